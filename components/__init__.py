@@ -1,0 +1,1 @@
+"""Plain Python: algorithms and data of federated preference alignment; no Prefect, no MLflow, no global state."""

@@ -1,0 +1,320 @@
+"""The recipe: every hyper-parameter of a run, with its unit and where its default comes from.
+
+A recipe is one YAML file under flows/recipes/, read by components/recipes.py. It is checked strictly here: unknown
+keys, wrong types and impossible values are refused with one sentence each. Nothing else holds hyper-parameters.
+"FedBiscuit table N" in a description refers to the tables of papers/fedbiscuit.txt, appendix B.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+S = TypeVar("S", bound=BaseModel)
+
+
+class RecipeError(ValueError):
+    """A recipe or an override that cannot be run. The message is meant for the person who wrote it."""
+
+
+class Section(BaseModel):
+    """A part of a recipe: unknown keys are refused, values are not coerced across types, nothing can be reassigned."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class DataConfig(Section):
+    """Which preference pairs there are, who owns them, and which rows may be trained on."""
+
+    source: str = Field("aclsum", description="Registered source, see components/data/sources.py.")
+    path: str | None = Field(None, description="Local file or folder read in place of the hub (any source that loads files).")
+    revision: str | None = Field(None, description="Hub revision (commit or tag) of the data set.")
+    options: dict[str, Any] = Field(default_factory=dict, description="Options of the source, checked by the source itself.")
+    partition: Literal["natural", "dirichlet", "iid"] = Field(
+        "natural", description="natural: the source's own owners; dirichlet: by domain, questions kept together; iid.")
+    clients: int | None = Field(None, ge=1, description="Number of clients; None with 'natural' keeps every owner. FedBiscuit table 5: 53 (TL;DR).")
+    alpha: float = Field(0.3, gt=0, description="Concentration of the Dirichlet partition; FedBiscuit section 6 uses 0.3.")
+    validation: float = Field(0.1, ge=0, lt=1, description="Share of a source's prompts held out as the clients' validation sets, where the source has no split of its own.")
+    test: float = Field(0.2, gt=0, lt=1, description="Share of a source's prompts held out for the figures that are reported.")
+    max_pairs: int | None = Field(None, ge=1, description="Keep at most this many pairs of the source (a seeded sample of whole prompts); None keeps all.")
+    max_characters: int = Field(20_000, ge=1, description="A pair with a longer prompt or completion fails validation (characters).")
+
+
+class BackboneConfig(Section):
+    """A frozen causal language model."""
+
+    name: str = Field("embedded", description="'embedded' (SmolLM2-135M-Instruct), 'tiny-random' (for mechanics), a local folder, or a hub id.")
+    revision: str | None = Field(None, description="Hub revision (commit or tag).")
+    layers: int | None = Field(None, ge=1, description="Use the first N transformer layers; None uses all.")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: float32 on CPU (bf16 is slower there), bfloat16 on CUDA.")
+
+
+class LoraConfig(Section):
+    """A low-rank adapter (Hu et al., 2021). FedBiscuit B.1: rank 8, alpha 16, dropout 0.05."""
+
+    r: int = Field(8, ge=1, description="Rank.")
+    alpha: float = Field(16.0, gt=0, description="Scale; the update is alpha / r * B A.")
+    dropout: float = Field(0.05, ge=0, lt=1, description="Dropout on the adapter's input.")
+    target_modules: Literal["all-linear"] | list[str] = Field("all-linear", description="Module names that get an adapter, as in PEFT.")
+
+
+class OptimizerConfig(Section):
+    """A first-order optimiser, built anew for each client and round (clients keep no optimiser state)."""
+
+    name: Literal["adamw", "sgd"] = Field("adamw", description="FedBiscuit table 3: AdamW.")
+    lr: float = Field(1e-5, gt=0, description="Learning rate; FedBiscuit table 3: 1e-5.")
+    betas: list[float] = Field([0.9, 0.95], min_length=2, max_length=2, description="AdamW moments; FedBiscuit table 3: (0.9, 0.95).")
+    weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay.")
+    clip: float | None = Field(1.0, gt=0, description="Clip of the global gradient norm; None does not clip.")
+
+    @field_validator("betas")
+    @classmethod
+    def _moments(cls, betas: list[float]) -> list[float]:
+        if not all(0 <= b < 1 for b in betas):
+            raise ValueError("both must lie in [0, 1)")
+        return betas
+
+
+class SelectorConfig(Section):
+    """The binary selector (FedBiscuit section 4): which of two completions is better, read off ' A' against ' B'."""
+
+    backbone: BackboneConfig = Field(default_factory=BackboneConfig)
+    lora: LoraConfig = Field(default_factory=LoraConfig)
+    template: str = Field("summarization/selector", description="Template name under components/data/templates, or the path of a file.")
+    max_length: int = Field(1024, ge=16, description="Longest input (tokens).")
+    max_prompt_tokens: int | None = Field(None, ge=1, description="Cut the prompt (context) from its end to this many tokens; None: only as max_length needs.")
+    orders: Literal["both", "single"] = Field("both", description="Score both label orders and average (both), or only the given one, as the paper does (single).")
+    score_batch_size: int = Field(16, ge=1, description="Pairs scored at once (rows are twice as many with orders: both).")
+
+
+class FederationConfig(Section):
+    """The federated rounds."""
+
+    method: str = Field("fedbis", description="Name of the method, see components/federation.")
+    options: dict[str, Any] = Field(default_factory=dict, description="Options of the method, checked by the method itself.")
+    selectors: int = Field(1, ge=1, description="Selectors in the ensemble (U); odd, so that a majority vote decides. FedBis has 1.")
+    rounds: int = Field(500, ge=1, description="Communication rounds (R); FedBiscuit table 3: 500.")
+    clients_per_round: int = Field(5, ge=1, description="Clients sampled without replacement each round (A); FedBiscuit table 3: 5 of 53.")
+    local_steps: int = Field(30, ge=1, description="Optimiser steps a client takes a round (K); FedBiscuit table 3: 30.")
+    batch_size: int = Field(32, ge=1, description="Rows a step; FedBiscuit table 3: 32.")
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    quorum: float = Field(0.5, gt=0, le=1, description="Share of the sampled clients whose updates must be accepted, or the round fails.")
+    clients_per_task: int = Field(1, ge=1, description="Clients that one mapped task runs one after the other.")
+    evaluate_every: int | None = Field(None, ge=1, description="Measure accuracy on held-out pairs every so many rounds too; None: before the first and after the last.")
+    keep_every: int = Field(1, ge=1, description="Log the committed server adapter every so many rounds; the final one always.")
+
+    @field_validator("selectors")
+    @classmethod
+    def _odd(cls, selectors: int) -> int:
+        if selectors % 2 == 0:
+            raise ValueError(f"an ensemble needs an odd number of selectors, or votes tie: use {selectors - 1} or {selectors + 1}")
+        return selectors
+
+
+class PolicyConfig(Section):
+    """The language model that is aligned."""
+
+    backbone: BackboneConfig = Field(default_factory=BackboneConfig)
+    lora: LoraConfig = Field(default_factory=LoraConfig)
+    template: str = Field("summarization/policy", description="Template name under components/data/templates, or the path of a file.")
+    max_prompt_tokens: int = Field(512, ge=8, description="Longest prompt (tokens); the context is cut from its end, the template never.")
+    max_new_tokens: int = Field(80, ge=1, description="Longest completion (tokens); FedBiscuit B.1: 80 for summarization, 300 for QA.")
+    generation_batch_size: int = Field(16, ge=1, description="Sequences generated at once.")
+
+
+class DpoConfig(Section):
+    """Direct preference optimisation by TRL (FedBiscuit eqs. 2 and 9)."""
+
+    reference: Literal["base", "sft", "round_start"] = Field(
+        "base", description="Policy that the KL is measured to: base (adapter off), sft (reference_adapter merged), round_start (reference_adapter, which is trained on).")
+    reference_adapter: str | None = Field(None, description="PEFT adapter folder, needed by reference: sft and round_start.")
+    beta: float = Field(0.1, gt=0, description="Inverse temperature of the implicit reward; Rafailov et al. use 0.1.")
+    optimizer: str = Field("rmsprop", description="transformers' name of an optimiser; FedBiscuit table 3: RMSprop.")
+    lr: float = Field(1e-6, gt=0, description="Learning rate; FedBiscuit table 3: 1e-6.")
+    epochs: int = Field(5, ge=1, description="Passes over the labelled pairs; FedBiscuit table 3: 5 (section 7.1 says three).")
+    batch_size: int = Field(32, ge=1, description="Pairs an optimiser step; FedBiscuit table 3: 32.")
+    micro_batch_size: int = Field(8, ge=1, description="Pairs a forward pass; divides batch_size.")
+    lr_scheduler: Literal["linear", "cosine", "constant"] = Field("constant", description="Schedule of the learning rate; the paper names none.")
+    max_grad_norm: float = Field(1.0, gt=0, description="Clip of the gradient norm.")
+    kl_prompts: int = Field(16, ge=0, description="Held-out prompts on which the KL to the reference is estimated after training.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DpoConfig:
+        if self.batch_size % self.micro_batch_size:
+            raise ValueError(f"batch_size {self.batch_size} must be a multiple of micro_batch_size {self.micro_batch_size}")
+        if self.reference != "base" and not self.reference_adapter:
+            raise ValueError(f"reference '{self.reference}' needs reference_adapter, the folder of a PEFT adapter")
+        if self.reference == "base" and self.reference_adapter:
+            raise ValueError("reference_adapter is not used with reference 'base': remove it, or set reference to 'sft' or 'round_start'")
+        return self
+
+
+class AlignmentConfig(Section):
+    """Labelling by the selector and alignment by DPO (FedBiscuit appendix A.2)."""
+
+    prompts: int | None = Field(None, ge=1, description="Server prompts used (a seeded sample); None uses all. FedBiscuit table 5: 42,782.")
+    completions: int = Field(2, ge=2, description="Completions sampled a prompt (n); all n (n - 1) / 2 pairs are labelled.")
+    temperature: float = Field(0.7, gt=0, description="Sampling temperature; FedBiscuit B.1: 0.7.")
+    dpo: DpoConfig = Field(default_factory=DpoConfig)
+
+
+class JudgeConfig(Section):
+    """Who decides which of two answers is better."""
+
+    kind: str = Field("selector", description="Registered judge, see components/evaluation/judges.py.")
+    selector: SelectorConfig = Field(default_factory=SelectorConfig, description="Model of the 'selector' judge, a gold-model proxy trained on owners that never take part.")
+    steps: int = Field(200, ge=1, description="Optimiser steps of the judge's central training.")
+    batch_size: int = Field(32, ge=1, description="Rows a step.")
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+
+
+class EvaluationConfig(Section):
+    """What is measured, on what was held out."""
+
+    prompts: int | None = Field(None, ge=1, description="Held-out prompts answered greedily by the raw and the aligned policy; None uses all. FedBiscuit 7.1: 6,553.")
+    judge: JudgeConfig = Field(default_factory=JudgeConfig)
+    bootstrap: int = Field(2000, ge=100, description="Resamples of the bootstrap interval of a win rate.")
+
+
+class TrackingConfig(Section):
+    """Where the run is found afterwards."""
+
+    experiment: str = Field("fed-rlhf", min_length=1, description="MLflow experiment.")
+    registered_model: str = Field("fed-rlhf-policy", min_length=1, description="Name under which the aligned policy is registered.")
+
+
+class RuntimeConfig(Section):
+    """How the work is spread. Nothing here changes a result on one device type, except torch_threads in the last bits."""
+
+    task_runner: Literal["threads", "ray"] = Field("threads", description="Where mapped tasks run: threads of this process (one a device), or a Ray cluster.")
+    ray_address: str | None = Field(None, description="Address of a Ray cluster; None starts a local one.")
+    devices: list[str] | None = Field(None, description="Devices to use, e.g. ['cuda:0', 'cuda:1'] or ['cpu']; None uses every CUDA device, else the CPU.")
+    torch_threads: int | None = Field(None, ge=1, description="Threads of a CPU operation; None uses all cores. Sums are split by it, so byte-equal runs need the same value.")
+    retries: int = Field(1, ge=0, description="How often Prefect repeats a task that failed before its client is left out of the round.")
+
+
+class Recipe(Section):
+    """One experiment."""
+
+    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9_/.-]*$", description="Name of the experiment; by custom the file's own path under flows/recipes.")
+    seed: int = Field(0, ge=0, lt=2**31, description="Every random choice is a function of it.")
+    data: DataConfig = Field(default_factory=DataConfig)
+    selector: SelectorConfig = Field(default_factory=SelectorConfig)
+    federation: FederationConfig = Field(default_factory=FederationConfig)
+    policy: PolicyConfig = Field(default_factory=PolicyConfig)
+    alignment: AlignmentConfig = Field(default_factory=AlignmentConfig)
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    tracking: TrackingConfig = Field(default_factory=TrackingConfig)
+    runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Recipe:
+        check_cohort(self.federation.clients_per_round, self.data.clients)
+        if self.data.partition != "natural" and self.data.clients is None:
+            raise ValueError(f"data.clients is needed with data.partition '{self.data.partition}': give the number of clients")
+        if self.data.validation + self.data.test >= 1:
+            raise ValueError(f"data.validation {self.data.validation} and data.test {self.data.test} leave nothing to train on: their sum must be below 1")
+        return self
+
+    def fingerprint(self, *sections: str) -> str:
+        """Hash of the seed and the named sections, for what must start anew when one of them changes."""
+        chosen = {"seed": self.seed} | {name: self.model_dump(mode="json")[name] for name in sections}
+        return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def check_cohort(clients_per_round: int, clients: int | None) -> None:
+    """Refuse a round that samples more clients than there are.
+
+    Raises:
+        ValueError: naming both numbers and the keys that hold them.
+    """
+    if clients is not None and clients_per_round > clients:
+        raise ValueError(f"federation.clients_per_round is {clients_per_round}, but there are only {clients} clients (data.clients): use at most {clients}")
+
+
+def check_section(model: type[S], values: Mapping[str, Any], where: str, prefix: str = "") -> S:
+    """Validate values by a pydantic model, turning its errors into sentences.
+
+    Args:
+        model: the model of the section.
+        values: what was given.
+        where: the file or command the values come from.
+        prefix: dotted key of the section, empty for a whole recipe.
+
+    Raises:
+        RecipeError: one line for each error.
+    """
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as error:
+        lines = [_sentence(model, dict(values), e, prefix) for e in error.errors()]
+        raise RecipeError("\n".join(f"{where}: {line}" for line in lines)) from None
+
+
+def unknown_name(what: str, given: str, known: Iterable[str]) -> str:
+    """The sentence for a name that is not registered, with the nearest one that is."""
+    known = sorted(known)
+    near = difflib.get_close_matches(given, known, n=1, cutoff=0.5)
+    hint = f" Did you mean '{near[0]}'?" if near else ""
+    return f"{what} '{given}' is not known; there are: {', '.join(known)}.{hint}"
+
+
+def kind_of(value: Any) -> str:
+    names = {dict: "a mapping", list: "a list", str: "text", bool: "true/false", int: "a whole number", float: "a number", type(None): "nothing"}
+    return names.get(type(value), type(value).__name__)
+
+
+def _sentence(model: type[BaseModel], values: Any, error: Mapping[str, Any], prefix: str) -> str:
+    location = [p for p in error["loc"] if not (isinstance(p, str) and ("[" in p or p.startswith("literal") or p in {"str", "int"}))]
+    key = ".".join([*([prefix] if prefix else []), *map(str, location)])
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "extra_forbidden":
+        fields = _fields_at(model, location[:-1])
+        near = _nearest(model, str(location[-1]), location[:-1], fields, prefix)
+        return f"unknown key '{key}'{near} Keys allowed here: {', '.join(fields)}."
+    if kind == "missing":
+        return f"key '{key}' is missing: it has no default."
+    given = values
+    for part in location:
+        try:
+            given = given[part]
+        except (KeyError, IndexError, TypeError):
+            given = error.get("input")
+            break
+    reason = str(context["error"]) if kind == "value_error" and "error" in context else error["msg"].removeprefix("Value error, ")
+    if not location:
+        return reason[:1].upper() + reason[1:] + "."
+    shown = "" if isinstance(given, dict) else f" is {given!r}"
+    allowed = f" (expected {context['expected']})" if kind == "literal_error" else ""
+    reason = "not an allowed value" if kind == "literal_error" else reason[:1].lower() + reason[1:]
+    return f"key '{key}'{shown}: {reason}{allowed}."
+
+
+def _fields_at(model: type[BaseModel], location: Iterable[str | int]) -> list[str]:
+    for part in location:
+        annotation = model.model_fields[str(part)].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        model = annotation
+    return list(model.model_fields)
+
+
+def _nearest(model: type[BaseModel], last: str, section: list, fields: list[str], prefix: str) -> str:
+    near = difflib.get_close_matches(last, fields, n=1, cutoff=0.6)
+    if near:
+        return f"; did you mean '{'.'.join([*([prefix] if prefix else []), *map(str, section), near[0]])}'?"
+    everywhere = {path.rsplit(".", 1)[-1]: path for path in _paths(model)}
+    near = difflib.get_close_matches(last, list(everywhere), n=1, cutoff=0.75)
+    return f"; did you mean '{everywhere[near[0]]}'?" if near else "."
+
+
+def _paths(model: type[BaseModel], prefix: str = "") -> Iterable[str]:
+    for name, field in model.model_fields.items():
+        yield prefix + name
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _paths(field.annotation, f"{prefix}{name}.")

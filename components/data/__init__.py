@@ -1,0 +1,1 @@
+"""Preference records, their sources, partitions, templates and validation."""

@@ -1,0 +1,85 @@
+"""Sources `jsonl` and `parquet`: the user's own preference pairs from one file.
+
+Three columns are needed: prompt, chosen, rejected. Optional ones: client_id (owner), domain, group (what must stay
+with one client and in one split), split (train, validation or test), margin (a number).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from components.config import DataConfig, Section
+from components.data.records import SPLITS, DataError, SourceData
+from components.data.registry import source
+from components.data.reserve import set_apart
+from components.data.rows import check_text, read_file
+from components.data.splits import assign
+
+NEEDED = ("prompt", "chosen", "rejected")
+OPTIONAL = ("client_id", "domain", "group", "split")
+
+
+class FileOptions(Section):
+    """Options of the sources jsonl and parquet."""
+
+    align_share: float = Field(0.2, ge=0, lt=1, description="Share of the training prompts that become the server's unlabelled prompts; their pairs are left out.")
+    judge_clients: float = Field(0.1, ge=0, lt=1, description="Share of the owners whose pairs train the judge; of the prompts where there are fewer than 10 owners.")
+
+
+@source("jsonl", FileOptions)
+def load_jsonl(data: DataConfig, options: FileOptions, seed: int) -> SourceData:
+    """Pairs from a JSON-lines file (.jsonl, .jsonl.gz), one object a line.
+
+    Raises:
+        DataError: see read_pairs.
+    """
+    return _load(data, options, seed, "jsonl", (".jsonl", ".jsonl.gz", ".json.gz"))
+
+
+@source("parquet", FileOptions)
+def load_parquet(data: DataConfig, options: FileOptions, seed: int) -> SourceData:
+    """Pairs from a parquet file.
+
+    Raises:
+        DataError: see read_pairs.
+    """
+    return _load(data, options, seed, "parquet", (".parquet",))
+
+
+def read_pairs(path: Path) -> list[dict[str, Any]]:
+    """The pairs of a file, checked; absent optional columns stay absent, extra columns are left out.
+
+    Raises:
+        DataError: the file or a column is missing, a line is not JSON, a value has the wrong type, or a split is unknown.
+    """
+    pairs = []
+    for number, row in enumerate(read_file(path, NEEDED), 1):
+        where = f"{path}, row {number}"
+        check_text(row, (*NEEDED, *OPTIONAL), where)
+        empty = [c for c in NEEDED if row[c] is None]
+        if empty:
+            raise DataError(f"{where}: column '{empty[0]}' is null, but text is needed")
+        if row.get("split") and row["split"] not in SPLITS:
+            raise DataError(f"{where}: split '{row['split']}' is not known; there are: {', '.join(SPLITS)} (or leave it empty)")
+        pair = {c: row[c] for c in NEEDED} | {c: row[c] for c in OPTIONAL if row.get(c)}
+        margin = row.get("margin")
+        if margin is not None:
+            if isinstance(margin, bool) or not isinstance(margin, int | float):
+                raise DataError(f"{where}: column 'margin' must be a number, but is {margin!r} ({type(margin).__name__})")
+            pair["margin"] = float(margin)
+        pairs.append(pair)
+    return pairs
+
+
+def _load(data: DataConfig, options: FileOptions, seed: int, name: str, suffixes: tuple[str, ...]) -> SourceData:
+    if data.path is None:
+        raise DataError(f"the data source {name} reads your own pairs: give the file as data.path")
+    if Path(data.path).is_file() and not data.path.endswith(suffixes):
+        raise DataError(f"{data.path}: the data source {name} reads {' or '.join(suffixes)} files; for another kind, choose another data.source")
+    rows = read_pairs(Path(data.path))
+    splits = assign((r.get("group") or r["prompt"] for r in rows), data.validation, data.test, seed)
+    rows = [r if r.get("split") else r | {"split": split} for r, split in zip(rows, splits, strict=True)]
+    return set_apart(rows, name, options.align_share, options.judge_clients, seed, {})

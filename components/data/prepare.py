@@ -1,0 +1,182 @@
+"""From a source to a prepared folder: split by prompt, partition, sample, validate, write (see records.py)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from components.config import DataConfig
+from components.data import partition, sources
+from components.data.picture import partition_picture
+from components.data.records import PAIR_COLUMNS, PROMPT_COLUMNS, SPLITS, DataError
+from components.data.splits import assign
+from components.data.validation import validate
+from components.seeding import generator
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def prepare(data: DataConfig, seed: int, folder: Path) -> dict[str, Any]:
+    """Write the prepared folder of a recipe's data, replacing one that is there.
+
+    The folder appears whole or not at all. Where the expectations fail it is not written, and what was there stays;
+    `<folder>.rejected/docs` then holds the Data Docs.
+
+    Args:
+        data: the recipe's data section.
+        seed: the recipe's seed.
+        folder: to write; its parents are made.
+
+    Returns:
+        The report that is also written to report.json:
+            rows        pairs the source gave ("source"), pairs kept ("pairs"), pairs left out by reason ("left_out":
+                        their sum is the difference), the judge's pairs ("judge"), prompts by split ("prompts"), and
+                        raw rows that the source itself dropped by reason ("dropped")
+            splits      pairs by split
+            partition   the row of table 5, see partition.statistics
+            clients_without_train   clients that have no training pair
+            expectations   outcome of the suite, see validation.validate
+
+    Raises:
+        RecipeError: an unknown source or option.
+        DataError: the data cannot be used; one sentence, or one for each expectation that failed.
+    """
+    loaded = sources.load(data, seed)
+    pairs, judge = (_frame(rows, data, seed) for rows in (loaded.pairs, loaded.judge))
+    prompts = loaded.prompts.to_pandas()[list(PROMPT_COLUMNS)]
+    given, left_out = len(pairs), {}
+    if not given:
+        raise DataError(f"source {data.source} gives no pairs")
+
+    pairs, left_out["owner not among the clients"] = _partition(pairs, data, seed)
+    clients = sorted(set(pairs["client_id"]))
+    pairs, left_out["over max_pairs"] = _sample(pairs, data.max_pairs, seed)
+    bare = sorted(set(clients) - set(pairs["client_id"]))
+    if bare:
+        raise DataError(f"data.max_pairs {data.max_pairs} leaves {len(bare)} of {len(clients)} clients without a pair (such as {bare[0]}): raise it, or lower data.clients")
+    if not (pairs["split"] == "train").any():
+        raise DataError(f"of {len(pairs)} pairs none is in the train split: bring more pairs, or lower data.test and data.validation, or raise data.max_pairs")
+    pairs = pairs.sort_values(["client_id", "pair_id"], kind="stable", ignore_index=True)
+    left_out = {reason: n for reason, n in left_out.items() if n}
+    if given != len(pairs) + sum(left_out.values()):
+        raise AssertionError(f"{given} pairs came in, but {len(pairs)} went out and {left_out} were left out")
+
+    folder = Path(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    rejected = folder.with_name(f"{folder.name}.rejected")
+    building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        try:
+            expectations = validate(
+                pairs, prompts, clients, judge=judge, max_characters=data.max_characters, one_client_groups=data.partition != "natural", docs=building / "docs")
+        except DataError as error:
+            shutil.rmtree(rejected, ignore_errors=True)
+            rejected.mkdir()
+            (building / "docs").rename(rejected / "docs")
+            raise DataError(str(error).replace(str(building / "docs"), str(rejected / "docs"))) from None
+        by_client = dict(list(pairs.groupby("client_id")))
+        groups = loaded.groups if data.partition == "natural" else {}
+        table = {c: {s: int((by_client[c]["split"] == s).sum()) for s in SPLITS} | {"group": groups.get(c)} for c in clients}
+        report = {
+            "rows": {"source": given, "pairs": len(pairs), "left_out": left_out, "judge": len(judge), "prompts": dict(sorted(Counter(prompts["split"]).items())),
+                     "dropped": dict(getattr(loaded, "dropped", {}))},
+            "splits": {s: int((pairs["split"] == s).sum()) for s in SPLITS},
+            "partition": partition.statistics(list(pairs["client_id"])),
+            "clients_without_train": [c for c in clients if not table[c]["train"]],
+            "expectations": expectations}
+        _write(building, pairs, judge, prompts, table, report)
+        partition_picture({c: dict(Counter(by_client[c]["domain"])) for c in clients}, building / "partition.png")
+        _replace(folder, building)
+        shutil.rmtree(rejected, ignore_errors=True)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return report
+
+
+def _frame(rows: Any, data: DataConfig, seed: int) -> pd.DataFrame:
+    """A source's pairs with a group (the prompt where the source names none) and a split in every row."""
+    frame = rows.to_pandas()
+    if "group" not in frame:
+        frame["group"] = frame["prompt"]
+    frame["group"] = frame["group"].where(frame["group"].notna() & (frame["group"] != ""), frame["prompt"])
+    open_rows = frame["split"] == ""
+    frame.loc[open_rows, "split"] = assign(frame.loc[open_rows, "group"], data.validation, data.test, seed)
+    return frame
+
+
+def _partition(pairs: pd.DataFrame, data: DataConfig, seed: int) -> tuple[pd.DataFrame, int]:
+    """The pairs with their clients, and how many rows of owners that are none were left out."""
+    pairs = pairs.copy()
+    try:
+        if data.partition == "natural":
+            partition.natural(list(pairs["client_id"]))
+            held = Counter(pairs["client_id"])
+            if data.clients is not None and data.clients > len(held):
+                raise ValueError(f"data.clients is {data.clients}, but source {data.source} has only {len(held)} owners with pairs "
+                                 "(those of the judge are set apart, see data.options): use at most that many, or another data.partition")
+            kept = sorted(held, key=lambda c: (-held[c], c))[:data.clients]
+            chosen = pairs[pairs["client_id"].isin(kept)]
+            return chosen, len(pairs) - len(chosen)
+        assert data.clients is not None     # the recipe's own check
+        groups = list(pairs["group"])
+        owners = (partition.dirichlet(list(pairs["domain"]), groups, data.clients, data.alpha, seed) if data.partition == "dirichlet"
+                  else partition.iid(groups, data.clients, seed))
+    except ValueError as error:
+        raise DataError(f"partition '{data.partition}': {error}") from None
+    width = max(2, len(str(data.clients - 1)))
+    pairs["client_id"] = [f"client-{i:0{width}d}" for i in owners]
+    return pairs, 0
+
+
+def _sample(pairs: pd.DataFrame, most: int | None, seed: int) -> tuple[pd.DataFrame, int]:
+    """At most so many pairs: whole prompts in a seeded order, each split in its own proportion (rounded down)."""
+    if most is None or len(pairs) <= most:
+        return pairs, 0
+    kept: set[str] = set()
+    for split, rows in pairs.groupby("split"):
+        sizes = rows.groupby("prompt").size()
+        room = most * len(rows) // len(pairs)
+        for i in generator(seed, "max_pairs", str(split)).permutation(len(sizes)):
+            if sizes.iloc[i] <= room:
+                kept.add(sizes.index[i])
+                room -= int(sizes.iloc[i])
+    sample = pairs[pairs["prompt"].isin(kept)]
+    return sample, len(pairs) - len(sample)
+
+
+def _write(folder: Path, pairs: pd.DataFrame, judge: pd.DataFrame, prompts: pd.DataFrame, clients: dict, report: dict) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    for name, frame, wanted in (("pairs", pairs, PAIR_COLUMNS), ("judge", judge, PAIR_COLUMNS), ("prompts", prompts, PROMPT_COLUMNS)):
+        columns = [*wanted, *(c for c in ("margin", "group") if c in frame and name != "prompts")]
+        kinds = {"references": pa.list_(pa.string()), "margin": pa.float64()}
+        values = {c: pa.array([None if _missing(v) else v for v in frame[c].tolist()], type=kinds.get(c, pa.string())) for c in columns if c != "references"}
+        if "references" in columns:
+            values["references"] = pa.array([list(r) for r in frame["references"]], type=kinds["references"])
+        pyarrow.parquet.write_table(pa.table({c: values[c] for c in columns}), folder / f"{name}.parquet")
+    for name, content in (("clients", clients), ("report", report)):
+        (folder / f"{name}.json").write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and np.isnan(value))
+
+
+def _replace(folder: Path, building: Path) -> None:
+    """Put a finished folder in its place; only the moment between the two renames has neither."""
+    building.chmod(0o755)       # mkdtemp's is private
+    if folder.exists():
+        old = building.with_name(building.name + ".old")
+        folder.rename(old)
+        building.rename(folder)
+        shutil.rmtree(old)
+    else:
+        building.rename(folder)

@@ -1,0 +1,80 @@
+"""The one record type of the project, and how prepared data lie on disk.
+
+A preference pair is a row of PAIR_COLUMNS; a server prompt is a row of PROMPT_COLUMNS. Both are parquet on disk
+and `datasets.Dataset` in memory.
+
+A prepared folder holds
+    pairs.parquet      the federated clients' pairs, splits train, validation and test
+    judge.parquet      pairs of owners that never take part in the federation (may have no rows)
+    prompts.parquet    the server's prompts: split 'align' for labelling and DPO, 'test' for evaluation
+    clients.json       {client_id: {"train": rows, "validation": rows, "test": rows, "group": str | null}}
+    report.json        counts, the partition's row of statistics, and the expectation suite's outcome
+    partition.png      picture of the partition
+    docs/              Great Expectations Data Docs
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+PAIR_COLUMNS = ("prompt", "chosen", "rejected", "client_id", "domain", "source", "pair_id", "split")
+PROMPT_COLUMNS = ("prompt_id", "prompt", "references", "split")
+SPLITS = ("train", "validation", "test")
+
+
+class DataError(ValueError):
+    """Data that cannot be used. The message is meant for the person who brought them."""
+
+
+@dataclass(frozen=True)
+class SourceData:
+    """What a source returns, before partition and split.
+
+    Attributes:
+        pairs: rows of PAIR_COLUMNS, optionally with `margin` (float) and `group` (str: what must stay with one
+            client and in one split, such as a question; the prompt itself where absent). `client_id` is empty where
+            the source knows no owners, `split` is empty where it has no split of its own.
+        prompts: rows of PROMPT_COLUMNS; `references` is a list of human answers (may be empty), the first of which
+            is what a win rate against humans is measured with.
+        judge: rows as pairs, of owners that are in no federation; may have no rows.
+        groups: the annotators' group of each client, where the source knows it (for the adjusted Rand index).
+    """
+
+    pairs: Dataset
+    prompts: Dataset
+    judge: Dataset
+    groups: dict[str, str] = field(default_factory=dict)
+
+
+def pair_id(*parts: str) -> str:
+    """A stable id of a pair: a hash of what identifies it (source, owner, prompt, both completions)."""
+    return hashlib.blake2b("\x1f".join(parts).encode(), digest_size=8).hexdigest()
+
+
+def read_rows(path: Path, client_id: str | None = None, split: str | None = None) -> Dataset:
+    """Read pairs or prompts from parquet, only the rows of one client and split where given.
+
+    Raises:
+        DataError: the file is missing or is not parquet.
+    """
+    import pyarrow
+    import pyarrow.parquet
+    from datasets import Dataset
+
+    wanted = [(column, "=", value) for column, value in (("client_id", client_id), ("split", split)) if value is not None]
+    try:
+        return Dataset(pyarrow.parquet.read_table(path, filters=wanted or None))
+    except (FileNotFoundError, pyarrow.ArrowInvalid) as error:
+        raise DataError(f"{path}: expected a parquet file of prepared data ({error}); run the prepare stage first.") from None
+
+
+def read_clients(folder: Path) -> dict[str, dict]:
+    """The clients of a prepared folder: rows per split and group, by client id in sorted order."""
+    return dict(sorted(json.loads((folder / "clients.json").read_text(encoding="utf-8")).items()))

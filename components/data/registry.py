@@ -1,0 +1,106 @@
+"""Where data sources are registered, and the rows that they return.
+
+A source is a function ``(data: DataConfig, options, seed: int) -> SourceData`` with a pydantic model of its options,
+registered under a name by a decorator:
+
+    class MyOptions(Section):
+        years: int = Field(3, ge=1, description="...")
+
+    @source("mine", MyOptions)
+    def load(data: DataConfig, options: MyOptions, seed: int) -> SourceData: ...
+
+components/data/sources.py imports the modules that register one; a new source is a new file and one import there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from components.config import DataConfig, Section
+from components.data.records import PAIR_COLUMNS, PROMPT_COLUMNS, SourceData, pair_id
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+Load = Callable[[DataConfig, Any, int], SourceData]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A registered source: its options' model and its loading function."""
+
+    options: type[Section]
+    load: Load
+
+
+@dataclass(frozen=True)
+class CountedSourceData(SourceData):
+    """Source data with what was left out on the way.
+
+    Attributes:
+        dropped: rows of the raw data that became neither a pair nor a judge's pair, by reason.
+    """
+
+    dropped: dict[str, int] = field(default_factory=dict)
+
+
+SOURCES: dict[str, Source] = {}
+
+
+def source(name: str, options: type[Section]) -> Callable[[Load], Load]:
+    """Register a source under a name.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    def register(load: Load) -> Load:
+        if name in SOURCES:
+            raise ValueError(f"two data sources are named '{name}'")
+        SOURCES[name] = Source(options, load)
+        return load
+
+    return register
+
+
+def pairs_dataset(rows: Iterable[Mapping[str, Any]], source: str) -> Dataset:
+    """Rows as a Dataset of PAIR_COLUMNS, with `margin` and `group` where any row has them.
+
+    Args:
+        rows: mappings with prompt, chosen and rejected; client_id, domain, split, margin and group where known.
+        source: written to every row. pair_id is derived from source, owner, prompt and completions; an owner's
+            repeated judgement of one pair counts up, so that ids stay unique.
+    """
+    from datasets import Dataset, Features, Value
+
+    rows = list(rows)
+    extra = [c for c in ("margin", "group") if any(r.get(c) is not None for r in rows)]
+    columns: dict[str, list] = {c: [] for c in (*PAIR_COLUMNS, *extra)}
+    seen: dict[tuple[str, ...], int] = {}
+    for row in rows:
+        identity = (source, row.get("client_id") or "", row["prompt"], row["chosen"], row["rejected"])
+        again = seen[identity] = seen.get(identity, -1) + 1
+        values = {"client_id": "", "domain": "", "split": ""} | {k: v for k, v in row.items() if v is not None}
+        values |= {"source": source, "pair_id": pair_id(*identity, *([str(again)] if again else []))}
+        for column in columns:
+            columns[column].append(values.get(column))
+    features = Features({c: Value("float64" if c == "margin" else "string") for c in columns})
+    return Dataset.from_dict(columns, features=features)
+
+
+def prompts_dataset(rows: Iterable[tuple[str, list[str], str]], source: str) -> Dataset:
+    """Rows (prompt, references, split) as a Dataset of PROMPT_COLUMNS; a prompt that comes twice is kept once."""
+    from datasets import Dataset, Features, Value
+    from datasets import List as ListOf
+
+    columns: dict[str, list] = {c: [] for c in PROMPT_COLUMNS}
+    seen: set[str] = set()
+    for prompt, references, split in rows:
+        if prompt in seen:
+            continue
+        seen.add(prompt)
+        for column, value in zip(PROMPT_COLUMNS, (pair_id(source, prompt), prompt, references, split), strict=True):
+            columns[column].append(value)
+    features = Features({c: ListOf(Value("string")) if c == "references" else Value("string") for c in PROMPT_COLUMNS})
+    return Dataset.from_dict(columns, features=features)

@@ -1,0 +1,100 @@
+"""Raw rows from a local file or from the Hugging Face hub, with errors that name the file and the line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from components.data.records import DataError
+
+SUFFIXES = (".jsonl", ".jsonl.gz", ".json.gz", ".parquet")
+Row = dict[str, Any]
+
+
+def read_file(path: Path, needed: Sequence[str] = ()) -> list[Row]:
+    """The rows of a JSON-lines file (gzipped or not) or a parquet file, in order.
+
+    Args:
+        path: its suffix says what it is, see SUFFIXES.
+        needed: columns that every row must have.
+
+    Raises:
+        DataError: the file is missing, empty or of another kind, a line is not a JSON object, or a column is missing.
+    """
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file (data.path)")
+    if not path.name.endswith(SUFFIXES):
+        raise DataError(f"{path}: expected a file that ends in one of {', '.join(SUFFIXES)}")
+    rows = _parquet(path) if path.name.endswith(".parquet") else _json_lines(path)
+    if not rows:
+        raise DataError(f"{path}: the file holds no rows")
+    for number, row in enumerate(rows, 1):
+        missing = [c for c in needed if c not in row]
+        if missing:
+            raise DataError(f"{path}, row {number}: column {', '.join(map(repr, missing))} is missing; there are: {', '.join(map(str, row)) or 'none'}")
+    return rows
+
+
+def find_file(folder: Path, stem: str) -> Path | None:
+    """The file of that name in a folder, whichever suffix of SUFFIXES it has."""
+    return next((folder / (stem + s) for s in SUFFIXES if (folder / (stem + s)).is_file()), None)
+
+
+def from_hub(name: str, config: str | None = None, *, split: str, revision: str | None = None, data_dir: str | None = None) -> Iterable[Row]:
+    """A split of a hub data set. No remote code is ever run.
+
+    Raises:
+        DataError: the hub cannot be reached, or has no such data set, revision or split.
+    """
+    import datasets
+
+    try:
+        return datasets.load_dataset(name, config, split=split, revision=revision, data_dir=data_dir)
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(f"{name} (split {split}) cannot be loaded from the Hugging Face hub: {reason}. "
+                        "Give a local copy as data.path, or see whether the hub can be reached from here.") from error
+
+
+def check_text(row: Mapping[str, Any], columns: Iterable[str], where: str) -> None:
+    """Refuse a row in which one of the columns is there but is not text.
+
+    Raises:
+        DataError: naming the row, the column and what it holds.
+    """
+    for column in columns:
+        value = row.get(column)
+        if value is not None and not isinstance(value, str):
+            raise DataError(f"{where}: column '{column}' must be text, but is {value!r} ({type(value).__name__})")
+
+
+def _json_lines(path: Path) -> list[Row]:
+    rows = []
+    try:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.strip():
+                    continue
+                try:
+                    row = json.loads(line)
+                except json.JSONDecodeError as error:
+                    raise DataError(f"{path}, line {number}: this is not valid JSON ({error.msg}, column {error.colno}); expected one object a line") from None
+                if not isinstance(row, dict):
+                    raise DataError(f"{path}, line {number}: expected a JSON object with named columns, but this is {line.strip()[:60]!r}")
+                rows.append(row)
+    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
+        raise DataError(f"{path}: the file cannot be read as {'gzipped ' if path.suffix == '.gz' else ''}UTF-8 text ({error})") from None
+    return rows
+
+
+def _parquet(path: Path) -> list[Row]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.read_table(path).to_pylist()
+    except pyarrow.ArrowInvalid as error:
+        raise DataError(f"{path}: this is not a parquet file ({error})") from None

@@ -1,0 +1,94 @@
+"""Prompt templates: the fields and the answer slot of FedBiscuit's figure 4, in our own words, as data files.
+
+A template is a text file under prompt_templates/ (named '<task>/<kind>') or any other file that a recipe names, with
+placeholders {prompt}, and for selectors {response_a} and {response_b}, each exactly once. Other braces are plain text.
+A file's trailing white space is dropped, so that a selector's template ends at its answer slot and the next token is
+' A' or ' B'.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from components.config import unknown_name
+from components.data.records import DataError
+
+FOLDER = Path(__file__).resolve().parent / "prompt_templates"
+FIELDS = {"selector": ("prompt", "response_a", "response_b"), "policy": ("prompt",)}
+Kind = Literal["selector", "policy"]
+
+
+@dataclass(frozen=True)
+class Template:
+    """A template, parsed once.
+
+    Attributes:
+        name: as the recipe names it.
+        kind: selector or policy.
+        pieces: literal text at even positions and field names at odd ones; starts and ends with literal text, which
+            may be empty at the start. Whoever must shorten an input cuts the fields and never the literals.
+    """
+
+    name: str
+    kind: Kind
+    pieces: tuple[str, ...]
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Field names in their order."""
+        return self.pieces[1::2]
+
+    def render(self, **values: str) -> str:
+        """The template with its fields filled in; braces in the values are left alone.
+
+        Raises:
+            KeyError: a field has no value.
+        """
+        return "".join(values[piece] if i % 2 else piece for i, piece in enumerate(self.pieces))
+
+
+def names(kind: Kind) -> list[str]:
+    """The templates of a kind that ship with the project, e.g. 'summarization/selector'."""
+    return sorted(p.relative_to(FOLDER).with_suffix("").as_posix() for p in FOLDER.rglob(f"{kind}*.txt"))
+
+
+def load(name_or_path: str, kind: Kind) -> Template:
+    """Read a template by name or path.
+
+    Raises:
+        DataError: there is no such file, or a placeholder is missing, unknown, repeated or in the wrong place; the
+            file and the placeholder are named.
+    """
+    path = next((p for p in (FOLDER / f"{name_or_path}.txt", Path(name_or_path)) if p.is_file()), None)
+    if path is None:
+        raise DataError(f"{unknown_name(f'{kind} template', name_or_path, names(kind))} A path to a text file works too.")
+    try:
+        text = path.read_text(encoding="utf-8").rstrip()
+    except UnicodeDecodeError:
+        raise DataError(f"{path}: a template is UTF-8 text, but this file is not") from None
+    return parse(text, name_or_path, kind, str(path))
+
+
+def parse(text: str, name: str, kind: Kind, where: str) -> Template:
+    """Parse a template's text; where names it in errors.
+
+    Raises:
+        DataError: see load.
+    """
+    pieces = tuple(re.split(r"\{([A-Za-z_]\w*)\}", text))
+    found, wanted = pieces[1::2], FIELDS[kind]
+    shown = ", ".join(f"{{{field}}}" for field in wanted)
+    for field in found:
+        if field not in wanted:
+            raise DataError(f"{where}: placeholder {{{field}}} is not known in a {kind} template; there are: {shown}")
+    for field in wanted:
+        if found.count(field) != 1:
+            raise DataError(f"{where}: a {kind} template needs the placeholder {{{field}}} exactly once, but it is there {found.count(field)} times (needed: {shown})")
+    if kind == "selector" and found.index("response_a") > found.index("response_b"):
+        raise DataError(f"{where}: {{response_a}} must come before {{response_b}}")
+    if kind == "selector" and not pieces[-1].strip():
+        raise DataError(f"{where}: a selector template must end with its answer slot, such as '### YOUR CHOICE:', after the last placeholder")
+    return Template(name, kind, pieces)

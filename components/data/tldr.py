@@ -1,0 +1,143 @@
+"""Source `tldr`: OpenAI's human comparisons of TL;DR summaries (hub; Stiennon et al., 2020; FedBiscuit section 6).
+
+A client is a worker. The server's prompts are posts of the TL;DR data that are in no comparison ("we ensure a post
+does not appear in both datasets"): 60% of them are reserved for supervised fine-tuning, 40% are used here. The test
+split of the TL;DR posts (6,553) gives the evaluation prompts; the human TL;DR is the reference.
+
+The hub's comparisons are a loading script; its parquet conversion (revision refs/convert/parquet) is read instead.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from components.config import DataConfig, Section
+from components.data.records import DataError, SourceData
+from components.data.registry import CountedSourceData, pairs_dataset, prompts_dataset, source
+from components.data.rows import SUFFIXES, find_file, from_hub, read_file
+from components.data.splits import position
+from components.seeding import generator
+
+HUB = "openai/summarize_from_feedback"
+CONVERSION = "refs/convert/parquet"
+COLUMNS = ("info", "summaries", "choice", "worker")
+
+
+class TldrOptions(Section):
+    """Options of the source tldr."""
+
+    posts: str = Field("trl-lib/tldr", description="Hub data set of the TL;DR posts with columns prompt and completion (or label), or title, post, subreddit, summary.")
+    posts_revision: str | None = Field(None, description="Hub revision of the posts.")
+    align_share: float = Field(0.4, gt=0, le=1, description="Share of the posts that are the server's prompts; FedBiscuit section 6: 0.4, the rest is reserved for SFT.")
+    judge_workers: int = Field(3, ge=0, description="Workers set apart to train the judge, drawn from those with at least the median number of pairs.")
+
+
+@source("tldr", TldrOptions)
+def load(data: DataConfig, options: TldrOptions, seed: int) -> SourceData:
+    """Comparisons of the training part by worker, and the server's prompts.
+
+    data.path names a folder with files comparisons, posts and posts_test (.jsonl, .jsonl.gz or .parquet) of the hub
+    sets' schemas, read in place of the hub.
+
+    Raises:
+        DataError: the data cannot be read or lack a column.
+    """
+    comparisons, posts, test = _raw(data, options)
+    pairs, dropped = read_comparisons(comparisons, data.path or HUB)
+
+    counts = Counter(r["client_id"] for r in pairs)
+    ranked = sorted(counts, key=lambda w: (-counts[w], w))
+    candidates = sorted(ranked[:(len(ranked) + 1) // 2])
+    if options.judge_workers > len(candidates):
+        raise DataError(f"data.options.judge_workers is {options.judge_workers}, but only {len(candidates)} workers have enough pairs: use at most that many")
+    judges = {candidates[i] for i in generator(seed, "judges").permutation(len(candidates))[:options.judge_workers]}
+
+    compared = {_normal(r["prompt"]) for r in pairs}
+    prompts = []
+    for rows, split in ((posts, "align"), (test, "test")):
+        for row in rows:
+            prompt, reference = read_post(row, options.posts)
+            if _normal(prompt) in compared:
+                continue
+            if split == "test" or position(seed, "align", prompt) < options.align_share:
+                prompts.append((prompt, [reference] if reference else [], split))
+    return CountedSourceData(
+        pairs_dataset((r for r in pairs if r["client_id"] not in judges), "tldr"), prompts_dataset(prompts, "tldr"),
+        pairs_dataset((r for r in pairs if r["client_id"] in judges), "tldr"), dropped=dropped)
+
+
+def read_comparisons(rows: Iterable[Mapping[str, Any]], where: str) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """Pairs from comparisons: chosen is summaries[choice], the other is rejected; margin is the stated confidence.
+
+    Args:
+        rows: info {id, post, title, subreddit}, summaries [{text}, {text}], choice 0 or 1, worker, extra {confidence}.
+        where: what the rows come from, for errors.
+
+    Returns:
+        Pairs, and how many rows were dropped, by reason: not a Reddit post, an empty summary, or both the same.
+
+    Raises:
+        DataError: choice is neither 0 nor 1, or there are not two summaries.
+    """
+    pairs, dropped = [], Counter()
+    for number, row in enumerate(rows, 1):
+        info, summaries, choice = row["info"], row["summaries"], row["choice"]
+        if len(summaries) != 2 or choice not in (0, 1):
+            raise DataError(f"{where}, row {number}: expected two summaries and a choice of 0 or 1, but there are {len(summaries)} and choice is {choice!r}")
+        chosen, rejected = ((summaries[i]["text"] or "").strip() for i in (choice, 1 - choice))
+        if not info.get("post"):
+            dropped["not a Reddit post"] += 1       # the validation part also holds news articles
+        elif not chosen or not rejected:
+            dropped["empty summary"] += 1
+        elif chosen == rejected:
+            dropped["both summaries the same"] += 1
+        else:
+            pairs.append({
+                "prompt": _prompt(info["subreddit"], info["title"], info["post"]), "chosen": chosen, "rejected": rejected, "client_id": row["worker"],
+                "domain": f"r/{info['subreddit']}", "margin": (row.get("extra") or {}).get("confidence")})
+    return pairs, dict(dropped)
+
+
+def read_post(row: Mapping[str, Any], where: str) -> tuple[str, str]:
+    """The prompt and the human TL;DR of a post, from any of the public schemas.
+
+    Raises:
+        DataError: the columns are not known.
+    """
+    if "post" in row and "summary" in row:
+        return _prompt(row["subreddit"], row["title"], row["post"]), row["summary"].strip()
+    answer = next((row[c] for c in ("completion", "label") if c in row), None)
+    found = re.match(r"SUBREDDIT: r/(.*?)\s*\nTITLE: (.*?)\s*\nPOST: (.*?)\s*(?:TL;DR:\s*)?$", row.get("prompt") or "", re.DOTALL)
+    if answer is None or found is None:
+        raise DataError(f"{where}: expected columns prompt ('SUBREDDIT: r/... TITLE: ... POST: ...') and completion or label, "
+                        f"or subreddit, title, post and summary; there are: {', '.join(row)}")
+    return _prompt(*found.groups()), answer.strip()
+
+
+def _prompt(subreddit: str, title: str, post: str) -> str:
+    return f"SUBREDDIT: r/{subreddit}\nTITLE: {(title or '').strip()}\nPOST: {post.strip()}"
+
+
+def _normal(prompt: str) -> str:
+    """The post alone, in lower case and without spacing or punctuation: copies in the two data sets differ in these."""
+    return re.sub(r"[\W_]+", "", prompt.partition("\nPOST: ")[2].lower())
+
+
+def _raw(data: DataConfig, options: TldrOptions) -> tuple[Iterable, Iterable, Iterable]:
+    if data.path is None:
+        return (from_hub(HUB, "comparisons", split="train", revision=data.revision or CONVERSION),
+                *(from_hub(options.posts, split=s, revision=options.posts_revision) for s in ("train", "test")))
+    folder = Path(data.path)
+    if not folder.is_dir():
+        raise DataError(f"{folder}: expected a folder with files comparisons, posts and posts_test ({', '.join(SUFFIXES)})")
+    files = [find_file(folder, stem) for stem in ("comparisons", "posts", "posts_test")]
+    for stem, file in zip(("comparisons", "posts", "posts_test"), files, strict=True):
+        if file is None:
+            raise DataError(f"{folder}: the file {stem} ({', '.join(SUFFIXES)}) is missing in this folder")
+    return read_file(files[0], COLUMNS), read_file(files[1]), read_file(files[2])

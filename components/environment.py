@@ -1,0 +1,42 @@
+"""Switches every library's telemetry, progress bars and chatter off, in one place, before they are imported."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+
+QUIET = {
+    "DO_NOT_TRACK": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "GX_ANALYTICS_ENABLED": "false",
+    "DVC_NO_ANALYTICS": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "TQDM_DISABLE": "1",
+    "GIT_PYTHON_REFRESH": "quiet",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+def quiet() -> None:
+    """Set what the person has not set already. Call it before the first heavy import of a process."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    for name in ("great_expectations", "alembic", "mlflow.store.db.utils", "absl", "matplotlib.font_manager"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def quiet_transformers() -> None:
+    """The part of transformers' chatter that only its own functions switch off."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()

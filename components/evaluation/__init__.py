@@ -1,0 +1,1 @@
+"""What is measured: judges, win rates, selector accuracy, overlap with human texts, pictures."""

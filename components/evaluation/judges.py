@@ -1,0 +1,146 @@
+"""Judges: who says which of two responses is better. Every judge is asked in both orders.
+
+A judge is registered by its `kind` and built from the recipe. The embedded one, `selector`, is a deeper selector of
+the same family, trained once, centrally, on owners that never take part in the federation. It is a gold-model proxy:
+it stands for the population's taste as far as that can be learnt from those owners, not for human judgement.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from components.config import JudgeConfig, RecipeError, unknown_name
+from components.data.records import read_rows
+from components.evaluation.winrate import Verdict, WinRate, combine_orders, win_rate
+from components.models.selector import Comparison
+
+
+class JudgeError(ValueError):
+    """A judge that cannot be had."""
+
+
+class Judge(Protocol):
+    """Compares two responses to a prompt, in the order given.
+
+    Attributes:
+        description: what it is, for the report.
+        figures: numbers about the judge itself, e.g. its held-out accuracy.
+    """
+
+    description: str
+    figures: dict[str, float]
+
+    def compare(self, comparisons: Sequence[Comparison]) -> list[Verdict]: ...
+
+
+@dataclass(frozen=True)
+class JudgedPairs:
+    """Verdicts on pairs of responses, from both orders.
+
+    Attributes:
+        verdicts: one a pair: what both orders say, a tie where they disagree or where the responses are the same.
+        given, exchanged: the judge's words on each order; same responses are not put to the judge and are ties.
+        consistency: share of the pairs put to the judge, and parsed in both orders, on which the orders agree.
+        rate: the win rate of the first responses.
+    """
+
+    verdicts: list[Verdict]
+    given: list[Verdict]
+    exchanged: list[Verdict]
+    consistency: float
+    rate: WinRate
+
+
+def judge_pairs(judge: Judge, prompts: Sequence[str], ours: Sequence[str], theirs: Sequence[str], resamples: int, seed: int) -> JudgedPairs:
+    """Put each pair of responses to the judge in both orders.
+
+    Args:
+        judge: who says.
+        prompts, ours, theirs: texts, row by row.
+        resamples, seed: of the bootstrap interval.
+    """
+    asked = [i for i in range(len(prompts)) if ours[i].strip() != theirs[i].strip()]
+    first = judge.compare([Comparison(prompts[i], ours[i], theirs[i]) for i in asked])
+    second = judge.compare([Comparison(prompts[i], theirs[i], ours[i]) for i in asked])
+    given, exchanged = [Verdict.TIE] * len(prompts), [Verdict.TIE] * len(prompts)
+    for i, one, other in zip(asked, first, second, strict=True):
+        given[i], exchanged[i] = one, other
+    verdicts = [combine_orders(one, other) for one, other in zip(given, exchanged, strict=True)]
+    parsed = [(one, other.exchanged()) for one, other in zip(first, second, strict=True) if Verdict.UNPARSABLE not in (one, other)]
+    consistency = float(np.mean([one is other for one, other in parsed])) if parsed else float("nan")
+    return JudgedPairs(verdicts, given, exchanged, consistency, win_rate(verdicts, resamples, seed))
+
+
+class SelectorJudge:
+    """A selector used as a judge, in each single order; see the module's docstring."""
+
+    def __init__(self, config: JudgeConfig, prepared: Path, cache: Path, seed: int, device: str, progress: Callable[[int, float], None] | None = None) -> None:
+        """Load the trained judge from the cache, or train it and put it there.
+
+        The cache's key is the hash of the judge's recipe, the seed and the judge's own rows, so a judge serves every
+        run that asks for the same one.
+
+        Args:
+            config: the recipe's judge.
+            prepared: folder of prepared data; its judge.parquet is read and nothing else.
+            cache: folder of judges.
+            seed: the judge's first adapter and the order of its rows are functions of it.
+            device: where it runs.
+            progress: called with (step, loss) during training.
+        """
+        from components.learning.selector import accuracy, score_pairs, train_selector
+        from components.models.adapters import AdapterStore, write_atomically
+        from components.models.selector import Selector
+
+        table = prepared / "judge.parquet"
+        content = {"judge": config.model_dump(mode="json"), "seed": seed, "rows": hashlib.sha256(table.read_bytes()).hexdigest()}
+        key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+        self.selector = Selector(config.selector, device)
+        store, record = AdapterStore(cache / "adapters"), cache / f"{key}.json"
+        if not record.is_file():
+            rows, held_out = read_rows(table, split="train").to_list(), read_rows(table, split="test").to_list()
+            if not rows or not held_out:
+                raise JudgeError(
+                    f"{table} has {len(rows)} training and {len(held_out)} held-out pairs: a 'selector' judge needs both, of owners that are not in the "
+                    "federation. Set more owners apart in data.options.")
+            initial = self.selector.slot.initial_adapter(seed)
+            adapter, curve = train_selector(self.selector, rows, initial, config.steps, config.batch_size, config.optimizer, seed, progress)
+            self.selector.slot.load(adapter)
+            margins = score_pairs(self.selector, held_out)
+            figures = {"judge_accuracy": accuracy(margins), "judge_pairs": len(rows), "judge_seconds": curve.seconds}
+            for domain in sorted({row["domain"] for row in held_out}):
+                figures[f"judge_accuracy/{domain}"] = accuracy(margins[[row["domain"] == domain for row in held_out]])
+            write_atomically(record, json.dumps({"adapter": store.put(adapter).hash, "figures": figures, "losses": curve.losses, **content}).encode())
+        saved = json.loads(record.read_text(encoding="utf-8"))
+        self.selector.slot.load(store.get(store.ref(saved["adapter"])))
+        self.figures: dict[str, float] = saved["figures"]
+        layers = config.selector.backbone.layers
+        self.description = f"{config.selector.backbone.name}, {f'first {layers} layers' if layers else 'all layers'}, trained centrally on owners outside the federation"
+
+    def compare(self, comparisons: Sequence[Comparison]) -> list[Verdict]:
+        """The completion with the larger logit, each comparison in its one given order."""
+        margins, _ = self.selector.margins_by_order(comparisons)
+        return [Verdict.FIRST if margin > 0 else Verdict.SECOND if margin < 0 else Verdict.TIE for margin in margins]
+
+
+JUDGES: dict[str, Callable[..., Judge]] = {"selector": SelectorJudge}
+"""Judges by kind; each is called with (config, prepared, cache, seed, device, progress)."""
+
+
+def build_judge(config: JudgeConfig, prepared: Path, cache: Path, seed: int, device: str, progress: Callable[[int, float], None] | None = None) -> Judge:
+    """The judge of a recipe.
+
+    Raises:
+        RecipeError: there is no judge of that kind.
+        JudgeError: it cannot be had.
+    """
+    if config.kind not in JUDGES:
+        raise RecipeError(f"recipe: {unknown_name('evaluation.judge.kind', config.kind, JUDGES)}")
+    return JUDGES[config.kind](config, prepared, cache, seed, device, progress)

@@ -1,0 +1,62 @@
+"""Pictures of a run: learning curves and accuracy by client. Drawn without a display, so any worker can."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def learning_curves(records: Sequence[dict[str, Any]], path: Path) -> None:
+    """Clients' training loss before and after their local steps, by round, with the mean.
+
+    Args:
+        records: of committed steps; those without losses are left out.
+        path: PNG to write.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rounds = [r["rounds_done"] for r in records if any("loss" in c for c in r["clients"].values())]
+    trained = [[c for c in r["clients"].values() if "loss" in c] for r in records]
+    trained = [clients for clients in trained if clients]
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    for key, color, label in (("loss_first", "tab:orange", "first local step (received adapter)"), ("loss_last", "tab:blue", "last local step")):
+        axes.plot(rounds, [sum(c[key] for c in clients) / len(clients) for clients in trained], color=color, marker="o", label=f"mean, {label}")
+        for number, clients in zip(rounds, trained, strict=True):
+            axes.scatter([number] * len(clients), [c[key] for c in clients], color=color, s=12, alpha=0.35, linewidths=0)
+    axes.axhline(0.6931, color="grey", linewidth=0.8, linestyle="--", label="chance (ln 2)")
+    axes.set(xlabel="round", ylabel="cross-entropy of a minibatch (nats)", title="Clients' training loss")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def accuracy_picture(before: dict[str, Any], after: dict[str, Any], path: Path) -> None:
+    """Held-out accuracy before and after, by client and by domain.
+
+    Args:
+        before, after: as evaluation.accuracy.client_accuracy gives them.
+        path: PNG to write.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), width_ratios=[3, 1], layout="constrained", sharey=True)
+    for axes, part, title in ((left, "clients", "by client"), (right, "domains", "by domain")):
+        names = sorted(after[part])
+        places = range(len(names))
+        axes.bar([p - 0.2 for p in places], [before[part][n] for n in names], width=0.4, color="tab:grey", label="before")
+        axes.bar([p + 0.2 for p in places], [after[part][n] for n in names], width=0.4, color="tab:blue", label="after")
+        axes.axhline(0.5, color="black", linewidth=0.8, linestyle="--")
+        axes.set(title=f"Held-out accuracy {title}", ylim=(0, 1))
+        axes.set_xticks(list(places), names if len(names) <= 24 else [""] * len(names), rotation=60, ha="right", fontsize=8)
+    left.set_ylabel("accuracy")
+    right.legend(fontsize=8, loc="lower right")
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

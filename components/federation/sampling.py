@@ -1,0 +1,28 @@
+"""Client sampling: uniform, without replacement, a function of (seed, round)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from components.seeding import generator
+
+
+def sample_clients(names: Sequence[str], count: int, seed: int, round: int, purpose: str = "sample") -> list[str]:
+    """Sample clients for a round (FedBiscuit A.1, step 1).
+
+    Args:
+        names: all clients; their order does not matter.
+        count: how many (A).
+        seed, round, purpose: what the choice is a function of.
+
+    Returns:
+        the sampled names, sorted.
+
+    Raises:
+        ValueError: more are asked for than there are.
+    """
+    if count > len(names):
+        raise ValueError(f"cannot sample {count} of {len(names)} clients without replacement")
+    chosen = generator(seed, purpose, round).choice(len(names), size=count, replace=False)
+    ordered = sorted(names)
+    return sorted(ordered[i] for i in chosen)

@@ -1,0 +1,124 @@
+"""The local loop: OPTIM(m, phi, K) of FedBiscuit, K optimiser steps on minibatches of one owner's rows.
+
+The optimiser is built for each call and thrown away after it: clients keep no state between rounds. Parameters,
+gradients of the adapter and optimiser state are fp32, whatever the backbone's dtype is; in bf16 a step of 1e-5 would
+vanish in rounding.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from components.config import OptimizerConfig
+from components.seeding import generator
+
+if TYPE_CHECKING:
+    import torch
+
+
+class TrainingError(RuntimeError):
+    """Training that cannot go on, e.g. a loss that is not finite."""
+
+
+@dataclass(frozen=True)
+class TrainingCurve:
+    """What a local training did.
+
+    Attributes:
+        losses: mean loss of each step's minibatch, before the step (nats).
+        gradient_norms: global norm of each step's gradient, before clipping.
+        tokens: tokens that went through the model, padding not counted.
+        seconds: wall time.
+    """
+
+    losses: list[float]
+    gradient_norms: list[float]
+    tokens: int
+    seconds: float
+
+
+def minibatches(rows: int, batch_size: int, steps: int, seed: int) -> Iterator[np.ndarray]:
+    """Index arrays of `steps` minibatches: the rows in a seeded order, in a new one each time all were seen.
+
+    A minibatch may run over the end of one pass into the next; no row is dropped.
+
+    Raises:
+        TrainingError: there are no rows.
+    """
+    if rows == 0:
+        raise TrainingError("there are no rows to train on")
+    queue = np.empty(0, dtype=np.int64)
+    passes = 0
+    for _ in range(steps):
+        while len(queue) < batch_size:
+            queue = np.concatenate([queue, generator(seed, "minibatches", passes).permutation(rows)])
+            passes += 1
+        yield queue[:batch_size]
+        queue = queue[batch_size:]
+
+
+def build_optimizer(parameters: Sequence[torch.nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
+    """The optimiser of a recipe over fp32 parameters."""
+    import torch
+
+    if config.name == "sgd":
+        return torch.optim.SGD(parameters, lr=config.lr, weight_decay=config.weight_decay)
+    return torch.optim.AdamW(parameters, lr=config.lr, betas=tuple(config.betas), weight_decay=config.weight_decay)
+
+
+def train(
+    model: torch.nn.Module,
+    parameters: Sequence[torch.nn.Parameter],
+    batches: Iterator[np.ndarray],
+    loss: Callable[[np.ndarray], tuple[torch.Tensor, int]],
+    config: OptimizerConfig,
+    seed: int,
+    progress: Callable[[int, float], None] | None = None,
+) -> TrainingCurve:
+    """Take one optimiser step per minibatch.
+
+    Args:
+        model: put into training mode for the duration, and back.
+        parameters: what is trained (fp32).
+        batches: index arrays, one a step.
+        loss: gives the rows' losses [N] and the number of real tokens for an index array.
+        config: the optimiser.
+        seed: dropout is a function of it; the process's generators are left as they were.
+        progress: called with (step, loss) after each step.
+
+    Raises:
+        TrainingError: a loss is not finite; says at which step.
+    """
+    import torch
+
+    device = parameters[0].device
+    optimizer = build_optimizer(parameters, config)
+    losses, norms, tokens, start = [], [], 0, time.perf_counter()
+    model.train()
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            for step, indices in enumerate(batches):
+                optimizer.zero_grad(set_to_none=True)
+                rows, count = loss(indices)
+                value = rows.mean()
+                if not value.isfinite():
+                    raise TrainingError(f"the loss is {value.item()} at step {step}: lower the learning rate, or look at the rows of this client")
+                value.backward()
+                norm = torch.nn.utils.clip_grad_norm_(parameters, config.clip if config.clip is not None else float("inf"))
+                optimizer.step()
+                losses.append(value.item())
+                norms.append(norm.item())
+                tokens += count
+                if progress is not None:
+                    progress(step, losses[-1])
+    finally:
+        model.eval()
+        for parameter in parameters:
+            parameter.grad = None
+    return TrainingCurve(losses, norms, tokens, time.perf_counter() - start)

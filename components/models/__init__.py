@@ -1,0 +1,1 @@
+"""Backbones, adapters and the models that are made of them."""

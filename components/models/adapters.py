@@ -1,0 +1,217 @@
+"""LoRA adapters: fp32 dictionaries of tensors, addressed by content, swapped in place into a resident model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from components.config import LoraConfig
+from components.seeding import derive
+
+if TYPE_CHECKING:
+    import peft
+    import torch
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
+    Adapter = dict[str, torch.Tensor]
+
+
+class AdapterError(ValueError):
+    """An adapter that is damaged or does not fit, named by its tensor."""
+
+
+@dataclass(frozen=True)
+class AdapterRef:
+    """Where an adapter is, and what it must contain.
+
+    Attributes:
+        hash: sha256 of the safetensors file.
+        path: the file.
+    """
+
+    hash: str
+    path: str
+
+    def __str__(self) -> str:
+        return self.hash[:12]
+
+
+class AdapterStore:
+    """A folder of safetensors files named by the sha256 of their bytes. Writing is atomic and idempotent."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = Path(root)
+
+    def put(self, adapter: Mapping[str, torch.Tensor]) -> AdapterRef:
+        """Store an adapter (fp32 tensors by name).
+
+        Raises:
+            AdapterError: a tensor is not fp32.
+        """
+        import torch
+        from safetensors.torch import save
+
+        for name, tensor in adapter.items():
+            if tensor.dtype != torch.float32:
+                raise AdapterError(f"tensor '{name}' is {tensor.dtype}, but adapters are stored in float32")
+        data = save({name: adapter[name].detach().cpu().contiguous() for name in sorted(adapter)})
+        digest = hashlib.sha256(data).hexdigest()
+        path = self.root / f"{digest}.safetensors"
+        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+            write_atomically(path, data)
+        return AdapterRef(digest, str(path))
+
+    def get(self, ref: AdapterRef) -> Adapter:
+        """Read an adapter, refusing a file that is missing or whose bytes are not those that were written.
+
+        Raises:
+            AdapterError: naming the file.
+        """
+        from safetensors.torch import load
+
+        path = Path(ref.path)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            raise AdapterError(f"adapter {ref} is missing: expected the file {path}") from None
+        if hashlib.sha256(data).hexdigest() != ref.hash:
+            raise AdapterError(f"adapter {ref} is damaged: the bytes of {path} do not have its hash")
+        return load(data)
+
+    def ref(self, digest: str) -> AdapterRef:
+        """The reference of a stored adapter by its hash."""
+        return AdapterRef(digest, str(self.root / f"{digest}.safetensors"))
+
+
+def check_adapter(adapter: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]) -> None:
+    """Refuse an adapter that does not have exactly the tensors of another: names, shapes, fp32, finite values.
+
+    Raises:
+        AdapterError: naming the first tensor that is wrong, and how.
+    """
+    missing, extra = sorted(set(like) - set(adapter)), sorted(set(adapter) - set(like))
+    if missing:
+        raise AdapterError(f"tensor '{missing[0]}' is missing ({len(missing)} of {len(like)} are)")
+    if extra:
+        raise AdapterError(f"tensor '{extra[0]}' is not part of the adapter ({len(extra)} are not)")
+    for name in sorted(like):
+        tensor, model = adapter[name], like[name]
+        if tensor.shape != model.shape:
+            raise AdapterError(f"tensor '{name}' has shape {tuple(tensor.shape)}, expected {tuple(model.shape)}")
+        if tensor.dtype != model.dtype:
+            raise AdapterError(f"tensor '{name}' is {tensor.dtype}, expected {model.dtype}")
+        if not tensor.isfinite().all():
+            count = int((~tensor.isfinite()).sum())
+            raise AdapterError(f"tensor '{name}' has {count} values that are NaN or infinite")
+
+
+def peft_config(config: LoraConfig) -> peft.LoraConfig:
+    """The same adapter in PEFT's own words."""
+    import peft
+
+    targets = config.target_modules if isinstance(config.target_modules, str) else list(config.target_modules)
+    return peft.LoraConfig(r=config.r, lora_alpha=config.alpha, lora_dropout=config.dropout, target_modules=targets, task_type="CAUSAL_LM")
+
+
+def attach(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
+    """Wrap a frozen model with one LoRA adapter, whose weights are fp32 whatever the model's dtype is."""
+    import peft
+    import torch
+
+    with torch.random.fork_rng(devices=[]):  # PEFT draws its own first values; initial_adapter() sets them by seed
+        wrapped = peft.get_peft_model(model, peft_config(config))
+    for parameter in wrapped.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    return wrapped
+
+
+class AdapterSlot:
+    """The one adapter slot of a resident model: adapters are copied into its parameters, nothing is rebuilt.
+
+    Attributes:
+        names: PEFT's own tensor names, in a fixed order.
+        parameters: the model's parameters, in the same order.
+    """
+
+    def __init__(self, model: PeftModel) -> None:
+        trainable = {name.replace(".default.", "."): p for name, p in model.named_parameters() if p.requires_grad}
+        self.names = sorted(trainable)
+        self.parameters = [trainable[name] for name in self.names]
+
+    def load(self, adapter: Mapping[str, torch.Tensor]) -> None:
+        """Copy an adapter in.
+
+        Raises:
+            AdapterError: it does not fit, by tensor name.
+        """
+        import torch
+
+        check_adapter(adapter, dict(zip(self.names, self.parameters, strict=True)))
+        with torch.no_grad():
+            torch._foreach_copy_([p.data for p in self.parameters], [adapter[name].to(p.device) for name, p in zip(self.names, self.parameters, strict=True)])
+
+    def read(self) -> Adapter:
+        """Copy the adapter out, to fp32 on the CPU."""
+        return {name: p.detach().to("cpu", copy=True) for name, p in zip(self.names, self.parameters, strict=True)}
+
+    def initial_adapter(self, seed: int) -> Adapter:
+        """LoRA's first values as a function of the seed and the tensor's name: A Kaiming-uniform, B zero (PEFT's default).
+
+        With B = 0 the adapted model is the frozen one.
+        """
+        import torch
+
+        adapter = {}
+        for name, parameter in zip(self.names, self.parameters, strict=True):
+            adapter[name] = torch.zeros(parameter.shape)
+            if ".lora_A." in name:
+                numbers = torch.Generator().manual_seed(derive(seed, "initial adapter", name))
+                torch.nn.init.kaiming_uniform_(adapter[name], a=math.sqrt(5), generator=numbers)
+        return adapter
+
+
+def export_adapter(adapter: Mapping[str, torch.Tensor], config: LoraConfig, base_model: str, folder: Path) -> Path:
+    """Write an adapter as a PEFT folder, which ``PeftModel.from_pretrained(base, folder)`` opens.
+
+    Args:
+        adapter: fp32 tensors under PEFT's names.
+        config: its LoRA configuration.
+        base_model: name of the backbone, for the adapter's own record.
+        folder: written anew.
+    """
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.contiguous() for name, tensor in adapter.items()}, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    modules = config.target_modules
+    if isinstance(modules, str):  # 'all-linear' is resolved to the names that it meant, as PEFT itself saves it
+        modules = sorted({name.split(".lora_")[0].rsplit(".", 1)[-1] for name in adapter})
+    (folder / "adapter_config.json").write_text(json.dumps({
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base_model, "r": config.r, "lora_alpha": config.alpha,
+        "lora_dropout": config.dropout, "target_modules": modules, "bias": "none", "inference_mode": True}, indent=2) + "\n", encoding="utf-8")
+    return folder
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file so that it is there whole or not at all, also after a crash."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(scratch, 0o644)
+        os.replace(scratch, path)
+    except BaseException:
+        Path(scratch).unlink(missing_ok=True)
+        raise

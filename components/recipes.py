@@ -1,0 +1,100 @@
+"""Reading recipes: by name or path, with 'key.path=value' overrides, checked to the last option.
+
+The models of the sections are in components/config.py; the options of a data source and of a federated method are
+checked by the models that stand in their own files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from components.config import Recipe, RecipeError, check_section, kind_of, unknown_name
+
+RECIPES = Path(__file__).resolve().parent.parent / "flows" / "recipes"
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML in which 1e-5 is a number, as in YAML 1.2 (PyYAML's 1.1 reads it as text)."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+0123456789."))
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes that ship with the project, e.g. 'summarization/demo'."""
+    return sorted(p.relative_to(RECIPES).with_suffix("").as_posix() for p in RECIPES.rglob("*.yaml"))
+
+
+def load_recipe(name_or_path: str, overrides: Iterable[str] = ()) -> Recipe:
+    """Read a recipe by name or path, apply 'key.path=value' overrides, and check it.
+
+    The options of the data source and of the federated method are checked too, by their own models.
+
+    Raises:
+        RecipeError: one line for each thing that is wrong: key, value, what is allowed, nearest valid key.
+    """
+    path = _locate(name_or_path)
+    try:
+        tree = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        where = getattr(error, "problem_mark", None)
+        line = f", line {where.line + 1}" if where else ""
+        raise RecipeError(f"{path}{line}: this is not valid YAML ({getattr(error, 'problem', None) or error}).") from None
+    if not isinstance(tree, dict):
+        raise RecipeError(f"{path}: a recipe is a mapping of sections ({', '.join(Recipe.model_fields)}), but this file holds {kind_of(tree)}.")
+    for override in overrides:
+        _apply(tree, override)
+    return parse_recipe(tree, str(path))
+
+
+def parse_recipe(tree: Mapping[str, Any], where: str) -> Recipe:
+    """Check a recipe that has been read already; where names it in errors.
+
+    Raises:
+        RecipeError: as load_recipe.
+    """
+    recipe = check_section(Recipe, tree, where)
+    from components.data import sources
+    from components.federation import strategy
+
+    check_section(sources.options_model(recipe.data.source, where), recipe.data.options, where, "data.options")
+    check_section(strategy.options_model(recipe.federation.method, where), recipe.federation.options, where, "federation.options")
+    return recipe
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """The whole recipe as YAML, defaults included."""
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _locate(name_or_path: str) -> Path:
+    for candidate in (RECIPES / f"{name_or_path}.yaml", Path(name_or_path)):
+        if candidate.is_file():
+            return candidate
+    raise RecipeError(f"{unknown_name('recipe', name_or_path, recipe_names())} A path to a YAML file works too.")
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not all(key.split(".")):
+        raise RecipeError(f"override '{override}': expected key.path=value, e.g. federation.rounds=10.")
+    try:
+        value = yaml.load(text, _Loader)
+    except yaml.YAMLError:
+        raise RecipeError(f"override '{override}': the value is not valid YAML.") from None
+    *sections, last = key.split(".")
+    node = tree
+    for depth, section in enumerate(sections):
+        child = node.setdefault(section, {})
+        if child is None:
+            child = node[section] = {}
+        if not isinstance(child, dict):
+            raise RecipeError(f"override '{override}': {'.'.join(sections[: depth + 1])} is {kind_of(child)}, not a section with keys of its own.")
+        node = child
+    node[last] = value

@@ -1,0 +1,25 @@
+"""Random choices as functions of (seed, round, client, purpose), never of a global generator.
+
+A run that is resumed, spread over more workers, or run by another task runner draws the same numbers, because
+each draw is named by what it is for and not by when it happens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+
+def derive(seed: int, *purpose: str | int) -> int:
+    """A 63-bit seed for one purpose, e.g. ``derive(seed, "sample", round)``.
+
+    The parts are joined with their types, so that ("1",) and (1,), or ("a", "b") and ("ab",), differ.
+    """
+    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in (seed, *purpose))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def generator(seed: int, *purpose: str | int) -> np.random.Generator:
+    """A NumPy generator for one purpose."""
+    return np.random.default_rng(derive(seed, *purpose))

@@ -1,0 +1,1 @@
+"""Prefect tasks: every side effect of the pipeline is one small task."""

@@ -1,0 +1,85 @@
+"""Tasks of labelling and alignment, each on one device."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from prefect import get_run_logger, task
+
+from components.config import Recipe
+from components.models.adapters import AdapterStore
+from components.seeding import derive, generator
+from tasks.devices import POOL
+from tasks.runs import read_json, write_json
+
+
+def choose_prompts(prepared: Path, split: str, most: int | None, seed: int) -> list[dict[str, Any]]:
+    """A seeded sample of the prepared prompts of a split, in a fixed order."""
+    from components.data.records import read_rows
+
+    rows = sorted(read_rows(prepared / "prompts.parquet", split=split).to_list(), key=lambda row: row["prompt_id"])
+    if most is not None and most < len(rows):
+        kept = generator(seed, "prompts", split).choice(len(rows), size=most, replace=False)
+        rows = [rows[i] for i in sorted(kept)]
+    return rows
+
+
+@task(task_run_name="sample completions")
+def sample_completions(recipe: Recipe, prepared: Path, path: Path) -> dict[str, Any]:
+    """Let the unaligned policy write n completions for each of the server's prompts; stored as JSON."""
+    from components.models.policy import Policy
+
+    log = get_run_logger()
+    prompts = choose_prompts(prepared, "align", recipe.alignment.prompts, recipe.seed)
+    with POOL.borrow(recipe) as device:
+        policy = Policy(recipe.policy, device)
+        completions = policy.generate(
+            [row["prompt"] for row in prompts], derive(recipe.seed, "completions"), recipe.alignment.temperature, recipe.alignment.completions,
+            progress=lambda done, total: log.info("sampled %d of %d completions", done, total))
+    write_json(path, [row | {"completions": [asdict(c) for c in answers]} for row, answers in zip(prompts, completions, strict=True)])
+    return {"prompts": len(prompts), "finished_share": _share([c.finished for answers in completions for c in answers])}
+
+
+@task
+def label_completions(recipe: Recipe, completions: Path, store: Path, digests: dict[str, str], path: Path) -> dict[str, Any]:
+    """Let the selectors label all pairs of distinct completions; stored as parquet, one row a pair."""
+    from datasets import Dataset
+
+    from components.alignment.label import candidate_pairs, label_pairs
+    from components.models.policy import Completion
+
+    rows = read_json(completions)
+    written = {row["prompt_id"]: [Completion(tuple(c["ids"]), c["text"], c["finished"]) for c in row["completions"]] for row in rows}
+    candidates, counts = candidate_pairs({row["prompt_id"]: row["prompt"] for row in rows}, written)
+    adapters = AdapterStore(store)
+    with POOL.borrow_learner(recipe, "selector") as learner:
+        labelled = label_pairs(learner.selector, [adapters.get(adapters.ref(digests[name])) for name in sorted(digests)], candidates)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if labelled:
+        Dataset.from_list(labelled).to_parquet(path)
+    longer = _share([len(row["chosen_ids"]) > len(row["rejected_ids"]) for row in labelled])
+    ended = _share([row["chosen_finished"] for row in labelled]) - _share([row["rejected_finished"] for row in labelled])
+    return counts | {"label_1_share": _share([row["label"] for row in labelled]), "chosen_longer_share": longer, "chosen_finished_more": ended}
+
+
+@task
+def train_dpo(recipe: Recipe, pairs: Path, prepared: Path, folder: Path) -> dict[str, Any]:
+    """Align the policy by DPO on the labelled pairs; gives TRL's history, the KL to the reference and the folders."""
+    from components.alignment.dpo import align_policy
+    from components.data.records import read_rows
+
+    log = get_run_logger()
+    prompts = [row["prompt"] for row in choose_prompts(prepared, "test", recipe.alignment.dpo.kl_prompts, recipe.seed)]
+    rows = read_rows(pairs).to_list() if pairs.is_file() else []
+    with POOL.borrow(recipe) as device:
+        result = align_policy(
+            recipe.policy, recipe.alignment.dpo, rows, folder, device, derive(recipe.seed, "dpo"), prompts,
+            progress=lambda step, steps, logs: log.info(
+                "DPO step %d of %d: loss %.4f, reward margin %.4f", step, steps, logs["loss"], logs.get("rewards/margins", float("nan"))))
+    return {"history": result.history, "metrics": result.metrics, "adapter": str(result.adapter), "checkpoints": [str(p) for p in result.checkpoints]}
+
+
+def _share(values: list[bool] | list[int]) -> float:
+    return sum(values) / len(values) if values else float("nan")

@@ -1,0 +1,26 @@
+"""Tasks that get the backbones and the data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+
+from components.config import Recipe
+
+
+@task(task_run_name="fetch backbone {name}")
+def fetch_backbone(name: str) -> str:
+    """Make sure that a backbone is there; gives what from_pretrained takes for it."""
+    from components.models import backbone
+
+    return backbone.fetch_backbone(name)
+
+
+@task
+def prepare_data(recipe: Recipe, folder: Path) -> dict[str, Any]:
+    """Load, split, partition and validate the recipe's data into a folder; gives the report."""
+    from components.data.prepare import prepare
+
+    return prepare(recipe.data, recipe.seed, folder)

@@ -1,0 +1,76 @@
+"""Tasks of evaluation: the judge, the answers, and the win rates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from prefect import get_run_logger, task
+
+from components.config import Recipe
+from components.seeding import derive
+from tasks.alignment import choose_prompts
+from tasks.devices import POOL
+from tasks.runs import read_json, write_json
+
+
+@task
+def answer_prompts(recipe: Recipe, prepared: Path, adapter: Path, path: Path) -> dict[str, float]:
+    """Let the raw and the aligned policy answer the held-out prompts greedily; stored as JSON."""
+    from components.models.policy import Policy
+
+    log = get_run_logger()
+    prompts = choose_prompts(prepared, "test", recipe.evaluation.prompts, recipe.seed)
+    answers: dict[str, list] = {}
+    with POOL.borrow(recipe) as device:
+        policy = Policy(recipe.policy, device, adapter)
+
+        def write(name: str) -> None:
+            generated = policy.generate(
+                [row["prompt"] for row in prompts], derive(recipe.seed, "answers"),
+                progress=lambda done, total: log.info("%s policy: %d of %d answers", name, done, total))
+            answers[name] = [completions[0] for completions in generated]
+
+        write("aligned")
+        with policy.model.disable_adapter():
+            write("raw")
+    write_json(path, [
+        row | {name: {"text": answers[name][i].text, "finished": answers[name][i].finished, "tokens": len(answers[name][i].ids)} for name in answers}
+        for i, row in enumerate(prompts)])
+    return {
+        f"{name}_{what}": value for name, given in answers.items() for what, value in (
+            ("finished_share", sum(c.finished for c in given) / len(given)), ("tokens", sum(len(c.ids) for c in given) / len(given)))}
+
+
+@task
+def judge_answers(recipe: Recipe, prepared: Path, judges: Path, answers: Path) -> dict[str, Any]:
+    """Judge the aligned policy's answers against the raw policy's and against the human ones, in both orders."""
+    from components.evaluation.judges import build_judge, judge_pairs
+    from components.evaluation.overlap import rouge
+
+    log = get_run_logger()
+    rows = read_json(answers)
+    with POOL.borrow(recipe) as device:
+        judge = build_judge(
+            recipe.evaluation.judge, prepared, judges, recipe.seed, device,
+            progress=lambda step, loss: log.info("judge: training step %d of %d, loss %.3f", step + 1, recipe.evaluation.judge.steps, loss) if step % 10 == 9 else None)
+        human = [row for row in rows if row["references"]]
+        contests = {
+            "aligned_vs_raw": (rows, "aligned", lambda row: row["raw"]["text"]),
+            "aligned_vs_human": (human, "aligned", lambda row: row["references"][0]),
+            "raw_vs_human": (human, "raw", lambda row: row["references"][0])}
+        result: dict[str, Any] = {"judge": judge.description, "judge_figures": judge.figures, "contests": {}, "verdicts": {}}
+        for name, (asked, ours, theirs) in contests.items():
+            if not asked:
+                continue
+            judged = judge_pairs(
+                judge, [row["prompt"] for row in asked], [row[ours]["text"] for row in asked], [theirs(row) for row in asked],
+                recipe.evaluation.bootstrap, derive(recipe.seed, "bootstrap", name))
+            rate = judged.rate
+            result["contests"][name] = {
+                "win_rate": rate.rate, "low": rate.low, "high": rate.high, "wins": rate.wins, "ties": rate.ties, "losses": rate.losses,
+                "unparsable": rate.unparsable, "consistency": judged.consistency}
+            result["verdicts"][name] = {row["prompt_id"]: verdict.value for row, verdict in zip(asked, judged.verdicts, strict=True)}
+    references = [row["references"] for row in rows]
+    result["rouge"] = {name: rouge([row[name]["text"] for row in rows], references) for name in ("raw", "aligned")}
+    return result

@@ -1,0 +1,126 @@
+"""Tasks of the federated rounds: the clients' work on a device, and the server's step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from prefect import runtime, task
+from prefect.futures import PrefectFuture
+
+from components.config import Recipe
+from components.federation.commits import Commits
+from components.federation.strategy import Failure, Federation, Job, ServerState, Strategy, Update, build_federation
+from components.models.adapters import AdapterRef, AdapterStore
+from tasks.devices import POOL
+from tasks.runs import read_json, write_json
+
+
+class ClientsFailed(RuntimeError):
+    """Some clients of a shard failed; the others' updates are kept.
+
+    Attributes:
+        reasons: by client.
+    """
+
+    def __init__(self, reasons: dict[str, str]) -> None:
+        super().__init__("; ".join(f"client {name}: {reason}" for name, reason in reasons.items()))
+        self.reasons = reasons
+
+
+@task
+def form_federation(recipe: Recipe, prepared: Path, commits: Commits) -> Federation:
+    """Who takes part, and the adapter that everybody starts from."""
+    from components.data.records import read_clients
+
+    with POOL.borrow_learner(recipe, "selector") as learner:
+        initial = commits.store.put(learner.initial_adapter(recipe.seed))
+    return build_federation(read_clients(prepared), initial, recipe.federation.clients_per_round)
+
+
+def _shard_name() -> str:
+    jobs = runtime.task_run.parameters["shard"]
+    return f"round {jobs[0].round + 1}: {jobs[0].kind} {', '.join(job.client for job in jobs)}"
+
+
+@task(task_run_name=_shard_name)
+def run_clients(shard: list[Job], recipe: Recipe, pairs: Path, store: Path) -> list[Update]:
+    """Carry out the jobs of a shard of clients, one after the other, on one device.
+
+    A client that fails does not keep the others from their work. Updates that an earlier attempt finished are taken
+    as they are, so a retry repeats only what failed.
+
+    Raises:
+        ClientsFailed: after all were tried, naming those that failed.
+    """
+    from components.federation.clients import run_job
+
+    updates, reasons = [], {}
+    with POOL.borrow_learner(recipe, shard[0].objective) as learner:
+        for job in shard:
+            try:
+                updates.append(run_job(job, learner, pairs, AdapterStore(store)))
+            except Exception as error:
+                reasons[job.client] = f"{type(error).__name__}: {error}"
+    if reasons:
+        raise ClientsFailed(reasons)
+    return updates
+
+
+def gather(futures: Sequence[PrefectFuture], shards: Sequence[list[Job]], store: AdapterStore) -> list[Update | Failure]:
+    """An update or a failure for each job, once all mapped tasks have ended.
+
+    Of a shard whose task failed for good, the clients that had finished still count.
+    """
+    from components.federation.clients import finished_update
+
+    outcomes: list[Update | Failure] = []
+    for future, jobs in zip(futures, shards, strict=True):
+        future.wait()
+        if future.state.is_completed():
+            outcomes += future.result()
+            continue
+        error = future.result(raise_on_failure=False)
+        reasons = error.reasons if isinstance(error, ClientsFailed) else {}
+        for job in jobs:
+            update = finished_update(job, store)
+            outcomes.append(update or Failure(job.client, reasons.get(job.client, f"{future.state.name}: {future.state.message}")))
+    return outcomes
+
+
+@task(task_run_name="close step {state.step}")
+def close_step(
+    strategy: Strategy, state: ServerState, jobs: list[Job], outcomes: list[Update | Failure], recipe: Recipe, commits: Commits
+) -> tuple[ServerState, dict[str, Any]]:
+    """Screen the updates, check the quorum, aggregate and commit."""
+    from components.federation import rounds
+
+    return rounds.close_step(strategy, state, jobs, outcomes, recipe.federation.quorum, commits)
+
+
+@task
+def measure_selector(recipe: Recipe, prepared: Path, store: Path, selectors: dict[str, AdapterRef], record: Path) -> dict[str, Any]:
+    """Accuracy of the selectors' majority on the clients' held-out pairs; measured once, and read from the record afterwards."""
+    from components.data.records import read_rows
+    from components.evaluation.accuracy import client_accuracy
+
+    if record.is_file():
+        return read_json(record)
+    adapters = AdapterStore(store)
+    with POOL.borrow_learner(recipe, "selector") as learner:
+        held_out = read_rows(prepared / "pairs.parquet", split="test").to_list()
+        measured = client_accuracy(learner.selector, [adapters.get(selectors[name]) for name in sorted(selectors)], held_out)
+    write_json(record, measured)
+    return measured
+
+
+@task
+def export_selectors(recipe: Recipe, store: Path, selectors: dict[str, AdapterRef], folder: Path) -> dict[str, Path]:
+    """Write adapters as PEFT folders."""
+    from components.models.adapters import export_adapter
+
+    adapters = AdapterStore(store)
+    return {
+        name: export_adapter(adapters.get(ref), recipe.selector.lora, recipe.selector.backbone.name, folder / name)
+        for name, ref in selectors.items()}

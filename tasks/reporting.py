@@ -1,0 +1,124 @@
+"""What a run says about itself: lines while it goes on, the table at its end, and the links between the two UIs."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+
+from components.config import Recipe
+from tasks.runs import PROJECT, Run, read_json, write_json
+
+
+def accuracy_metrics(measured: dict[str, Any]) -> dict[str, float]:
+    """Held-out accuracy as metrics."""
+    return {f"accuracy/{key}": measured[key] for key in ("mean", "worst", "best")} | {
+        f"accuracy/{domain}": value for domain, value in measured["domains"].items()}
+
+
+def accuracy_line(measured: dict[str, Any]) -> str:
+    """Held-out accuracy as a line."""
+    domains = ", ".join(f"{name} {value:.3f}" for name, value in measured["domains"].items())
+    return f"held-out accuracy {measured['mean']:.3f} (worst client {measured['worst']:.3f}, best {measured['best']:.3f}); {domains}"
+
+
+def round_line(record: dict[str, Any]) -> str:
+    """A step of the federation as a line."""
+    losses = [client["loss"] for client in record["clients"].values() if "loss" in client]
+    parts = [f"{len(record['clients'])} clients"]
+    if losses:
+        parts.append(f"training loss {sum(losses) / len(losses):.3f}")
+    if "server_step" in record["server"]:
+        parts.append(f"server moved {record['server']['server_step']:.3f}")
+    for what in ("failed", "refused"):
+        if record[what]:
+            parts.append(f"{what}: " + "; ".join(f"{name} ({reason})" for name, reason in record[what].items()))
+    return ", ".join(parts)
+
+
+@task
+def write_report(run: Run, recipe: Recipe) -> None:
+    """Write report/metrics.json, summary.txt, and the curves for `dvc plots`."""
+    federation, alignment, evaluation = (read_json(folder / "result.json") for folder in (run.federation, run.alignment, run.evaluation))
+    contests = evaluation["contests"]
+    metrics = {
+        "selector": {moment: {k.removeprefix("accuracy/"): v for k, v in accuracy_metrics(federation[moment]).items()} for moment in ("before", "after")},
+        "win_rate": {name: {key: contest[key] for key in ("win_rate", "low", "high", "consistency")} for name, contest in contests.items()},
+        "judge": {name.removeprefix("judge_"): value for name, value in evaluation["judge_figures"].items() if "accuracy" in name},
+        "kl": {name.removeprefix("kl_"): value for name, value in alignment["metrics"].items() if name.startswith("kl_")},
+        "rouge": evaluation["rouge"]}
+    run.report.mkdir(parents=True, exist_ok=True)
+    write_json(run.report / "metrics.json", metrics)
+    trained = [record for record in federation["records"] if any("loss" in c for c in record["clients"].values())]
+    _write_csv(run.report / "rounds.csv", ["round", "loss_first", "loss_last"], [
+        [record["rounds_done"], *(_mean([c[key] for c in record["clients"].values()]) for key in ("loss_first", "loss_last"))] for record in trained])
+    _write_csv(run.report / "dpo.csv", ["step", "loss", "margin"], [
+        [entry["step"], entry["loss"], entry.get("rewards/margins", "")] for entry in alignment["history"]])
+    _write_csv(run.report / "accuracy.csv", ["client", "before", "after"], [
+        [name, federation["before"]["clients"][name], value] for name, value in federation["after"]["clients"].items()])
+    (run.report / "summary.txt").write_text(summary(run, recipe, federation, alignment, evaluation), encoding="utf-8")
+
+
+def summary(run: Run, recipe: Recipe, federation: dict[str, Any], alignment: dict[str, Any], evaluation: dict[str, Any]) -> str:
+    """The table that a run ends with."""
+    before, after = federation["before"], federation["after"]
+    rows = [("clients' mean", before["mean"], after["mean"]), ("worst client", before["worst"], after["worst"]), ("best client", before["best"], after["best"])]
+    rows += [(_domain(name), before["domains"][name], value) for name, value in after["domains"].items()]
+    lines = [f"{recipe.name}, seed {recipe.seed}: {recipe.federation.method}, {federation['rounds']} rounds", "",
+             f"Selector accuracy on {after['pairs']} held-out pairs    before    after"]
+    lines += [f"  {name:<36} {first:>8.3f} {last:>8.3f}" for name, first, last in rows]
+    lines += ["", f"Win rate on {len(read_json(run.evaluation / 'answers.json'))} held-out prompts         rate  [95% interval]  wins/ties/losses  consistency"]
+    names = {"aligned_vs_raw": "aligned against raw policy", "aligned_vs_human": "aligned against human text", "raw_vs_human": "raw against human text"}
+    for name, c in evaluation["contests"].items():
+        counts = f"{c['wins']}/{c['ties']}/{c['losses']}" + (f" ({c['unparsable']} unparsable)" if c["unparsable"] else "")
+        lines.append(f"  {names[name]:<36} {c['win_rate']:>6.1%}  [{c['low']:.1%}, {c['high']:.1%}]  {counts:>12}  {c['consistency']:>10.1%}")
+    lines.append(f"  judge: {evaluation['judge']}; its own held-out accuracy {evaluation['judge_figures'].get('judge_accuracy', float('nan')):.3f}")
+    kl = alignment["metrics"].get("kl_sequence")
+    if kl is not None:
+        lines.append(f"  KL to the reference ({recipe.alignment.dpo.reference}): {kl:.2f} nats a completion")
+    rouge = evaluation["rouge"]
+    if rouge["aligned"]:
+        lines.append("  ROUGE-L against human text: " + ", ".join(f"{policy} {values['rougeLsum']:.3f}" for policy, values in rouge.items()))
+    lines += ["", "Adapters", *(f"  selector  {_relative(entry['folder'])}  (sha256 {entry['hash'][:12]})" for entry in federation["selectors"].values()),
+              f"  policy    {_relative(alignment['adapter'])}  (registered as {alignment['model_uri']})"]
+    return "\n".join([*lines, "", *ui_commands(run)]) + "\n"
+
+
+def ui_commands(run: Run) -> list[str]:
+    """The commands that open both UIs on a run."""
+    from tasks.tracking import mlflow_client, tracking_uri
+
+    notes = run.notes()
+    uri, run_id = tracking_uri(), notes["mlflow_run_id"]
+    page = f"#/experiments/{mlflow_client().get_run(run_id).info.experiment_id}/runs/{run_id}"
+    if uri.startswith("http"):
+        mlflow = [f"  MLflow:   {uri}/{page}"]
+    else:
+        mlflow = [f"  MLflow:   make mlflow-ui      then open http://127.0.0.1:5000/{page}"]
+    url = notes.get("flow_run_url") or ""
+    served = notes.get("prefect_served_by_run")
+    path = "/runs/" + url.split("/runs/", 1)[1] if "/runs/" in url else ""
+    prefect = [f"  Prefect:  make prefect-ui     then open http://127.0.0.1:4200{path}" if served else f"  Prefect:  {url}"]
+    return ["Open this run", *mlflow, *prefect]
+
+
+def _domain(name: str) -> str:
+    return {"common": "common-taste pairs", "own": "own-taste pairs"}.get(name, f"domain {name}")
+
+
+def _relative(path: str) -> str:
+    try:
+        return str(Path(path).relative_to(PROJECT))
+    except ValueError:
+        return path
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _write_csv(path: Path, header: list[str], rows: list[list[Any]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([header, *rows])

@@ -1,0 +1,139 @@
+"""The run folder: where a run keeps what it made, and what it is called.
+
+    runs/<run>/
+        recipe.yaml      the whole recipe, defaults included
+        run.json         ids of the MLflow run and of the Prefect run
+        prepared/        data (components/data/records.py)
+        federation/      adapters/, updates/, commits/, selectors/ (PEFT folders), result.json
+        alignment/       completions.json, pairs.parquet, epoch-1/ ..., final/ (PEFT folders), result.json
+        evaluation/      answers.json, result.json, pictures
+        report/          metrics.json, summary.txt, curves for `dvc plots`
+
+A phase's result.json is written last, so a resumed run skips the phases that have one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from components.config import Recipe, RecipeError
+from components.models.adapters import write_atomically
+from components.recipes import dump_recipe, load_recipe
+
+PROJECT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder.
+
+    Attributes:
+        id: its name.
+        folder: where it is.
+    """
+
+    id: str
+    folder: Path
+
+    @property
+    def prepared(self) -> Path:
+        return self.folder / "prepared"
+
+    @property
+    def federation(self) -> Path:
+        return self.folder / "federation"
+
+    @property
+    def alignment(self) -> Path:
+        return self.folder / "alignment"
+
+    @property
+    def evaluation(self) -> Path:
+        return self.folder / "evaluation"
+
+    @property
+    def report(self) -> Path:
+        return self.folder / "report"
+
+    def recipe(self) -> Recipe:
+        """The recipe that the run was started with."""
+        return load_recipe(str(self.folder / "recipe.yaml"))
+
+    def notes(self) -> dict[str, Any]:
+        """Ids noted so far."""
+        path = self.folder / "run.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+    def note(self, **values: Any) -> None:
+        """Add to the ids."""
+        write_json(self.folder / "run.json", self.notes() | values)
+
+
+def runs_root() -> Path:
+    """Folder of all runs: FED_RLHF_RUNS, or runs/ of the project."""
+    return Path(os.environ.get("FED_RLHF_RUNS", PROJECT / "runs"))
+
+
+def judges_root() -> Path:
+    """Folder of trained judges, shared by runs: FED_RLHF_JUDGES, or judges/ beside the runs' own folders."""
+    return Path(os.environ.get("FED_RLHF_JUDGES", runs_root() / "judges"))
+
+
+def open_run(recipe: Recipe) -> Run:
+    """A new run folder with its recipe in it."""
+    moment = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    run_id = f"{recipe.name.replace('/', '-')}-{moment}-{uuid.uuid4().hex[:4]}"
+    return claim_folder(recipe, runs_root() / run_id)
+
+
+def claim_folder(recipe: Recipe, folder: Path) -> Run:
+    """A run in a folder of one's own choice, with its recipe in it (replacing the one that was there)."""
+    write_atomically(folder / "recipe.yaml", dump_recipe(recipe).encode())
+    return Run(folder.name, folder)
+
+
+def find_run(name: str) -> Run:
+    """The run to resume, by its id or its folder.
+
+    Raises:
+        RecipeError: there is no such run; names the latest ones.
+    """
+    for folder in (runs_root() / name, Path(name)):
+        if (folder / "recipe.yaml").is_file():
+            return Run(folder.resolve().name, folder.resolve())
+    known = sorted((p.parent for p in runs_root().glob("*/recipe.yaml")), key=lambda p: p.stat().st_mtime)
+    latest = ", ".join(p.name for p in known[-3:]) or "none"
+    raise RecipeError(f"--resume {name}: there is no such run under {runs_root()}. Latest runs: {latest}.")
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON atomically."""
+    write_atomically(path, (json.dumps(content, indent=1, default=str) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def file_hash(path: Path) -> str:
+    """sha256 of a file, as it is tagged in MLflow."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def git_commit() -> str:
+    """The commit of this checkout, with '-dirty' where files differ from it; 'unknown' outside git."""
+    try:
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=PROJECT, capture_output=True, text=True, check=True).stdout.strip()
+        dirty = subprocess.run(["git", "status", "--porcelain", "--untracked-files=no"], cwd=PROJECT, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return commit + ("-dirty" if dirty else "")

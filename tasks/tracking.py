@@ -1,0 +1,282 @@
+"""Tasks that log to MLflow, by a client bound to a run's id.
+
+One parent run per flow run, one child per phase (prepare, federate, align, evaluate); the step of a metric is the
+round. MLflow's active run is thread-local, so nothing here relies on it: everything names its run. Logging the same
+step twice writes the same values, so a resumed run may log again what a killed one did.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+
+from components.config import Recipe
+from components.data.records import read_rows
+from components.models.adapters import AdapterStore, export_adapter
+from tasks.runs import PROJECT, Run, file_hash, git_commit, read_json
+
+PARENT = "mlflow.parentRunId"
+
+
+def tracking_uri() -> str:
+    """MLFLOW_TRACKING_URI, or the SQLite file of the project."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{PROJECT / 'mlflow.db'}"
+
+
+def artifact_root() -> Path:
+    """Where artifacts of the project's own MLflow lie; a server named by MLFLOW_TRACKING_URI decides for itself."""
+    return PROJECT / "mlartifacts"
+
+
+def mlflow_client() -> Any:
+    """A client of the tracking store."""
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri())
+
+
+@task
+def open_tracking(run: Run, recipe: Recipe, flow_run_id: str | None, flow_run_url: str | None) -> str:
+    """The parent MLflow run of a flow run: made at the first time, taken up again when the run is resumed."""
+    client = mlflow_client()
+    run.note(flow_run_id=flow_run_id, flow_run_url=flow_run_url)
+    notes = run.notes()
+    tags = {"prefect.flow_run_id": flow_run_id or "", "prefect.flow_run_url": flow_run_url or "", "git.commit": git_commit(), "fed_rlhf.run": run.id,
+            "recipe": recipe.name, "method": recipe.federation.method, "fed_rlhf.folder": str(run.folder)}
+    if "mlflow_run_id" in notes:
+        run_id = notes["mlflow_run_id"]
+        client.update_run(run_id, status="RUNNING")
+        for key, value in tags.items():
+            client.set_tag(run_id, key, value)
+        return run_id
+    run_id = client.create_run(_experiment(client, recipe.tracking.experiment), run_name=run.id, tags=tags).info.run_id
+    from mlflow.entities import Param
+
+    client.log_batch(run_id, params=[Param(key, str(value)[:500]) for key, value in _flat(recipe.model_dump(mode="json"))])
+    client.log_artifact(run_id, str(run.folder / "recipe.yaml"))
+    run.note(mlflow_run_id=run_id, mlflow_phases={})
+    return run_id
+
+
+@task(task_run_name="open phase {phase}")
+def open_phase(run: Run, recipe: Recipe, phase: str) -> str:
+    """The child run of a phase: made at the first time, taken up again afterwards."""
+    client = mlflow_client()
+    notes = run.notes()
+    phases = notes.get("mlflow_phases", {})
+    if phase in phases:
+        client.update_run(phases[phase], status="RUNNING")
+        return phases[phase]
+    tags = {PARENT: notes["mlflow_run_id"], "phase": phase, "fed_rlhf.run": run.id}
+    child = client.create_run(_experiment(client, recipe.tracking.experiment), run_name=f"{run.id}/{phase}", tags=tags).info.run_id
+    run.note(mlflow_phases=phases | {phase: child})
+    return child
+
+
+@task(task_run_name="close tracking {status}")
+def close_run(run_id: str, status: str = "FINISHED") -> None:
+    """End a run: FINISHED, FAILED or KILLED."""
+    mlflow_client().set_terminated(run_id, status)
+
+
+@task
+def log_metrics(run_id: str, metrics: dict[str, float], step: int = 0) -> None:
+    """Log numbers at a step; what is not a finite number is left out."""
+    _log_metrics(mlflow_client(), run_id, [(name, value, step) for name, value in metrics.items()])
+
+
+@task
+def log_data(run_id: str, prepared: Path, report: dict[str, Any]) -> None:
+    """Log the partition (counts, picture, Data Docs) and the hashes of the prepared files."""
+    client = mlflow_client()
+    for name in ("pairs.parquet", "prompts.parquet", "judge.parquet"):
+        client.set_tag(run_id, f"data.sha256.{name}", file_hash(prepared / name))
+    for name in ("partition.png", "clients.json", "report.json"):
+        client.log_artifact(run_id, str(prepared / name), "data")
+    client.log_artifacts(run_id, str(prepared / "docs"), "data/docs")
+    numbers = {f"partition/{k}": v for k, v in report["partition"].items()} | {f"rows/{k}": v for k, v in report["splits"].items()}
+    _log_metrics(client, run_id, [(name, value, 0) for name, value in numbers.items()])
+
+
+@task
+def log_steps(run_id: str, recipe: Recipe, records: list[dict[str, Any]], store: Path) -> None:
+    """Log committed steps: numbers of each client and their means, who failed or was refused, and the server's adapters.
+
+    Args:
+        run_id: the federate phase.
+        recipe: its `keep_every` says which rounds' adapters are logged; the last round's always are.
+        records: as committed.
+        store: the adapter store.
+    """
+    client = mlflow_client()
+    for record in records:
+        step = record["rounds_done"]
+        numbers = [(f"clients/{name}/{key}", values[key], step) for name, values in record["clients"].items()
+                   for key in ("loss", "gradient_norm", "seconds") if key in values]
+        for key in ("loss", "loss_first", "loss_last", "gradient_norm", "tokens", "seconds"):
+            values = [v[key] for v in record["clients"].values() if key in v]
+            if values:
+                numbers.append((f"train/{key}", sum(values) / len(values), step))
+        numbers += [(f"server/{key}", value, step) for key, value in record["server"].items()]
+        numbers += [("round/participants", len(record["clients"]), step), ("round/failed", len(record["failed"]), step), ("round/refused", len(record["refused"]), step)]
+        _log_metrics(client, run_id, numbers)
+        client.log_dict(run_id, record, f"rounds/{record['step']:05d}.json")
+        if step == recipe.federation.rounds or step % recipe.federation.keep_every == 0:
+            adapters = AdapterStore(store)
+            for name, digest in record["adapters"].items():
+                log_adapter(client, run_id, recipe, adapters, name, digest, step)
+
+
+@task
+def log_federation(run_id: str, recipe: Recipe, folder: Path) -> None:
+    """Log accuracies before and after, the learning curves, and the final selectors."""
+    from components.evaluation.plots import accuracy_picture, learning_curves
+    from tasks.reporting import accuracy_metrics
+
+    client, result = mlflow_client(), read_json(folder / "result.json")
+    for moment, step in (("before", 0), ("after", result["rounds"])):
+        _log_metrics(client, run_id, [(name, value, step) for name, value in accuracy_metrics(result[moment]).items()])
+    learning_curves(result["records"], folder / "learning-curves.png")
+    accuracy_picture(result["before"], result["after"], folder / "accuracy.png")
+    for name in ("learning-curves.png", "accuracy.png", "result.json"):
+        client.log_artifact(run_id, str(folder / name))
+    client.log_artifacts(run_id, str(folder / "selectors"), "selectors")
+
+
+@task
+def log_alignment(run_id: str, recipe: Recipe, folder: Path) -> None:
+    """Log TRL's curves, the KL to the named reference, the labelled pairs as a table, and the adapter of each epoch."""
+    client, result = mlflow_client(), read_json(folder / "result.json")
+    client.set_tag(run_id, "dpo.reference", recipe.alignment.dpo.reference)
+    client.set_tag(run_id, "model_uri", result["model_uri"])
+    _log_metrics(client, run_id, [
+        (f"dpo/{name}", value, int(entry["step"])) for entry in result["history"] for name, value in entry.items() if name != "step"])
+    numbers = {"align": result["metrics"], "sampling": result["sampling"], "labelling": result["labelling"]}
+    _log_metrics(client, run_id, [(f"{group}/{name}", value, 0) for group, values in numbers.items() for name, value in values.items()])
+    for path in [*result["checkpoints"], result["adapter"]]:
+        client.log_artifacts(run_id, path, f"adapters/{Path(path).name}")
+    rows = read_rows(folder / "pairs.parquet").to_list()[:100]
+    log_table(client, run_id, {key: [row[key] for row in rows] for key in ("prompt_id", "prompt", "chosen", "rejected", "label", "margin")}, "labelled_pairs.json")
+
+
+@task
+def log_evaluation(run_id: str, folder: Path) -> None:
+    """Log win rates, consistency, ROUGE, the judge's own figures, and sample generations as a table."""
+    client, result = mlflow_client(), read_json(folder / "result.json")
+    numbers = [(f"{contest}/{name}", value, 0) for contest, values in result["contests"].items() for name, value in values.items()]
+    numbers += [(f"rouge/{policy}/{kind}", value, 0) for policy, values in result["rouge"].items() for kind, value in values.items()]
+    numbers += [(f"judge/{name.removeprefix('judge_')}", value, 0) for name, value in result["judge_figures"].items()]
+    numbers += [(f"answers/{name}", value, 0) for name, value in result["answers"].items()]
+    _log_metrics(client, run_id, numbers)
+    client.set_tag(run_id, "judge", result["judge"])
+    client.log_artifact(run_id, str(folder / "result.json"))
+    rows = read_json(folder / "answers.json")
+    columns = {"prompt": [row["prompt"] for row in rows], "raw": [row["raw"]["text"] for row in rows], "aligned": [row["aligned"]["text"] for row in rows],
+               "human": [row["references"][0] if row["references"] else "" for row in rows]}
+    for contest, verdicts in result["verdicts"].items():
+        columns[contest] = [verdicts.get(row["prompt_id"], "") for row in rows]
+    log_table(client, run_id, columns, "generations.json")
+
+
+@task
+def log_report(run_id: str, folder: Path) -> None:
+    """Log the run's headline figures and its report at the parent run."""
+    client = mlflow_client()
+    _log_metrics(client, run_id, [(name, value, 0) for name, value in _flat(read_json(folder / "metrics.json"))])
+    client.log_artifacts(run_id, str(folder), "report")
+
+
+def log_adapter(client: Any, run_id: str, recipe: Recipe, store: AdapterStore, name: str, digest: str, step: int) -> None:
+    """Log an adapter as an MLflow model that holds PEFT's own files, once for each (run, step, name)."""
+    from mlflow.entities import LoggedModelOutput
+
+    experiment = client.get_run(run_id).info.experiment_id
+    label = f"{name}-round-{step}"
+    known = client.search_logged_models([experiment], filter_string=f"name = '{label}' AND source_run_id = '{run_id}'")
+    if any(str(model.status).upper().endswith("READY") for model in known):
+        return
+    layers = recipe.selector.backbone.layers
+    model = client.create_logged_model(
+        experiment, name=label, source_run_id=run_id, model_type="adapter", tags={"sha256": digest},
+        params={"backbone": recipe.selector.backbone.name, "layers": str(layers or "all"), "round": str(step)})
+    with tempfile.TemporaryDirectory() as scratch:
+        export_adapter(store.get(store.ref(digest)), recipe.selector.lora, recipe.selector.backbone.name, Path(scratch))
+        client.log_model_artifacts(model.model_id, scratch)
+    client.finalize_logged_model(model.model_id, "READY")
+    client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step)])
+
+
+def log_table(client: Any, run_id: str, columns: dict[str, list], file: str) -> None:
+    """Log a table that the MLflow UI shows; one that is there already stays, for MLflow would append the rows again."""
+    if file not in {info.path for info in client.list_artifacts(run_id)}:
+        client.log_table(run_id, columns, file)
+
+
+@task
+def register_policy(run_id: str, recipe: Recipe, adapter: Path) -> dict[str, str]:
+    """Register the aligned policy as a model version that `mlflow.pyfunc.load_model` loads and that generates.
+
+    The model holds the adapter, the recipe's policy section and this project's components; the backbone is had by
+    name when it is loaded, as everywhere in the project.
+    """
+    import mlflow
+    from mlflow.models import ModelSignature
+    from mlflow.types.schema import ColSpec, Schema
+
+    mlflow.set_tracking_uri(tracking_uri())
+    mlflow.set_registry_uri(tracking_uri())
+    with tempfile.TemporaryDirectory() as scratch, mlflow.start_run(run_id=run_id):
+        policy = Path(scratch) / "policy.json"
+        policy.write_text(json.dumps(recipe.policy.model_dump(mode="json")), encoding="utf-8")
+        logged = mlflow.pyfunc.log_model(
+            name="policy", python_model=str(PROJECT / "tasks" / "policy_model.py"), artifacts={"adapter": str(adapter), "policy": str(policy)},
+            code_paths=[str(PROJECT / "components")], registered_model_name=recipe.tracking.registered_model,
+            signature=ModelSignature(inputs=Schema([ColSpec("string", "prompt")]), outputs=Schema([ColSpec("string", "completion")])),
+            pip_requirements=_requirements())
+    version = logged.registered_model_version
+    client = mlflow_client()
+    client.set_registered_model_alias(recipe.tracking.registered_model, "latest-aligned", version)
+    client.update_run(run_id, status="RUNNING")
+    return {"model_uri": f"models:/{recipe.tracking.registered_model}/{version}", "version": str(version)}
+
+
+def _experiment(client: Any, name: str) -> str:
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(name)
+    if found is not None:
+        return found.experiment_id
+    location = None if tracking_uri().startswith("http") else (artifact_root() / name.replace("/", "-")).as_uri()
+    try:
+        return client.create_experiment(name, artifact_location=location)
+    except MlflowException:  # another run made it in the meantime
+        return client.get_experiment_by_name(name).experiment_id
+
+
+def _log_metrics(client: Any, run_id: str, numbers: list[tuple[str, Any, int]]) -> None:
+    from mlflow.entities import Metric
+
+    now = int(time.time() * 1000)
+    metrics = [Metric(name, float(value), now, step) for name, value, step in numbers if isinstance(value, int | float) and math.isfinite(value)]
+    for start in range(0, len(metrics), 1000):
+        client.log_batch(run_id, metrics=metrics[start : start + 1000])
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    rows = []
+    for key, value in tree.items():
+        rows += _flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else [(prefix + key, value)]
+    return rows
+
+
+def _requirements() -> list[str]:
+    from importlib.metadata import version
+
+    return [f"{name}=={version(name).split('+')[0]}" for name in ("torch", "transformers", "peft", "safetensors", "pydantic", "pyyaml", "gguf", "accelerate", "numpy")]

@@ -1,0 +1,167 @@
+"""The embedded sources, on the installed packages."""
+
+from collections import Counter, defaultdict
+
+import pytest
+
+from components.config import DataConfig, RecipeError
+from components.data import aclsum, chitchat, sources
+from components.data.detokenize import detokenize, is_sentence
+from components.data.records import DataError
+
+
+@pytest.mark.parametrize(("tokenised", "natural"), [
+    ("models ( LMs ) reach 45 % , or more .", "models (LMs) reach 45%, or more."),
+    ('the " exposure bias " problem ( " Why ? " ) .', 'the "exposure bias" problem ("Why?").'),
+    ("Spearman 's rho ; patterns ' meaning ; they do n't .", "Spearman's rho; patterns' meaning; they don't."),
+    ("tasks : ' No Subject ' e-mails", "tasks: 'No Subject' e-mails"),
+    ("( operator / operand )", "(operator/operand)"),
+    ("within 1 - 5 F 1 points", "within 1-5 F1 points"),
+    ("architecture -the network", "architecture - the network"),
+    ("For $ 10 we can not stop ...", "For $10 we cannot stop..."),
+    ("``quoted''  text", '"quoted" text')])
+def test_detokenising_restores_natural_spacing(tokenised, natural):
+    assert detokenize(tokenised) == natural
+    assert detokenize(natural) == natural
+
+
+def test_footnote_marks_are_no_sentences():
+    assert [is_sentence(s) for s in ("1", "1 *", "†", "Groundsman .")] == [False, False, False, True]
+
+
+@pytest.fixture(scope="module")
+def papers():
+    return aclsum.read_papers()
+
+
+@pytest.fixture(scope="module")
+def annotators():
+    return sources.load(DataConfig(source="aclsum"), 0)
+
+
+def test_spacing_does_not_tell_a_summary_from_a_sentence(papers):
+    import re
+
+    odd = re.compile(r" [,.;:?!%)\]](?: |$)|[(\[] |\s\s|^\s|\s$")
+    assert len(papers) == 250
+    for paper in papers:
+        for text in (paper["lead"], *(paper[a] for a in aclsum.ASPECTS)):
+            assert not odd.search(text), text
+
+
+def test_half_of_an_annotators_pairs_are_common_taste_and_half_its_own(annotators):
+    for split in ("train", "validation", "test"):
+        counts = Counter((r["client_id"], r["domain"]) for r in annotators.pairs if r["split"] == split)
+        assert len(counts) == 24 and len(set(counts.values())) == 1
+    assert len(annotators.pairs) == 12 * 4 * (16 + 2 + 5) and len(annotators.judge) == 6 * 4 * 45
+
+
+def test_aclsum_prefers_the_whole_summary_and_the_annotators_aspect(annotators, papers):
+    by_prompt = {p["prompt"]: p for p in papers}
+    for rows, aspect_of in ((annotators.pairs, annotators.groups), (annotators.judge, {f"judge-{i:02d}": aclsum.ASPECTS[i % 3] for i in range(6)})):
+        for row in rows:
+            paper = by_prompt[row["prompt"]]
+            summaries = {paper[a] for a in aclsum.ASPECTS}
+            assert row["chosen"] in summaries
+            if row["domain"] == "own":
+                assert row["chosen"] == paper[aspect_of[row["client_id"]]] and row["rejected"] in summaries
+            else:
+                assert row["rejected"] == paper["lead"] or row["chosen"].startswith(row["rejected"])
+
+
+def test_a_cut_summary_ends_without_punctuation_or_space():
+    assert aclsum.cut_short("One two, three four.", 0.5) == "One two"
+    assert aclsum.cut_short("One two three.", 0.01) == "One"
+
+
+def test_no_paper_serves_two_purposes(annotators):
+    uses = defaultdict(set)
+    for kind in ("pairs", "judge", "prompts"):
+        for row in getattr(annotators, kind):
+            uses[row["prompt"]].add(f"judge {row['split']}" if kind == "judge" else row["split"])
+    assert Counter(map(len, uses.values())).keys() == {1}
+    assert Counter(annotators.prompts["split"]) == {"align": 60, "test": 40}
+
+
+def test_aclsum_is_a_function_of_the_seed(annotators):
+    again, other = (sources.load(DataConfig(source="aclsum"), seed) for seed in (0, 1))
+    assert again.pairs.to_list() == annotators.pairs.to_list() and again.prompts.to_list() == annotators.prompts.to_list()
+    assert other.pairs.to_list() != annotators.pairs.to_list()
+
+
+def test_aclsum_makes_as_many_annotators_as_there_are_clients_and_no_more_papers_than_there_are():
+    data = sources.load(DataConfig(source="aclsum", clients=5, options={"papers_per_annotator": 2}), 0)
+    assert data.groups == {f"annotator-{i:02d}": aclsum.ASPECTS[i % 3] for i in range(5)}
+    with pytest.raises(RecipeError, match=r"papers_per_annotator .* it is 91, but train_papers is only 90"):
+        sources.load(DataConfig(source="aclsum", options={"papers_per_annotator": 91}), 0)
+    with pytest.raises(DataError, match=r"asks for 251 papers .*, but aclsum has 250"):
+        sources.load(DataConfig(source="aclsum", options={"align_prompts": 61}), 0)
+
+
+@pytest.mark.parametrize("name", ["aclsum", "chitchat"])
+def test_a_missing_data_package_says_what_to_install(monkeypatch, name):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(DataError, match=r"pip install 'fed-rlhf\[demo\]', or make install"):
+        sources.load(DataConfig(source=name), 0)
+
+
+TALKS = {
+    f"talk-{t:02d}": {"prompt": "Sea or hills?", "messages": [
+        [{"text": f"Hello, this is talk {t} and I like hills", "sender": "zoe"}],
+        [{"text": f"I prefer the sea in talk {t} myself", "sender": person}, {"text": "always", "sender": person}],
+        [{"text": f"But why would one say so {t}", "sender": "zoe"}],
+        [{"text": f"Because of the salt and number {t}", "sender": person}],
+        [{"text": "ok", "sender": "zoe"}]]}
+    for t, person in enumerate(["ann", "bob", "cem"] * 12)}
+
+
+@pytest.fixture
+def talks(tmp_path, monkeypatch):
+    import importlib.machinery
+    import json
+
+    (tmp_path / "dataset.json").write_text(json.dumps(TALKS))
+    spec = importlib.machinery.ModuleSpec("chitchat_dataset", None, origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: spec)
+
+
+def people(seed=0, **options):
+    small = {"min_pairs": 4, "judge_participants": 0, "align_prompts": 0, "evaluation_prompts": 1}
+    return sources.load(DataConfig(source="chitchat", clients=3, options=small | options), seed)
+
+
+def test_a_participants_chosen_reply_answered_this_prompt_and_the_rejected_one_another_conversation(talks):
+    replies = {r["prompt"]: r for r in chitchat.read_replies(4, 4, 100)}
+    told = {r["chosen"]: (r["client_id"], r["group"]) for r in replies.values()}
+    pairs = [row for p in ("ann", "bob", "cem") for row in chitchat._pairs(p, [r for r in replies.values() if r["client_id"] == p], dict.fromkeys(TALKS, "train"), 4, 0)]
+    assert len(pairs) == 3 * 24
+    for row in pairs:
+        assert row["chosen"] == replies[row["prompt"]]["chosen"]
+        assert told[row["rejected"]][0] == row["client_id"] and told[row["rejected"]][1] != row["group"]
+    assert Counter(r["chosen"] for r in pairs) == Counter(r["rejected"] for r in pairs)
+
+
+def test_a_chitchat_prompt_shows_who_said_what_and_ends_with_the_other_person(talks):
+    reply = next(r for r in chitchat.read_replies(2, 4, 100) if r["chosen"].startswith("Because of the salt and number 3"))
+    assert reply["prompt"] == "TOPIC: Sea or hills?\nYOU: I prefer the sea in talk 3 myself always\nTHEY: But why would one say so 3"
+
+
+def test_chitchat_says_when_there_are_too_few_people(talks):
+    with pytest.raises(DataError, match="too few for 3 clients and 9 judges"):
+        people(judge_participants=9)
+    with pytest.raises(DataError, match="asks for 1 prompts: lower"):
+        people()        # everyone here is a client or speaks with one
+
+
+def test_the_real_conversations_give_clients_judges_and_prompts_of_different_people():
+    data = sources.load(DataConfig(source="chitchat", clients=30), 0)
+    assert len(set(data.pairs["client_id"])) == 30 and len(set(data.judge["client_id"])) == 20
+    assert not set(data.pairs["client_id"]) & set(data.judge["client_id"])
+    assert Counter(data.prompts["split"]) == {"align": 200, "test": 100}
+    splits = defaultdict(set)
+    for kind in ("pairs", "judge"):
+        table = getattr(data, kind)
+        for group, split in zip(table["group"], table["split"], strict=True):
+            splits[group].add(split)
+    assert all(len(s) == 1 for s in splits.values())
+    assert min(Counter(data.pairs["client_id"]).values()) >= 20

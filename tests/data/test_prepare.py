@@ -1,0 +1,227 @@
+"""Splitting, partition, validation and the prepared folder, end to end on small files."""
+
+import json
+from collections import Counter, defaultdict
+
+import pandas as pd
+import pytest
+
+from components.config import DataConfig
+from components.data.prepare import prepare
+from components.data.records import DataError, read_clients, read_rows
+from components.data.splits import assign
+from components.data.validation import validate
+
+
+@pytest.fixture
+def own(fixtures):
+    return {"source": "jsonl", "path": str(fixtures / "pairs.jsonl")}
+
+
+def rows_of(folder, name="pairs"):
+    return read_rows(folder / f"{name}.parquet").to_list()
+
+
+def test_a_prompts_split_is_a_function_of_seed_and_prompt_and_shares_come_out_as_asked():
+    groups = [f"question {i}" for i in range(5000)]
+    splits = assign(groups, 0.1, 0.2, seed=1)
+    counts = Counter(splits)
+    assert abs(counts["test"] / 5000 - 0.2) < 0.02 and abs(counts["validation"] / 5000 - 0.1) < 0.02
+    assert assign(reversed(groups), 0.1, 0.2, seed=1) == splits[::-1]
+    assert assign(groups, 0.1, 0.2, seed=2) != splits
+
+
+@pytest.mark.parametrize("partition", [{"partition": "natural"}, {"partition": "dirichlet", "clients": 4}, {"partition": "iid", "clients": 4}])
+def test_every_pair_that_comes_in_goes_out_or_is_counted_and_no_prompt_is_in_two_splits(own, tmp_path, partition):
+    report = prepare(DataConfig(**own, **partition), 0, tmp_path / "data")
+    rows, judge, prompts = (rows_of(tmp_path / "data", name) for name in ("pairs", "judge", "prompts"))
+    counted = report["rows"]
+    assert counted["source"] == counted["pairs"] == len(rows)
+    assert len(rows) + len(judge) + counted["dropped"]["prompt given to the server"] == 60      # the file's lines
+    splits = defaultdict(set)
+    for row in (*rows, *judge, *prompts):
+        splits[row["prompt"]].add(row["split"])
+    assert all(len(s) == 1 for s in splits.values())
+    assert {"train", "test"} <= set(report["splits"]) and report["splits"]["train"] and report["splits"]["test"]
+    if partition["partition"] != "natural":
+        assert len({(r["group"], r["client_id"]) for r in rows}) == len({r["group"] for r in rows})
+        assert {r["client_id"] for r in rows} == {f"client-0{i}" for i in range(4)}
+
+
+def test_both_directions_of_a_disagreement_survive(tmp_path):
+    """The reference code lost half of the pairs by an append under `if choice == 1`."""
+    rows = [{"prompt": f"q{i}", "chosen": f"{'ab'[o]}{i}", "rejected": f"{'ba'[o]}{i}", "client_id": f"c{o}"} for i in range(40) for o in (0, 1)]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    options = {"align_share": 0.0, "judge_clients": 0.0}
+    prepare(DataConfig(source="jsonl", path=str(tmp_path / "p.jsonl"), options=options), 0, tmp_path / "data")
+    key = ("prompt", "chosen", "rejected", "client_id")
+    assert Counter(tuple(r[k] for k in key) for r in rows) == Counter(tuple(r[k] for k in key) for r in rows_of(tmp_path / "data"))
+
+
+def test_the_prepared_folder_holds_what_records_promises(own, tmp_path):
+    folder = tmp_path / "runs" / "data"
+    report = prepare(DataConfig(**own, partition="natural"), 0, folder)
+    assert {p.name for p in folder.iterdir()} == {"pairs.parquet", "judge.parquet", "prompts.parquet", "clients.json", "report.json", "partition.png", "docs"}
+    assert (folder / "docs" / "index.html").is_file() and (folder / "partition.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((folder / "report.json").read_text()) == report
+    clients = read_clients(folder)
+    for client, row in clients.items():
+        for split in ("train", "validation", "test"):
+            assert row[split] == len(read_rows(folder / "pairs.parquet", client_id=client, split=split))
+    assert report["partition"]["clients"] == len(clients) == 3 and report["partition"]["samples"] == len(rows_of(folder))
+    assert [p.name for p in folder.parent.iterdir()] == ["data"]
+
+
+def test_preparing_again_replaces_the_folder_with_the_same_rows(own, tmp_path):
+    folder = tmp_path / "data"
+    prepare(DataConfig(**own), 0, folder)
+    first = (folder / "pairs.parquet").read_bytes()
+    (folder / "left-over").touch()
+    prepare(DataConfig(**own), 0, folder)
+    assert (folder / "pairs.parquet").read_bytes() == first and not (folder / "left-over").exists()
+    prepare(DataConfig(**own), 1, folder)
+    assert (folder / "pairs.parquet").read_bytes() != first
+
+
+def test_fewer_clients_than_owners_keep_those_with_most_pairs_and_count_the_rest(tmp_path):
+    rows = [{"prompt": f"q{c}{i}", "chosen": f"y{i}", "rejected": f"n{i}", "client_id": f"c{c}"} for c in range(4) for i in range(10 * (c + 1))]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    recipe = {"source": "jsonl", "path": str(tmp_path / "p.jsonl"), "options": {"align_share": 0.0, "judge_clients": 0.0}}
+    report = prepare(DataConfig(**recipe, clients=2), 0, tmp_path / "data")
+    assert set(read_clients(tmp_path / "data")) == {"c2", "c3"}
+    assert report["rows"] | {"prompts": None} == {"source": 100, "pairs": 70, "left_out": {"owner not among the clients": 30}, "judge": 0, "prompts": None, "dropped": {}}
+    with pytest.raises(DataError, match=r"data.clients is 5, but source jsonl has only 4 owners"):
+        prepare(DataConfig(**recipe, clients=5), 0, tmp_path / "data")
+
+
+def test_max_pairs_keeps_whole_prompts_of_every_split(own, tmp_path):
+    whole = prepare(DataConfig(**own, partition="iid", clients=2), 0, tmp_path / "all")
+    report = prepare(DataConfig(**own, partition="iid", clients=2, max_pairs=30), 0, tmp_path / "some")
+    before, after = (Counter(r["prompt"] for r in rows_of(tmp_path / name)) for name in ("all", "some"))
+    assert sum(after.values()) <= 30 and all(before[p] == n for p, n in after.items())
+    assert report["splits"]["train"] and report["splits"]["test"]
+    assert report["rows"]["pairs"] + report["rows"]["left_out"]["over max_pairs"] == whole["rows"]["pairs"]
+
+
+def test_owners_are_needed_for_the_natural_partition(fixtures, tmp_path):
+    with pytest.raises(DataError, match="have no client_id: partition 'natural' needs an owner"):
+        prepare(DataConfig(source="hh-rlhf", path=str(fixtures / "hh.jsonl")), 0, tmp_path / "data")
+    with pytest.raises(DataError, match="partition 'iid': 50 clients cannot each own one of"):
+        prepare(DataConfig(source="hh-rlhf", path=str(fixtures / "hh.jsonl"), partition="iid", clients=50), 0, tmp_path / "data")
+
+
+def test_data_that_fail_leave_the_docs_and_the_earlier_folder_and_nothing_else(own, tmp_path):
+    folder = tmp_path / "data"
+    prepare(DataConfig(**own), 0, folder)
+    before = (folder / "pairs.parquet").read_bytes()
+    with pytest.raises(DataError, match="has at most 30 characters") as error:
+        prepare(DataConfig(**own, max_characters=30), 0, folder)
+    docs = tmp_path / "data.rejected" / "docs" / "index.html"
+    assert docs.is_file() and str(docs) in str(error.value)
+    assert (folder / "pairs.parquet").read_bytes() == before
+    assert {p.name for p in tmp_path.iterdir()} == {"data", "data.rejected"}
+    prepare(DataConfig(**own), 0, folder)
+    assert {p.name for p in tmp_path.iterdir()} == {"data"}
+
+
+# --- the suite
+
+def good(n: int = 60) -> pd.DataFrame:
+    return pd.DataFrame([{
+        "prompt": f"question {i}", "chosen": f"yes {i}" + " indeed" * (i % 2), "rejected": f"no {i}" + " not at all" * (i % 3), "client_id": f"c{i % 3}", "domain": "d",
+        "source": "s", "pair_id": f"p{i}", "split": "test" if i % 5 == 0 else "train", "group": f"question {i}"} for i in range(n)])
+
+
+def check(pairs: pd.DataFrame, prompts: pd.DataFrame | None = None, judge: pd.DataFrame | None = None, docs=None, one_client_groups=True):
+    prompts = pd.DataFrame([{"prompt_id": "1", "prompt": "other", "references": [], "split": "align"}]) if prompts is None else prompts
+    judge = pairs.iloc[:0] if judge is None else judge
+    return validate(pairs, prompts, {"c0", "c1", "c2"}, judge=judge, max_characters=200, one_client_groups=one_client_groups, docs=docs)
+
+
+def changed(column: str, rows: slice, value) -> pd.DataFrame:
+    pairs = good()
+    pairs.loc[rows, column] = value
+    return pairs
+
+
+def test_good_data_pass_and_every_expectation_is_reported():
+    report = check(good())
+    names = {e["expectation"] for e in report["expectations"]}
+    assert report["success"] and all(e["success"] for e in report["expectations"])
+    assert {"no prompt in two splits", "no group in two clients", "chosen differs from rejected", "the client is known"} <= names
+    assert sum(name.startswith("label balance") for name in names) == 2
+    json.dumps(report)
+
+
+@pytest.mark.parametrize(("column", "rows", "value", "expectation", "count"), [
+    ("prompt", slice(1, 2), "  \n", "prompt is not empty", 2),
+    ("chosen", slice(1, 2), "", "chosen is not empty", 2),
+    ("rejected", slice(3, 3), None, "rejected is there", 1),
+    ("chosen", slice(0, 6), "x" * 201, "chosen has at most 200 characters", 7),
+    ("client_id", slice(2, 2), "stranger", "the client is known", 1),
+    ("split", slice(2, 2), "dev", "the split is known", 1),
+    ("pair_id", slice(4, 5), "same", "the pair_id is unique", 2),
+    ("prompt", slice(0, 1), "asked twice", "no prompt in two splits", 2),
+    ("group", slice(0, 1), "one question", "no group in two splits", 2),
+    ("group", slice(1, 2), "one question", "no group in two clients", 2)])
+def test_each_expectation_can_fail_and_names_itself_and_its_rows(column, rows, value, expectation, count):
+    with pytest.raises(DataError, match=f"'{expectation}'.* fails in {count} of 60 rows"):
+        check(changed(column, rows, value))
+
+
+def test_a_pair_of_equal_completions_is_refused():
+    pairs = good()
+    pairs.loc[7, "rejected"] = pairs.loc[7, "chosen"] + " "
+    with pytest.raises(DataError, match=r"'chosen differs from rejected'.* fails in 1 of 60 rows"):
+        check(pairs)
+
+
+def test_a_client_without_a_pair_is_refused():
+    pairs = good()
+    with pytest.raises(DataError, match=r"'every client has a pair'.* fails for the 40 rows as a whole"):
+        check(pairs[pairs["client_id"] != "c2"].reset_index(drop=True))
+
+
+def test_groups_in_two_clients_are_refused_only_where_the_partition_promises_it():
+    check(changed("group", slice(1, 2), "one question"), one_client_groups=False)
+
+
+def test_a_training_prompt_that_the_server_tests_on_is_refused():
+    prompts = pd.DataFrame([{"prompt_id": "1", "prompt": "question 1", "references": [], "split": "test"}])
+    with pytest.raises(DataError, match=r"pairs: 'no prompt in two splits'.* fails in 1 of 60 rows"):
+        check(good(), prompts)
+
+
+def test_a_judges_training_prompt_must_not_be_a_clients_test_prompt():
+    judge = good(1).assign(client_id="judge", split="train", pair_id="j")
+    with pytest.raises(DataError, match=r"'no prompt in two splits'.* fails in 2 of 61 rows"):
+        check(good(), judge=judge)
+
+
+def test_labels_that_are_nothing_but_lengths_are_refused():
+    pairs = good()
+    pairs["chosen"] = pairs["rejected"] + " and more"
+    with pytest.raises(DataError, match=r"chosen is the longer completion'.* holds in 100.0% of 60 pairs, but 2% to 98% is expected"):
+        check(pairs)
+
+
+def test_an_answer_that_always_wins_is_refused():
+    with pytest.raises(DataError, match="chosen comes first in a label-free order'"):
+        check(good().assign(chosen="A", rejected="B"))
+
+
+def test_a_failure_shows_five_rows_cut_short_and_leaves_the_data_docs(tmp_path, capfd):
+    with pytest.raises(DataError) as error:
+        check(changed("chosen", slice(0, 9), "word " * 60), docs=tmp_path / "docs")
+    lines = str(error.value).splitlines()
+    assert sum(line.startswith("    ") for line in lines) == 5
+    assert "word word" in lines[2] and "…" in lines[2] and "word " * 20 not in lines[2]
+    assert lines[-1] == f"Data Docs: {tmp_path / 'docs' / 'index.html'}" and (tmp_path / "docs" / "index.html").is_file()
+    assert capfd.readouterr() == ("", "")       # no progress bars, no log lines
+
+
+def test_the_partition_picture_is_drawn_for_many_clients_and_domains(tmp_path):
+    from components.data.picture import partition_picture
+
+    partition_picture({f"client-{c:03d}": {f"domain {d}": (c * d) % 7 for d in range(30)} for c in range(200)}, tmp_path / "p.png")
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")

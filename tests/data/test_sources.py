@@ -1,0 +1,231 @@
+import gzip
+import json
+import subprocess
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from components.config import DataConfig, RecipeError
+from components.data import hh_rlhf, sources
+from components.data.records import PAIR_COLUMNS, PROMPT_COLUMNS, DataError
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def own(**more):
+    return {"prompt": "Which?", "chosen": "This.", "rejected": "That."} | more
+
+
+def test_looking_a_source_up_imports_no_heavy_library():
+    heavy = "'torch', 'datasets', 'pandas', 'pyarrow', 'great_expectations', 'aclsum', 'chitchat_dataset'"
+    code = f"import sys; from components.data import sources; sources.options_model('aclsum', 'x'); print([m for m in ({heavy}) if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_an_unknown_source_names_the_nearest_one():
+    with pytest.raises(RecipeError, match=r"recipe.yaml: data source 'jsonline' is not known.*Did you mean 'jsonl'"):
+        sources.options_model("jsonline", "recipe.yaml")
+
+
+def test_an_unknown_option_of_a_source_is_refused_by_name(fixtures):
+    with pytest.raises(RecipeError, match=r"data.options.judge_worker'; did you mean 'data.options.judge_workers'"):
+        sources.load(DataConfig(source="tldr", path=str(fixtures / "tldr"), options={"judge_worker": 1}), 0)
+
+
+# --- tldr
+
+def tldr(fixtures, seed=0, **options):
+    return sources.load(DataConfig(source="tldr", path=str(fixtures / "tldr"), options={"judge_workers": 1, "align_share": 1.0} | options), seed)
+
+
+def test_tldr_takes_the_summary_that_the_worker_chose_as_chosen_whichever_place_it_had(fixtures):
+    raw = [json.loads(line) for line in (fixtures / "tldr" / "comparisons.jsonl").read_text().splitlines()]
+    assert {row["choice"] for row in raw} == {0, 1}
+    said = {(r["info"]["post"], r["worker"]): (r["summaries"][r["choice"]]["text"].strip(), r["summaries"][1 - r["choice"]]["text"].strip()) for r in raw[:-2]}
+    data = tldr(fixtures)
+    rows = [*data.pairs, *data.judge]
+    assert len(rows) == len(said) == 20
+    for row in rows:
+        assert (row["chosen"], row["rejected"]) == said[row["prompt"].partition("\nPOST: ")[2], row["client_id"]]
+    assert "Basil on a north window rots although it is watered daily." in {r["chosen"] for r in rows}
+
+
+def test_tldr_clients_are_workers_and_the_judges_workers_are_apart(fixtures):
+    data = tldr(fixtures)
+    clients, judges = set(data.pairs["client_id"]), set(data.judge["client_id"])
+    assert len(judges) == 1 and len(clients) == 3 and not clients & judges
+    assert judges != {"worker-four"}        # too few pairs to be a judge
+    assert data.pairs[0]["prompt"].startswith("SUBREDDIT: r/") and data.pairs[0]["domain"].startswith("r/")
+    assert tuple(data.pairs.column_names) == PAIR_COLUMNS and tuple(data.prompts.column_names) == PROMPT_COLUMNS
+
+
+def test_tldr_counts_the_rows_that_make_no_pair(fixtures):
+    assert tldr(fixtures).dropped == {"not a Reddit post": 1, "both summaries the same": 1}
+
+
+def test_tldr_keeps_posts_of_the_comparisons_out_of_the_prompts_although_their_punctuation_differs(fixtures):
+    prompts = tldr(fixtures).prompts
+    assert not any("basil" in p.lower() for p in prompts["prompt"])
+    assert prompts["split"].count("align") == 12 and prompts["split"].count("test") == 4
+    assert prompts["references"][0] == ["kettle is broken"]
+
+
+def test_tldr_reserves_a_share_of_the_posts_for_supervised_fine_tuning(fixtures):
+    used = set(tldr(fixtures, align_share=0.4).prompts["prompt"])
+    every = set(tldr(fixtures).prompts["prompt"])
+    assert used < every and used == set(tldr(fixtures, align_share=0.4).prompts["prompt"])
+
+
+def test_tldr_reads_the_parquet_conversion_from_the_hub_and_runs_no_remote_code(fixtures, monkeypatch):
+    import datasets
+
+    asked = []
+
+    def load_dataset(name, config=None, **more):
+        asked.append((name, config, more))
+        file = {"openai/summarize_from_feedback": "comparisons"}.get(name, "posts" if more["split"] == "train" else "posts_test")
+        return [json.loads(line) for line in (fixtures / "tldr" / f"{file}.jsonl").read_text().splitlines()]
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    data = sources.load(DataConfig(source="tldr", options={"judge_workers": 1}), 0)
+    assert len(data.pairs) + len(data.judge) == 20
+    assert asked[0] == ("openai/summarize_from_feedback", "comparisons", {"split": "train", "revision": "refs/convert/parquet", "data_dir": None})
+    assert [(name, more["split"]) for name, _, more in asked[1:]] == [("trl-lib/tldr", "train"), ("trl-lib/tldr", "test")]
+    assert not any("trust_remote_code" in more for *_, more in asked)
+
+
+def test_a_hub_that_cannot_be_reached_is_one_sentence_that_says_what_to_do(monkeypatch):
+    import datasets
+
+    def load_dataset(*_, **__):
+        raise ConnectionError("Couldn't reach the Hub\nand a long tail")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(DataError, match=r"cannot be loaded from the Hugging Face hub: Couldn't reach the Hub\. Give a local copy as data.path"):
+        sources.load(DataConfig(source="hh-rlhf"), 0)
+
+
+def test_a_folder_without_a_needed_file_or_column_says_which(fixtures, tmp_path):
+    with pytest.raises(DataError, match=r"the file comparisons .* is missing"):
+        sources.load(DataConfig(source="tldr", path=str(tmp_path)), 0)
+    write(tmp_path / "comparisons.jsonl", [{"info": {}, "summaries": [], "choice": 0}])
+    (tmp_path / "posts.jsonl").write_bytes((fixtures / "tldr" / "posts.jsonl").read_bytes())
+    (tmp_path / "posts_test.jsonl").write_bytes((fixtures / "tldr" / "posts_test.jsonl").read_bytes())
+    with pytest.raises(DataError, match=r"comparisons.jsonl, row 1: column 'worker' is missing; there are: info, summaries, choice"):
+        sources.load(DataConfig(source="tldr", path=str(tmp_path)), 0)
+
+
+# --- hh-rlhf
+
+def test_hh_takes_the_chosen_dialogues_last_turn_as_chosen_and_the_rest_as_prompt(fixtures):
+    data = sources.load(DataConfig(source="hh-rlhf", path=str(fixtures / "hh.jsonl"), options={"align_share": 0.0, "judge_share": 0.0}), 0)
+    assert len(data.pairs) == 8
+    assert all(r["chosen"].startswith("Good answer") and r["rejected"].startswith("Bad answer") for r in data.pairs)
+    longer = next(r for r in data.pairs if "hydrant" in r["prompt"])
+    assert longer["prompt"] == "Human: Can I park on a hydrant?\n\nAssistant: Tell me more.\n\nHuman: It is urgent."
+
+
+def test_hh_counts_dialogues_that_do_not_share_a_prompt(fixtures):
+    rows = [json.loads(line) for line in (fixtures / "hh.jsonl").read_text().splitlines()]
+    pairs, dropped = hh_rlhf.split_dialogues(rows, "hh")
+    assert dropped == {"dialogues without a common prompt": 1, "both answers the same": 1, "empty answer": 1}
+    assert len(pairs) + sum(dropped.values()) == len(rows)
+
+
+def test_hh_keeps_a_folders_own_test_split_and_drops_training_rows_of_its_prompts(fixtures, tmp_path):
+    lines = (fixtures / "hh.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "train.jsonl.gz").write_bytes(gzip.compress("".join(lines[:7]).encode()))
+    (tmp_path / "test.jsonl").write_text("".join(lines[6:8]))
+    data = sources.load(DataConfig(source="hh-rlhf", path=str(tmp_path), options={"align_share": 0.0, "judge_share": 0.0}), 0)
+    assert sorted(r["chosen"][:20] for r in data.pairs if r["split"] == "test") == ["Good answer number 6", "Good answer number 7"]
+    assert data.dropped == {"prompt also in the test split": 1}
+
+
+def test_hh_reads_the_real_sample_and_loses_no_row_uncounted(samples):
+    path = samples / "hh_rlhf" / "harmless_base_even.jsonl.gz"
+    with gzip.open(path, "rt") as lines:
+        count = sum(1 for _ in lines)
+    data = sources.load(DataConfig(source="hh-rlhf", path=str(path)), 0)
+    assert len(data.pairs) + len(data.judge) + sum(data.dropped.values()) == count == 1156
+    assert data.dropped["empty answer"] == 2 and "dialogues without a common prompt" not in data.dropped
+
+
+# --- jsonl and parquet
+
+def test_own_pairs_need_three_columns_and_become_pairs_test_prompts_server_prompts_and_a_judge(fixtures):
+    data = sources.load(DataConfig(source="jsonl", path=str(fixtures / "pairs.jsonl")), 0)
+    assert len(data.pairs) + len(data.judge) + data.dropped["prompt given to the server"] == 60
+    assert set(data.judge["client_id"]) == {"judge"} and set(data.pairs["client_id"]) == {"ann", "bob", "cem"}
+    tested = {r["prompt"] for r in data.pairs if r["split"] == "test"}
+    by_split = {s: {r["prompt"] for r in data.prompts if r["split"] == s} for s in ("align", "test")}
+    assert by_split["test"] == tested and by_split["align"]
+    assert not by_split["align"] & ({*data.pairs["prompt"], *data.judge["prompt"]})
+    prompt = next(r for r in data.prompts if r["split"] == "test")
+    assert set(prompt["references"]) == {r["chosen"] for r in data.pairs if r["prompt"] == prompt["prompt"]}
+
+
+def test_own_pairs_keep_their_direction_their_split_and_their_margin(tmp_path):
+    rows = [own(prompt=f"q{i}", chosen="good", rejected="bad", split=("train", "test")[i % 2], margin=i) for i in range(40)]
+    data = sources.load(DataConfig(source="jsonl", path=write(tmp_path / "p.jsonl", rows), options={"align_share": 0.0, "judge_clients": 0.0}), 0)
+    assert {(r["chosen"], r["rejected"]) for r in data.pairs} == {("good", "bad")}
+    assert {(r["prompt"], r["split"], r["margin"]) for r in data.pairs} == {(r["prompt"], r["split"], float(r["margin"])) for r in rows}
+
+
+def test_ten_owners_or_more_give_some_of_themselves_to_the_judge(tmp_path):
+    rows = [own(prompt=f"q{i} {c}", client_id=f"c{c}") for c in range(20) for i in range(5)]
+    data = sources.load(DataConfig(source="jsonl", path=write(tmp_path / "p.jsonl", rows)), 0)
+    judges = set(data.judge["client_id"])
+    assert len(judges) == 2 and not judges & set(data.pairs["client_id"]) and len(data.judge) == 10
+
+
+def test_parquet_reads_the_same_pairs_as_jsonl(fixtures, tmp_path):
+    rows = [json.loads(line) for line in (fixtures / "pairs.jsonl").read_text().splitlines()]
+    pyarrow.parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "p.parquet")
+    columns = [c for c in PAIR_COLUMNS if c not in ("source", "pair_id")]
+    left, right = (sources.load(DataConfig(source=s, path=str(p)), 3).pairs.select_columns(columns).to_list()
+                   for s, p in (("jsonl", fixtures / "pairs.jsonl"), ("parquet", tmp_path / "p.parquet")))
+    assert left == right
+
+
+def test_a_repeated_judgement_keeps_its_row_and_gets_its_own_id(tmp_path):
+    rows = [own(prompt=f"q{i // 2}") for i in range(40)]
+    data = sources.load(DataConfig(source="jsonl", path=write(tmp_path / "p.jsonl", rows), options={"align_share": 0.0, "judge_clients": 0.0}), 0)
+    assert len(data.pairs) == len(set(data.pairs["pair_id"])) == 40
+
+
+@pytest.mark.parametrize(("content", "sentence"), [
+    ('{"prompt": "a", "chosen": "b", "rejected": "c"}\n{"prompt": \n', r"p.jsonl, line 2: this is not valid JSON"),
+    ('["a"]\n', r"line 1: expected a JSON object"),
+    ('{"prompt": "a", "chosen": "b", "answer": "c"}\n', r"row 1: column 'rejected' is missing; there are: prompt, chosen, answer"),
+    ('{"prompt": "a", "chosen": 3, "rejected": "c"}\n', r"row 1: column 'chosen' must be text, but is 3 \(int\)"),
+    ('{"prompt": null, "chosen": "b", "rejected": "c"}\n', r"row 1: column 'prompt' is null"),
+    ('{"prompt": "a", "chosen": "b", "rejected": "c", "split": "dev"}\n', r"split 'dev' is not known; there are: train, validation, test"),
+    ('{"prompt": "a", "chosen": "b", "rejected": "c", "margin": "big"}\n', r"column 'margin' must be a number, but is 'big'"),
+    ("\n", "holds no rows"),
+    ("\x00\xff", "not valid JSON")])
+def test_a_bad_line_is_named_with_file_and_line(tmp_path, content, sentence):
+    path = tmp_path / "p.jsonl"
+    path.write_text(content)
+    with pytest.raises(DataError, match=sentence) as error:
+        sources.load(DataConfig(source="jsonl", path=str(path)), 0)
+    assert str(path) in str(error.value)
+
+
+def test_a_missing_path_file_or_wrong_kind_of_file_is_one_sentence(tmp_path):
+    with pytest.raises(DataError, match=r"give the file as data.path"):
+        sources.load(DataConfig(source="jsonl"), 0)
+    with pytest.raises(DataError, match="there is no such file"):
+        sources.load(DataConfig(source="jsonl", path=str(tmp_path / "none.jsonl")), 0)
+    (tmp_path / "p.parquet").write_text("not parquet")
+    with pytest.raises(DataError, match="the data source jsonl reads"):
+        sources.load(DataConfig(source="jsonl", path=str(tmp_path / "p.parquet")), 0)
+    with pytest.raises(DataError, match="this is not a parquet file"):
+        sources.load(DataConfig(source="parquet", path=str(tmp_path / "p.parquet")), 0)
+    (tmp_path / "p.jsonl.gz").write_text("not gzip")
+    with pytest.raises(DataError, match="cannot be read as gzipped"):
+        sources.load(DataConfig(source="jsonl", path=str(tmp_path / "p.jsonl.gz")), 0)

@@ -1,0 +1,52 @@
+import pytest
+
+from components.data import templates
+from components.data.records import DataError
+
+
+@pytest.mark.parametrize("task", ["summarization", "qa"])
+def test_a_selector_template_ends_at_the_answer_slot_so_that_the_next_token_is_space_a(task):
+    template = templates.load(f"{task}/selector", "selector")
+    assert template.fields == ("prompt", "response_a", "response_b")
+    assert template.pieces[-1].endswith("### YOUR CHOICE:")
+
+
+@pytest.mark.parametrize("task", ["summarization", "qa"])
+def test_a_policy_template_holds_the_prompt_and_ends_where_the_response_begins(task):
+    template = templates.load(f"{task}/policy", "policy")
+    assert template.fields == ("prompt",) and template.render(prompt="P").endswith("### Response:")
+
+
+def test_every_template_file_is_found_by_its_name():
+    assert {"summarization/selector", "qa/selector"} <= set(templates.names("selector"))
+    for kind in ("selector", "policy"):
+        for name in templates.names(kind):
+            assert templates.load(name, kind).name == name
+
+
+def test_braces_in_the_data_and_in_the_template_are_plain_text():
+    template = templates.parse("{ json: {} } {prompt}|{response_a}|{response_b}|?", "t", "selector", "t.txt")
+    values = {"prompt": "{response_a}", "response_a": "{0}", "response_b": "}{"}
+    assert template.render(**values) == "{ json: {} } {response_a}|{0}|}{|?"
+    assert template.pieces == ("{ json: {} } ", "prompt", "|", "response_a", "|", "response_b", "|?")
+    with pytest.raises(KeyError, match="response_b"):
+        template.render(prompt="p", response_a="a")
+
+
+@pytest.mark.parametrize(("text", "kind", "sentence"), [
+    ("{prompt} {response_a} choice:", "selector", r"\{response_b\} exactly once, but it is there 0 times"),
+    ("{prompt} {prompt}", "policy", r"\{prompt\} exactly once, but it is there 2 times"),
+    ("{prompt} {answer}", "policy", r"placeholder \{answer\} is not known in a policy template"),
+    ("{prompt} {response_b} {response_a} choice:", "selector", r"\{response_a\} must come before"),
+    ("{prompt} {response_a} {response_b}\n", "selector", "must end with its answer slot")])
+def test_a_wrong_template_file_is_refused_by_its_path_and_placeholder(tmp_path, text, kind, sentence):
+    path = tmp_path / "mine.txt"
+    path.write_text(text)
+    with pytest.raises(DataError, match=sentence) as error:
+        templates.load(str(path), kind)
+    assert str(path) in str(error.value)
+
+
+def test_an_unknown_template_names_the_nearest_one():
+    with pytest.raises(DataError, match=r"Did you mean 'summarization/selector'\?"):
+        templates.load("summarisation/selector", "selector")
