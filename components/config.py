@@ -288,7 +288,7 @@ def _sentence(model: type[BaseModel], values: Any, error: Mapping[str, Any], pre
             break
     reason = str(context["error"]) if kind == "value_error" and "error" in context else error["msg"].removeprefix("Value error, ")
     if not location:
-        return reason[:1].upper() + reason[1:] + "."
+        return (reason if "." in reason.split(" ", 1)[0] else reason[:1].upper() + reason[1:]) + "."
     shown = "" if isinstance(given, dict) else f" is {given!r}"
     allowed = f" (expected {context['expected']})" if kind == "literal_error" else ""
     reason = "not an allowed value" if kind == "literal_error" else reason[:1].lower() + reason[1:]

@@ -31,7 +31,8 @@ def quiet() -> None:
         os.environ.setdefault(name, value)
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     warnings.filterwarnings("ignore", category=FutureWarning)
-    for name in ("great_expectations", "alembic", "mlflow.store.db.utils", "absl", "matplotlib.font_manager"):
+    warnings.filterwarnings("ignore", message=".*An input example was not provided.*")  # the signature is given instead
+    for name in ("great_expectations", "alembic", "mlflow.store.db.utils", "mlflow.tracking._model_registry", "absl", "matplotlib.font_manager"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
 

@@ -6,10 +6,13 @@ import argparse
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from components.config import RecipeError
+from components.data.records import DataError
 from components.environment import quiet
 from components.recipes import load_recipe, recipe_names
+from infra.servers import ServerError, prefect_api
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,46 +36,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{recipe.name}: the recipe is valid")
             return 0
         return run(given.recipe, list(given.overrides), given.resume)
-    except Explained.errors() as error:
+    except (RecipeError, DataError, ServerError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
 
 def run(recipe: str, overrides: list[str], resume: str | None) -> int:
     """Run the flow with a Prefect API of its own, or with the one that is there, and print the table at the end."""
-    from pathlib import Path
-
-    from infra.servers import prefect_api
-
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     print("starting ...", flush=True)
-    with prefect_api() as own_server:
-        from flows.fed_rlhf import fed_rlhf
-        from tasks.runs import Run
+    with prefect_api():
+        from prefect.events.worker import EventsWorker
+        from prefect.logging.handlers import APILogWorker
 
-        state = fed_rlhf(recipe=recipe, overrides=overrides, resume=resume, own_server=own_server, return_state=True)
+        from flows.fed_rlhf import fed_rlhf
+
+        state = fed_rlhf(recipe=recipe, overrides=overrides, resume=resume, return_state=True)
+        APILogWorker.drain_all(timeout=10)  # before a server of this run's own is stopped
+        EventsWorker.drain_all(timeout=10)
         if not state.is_completed():
             error = state.result(raise_on_failure=False)
-            if isinstance(error, Explained.errors()):
-                raise error
             print(f"error: the run ended {state.name}: {error or state.message}", file=sys.stderr)
-            return 1
-        folder = Path(state.result())
-        print("\n" + Run(folder.name, folder).summary())
+            return 2 if isinstance(error, RecipeError | DataError) else 1
+        print("\n" + (Path(state.result()) / "report" / "summary.txt").read_text(encoding="utf-8"))
     return 0
-
-
-class Explained:
-    """The errors whose message is meant for the person in front of the screen."""
-
-    @staticmethod
-    def errors() -> tuple[type[BaseException], ...]:
-        from components.data.records import DataError
-        from infra.servers import ServerError
-
-        names = [(RecipeError,), (DataError,), (ServerError,)]
-        if "components.models.backbone" in sys.modules:
-            from components.models.backbone import BackboneError
-
-            names.append((BackboneError,))
-        return tuple(error for group in names for error in group)

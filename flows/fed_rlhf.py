@@ -51,12 +51,14 @@ def carry_out(run: Run) -> str:
     log = get_run_logger()
     log.info("run %s: recipe %s, folder %s", run.id, recipe.name, run.folder)
     parent = tracking.open_tracking(run, recipe, str(runtime.flow_run.id), runtime.flow_run.ui_url)
+    reporting.link_artifacts(run, recipe)
     try:
         for phase, folder in ((prepare, run.prepared), (federate, run.federation), (align, run.alignment), (evaluate, run.evaluation)):
             if not (folder / RESULT[phase.name]).is_file():
                 phase.with_options(task_runner=task_runner(recipe))(run, recipe)
         reporting.write_report(run, recipe)
         tracking.log_report(parent, run.report)
+        reporting.link_artifacts(run, recipe)
     except BaseException:
         tracking.close_run(parent, "FAILED")
         raise

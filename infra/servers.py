@@ -22,6 +22,8 @@ PROJECT = Path(__file__).resolve().parent.parent
 STATE = PROJECT / ".state"
 HOST = "127.0.0.1"
 PREFECT_PORT, MLFLOW_PORT = 4200, 5000
+PRIVATE = "FED_RLHF_PRIVATE_PREFECT"
+"""Set in the environment while the Prefect API is one for the length of this run."""
 GUARD = 'import subprocess, sys, signal\nchild = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)\nsys.stdin.buffer.read()\nchild.send_signal(signal.SIGINT)\ntry:\n    child.wait(10)\nexcept subprocess.TimeoutExpired:\n    child.kill()\n'
 """Runs a command until its own standard input ends, which it does when the process that holds the other end dies, however it dies."""
 
@@ -45,8 +47,8 @@ def is_up(url: str, timeout: float = 2.0) -> bool:
 
 
 @contextmanager
-def prefect_api() -> Iterator[bool]:
-    """Make sure that this process has a Prefect API, and say whether it was started for it.
+def prefect_api() -> Iterator[None]:
+    """Make sure that this process has a Prefect API.
 
     In this order: the one that PREFECT_API_URL names, the one that `make up` started, one for the length of this run.
     Call it before Prefect is imported, because Prefect reads its settings then.
@@ -59,12 +61,12 @@ def prefect_api() -> Iterator[bool]:
     if named:
         if not os.environ.get("PREFECT_API_KEY") and not is_up(f"{named}/health"):
             raise ServerError(f"PREFECT_API_URL is {named}, but no Prefect API answers there: start it, or unset the variable so that the run starts its own.")
-        yield False
+        yield
         return
     shared = f"http://{HOST}:{PREFECT_PORT}/api"
     if is_up(f"{shared}/health"):
         os.environ["PREFECT_API_URL"] = shared
-        yield False
+        yield
         return
     port = free_port()
     url = f"http://{HOST}:{port}/api"
@@ -77,10 +79,11 @@ def prefect_api() -> Iterator[bool]:
             env=os.environ | environment() | {"PREFECT_UI_ENABLED": "false"})
     try:
         wait_until(lambda: is_up(f"{url}/health"), guard, 120, f"the Prefect server of this run; see {log}")
-        os.environ["PREFECT_API_URL"] = url
-        yield True
+        os.environ |= {"PREFECT_API_URL": url, PRIVATE: "1"}
+        yield
     finally:
-        os.environ.pop("PREFECT_API_URL", None)
+        for name in ("PREFECT_API_URL", PRIVATE):
+            os.environ.pop(name, None)
         guard.stdin.close()
         guard.wait(20)
         log.unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +99,25 @@ def ui_commands(run: Run) -> list[str]:
     else:
         mlflow = [f"  MLflow:   make mlflow-ui      then open http://127.0.0.1:5000/{page}"]
     url = notes.get("flow_run_url") or ""
-    served = notes.get("prefect_served_by_run")
-    path = "/runs/" + url.split("/runs/", 1)[1] if "/runs/" in url else ""
-    prefect = [f"  Prefect:  make prefect-ui     then open http://127.0.0.1:4200{path}" if served else f"  Prefect:  {url}"]
-    return ["Open this run", *mlflow, *prefect]
+    if os.environ.get("FED_RLHF_PRIVATE_PREFECT"):  # that server ends with the run; its database stays
+        url = "make prefect-ui     then open http://127.0.0.1:4200/" + url.split("/", 3)[-1]
+    return ["Open this run", *mlflow, f"  Prefect:  {url}"]
+
+
+@task
+def link_artifacts(run: Run, recipe: Recipe) -> None:
+    """Prefect artifacts of the flow run: a link to its MLflow run, and its table once there is one."""
+    from prefect.artifacts import create_link_artifact, create_markdown_artifact
+
+    from tasks.tracking import mlflow_client, tracking_uri
+
+    run_id = run.notes()["mlflow_run_id"]
+    experiment = mlflow_client().get_run(run_id).info.experiment_id
+    base = tracking_uri() if tracking_uri().startswith("http") else "http://127.0.0.1:5000"
+    create_link_artifact(f"{base}/#/experiments/{experiment}/runs/{run_id}", link_text=f"MLflow run of {run.id}", key="mlflow-run", description=recipe.name)
+    table = run.report / "summary.txt"
+    if table.is_file():
+        create_markdown_artifact(f"```\n{table.read_text(encoding='utf-8')}\n```", key="report", description=recipe.name)
 
 
 def _domain(name: str) -> str:

@@ -7,6 +7,7 @@ step twice writes the same values, so a resumed run may log again what a killed 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -227,6 +228,7 @@ def register_policy(run_id: str, recipe: Recipe, adapter: Path) -> dict[str, str
     name when it is loaded, as everywhere in the project.
     """
     import mlflow
+    from mlflow.exceptions import MlflowException
     from mlflow.models import ModelSignature
     from mlflow.types.schema import ColSpec, Schema
 
@@ -237,14 +239,15 @@ def register_policy(run_id: str, recipe: Recipe, adapter: Path) -> dict[str, str
         policy.write_text(json.dumps(recipe.policy.model_dump(mode="json")), encoding="utf-8")
         logged = mlflow.pyfunc.log_model(
             name="policy", python_model=str(PROJECT / "tasks" / "policy_model.py"), artifacts={"adapter": str(adapter), "policy": str(policy)},
-            code_paths=[str(PROJECT / "components")], registered_model_name=recipe.tracking.registered_model,
-            signature=ModelSignature(inputs=Schema([ColSpec("string", "prompt")]), outputs=Schema([ColSpec("string", "completion")])),
-            pip_requirements=_requirements())
-    version = logged.registered_model_version
-    client = mlflow_client()
-    client.set_registered_model_alias(recipe.tracking.registered_model, "latest-aligned", version)
-    client.update_run(run_id, status="RUNNING")
-    return {"model_uri": f"models:/{recipe.tracking.registered_model}/{version}", "version": str(version)}
+            code_paths=[str(PROJECT / "components")], pip_requirements=_requirements(),
+            signature=ModelSignature(inputs=Schema([ColSpec("string", "prompt")]), outputs=Schema([ColSpec("string", "completion")])))
+    client, name = mlflow_client(), recipe.tracking.registered_model
+    with contextlib.suppress(MlflowException):  # it is there already
+        client.create_registered_model(name)
+    version = client.create_model_version(name, logged.model_uri, run_id=run_id, model_id=logged.model_id, tags={"recipe": recipe.name}).version
+    client.set_registered_model_alias(name, "latest-aligned", version)
+    client.update_run(run_id, status="RUNNING")  # leaving start_run() above has ended it
+    return {"model_uri": f"models:/{name}/{version}", "version": str(version)}
 
 
 def _experiment(client: Any, name: str) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.config import DpoConfig, PolicyConfig
-from components.models.adapters import AdapterSlot, peft_config
+from components.models.adapters import AdapterSlot, export_adapter, peft_config
 from components.models.backbone import choose_dtype
 from components.models.policy import Policy
 
@@ -89,7 +89,7 @@ def build_trainer(
         """Saves the adapter after each epoch as a PEFT folder, and reports progress."""
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, model: PeftModel | None = None, **_: Any) -> None:
-            save_adapter(model, folder / f"epoch-{round(state.epoch)}")
+            save_adapter(model, policy.config, folder / f"epoch-{round(state.epoch)}")
 
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
             if progress is not None and logs and "loss" in logs:
@@ -112,16 +112,16 @@ def build_trainer(
         model=model, args=arguments, train_dataset=rows, processing_class=policy.tokenizer, callbacks=[Checkpoints()],
         peft_config=peft_config(policy.config.lora) if new_adapter else None)
     trainer.remove_callback(PrinterCallback)
-    trainer.model.peft_config["default"].base_model_name_or_path = policy.config.backbone.name
     if new_adapter:
         slot = AdapterSlot(trainer.model)
         slot.load(slot.initial_adapter(seed))
     return trainer
 
 
-def save_adapter(model: PeftModel, folder: Path) -> None:
-    """Save the trained adapter as a PEFT folder of its own (PEFT puts any but "default" into sub-folders)."""
-    model.save_pretrained(folder, selected_adapters=["default"])
+def save_adapter(model: PeftModel, config: PolicyConfig, folder: Path) -> Path:
+    """Save the trained adapter as a PEFT folder, without the optimiser (nothing pickled) and without asking a hub for the backbone."""
+    trained = {name.replace(".default.", "."): p.detach().float().cpu() for name, p in model.named_parameters() if ".default." in name}
+    return export_adapter(trained, config.lora, config.backbone.name, folder)
 
 
 def align_policy(
@@ -155,10 +155,9 @@ def align_policy(
     if not all(math.isfinite(entry["loss"]) for entry in history):
         raise AlignmentError("the DPO loss became NaN or infinite: lower alignment.dpo.lr.")
     policy.model = trainer.model.eval()
-    save_adapter(policy.model, folder / "final")
     metrics = {"pairs": len(pairs), "steps": trainer.state.global_step, **kl_to_reference(policy, kl_prompts, seed)}
     checkpoints = [folder / f"epoch-{epoch + 1}" for epoch in range(config.epochs)]
-    return AlignmentResult(folder / "final", checkpoints, history, metrics)
+    return AlignmentResult(save_adapter(policy.model, policy_config, folder / "final"), checkpoints, history, metrics)
 
 
 def kl_to_reference(policy: Policy, prompts: Sequence[str], seed: int) -> dict[str, float]:
