@@ -18,7 +18,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 S = TypeVar("S", bound=BaseModel)
 
 
-class RecipeError(ValueError):
+class Explained(Exception):
+    """An error whose message is meant for the person in front of the screen; it is shown without a stack trace."""
+
+
+class RecipeError(Explained, ValueError):
     """A recipe or an override that cannot be run. The message is meant for the person who wrote it."""
 
 

@@ -6,6 +6,8 @@ import logging
 import os
 import warnings
 
+from components.config import Explained
+
 QUIET = {
     "DO_NOT_TRACK": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -25,6 +27,18 @@ QUIET = {
 }
 
 
+class WithoutTraces(logging.Filter):
+    """Takes the stack trace off a log record whose error is explained by its message."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.exc_info and isinstance(record.exc_info[1], Explained):
+            record.exc_info = record.exc_text = None
+        return True
+
+
+TRACES = WithoutTraces()
+
+
 def quiet() -> None:
     """Set what the person has not set already. Call it before the first heavy import of a process."""
     for name, value in QUIET.items():
@@ -34,6 +48,8 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", message=".*An input example was not provided.*")  # the signature is given instead
     for name in ("great_expectations", "alembic", "mlflow.store.db.utils", "mlflow.tracking._model_registry", "absl", "matplotlib.font_manager"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    for name in ("prefect.flow_runs", "prefect.task_runs"):
+        logging.getLogger(name).addFilter(TRACES)
 
 
 def quiet_transformers() -> None:

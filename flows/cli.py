@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from components.config import RecipeError
+from components.config import Explained, RecipeError
 from components.data.records import DataError
 from components.environment import quiet
 from components.recipes import load_recipe, recipe_names
-from infra.servers import ServerError, prefect_api
+from infra.servers import prefect_api
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{recipe.name}: the recipe is valid")
             return 0
         return run(given.recipe, list(given.overrides), given.resume)
-    except (RecipeError, DataError, ServerError) as error:
+    except Explained as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 

@@ -11,13 +11,17 @@ if __name__ == "__main__":  # --help and a bad recipe are answered before Prefec
 
     raise SystemExit(main())
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 from prefect import flow, get_run_logger, runtime, unmapped
 
 from components.config import Recipe
 from components.environment import quiet
 from components.federation.commits import Commits
 from components.federation.rounds import shards
-from components.federation.strategy import build_strategy
+from components.federation.strategy import ServerState, Strategy, build_strategy
 from components.recipes import load_recipe
 from flows.runner import task_runner
 from tasks import alignment, data, evaluation, federation, reporting, tracking
@@ -97,21 +101,8 @@ def federate(run: Run, recipe: Recipe) -> None:
 
     before = federation.measure_selector(recipe, run.prepared, store, {"initial": state.federation.initial}, run.federation / "accuracy-before.json")
     log.info("selector before: %s", reporting.accuracy_line(before))
-    while state.round < config.rounds:
-        jobs = strategy.plan(state, state.round)
-        parts = shards(jobs, config.clients_per_task)
-        futures = federation.run_clients.with_options(retries=recipe.runtime.retries, retry_delay_seconds=1).map(
-            parts, recipe=unmapped(recipe), pairs=unmapped(pairs), store=unmapped(store))
-        outcomes = federation.gather(futures, parts, commits.store)
-        state, record = federation.close_step(strategy, state, jobs, outcomes, recipe, commits)
-        records.append(record)
-        tracking.log_steps(child, recipe, [record], store)
-        log.info("round %d of %d: %s", state.round, config.rounds, reporting.round_line(record))
-        if config.evaluate_every and state.round % config.evaluate_every == 0 and state.round < config.rounds:
-            reached = federation.measure_selector(recipe, run.prepared, store, state.adapters, run.federation / f"accuracy-{state.round}.json")
-            tracking.log_metrics(child, reporting.accuracy_metrics(reached), state.round)
-            log.info("selector after round %d: %s", state.round, reporting.accuracy_line(reached))
-
+    state = federated_rounds(recipe, strategy, state, pairs, commits, child, records, lambda state: federation.measure_selector(
+        recipe, run.prepared, store, state.adapters, run.federation / f"accuracy-{state.round}.json"))
     after = federation.measure_selector(recipe, run.prepared, store, state.adapters, run.federation / "accuracy-after.json")
     log.info("selector after: %s", reporting.accuracy_line(after))
     folders = federation.export_selectors(recipe, store, state.adapters, run.federation / "selectors")
@@ -121,6 +112,36 @@ def federate(run: Run, recipe: Recipe) -> None:
     tracking.log_federation(child, recipe, run.federation)
     tracking.close_run(child)
     POOL.release()
+
+
+def federated_rounds(
+    recipe: Recipe, strategy: Strategy, state: ServerState, pairs: Path, commits: Commits, tracked: str,
+    records: list[dict[str, Any]], measure: Callable[[ServerState], dict[str, Any]] | None = None,
+) -> ServerState:
+    """The spine: plan, map the clients to devices, aggregate, commit, log; until all rounds are done.
+
+    Args:
+        recipe, strategy, state, pairs, commits: what is run, from where, on which data, and where it is committed.
+        tracked: MLflow run of the phase.
+        records: the record of each step is added to it.
+        measure: held-out accuracy of a state, asked for every federation.evaluate_every rounds.
+    """
+    log, config, store = get_run_logger(), recipe.federation, commits.store.root
+    clients = federation.run_clients.with_options(retries=recipe.runtime.retries, retry_delay_seconds=1)
+    while state.round < config.rounds:
+        jobs = strategy.plan(state, state.round)
+        parts = shards(jobs, config.clients_per_task)
+        futures = clients.map(parts, recipe=unmapped(recipe), pairs=unmapped(pairs), store=unmapped(store))
+        outcomes = federation.gather(futures, parts, commits.store)
+        state, record = federation.close_step(strategy, state, jobs, outcomes, recipe, commits)
+        records.append(record)
+        tracking.log_steps(tracked, recipe, [record], store)
+        log.info("round %d of %d: %s", state.round, config.rounds, reporting.round_line(record))
+        if measure and config.evaluate_every and state.round % config.evaluate_every == 0 and state.round < config.rounds:
+            reached = measure(state)
+            tracking.log_metrics(tracked, reporting.accuracy_metrics(reached), state.round)
+            log.info("selector after round %d: %s", state.round, reporting.accuracy_line(reached))
+    return state
 
 
 @flow(name="align", flow_run_name="align", persist_result=False)

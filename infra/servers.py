@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from components.config import Explained
+
 PROJECT = Path(__file__).resolve().parent.parent
 STATE = PROJECT / ".state"
 HOST = "127.0.0.1"
@@ -28,7 +30,7 @@ GUARD = 'import subprocess, sys, signal\nchild = subprocess.Popen(sys.argv[1:], 
 """Runs a command until its own standard input ends, which it does when the process that holds the other end dies, however it dies."""
 
 
-class ServerError(RuntimeError):
+class ServerError(Explained, RuntimeError):
     """A server that cannot be reached or started. The message is meant for the person who needs it."""
 
 

@@ -6,13 +6,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from prefect import get_run_logger, task
+from prefect import get_run_logger
 
 from components.config import Recipe
 from components.models.adapters import AdapterStore
 from components.seeding import derive, generator
 from tasks.devices import POOL
 from tasks.runs import read_json, write_json
+from tasks.uncached import task
 
 
 def choose_prompts(prepared: Path, split: str, most: int | None, seed: int) -> list[dict[str, Any]]:
@@ -42,7 +43,7 @@ def sample_completions(recipe: Recipe, prepared: Path, path: Path) -> dict[str, 
     return {"prompts": len(prompts), "finished_share": _share([c.finished for answers in completions for c in answers])}
 
 
-@task
+@task()
 def label_completions(recipe: Recipe, completions: Path, store: Path, digests: dict[str, str], path: Path) -> dict[str, Any]:
     """Let the selectors label all pairs of distinct completions; stored as parquet, one row a pair."""
     from datasets import Dataset
@@ -64,7 +65,7 @@ def label_completions(recipe: Recipe, completions: Path, store: Path, digests: d
     return counts | {"label_1_share": _share([row["label"] for row in labelled]), "chosen_longer_share": longer, "chosen_finished_more": ended}
 
 
-@task
+@task()
 def train_dpo(recipe: Recipe, pairs: Path, prepared: Path, folder: Path) -> dict[str, Any]:
     """Align the policy by DPO on the labelled pairs; gives TRL's history, the KL to the reference and the folders."""
     from components.alignment.dpo import align_policy

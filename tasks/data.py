@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from prefect import task
-
 from components.config import Recipe
+from tasks.uncached import task
 
 
 @task(task_run_name="fetch backbone {name}")
@@ -18,9 +17,12 @@ def fetch_backbone(name: str) -> str:
     return backbone.fetch_backbone(name)
 
 
-@task
+@task()
 def prepare_data(recipe: Recipe, folder: Path) -> dict[str, Any]:
     """Load, split, partition and validate the recipe's data into a folder; gives the report."""
     from components.data.prepare import prepare
+    from components.evaluation.judges import check_judge
 
-    return prepare(recipe.data, recipe.seed, folder)
+    report = prepare(recipe.data, recipe.seed, folder)
+    check_judge(recipe.evaluation.judge, folder)
+    return report

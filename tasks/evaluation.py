@@ -5,16 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from prefect import get_run_logger, task
+from prefect import get_run_logger
 
 from components.config import Recipe
 from components.seeding import derive
 from tasks.alignment import choose_prompts
 from tasks.devices import POOL
 from tasks.runs import read_json, write_json
+from tasks.uncached import task
 
 
-@task
+@task()
 def answer_prompts(recipe: Recipe, prepared: Path, adapter: Path, path: Path) -> dict[str, float]:
     """Let the raw and the aligned policy answer the held-out prompts greedily; stored as JSON."""
     from components.models.policy import Policy
@@ -42,7 +43,7 @@ def answer_prompts(recipe: Recipe, prepared: Path, adapter: Path, path: Path) ->
             ("finished_share", sum(c.finished for c in given) / len(given)), ("tokens", sum(len(c.ids) for c in given) / len(given)))}
 
 
-@task
+@task()
 def judge_answers(recipe: Recipe, prepared: Path, judges: Path, answers: Path) -> dict[str, Any]:
     """Judge the aligned policy's answers against the raw policy's and against the human ones, in both orders."""
     from components.evaluation.judges import build_judge, judge_pairs

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from prefect import runtime, task
+from prefect import runtime
 from prefect.futures import PrefectFuture
 
 from components.config import Recipe
@@ -15,6 +15,7 @@ from components.federation.strategy import Failure, Federation, Job, ServerState
 from components.models.adapters import AdapterRef, AdapterStore
 from tasks.devices import POOL
 from tasks.runs import read_json, write_json
+from tasks.uncached import task
 
 
 class ClientsFailed(RuntimeError):
@@ -29,7 +30,7 @@ class ClientsFailed(RuntimeError):
         self.reasons = reasons
 
 
-@task
+@task()
 def form_federation(recipe: Recipe, prepared: Path, commits: Commits) -> Federation:
     """Who takes part, and the adapter that everybody starts from."""
     from components.data.records import read_clients
@@ -99,7 +100,7 @@ def close_step(
     return rounds.close_step(strategy, state, jobs, outcomes, recipe.federation.quorum, commits)
 
 
-@task
+@task()
 def measure_selector(recipe: Recipe, prepared: Path, store: Path, selectors: dict[str, AdapterRef], record: Path) -> dict[str, Any]:
     """Accuracy of the selectors' majority on the clients' held-out pairs; measured once, and read from the record afterwards."""
     from components.data.records import read_rows
@@ -115,7 +116,7 @@ def measure_selector(recipe: Recipe, prepared: Path, store: Path, selectors: dic
     return measured
 
 
-@task
+@task()
 def export_selectors(recipe: Recipe, store: Path, selectors: dict[str, AdapterRef], folder: Path) -> dict[str, Path]:
     """Write adapters as PEFT folders."""
     from components.models.adapters import export_adapter

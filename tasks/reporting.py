@@ -7,10 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from prefect import task
-
 from components.config import Recipe
 from tasks.runs import PROJECT, Run, read_json, write_json
+from tasks.uncached import task
 
 
 def accuracy_metrics(measured: dict[str, Any]) -> dict[str, float]:
@@ -39,7 +38,7 @@ def round_line(record: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-@task
+@task()
 def write_report(run: Run, recipe: Recipe) -> None:
     """Write report/metrics.json, summary.txt, and the curves for `dvc plots`."""
     federation, alignment, evaluation = (read_json(folder / "result.json") for folder in (run.federation, run.alignment, run.evaluation))
@@ -104,7 +103,7 @@ def ui_commands(run: Run) -> list[str]:
     return ["Open this run", *mlflow, f"  Prefect:  {url}"]
 
 
-@task
+@task()
 def link_artifacts(run: Run, recipe: Recipe) -> None:
     """Prefect artifacts of the flow run: a link to its MLflow run, and its table once there is one."""
     from prefect.artifacts import create_link_artifact, create_markdown_artifact

@@ -16,12 +16,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from prefect import task
-
 from components.config import Recipe
 from components.data.records import read_rows
 from components.models.adapters import AdapterStore, export_adapter
 from tasks.runs import PROJECT, Run, file_hash, git_commit, read_json
+from tasks.uncached import task
 
 PARENT = "mlflow.parentRunId"
 
@@ -43,7 +42,7 @@ def mlflow_client() -> Any:
     return MlflowClient(tracking_uri())
 
 
-@task
+@task()
 def open_tracking(run: Run, recipe: Recipe, flow_run_id: str | None, flow_run_url: str | None) -> str:
     """The parent MLflow run of a flow run: made at the first time, taken up again when the run is resumed."""
     client = mlflow_client()
@@ -87,13 +86,13 @@ def close_run(run_id: str, status: str = "FINISHED") -> None:
     mlflow_client().set_terminated(run_id, status)
 
 
-@task
+@task()
 def log_metrics(run_id: str, metrics: dict[str, float], step: int = 0) -> None:
     """Log numbers at a step; what is not a finite number is left out."""
     _log_metrics(mlflow_client(), run_id, [(name, value, step) for name, value in metrics.items()])
 
 
-@task
+@task()
 def log_data(run_id: str, prepared: Path, report: dict[str, Any]) -> None:
     """Log the partition (counts, picture, Data Docs) and the hashes of the prepared files."""
     client = mlflow_client()
@@ -106,7 +105,7 @@ def log_data(run_id: str, prepared: Path, report: dict[str, Any]) -> None:
     _log_metrics(client, run_id, [(name, value, 0) for name, value in numbers.items()])
 
 
-@task
+@task()
 def log_steps(run_id: str, recipe: Recipe, records: list[dict[str, Any]], store: Path) -> None:
     """Log committed steps: numbers of each client and their means, who failed or was refused, and the server's adapters.
 
@@ -135,7 +134,7 @@ def log_steps(run_id: str, recipe: Recipe, records: list[dict[str, Any]], store:
                 log_adapter(client, run_id, recipe, adapters, name, digest, step)
 
 
-@task
+@task()
 def log_federation(run_id: str, recipe: Recipe, folder: Path) -> None:
     """Log accuracies before and after, the learning curves, and the final selectors."""
     from components.evaluation.plots import accuracy_picture, learning_curves
@@ -151,7 +150,7 @@ def log_federation(run_id: str, recipe: Recipe, folder: Path) -> None:
     client.log_artifacts(run_id, str(folder / "selectors"), "selectors")
 
 
-@task
+@task()
 def log_alignment(run_id: str, recipe: Recipe, folder: Path) -> None:
     """Log TRL's curves, the KL to the named reference, the labelled pairs as a table, and the adapter of each epoch."""
     client, result = mlflow_client(), read_json(folder / "result.json")
@@ -167,7 +166,7 @@ def log_alignment(run_id: str, recipe: Recipe, folder: Path) -> None:
     log_table(client, run_id, {key: [row[key] for row in rows] for key in ("prompt_id", "prompt", "chosen", "rejected", "label", "margin")}, "labelled_pairs.json")
 
 
-@task
+@task()
 def log_evaluation(run_id: str, folder: Path) -> None:
     """Log win rates, consistency, ROUGE, the judge's own figures, and sample generations as a table."""
     client, result = mlflow_client(), read_json(folder / "result.json")
@@ -186,7 +185,7 @@ def log_evaluation(run_id: str, folder: Path) -> None:
     log_table(client, run_id, columns, "generations.json")
 
 
-@task
+@task()
 def log_report(run_id: str, folder: Path) -> None:
     """Log the run's headline figures and its report at the parent run."""
     client = mlflow_client()
@@ -220,7 +219,7 @@ def log_table(client: Any, run_id: str, columns: dict[str, list], file: str) -> 
         client.log_table(run_id, columns, file)
 
 
-@task
+@task()
 def register_policy(run_id: str, recipe: Recipe, adapter: Path) -> dict[str, str]:
     """Register the aligned policy as a model version that `mlflow.pyfunc.load_model` loads and that generates.
 

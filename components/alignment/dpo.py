@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.config import DpoConfig, PolicyConfig
+from components.config import DpoConfig, Explained, PolicyConfig
 from components.models.adapters import AdapterSlot, export_adapter, peft_config
 from components.models.backbone import choose_dtype
 from components.models.policy import Policy
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trl import DPOTrainer
 
 
-class AlignmentError(ValueError):
+class AlignmentError(Explained, ValueError):
     """Pairs or a reference that the policy cannot be aligned with."""
 
 

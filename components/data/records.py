@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from components.config import Explained
+
 if TYPE_CHECKING:
     from datasets import Dataset
 
@@ -29,7 +31,7 @@ PROMPT_COLUMNS = ("prompt_id", "prompt", "references", "split")
 SPLITS = ("train", "validation", "test")
 
 
-class DataError(ValueError):
+class DataError(Explained, ValueError):
     """Data that cannot be used. The message is meant for the person who brought them."""
 
 

@@ -35,20 +35,21 @@ class TldrOptions(Section):
     posts: str = Field("trl-lib/tldr", description="Hub data set of the TL;DR posts with columns prompt and completion (or label), or title, post, subreddit, summary.")
     posts_revision: str | None = Field(None, description="Hub revision of the posts.")
     align_share: float = Field(0.4, gt=0, le=1, description="Share of the posts that are the server's prompts; FedBiscuit section 6: 0.4, the rest is reserved for SFT.")
-    judge_workers: int = Field(3, ge=0, description="Workers set apart to train the judge, drawn from those with at least the median number of pairs.")
+    judge_workers: int = Field(3, ge=0, description="Workers set apart to train the judge, drawn from those with at least the median number of pairs; "
+                               "0 sets none apart and takes the comparisons' validation part, from workers who are not in the training part.")
 
 
 @source("tldr", TldrOptions)
 def load(data: DataConfig, options: TldrOptions, seed: int) -> SourceData:
     """Comparisons of the training part by worker, and the server's prompts.
 
-    data.path names a folder with files comparisons, posts and posts_test (.jsonl, .jsonl.gz or .parquet) of the hub
-    sets' schemas, read in place of the hub.
+    data.path names a folder with files comparisons, posts, posts_test, and comparisons_validation where judge_workers
+    is 0 (.jsonl, .jsonl.gz or .parquet), of the hub sets' schemas, read in place of the hub.
 
     Raises:
         DataError: the data cannot be read or lack a column.
     """
-    comparisons, posts, test = _raw(data, options)
+    comparisons, posts, test = (_raw(data, options, part) for part in ("comparisons", "posts", "posts_test"))
     pairs, dropped = read_comparisons(comparisons, data.path or HUB)
 
     counts = Counter(r["client_id"] for r in pairs)
@@ -56,9 +57,13 @@ def load(data: DataConfig, options: TldrOptions, seed: int) -> SourceData:
     candidates = sorted(ranked[:(len(ranked) + 1) // 2])
     if options.judge_workers > len(candidates):
         raise DataError(f"data.options.judge_workers is {options.judge_workers}, but only {len(candidates)} workers have enough pairs: use at most that many")
+    elsewhere: list[dict[str, Any]] = []
+    if options.judge_workers == 0:
+        validation, _ = read_comparisons(_raw(data, options, "comparisons_validation"), data.path or HUB)
+        elsewhere = [r for r in validation if r["client_id"] not in counts]
     judges = {candidates[i] for i in generator(seed, "judges").permutation(len(candidates))[:options.judge_workers]}
 
-    compared = {_normal(r["prompt"]) for r in pairs}
+    compared = {_normal(r["prompt"]) for r in [*pairs, *elsewhere]}
     prompts = []
     for rows, split in ((posts, "align"), (test, "test")):
         for row in rows:
@@ -69,7 +74,7 @@ def load(data: DataConfig, options: TldrOptions, seed: int) -> SourceData:
                 prompts.append((prompt, [reference] if reference else [], split))
     return CountedSourceData(
         pairs_dataset((r for r in pairs if r["client_id"] not in judges), "tldr"), prompts_dataset(prompts, "tldr"),
-        pairs_dataset((r for r in pairs if r["client_id"] in judges), "tldr"), dropped=dropped)
+        pairs_dataset([*elsewhere, *(r for r in pairs if r["client_id"] in judges)], "tldr"), dropped=dropped)
 
 
 def read_comparisons(rows: Iterable[Mapping[str, Any]], where: str) -> tuple[list[dict[str, Any]], dict[str, int]]:
@@ -129,15 +134,17 @@ def _normal(prompt: str) -> str:
     return re.sub(r"[\W_]+", "", prompt.partition("\nPOST: ")[2].lower())
 
 
-def _raw(data: DataConfig, options: TldrOptions) -> tuple[Iterable, Iterable, Iterable]:
+def _raw(data: DataConfig, options: TldrOptions, part: str) -> Iterable[Mapping[str, Any]]:
+    compared = part.startswith("comparisons")
     if data.path is None:
-        return (from_hub(HUB, "comparisons", split="train", revision=data.revision or CONVERSION),
-                *(from_hub(options.posts, split=s, revision=options.posts_revision) for s in ("train", "test")))
+        split = {"comparisons": "train", "comparisons_validation": "validation", "posts": "train", "posts_test": "test"}[part]
+        if compared:
+            return from_hub(HUB, "comparisons", split=split, revision=data.revision or CONVERSION)
+        return from_hub(options.posts, split=split, revision=options.posts_revision)
     folder = Path(data.path)
     if not folder.is_dir():
         raise DataError(f"{folder}: expected a folder with files comparisons, posts and posts_test ({', '.join(SUFFIXES)})")
-    files = [find_file(folder, stem) for stem in ("comparisons", "posts", "posts_test")]
-    for stem, file in zip(("comparisons", "posts", "posts_test"), files, strict=True):
-        if file is None:
-            raise DataError(f"{folder}: the file {stem} ({', '.join(SUFFIXES)}) is missing in this folder")
-    return read_file(files[0], COLUMNS), read_file(files[1]), read_file(files[2])
+    file = find_file(folder, part)
+    if file is None:
+        raise DataError(f"{folder}: the file {part} ({', '.join(SUFFIXES)}) is missing in this folder")
+    return read_file(file, COLUMNS if compared else ())

@@ -17,12 +17,12 @@ from typing import Protocol
 import numpy as np
 
 from components.config import JudgeConfig, RecipeError, unknown_name
-from components.data.records import read_rows
+from components.data.records import DataError, read_rows
 from components.evaluation.winrate import Verdict, WinRate, combine_orders, win_rate
 from components.models.selector import Comparison
 
 
-class JudgeError(ValueError):
+class JudgeError(DataError):
     """A judge that cannot be had."""
 
 
@@ -106,10 +106,6 @@ class SelectorJudge:
         store, record = AdapterStore(cache / "adapters"), cache / f"{key}.json"
         if not record.is_file():
             rows, held_out = read_rows(table, split="train").to_list(), read_rows(table, split="test").to_list()
-            if not rows or not held_out:
-                raise JudgeError(
-                    f"{table} has {len(rows)} training and {len(held_out)} held-out pairs: a 'selector' judge needs both, of owners that are not in the "
-                    "federation. Set more owners apart in data.options.")
             initial = self.selector.slot.initial_adapter(seed)
             adapter, curve = train_selector(self.selector, rows, initial, config.steps, config.batch_size, config.optimizer, seed, progress)
             self.selector.slot.load(adapter)
@@ -134,6 +130,24 @@ JUDGES: dict[str, Callable[..., Judge]] = {"selector": SelectorJudge}
 """Judges by kind; each is called with (config, prepared, cache, seed, device, progress)."""
 
 
+def check_judge(config: JudgeConfig, prepared: Path) -> None:
+    """Refuse, before anything is trained, a judge that could not be had at the end.
+
+    Raises:
+        RecipeError: there is no judge of that kind.
+        JudgeError: a 'selector' judge would have no pairs to learn from, or none to be measured on.
+    """
+    if config.kind not in JUDGES:
+        raise RecipeError(f"recipe: {unknown_name('evaluation.judge.kind', config.kind, JUDGES)}")
+    if config.kind == "selector":
+        table = prepared / "judge.parquet"
+        train, held_out = len(read_rows(table, split="train")), len(read_rows(table, split="test"))
+        if not train or not held_out:
+            raise JudgeError(
+                f"{table} has {train} training and {held_out} held-out pairs, but a 'selector' judge needs both, of owners that are not in the federation: "
+                "set more owners apart in data.options.")
+
+
 def build_judge(config: JudgeConfig, prepared: Path, cache: Path, seed: int, device: str, progress: Callable[[int, float], None] | None = None) -> Judge:
     """The judge of a recipe.
 
@@ -141,6 +155,5 @@ def build_judge(config: JudgeConfig, prepared: Path, cache: Path, seed: int, dev
         RecipeError: there is no judge of that kind.
         JudgeError: it cannot be had.
     """
-    if config.kind not in JUDGES:
-        raise RecipeError(f"recipe: {unknown_name('evaluation.judge.kind', config.kind, JUDGES)}")
+    check_judge(config, prepared)
     return JUDGES[config.kind](config, prepared, cache, seed, device, progress)

@@ -13,11 +13,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from components.config import Explained
 from components.federation.strategy import Client, Federation, ServerState
 from components.models.adapters import AdapterStore, write_atomically
 
 
-class CommitError(RuntimeError):
+class CommitError(Explained, RuntimeError):
     """Commits that do not belong to this run."""
 
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from components.config import FederationConfig, RecipeError, Section, unknown_name
+from components.config import Explained, FederationConfig, RecipeError, Section, unknown_name
 from components.models.adapters import AdapterRef, AdapterStore
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ METHODS = {
 """The file of each method. It has `Options` (a config.Section) and `build(config, options, store) -> Strategy`."""
 
 
-class FederationError(RuntimeError):
+class FederationError(Explained, RuntimeError):
     """A round that cannot be completed. The message is meant for the person who runs it."""
 
 

