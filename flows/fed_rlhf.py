@@ -23,7 +23,7 @@ from components.federation.commits import Commits
 from components.federation.rounds import shards
 from components.federation.strategy import ServerState, Strategy, build_strategy
 from components.recipes import load_recipe
-from flows.runner import task_runner
+from flows.runner import placement, task_runner
 from tasks import alignment, data, evaluation, federation, reporting, tracking
 from tasks.devices import POOL
 from tasks.runs import Run, file_hash, find_run, judges_root, open_run, read_json, write_json
@@ -131,7 +131,8 @@ def federated_rounds(
     while state.round < config.rounds:
         jobs = strategy.plan(state, state.round)
         parts = shards(jobs, config.clients_per_task)
-        futures = clients.map(parts, recipe=unmapped(recipe), pairs=unmapped(pairs), store=unmapped(store))
+        with placement(recipe):
+            futures = clients.map(parts, recipe=unmapped(recipe), pairs=unmapped(pairs), store=unmapped(store))
         outcomes = federation.gather(futures, parts, commits.store)
         state, record = federation.close_step(strategy, state, jobs, outcomes, recipe, commits)
         records.append(record)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from components.config import Recipe, RecipeError
@@ -23,3 +25,21 @@ def task_runner(recipe: Recipe) -> TaskRunner:
         raise RecipeError("runtime.task_runner is 'ray', but prefect-ray is not installed: pip install 'fed-rlhf[ray]'.") from None
     init = {"include_dashboard": False} if recipe.runtime.ray_address is None else {}
     return RayTaskRunner(address=recipe.runtime.ray_address, init_kwargs=init)
+
+
+def placement(recipe: Recipe) -> AbstractContextManager[None]:
+    """What a mapped task asks of a Ray cluster: a GPU of its own where there are GPUs, else a core; nothing for threads.
+
+    Under Ray a task sees its own GPU only, so runtime.devices stays unset there.
+
+    Raises:
+        RecipeError: both are set.
+    """
+    if recipe.runtime.task_runner == "threads":
+        return nullcontext()
+    if recipe.runtime.devices:
+        raise RecipeError("runtime.devices is for runtime.task_runner 'threads': Ray gives each task a GPU of its own, so leave it out.")
+    from prefect_ray.context import remote_options
+
+    on_gpu = choose_device()[0].startswith("cuda")
+    return remote_options(num_gpus=1) if on_gpu else remote_options(num_cpus=recipe.runtime.torch_threads or 1)

@@ -1,12 +1,15 @@
 """Servers of this project on loopback: a Prefect API for the length of one run, and `make up` / `make down`.
 
-A process that is started here is remembered by its id and ended by it; nothing else is ever ended.
+A process that is started here is remembered by its id and its start time, and what it starts itself by a mark in the
+environment; only such processes are ever ended.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,19 +17,33 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NoReturn
 
 from components.config import Explained
 
 PROJECT = Path(__file__).resolve().parent.parent
 STATE = PROJECT / ".state"
 HOST = "127.0.0.1"
-PREFECT_PORT, MLFLOW_PORT = 4200, 5000
+PREFECT_PORT = 4200
 PRIVATE = "FED_RLHF_PRIVATE_PREFECT"
 """Set in the environment while the Prefect API is one for the length of this run."""
-GUARD = 'import subprocess, sys, signal\nchild = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)\nsys.stdin.buffer.read()\nchild.send_signal(signal.SIGINT)\ntry:\n    child.wait(10)\nexcept subprocess.TimeoutExpired:\n    child.kill()\n'
+MARK = "FED_RLHF_STARTED_BY_UP"
+"""Set in the environment of each process that `up` starts, and so of everything that it starts itself, to a word of its own."""
+NAMES = ("prefect-server", "mlflow-server", "prefect-worker")
+GUARD = """
+import signal, subprocess, sys
+child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
+sys.stdin.buffer.read()
+child.send_signal(signal.SIGINT)
+try:
+    child.wait(10)
+except subprocess.TimeoutExpired:
+    child.kill()
+"""
 """Runs a command until its own standard input ends, which it does when the process that holds the other end dies, however it dies."""
 
 
@@ -35,8 +52,11 @@ class ServerError(Explained, RuntimeError):
 
 
 def environment() -> dict[str, str]:
-    """The environment of the project's Prefect: its own home, so that its database lies with the project."""
-    return {"PREFECT_HOME": os.environ.get("PREFECT_HOME", str(PROJECT / ".prefect")), "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
+    """The environment of the project's Prefect: its own home, so that its database lies with the project; no proxy on loopback."""
+    bypass = [name for name in os.environ.get("NO_PROXY", os.environ.get("no_proxy", "")).split(",") if name]
+    bypass = ",".join(dict.fromkeys([*bypass, HOST, "localhost"]))
+    return {"PREFECT_HOME": os.environ.get("PREFECT_HOME", str(PROJECT / ".prefect")), "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1",
+            "NO_PROXY": bypass, "no_proxy": bypass}
 
 
 def is_up(url: str, timeout: float = 2.0) -> bool:
@@ -53,7 +73,8 @@ def prefect_api() -> Iterator[None]:
     """Make sure that this process has a Prefect API.
 
     In this order: the one that PREFECT_API_URL names, the one that `make up` started, one for the length of this run.
-    Call it before Prefect is imported, because Prefect reads its settings then.
+    Call it before Prefect is imported, because Prefect reads its settings then. (prefect.toml, which points a person's
+    own `prefect` commands to the server of `make up`, yields to the variable that is set here.)
 
     Raises:
         ServerError: the API that PREFECT_API_URL names does not answer, or none could be started.
@@ -66,45 +87,60 @@ def prefect_api() -> Iterator[None]:
         yield
         return
     shared = f"http://{HOST}:{PREFECT_PORT}/api"
-    if is_up(f"{shared}/health"):
+    if _is_started("prefect-server") and is_up(f"{shared}/health"):
         os.environ["PREFECT_API_URL"] = shared
-        yield
+        try:
+            yield
+        finally:
+            os.environ.pop("PREFECT_API_URL", None)
         return
+    with _private_server() as url:
+        os.environ |= {"PREFECT_API_URL": url, PRIVATE: "1"}
+        try:
+            yield
+        finally:
+            for name in ("PREFECT_API_URL", PRIVATE):
+                os.environ.pop(name, None)
+
+
+@contextmanager
+def _private_server() -> Iterator[str]:
+    """A Prefect server that ends with this block, and with this process even where that is killed; gives its API's URL."""
     port = free_port()
     url = f"http://{HOST}:{port}/api"
     STATE.mkdir(exist_ok=True)
     log = STATE / f"prefect-{port}.log"
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(port), "--no-ui"]
     with log.open("wb") as output:
         guard = subprocess.Popen(
-            [sys.executable, "-c", GUARD, *command], stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, cwd=PROJECT,
-            env=os.environ | environment() | {"PREFECT_UI_ENABLED": "false"})
+            [sys.executable, "-c", GUARD, *prefect_command(port, "--no-ui")], stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT,
+            start_new_session=True, cwd=PROJECT, env=os.environ | environment() | {"PREFECT_API_URL": url})
     try:
-        wait_until(lambda: is_up(f"{url}/health"), guard, 120, f"the Prefect server of this run; see {log}")
-        os.environ |= {"PREFECT_API_URL": url, PRIVATE: "1"}
-        yield
+        wait_until(lambda: is_up(f"{url}/health"), guard, 120, "the Prefect server of this run", log)
+        log.unlink()  # the server goes on writing to it; there is no more to be read in it than in the run's own log
+        yield url
     finally:
-        for name in ("PREFECT_API_URL", PRIVATE):
-            os.environ.pop(name, None)
+        assert guard.stdin is not None
         guard.stdin.close()
-        guard.wait(20)
-        log.unlink(missing_ok=True)
+        try:
+            guard.wait(20)
+        except subprocess.TimeoutExpired:
+            guard.kill()
 
 
-def wait_until(ready, process: subprocess.Popen | None, seconds: float, what: str) -> None:
+def wait_until(ready: Callable[[], bool], process: subprocess.Popen, seconds: float, what: str, log: Path) -> None:
     """Wait for a server.
 
     Raises:
-        ServerError: its process ended, or the time was up.
+        ServerError: its process ended, or the time was up; the last line of its log is quoted.
     """
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if ready():
             return
-        if process is not None and process.poll() is not None:
-            raise ServerError(f"could not start {what} (exit status {process.returncode})")
+        if process.poll() is not None:
+            raise ServerError(f"could not start {what}: its process ended with status {process.returncode}{_last_words(log)}")
         time.sleep(0.25)
-    raise ServerError(f"waited {seconds:.0f} s in vain for {what}")
+    raise ServerError(f"could not start {what}: it did not answer within {seconds:.0f} s{_last_words(log)}")
 
 
 def free_port() -> int:
@@ -117,85 +153,222 @@ def free_port() -> int:
 def up() -> None:
     """Start a Prefect server, an MLflow server and a process worker; register the deployments; say where each is.
 
-    What is already up by an earlier call is left as it is.
+    What is already up by an earlier call is left as it is. If something fails, what this call started is stopped again.
 
     Raises:
         ServerError: a port is taken by something else, or a server does not come up.
     """
-    STATE.mkdir(exist_ok=True)
-    prefect, mlflow = f"http://{HOST}:{PREFECT_PORT}", f"http://{HOST}:{MLFLOW_PORT}"
-    settings = os.environ | environment() | {
-        "PREFECT_API_URL": f"{prefect}/api", "MLFLOW_TRACKING_URI": mlflow, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-    python = sys.executable
-    _start("prefect-server", [python, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(PREFECT_PORT)], settings, PREFECT_PORT, f"{prefect}/api/health")
-    _start("mlflow-server", mlflow_command(), settings, MLFLOW_PORT, f"{mlflow}/health")
-    run = {"cwd": PROJECT, "env": settings, "capture_output": True, "text": True}
-    for command in (["work-pool", "create", "fed-rlhf", "--type", "process", "--overwrite"], ["--no-prompt", "deploy", "--all"]):
-        done = subprocess.run([python, "-m", "prefect", *command], **run)
-        if done.returncode:
-            raise ServerError(f"prefect {' '.join(command)} failed:\n{done.stdout}{done.stderr}")
-    _start("prefect-worker", [python, "-m", "prefect", "worker", "start", "--pool", "fed-rlhf", "--type", "process", "--name", "local"], settings, None, None)
-    print(f"Prefect   {prefect}      deployments: {prefect}/deployments\nMLflow    {mlflow}\nworker    pool fed-rlhf, log {STATE / 'prefect-worker.log'}\n")
+    mlflow = mlflow_settings()
+    prefect_url, mlflow_url = f"http://{HOST}:{PREFECT_PORT}", f"http://{mlflow['MLFLOW_HOST']}:{mlflow['MLFLOW_PORT']}"
+    settings = os.environ | environment() | mlflow | {
+        "PREFECT_API_URL": f"{prefect_url}/api", "MLFLOW_TRACKING_URI": mlflow_url,
+        "PYTHONPATH": os.pathsep.join([str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    started: list[str] = []
+    with _one_at_a_time():
+        for name, host, port in (("prefect-server", HOST, PREFECT_PORT), ("mlflow-server", mlflow["MLFLOW_HOST"], int(mlflow["MLFLOW_PORT"]))):
+            if not _is_started(name):
+                _refuse_taken_port(name, host, port)
+        try:
+            servers = [_start("prefect-server", prefect_command(PREFECT_PORT), settings, started), _start("mlflow-server", mlflow_command(), settings, started)]
+            for name, health, process in zip(NAMES, (f"{prefect_url}/api/health", f"{mlflow_url}/health"), servers, strict=False):
+                if process is not None:
+                    wait_until(lambda url=health: is_up(url), process, 180, name, STATE / f"{name}.log")
+            for command in (["work-pool", "create", "fed-rlhf", "--type", "process", "--overwrite"], ["--no-prompt", "deploy", "--all"]):
+                done = subprocess.run([sys.executable, "-m", "prefect", *command], cwd=PROJECT, env=settings, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+                if done.returncode:
+                    raise ServerError(f"prefect {' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+            _start("prefect-worker", [sys.executable, "-m", "prefect", "worker", "start", "--pool", "fed-rlhf", "--type", "process", "--name", "local"], settings, started)
+        except BaseException:
+            for name in reversed(started):
+                _stop(name)
+            raise
+    print(f"Prefect   {prefect_url}      deployments: {prefect_url}/deployments\nMLflow    {mlflow_url}\nworker    pool fed-rlhf, log {STATE / 'prefect-worker.log'}\n")
     print("Run       .venv/bin/prefect deployment run 'fed-rlhf/summarization' --watch\nStop      make down")
 
 
 def down() -> None:
     """Stop what `up` started, and nothing else: a process is ended only if it is still the one that was started."""
-    for name in ("prefect-worker", "mlflow-server", "prefect-server"):
-        record = STATE / f"{name}.json"
-        if not record.is_file():
-            continue
-        started = json.loads(record.read_text(encoding="utf-8"))
-        if _is_alive(started):
-            os.killpg(started["pid"], signal.SIGINT if name != "mlflow-server" else signal.SIGTERM)
-            deadline = time.monotonic() + 20
-            while _is_alive(started) and time.monotonic() < deadline:
-                time.sleep(0.2)
-            if _is_alive(started):
-                os.killpg(started["pid"], signal.SIGKILL)
-            print(f"stopped {name} (process {started['pid']})")
-        record.unlink()
+    with _one_at_a_time():
+        stopped = [_stop(name) for name in reversed(NAMES)]
+    if not any(stopped):
+        print("nothing is up")
+
+
+def mlflow_ui() -> None:
+    """Become the MLflow server of the project, until Ctrl-C."""
+    mlflow = mlflow_settings()
+    _become("mlflow-server", mlflow["MLFLOW_HOST"], int(mlflow["MLFLOW_PORT"]), mlflow_command(), os.environ | environment() | mlflow)
+
+
+def prefect_ui() -> None:
+    """Become a Prefect server on the project's database, until Ctrl-C."""
+    url = f"http://{HOST}:{PREFECT_PORT}/api"
+    _become("prefect-server", HOST, PREFECT_PORT, prefect_command(PREFECT_PORT), os.environ | environment() | {"PREFECT_API_URL": url})
+
+
+def prefect_command(port: int, *options: str) -> list[str]:
+    """A Prefect server on loopback."""
+    return [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(port), *options]
 
 
 def mlflow_command() -> list[str]:
-    """The tracking server of the project, as configured in mlflow/server.env."""
-    return [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(MLFLOW_PORT), "--workers", "1", "--backend-store-uri",
-            f"sqlite:///{PROJECT / 'mlflow.db'}", "--default-artifact-root", (PROJECT / "mlartifacts").as_uri(), "--no-serve-artifacts"]
+    """The tracking server of the project; it takes its options from the variables that mlflow_settings gives."""
+    return [sys.executable, "-m", "mlflow", "server"]
 
 
-def _start(name: str, command: list[str], settings: dict[str, str], port: int | None, health: str | None) -> None:
-    record, log = STATE / f"{name}.json", STATE / f"{name}.log"
-    if record.is_file() and _is_alive(json.loads(record.read_text(encoding="utf-8"))):
-        print(f"{name} is up already")
-        return
-    if port is not None and _listens(port):
-        raise ServerError(f"port {port}, which {name} needs, is taken by another program: stop that one, or use it by its own address.")
-    with log.open("ab") as output:
-        process = subprocess.Popen(command, cwd=PROJECT, env=settings, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
-    record.write_text(json.dumps({"pid": process.pid, "started": _start_time(process.pid)}), encoding="utf-8")
-    if health is not None:
-        wait_until(lambda: is_up(health), process, 120, f"{name}; see {log}")
+def mlflow_settings() -> dict[str, str]:
+    """mlflow/server.env, with paths made absolute; variables of the same name in the environment win.
+
+    Raises:
+        ServerError: a line of the file is no KEY=VALUE.
+    """
+    path, settings = PROJECT / "mlflow" / "server.env", {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        key, equals, value = line.partition("=")
+        if not equals or not re.fullmatch(r"[A-Z_]+", key):
+            raise ServerError(f"{path}, line {number}: expected KEY=VALUE, not {line!r}.")
+        settings[key] = os.environ.get(key, value)
+    store = settings["MLFLOW_BACKEND_STORE_URI"]
+    if store.startswith("sqlite:///") and not store.startswith("sqlite:////"):
+        settings["MLFLOW_BACKEND_STORE_URI"] = f"sqlite:///{PROJECT / store.removeprefix('sqlite:///')}"
+    if "://" not in settings["MLFLOW_DEFAULT_ARTIFACT_ROOT"]:
+        settings["MLFLOW_DEFAULT_ARTIFACT_ROOT"] = (PROJECT / settings["MLFLOW_DEFAULT_ARTIFACT_ROOT"]).as_uri()
+    return settings
 
 
-def _listens(port: int) -> bool:
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Hold the lock that keeps two calls of `up` or `down` apart."""
+    STATE.mkdir(exist_ok=True)
+    with (STATE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _become(name: str, host: str, port: int, command: Sequence[str], settings: dict[str, str]) -> NoReturn:
+    url = f"http://{host}:{port}"
+    if _is_started(name):
+        print(f"{name} is up already: {url} (stop it with make down)")
+        sys.exit(0)
+    _refuse_taken_port(name, host, port)
+    print(f"{url}  (Ctrl-C ends it)", flush=True)
+    os.chdir(PROJECT)
+    os.execve(command[0], command, settings)
+
+
+def _refuse_taken_port(name: str, host: str, port: int) -> None:
     with socket.socket() as probe:
-        return probe.connect_ex((HOST, port)) == 0
+        taken = probe.connect_ex((host, port)) == 0
+    if taken:
+        raise ServerError(f"port {port}, which {name} needs, is taken by another program: stop that one first.")
 
 
-def _is_alive(started: dict) -> bool:
-    """Whether the process is still there and is the same one: process ids are given again, start times are not."""
-    now = _start_time(started["pid"])
-    return now is not None and now == started["started"]
+def _start(name: str, command: list[str], settings: dict[str, str], started: list[str]) -> subprocess.Popen | None:
+    """Start a process unless it is up; notes it in a record, and in `started`."""
+    if _is_started(name):
+        print(f"{name} is up already")
+        return None
+    _stop(name)  # what an earlier one, which died, may have left
+    print(f"starting {name} ...", flush=True)
+    mark = uuid.uuid4().hex
+    with (STATE / f"{name}.log").open("wb") as output:
+        process = subprocess.Popen(
+            command, cwd=PROJECT, env=settings | {MARK: mark}, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+    started.append(name)
+    record = {"pid": process.pid, "started": start_time(process.pid), "mark": mark}
+    (STATE / f"{name}.json").write_text(json.dumps(record), encoding="utf-8")
+    return process
 
 
-def _start_time(pid: int) -> str | None:
+def _stop(name: str) -> bool:
+    """End a process that `up` started, and what it started itself; says whether there was something to end."""
+    path = STATE / f"{name}.json"
+    if not path.is_file():
+        return False
+    record = json.loads(path.read_text(encoding="utf-8"))
+    alive = is_alive(record)
+    if alive:
+        _signal(record["pid"], signal.SIGTERM if name == "mlflow-server" else signal.SIGINT)
+        _wait_for_end(lambda: is_alive(record), 15)
+        if is_alive(record):
+            _signal(record["pid"], signal.SIGKILL)
+            _wait_for_end(lambda: is_alive(record), 5)
+    left = marked(record["mark"])
+    for number, seconds in ((signal.SIGTERM, 5), (signal.SIGKILL, 5)):
+        for pid in left:
+            _signal(pid, number)
+        _wait_for_end(lambda: any(start_time(pid) for pid in left), seconds)
+        left = marked(record["mark"])
+    path.unlink()
+    if alive:
+        print(f"stopped {name} (process {record['pid']})")
+    return alive
+
+
+def is_alive(record: dict[str, Any]) -> bool:
+    """Whether a process is still there and is the same one: process ids are given again, start times are not.
+
+    Args:
+        record: its `pid`, and its start time (`started`) as start_time gave it.
+    """
+    now = start_time(record["pid"])
+    return now is not None and now == record["started"]
+
+
+def start_time(pid: int) -> str | None:
+    """When a process was started (clock ticks since boot on Linux, else `ps`'s date); None if there is none or it is a zombie."""
+    stat = Path(f"/proc/{pid}/stat")
+    if Path("/proc/self/stat").is_file():
+        try:
+            state, *fields = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        except (OSError, ValueError):
+            return None
+        return None if state in "ZX" else fields[18]
     done = subprocess.run(["ps", "-o", "lstart=,stat=", "-p", str(pid)], capture_output=True, text=True, env=os.environ | {"LC_ALL": "C"})
     words = done.stdout.split()
     return " ".join(words[:-1]) if words and not words[-1].startswith("Z") else None
 
 
+def marked(mark: str) -> list[int]:
+    """The processes in whose environment a mark stands (where there is /proc; elsewhere none)."""
+    wanted, found = f"{MARK}={mark}".encode(), []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if wanted in path.read_bytes().split(b"\0") and start_time(int(path.parent.name)):
+                found.append(int(path.parent.name))
+        except OSError:  # it has ended, or is another person's
+            continue
+    return found
+
+
+def _is_started(name: str) -> bool:
+    path = STATE / f"{name}.json"
+    return path.is_file() and is_alive(json.loads(path.read_text(encoding="utf-8")))
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def _wait_for_end(is_there: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while is_there() and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def _last_words(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()] if log.is_file() else []
+    return f" ({lines[-1][:300]}); see {log}." if lines else f"; see {log}."
+
+
 if __name__ == "__main__":
     try:
-        {"up": up, "down": down}[sys.argv[1]]()
+        {"up": up, "down": down, "mlflow-ui": mlflow_ui, "prefect-ui": prefect_ui}[sys.argv[1]]()
     except ServerError as error:
         sys.exit(f"error: {error}")

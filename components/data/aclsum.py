@@ -4,7 +4,7 @@ ACLSum gives each paper three human-written summaries: of its challenge, its app
 annotator is interested in one of these aspects. For each paper it judges four pairs, half by a taste that all
 annotators share and half by its own:
 
-    common   a whole summary against the same one cut short; a whole summary against the paper's first sentence
+    common   a whole summary against the same one cut short, or against the paper's first sentence
     own      its aspect's summary against each of the two other aspects' of the same paper
 
 Papers are split first, so that no paper that is trained on is ever used to measure, and the judge's annotators and
@@ -45,6 +45,9 @@ class AclsumOptions(Section):
     judge_papers: int = Field(45, ge=0, description="Papers of the judge, four fifths of them to train on.")
     evaluation_prompts: int = Field(40, ge=1, description="Held-out papers that policies are asked to summarise.")
 
+    lead_share: float = Field(0.25, ge=0, le=0.5, description="Share of the common-taste pairs in which the paper's first sentence is rejected; in the others it is a summary cut short. "
+                              "First sentences are the harder ones: many read like a summary of the challenge.")
+
     @model_validator(mode="after")
     def _fits(self) -> AclsumOptions:
         for share, whole in (("papers_per_annotator", "train_papers"), ("validation_papers_per_annotator", "validation_papers"),
@@ -83,12 +86,12 @@ def load(data: DataConfig, options: AclsumOptions, seed: int) -> SourceData:
         groups[client] = ASPECTS[i % len(ASPECTS)]
         for split, count in own.items():
             drawn = generator(seed, "aclsum", "drawn", client, split).choice(len(sets[split]), count, replace=False) if count else []
-            pairs += [row | {"client_id": client, "split": split} for p in sorted(drawn) for row in judge_paper(sets[split][p], client, groups[client], seed)]
+            pairs += [row | {"client_id": client, "split": split} for p in sorted(drawn) for row in judge_paper(sets[split][p], client, groups[client], options.lead_share, seed)]
     judged = []
     cut = len(sets["judge"]) * 4 // 5
     for i, judge in enumerate(_names("judge", options.judge_annotators)):
         for p, paper in enumerate(sets["judge"]):
-            rows = judge_paper(paper, judge, ASPECTS[i % len(ASPECTS)], seed)
+            rows = judge_paper(paper, judge, ASPECTS[i % len(ASPECTS)], options.lead_share, seed)
             judged += [row | {"client_id": judge, "split": "train" if p < cut else "test"} for row in rows]
     asked = [(p, "align") for p in sets["align"]] + [(p, "test") for p in sets["test"][:options.evaluation_prompts]]
     prompts = [(paper["prompt"], _references(paper, seed), split) for paper, split in asked]
@@ -118,20 +121,26 @@ def read_papers() -> list[dict[str, Any]]:
     return papers
 
 
-def judge_paper(paper: dict[str, Any], annotator: str, aspect: str, seed: int) -> Iterator[dict[str, Any]]:
+def judge_paper(paper: dict[str, Any], annotator: str, aspect: str, lead_share: float, seed: int) -> Iterator[dict[str, Any]]:
     """The four pairs of one annotator on one paper: two of common taste, two of its own."""
     draw = generator(seed, "aclsum", "judgement", annotator, paper["id"])
-    whole, other = (paper[ASPECTS[draw.integers(len(ASPECTS))]] for _ in range(2))
-    taste = [("common", whole, cut_short(whole, draw.uniform(0.4, 0.7))), ("common", other, paper["lead"])]
+    first, second = (paper[ASPECTS[i]] for i in draw.permutation(len(ASPECTS))[:2])
+    against = paper["lead"] if draw.random() < 2 * lead_share else cut_short(second, draw.uniform(0.4, 0.7))
+    taste = [("common", first, cut_short(first, draw.uniform(0.4, 0.7))), ("common", second, against)]
     taste += [("own", paper[aspect], paper[a]) for a in ASPECTS if a != aspect]
     for domain, chosen, rejected in taste:
         yield {"prompt": paper["prompt"], "chosen": chosen, "rejected": rejected, "domain": domain}
 
 
 def cut_short(text: str, share: float) -> str:
-    """The first words of a text, about that share of them, without punctuation at the end."""
+    """The first words of a text, about that share of them, ending with the text's own final mark.
+
+    Without the mark, an untrained model already tells almost all cut texts by its absence (measured: 0.98 of the
+    test pairs, by the first 4 layers of the embedded backbone).
+    """
     words = text.split()
-    return " ".join(words[:max(1, round(share * len(words)))]).rstrip(" .,;:!?-–(")
+    mark = text[-1] if text[-1] in ".!?" else ""
+    return " ".join(words[:max(1, round(share * len(words)))]).rstrip(" .,;:!?-–(") + mark
 
 
 def _references(paper: dict[str, Any], seed: int) -> list[str]:

@@ -66,12 +66,20 @@ def test_aclsum_prefers_the_whole_summary_and_the_annotators_aspect(annotators, 
             if row["domain"] == "own":
                 assert row["chosen"] == paper[aspect_of[row["client_id"]]] and row["rejected"] in summaries
             else:
-                assert row["rejected"] == paper["lead"] or row["chosen"].startswith(row["rejected"])
+                assert row["rejected"] == paper["lead"] or row["chosen"].startswith(row["rejected"].rstrip(".!?"))
 
 
-def test_a_cut_summary_ends_without_punctuation_or_space():
-    assert aclsum.cut_short("One two, three four.", 0.5) == "One two"
-    assert aclsum.cut_short("One two three.", 0.01) == "One"
+def test_a_cut_summary_ends_with_the_mark_of_the_whole_so_that_its_absence_gives_nothing_away(annotators):
+    assert aclsum.cut_short("One two, three four.", 0.5) == "One two."
+    assert aclsum.cut_short("One two three?", 0.01) == "One?"
+    common = [row for row in annotators.pairs if row["domain"] == "common"]
+    assert sum(row["rejected"][-1] in ".!?" for row in common) >= 0.98 * sum(row["chosen"][-1] in ".!?" for row in common)
+
+
+def test_the_share_of_first_sentences_among_common_pairs_is_the_options(annotators, papers):
+    leads = {p["lead"] for p in papers}
+    common = [row for row in annotators.pairs if row["domain"] == "common"]
+    assert 0.2 < sum(row["rejected"] in leads for row in common) / len(common) < 0.3
 
 
 def test_no_paper_serves_two_purposes(annotators):

@@ -1,0 +1,57 @@
+# The entry points of the project; `make help` lists them. PYTHON chooses the interpreter that .venv is made with.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-fast lint up down mlflow-ui prefect-ui bench clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(STAMP)  ## .venv with pinned dependencies, and the embedded backbone; quick when nothing changed
+	@$(BIN)/python -c "from components.models.backbone import fetch_backbone; fetch_backbone('embedded')"
+
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "error: there is no '$(PYTHON)' here: install Python 3.11 or newer, or name one, e.g. make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or newer is needed, and $(PYTHON) is $$($(PYTHON) -V 2>&1): name a newer one, e.g. make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || { echo "error: $(PYTHON) cannot make a virtual environment: install its venv module (on Debian and Ubuntu the package python3-venv)" >&2; exit 1; }
+	@echo "installing pinned dependencies into $(VENV) (minutes the first time) ..."
+	@$(PIP) install -c constraints.txt torch==2.13.0
+	@$(PIP) install -c constraints.txt -e '.[demo,dev]'
+	@touch $@
+
+demo: install  ## the whole pipeline on the recipe summarization/demo
+	@$(BIN)/python -m flows.fed_rlhf --recipe summarization/demo
+
+test: install  ## all tests; PYTEST_ARGS are handed on
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-fast: install  ## the tests that take seconds
+	@$(BIN)/python -m pytest -m 'not slow' $(PYTEST_ARGS)
+
+lint: install  ## style, and the direction of imports
+	@$(BIN)/ruff check .
+	@$(BIN)/lint-imports
+
+up: install  ## Prefect server, MLflow server and a worker on loopback, with the deployments of prefect.yaml
+	@$(BIN)/python -m infra.servers up
+
+down:  ## stop what `make up` started
+	@if [ -x $(BIN)/python ]; then $(BIN)/python -m infra.servers down; else echo "nothing is up"; fi
+
+mlflow-ui: install  ## the MLflow server alone, until Ctrl-C
+	@$(BIN)/python -m infra.servers mlflow-ui
+
+prefect-ui: install  ## the Prefect server alone, until Ctrl-C
+	@$(BIN)/python -m infra.servers prefect-ui
+
+bench: install  ## cost of orchestration and of the selector's step, as a table
+	@$(BIN)/python -m flows.benchmark
+
+clean: down  ## remove .venv and the tools' caches; runs, data and databases stay
+	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache build dist *.egg-info
+	find components flows tasks infra tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,187 @@
+"""Recipes: what is refused, in which words, and what may be imported to say so."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from components.config import Recipe, RecipeError, check_cohort
+from components.recipes import RECIPES, dump_recipe, load_recipe, parse_recipe, recipe_names
+
+ROOT = Path(__file__).resolve().parent.parent
+HEAVY = ("torch", "prefect", "mlflow", "transformers", "peft", "trl", "datasets", "great_expectations", "pandas")
+
+
+def refusal(*overrides: str, recipe: str = "debug") -> str:
+    with pytest.raises(RecipeError) as error:
+        load_recipe(recipe, overrides)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_shipped_recipe_is_valid_and_named_by_its_path(name):
+    assert load_recipe(name).name == name
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_recipe_written_out_reads_back_the_same(name, tmp_path):
+    recipe = load_recipe(name, ["federation.optimizer.lr=1e-5"])
+    (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe), encoding="utf-8")
+    again = load_recipe(str(tmp_path / "recipe.yaml"))
+    assert again == recipe and again.federation.optimizer.lr == 1e-5
+
+
+def test_the_tldr_recipe_holds_tables_3_and_5_of_the_paper():
+    recipe = load_recipe("summarization/tldr")
+    federation, dpo, lora = recipe.federation, recipe.alignment.dpo, recipe.selector.lora
+    assert (recipe.data.source, recipe.data.clients) == ("tldr", 53)
+    assert (federation.rounds, federation.clients_per_round, federation.local_steps, federation.batch_size) == (500, 5, 30, 32)
+    assert (federation.optimizer.name, federation.optimizer.lr, federation.optimizer.betas) == ("adamw", 1e-5, [0.9, 0.95])
+    assert (lora.r, lora.alpha, lora.dropout) == (8, 16, 0.05)
+    assert (dpo.optimizer, dpo.lr, recipe.alignment.temperature) == ("rmsprop", 1e-6, 0.7)
+
+
+@pytest.mark.parametrize(("override", "key", "nearest"), [
+    ("federation.round=3", "federation.round", "federation.rounds"),
+    ("federation.optimizer.learning_rat=1", "federation.optimizer.learning_rat", None),
+    ("federations.rounds=3", "federations", "federation"),
+    ("selector.backbone.layer=2", "selector.backbone.layer", "selector.backbone.layers"),
+    ("selector.clients_per_round=2", "selector.clients_per_round", "federation.clients_per_round"),
+    ("data.options.judge_anotators=2", "data.options.judge_anotators", "data.options.judge_annotators"),
+    ("federation.options.weigting=paper", "federation.options.weigting", "federation.options.weighting")])
+def test_an_unknown_key_is_named_with_the_nearest_one_and_those_that_are_allowed(override, key, nearest):
+    message = refusal(override)
+    assert f"unknown key '{key}'" in message and "Keys allowed here: " in message
+    assert nearest is None or f"did you mean '{nearest}'?" in message
+
+
+@pytest.mark.parametrize(("override", "parts"), [
+    ("federation.rounds=three", ("'federation.rounds'", "'three'", "valid integer")),
+    ("federation.rounds=2.5", ("'federation.rounds'", "2.5", "integer")),
+    ("federation.rounds='3'", ("'federation.rounds'", "'3'", "integer")),
+    ("federation.rounds=true", ("'federation.rounds'", "True", "integer")),
+    ("federation.rounds=0", ("'federation.rounds'", "0", "greater than or equal to 1")),
+    ("federation.optimizer.lr=-1e-3", ("'federation.optimizer.lr'", "-0.001", "greater than 0")),
+    ("selector.orders=three", ("'selector.orders'", "'three'", "'both' or 'single'")),
+    ("federation.optimizer.betas=[0.9, 1.5]", ("'federation.optimizer.betas'", "[0, 1)")),
+    ("federation.options.weighting=mean", ("'federation.options.weighting'", "'mean'", "'paper' or 'participation'")),
+    ("federation.method=fedbiss", ("federation.method 'fedbiss'", "Did you mean 'fedbis'?")),
+    ("data.source=aclsm", ("data source 'aclsm'", "Did you mean 'aclsum'?"))])
+def test_a_wrong_type_or_value_names_the_key_the_value_and_what_is_allowed(override, parts):
+    message = refusal(override)
+    assert all(part in message for part in parts), message
+
+
+def test_more_clients_a_round_than_there_are_is_refused_with_both_numbers():
+    message = refusal("federation.clients_per_round=5", "data.clients=3")
+    assert "federation.clients_per_round is 5" in message and "only 3 clients (data.clients)" in message and "use at most 3" in message
+    check_cohort(3, 3)
+    check_cohort(3, None)
+
+
+def test_an_even_ensemble_is_refused_and_the_odd_neighbours_are_offered():
+    message = refusal("federation.selectors=2")
+    assert "'federation.selectors' is 2" in message and "use 1 or 3" in message
+
+
+@pytest.mark.parametrize(("overrides", "part"), [
+    (["data.partition=iid", "data.clients=null"], "data.clients is needed with data.partition 'iid'"),
+    (["data.validation=0.5", "data.test=0.5"], "leave nothing to train on"),
+    (["alignment.dpo.batch_size=3"], "batch_size 3 must be a multiple of micro_batch_size 2"),
+    (["alignment.dpo.reference=sft"], "reference 'sft' needs reference_adapter"),
+    (["alignment.dpo.reference_adapter=somewhere"], "reference_adapter is not used with reference 'base'")])
+def test_values_that_do_not_go_together_are_refused(overrides, part):
+    assert part in refusal(*overrides)
+
+
+def test_every_error_is_said_at_once_on_a_line_of_its_own():
+    lines = refusal("federation.rounds=0", "selector.max_length=x", "policies=1").splitlines()
+    assert len(lines) == 3 and all(line.startswith(str(RECIPES / "debug.yaml")) for line in lines)
+
+
+@pytest.mark.parametrize(("override", "part"), [
+    ("federation.rounds", "expected key.path=value"),
+    ("=3", "expected key.path=value"),
+    ("federation..rounds=3", "expected key.path=value"),
+    ("federation.rounds=[1", "not valid YAML"),
+    ("name.x=1", "name is text, not a section")])
+def test_an_override_that_cannot_be_read_is_quoted(override, part):
+    message = refusal(override)
+    assert f"override '{override}'" in message and part in message
+
+
+def test_overrides_change_what_they_name_and_nothing_else():
+    plain, changed = load_recipe("debug"), load_recipe("debug", ["federation.rounds=7", "selector.lora.r=4", "runtime.devices=[cpu]"])
+    assert (changed.federation.rounds, changed.selector.lora.r, changed.runtime.devices) == (7, 4, ["cpu"])
+    tree = changed.model_dump()
+    tree["federation"]["rounds"], tree["selector"]["lora"]["r"], tree["runtime"]["devices"] = 3, 2, None
+    assert tree == plain.model_dump()
+
+
+def test_a_number_in_scientific_notation_without_a_point_is_a_number():
+    assert load_recipe("debug", ["federation.optimizer.lr=1e-5"]).federation.optimizer.lr == 1e-5
+
+
+def test_files_that_hold_no_recipe_are_refused_by_their_path(tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_text("name: x\ndata: [\n")
+    assert f"{path}, line 3" in refusal(recipe=str(path))
+    path.write_text("- 1\n")
+    assert "this file holds a list" in refusal(recipe=str(path))
+    path.write_text("seed: 1\n")
+    assert "key 'name' is missing" in refusal(recipe=str(path))
+    assert "Did you mean 'debug'?" in refusal(recipe="debugg")
+
+
+def test_a_recipe_cannot_be_changed_after_it_was_checked():
+    recipe = load_recipe("debug")
+    with pytest.raises(ValueError, match="frozen"):
+        recipe.federation.rounds = 9
+
+
+def test_a_fingerprint_changes_with_the_seed_and_its_sections_and_with_nothing_else():
+    plain = load_recipe("debug")
+    assert plain.fingerprint("selector") == load_recipe("debug", ["federation.rounds=9"]).fingerprint("selector")
+    assert plain.fingerprint("federation") != load_recipe("debug", ["federation.rounds=9"]).fingerprint("federation")
+    assert plain.fingerprint("selector") != load_recipe("debug", ["seed=9"]).fingerprint("selector")
+
+
+def test_every_field_of_a_recipe_is_documented():
+    def fields(model, prefix=""):
+        for name, field in model.model_fields.items():
+            inner = isinstance(field.annotation, type) and hasattr(field.annotation, "model_fields")
+            yield from fields(field.annotation, f"{prefix}{name}.") if inner else [(prefix + name, field.description)]
+
+    assert [name for name, description in fields(Recipe) if not description] == []
+
+
+def test_a_parsed_tree_is_checked_to_the_options():
+    tree = yaml.safe_load(dump_recipe(load_recipe("debug")))
+    assert parse_recipe(tree, "here").name == "debug"
+    tree["data"]["options"]["papers_per_annotator"] = 91
+    with pytest.raises(RecipeError, match=r"here: .*papers_per_annotator.*91"):
+        parse_recipe(tree, "here")
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess:
+    """The command line in a process of its own, which says at its end what it has imported."""
+    code = (f"import sys, runpy, atexit; sys.argv = ['fed_rlhf', *{list(arguments)!r}]\n"
+            f"atexit.register(lambda: print('IMPORTED', [m for m in {HEAVY!r} if m in sys.modules]))\n"
+            "runpy.run_module('flows.fed_rlhf', run_name='__main__')")
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(("arguments", "status", "said"), [
+    (["--help"], 0, "--resume"),
+    (["--check", "--recipe", "debug"], 0, "debug: the recipe is valid"),
+    (["--check", "--recipe", "summarization/tldr"], 0, "the recipe is valid"),
+    (["--recipe", "debug", "federation.round=3"], 2, "did you mean 'federation.rounds'?"),
+    (["--recipe", "debug", "federation.clients_per_round=5", "data.clients=3"], 2, "use at most 3"),
+    (["--recipe", "nowhere"], 2, "recipe 'nowhere' is not known"),
+    (["--resume", "RUN", "seed=1"], 2, "--resume goes on with the run's own recipe")])
+def test_help_and_recipe_checks_answer_without_heavy_imports_and_without_a_stack_trace(arguments, status, said):
+    done = command(*arguments)
+    assert done.returncode == status and said in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr and "IMPORTED []" in done.stdout
