@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -13,7 +13,7 @@ help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP)  ## .venv with pinned dependencies, and the embedded backbone; quick when nothing changed
-	@$(BIN)/python -c "from components.models.backbone import fetch_backbone; fetch_backbone('embedded')"
+	@$(BIN)/python -c "from components.environment import quiet; quiet(); from components.models.backbone import fetch_backbone; fetch_backbone('embedded')"
 
 $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "error: there is no '$(PYTHON)' here: install Python 3.11 or newer, or name one, e.g. make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }

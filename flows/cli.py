@@ -1,12 +1,13 @@
-"""The command line of the pipeline. Everything that is wrong with a recipe is said before anything heavy is imported."""
+"""The command lines of the pipeline. Everything that is wrong with a recipe is said before anything heavy is imported."""
 
 from __future__ import annotations
 
 import argparse
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from components.config import Explained, RecipeError
 from components.data.records import DataError
@@ -14,49 +15,108 @@ from components.environment import quiet
 from components.recipes import load_recipe, recipe_names
 from infra.servers import prefect_api
 
+STAGES = ("check_recipe", "fetch_backbone", "prepare", "federate", "align", "evaluate", "report")
+"""The stages of dvc.yaml."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a recipe in this process; returns the exit status (0 done, 1 failed, 2 the recipe or the data are wrong)."""
     parser = argparse.ArgumentParser(prog="python -m flows.fed_rlhf", description="Align a language model with private preferences, federated.")
-    parser.add_argument("--recipe", default="summarization/demo", help=f"name or path; there are: {', '.join(recipe_names())}")
     parser.add_argument("--resume", metavar="RUN", help="go on with an earlier run (its id or its folder), with its own recipe")
     parser.add_argument("--check", action="store_true", help="check the recipe and stop")
-    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings on top of the recipe, e.g. federation.rounds=10")
-    given = parser.parse_args(arguments)
+    given = _parse(parser, arguments)
+    return answer(lambda: _main(given))
+
+
+def stage(arguments: Sequence[str] | None = None) -> int:
+    """Carry out one stage of dvc.yaml; returns the exit status as main does."""
+    parser = argparse.ArgumentParser(prog="python -m flows.stages", description="One stage of the DVC pipeline; `dvc repro` calls them in order.")
+    parser.add_argument("stage", choices=STAGES)
+    parser.add_argument("--folder", type=Path, default=Path("data/pipeline"), help="run folder of the pipeline (default: %(default)s)")
+    given = _parse(parser, arguments)
+    return answer(lambda: _stage(given))
+
+
+def answer(command: Callable[[], int]) -> int:
+    """Run a command; what is wrong with what a person gave it is printed as a sentence, and the exit status is 2 then."""
     quiet()
     try:
-        if given.resume and given.overrides:
-            raise RecipeError("--resume goes on with the run's own recipe: leave the overrides out, or start a new run.")
-        recipe = load_recipe(given.recipe, given.overrides)
-        if given.resume:
-            from tasks.runs import find_run
-
-            recipe = find_run(given.resume).recipe()
-        if given.check:
-            print(f"{recipe.name}: the recipe is valid")
-            return 0
-        return run(given.recipe, list(given.overrides), given.resume)
+        return command()
     except Explained as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
 
-def run(recipe: str, overrides: list[str], resume: str | None) -> int:
-    """Run the flow with a Prefect API of its own, or with the one that is there, and print the table at the end."""
+def run_flow(call: Callable[[], Any]) -> tuple[int, Any]:
+    """Call a flow with a Prefect API of its own, or with the one that is there.
+
+    Args:
+        call: imports the flow and gives its final state.
+
+    Returns:
+        the exit status, and the flow's result (None where it failed; that is printed).
+    """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     print("starting ...", flush=True)
     with prefect_api():
         from prefect.events.worker import EventsWorker
         from prefect.logging.handlers import APILogWorker
 
-        from flows.fed_rlhf import fed_rlhf
-
-        state = fed_rlhf(recipe=recipe, overrides=overrides, resume=resume, return_state=True)
+        state = call()
         APILogWorker.drain_all(timeout=10)  # before a server of this run's own is stopped
         EventsWorker.drain_all(timeout=10)
-        if not state.is_completed():
-            error = state.result(raise_on_failure=False)
-            print(f"error: the run ended {state.name}: {error or state.message}", file=sys.stderr)
-            return 2 if isinstance(error, RecipeError | DataError) else 1
-        print("\n" + (Path(state.result()) / "report" / "summary.txt").read_text(encoding="utf-8"))
-    return 0
+        if state.is_completed():
+            return 0, state.result()
+        error = state.result(raise_on_failure=False)
+        print(f"error: the run ended {state.name}: {error or state.message}", file=sys.stderr)
+        return 2 if isinstance(error, RecipeError | DataError) else 1, None
+
+
+def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser.add_argument("--recipe", default="summarization/demo", help=f"name or path; there are: {', '.join(recipe_names())}")
+    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings on top of the recipe, e.g. federation.rounds=10")
+    return parser.parse_intermixed_args(arguments)
+
+
+def _main(given: argparse.Namespace) -> int:
+    if given.resume and given.overrides:
+        raise RecipeError("--resume goes on with the run's own recipe: leave the overrides out, or start a new run.")
+    recipe = load_recipe(given.recipe, given.overrides)
+    if given.resume:
+        from tasks.runs import find_run
+
+        recipe = find_run(given.resume).recipe()
+    if given.check:
+        print(f"{recipe.name}: the recipe is valid")
+        return 0
+
+    def call() -> Any:
+        from flows.fed_rlhf import fed_rlhf
+
+        return fed_rlhf(recipe=given.recipe, overrides=list(given.overrides), resume=given.resume, return_state=True)
+
+    status, folder = run_flow(call)
+    if status == 0:
+        print("\n" + (Path(folder) / "report" / "summary.txt").read_text(encoding="utf-8"))
+    return status
+
+
+def _stage(given: argparse.Namespace) -> int:
+    if given.stage == "check_recipe":
+        from tasks.runs import claim_folder
+
+        recipe = load_recipe(given.recipe, given.overrides)
+        claim_folder(recipe, given.folder)
+        print(f"{recipe.name}: the recipe is valid")
+        return 0
+    written = given.folder / "recipe.yaml"
+    if not written.is_file():
+        raise RecipeError(f"{written} is missing: run the stage check_recipe first, or `dvc repro`, which does.")
+    load_recipe(str(written))
+
+    def call() -> Any:
+        from flows.stages import carry_out
+
+        return carry_out(given.stage, str(given.folder.resolve()), return_state=True)
+
+    return run_flow(call)[0]

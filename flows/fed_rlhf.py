@@ -73,7 +73,7 @@ def carry_out(run: Run) -> str:
 @flow(name="prepare", flow_run_name="prepare", persist_result=False)
 def prepare(run: Run, recipe: Recipe) -> None:
     """Backbones and data; nothing is trained on data that fail their expectations."""
-    for name in sorted({recipe.selector.backbone.name, recipe.policy.backbone.name, recipe.evaluation.judge.selector.backbone.name}):
+    for name in backbones(recipe):
         data.fetch_backbone(name)
     report = data.prepare_data(recipe, run.prepared)
     child = tracking.open_phase(run, recipe, "prepare")
@@ -87,7 +87,7 @@ def federate(run: Run, recipe: Recipe) -> None:
     log, config = get_run_logger(), recipe.federation
     child = tracking.open_phase(run, recipe, "federate")
     pairs = run.prepared / "pairs.parquet"
-    commits = Commits(run.federation, f"{recipe.fingerprint('selector', 'federation')}-{file_hash(pairs)[:16]}")
+    commits = open_commits(run, recipe)
     store = commits.store.root
     strategy = build_strategy(config, commits.store)
     committed = commits.latest()
@@ -112,6 +112,17 @@ def federate(run: Run, recipe: Recipe) -> None:
     tracking.log_federation(child, recipe, run.federation)
     tracking.close_run(child)
     POOL.release()
+
+
+def backbones(recipe: Recipe) -> list[str]:
+    """Names of the backbones that a recipe uses."""
+    return sorted({recipe.selector.backbone.name, recipe.policy.backbone.name, recipe.evaluation.judge.selector.backbone.name})
+
+
+def open_commits(run: Run, recipe: Recipe) -> Commits:
+    """The commits of a run; they belong to its recipe's selector and federation, and to its pairs."""
+    pairs = file_hash(run.prepared / "pairs.parquet")
+    return Commits(run.federation, f"{recipe.fingerprint('selector', 'federation')}-{pairs[:16]}")
 
 
 def federated_rounds(

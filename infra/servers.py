@@ -19,7 +19,7 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -296,12 +296,10 @@ def _stop(name: str) -> bool:
         if is_alive(record):
             _signal(record["pid"], signal.SIGKILL)
             _wait_for_end(lambda: is_alive(record), 5)
-    left = marked(record["mark"])
-    for number, seconds in ((signal.SIGTERM, 5), (signal.SIGKILL, 5)):
-        for pid in left:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in marked(record["mark"]):
             _signal(pid, number)
-        _wait_for_end(lambda: any(start_time(pid) for pid in left), seconds)
-        left = marked(record["mark"])
+        _wait_for_end(lambda: bool(marked(record["mark"])), 5)
     path.unlink()
     if alive:
         print(f"stopped {name} (process {record['pid']})")
@@ -350,10 +348,8 @@ def _is_started(name: str) -> bool:
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass
 
 
 def _wait_for_end(is_there: Callable[[], bool], seconds: float) -> None:

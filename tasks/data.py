@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from components.config import Recipe
+from tasks.runs import file_hash, write_json
 from tasks.uncached import task
 
 
@@ -15,6 +16,14 @@ def fetch_backbone(name: str) -> str:
     from components.models import backbone
 
     return backbone.fetch_backbone(name)
+
+
+@task()
+def note_backbones(backbones: dict[str, str], path: Path) -> None:
+    """Write down which backbones a recipe uses: the hashes of a local folder's files; of a hub id only the name."""
+    write_json(path, {
+        name: {file.name: file_hash(file) for file in sorted(Path(source).iterdir()) if file.is_file()} if Path(source).is_dir() else {}
+        for name, source in backbones.items()})
 
 
 @task()

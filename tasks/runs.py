@@ -74,7 +74,11 @@ class Run:
 
     def note(self, **values: Any) -> None:
         """Add to the ids."""
-        write_json(self.folder / "run.json", self.notes() | values)
+        self.replace_notes(**self.notes() | values)
+
+    def replace_notes(self, **values: Any) -> None:
+        """Forget the ids noted so far, and note others."""
+        write_json(self.folder / "run.json", values)
 
 
 def runs_root() -> Path:
@@ -126,7 +130,8 @@ def read_json(path: Path) -> Any:
 
 def file_hash(path: Path) -> str:
     """sha256 of a file, as it is tagged in MLflow."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def git_commit() -> str:

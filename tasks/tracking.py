@@ -65,6 +65,25 @@ def open_tracking(run: Run, recipe: Recipe, flow_run_id: str | None, flow_run_ur
     return run_id
 
 
+def is_known(run_id: str | None) -> bool:
+    """Whether the tracking store has a run, so that it can be taken up again."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return run_id is not None and mlflow_client().get_run(run_id).info.lifecycle_stage == "active"
+    except MlflowException:
+        return False
+
+
+@task()
+def tag_reused(run_id: str, run: Run) -> None:
+    """Say at the parent run which phases were not done again, and in which run each was done before."""
+    notes = run.notes()
+    for phase, done_in in notes.get("reused", {}).items():
+        if phase not in notes["mlflow_phases"]:
+            mlflow_client().set_tag(run_id, f"reused.{phase}", done_in)
+
+
 @task(task_run_name="open phase {phase}")
 def open_phase(run: Run, recipe: Recipe, phase: str) -> str:
     """The child run of a phase: made at the first time, taken up again afterwards."""

@@ -11,7 +11,8 @@ Two things are made explicit that TRL decides by what it is given:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,6 +119,19 @@ def build_trainer(
     return trainer
 
 
+@contextmanager
+def completion_positions_only() -> Iterator[None]:
+    """Let TRL's fused head project completion positions only, on every device.
+
+    TRL 1.16 does so where it has Triton and projects the prompt's positions too elsewhere, for the sake of compilers
+    that would recompile on each new shape; the CPU has no such compiler, and prompts are most of the tokens here.
+    """
+    from unittest import mock
+
+    with mock.patch("trl.trainer.utils._use_triton", lambda device: True):
+        yield
+
+
 def save_adapter(model: PeftModel, config: PolicyConfig, folder: Path) -> Path:
     """Save the trained adapter as a PEFT folder, without the optimiser (nothing pickled) and without asking a hub for the backbone."""
     trained = {name.replace(".default.", "."): p.detach().float().cpu() for name, p in model.named_parameters() if ".default." in name}
@@ -148,7 +162,7 @@ def align_policy(
     if not pairs:
         raise AlignmentError("there are no labelled pairs to align with: all completions of each prompt were the same or empty. Raise alignment.prompts, alignment.completions or alignment.temperature.")
     policy = Policy(policy_config, device)
-    with torch.random.fork_rng(devices=[torch.device(device)] if device.startswith("cuda") else []):
+    with torch.random.fork_rng(devices=[torch.device(device)] if device.startswith("cuda") else []), completion_positions_only():
         trainer = build_trainer(policy, pairs, config, folder, seed, progress)
         trainer.train()
     history = [entry for entry in trainer.state.log_history if "loss" in entry]

@@ -4,7 +4,7 @@ ACLSum gives each paper three human-written summaries: of its challenge, its app
 annotator is interested in one of these aspects. For each paper it judges four pairs, half by a taste that all
 annotators share and half by its own:
 
-    common   a whole summary against the same one cut short, or against the paper's first sentence
+    common   a whole summary against the same one cut short, or (approach and outcome) against the paper's first sentence
     own      its aspect's summary against each of the two other aspects' of the same paper
 
 Papers are split first, so that no paper that is trained on is ever used to measure, and the judge's annotators and
@@ -28,6 +28,8 @@ from components.data.registry import pairs_dataset, prompts_dataset, source
 from components.seeding import generator
 
 ASPECTS = ("challenge", "approach", "outcome")
+BEYOND_THE_LEAD = ("approach", "outcome")
+"""Aspects whose summary is preferred over a paper's first sentence; that sentence mostly states the challenge itself."""
 ANNOTATORS = 12
 
 
@@ -45,8 +47,7 @@ class AclsumOptions(Section):
     judge_papers: int = Field(45, ge=0, description="Papers of the judge, four fifths of them to train on.")
     evaluation_prompts: int = Field(40, ge=1, description="Held-out papers that policies are asked to summarise.")
 
-    lead_share: float = Field(0.25, ge=0, le=0.5, description="Share of the common-taste pairs in which the paper's first sentence is rejected; in the others it is a summary cut short. "
-                              "First sentences are the harder ones: many read like a summary of the challenge.")
+    lead_share: float = Field(0.25, ge=0, le=0.5, description="Share of the common-taste pairs in which the paper's first sentence is rejected; in the others it is a summary cut short.")
 
     @model_validator(mode="after")
     def _fits(self) -> AclsumOptions:
@@ -125,8 +126,11 @@ def judge_paper(paper: dict[str, Any], annotator: str, aspect: str, lead_share: 
     """The four pairs of one annotator on one paper: two of common taste, two of its own."""
     draw = generator(seed, "aclsum", "judgement", annotator, paper["id"])
     first, second = (paper[ASPECTS[i]] for i in draw.permutation(len(ASPECTS))[:2])
-    against = paper["lead"] if draw.random() < 2 * lead_share else cut_short(second, draw.uniform(0.4, 0.7))
-    taste = [("common", first, cut_short(first, draw.uniform(0.4, 0.7))), ("common", second, against)]
+    taste = [("common", first, cut_short(first, draw.uniform(0.4, 0.7)))]
+    if draw.random() < 2 * lead_share:
+        taste.append(("common", paper[BEYOND_THE_LEAD[draw.integers(len(BEYOND_THE_LEAD))]], paper["lead"]))
+    else:
+        taste.append(("common", second, cut_short(second, draw.uniform(0.4, 0.7))))
     taste += [("own", paper[aspect], paper[a]) for a in ASPECTS if a != aspect]
     for domain, chosen, rejected in taste:
         yield {"prompt": paper["prompt"], "chosen": chosen, "rejected": rejected, "domain": domain}

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import weakref
 
 import pytest
 import torch
@@ -11,11 +12,11 @@ from components.models.adapters import AdapterError
 
 
 def adapter(*a: float, b: tuple[float, ...] = (0.0,)) -> dict[str, torch.Tensor]:
-    return {"a": torch.tensor(a), "b": torch.tensor(b)}
+    return {"a": torch.tensor(a, dtype=torch.float32), "b": torch.tensor(b)}
 
 
 def same(result: dict, a: list[float]) -> bool:
-    return torch.allclose(result["a"], torch.tensor(a), atol=1e-7)
+    return torch.allclose(result["a"], torch.tensor(a, dtype=torch.float32), atol=1e-7)
 
 
 def test_a_weighted_average_is_sum_w_a_over_sum_w():
@@ -72,16 +73,19 @@ def test_the_order_matters_in_no_more_than_the_last_bits():
     assert not all(torch.equal(results[0], r) for r in results), "if no order made a difference, a fixed one would not be needed"
 
 
-def test_adapters_are_taken_one_at_a_time():
-    alive = []
+def test_adapters_are_held_one_at_a_time():
+    """A cohort of thousands must not lie in memory: when one is read, the last but one is gone."""
+    seen = []
 
     def stream():
-        for i in range(4):
-            alive.append(i)
-            yield adapter(i, i, i), 1.0
-            assert alive[-1] == i
+        for i in range(5):
+            assert all(old() is None for old in seen[:-1])
+            one = adapter(i, i, i)
+            seen.append(weakref.ref(one["a"]))
+            yield one, 1.0
+            del one
 
-    assert same(weighted_average(stream()), [1.5] * 3)
+    assert same(weighted_average(stream()), [2.0] * 3)
 
 
 def test_half_precision_comes_back_as_fp32_and_is_summed_in_it():
