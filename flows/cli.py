@@ -62,9 +62,11 @@ def run_flow(call: Callable[[], Any]) -> tuple[int, Any]:
         from prefect.events.worker import EventsWorker
         from prefect.logging.handlers import APILogWorker
 
-        state = call()
-        APILogWorker.drain_all(timeout=10)  # before a server of this run's own is stopped
-        EventsWorker.drain_all(timeout=10)
+        try:
+            state = call()
+        finally:  # before a server of this run's own is stopped; what is still in their queues would be sent in vain for a minute
+            APILogWorker.drain_all(timeout=10)
+            EventsWorker.drain_all(timeout=10)
         if state.is_completed():
             return 0, state.result()
         error = state.result(raise_on_failure=False)

@@ -31,15 +31,16 @@ def tracking_uri() -> str:
 
 
 def artifact_root() -> Path:
-    """Where artifacts of the project's own MLflow lie; a server named by MLFLOW_TRACKING_URI decides for itself."""
-    return PROJECT / "mlartifacts"
+    """Where artifacts lie: mlartifacts/ beside the SQLite file; a server named by MLFLOW_TRACKING_URI decides for itself."""
+    uri = tracking_uri()
+    return (Path(uri.removeprefix("sqlite:///")).resolve().parent if uri.startswith("sqlite:///") else PROJECT) / "mlartifacts"
 
 
 def mlflow_client() -> Any:
-    """A client of the tracking store."""
+    """A client of the tracking store, whose registry is in the same place."""
     from mlflow import MlflowClient
 
-    return MlflowClient(tracking_uri())
+    return MlflowClient(tracking_uri(), registry_uri=tracking_uri())
 
 
 @task()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.config import DpoConfig, Explained, PolicyConfig
-from components.models.adapters import AdapterSlot, export_adapter, peft_config
+from components.models.adapters import AdapterSlot, export_adapter, peft_config, read_adapter, recipe_config, stack_adapters
 from components.models.backbone import choose_dtype
 from components.models.policy import Policy
 
@@ -90,7 +90,7 @@ def build_trainer(
         """Saves the adapter after each epoch as a PEFT folder, and reports progress."""
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, model: PeftModel | None = None, **_: Any) -> None:
-            save_adapter(model, policy.config, folder / f"epoch-{round(state.epoch)}")
+            save_adapter(model, policy.config, config, folder / f"epoch-{round(state.epoch)}")
 
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
             if progress is not None and logs and "loss" in logs:
@@ -132,10 +132,16 @@ def completion_positions_only() -> Iterator[None]:
         yield
 
 
-def save_adapter(model: PeftModel, config: PolicyConfig, folder: Path) -> Path:
-    """Save the trained adapter as a PEFT folder, without the optimiser (nothing pickled) and without asking a hub for the backbone."""
+def save_adapter(model: PeftModel, policy: PolicyConfig, config: DpoConfig, folder: Path) -> Path:
+    """Save the policy as a PEFT folder on the plain backbone, without the optimiser (nothing pickled) and without asking a hub for the backbone.
+
+    With reference 'sft' the trained adapter lies on the merged one, so the two are saved as one of the sum of their ranks.
+    """
     trained = {name.replace(".default.", "."): p.detach().float().cpu() for name, p in model.named_parameters() if ".default." in name}
-    return export_adapter(trained, config.lora, config.backbone.name, folder)
+    lora = recipe_config(model.peft_config["default"])
+    if config.reference == "sft":
+        trained, lora = stack_adapters(read_adapter(Path(config.reference_adapter or "")), (trained, lora))
+    return export_adapter(trained, lora, policy.backbone.name, folder)
 
 
 def align_policy(
@@ -171,7 +177,7 @@ def align_policy(
     policy.model = trainer.model.eval()
     metrics = {"pairs": len(pairs), "steps": trainer.state.global_step, **kl_to_reference(policy, kl_prompts, seed)}
     checkpoints = [folder / f"epoch-{epoch + 1}" for epoch in range(config.epochs)]
-    return AlignmentResult(save_adapter(policy.model, policy_config, folder / "final"), checkpoints, history, metrics)
+    return AlignmentResult(save_adapter(policy.model, policy_config, config, folder / "final"), checkpoints, history, metrics)
 
 
 def kl_to_reference(policy: Policy, prompts: Sequence[str], seed: int) -> dict[str, float]:

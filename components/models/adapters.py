@@ -201,6 +201,54 @@ def export_adapter(adapter: Mapping[str, torch.Tensor], config: LoraConfig, base
     return folder
 
 
+def recipe_config(config: peft.LoraConfig) -> LoraConfig:
+    """An adapter's own LoRA configuration in the recipe's words.
+
+    Raises:
+        AdapterError: it has what a recipe does not know, such as rank-stabilised scaling or ranks by module.
+    """
+    unknown = [name for name in ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "fan_in_fan_out") if getattr(config, name, None)]
+    if unknown or config.bias != "none":
+        raise AdapterError(f"the adapter's LoRA uses {', '.join(unknown) or 'bias'}, which is not supported: bring one with r, lora_alpha and target_modules alone")
+    targets = config.target_modules if isinstance(config.target_modules, str) else sorted(config.target_modules)
+    return LoraConfig(r=config.r, alpha=float(config.lora_alpha), dropout=float(config.lora_dropout), target_modules=targets)
+
+
+def read_adapter(folder: Path) -> tuple[Adapter, LoraConfig]:
+    """A PEFT folder's tensors and configuration.
+
+    Raises:
+        AdapterError: see recipe_config.
+    """
+    import peft
+    from safetensors.torch import load_file
+
+    return load_file(folder / "adapter_model.safetensors"), recipe_config(peft.LoraConfig.from_pretrained(str(folder)))
+
+
+def stack_adapters(lower: tuple[Adapter, LoraConfig], upper: tuple[Adapter, LoraConfig]) -> tuple[Adapter, LoraConfig]:
+    """One adapter that does what two do on top of each other: s1 B1 A1 + s2 B2 A2 = [s1 B1, s2 B2] [A1; A2].
+
+    Args:
+        lower, upper: tensors and configuration of each; a module may be in one of them only.
+
+    Returns:
+        the adapter of rank r1 + r2 and scale 1, exact but for rounding.
+    """
+    import torch
+
+    layers = {name.rsplit(".lora_", 1)[0] for tensors, _ in (lower, upper) for name in tensors}
+    stacked = {}
+    for layer in sorted(layers):
+        a, b = f"{layer}.lora_A.weight", f"{layer}.lora_B.weight"
+        width, height = next((t[a].shape[1], t[b].shape[0]) for t, _ in (lower, upper) if a in t)
+        parts = [(t.get(a, torch.zeros(c.r, width)), t.get(b, torch.zeros(height, c.r)) * (c.alpha / c.r)) for t, c in (lower, upper)]
+        stacked[a], stacked[b] = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts], dim=1)
+    rank = lower[1].r + upper[1].r
+    targets = sorted({layer.rsplit(".", 1)[-1] for layer in layers})
+    return stacked, LoraConfig(r=rank, alpha=float(rank), dropout=upper[1].dropout, target_modules=targets)
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that it is there whole or not at all, also after a crash."""
     path.parent.mkdir(parents=True, exist_ok=True)

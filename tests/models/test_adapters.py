@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from components.config import BackboneConfig, LoraConfig
-from components.models.adapters import AdapterError, AdapterSlot, AdapterStore, attach, check_adapter, export_adapter, write_atomically
+from components.models.adapters import AdapterError, AdapterSlot, AdapterStore, attach, check_adapter, export_adapter, read_adapter, stack_adapters, write_atomically
 from components.models.backbone import load_backbone
 
 LORA = LoraConfig(r=2, alpha=4, dropout=0.0)
@@ -145,3 +145,32 @@ def test_an_exported_adapter_opens_with_peft_and_answers_as_in_the_slot(tmp_path
         with model.disable_adapter():
             assert not torch.allclose(given, model(input_ids=ids).logits, atol=1e-2)
     assert sum("lora_A" in n for n, _ in opened.named_parameters()) == len(slot.names) // 2
+
+
+def test_two_stacked_adapters_are_the_sum_of_their_updates_also_where_a_module_is_in_one_alone(tmp_path):
+    """s1 B1 A1 + s2 B2 A2, with ranks 1 and 2 and scales 2 and 3."""
+    numbers = torch.Generator().manual_seed(0)
+
+    def adapter(r, *layers):
+        return {f"{layer}.lora_{k}.weight": torch.randn((r, 4) if k == "A" else (3, r), generator=numbers) for layer in layers for k in "AB"}
+
+    def update(one, layer, scale):
+        return scale * one[f"{layer}.lora_B.weight"] @ one[f"{layer}.lora_A.weight"] if f"{layer}.lora_A.weight" in one else torch.zeros(3, 4)
+
+    lower, upper = adapter(1, "m.q", "m.v"), adapter(2, "m.q", "m.up")
+    stacked, lora = stack_adapters((lower, LoraConfig(r=1, alpha=2)), (upper, LoraConfig(r=2, alpha=6)))
+    assert (lora.r, lora.alpha, lora.target_modules) == (3, 3, ["q", "up", "v"])
+    for layer in ("m.q", "m.v", "m.up"):
+        assert torch.allclose(update(stacked, layer, 1.0), update(lower, layer, 2.0) + update(upper, layer, 3.0), atol=1e-6)
+
+
+def test_an_adapter_folder_is_read_back_as_it_was_exported_and_what_a_recipe_does_not_know_is_refused(tmp_path):
+    _, slot = resident()
+    adapter = slot.initial_adapter(0)
+    folder = export_adapter(adapter, LORA, "tiny-random", tmp_path / "adapter")
+    tensors, lora = read_adapter(folder)
+    assert (lora.r, lora.alpha, lora.dropout) == (2, 4, 0) and all(torch.equal(tensors[n], adapter[n]) for n in slot.names)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(config | {"use_rslora": True}))
+    with pytest.raises(AdapterError, match="the adapter's LoRA uses use_rslora, which is not supported"):
+        read_adapter(folder)

@@ -1,0 +1,231 @@
+"""Clients as tasks: retried, then left out; and devices that are lent to one task at a time."""
+
+import threading
+import time
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from components.federation import clients
+from components.federation.commits import Commits
+from components.federation.rounds import shards
+from components.federation.strategy import Failure, Job, build_federation, build_strategy
+from components.models.adapters import AdapterStore
+from tasks import devices, federation
+from tasks.devices import DevicePool
+from tasks.federation import ClientsFailed, gather, run_clients
+
+START = {"a": torch.zeros(3)}
+
+
+class Fragile:
+    """A learner that adds one, and fails for some clients as often as it is told."""
+
+    failures: Counter
+    calls: list
+
+    def __init__(self, recipe, device):
+        self.device = device
+
+    def train(self, rows, adapter, seed):
+        name = rows[0]["client_id"]
+        Fragile.calls.append(name)
+        if Fragile.failures[name] > 0:
+            Fragile.failures[name] -= 1
+            raise RuntimeError(f"the device lost {name}")
+        return {n: t + 1 for n, t in adapter.items()}, {"loss": 1.0}
+
+
+@pytest.fixture
+def fragile(monkeypatch):
+    Fragile.failures, Fragile.calls = Counter(), []
+    monkeypatch.setitem(clients.LEARNERS, "selector", Fragile)
+    monkeypatch.setattr(federation, "POOL", DevicePool())
+    return Fragile
+
+
+@pytest.fixture
+def store(tmp_path):
+    return AdapterStore(tmp_path / "federation" / "adapters")
+
+
+def jobs(store, *names):
+    ref = store.put(START)
+    return [Job("train", name, 0, "selector", (ref,), "selector", i) for i, name in enumerate(names)]
+
+
+def work(shard, debug, prepared, store):
+    return run_clients.fn(shard, debug, prepared / "pairs.parquet", store.root)
+
+
+def test_a_shard_gives_an_update_for_each_client_by_reference(fragile, debug, prepared, store):
+    updates = work(jobs(store, "ada", "bea"), debug, prepared, store)
+    assert [u.job.client for u in updates] == ["ada", "bea"] and fragile.calls == ["ada", "bea"]
+    assert all(torch.equal(store.get(u.adapter)["a"], torch.ones(3)) for u in updates)
+
+
+def test_a_client_that_fails_does_not_keep_the_others_of_its_shard_from_their_work(fragile, debug, prepared, store):
+    fragile.failures["bea"] = 1
+    with pytest.raises(ClientsFailed, match="client bea: RuntimeError: the device lost bea") as error:
+        work(jobs(store, "ada", "bea", "cyd"), debug, prepared, store)
+    assert list(error.value.reasons) == ["bea"] and fragile.calls == ["ada", "bea", "cyd"]
+
+
+def test_a_retry_repeats_only_what_failed(fragile, debug, prepared, store):
+    fragile.failures["bea"] = 1
+    with pytest.raises(ClientsFailed):
+        work(jobs(store, "ada", "bea", "cyd"), debug, prepared, store)
+    assert [u.job.client for u in work(jobs(store, "ada", "bea", "cyd"), debug, prepared, store)] == ["ada", "bea", "cyd"]
+    assert Counter(fragile.calls) == {"ada": 1, "bea": 2, "cyd": 1}
+
+
+def test_a_failure_of_the_whole_task_leaves_every_device_free(fragile, debug, prepared, store, monkeypatch):
+    monkeypatch.setitem(clients.LEARNERS, "selector", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            work(jobs(store, "ada"), debug, prepared, store)
+    with federation.POOL.borrow(debug) as device:
+        assert device == "cpu"
+
+
+def future(result=None, error=None, name="Failed"):
+    state = SimpleNamespace(is_completed=lambda: error is None, name="Completed" if error is None else name, message=str(error))
+    return SimpleNamespace(wait=lambda: None, state=state, result=lambda raise_on_failure=True: result if error is None else error)
+
+
+def test_of_a_shard_that_failed_for_good_the_clients_that_finished_still_count(fragile, debug, prepared, store):
+    fragile.failures["bea"] = 9
+    first, second = jobs(store, "ada", "bea", "cyd"), jobs(store, "dan")
+    with pytest.raises(ClientsFailed) as error:
+        work(first, debug, prepared, store)
+    outcomes = gather([future(error=error.value), future(work(second, debug, prepared, store))], [first, second], store)
+    assert [getattr(o, "client", None) or o.job.client for o in outcomes] == ["ada", "bea", "cyd", "dan"]
+    assert outcomes[1] == Failure("bea", "RuntimeError: the device lost bea")
+    assert [type(o).__name__ for o in outcomes] == ["Update", "Failure", "Update", "Update"]
+
+
+def test_of_a_shard_whose_process_died_the_reason_is_prefects(fragile, store):
+    (outcome,) = gather([future(error=RuntimeError("worker lost"), name="Crashed")], [jobs(store, "ada")], store)
+    assert outcome == Failure("ada", "Crashed: worker lost")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 2])
+def test_prefect_retries_a_failing_client_and_the_round_goes_on_without_it(prefect_session, fragile, debug, prepared, tmp_path, size):
+    from prefect import flow, unmapped
+    from prefect.task_runners import ThreadPoolTaskRunner
+
+    fragile.failures.update({"ada": 1, "cyd": 99})
+    recipe = debug.model_copy(update={"federation": debug.federation.model_copy(update={"clients_per_round": 4})})
+    commits = Commits(tmp_path / "federation", "test")
+    counts = {name: {"train": 1, "validation": 0, "test": 0} for name in ("ada", "bea", "cyd", "dan")}
+    strategy = build_strategy(recipe.federation, commits.store)
+    state = strategy.init(build_federation(counts, commits.store.put(START), 4), 0)
+
+    @flow(task_runner=ThreadPoolTaskRunner(max_workers=2))
+    def round_one():
+        parts = shards(strategy.plan(state, 0), size)
+        futures = run_clients.with_options(retries=1, retry_delay_seconds=0).map(
+            parts, recipe=unmapped(recipe), pairs=unmapped(prepared / "pairs.parquet"), store=unmapped(commits.store.root))
+        outcomes = gather(futures, parts, commits.store)
+        return federation.close_step(strategy, state, strategy.plan(state, 0), outcomes, recipe, commits)
+
+    new, record = round_one()
+    assert Counter(fragile.calls) == {"ada": 2, "bea": 1, "cyd": 2, "dan": 1}
+    assert record["failed"] == {"cyd": "RuntimeError: the device lost cyd"} and sorted(record["clients"]) == ["ada", "bea", "dan"]
+    assert commits.latest()[0] == new and torch.equal(commits.store.get(new.adapters["selector"])["a"], torch.ones(3))
+
+
+# --- the device pool
+
+def on(recipe, *names):
+    return recipe.model_copy(update={"runtime": recipe.runtime.model_copy(update={"devices": list(names)})})
+
+
+def test_a_device_is_lent_to_one_task_at_a_time_and_all_are_used(debug):
+    pool, recipe = DevicePool(), on(debug, "one", "two", "three")
+    held, most, clashes, lock = Counter(), [0], [], threading.Lock()
+
+    def task():
+        for _ in range(5):
+            with pool.borrow(recipe) as device:
+                with lock:
+                    held[device] += 1
+                    most[0] = max(most[0], sum(held.values()))
+                    if held[device] > 1:
+                        clashes.append(device)
+                time.sleep(0.002)
+                with lock:
+                    held[device] -= 1
+
+    threads = [threading.Thread(target=task) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert not clashes and most[0] == 3 and set(held) == {"one", "two", "three"}
+
+
+def test_a_task_that_fails_gives_its_device_back(debug):
+    pool, recipe = DevicePool(), on(debug, "one")
+    for _ in range(3):
+        with pytest.raises(ValueError, match="broken"), pool.borrow(recipe):
+            raise ValueError("broken")
+    with pool.borrow(recipe) as device:
+        assert device == "one"
+
+
+@pytest.fixture
+def built(monkeypatch):
+    made = []
+    monkeypatch.setitem(devices.LEARNERS, "selector", lambda recipe, device: made.append(device) or SimpleNamespace(device=device))
+    return made
+
+
+def test_a_learner_is_built_once_on_each_device_and_stays_there(debug, built):
+    pool, recipe = DevicePool(), on(debug, "one", "two")
+    for _ in range(5):
+        with pool.borrow_learner(recipe, "selector") as first, pool.borrow_learner(recipe, "selector") as second:
+            assert {first.device, second.device} == {"one", "two"}
+    assert sorted(built) == ["one", "two"]
+
+
+def test_another_recipe_gets_a_learner_of_its_own(debug, built):
+    pool, recipe = DevicePool(), on(debug, "one")
+    other = recipe.model_copy(update={"selector": recipe.selector.model_copy(update={"max_length": 128})})
+    for r in (recipe, recipe, other, other):
+        with pool.borrow_learner(r, "selector"):
+            pass
+    assert built == ["one", "one"]
+
+
+def test_after_release_nothing_is_resident_and_the_devices_are_chosen_anew(debug, built):
+    pool = DevicePool()
+    with pool.borrow_learner(on(debug, "one"), "selector"):
+        pass
+    pool.release()
+    with pool.borrow_learner(on(debug, "two"), "selector") as learner:
+        assert learner.device == "two"
+    assert built == ["one", "two"]
+
+
+def test_a_borrowed_device_computes_with_the_recipes_threads(debug, monkeypatch):
+    set_to = []
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+    for threads in (1, 3, None):
+        with DevicePool().borrow(debug.model_copy(update={"runtime": debug.runtime.model_copy(update={"torch_threads": threads})})):
+            pass
+    assert set_to == [1, 3, devices.available_cores()] and devices.available_cores() >= 1
+
+
+def test_accuracy_is_measured_once_and_read_from_its_record_afterwards(debug, prepared, tmp_path, monkeypatch):
+    monkeypatch.setattr(federation, "POOL", DevicePool())
+    store = AdapterStore(tmp_path / "adapters")
+    with federation.POOL.borrow_learner(debug, "selector") as learner:
+        refs = {"selector": store.put(learner.initial_adapter(0))}
+    first = federation.measure_selector.fn(debug, prepared, store.root, refs, tmp_path / "accuracy.json")
+    assert set(first["clients"]) == {"ada", "bea", "cyd", "dan"} and first["pairs"] == 8
+    monkeypatch.setattr(federation.POOL, "borrow_learner", lambda *_: pytest.fail("measured again"))
+    assert federation.measure_selector.fn(debug, prepared, store.root, refs, tmp_path / "accuracy.json") == first
