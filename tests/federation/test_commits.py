@@ -108,7 +108,7 @@ def test_an_adapter_whose_bytes_changed_is_refused_by_its_file(commits):
     data = bytearray(open(ref.path, "rb").read())
     data[-1] ^= 1
     open(ref.path, "wb").write(bytes(data))
-    with pytest.raises(AdapterError, match=f"{str(ref)} is damaged: the bytes of .*{ref.hash}"):
+    with pytest.raises(AdapterError, match=f"{ref!s} is damaged: the bytes of .*{ref.hash}"):
         commits.store.get(ref)
     assert commits.store.put({"a": torch.full((3,), 2.0)}) == ref
     assert torch.equal(commits.store.get(ref)["a"], torch.full((3,), 2.0)), "putting it again repairs it"

@@ -95,7 +95,7 @@ def test_the_run_is_one_parent_with_a_child_for_each_phase_in_mlflow(whole):
     parents = [r for r in runs if "mlflow.parentRunId" not in r.data.tags]
     assert len(parents) == 1 and len(runs) == 5 and {r.info.status for r in runs} == {"FINISHED"}
     assert {r.data.tags.get("phase") for r in runs} == {None, "prepare", "federate", "align", "evaluate"}
-    assert parents[0].data.tags["fed_rlhf.folder"] == str(folder) and "/runs/flow-run/" in parents[0].data.tags["prefect.flow_run_url"]
+    assert parents[0].data.tags["fed_rlhf.folder"] == str(folder) and "/flow-run/" in parents[0].data.tags["prefect.flow_run_url"]
     (federate,) = [r for r in runs if r.data.tags.get("phase") == "federate"]
     assert sorted(m.step for m in client.get_metric_history(federate.info.run_id, "train/loss")) == list(range(1, 9))
     assert str(client.get_model_version_by_alias("debug-policy", "latest-aligned").run_id) in {r.info.run_id for r in runs}
@@ -130,7 +130,7 @@ def test_a_run_that_is_complete_is_not_done_again(whole):
     place, folder, _ = whole
     before = {p: p.read_bytes() for name in ("federation", "alignment") for p in (folder / name).rglob("*") if p.is_file()}
     output = place.run("--resume", folder.name)
-    assert "round" not in re.sub(r"\d+ rounds", "", output.split("starting ...")[1].split("Selector accuracy")[0]).replace("background", "")
+    assert not re.findall(r"round \d+ of|DPO step|sampled|answers", output) and (folder / "report" / "summary.txt").read_text() in output
     assert before == {p: p.read_bytes() for p in before}
 
 

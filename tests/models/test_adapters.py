@@ -7,7 +7,17 @@ import pytest
 import torch
 
 from components.config import BackboneConfig, LoraConfig
-from components.models.adapters import AdapterError, AdapterSlot, AdapterStore, attach, check_adapter, export_adapter, read_adapter, stack_adapters, write_atomically
+from components.models.adapters import (
+    AdapterError,
+    AdapterSlot,
+    AdapterStore,
+    attach,
+    check_adapter,
+    export_adapter,
+    read_adapter,
+    stack_adapters,
+    write_atomically,
+)
 from components.models.backbone import load_backbone
 
 LORA = LoraConfig(r=2, alpha=4, dropout=0.0)

@@ -7,7 +7,15 @@ import torch
 
 from components.config import BackboneConfig
 from components.models import backbone
-from components.models.backbone import BackboneError, backbone_root, choose_device, choose_dtype, fetch_backbone, load_backbone, load_tokenizer
+from components.models.backbone import (
+    BackboneError,
+    backbone_root,
+    choose_device,
+    choose_dtype,
+    fetch_backbone,
+    load_backbone,
+    load_tokenizer,
+)
 
 TINY = BackboneConfig(name="tiny-random")
 
