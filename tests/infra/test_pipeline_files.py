@@ -85,9 +85,11 @@ def test_what_a_stage_depends_on_exists_or_is_made_by_a_stage():
     assert plotted <= made
 
 
-def test_the_pipeline_ships_with_a_recipe_that_exists():
-    assert read("params.yaml") == {"recipe": "summarization/demo", "overrides": ""}
-    assert "summarization/demo" in recipe_names()
+def test_the_pipelines_recipe_exists_and_its_overrides_fit_it():
+    parameters = read("params.yaml")
+    assert set(parameters) == {"recipe", "overrides"}
+    assert parameters["recipe"] in recipe_names()
+    load_recipe(parameters["recipe"], parameters["overrides"].split())
 
 
 def test_deployments_name_a_flow_its_parameters_and_a_recipe_that_exists():

@@ -1,0 +1,55 @@
+"""The stages of dvc.yaml: the recipe is checked first, and rounds that do not belong to it are not gone on with."""
+
+import pytest
+import yaml
+
+from components.recipes import load_recipe
+from flows import cli
+from tasks.runs import Run, claim_folder
+
+
+def test_the_recipe_is_written_out_in_full_with_its_overrides(tmp_path, capsys):
+    assert cli.stage(["check_recipe", "--folder", str(tmp_path), "--recipe", "debug", "federation.rounds=7", "seed=3"]) == 0
+    assert capsys.readouterr().out == "debug: the recipe is valid\n"
+    written = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
+    assert (written["federation"]["rounds"], written["seed"]) == (7, 3)
+    assert written == load_recipe("debug", ["federation.rounds=7", "seed=3"]).model_dump(mode="json")
+
+
+def test_a_bad_recipe_is_one_sentence_and_writes_nothing(tmp_path, capsys):
+    assert cli.stage(["check_recipe", "--folder", str(tmp_path / "new"), "--recipe", "debug", "federation.round=7"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "unknown key 'federation.round'; did you mean 'federation.rounds'?" in error
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_stage_without_a_checked_recipe_says_what_to_do(tmp_path, capsys):
+    assert cli.stage(["federate", "--folder", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"error: {tmp_path}/recipe.yaml is missing: run the stage check_recipe first, or `dvc repro`, which does.\n"
+
+
+@pytest.mark.parametrize(("overrides", "finished", "kept"), [
+    ([], False, True), (["runtime.retries=3"], False, True), (["federation.rounds=9"], False, False), (["seed=1"], False, False), ([], True, False)],
+    ids=["interrupted", "interrupted, another runtime", "other rounds", "another seed", "complete, so that something else has changed"])
+def test_rounds_are_gone_on_with_only_where_they_belong_to_the_recipe(tmp_path, prepared, overrides, finished, kept):
+    import torch
+
+    from components.data.records import read_clients
+    from components.federation.strategy import build_federation, build_strategy
+    from flows.fed_rlhf import open_commits
+    from flows.stages import _keep_or_start_anew
+
+    recipe = load_recipe("debug")
+    claim_folder(recipe, tmp_path)
+    (tmp_path / "prepared").symlink_to(prepared)
+    run = Run("pipeline", tmp_path)
+    commits = open_commits(run, recipe)
+    initial = commits.store.put({"a": torch.zeros(2)})
+    state = build_strategy(recipe.federation, commits.store).init(build_federation(read_clients(prepared), initial, 2), recipe.seed)
+    commits.write(state, {})
+    if finished:
+        (run.federation / "result.json").write_text("{}")
+    _keep_or_start_anew(run, load_recipe("debug", overrides))
+    assert (run.federation / "commits").exists() == kept
+    _keep_or_start_anew(run, load_recipe("debug", overrides))  # harmless where there is nothing
