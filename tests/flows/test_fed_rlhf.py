@@ -140,7 +140,7 @@ def committed(folder: Path) -> int:
 
 def test_a_run_that_is_killed_within_the_rounds_ends_with_the_bytes_of_one_that_was_not(whole, tmp_path):
     chance = random.SystemRandom()
-    after, wait = chance.randint(0, 5), chance.uniform(0, 0.6)
+    after, wait = chance.randint(0, 4), chance.uniform(0, 0.3)
     place = Workplace(tmp_path)
     process = place.start("--recipe", "debug", *OVERRIDES)
     deadline = time.monotonic() + 200
