@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from components.config import Recipe
 from components.data.records import read_rows
 from components.federation.strategy import Job, Update
-from components.models.adapters import AdapterRef, AdapterStore, write_atomically
+from components.models.adapters import AdapterStore, write_atomically
 
 if TYPE_CHECKING:
     from components.models.adapters import Adapter
@@ -94,16 +94,14 @@ def run_job(job: Job, learner: Learner, pairs: Path, store: AdapterStore) -> Upd
 
 
 def finished_update(job: Job, store: AdapterStore) -> Update | None:
-    """The update of a job that was done before; None unless it was written whole and its adapter is still there."""
+    """The update of a job that was done before; None unless it was written whole and its adapter is still there, undamaged."""
     try:
         content = json.loads(_record(job, store).read_bytes())
-    except (FileNotFoundError, ValueError):
+        ref = None if content["adapter"] is None else store.ref(content["adapter"])
+        if ref is not None:
+            store.get(ref)
+    except (FileNotFoundError, ValueError):  # AdapterError is a ValueError
         return None
-    ref: AdapterRef | None = None
-    if content["adapter"] is not None:
-        ref = store.ref(content["adapter"])
-        if not Path(ref.path).is_file():
-            return None
     return Update(job, ref, tuple(content["losses"]), content["metrics"])
 
 
