@@ -10,8 +10,9 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -29,7 +30,7 @@ class RecipeError(Explained, ValueError):
 class Section(BaseModel):
     """A part of a recipe: unknown keys are refused, values are not coerced across types, nothing can be reassigned."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class DataConfig(Section):
@@ -64,7 +65,7 @@ class LoraConfig(Section):
     r: int = Field(8, ge=1, description="Rank.")
     alpha: float = Field(16.0, gt=0, description="Scale; the update is alpha / r * B A.")
     dropout: float = Field(0.05, ge=0, lt=1, description="Dropout on the adapter's input.")
-    target_modules: Literal["all-linear"] | list[str] = Field("all-linear", description="Module names that get an adapter, as in PEFT.")
+    target_modules: Literal["all-linear"] | Annotated[list[str], Field(min_length=1)] = Field("all-linear", description="Module names that get an adapter, as in PEFT.")
 
 
 class OptimizerConfig(Section):
@@ -138,7 +139,7 @@ class DpoConfig(Section):
         "base", description="Policy that the KL is measured to: base (adapter off), sft (reference_adapter merged), round_start (reference_adapter, which is trained on).")
     reference_adapter: str | None = Field(None, description="PEFT adapter folder, needed by reference: sft and round_start.")
     beta: float = Field(0.1, gt=0, description="Inverse temperature of the implicit reward; Rafailov et al. use 0.1.")
-    optimizer: str = Field("rmsprop", description="transformers' name of an optimiser; FedBiscuit table 3: RMSprop.")
+    optimizer: Literal["rmsprop", "adamw_torch", "sgd", "adagrad", "adafactor"] = Field("rmsprop", description="transformers' name of the optimiser; FedBiscuit table 3: RMSprop.")
     lr: float = Field(1e-6, gt=0, description="Learning rate; FedBiscuit table 3: 1e-6.")
     epochs: int = Field(5, ge=1, description="Passes over the labelled pairs; FedBiscuit table 3: 5 (section 7.1 says three).")
     batch_size: int = Field(32, ge=1, description="Pairs an optimiser step; FedBiscuit table 3: 32.")
@@ -189,7 +190,7 @@ class TrackingConfig(Section):
     """Where the run is found afterwards."""
 
     experiment: str = Field("fed-rlhf", min_length=1, description="MLflow experiment.")
-    registered_model: str = Field("fed-rlhf-policy", min_length=1, description="Name under which the aligned policy is registered.")
+    registered_model: str = Field("fed-rlhf-policy", pattern=r"^[^/:]+$", description="Name under which the aligned policy is registered.")
 
 
 class RuntimeConfig(Section):
@@ -199,6 +200,16 @@ class RuntimeConfig(Section):
     ray_address: str | None = Field(None, description="Address of a Ray cluster; None starts a local one.")
     devices: list[str] | None = Field(None, description="Devices to use, e.g. ['cuda:0', 'cuda:1'] or ['cpu']; None uses every CUDA device, else the CPU.")
     torch_threads: int | None = Field(None, ge=1, description="Threads of a CPU operation; None uses all cores. Sums are split by it, so byte-equal runs need the same value.")
+    @field_validator("devices")
+    @classmethod
+    def _distinct(cls, devices: list[str] | None) -> list[str] | None:
+        for device in devices or []:
+            if not re.fullmatch(r"cpu|cuda:\d+", device):
+                raise ValueError(f"'{device}' is not a device: use 'cpu' or 'cuda:0', 'cuda:1', ...")
+        if devices is not None and (not devices or len(set(devices)) < len(devices)):
+            raise ValueError("each device is named once, and at least one: a model is resident on each, and serves one client at a time")
+        return devices
+
     retries: int = Field(1, ge=0, description="How often Prefect repeats a task that failed before its client is left out of the round.")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from components.config import Recipe, RecipeError, check_section, kind_of, unknown_name
+from components.data.records import DataError
 
 RECIPES = Path(__file__).resolve().parent.parent / "flows" / "recipes"
 
@@ -60,11 +61,20 @@ def parse_recipe(tree: Mapping[str, Any], where: str) -> Recipe:
         RecipeError: as load_recipe.
     """
     recipe = check_section(Recipe, tree, where)
-    from components.data import sources
+    from components.data import sources, templates
+    from components.evaluation.judges import check_kind
     from components.federation import strategy
+    from components.models.adapters import AdapterStore
 
     check_section(sources.options_model(recipe.data.source, where), recipe.data.options, where, "data.options")
     check_section(strategy.options_model(recipe.federation.method, where), recipe.federation.options, where, "federation.options")
+    try:
+        strategy.build_strategy(recipe.federation, AdapterStore(Path()))
+        check_kind(recipe.evaluation.judge)
+        for name, kind in ((recipe.selector.template, "selector"), (recipe.policy.template, "policy"), (recipe.evaluation.judge.selector.template, "selector")):
+            templates.load(name, kind)
+    except (RecipeError, DataError) as error:
+        raise RecipeError(f"{where}: {error}") from None
     return recipe
 
 

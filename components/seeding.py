@@ -7,6 +7,8 @@ each draw is named by what it is for and not by when it happens.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -23,3 +25,21 @@ def derive(seed: int, *purpose: str | int) -> int:
 def generator(seed: int, *purpose: str | int) -> np.random.Generator:
     """A NumPy generator for one purpose."""
     return np.random.default_rng(derive(seed, *purpose))
+
+
+@contextmanager
+def seeded(device: str, seed: int) -> Iterator[None]:
+    """Seed the one generator that dropout and sampling on a device draw from, and restore it afterwards.
+
+    torch.manual_seed would seed all devices of the process, on which other threads train other clients.
+    """
+    import torch
+
+    index = torch.device(device).index or 0
+    numbers = torch.default_generator if torch.device(device).type == "cpu" else torch.cuda.default_generators[index]
+    state = numbers.get_state()
+    numbers.manual_seed(seed)
+    try:
+        yield
+    finally:
+        numbers.set_state(state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from components.config import Explained, RecipeError
 from components.data.records import DataError
 from components.environment import quiet
 from components.recipes import load_recipe, recipe_names
-from infra.servers import prefect_api
+from infra.servers import ServerError, is_up, prefect_api
 
 STAGES = ("check_recipe", "fetch_backbone", "prepare", "federate", "align", "evaluate", "report")
 """The stages of dvc.yaml."""
@@ -57,6 +58,9 @@ def run_flow(call: Callable[[], Any]) -> tuple[int, Any]:
         the exit status, and the flow's result (None where it failed; that is printed).
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    tracking = os.environ.get("MLFLOW_TRACKING_URI", "")
+    if tracking.startswith("http") and not is_up(f"{tracking.rstrip('/')}/health"):
+        raise ServerError(f"MLFLOW_TRACKING_URI is {tracking}, but no MLflow server answers there: start it, or unset the variable to log to the project's own file.")
     print("starting ...", flush=True)
     with prefect_api():
         from prefect.events.worker import EventsWorker
@@ -81,10 +85,10 @@ def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> 
 
 
 def _main(given: argparse.Namespace) -> int:
-    if given.resume and given.overrides:
+    if given.resume is not None and given.overrides:
         raise RecipeError("--resume goes on with the run's own recipe: leave the overrides out, or start a new run.")
     recipe = load_recipe(given.recipe, given.overrides)
-    if given.resume:
+    if given.resume is not None:
         from tasks.runs import find_run
 
         recipe = find_run(given.resume).recipe()

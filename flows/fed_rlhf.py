@@ -28,9 +28,6 @@ from tasks import alignment, data, evaluation, federation, reporting, tracking
 from tasks.devices import POOL
 from tasks.runs import Run, file_hash, find_run, judges_root, open_run, read_json, write_json
 
-RESULT = {"prepare": "report.json", "federate": "result.json", "align": "result.json", "evaluate": "result.json"}
-"""The file that a phase writes last, in its folder; a phase that has it is not done again."""
-
 
 @flow(name="fed-rlhf", flow_run_name="{recipe}", persist_result=False)
 def fed_rlhf(recipe: str = "summarization/demo", overrides: list[str] | None = None, resume: str | None = None) -> str:
@@ -45,7 +42,7 @@ def fed_rlhf(recipe: str = "summarization/demo", overrides: list[str] | None = N
         the folder of the run.
     """
     quiet()
-    run = find_run(resume) if resume else open_run(load_recipe(recipe, overrides or []))
+    run = find_run(resume) if resume is not None else open_run(load_recipe(recipe, overrides or []))
     return carry_out(run)
 
 
@@ -57,14 +54,16 @@ def carry_out(run: Run) -> str:
     parent = tracking.open_tracking(run, recipe, str(runtime.flow_run.id), runtime.flow_run.ui_url)
     reporting.link_artifacts(run, recipe)
     try:
-        for phase, folder in ((prepare, run.prepared), (federate, run.federation), (align, run.alignment), (evaluate, run.evaluation)):
-            if not (folder / RESULT[phase.name]).is_file():
+        for phase in (prepare, federate, align, evaluate):
+            done = run.folder / f"{phase.name}.done"
+            if not done.is_file():
                 phase.with_options(task_runner=task_runner(recipe))(run, recipe)
+                done.touch()
         reporting.write_report(run, recipe)
         tracking.log_report(parent, run.report)
         reporting.link_artifacts(run, recipe)
     except BaseException:
-        tracking.close_run(parent, "FAILED")
+        tracking.close_failed(run)
         raise
     tracking.close_run(parent)
     return str(run.folder)
@@ -159,8 +158,17 @@ def federated_rounds(
 @flow(name="align", flow_run_name="align", persist_result=False)
 def align(run: Run, recipe: Recipe) -> None:
     """Sample completions, label their pairs by the selectors, and align the policy by DPO."""
-    log = get_run_logger()
     child = tracking.open_phase(run, recipe, "align")
+    if not (run.alignment / "result.json").is_file():
+        align_once(run, recipe, child)
+    tracking.log_alignment(child, recipe, run.alignment)
+    tracking.close_run(child)
+    POOL.release()
+
+
+def align_once(run: Run, recipe: Recipe, child: str) -> None:
+    """The work of the phase align; result.json is its last word."""
+    log = get_run_logger()
     selectors = {name: selector["hash"] for name, selector in read_json(run.federation / "result.json")["selectors"].items()}
     sampled = alignment.sample_completions(recipe, run.prepared, run.alignment / "completions.json")
     labelled = alignment.label_completions(recipe, run.alignment / "completions.json", run.federation / "adapters", selectors, run.alignment / "pairs.parquet")
@@ -170,19 +178,17 @@ def align(run: Run, recipe: Recipe) -> None:
     log.info("aligned: reference %s, KL %.3f nats a completion", recipe.alignment.dpo.reference, trained["metrics"].get("kl_sequence", float("nan")))
     model = tracking.register_policy(child, recipe, run.alignment / "final")
     write_json(run.alignment / "result.json", {"sampling": sampled, "labelling": labelled, **trained, **model})
-    tracking.log_alignment(child, recipe, run.alignment)
-    tracking.close_run(child)
-    POOL.release()
 
 
 @flow(name="evaluate", flow_run_name="evaluate", persist_result=False)
 def evaluate(run: Run, recipe: Recipe) -> None:
     """Answers of the raw and the aligned policy to held-out prompts, judged in both orders."""
     child = tracking.open_phase(run, recipe, "evaluate")
-    answered = evaluation.answer_prompts(recipe, run.prepared, run.alignment / "final", run.evaluation / "answers.json")
-    POOL.release()
-    judged = evaluation.judge_answers(recipe, run.prepared, judges_root(), run.evaluation / "answers.json")
-    write_json(run.evaluation / "result.json", {"answers": answered, **judged})
+    if not (run.evaluation / "result.json").is_file():
+        answered = evaluation.answer_prompts(recipe, run.prepared, run.alignment / "final", run.evaluation / "answers.json")
+        POOL.release()
+        judged = evaluation.judge_answers(recipe, run.prepared, judges_root(), run.evaluation / "answers.json")
+        write_json(run.evaluation / "result.json", {"answers": answered, **judged})
     tracking.log_evaluation(child, run.evaluation)
     tracking.close_run(child)
     POOL.release()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from components.config import Recipe
+from components.data.records import DataError
 from tasks.runs import file_hash, write_json
 from tasks.uncached import task
 
@@ -34,4 +35,9 @@ def prepare_data(recipe: Recipe, folder: Path) -> dict[str, Any]:
 
     report = prepare(recipe.data, recipe.seed, folder)
     check_judge(recipe.evaluation.judge, folder)
+    counts = {"server prompts to align on": report["rows"]["prompts"].get("align", 0), "held-out prompts to evaluate on": report["rows"]["prompts"].get("test", 0),
+              "held-out pairs to measure the selector on": report["splits"].get("test", 0), "pairs to train on": report["splits"].get("train", 0)}
+    for what, count in counts.items():
+        if not count:
+            raise DataError(f"source {recipe.data.source} leaves no {what}: see data.test, data.validation and data.options (e.g. align_share).")
     return report

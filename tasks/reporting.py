@@ -15,12 +15,12 @@ from tasks.uncached import task
 def accuracy_metrics(measured: dict[str, Any]) -> dict[str, float]:
     """Held-out accuracy as metrics."""
     return {f"accuracy/{key}": measured[key] for key in ("mean", "worst", "best")} | {
-        f"accuracy/{domain}": value for domain, value in measured["domains"].items()}
+        f"accuracy/domain/{domain or 'all'}": value for domain, value in measured["domains"].items()}
 
 
 def accuracy_line(measured: dict[str, Any]) -> str:
     """Held-out accuracy as a line."""
-    domains = ", ".join(f"{name} {value:.3f}" for name, value in measured["domains"].items())
+    domains = ", ".join(f"{name or 'all pairs'} {value:.3f}" for name, value in measured["domains"].items())
     return f"held-out accuracy {measured['mean']:.3f} (worst client {measured['worst']:.3f}, best {measured['best']:.3f}); {domains}"
 
 
@@ -120,7 +120,7 @@ def link_artifacts(run: Run, recipe: Recipe) -> None:
 
 
 def _domain(name: str) -> str:
-    return {"common": "common-taste pairs", "own": "own-taste pairs"}.get(name, f"domain {name}")
+    return {"common": "common-taste pairs", "own": "own-taste pairs"}.get(name, f"domain {name}" if name else "all pairs")
 
 
 def _relative(path: str) -> str:

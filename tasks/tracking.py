@@ -11,6 +11,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import tempfile
 import time
 from pathlib import Path
@@ -104,6 +105,15 @@ def open_phase(run: Run, recipe: Recipe, phase: str) -> str:
 def close_run(run_id: str, status: str = "FINISHED") -> None:
     """End a run: FINISHED, FAILED or KILLED."""
     mlflow_client().set_terminated(run_id, status)
+
+
+@task()
+def close_failed(run: Run) -> None:
+    """End a run and those of its phases that are still open as FAILED."""
+    client, notes = mlflow_client(), run.notes()
+    for run_id in [*notes.get("mlflow_phases", {}).values(), notes["mlflow_run_id"]]:
+        if client.get_run(run_id).info.status == "RUNNING":
+            client.set_terminated(run_id, "FAILED")
 
 
 @task()
@@ -282,11 +292,17 @@ def _experiment(client: Any, name: str) -> str:
         return client.get_experiment_by_name(name).experiment_id
 
 
+def metric_name(name: str) -> str:
+    """A name that MLflow takes for any client or domain: other characters by their code point, an empty part as 'all'."""
+    parts = (re.sub(r"[^A-Za-z0-9_. :-]", lambda odd: f"_u{ord(odd[0]):x}_", part) for part in name.split("/"))
+    return "/".join("_" + part if set(part) == {"."} else part or "all" for part in parts)
+
+
 def _log_metrics(client: Any, run_id: str, numbers: list[tuple[str, Any, int]]) -> None:
     from mlflow.entities import Metric
 
     now = int(time.time() * 1000)
-    metrics = [Metric(name, float(value), now, step) for name, value, step in numbers if isinstance(value, int | float) and math.isfinite(value)]
+    metrics = [Metric(metric_name(name), float(value), now, step) for name, value, step in numbers if isinstance(value, int | float) and math.isfinite(value)]
     for start in range(0, len(metrics), 1000):
         client.log_batch(run_id, metrics=metrics[start : start + 1000])
 

@@ -57,6 +57,9 @@ def prepare(data: DataConfig, seed: int, folder: Path) -> dict[str, Any]:
 
     pairs, left_out["owner not among the clients"] = _partition(pairs, data, seed)
     clients = sorted(set(pairs["client_id"]))
+    shared = sorted(set(clients) & set(judge["client_id"]))
+    if shared:
+        raise DataError(f"source {data.source}: {len(shared)} owners are clients and the judge's too ({', '.join(shared[:5])}): the judge's owners must take no part, so rename these clients")
     pairs, left_out["over max_pairs"] = _sample(pairs, data.max_pairs, seed)
     bare = sorted(set(clients) - set(pairs["client_id"]))
     if bare:

@@ -69,6 +69,11 @@ def check_text(row: Mapping[str, Any], columns: Iterable[str], where: str) -> No
         value = row.get(column)
         if value is not None and not isinstance(value, str):
             raise DataError(f"{where}: column '{column}' must be text, but is {value!r} ({type(value).__name__})")
+        if value is not None and not value.isascii():
+            try:
+                value.encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise DataError(f"{where}: column '{column}' holds half a character at position {error.start} (a lone surrogate), which is not text: repair the file") from None
 
 
 def _json_lines(path: Path) -> list[Row]:

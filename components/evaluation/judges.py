@@ -130,6 +130,16 @@ JUDGES: dict[str, Callable[..., Judge]] = {"selector": SelectorJudge}
 """Judges by kind; each is called with (config, prepared, cache, seed, device, progress)."""
 
 
+def check_kind(config: JudgeConfig) -> None:
+    """Refuse a judge that is not registered, naming the nearest that is.
+
+    Raises:
+        RecipeError: there is no judge of that kind.
+    """
+    if config.kind not in JUDGES:
+        raise RecipeError(unknown_name("evaluation.judge.kind", config.kind, JUDGES))
+
+
 def check_judge(config: JudgeConfig, prepared: Path) -> None:
     """Refuse, before anything is trained, a judge that could not be had at the end.
 
@@ -137,8 +147,7 @@ def check_judge(config: JudgeConfig, prepared: Path) -> None:
         RecipeError: there is no judge of that kind.
         JudgeError: a 'selector' judge would have no pairs to learn from, or none to be measured on.
     """
-    if config.kind not in JUDGES:
-        raise RecipeError(f"recipe: {unknown_name('evaluation.judge.kind', config.kind, JUDGES)}")
+    check_kind(config)
     if config.kind == "selector":
         table = prepared / "judge.parquet"
         train, held_out = len(read_rows(table, split="train")), len(read_rows(table, split="test"))

@@ -39,12 +39,17 @@ class Commits:
         """The last committed state and the records of all steps so far, or None before the first commit.
 
         Raises:
-            CommitError: the folder holds another recipe's or another data set's rounds.
+            CommitError: a commit is damaged, or the folder holds another recipe's or another data set's rounds.
         """
         paths = sorted((self.folder / "commits").glob("[0-9]*.json"))
         if not paths:
             return None
-        contents = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+        contents = []
+        for path in paths:
+            try:
+                contents.append(json.loads(path.read_text(encoding="utf-8")))
+            except ValueError:
+                raise CommitError(f"{path} is damaged: delete it, and those after it, to go on from the commit before.") from None
         for path, content in zip(paths, contents, strict=True):
             if content["fingerprint"] != self.fingerprint:
                 raise CommitError(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from components.config import Explained, OptimizerConfig
-from components.seeding import generator
+from components.seeding import generator, seeded
 
 if TYPE_CHECKING:
     import torch
@@ -101,8 +101,7 @@ def train(
     losses, norms, tokens, start = [], [], 0, time.perf_counter()
     model.train()
     try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(seed)
+        with seeded(str(device), seed):
             for step, indices in enumerate(batches):
                 optimizer.zero_grad(set_to_none=True)
                 rows, count = loss(indices)

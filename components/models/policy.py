@@ -11,7 +11,7 @@ from components.config import Explained, PolicyConfig
 from components.data.templates import Template
 from components.data.templates import load as load_template
 from components.models.backbone import load_backbone, load_tokenizer
-from components.seeding import derive
+from components.seeding import derive, seeded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -116,9 +116,7 @@ class Policy:
             for n, (i, _) in enumerate(chunk):
                 ids[n, width - len(encoded[i]) :] = torch.as_tensor(encoded[i])
                 mask[n, width - len(encoded[i]) :] = 1
-            devices = [torch.device(self.device)] if self.device.startswith("cuda") else []
-            with torch.inference_mode(), torch.random.fork_rng(devices=devices):
-                torch.manual_seed(derive(seed, "generate", start))
+            with torch.inference_mode(), seeded(self.device, derive(seed, "generate", start)):
                 out = self.model.generate(
                     input_ids=ids.to(self.device), attention_mask=mask.to(self.device), max_new_tokens=max_new_tokens or self.config.max_new_tokens,
                     eos_token_id=eos, pad_token_id=self.tokenizer.pad_token_id, **sampling)
