@@ -3,13 +3,15 @@
     runs/<run>/
         recipe.yaml      the whole recipe, defaults included
         run.json         ids of the MLflow run and of the Prefect run
+        <phase>.done     empty; the phase is complete and logged
         prepared/        data (components/data/records.py)
         federation/      adapters/, updates/, commits/, selectors/ (PEFT folders), result.json
         alignment/       completions.json, pairs.parquet, epoch-1/ ..., final/ (PEFT folders), result.json
         evaluation/      answers.json, result.json, pictures
         report/          metrics.json, summary.txt, curves for `dvc plots`
 
-A phase's result.json is written last, so a resumed run skips the phases that have one.
+A phase's result.json is written when its work is complete, and <phase>.done when that is logged too. A resumed run
+skips what is done, logs what is only complete, and takes up the rest where it was left.
 """
 
 from __future__ import annotations

@@ -185,3 +185,18 @@ def test_help_and_recipe_checks_answer_without_heavy_imports_and_without_a_stack
     done = command(*arguments)
     assert done.returncode == status and said in done.stdout + done.stderr
     assert "Traceback" not in done.stderr and "IMPORTED []" in done.stdout
+
+
+@pytest.mark.parametrize(("override", "words"), [
+    ("policy.template=summarization/polcy", "Did you mean 'summarization/policy'?"),
+    ("evaluation.judge.selector.template=nowhere", "selector template 'nowhere' is not known"),
+    ("evaluation.judge.kind=selectr", "Did you mean 'selector'?"),
+    ("federation.selectors=3", "fedbis trains 1 selector"),
+    ("federation.optimizer.lr=.inf", "federation.optimizer.lr"),
+    ("tracking.registered_model=a/b", "tracking.registered_model"),
+    ("alignment.dpo.optimizer=foo", "alignment.dpo.optimizer"),
+    ("runtime.devices=[cpu, cpu]", "each device is named once"),
+    ("runtime.devices=[gpu]", "'gpu' is not a device"),
+])
+def test_what_would_only_fail_after_the_rounds_is_refused_before_them(override, words):
+    assert words in refusal(override)

@@ -32,3 +32,18 @@ def test_generators_of_one_purpose_agree_and_leave_the_global_one_alone():
     first, second = (generator(1, "sample", 2).integers(0, 2**40, 8) for _ in range(2))
     assert (first == second).all() and (first != generator(1, "sample", 3).integers(0, 2**40, 8)).any()
     assert (np.random.get_state()[1] == before).all()
+
+
+def test_seeding_a_device_is_undone_and_leaves_the_same_numbers_to_everybody_else():
+    import torch
+
+    from components.seeding import seeded
+
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    with seeded("cpu", 7):
+        first = torch.rand(3)
+    assert torch.equal(torch.rand(3), expected)
+    with seeded("cpu", 7):
+        assert torch.equal(torch.rand(3), first)

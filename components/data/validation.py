@@ -176,12 +176,19 @@ def _quiet() -> Iterator[None]:
     logger = logging.getLogger("great_expectations")
     level = logger.level
     logger.setLevel(logging.ERROR)
+    insisting = logging.getLogger("great_expectations.data_context.types.base")     # sets its own level when imported
+    insisting.addFilter(_nothing)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         logger.setLevel(level)
+        insisting.removeFilter(_nothing)
+
+
+def _nothing(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
 
 
 def _sentences(result: dict[str, Any], frame: pd.DataFrame) -> Iterator[str]:

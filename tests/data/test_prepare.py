@@ -225,3 +225,14 @@ def test_the_partition_picture_is_drawn_for_many_clients_and_domains(tmp_path):
 
     partition_picture({f"client-{c:03d}": {f"domain {d}": (c * d) % 7 for d in range(30)} for c in range(200)}, tmp_path / "p.png")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_client_that_is_an_owner_of_the_judges_pairs_too_is_refused(tmp_path):
+    import json
+
+    rows = [{"prompt": f"question {i}", "chosen": f"long answer {i}" if i % 2 else f"yes {i}", "rejected": f"no {i}" if i % 2 else f"a longer no {i}",
+             "client_id": "judge" if i % 3 else "ada"} for i in range(60)]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    with pytest.raises(DataError, match=r"owners are clients and the judge's too \(judge\)"):
+        prepare(DataConfig(source="jsonl", path=str(path)), 0, tmp_path / "prepared")

@@ -229,3 +229,10 @@ def test_a_missing_path_file_or_wrong_kind_of_file_is_one_sentence(tmp_path):
     (tmp_path / "p.jsonl.gz").write_text("not gzip")
     with pytest.raises(DataError, match="cannot be read as gzipped"):
         sources.load(DataConfig(source="jsonl", path=str(tmp_path / "p.jsonl.gz")), 0)
+
+
+def test_half_a_character_is_refused_by_row_and_column(tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text('{"prompt": "\\ud800 x", "chosen": "a", "rejected": "b"}\n', encoding="utf-8")
+    with pytest.raises(DataError, match=r"column 'prompt' holds half a character at position 0"):
+        sources.load(DataConfig(source="jsonl", path=str(path)), 0)

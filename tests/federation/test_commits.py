@@ -115,3 +115,14 @@ def test_an_adapter_whose_bytes_changed_is_refused_by_its_file(commits):
     os.unlink(ref.path)
     with pytest.raises(AdapterError, match="is missing: expected the file"):
         commits.store.get(ref)
+
+
+def test_a_damaged_commit_is_named_and_the_way_back_is_said(commits):
+    commits.write(state_of(commits, 0), {})
+    commits.write(state_of(commits, 1, 1.0), {})
+    damaged = commits.folder / "commits" / "00001.json"
+    damaged.write_bytes(damaged.read_bytes()[:40])
+    with pytest.raises(CommitError, match=r"00001.json is damaged: delete it"):
+        commits.latest()
+    damaged.unlink()
+    assert commits.latest()[0].step == 0

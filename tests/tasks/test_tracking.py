@@ -175,3 +175,17 @@ def test_no_environment_variable_reaches_parameters_or_tags(run, debug, client, 
     parent = tracking.open_tracking.fn(run, debug, "flow-run", None)
     data = client.get_run(parent).data
     assert "hf_secret_word" not in json.dumps([data.params, data.tags]) and "hf_secret_word" not in (run.folder / "recipe.yaml").read_text()
+
+
+def test_metrics_of_any_client_or_domain_get_a_name_that_mlflow_takes(client, phase):
+    odd = ["accuracy/domain/", "clients/c/0 é/loss", "clients/c/0 è/loss", "clients/../loss", "clients/a%b/loss"]
+    names = [tracking.metric_name(name) for name in odd]
+    assert len(set(names)) == len(odd) and names[0] == "accuracy/domain/all"
+    tracking.log_metrics.fn(phase, dict.fromkeys(odd, 1.0))
+    assert {name: client.get_run(phase).data.metrics[name] for name in names} == dict.fromkeys(names, 1.0)
+
+
+def test_a_failed_run_closes_its_open_phases_as_failed_too(run, client, phase):
+    tracking.close_failed.fn(run)
+    notes = run.notes()
+    assert {client.get_run(r).info.status for r in (phase, notes["mlflow_run_id"])} == {"FAILED"}
