@@ -171,3 +171,13 @@ def test_data_that_fail_their_expectations_stop_the_run_with_a_sentence_before_a
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 2 and "has at most 50 characters" in output and "Traceback" not in output
     assert not list(place.runs.glob("*/federation"))
+
+
+def test_ones_own_pairs_in_three_columns_run_from_end_to_end(tmp_path):
+    rows = [{"prompt": f"Question number {i}?", "chosen": f"Answer {i}, in full." if i % 2 else f"Yes, {i}.", "rejected": f"No {i}." if i % 2 else f"No, and not {i} either."}
+            for i in range(80)]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    place = Workplace(tmp_path)
+    output = place.run("--recipe", "debug", "data.source=jsonl", f"data.path={path}", "data.options={}", "data.partition=iid", "data.clients=4", "federation.rounds=1")
+    assert "all pairs" in output and "Traceback" not in output
