@@ -8,6 +8,9 @@ long as its process, because the memory of a device does too.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import os
 import queue
 import threading
@@ -59,6 +62,9 @@ class DevicePool:
         with self._lock:
             self._residents.clear()
             self._free = None
+        gc.collect()
+        with contextlib.suppress(OSError, AttributeError):  # glibc keeps what was freed until it is asked for it
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 POOL = DevicePool()
