@@ -113,11 +113,10 @@ def compare_orchestration(recipe_name: str, rounds: int, pairs: int) -> None:
         from prefect.events.worker import EventsWorker
         from prefect.logging.handlers import APILogWorker
 
-        from components.config import Recipe
         from components.data.prepare import prepare
         from components.federation.commits import Commits
         from components.federation.rounds import run_federation
-        from components.federation.strategy import Federation, build_strategy
+        from components.federation.strategy import build_strategy
         from components.recipes import load_recipe
         from flows.fed_rlhf import federated_rounds
         from flows.runner import task_runner
@@ -131,13 +130,13 @@ def compare_orchestration(recipe_name: str, rounds: int, pairs: int) -> None:
         table = folder / "prepared" / "pairs.parquet"
 
         @flow(name="benchmark", persist_result=False)
-        def measure(recipe: Recipe) -> tuple[list[float], list[float], float]:
+        def measure():
             federated, bare, work = [], [], []
             run = claim_folder(recipe, folder / "run")
             tracking.open_tracking(run, recipe, None, None)
             child = tracking.open_phase(run, recipe, "federate")
             initial = Commits(folder / "initial", "bench")
-            members: Federation = federation.form_federation(recipe, folder / "prepared", initial)
+            members = federation.form_federation(recipe, folder / "prepared", initial)
             first = initial.store.get(members.initial)
             for number in range(pairs):
                 for kind in (("flow", "bare") if number % 2 else ("bare", "flow")):
@@ -158,7 +157,7 @@ def compare_orchestration(recipe_name: str, rounds: int, pairs: int) -> None:
             tracking.close_run(run.notes()["mlflow_run_id"])
             return federated, bare, statistics.median(work)
 
-        federated, bare, work = measure.with_options(task_runner=task_runner(recipe))(recipe)
+        federated, bare, work = measure.with_options(task_runner=task_runner(recipe))()
         APILogWorker.drain_all(timeout=10)
         EventsWorker.drain_all(timeout=10)
     ratios = [with_flow / loop for with_flow, loop in zip(federated, bare, strict=True)]
