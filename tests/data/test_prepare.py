@@ -183,7 +183,7 @@ def test_a_client_without_a_pair_is_refused():
 
 
 def test_groups_in_two_clients_are_refused_only_where_the_partition_promises_it():
-    check(changed("group", slice(1, 2), "one question"), one_client_groups=False)
+    assert check(changed("group", slice(1, 2), "one question"), one_client_groups=False)["success"]
 
 
 def test_a_training_prompt_that_the_server_tests_on_is_refused():
