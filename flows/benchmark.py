@@ -136,7 +136,7 @@ def compare_orchestration(recipe_name: str, rounds: int, pairs: int) -> None:
             tracking.open_tracking(run, recipe, None, None)
             child = tracking.open_phase(run, recipe, "federate")
             initial = Commits(folder / "initial", "bench")
-            members = federation.form_federation(recipe, folder / "prepared", initial)
+            members = federation.form_federation(recipe, "selector", folder / "prepared", initial)
             first = initial.store.get(members.initial)
             for number in range(pairs):
                 for kind in (("flow", "bare") if number % 2 else ("bare", "flow")):
@@ -146,7 +146,7 @@ def compare_orchestration(recipe_name: str, rounds: int, pairs: int) -> None:
                     if kind == "flow":
                         strategy = build_strategy(recipe.federation, commits.store)
                         records: list[dict] = []
-                        federated_rounds(recipe, strategy, strategy.init(members, recipe.seed), table, commits, child, records)
+                        federated_rounds(recipe, strategy, strategy.init(members, recipe.seed), table, commits, child, records, {})
                         federated.append(time.perf_counter() - start)
                         work += [client["seconds"] for record in records for client in record["clients"].values()]
                     else:

@@ -18,10 +18,11 @@ from typing import Any
 from prefect import flow, get_run_logger, runtime, unmapped
 
 from components.config import Recipe
+from components.data.records import known_groups
 from components.environment import quiet
 from components.federation.commits import Commits
 from components.federation.rounds import shards
-from components.federation.strategy import ServerState, Strategy, build_strategy
+from components.federation.strategy import ServerState, Strategy, build_strategy, federated_sections
 from components.recipes import load_recipe
 from flows.runner import placement, task_runner
 from tasks import alignment, data, evaluation, federation, reporting, tracking
@@ -87,27 +88,29 @@ def federate(run: Run, recipe: Recipe) -> None:
     child = tracking.open_phase(run, recipe, "federate")
     pairs = run.prepared / "pairs.parquet"
     commits = open_commits(run, recipe)
-    store = commits.store.root
+    store, known = commits.store.root, known_groups(run.prepared)
     strategy = build_strategy(config, commits.store)
     committed = commits.latest()
     if committed is None:
-        state, records = strategy.init(federation.form_federation(recipe, run.prepared, commits), recipe.seed), []
+        state, records = strategy.init(federation.form_federation(recipe, strategy.trains, run.prepared, commits), recipe.seed), []
         commits.write(state, {})
     else:
         state, records = committed
         log.info("continuing after round %d of %d", state.round, config.rounds)
-        tracking.log_steps(child, recipe, records[-1:], store)  # it may not have been logged when the run was stopped
+        tracking.log_steps(child, recipe, records[-1:], store, known)  # it may not have been logged when the run was stopped
 
-    before = federation.measure_selector(recipe, run.prepared, store, {"initial": state.federation.initial}, run.federation / "accuracy-before.json")
-    log.info("selector before: %s", reporting.accuracy_line(before))
-    state = federated_rounds(recipe, strategy, state, pairs, commits, child, records, lambda state: federation.measure_selector(
-        recipe, run.prepared, store, state.adapters, run.federation / f"accuracy-{state.round}.json"))
-    after = federation.measure_selector(recipe, run.prepared, store, state.adapters, run.federation / "accuracy-after.json")
-    log.info("selector after: %s", reporting.accuracy_line(after))
-    folders = federation.export_selectors(recipe, store, state.adapters, run.federation / "selectors")
+    def measure(state: ServerState, moment: str) -> dict[str, Any]:
+        measured = federation.measure_accuracy(recipe, strategy.trains, run.prepared, store, state, run.federation / f"accuracy-{moment}.json")
+        log.info("%s, %s: %s", strategy.trains, moment, reporting.accuracy_line(measured))
+        return measured
+
+    before = measure(strategy.init(state.federation, recipe.seed), "before")
+    state = federated_rounds(recipe, strategy, state, pairs, commits, child, records, known, measure)
+    after = measure(state, "after")
+    folders = federation.export_adapters(recipe, strategy.trains, store, state.adapters, run.federation / "final")
     write_json(run.federation / "result.json", {
-        "before": before, "after": after, "rounds": state.round, "records": records,
-        "selectors": {name: {"hash": ref.hash, "folder": str(folders[name])} for name, ref in state.adapters.items()}})
+        "trains": strategy.trains, "before": before, "after": after, "rounds": state.round, "records": records, "assigned": state.assigned,
+        "adapters": {name: {"hash": ref.hash, "folder": str(folders[name])} for name, ref in state.adapters.items()}})
     tracking.log_federation(child, recipe, run.federation)
     tracking.close_run(child)
     POOL.release()
@@ -119,14 +122,14 @@ def backbones(recipe: Recipe) -> list[str]:
 
 
 def open_commits(run: Run, recipe: Recipe) -> Commits:
-    """The commits of a run; they belong to its recipe's selector and federation, and to its pairs."""
+    """The commits of a run; they belong to the sections of its recipe that the rounds depend on, and to its pairs."""
     pairs = file_hash(run.prepared / "pairs.parquet")
-    return Commits(run.federation, f"{recipe.fingerprint('selector', 'federation')}-{pairs[:16]}")
+    return Commits(run.federation, f"{recipe.fingerprint(*federated_sections(recipe))}-{pairs[:16]}")
 
 
 def federated_rounds(
     recipe: Recipe, strategy: Strategy, state: ServerState, pairs: Path, commits: Commits, tracked: str,
-    records: list[dict[str, Any]], measure: Callable[[ServerState], dict[str, Any]] | None = None,
+    records: list[dict[str, Any]], known: dict[str, str | None], measure: Callable[[ServerState, str], dict[str, Any]] | None = None,
 ) -> ServerState:
     """The spine: plan, map the clients to devices, aggregate, commit, log; until all rounds are done.
 
@@ -134,7 +137,8 @@ def federated_rounds(
         recipe, strategy, state, pairs, commits: what is run, from where, on which data, and where it is committed.
         tracked: MLflow run of the phase.
         records: the record of each step is added to it.
-        measure: held-out accuracy of a state, asked for every federation.evaluate_every rounds.
+        known: the clients' groups where the source knows them, for the log of a grouping.
+        measure: held-out accuracy of a state, by the moment's name, asked for every federation.evaluate_every rounds.
     """
     log, config, store = get_run_logger(), recipe.federation, commits.store.root
     clients = federation.run_clients.with_options(retries=recipe.runtime.retries, retry_delay_seconds=1)
@@ -146,18 +150,16 @@ def federated_rounds(
         outcomes = federation.gather(futures, parts, commits.store)
         state, record = federation.close_step(strategy, state, jobs, outcomes, recipe, commits)
         records.append(record)
-        tracking.log_steps(tracked, recipe, [record], store)
+        tracking.log_steps(tracked, recipe, [record], store, known)
         log.info("round %d of %d: %s", state.round, config.rounds, reporting.round_line(record))
-        if measure and config.evaluate_every and state.round % config.evaluate_every == 0 and state.round < config.rounds:
-            reached = measure(state)
-            tracking.log_metrics(tracked, reporting.accuracy_metrics(reached), state.round)
-            log.info("selector after round %d: %s", state.round, reporting.accuracy_line(reached))
+        if measure and config.evaluate_every and record["rounds_done"] > record["round"] and state.round % config.evaluate_every == 0 and state.round < config.rounds:
+            tracking.log_metrics(tracked, reporting.accuracy_metrics(measure(state, f"round-{state.round}")), state.round)
     return state
 
 
 @flow(name="align", flow_run_name="align", persist_result=False)
 def align(run: Run, recipe: Recipe) -> None:
-    """Sample completions, label their pairs by the selectors, and align the policy by DPO."""
+    """The aligned policy: by DPO on completions that the selectors have labelled, or the one that the clients trained."""
     child = tracking.open_phase(run, recipe, "align")
     if not (run.alignment / "result.json").is_file():
         align_once(run, recipe, child)
@@ -168,16 +170,19 @@ def align(run: Run, recipe: Recipe) -> None:
 
 def align_once(run: Run, recipe: Recipe, child: str) -> None:
     """The work of the phase align; result.json is its last word."""
-    log = get_run_logger()
-    selectors = {name: selector["hash"] for name, selector in read_json(run.federation / "result.json")["selectors"].items()}
-    sampled = alignment.sample_completions(recipe, run.prepared, run.alignment / "completions.json")
-    labelled = alignment.label_completions(recipe, run.alignment / "completions.json", run.federation / "adapters", selectors, run.alignment / "pairs.parquet")
-    log.info("labelled %d pairs (%d identical completions dropped)", labelled["pairs"], labelled["dropped_identical"])
-    POOL.release()
-    trained = alignment.train_dpo(recipe, run.alignment / "pairs.parquet", run.prepared, run.alignment)
-    log.info("aligned: reference %s, KL %.3f nats a completion", recipe.alignment.dpo.reference, trained["metrics"].get("kl_sequence", float("nan")))
-    model = tracking.register_policy(child, recipe, run.alignment / "final")
-    write_json(run.alignment / "result.json", {"sampling": sampled, "labelling": labelled, **trained, **model})
+    log, federated = get_run_logger(), read_json(run.federation / "result.json")
+    digests = {name: adapter["hash"] for name, adapter in federated["adapters"].items()}
+    store, pairs = run.federation / "adapters", run.alignment / "pairs.parquet"
+    if federated["trains"] == "selector":
+        sampled = alignment.sample_completions(recipe, run.prepared, run.alignment / "completions.json")
+        labelled = alignment.label_completions(recipe, run.alignment / "completions.json", store, digests, pairs)
+        log.info("labelled %d pairs (%d identical completions dropped)", labelled["pairs"], labelled["dropped_identical"])
+        POOL.release()
+        result = {"sampling": sampled, "labelling": labelled, **alignment.train_dpo(recipe, pairs, run.prepared, run.alignment)}
+    else:
+        result = alignment.adopt_policy(recipe, store, digests, run.prepared, run.alignment)
+    log.info("aligned: KL to the reference (%s) %.3f nats a completion", result["reference"], result["metrics"].get("kl_sequence", float("nan")))
+    write_json(run.alignment / "result.json", result | tracking.register_policy(child, recipe, run.alignment / "final"))
 
 
 @flow(name="evaluate", flow_run_name="evaluate", persist_result=False)

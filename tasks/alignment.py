@@ -79,7 +79,24 @@ def train_dpo(recipe: Recipe, pairs: Path, prepared: Path, folder: Path) -> dict
             recipe.policy, recipe.alignment.dpo, rows, folder, device, derive(recipe.seed, "dpo"), prompts,
             progress=lambda step, steps, logs: log.info(
                 "DPO step %d of %d: loss %.4f, reward margin %.4f", step, steps, logs["loss"], logs.get("rewards/margins", float("nan"))))
-    return {"history": result.history, "metrics": result.metrics, "adapter": str(result.adapter), "checkpoints": [str(p) for p in result.checkpoints]}
+    return {"history": result.history, "metrics": result.metrics, "reference": recipe.alignment.dpo.reference, "adapter": str(result.adapter),
+            "checkpoints": [str(p) for p in result.checkpoints]}
+
+
+@task()
+def adopt_policy(recipe: Recipe, store: Path, digests: dict[str, str], prepared: Path, folder: Path) -> dict[str, Any]:
+    """Take the policy that the clients trained as the aligned one; gives the KL to the backbone, and the folder."""
+    from components.alignment.dpo import kl_to_reference
+    from components.models.adapters import export_adapter
+    from components.models.policy import Policy
+
+    (digest,) = digests.values()
+    adapters = AdapterStore(store)
+    adapter = export_adapter(adapters.get(adapters.ref(digest)), recipe.policy.lora, recipe.policy.backbone.name, folder / "final")
+    prompts = [row["prompt"] for row in choose_prompts(prepared, "test", recipe.alignment.dpo.kl_prompts, recipe.seed)]
+    with POOL.borrow(recipe) as device:
+        metrics = kl_to_reference(Policy(recipe.policy, device, adapter), prompts, derive(recipe.seed, "dpo"))
+    return {"history": [], "metrics": metrics, "reference": "base", "adapter": str(adapter), "checkpoints": []}
 
 
 def _share(values: list[bool] | list[int]) -> float:

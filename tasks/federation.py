@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from prefect import runtime
 from prefect.futures import PrefectFuture
 
@@ -31,11 +32,11 @@ class ClientsFailed(RuntimeError):
 
 
 @task()
-def form_federation(recipe: Recipe, prepared: Path, commits: Commits) -> Federation:
+def form_federation(recipe: Recipe, trains: str, prepared: Path, commits: Commits) -> Federation:
     """Who takes part, and the adapter that everybody starts from."""
     from components.data.records import read_clients
 
-    with POOL.borrow_learner(recipe, "selector") as learner:
+    with POOL.borrow_learner(recipe, trains) as learner:
         initial = commits.store.put(learner.initial_adapter(recipe.seed))
     return build_federation(read_clients(prepared), initial, recipe.federation.clients_per_round)
 
@@ -101,27 +102,33 @@ def close_step(
 
 
 @task()
-def measure_selector(recipe: Recipe, prepared: Path, store: Path, selectors: dict[str, AdapterRef], record: Path) -> dict[str, Any]:
-    """Accuracy of the selectors' majority on the clients' held-out pairs; measured once, and read from the record afterwards."""
+def measure_accuracy(recipe: Recipe, trains: str, prepared: Path, store: Path, state: ServerState, record: Path) -> dict[str, Any]:
+    """Accuracy on the clients' held-out pairs; measured once, and read from the record afterwards.
+
+    Of the majority of all adapters; and, where clients are assigned adapters, under `assigned` of the one that each uses.
+    """
     from components.data.records import read_rows
-    from components.evaluation.accuracy import client_accuracy
+    from components.evaluation.accuracy import assigned_accuracy, client_accuracy
 
     if record.is_file():
         return read_json(record)
-    adapters = AdapterStore(store)
-    with POOL.borrow_learner(recipe, "selector") as learner:
-        held_out = read_rows(prepared / "pairs.parquet", split="test").to_list()
-        measured = client_accuracy(learner.selector, [adapters.get(selectors[name]) for name in sorted(selectors)], held_out)
+    names, held_out = sorted(state.adapters), read_rows(prepared / "pairs.parquet", split="test").to_list()
+    distinct = {ref.hash: ref for ref in state.adapters.values()}  # before the rounds all are the same
+    with POOL.borrow_learner(recipe, trains) as learner:
+        by_hash = dict(zip(distinct, learner.margins(held_out, [AdapterStore(store).get(ref) for ref in distinct.values()]), strict=True))
+    margins = np.stack([by_hash[state.adapters[name].hash] for name in names])
+    measured = client_accuracy(margins, held_out)
+    if state.assigned:
+        measured["assigned"] = assigned_accuracy(margins, names, state.assigned, held_out)
     write_json(record, measured)
     return measured
 
 
 @task()
-def export_selectors(recipe: Recipe, store: Path, selectors: dict[str, AdapterRef], folder: Path) -> dict[str, Path]:
+def export_adapters(recipe: Recipe, trains: str, store: Path, adapters: dict[str, AdapterRef], folder: Path) -> dict[str, Path]:
     """Write adapters as PEFT folders."""
+    from components.federation.clients import trained_model
     from components.models.adapters import export_adapter
 
-    adapters = AdapterStore(store)
-    return {
-        name: export_adapter(adapters.get(ref), recipe.selector.lora, recipe.selector.backbone.name, folder / name)
-        for name, ref in selectors.items()}
+    stored, model = AdapterStore(store), trained_model(recipe, trains)
+    return {name: export_adapter(stored.get(ref), model.lora, model.backbone.name, folder / name) for name, ref in adapters.items()}

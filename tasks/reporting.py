@@ -13,25 +13,32 @@ from tasks.uncached import task
 
 
 def accuracy_metrics(measured: dict[str, Any]) -> dict[str, float]:
-    """Held-out accuracy as metrics."""
-    return {f"accuracy/{key}": measured[key] for key in ("mean", "worst", "best")} | {
-        f"accuracy/domain/{domain or 'all'}": value for domain, value in measured["domains"].items()}
+    """Held-out accuracy as metrics: of the majority, and of the adapter that each client is assigned."""
+    return {f"{prefix}/{name}": value for prefix, part in (("accuracy", measured), ("accuracy_assigned", measured.get("assigned"))) if part
+            for name, value in [(key, part[key]) for key in ("mean", "worst", "best")] + [(f"domain/{d or 'all'}", v) for d, v in part["domains"].items()]}
 
 
 def accuracy_line(measured: dict[str, Any]) -> str:
     """Held-out accuracy as a line."""
-    domains = ", ".join(f"{name or 'all pairs'} {value:.3f}" for name, value in measured["domains"].items())
-    return f"held-out accuracy {measured['mean']:.3f} (worst client {measured['worst']:.3f}, best {measured['best']:.3f}); {domains}"
+    def part(values: dict[str, Any]) -> str:
+        domains = ", ".join(f"{name or 'all pairs'} {value:.3f}" for name, value in values["domains"].items())
+        return f"{values['mean']:.3f} (worst client {values['worst']:.3f}, best {values['best']:.3f}); {domains}"
+
+    return f"held-out accuracy {part(measured)}" + (f" | with the assigned adapter {part(measured['assigned'])}" if "assigned" in measured else "")
 
 
 def round_line(record: dict[str, Any]) -> str:
     """A step of the federation as a line."""
+    if record["phase"] == "group":
+        sizes = ", ".join(f"{name.removesuffix('/size')} {value}" for name, value in record["server"].items() if name.endswith("/size"))
+        return f"grouped {len(record['assigned'])} clients ({sizes}), {record['server']['moved']} moved, {record['server']['without_vote']} without a vote"
     losses = [client["loss"] for client in record["clients"].values() if "loss" in client]
     parts = [f"{len(record['clients'])} clients"]
     if losses:
         parts.append(f"training loss {sum(losses) / len(losses):.3f}")
-    if "server_step" in record["server"]:
-        parts.append(f"server moved {record['server']['server_step']:.3f}")
+    steps = [f"{value:.3f}" for name, value in record["server"].items() if name.split("/")[-1] == "server_step"]
+    if steps:
+        parts.append(f"server moved {', '.join(steps)}")
     for what in ("failed", "refused"):
         if record[what]:
             parts.append(f"{what}: " + "; ".join(f"{name} ({reason})" for name, reason in record[what].items()))
@@ -64,11 +71,12 @@ def write_report(run: Run, recipe: Recipe) -> None:
 def summary(run: Run, recipe: Recipe, federation: dict[str, Any], alignment: dict[str, Any], evaluation: dict[str, Any]) -> str:
     """The table that a run ends with."""
     before, after = federation["before"], federation["after"]
-    rows = [("clients' mean", before["mean"], after["mean"]), ("worst client", before["worst"], after["worst"]), ("best client", before["best"], after["best"])]
-    rows += [(_domain(name), before["domains"][name], value) for name, value in after["domains"].items()]
+    pairs, what = after["pairs"], ("Selector accuracy" if federation["trains"] == "selector" else "Implicit reward's accuracy")
     lines = [f"{recipe.name}, seed {recipe.seed}: {recipe.federation.method}, {federation['rounds']} rounds", "",
-             f"Selector accuracy on {after['pairs']} held-out pairs    before    after"]
-    lines += [f"  {name:<36} {first:>8.3f} {last:>8.3f}" for name, first, last in rows]
+             f"{f'{what} on {pairs} held-out pairs':<38}  before    after"]
+    lines += _accuracy_rows(before, after)
+    if "assigned" in after:
+        lines += ["  with the selector of each client's own group", *_accuracy_rows(before, after["assigned"])]
     lines += ["", f"Win rate on {len(read_json(run.evaluation / 'answers.json'))} held-out prompts         rate  [95% interval]  wins/ties/losses  consistency"]
     names = {"aligned_vs_raw": "aligned against raw policy", "aligned_vs_human": "aligned against human text", "raw_vs_human": "raw against human text"}
     for name, c in evaluation["contests"].items():
@@ -77,12 +85,12 @@ def summary(run: Run, recipe: Recipe, federation: dict[str, Any], alignment: dic
     lines.append(f"  judge: {evaluation['judge']}; its own held-out accuracy {evaluation['judge_figures'].get('judge_accuracy', float('nan')):.3f}")
     kl = alignment["metrics"].get("kl_sequence")
     if kl is not None:
-        lines.append(f"  KL to the reference ({recipe.alignment.dpo.reference}): {kl:.2f} nats a completion")
+        lines.append(f"  KL to the reference ({alignment['reference']}): {kl:.2f} nats a completion")
     rouge = evaluation["rouge"]
     if rouge["aligned"]:
         lines.append("  ROUGE-L against human text: " + ", ".join(f"{policy} {values['rougeLsum']:.3f}" for policy, values in rouge.items()))
-    lines += ["", "Adapters", *(f"  selector  {_relative(entry['folder'])}  (sha256 {entry['hash'][:12]})" for entry in federation["selectors"].values()),
-              f"  policy    {_relative(alignment['adapter'])}  (registered as {alignment['model_uri']})"]
+    lines += ["", "Adapters", *(f"  {name:<10}  {_relative(entry['folder'])}  (sha256 {entry['hash'][:12]})" for name, entry in federation["adapters"].items()),
+              f"  {'aligned':<10}  {_relative(alignment['adapter'])}  (registered as {alignment['model_uri']})"]
     return "\n".join([*lines, "", *ui_commands(run)]) + "\n"
 
 
@@ -117,6 +125,12 @@ def link_artifacts(run: Run, recipe: Recipe) -> None:
     table = run.report / "summary.txt"
     if table.is_file():
         create_markdown_artifact(f"```\n{table.read_text(encoding='utf-8')}\n```", key="report", description=recipe.name)
+
+
+def _accuracy_rows(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    rows = [("clients' mean", before["mean"], after["mean"]), ("worst client", before["worst"], after["worst"]), ("best client", before["best"], after["best"])]
+    rows += [(_domain(name), before["domains"][name], value) for name, value in after["domains"].items()]
+    return [f"  {name:<36} {first:>8.3f} {last:>8.3f}" for name, first, last in rows]
 
 
 def _domain(name: str) -> str:

@@ -19,6 +19,8 @@ from typing import Any
 
 from components.config import Recipe
 from components.data.records import read_rows
+from components.federation.clients import trained_model
+from components.federation.strategy import build_strategy
 from components.models.adapters import AdapterStore, export_adapter
 from tasks.runs import PROJECT, Run, file_hash, git_commit, read_json
 from tasks.uncached import task
@@ -136,7 +138,7 @@ def log_data(run_id: str, prepared: Path, report: dict[str, Any]) -> None:
 
 
 @task()
-def log_steps(run_id: str, recipe: Recipe, records: list[dict[str, Any]], store: Path) -> None:
+def log_steps(run_id: str, recipe: Recipe, records: list[dict[str, Any]], store: Path, known: dict[str, str | None]) -> None:
     """Log committed steps: numbers of each client and their means, who failed or was refused, and the server's adapters.
 
     Args:
@@ -144,10 +146,15 @@ def log_steps(run_id: str, recipe: Recipe, records: list[dict[str, Any]], store:
         recipe: its `keep_every` says which rounds' adapters are logged; the last round's always are.
         records: as committed.
         store: the adapter store.
+        known: the clients' groups where the source knows them, by client.
     """
     client = mlflow_client()
     for record in records:
         step = record["rounds_done"]
+        client.log_dict(run_id, record, f"rounds/{record['step']:05d}.json")
+        if record["phase"] == "group":
+            _log_grouping(client, run_id, record, known)
+            continue
         numbers = [(f"clients/{name}/{key}", values[key], step) for name, values in record["clients"].items()
                    for key in ("loss", "gradient_norm", "seconds") if key in values]
         for key in ("loss", "loss_first", "loss_last", "gradient_norm", "tokens", "seconds"):
@@ -157,11 +164,27 @@ def log_steps(run_id: str, recipe: Recipe, records: list[dict[str, Any]], store:
         numbers += [(f"server/{key}", value, step) for key, value in record["server"].items()]
         numbers += [("round/participants", len(record["clients"]), step), ("round/failed", len(record["failed"]), step), ("round/refused", len(record["refused"]), step)]
         _log_metrics(client, run_id, numbers)
-        client.log_dict(run_id, record, f"rounds/{record['step']:05d}.json")
         if step == recipe.federation.rounds or step % recipe.federation.keep_every == 0:
             adapters = AdapterStore(store)
             for name, digest in record["adapters"].items():
                 log_adapter(client, run_id, recipe, adapters, name, digest, step)
+
+
+def _log_grouping(client: Any, run_id: str, record: dict[str, Any], known: dict[str, str | None]) -> None:
+    """Log a grouping: its sizes, moves and failures, the adjusted Rand index where the true groups are known, the losses as a table and a heat map."""
+    from components.evaluation.plots import loss_heatmap
+    from components.federation.grouping import rand_index
+
+    step, assigned = record["rounds_done"], record["assigned"]
+    losses = {name: values["losses"] for name, values in record["clients"].items()}
+    numbers = dict(record["server"]) | {"failed": len(record["failed"])}
+    if any(known.values()):
+        numbers["adjusted_rand_index"] = rand_index(assigned, known)
+    _log_metrics(client, run_id, [(f"grouping/{name}", value, step) for name, value in numbers.items()])
+    with tempfile.TemporaryDirectory() as scratch:
+        picture = Path(scratch) / f"{record['step']:05d}.png"
+        loss_heatmap(losses, assigned, known, picture)
+        client.log_artifact(run_id, str(picture), "grouping")
 
 
 @task()
@@ -177,21 +200,23 @@ def log_federation(run_id: str, recipe: Recipe, folder: Path) -> None:
     accuracy_picture(result["before"], result["after"], folder / "accuracy.png")
     for name in ("learning-curves.png", "accuracy.png", "result.json"):
         client.log_artifact(run_id, str(folder / name))
-    client.log_artifacts(run_id, str(folder / "selectors"), "selectors")
+    client.log_artifacts(run_id, str(folder / "final"), "adapters")
 
 
 @task()
 def log_alignment(run_id: str, recipe: Recipe, folder: Path) -> None:
-    """Log TRL's curves, the KL to the named reference, the labelled pairs as a table, and the adapter of each epoch."""
+    """Log TRL's curves, the KL to the named reference, the labelled pairs as a table, and the adapter of each epoch; what a method has of these."""
     client, result = mlflow_client(), read_json(folder / "result.json")
-    client.set_tag(run_id, "dpo.reference", recipe.alignment.dpo.reference)
+    client.set_tag(run_id, "dpo.reference", result["reference"])
     client.set_tag(run_id, "model_uri", result["model_uri"])
     _log_metrics(client, run_id, [
         (f"dpo/{name}", value, int(entry["step"])) for entry in result["history"] for name, value in entry.items() if name != "step"])
-    numbers = {"align": result["metrics"], "sampling": result["sampling"], "labelling": result["labelling"]}
+    numbers = {"align": result["metrics"], "sampling": result.get("sampling", {}), "labelling": result.get("labelling", {})}
     _log_metrics(client, run_id, [(f"{group}/{name}", value, 0) for group, values in numbers.items() for name, value in values.items()])
     for path in [*result["checkpoints"], result["adapter"]]:
         client.log_artifacts(run_id, path, f"adapters/{Path(path).name}")
+    if not (folder / "pairs.parquet").is_file():
+        return
     rows = read_rows(folder / "pairs.parquet").to_list()[:100]
     log_table(client, run_id, {key: [row[key] for row in rows] for key in ("prompt_id", "prompt", "chosen", "rejected", "label", "margin")}, "labelled_pairs.json")
 
@@ -232,12 +257,12 @@ def log_adapter(client: Any, run_id: str, recipe: Recipe, store: AdapterStore, n
     known = client.search_logged_models([experiment], filter_string=f"name = '{label}' AND source_run_id = '{run_id}'")
     if any(str(model.status).upper().endswith("READY") for model in known):
         return
-    layers = recipe.selector.backbone.layers
+    trained = trained_model(recipe, build_strategy(recipe.federation, store).trains)
     model = client.create_logged_model(
         experiment, name=label, source_run_id=run_id, model_type="adapter", tags={"sha256": digest},
-        params={"backbone": recipe.selector.backbone.name, "layers": str(layers or "all"), "round": str(step)})
+        params={"backbone": trained.backbone.name, "layers": str(trained.backbone.layers or "all"), "round": str(step)})
     with tempfile.TemporaryDirectory() as scratch:
-        export_adapter(store.get(store.ref(digest)), recipe.selector.lora, recipe.selector.backbone.name, Path(scratch))
+        export_adapter(store.get(store.ref(digest)), trained.lora, trained.backbone.name, Path(scratch))
         client.log_model_artifacts(model.model_id, scratch)
     client.finalize_logged_model(model.model_id, "READY")
     client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step)])

@@ -80,3 +80,8 @@ def read_rows(path: Path, client_id: str | None = None, split: str | None = None
 def read_clients(folder: Path) -> dict[str, dict]:
     """The clients of a prepared folder: rows per split and group, by client id in sorted order."""
     return dict(sorted(json.loads((folder / "clients.json").read_text(encoding="utf-8")).items()))
+
+
+def known_groups(folder: Path) -> dict[str, str | None]:
+    """The clients' true groups, None where the source does not know it, by client id."""
+    return {name: counts.get("group") for name, counts in read_clients(folder).items()}

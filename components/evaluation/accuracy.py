@@ -1,41 +1,46 @@
-"""Selector accuracy on held-out pairs, per client and per domain."""
+"""Accuracy on held-out pairs, per client and per domain: of selectors, and of the implicit reward of policies."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from components.learning.selector import score_pairs
-from components.models.selector import Selector, majority_vote
 
-if TYPE_CHECKING:
-    from components.models.adapters import Adapter
-
-
-def client_accuracy(selector: Selector, adapters: Sequence[Adapter], pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Share of held-out pairs on which the selectors' majority agrees with their owner.
+def client_accuracy(margins: np.ndarray, pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Share of held-out pairs on which the majority agrees with their owner.
 
     Args:
-        selector: the resident model; its slot is overwritten.
-        adapters: the ensemble that is measured; one for FedBis.
-        pairs: held-out rows with prompt, chosen, rejected, client_id, domain.
+        margins: [U, N], above 0 where a model scores the chosen completion above the rejected one. A pair that it
+            scores the same, or on which the votes tie, counts half.
+        pairs: N held-out rows with client_id and domain.
 
     Returns:
         mean, worst and best over clients (each client counts once), `clients` {id: accuracy},
         `domains` {domain: accuracy over its pairs}, `pairs`.
     """
-    right = []
-    for adapter in adapters:
-        selector.slot.load(adapter)
-        right.append(score_pairs(selector, pairs) > 0)
-    agreed = majority_vote(np.array(right, dtype=int))
-    clients = {name: float(agreed[rows].mean()) for name, rows in _rows_by(pairs, "client_id").items()}
+    votes = np.where(margins > 0, 1.0, np.where(margins < 0, 0.0, 0.5)).mean(axis=0)
+    right = np.where(votes > 0.5, 1.0, np.where(votes < 0.5, 0.0, 0.5))
+    clients = {name: float(right[rows].mean()) for name, rows in _rows_by(pairs, "client_id").items()}
     values = list(clients.values())
     return {
         "mean": float(np.mean(values)), "worst": min(values), "best": max(values), "clients": clients,
-        "domains": {name: float(agreed[rows].mean()) for name, rows in _rows_by(pairs, "domain").items()}, "pairs": len(pairs)}
+        "domains": {name: float(right[rows].mean()) for name, rows in _rows_by(pairs, "domain").items()}, "pairs": len(pairs)}
+
+
+def assigned_accuracy(margins: np.ndarray, names: Sequence[str], assigned: Mapping[str, str], pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The same, where each client uses the one adapter that it is assigned (that of its group, or its own).
+
+    Args:
+        margins: [U, N], as client_accuracy.
+        names: [U], of the adapters.
+        assigned: name of the adapter by client; pairs of clients without one are left out.
+        pairs: N held-out rows.
+    """
+    rows = [n for n, pair in enumerate(pairs) if pair["client_id"] in assigned]
+    used = margins[[list(names).index(assigned[pairs[n]["client_id"]]) for n in rows], rows]
+    return client_accuracy(used[None, :], [pairs[n] for n in rows])
 
 
 def _rows_by(pairs: Sequence[dict[str, Any]], column: str) -> dict[str, np.ndarray]:

@@ -35,6 +35,36 @@ def learning_curves(records: Sequence[dict[str, Any]], path: Path) -> None:
     pyplot.close(figure)
 
 
+def loss_heatmap(losses: dict[str, Sequence[float]], assigned: dict[str, str], known: dict[str, str | None], path: Path) -> None:
+    """Clients' validation losses on all selectors, with the group that each client was put in.
+
+    Args:
+        losses: by client, one for each selector (nats); NaN is a client without a vote.
+        assigned: name of a selector by client; the names' sorted order is that of the losses.
+        known: the clients' groups where the source knows them; rows are sorted by them.
+        path: PNG to write.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import numpy as np
+    from matplotlib import pyplot
+
+    slots = sorted(set(assigned.values()))
+    names = sorted(assigned, key=lambda name: (known.get(name) or "", name))
+    table = np.array([losses.get(name, [float("nan")] * len(slots)) for name in names], dtype=float)
+    figure, axes = pyplot.subplots(figsize=(2.5 + 1.1 * len(slots), 1.2 + min(0.28 * len(names), 12)), layout="constrained")
+    image = axes.imshow(table, aspect="auto", cmap="viridis")
+    figure.colorbar(image, ax=axes, label="validation loss (nats)")
+    axes.scatter([slots.index(assigned[name]) for name in names], range(len(names)), marker="s", s=60, facecolors="none", edgecolors="red", linewidths=1.5)
+    axes.set_xticks(range(len(slots)), slots, rotation=30, ha="right", fontsize=8)
+    labels = [name + (f" ({known[name]})" if known.get(name) else "") for name in names]
+    axes.set_yticks(range(len(names)), labels if len(names) <= 60 else [""] * len(names), fontsize=7)
+    axes.set_title("Client grouping (red: the client's group)", fontsize=9)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
 def accuracy_picture(before: dict[str, Any], after: dict[str, Any], path: Path) -> None:
     """Held-out accuracy before and after, by client and by domain.
 

@@ -101,3 +101,8 @@ def distance(first: Adapter, second: Adapter) -> float:
 def norm(adapter: Adapter) -> float:
     """Euclidean norm of an adapter, over all its values."""
     return math.sqrt(sum(float(adapter[name].float().pow(2).sum()) for name in sorted(adapter)))
+
+
+def step_log(new: Adapter, before: Adapter, mass: float) -> dict[str, float]:
+    """What a server step did, for the metrics: the sum of its weights, how far the adapter moved, and its norm."""
+    return {"weight_sum": mass, "server_step": distance(new, before), "server_norm": norm(new)}

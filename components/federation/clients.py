@@ -1,6 +1,6 @@
 """The client's side: a job is carried out on a resident model, with the client's own rows and nothing else.
 
-An objective says what is trained ("selector" now; a method that trains something else adds its objective here). The
+An objective says what is trained (a method that trains something else adds its objective here). The
 finished update is written beside the adapters under the job's key, so that a job that was done is never done twice:
 a retried or resumed shard goes on with the clients that are left.
 """
@@ -8,17 +8,21 @@ a retried or resumed shard goes on with the clients that are left.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from components.config import Recipe
+import numpy as np
+
+from components.config import PolicyConfig, Recipe, SelectorConfig
 from components.data.records import read_rows
-from components.federation.strategy import Job, Update
+from components.federation.strategy import Job, Update, options_model
 from components.models.adapters import AdapterStore, write_atomically
 
 if TYPE_CHECKING:
+    from components.learning.local import TrainingCurve
     from components.models.adapters import Adapter
 
 
@@ -29,7 +33,9 @@ class Learner(Protocol):
 
     def train(self, rows: list[dict], adapter: Adapter, seed: int) -> tuple[Adapter, dict[str, float]]: ...
 
-    def score(self, rows: list[dict], adapter: Adapter) -> float: ...
+    def score(self, rows: list[dict], adapters: Sequence[Adapter]) -> list[float]: ...
+
+    def margins(self, rows: list[dict], adapters: Sequence[Adapter]) -> np.ndarray: ...
 
 
 class SelectorLearner:
@@ -50,19 +56,114 @@ class SelectorLearner:
         config = self.federation
         trained, curve = train_selector(
             self.selector, rows, adapter, config.local_steps, config.batch_size, config.optimizer, seed)
-        return trained, {
-            "loss_first": curve.losses[0], "loss_last": curve.losses[-1], "loss": sum(curve.losses) / len(curve.losses),
-            "gradient_norm": sum(curve.gradient_norms) / len(curve.gradient_norms), "tokens": curve.tokens, "seconds": curve.seconds}
+        return trained, curve_metrics(curve)
 
-    def score(self, rows: list[dict], adapter: Adapter) -> float:
-        from components.learning.selector import validation_loss
+    def score(self, rows: list[dict], adapters: Sequence[Adapter]) -> list[float]:
+        from components.learning.selector import validation_losses
 
-        self.selector.slot.load(adapter)
-        return validation_loss(self.selector, rows)
+        return validation_losses(self.selector, rows, adapters)
+
+    def margins(self, rows: list[dict], adapters: Sequence[Adapter]) -> np.ndarray:
+        """Log-odds that the chosen completion is better under each adapter, [U, N]."""
+        from components.learning.selector import score_pairs
+
+        result = np.zeros((len(adapters), len(rows)))
+        for u, adapter in enumerate(adapters):
+            self.selector.slot.load(adapter)
+            result[u] = score_pairs(self.selector, rows)
+        return result
 
 
-LEARNERS: dict[str, Callable[[Recipe, str], Learner]] = {"selector": SelectorLearner}
+class PolicyLearner:
+    """Trains the policy on the chosen completions ('sft') or by DPO with the frozen backbone as the reference ('dpo').
+
+    The reference's log-probabilities of an owner's rows are computed once, in one order and in batches of one size, so
+    that a resumed run has the same bytes.
+    """
+
+    def __init__(self, recipe: Recipe, device: str, objective: str) -> None:
+        from components.learning.policy import ResidentPolicy
+
+        self.federation, self.objective = recipe.federation, objective
+        self.beta = options_model(recipe.federation.method, "recipe").model_validate(recipe.federation.options).beta if objective == "dpo" else None
+        self.resident = ResidentPolicy(recipe.policy, device)
+        self._references: dict[tuple[str, ...], np.ndarray] = {}
+
+    def initial_adapter(self, seed: int) -> Adapter:
+        return self.resident.slot.initial_adapter(seed)
+
+    def train(self, rows: list[dict], adapter: Adapter, seed: int) -> tuple[Adapter, dict[str, float]]:
+        from components.learning.policy import train_dpo, train_sft
+
+        config = self.federation
+        if self.objective == "sft":
+            trained, curve = train_sft(self.resident, rows, adapter, config.local_steps, config.batch_size, config.optimizer, seed)
+        else:
+            trained, curve = train_dpo(
+                self.resident, rows, adapter, self._reference(rows), self.beta, config.local_steps, config.batch_size, config.optimizer, seed)
+        return trained, curve_metrics(curve)
+
+    def score(self, rows: list[dict], adapters: Sequence[Adapter]) -> list[float]:
+        """Mean DPO loss, or mean negative log-likelihood a token of the chosen completions, under each adapter; NaN without rows."""
+        import torch
+
+        from components.learning.objectives import dpo_loss, sft_loss
+        from components.learning.policy import pair_logprobs
+
+        if not rows:
+            return [float("nan")] * len(adapters)
+        losses, lengths = [], torch.tensor([len(self.resident.encode(row["prompt"], row["chosen"])[1]) for row in rows])
+        for adapter in adapters:
+            self.resident.slot.load(adapter)
+            chosen, rejected = torch.from_numpy(pair_logprobs(self.resident, rows, self.batch_size)).T
+            if self.objective == "sft":
+                losses.append(float(sft_loss(chosen, lengths).mean()))
+            else:
+                losses.append(float(dpo_loss(chosen, rejected, *torch.from_numpy(self._reference(rows)).T, self.beta).mean()))
+        return losses
+
+    def margins(self, rows: list[dict], adapters: Sequence[Adapter]) -> np.ndarray:
+        """Differences of the implicit rewards of chosen and rejected (over beta) under each adapter, [U, N]."""
+        from components.learning.policy import implicit_margins, pair_logprobs
+
+        reference, result = self._reference(rows), np.zeros((len(adapters), len(rows)))
+        for u, adapter in enumerate(adapters):
+            self.resident.slot.load(adapter)
+            result[u] = implicit_margins(pair_logprobs(self.resident, rows, self.batch_size), reference)
+        return result
+
+    @property
+    def batch_size(self) -> int:
+        """Rows scored at once: twice a training step's pairs."""
+        return 2 * self.federation.batch_size
+
+    def _reference(self, rows: list[dict]) -> np.ndarray:
+        from components.learning.policy import pair_logprobs
+
+        key = tuple(row["pair_id"] for row in rows)
+        if key not in self._references:
+            self._references[key] = pair_logprobs(self.resident, rows, self.batch_size, reference=True)
+        return self._references[key]
+
+
+def curve_metrics(curve: TrainingCurve) -> dict[str, float]:
+    """A local training as numbers for the record."""
+    return {
+        "loss_first": curve.losses[0], "loss_last": curve.losses[-1], "loss": sum(curve.losses) / len(curve.losses),
+        "gradient_norm": sum(curve.gradient_norms) / len(curve.gradient_norms), "tokens": curve.tokens, "seconds": curve.seconds}
+
+
+LEARNERS: dict[str, Callable[[Recipe, str], Learner]] = {
+    "selector": SelectorLearner,
+    "sft": partial(PolicyLearner, objective="sft"),
+    "dpo": partial(PolicyLearner, objective="dpo"),
+}
 """What can be trained, by the `objective` of a job."""
+
+
+def trained_model(recipe: Recipe, objective: str) -> SelectorConfig | PolicyConfig:
+    """The section of the recipe whose model, with its LoRA, an objective trains."""
+    return recipe.selector if objective == "selector" else recipe.policy
 
 
 def run_job(job: Job, learner: Learner, pairs: Path, store: AdapterStore) -> Update:
@@ -83,7 +184,7 @@ def run_job(job: Job, learner: Learner, pairs: Path, store: AdapterStore) -> Upd
     split = "train" if job.kind == "train" else "validation"
     rows = read_rows(pairs, job.client, split).to_list()
     if job.kind == "score":
-        losses = tuple(learner.score(rows, store.get(ref)) for ref in job.adapters)
+        losses = tuple(learner.score(rows, [store.get(ref) for ref in job.adapters]))
         update = Update(job, None, losses, {"rows": len(rows)})
     else:
         trained, metrics = learner.train(rows, store.get(job.adapters[0]), job.seed)

@@ -65,7 +65,7 @@ def close_step(
         "step": new.step, "round": state.round, "phase": state.phase, "rounds_done": new.round,
         "clients": {u.job.client: {"slot": u.job.slot, "losses": list(u.losses), **u.metrics} for u in accepted},
         "failed": {f.client: f.reason for f in failed}, "refused": {f.client: f.reason for f in refused},
-        "adapters": {name: ref.hash for name, ref in new.adapters.items()}, "server": dict(new.log)}
+        "adapters": {name: ref.hash for name, ref in new.adapters.items()}, "assigned": dict(new.assigned), "server": dict(new.log)}
     commits.write(new, record)
     return new, record
 

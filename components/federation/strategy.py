@@ -18,16 +18,20 @@ import importlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from components.config import Explained, FederationConfig, RecipeError, Section, unknown_name
+from components.config import Explained, FederationConfig, Recipe, RecipeError, Section, unknown_name
 from components.models.adapters import AdapterRef, AdapterStore
 
 if TYPE_CHECKING:
     from components.models.adapters import Adapter
 
 METHODS = {
+    "fedavg": "components.federation.fedavg",
     "fedbis": "components.federation.fedbis",
+    "fedbiscuit": "components.federation.fedbiscuit",
+    "feddpo": "components.federation.feddpo",
 }
 """The file of each method. It has `Options` (a config.Section) and `build(config, options, store) -> Strategy`."""
 
@@ -75,7 +79,9 @@ class ServerState:
         step: steps that are complete, over all rounds and phases; the number of the commit.
         seed: of the run.
         federation: who takes part.
-        adapters: the server's adapters by name ("selector" or "selector-0", a client's name, ...).
+        adapters: the server's adapters by name ("selector" or "selector-0", "policy", a client's name, ...).
+        assigned: name of the adapter that a client uses by itself (that of its group, or its own), by client; empty
+            where all clients use the same.
         memory: what else a method must remember (groups, losses, moments by reference); JSON values only.
         log: numbers about the last step, by name, for the metrics.
     """
@@ -86,6 +92,7 @@ class ServerState:
     seed: int
     federation: Federation
     adapters: dict[str, AdapterRef]
+    assigned: dict[str, str] = field(default_factory=dict)
     memory: dict[str, Any] = field(default_factory=dict)
     log: dict[str, float] = field(default_factory=dict)
 
@@ -149,7 +156,14 @@ class Failure:
 
 
 class Strategy(Protocol):
-    """A federated method; see the module's docstring. All three functions are pure up to the content-addressed store."""
+    """A federated method; see the module's docstring. All three functions are pure up to the content-addressed store.
+
+    Attributes:
+        trains: the objective of its jobs, a key of LEARNERS in components/federation/clients.py. It says what the
+            rounds end with: a selector, by which a policy is then aligned, or a policy.
+    """
+
+    trains: str
 
     def init(self, federation: Federation, seed: int) -> ServerState: ...
 
@@ -171,6 +185,12 @@ def build_strategy(config: FederationConfig, store: AdapterStore) -> Strategy:
     """The method of a recipe, with its options, over an adapter store."""
     module = _module(config.method, "recipe")
     return module.build(config, module.Options.model_validate(config.options), store)
+
+
+def federated_sections(recipe: Recipe) -> tuple[str, str]:
+    """The sections of a recipe that its rounds depend on, beside the seed and the pairs."""
+    trains = build_strategy(recipe.federation, AdapterStore(Path())).trains
+    return ("selector" if trains == "selector" else "policy"), "federation"
 
 
 def build_federation(clients: dict[str, dict], initial: AdapterRef, clients_per_round: int) -> Federation:

@@ -21,3 +21,33 @@ def selector_loss(choice_logits: torch.Tensor, labels: torch.Tensor) -> torch.Te
     from torch.nn.functional import cross_entropy
 
     return cross_entropy(choice_logits.float(), labels, reduction="none")
+
+
+def sft_loss(logprobs: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Negative log-likelihood of a completion, per token.
+
+    Args:
+        logprobs: [N], summed log-probabilities of completions.
+        lengths: [N], their tokens.
+
+    Returns:
+        [N] losses in nats a token.
+    """
+    return -logprobs / lengths
+
+
+def dpo_loss(
+    policy_chosen: torch.Tensor, policy_rejected: torch.Tensor, ref_chosen: torch.Tensor, ref_rejected: torch.Tensor, beta: float
+) -> torch.Tensor:
+    """Direct preference optimisation (FedBiscuit eq. 2; Rafailov et al. 2023, eq. 7).
+
+    Args:
+        policy_chosen, policy_rejected, ref_chosen, ref_rejected: [N], summed log-probabilities of the completions.
+        beta: inverse temperature of the implicit reward.
+
+    Returns:
+        [N] losses in nats.
+    """
+    from torch.nn.functional import logsigmoid
+
+    return -logsigmoid(beta * ((policy_chosen - ref_chosen) - (policy_rejected - ref_rejected)))

@@ -72,19 +72,19 @@ def score_pairs(selector: Selector, pairs: Sequence[Pair]) -> np.ndarray:
 
 
 def accuracy(margins: np.ndarray) -> float:
-    """Share of pairs in which the chosen completion is scored above the rejected one; NaN without pairs."""
-    return float(np.mean(margins > 0)) if len(margins) else float("nan")
+    """Share of pairs in which the chosen completion is scored above the rejected one, equal scores counted half; NaN without pairs."""
+    return float(np.mean((margins > 0) + 0.5 * (margins == 0))) if len(margins) else float("nan")
 
 
-def validation_loss(selector: Selector, pairs: Sequence[Pair]) -> float:
-    """Mean cross-entropy over both orders of the pairs, for the adapter in the slot; NaN without pairs.
+def validation_losses(selector: Selector, pairs: Sequence[Pair], adapters: Sequence[Adapter]) -> list[float]:
+    """Mean cross-entropy over both orders of the pairs, for each adapter; NaN without pairs.
 
     This is a client's answer to a 'score' job (FedBiscuit section 5.1, step 2.1).
     """
     import torch
 
     if not pairs:
-        return float("nan")
+        return [float("nan")] * len(adapters)
     comparisons, labels = labelled_comparisons(pairs)
-    logits = selector.logits(comparisons)
-    return float(selector_loss(torch.from_numpy(logits), torch.from_numpy(labels)).mean())
+    wanted = torch.from_numpy(labels)
+    return [float(selector_loss(torch.from_numpy(logits), wanted).mean()) for logits in selector.ensemble_logits(comparisons, adapters)]

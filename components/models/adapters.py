@@ -134,18 +134,34 @@ def attach(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
     return wrapped
 
 
+def add_slot(model: PeftModel, config: LoraConfig, slot: str) -> AdapterSlot:
+    """Another adapter slot beside 'default', not trained and not active; rows of a batch are led to it by its name (PEFT's `adapter_names`)."""
+    import torch
+
+    before = {name: p.requires_grad for name, p in model.named_parameters()}
+    with torch.random.fork_rng(devices=[]):
+        model.add_adapter(slot, peft_config(config))
+    model.eval()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(before.get(name, False))
+        if name not in before:
+            parameter.data = parameter.data.float()
+    return AdapterSlot(model, slot)
+
+
 class AdapterSlot:
-    """The one adapter slot of a resident model: adapters are copied into its parameters, nothing is rebuilt.
+    """An adapter slot of a resident model: adapters are copied into its parameters, nothing is rebuilt.
 
     Attributes:
         names: PEFT's own tensor names, in a fixed order.
         parameters: the model's parameters, in the same order.
     """
 
-    def __init__(self, model: PeftModel) -> None:
-        trainable = {name.replace(".default.", "."): p for name, p in model.named_parameters() if p.requires_grad}
-        self.names = sorted(trainable)
-        self.parameters = [trainable[name] for name in self.names]
+    def __init__(self, model: PeftModel, slot: str = "default") -> None:
+        """The slot that PEFT knows under a name."""
+        own = {name.replace(f".{slot}.", "."): p for name, p in model.named_parameters() if f".{slot}." in name}
+        self.names = sorted(own)
+        self.parameters = [own[name] for name in self.names]
 
     def load(self, adapter: Mapping[str, torch.Tensor]) -> None:
         """Copy an adapter in.

@@ -15,12 +15,14 @@ import numpy as np
 from components.config import Explained, SelectorConfig
 from components.data.templates import Template
 from components.data.templates import load as load_template
-from components.models.adapters import AdapterSlot, attach
+from components.models.adapters import AdapterSlot, add_slot, attach
 from components.models.backbone import load_backbone, load_tokenizer
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from components.models.adapters import Adapter
 
 
 class SelectorError(Explained, ValueError):
@@ -103,6 +105,7 @@ class Selector:
         self.choices = choice_tokens(self.tokenizer)
         self.model = attach(load_backbone(config.backbone, device), config.lora)
         self.slot = AdapterSlot(self.model)
+        self._ensemble: list[AdapterSlot] = []
 
     def encode(self, comparison: Comparison) -> list[int]:
         """Token ids of one comparison, see encode_comparison."""
@@ -147,6 +150,33 @@ class Selector:
             for start in range(0, len(order), size):
                 chunk = order[start : start + size]
                 result[chunk] = self.choice_logits(*self.batch([rows[i] for i in chunk])).cpu().numpy()
+        return result
+
+    def ensemble_logits(self, comparisons: Sequence[Comparison], adapters: Sequence[Adapter]) -> np.ndarray:
+        """Logits of ' A' and ' B' under several adapters; [U, N, 2] fp32.
+
+        A batch holds each of its rows once for every adapter, so the backbone's weights are gone through once for all
+        of them. The slot that is trained is left as it is.
+        """
+        import torch
+
+        while len(self._ensemble) < len(adapters):
+            self._ensemble.append(add_slot(self.model, self.config.lora, f"member-{len(self._ensemble)}"))
+        for slot, adapter in zip(self._ensemble, adapters, strict=False):
+            slot.load(adapter)
+        rows = [self.encode(c) for c in comparisons]
+        order = sorted(range(len(rows)), key=lambda i: (len(rows[i]), i))
+        result = np.zeros((len(adapters), len(rows), 2), dtype=np.float32)
+        size = max(1, 2 * self.config.score_batch_size // len(adapters))
+        self.model.eval()
+        with torch.inference_mode():
+            for start in range(0, len(order), size):
+                chunk = order[start : start + size]
+                ids, last = self.batch([rows[i] for i in chunk])
+                names = [f"member-{u}" for u in range(len(adapters)) for _ in chunk]
+                with self.model.base_model._enable_peft_forward_hooks(adapter_names=names):  # what PeftModel.forward(adapter_names=...) does, around the two-row head
+                    logits = self.choice_logits(ids.repeat(len(adapters), 1), last.repeat(len(adapters)))
+                result[:, chunk] = logits.cpu().numpy().reshape(len(adapters), len(chunk), 2)
         return result
 
     def margins(self, comparisons: Sequence[Comparison]) -> np.ndarray:

@@ -142,18 +142,18 @@ def test_a_job_reads_the_rows_of_its_client_and_split_alone(prepared, tmp_path):
             seen.append(("train", rows, seed))
             return adapter, {"loss": 1.0}
 
-        def score(self, rows, adapter):
+        def score(self, rows, adapters):
             seen.append(("score", rows, None))
-            return 0.5
+            return [0.5 + u for u in range(len(adapters))]
 
     store = AdapterStore(tmp_path / "adapters")
     ref = store.put(LIKE)
     train = run_job(Job("train", "bea", 0, "selector", (ref,), "selector", 7), Learner(), prepared / "pairs.parquet", store)
     score = run_job(Job("score", "dan", 0, "", (ref, ref), "selector", 8), Learner(), prepared / "pairs.parquet", store)
     assert [(kind, {r["client_id"] for r in rows}, {r["split"] for r in rows}, len(rows), seed) for kind, rows, seed in seen] == [
-        ("train", {"bea"}, {"train"}, 6, 7), ("score", {"dan"}, {"validation"}, 2, None), ("score", {"dan"}, {"validation"}, 2, None)]
+        ("train", {"bea"}, {"train"}, 6, 7), ("score", {"dan"}, {"validation"}, 2, None)]
     assert train.adapter == ref and train.metrics == {"rows": 6, "loss": 1.0}
-    assert score.adapter is None and score.losses == (0.5, 0.5)
+    assert score.adapter is None and score.losses == (0.5, 1.5)
 
 
 def test_a_job_that_was_done_is_not_done_twice(prepared, learner, tmp_path):
@@ -188,8 +188,8 @@ def test_a_half_written_answer_is_no_answer(prepared, learner, tmp_path, left_ov
 
 def test_scores_survive_their_record_also_where_they_are_nan(prepared, tmp_path):
     class Silent:
-        def score(self, rows, adapter):
-            return math.nan
+        def score(self, rows, adapters):
+            return [math.nan] * len(adapters)
 
     store = AdapterStore(tmp_path / "adapters")
     job = Job("score", "ada", 0, "", (store.put(LIKE),), "selector", 3)

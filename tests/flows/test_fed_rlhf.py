@@ -123,7 +123,7 @@ def test_the_flow_gives_the_bytes_of_the_bare_loop(whole, tmp_path):
         state = run_federation(recipe, federation, folder / "prepared" / "pairs.parquet", commits, learner)
     finally:
         torch.set_num_threads(threads)
-    assert state.adapters["selector"].hash == result_of(folder)["selectors"]["selector"]["hash"]
+    assert state.adapters["selector"].hash == result_of(folder)["adapters"]["selector"]["hash"]
 
 
 def test_a_run_that_is_complete_is_not_done_again(whole):
@@ -157,9 +157,9 @@ def test_a_run_that_is_killed_within_the_rounds_ends_with_the_bytes_of_one_that_
 
     output = place.run("--resume", folder.name)
     assert "continuing after round" in output and not re.findall(r".*(?:Traceback|WARNING).*", output), moment
-    selector, expected = (result_of(f)["selectors"]["selector"] for f in (folder, whole[1]))
+    selector, expected = (result_of(f)["adapters"]["selector"] for f in (folder, whole[1]))
     assert selector["hash"] == expected["hash"], moment
-    for name in (f"federation/adapters/{expected['hash']}.safetensors", "federation/selectors/selector/adapter_model.safetensors"):
+    for name in (f"federation/adapters/{expected['hash']}.safetensors", "federation/final/selector/adapter_model.safetensors"):
         assert (folder / name).read_bytes() == (whole[1] / name).read_bytes(), moment
     assert hashlib.sha256((folder / f"federation/adapters/{expected['hash']}.safetensors").read_bytes()).hexdigest() == expected["hash"]
     assert [r["rounds_done"] for r in result_of(folder)["records"]] == list(range(1, 9)), moment

@@ -9,7 +9,7 @@ import torch
 from components.config import OptimizerConfig
 from components.federation.clients import SelectorLearner
 from components.learning.objectives import selector_loss
-from components.learning.selector import accuracy, labelled_comparisons, score_pairs, train_selector, validation_loss
+from components.learning.selector import accuracy, labelled_comparisons, score_pairs, train_selector, validation_losses
 from components.models.selector import Comparison, Selector
 
 PAIRS = [{"prompt": f"paper {i}", "chosen": f"a whole summary {i}", "rejected": f"cut {i}"} for i in range(4)]
@@ -78,12 +78,13 @@ def test_the_validation_loss_is_the_mean_over_both_orders_and_nan_without_pairs(
     comparisons, labels = labelled_comparisons(PAIRS)
     logits = tiny_selector.logits(comparisons).astype(float)
     expected = np.mean([np.log(np.exp(row).sum()) - row[label] for row, label in zip(logits, labels, strict=True)])
-    assert validation_loss(tiny_selector, PAIRS) == pytest.approx(expected, abs=1e-6)
-    assert math.isnan(validation_loss(tiny_selector, []))
+    losses = validation_losses(tiny_selector, PAIRS, [random_adapter(2), random_adapter(1)])
+    assert losses[1] == pytest.approx(expected, abs=1e-6) and losses[0] != pytest.approx(expected, abs=1e-3)
+    assert all(math.isnan(loss) for loss in validation_losses(tiny_selector, [], [random_adapter(2), random_adapter(1)]))
 
 
-def test_accuracy_counts_a_tie_as_wrong_and_is_nan_without_pairs():
-    assert accuracy(np.array([0.5, -0.5, 0.0, 2.0])) == 0.5
+def test_accuracy_counts_a_tie_half_and_is_nan_without_pairs():
+    assert accuracy(np.array([0.5, -0.5, 0.0, 2.0])) == 0.625
     assert math.isnan(accuracy(np.array([])))
 
 

@@ -238,3 +238,31 @@ def test_the_embedded_backbones_two_rows_equal_its_whole_head(debug):
 def test_a_backbone_in_bf16_gives_fp32_logits(random_adapter):
     model = load_backbone(BackboneConfig(name="tiny-random", dtype="bfloat16"), "cpu")
     assert choice_logits(model, torch.tensor([[5, 6]]), torch.tensor([1]), (259, 260)).dtype == torch.float32
+
+
+# --- several adapters at once
+
+def test_several_adapters_in_one_batch_give_the_logits_of_each_by_itself(tiny_selector, random_adapter):
+    questions = [Comparison("the paper " * i, "first summary", "second one, longer " * (3 - i)) for i in range(3)]
+    adapters = [random_adapter(seed, 1.0) for seed in (1, 2, 3)]
+    alone = []
+    for adapter in adapters:
+        tiny_selector.slot.load(adapter)
+        alone.append(tiny_selector.logits(questions))
+    tiny_selector.slot.load(random_adapter(9))
+    together = tiny_selector.ensemble_logits(questions, adapters)
+    assert together.shape == (3, 3, 2) and abs(together - alone).max() < 1e-4
+    assert abs(together[0] - together[1]).max() > 1e-2, "the adapters do differ"
+    assert abs(tiny_selector.ensemble_logits(questions, adapters[1:]) - alone[1:]).max() < 1e-4, "and fewer of them afterwards"
+    assert all(torch.equal(t, random_adapter(9)[n]) for n, t in tiny_selector.slot.read().items()), "the trained slot is left as it is"
+
+
+def test_scoring_several_adapters_changes_nothing_in_later_training(debug, random_adapter):
+    from components.config import OptimizerConfig
+    from components.learning.selector import train_selector
+
+    pairs = [{"prompt": f"p {i}", "chosen": "yes", "rejected": f"no {i}"} for i in range(4)]
+    fresh, scored = Selector(debug.selector, "cpu"), Selector(debug.selector, "cpu")
+    scored.ensemble_logits([QUESTION], [random_adapter(seed) for seed in (1, 2, 3)])
+    results = [train_selector(s, pairs, s.slot.initial_adapter(0), 2, 4, OptimizerConfig(lr=1e-2), seed=5)[0] for s in (fresh, scored)]
+    assert set(results[0]) == set(results[1]) and all(torch.equal(results[0][n], results[1][n]) for n in results[0])

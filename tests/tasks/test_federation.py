@@ -5,13 +5,14 @@ import time
 from collections import Counter
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from components.federation import clients
 from components.federation.commits import Commits
 from components.federation.rounds import shards
-from components.federation.strategy import Failure, Job, build_federation, build_strategy
+from components.federation.strategy import Failure, Federation, Job, ServerState, build_federation, build_strategy
 from components.models.adapters import AdapterStore
 from tasks import devices, federation
 from tasks.devices import DevicePool
@@ -224,8 +225,30 @@ def test_accuracy_is_measured_once_and_read_from_its_record_afterwards(debug, pr
     monkeypatch.setattr(federation, "POOL", DevicePool())
     store = AdapterStore(tmp_path / "adapters")
     with federation.POOL.borrow_learner(debug, "selector") as learner:
-        refs = {"selector": store.put(learner.initial_adapter(0))}
-    first = federation.measure_selector.fn(debug, prepared, store.root, refs, tmp_path / "accuracy.json")
-    assert set(first["clients"]) == {"ada", "bea", "cyd", "dan"} and first["pairs"] == 8
+        initial = store.put(learner.initial_adapter(0))
+    state = ServerState(0, "train", 0, 0, Federation((), initial), {"selector": initial})
+    first = federation.measure_accuracy.fn(debug, "selector", prepared, store.root, state, tmp_path / "accuracy.json")
+    assert set(first["clients"]) == {"ada", "bea", "cyd", "dan"} and first["pairs"] == 8 and "assigned" not in first
     monkeypatch.setattr(federation.POOL, "borrow_learner", lambda *_: pytest.fail("measured again"))
-    assert federation.measure_selector.fn(debug, prepared, store.root, refs, tmp_path / "accuracy.json") == first
+    assert federation.measure_accuracy.fn(debug, "selector", prepared, store.root, state, tmp_path / "accuracy.json") == first
+
+
+def test_accuracy_of_an_ensemble_is_that_of_the_majority_and_that_of_each_clients_own_adapter(debug, prepared, tmp_path, monkeypatch, tiny_selector, random_adapter):
+    from components.data.records import read_rows
+    from components.learning.selector import score_pairs
+
+    monkeypatch.setattr(federation, "POOL", DevicePool())
+    store, pairs = AdapterStore(tmp_path / "adapters"), read_rows(prepared / "pairs.parquet", split="test").to_list()
+    refs = {f"selector-{u}": store.put(random_adapter(u, 1.0)) for u in range(3)}
+    assigned = {"ada": "selector-2", "bea": "selector-0", "cyd": "selector-2", "dan": "selector-1"}
+    state = ServerState(0, "train", 0, 0, Federation((), refs["selector-0"]), refs, assigned)
+    measured = federation.measure_accuracy.fn(debug, "selector", prepared, store.root, state, tmp_path / "accuracy.json")
+    right = {}
+    for name, ref in refs.items():
+        tiny_selector.slot.load(store.get(ref))
+        right[name] = score_pairs(tiny_selector, pairs) > 0
+    for client, name in assigned.items():
+        mine = [n for n, pair in enumerate(pairs) if pair["client_id"] == client]
+        assert measured["assigned"]["clients"][client] == np.mean([right[name][n] for n in mine])
+        assert measured["clients"][client] == np.mean([sum(right[u][n] for u in refs) >= 2 for n in mine])
+    assert measured["clients"] != measured["assigned"]["clients"]

@@ -1,0 +1,207 @@
+"""Training a policy on one owner's pairs, and the implicit reward of a policy.
+
+Two objectives: supervised on the chosen completion (FedBiscuit section 7.1, baseline FedAvg), and DPO with the frozen
+backbone as the reference (eq. 2, baseline FedDPO). Only the positions of completions go through the language-model
+head, in chunks; the reference's log-probabilities are computed once for an owner's rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from components.config import OptimizerConfig, PolicyConfig
+from components.learning.local import TrainingCurve, minibatches, train
+from components.learning.objectives import dpo_loss, sft_loss
+from components.models.adapters import AdapterSlot, attach
+from components.models.policy import Policy
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from components.models.adapters import Adapter
+
+Pair = dict[str, Any]
+HEAD_CHUNK = 1024
+"""Positions that go through the language-model head at once; 1024 x 50,000 fp32 logits take 200 MB."""
+
+
+class ResidentPolicy:
+    """A policy with an adapter slot, resident on a device, that is trained and scored.
+
+    Attributes:
+        policy: the language model, its tokenizer and its template.
+        model: the PEFT-wrapped backbone.
+        slot: the adapter slot; load an adapter before scoring.
+    """
+
+    def __init__(self, config: PolicyConfig, device: str) -> None:
+        self.policy = Policy(config, device)
+        self.model = self.policy.model = attach(self.policy.model, config.lora)
+        self.slot = AdapterSlot(self.model)
+
+    def encode(self, prompt: str, completion: str) -> tuple[list[int], list[int]]:
+        """Token ids of a prompt in its template, and of a completion with the end-of-sequence token.
+
+        A completion longer than policy.max_new_tokens is cut there and does not end.
+        """
+        tokenizer, most = self.policy.tokenizer, self.policy.config.max_new_tokens
+        ids = [*tokenizer.encode(completion.strip(), add_special_tokens=False), tokenizer.eos_token_id]
+        return self.policy.encode(prompt), ids[:most]
+
+    def logprobs(self, rows: Sequence[tuple[list[int], list[int]]]) -> torch.Tensor:
+        """Summed log-probability of each completion given its prompt, for the adapter in the slot.
+
+        Args:
+            rows: (prompt ids, completion ids), none of them empty.
+
+        Returns:
+            [N] fp32.
+        """
+        return completion_logprobs(self.model.get_base_model(), rows, self.policy.tokenizer.pad_token_id, self.policy.device)
+
+    def score(self, rows: Sequence[tuple[list[int], list[int]]], batch_size: int, reference: bool = False) -> np.ndarray:
+        """As `logprobs` without gradients, in batches of rows of like length; with the adapter off for the reference. [N] float64."""
+        import torch
+
+        order = sorted(range(len(rows)), key=lambda i: (len(rows[i][0]) + len(rows[i][1]), i))
+        result = np.zeros(len(rows))
+        self.model.eval()
+        with torch.inference_mode():
+            for start in range(0, len(order), batch_size):
+                chunk = order[start : start + batch_size]
+                asked = [rows[i] for i in chunk]
+                if reference:
+                    with self.model.disable_adapter():
+                        result[chunk] = self.logprobs(asked).cpu().numpy()
+                else:
+                    result[chunk] = self.logprobs(asked).cpu().numpy()
+        return result
+
+
+def completion_logprobs(model: PreTrainedModel, rows: Sequence[tuple[list[int], list[int]]], pad: int, device: str) -> torch.Tensor:
+    """Summed log-probability of each completion; equal to the sum over its positions of the full log-softmax.
+
+    Args:
+        model: a causal language model of transformers.
+        rows: (prompt ids, completion ids), none of them empty.
+        pad: id that rows are padded with on the right, where a causal model never looks.
+        device: of the model.
+
+    Returns:
+        [N] fp32, with gradients where the model has them.
+    """
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    width = max(len(prompt) + len(completion) for prompt, completion in rows)
+    ids = torch.full((len(rows), width), pad, dtype=torch.long)
+    for i, (prompt, completion) in enumerate(rows):
+        ids[i, : len(prompt) + len(completion)] = torch.as_tensor([*prompt, *completion])
+    hidden = model.base_model(input_ids=ids.to(device), use_cache=False).last_hidden_state
+    at = [(i, len(prompt) + k) for i, (prompt, completion) in enumerate(rows) for k in range(len(completion))]
+    row, column = (torch.tensor(values, device=device) for values in zip(*at, strict=True))
+    states, targets = hidden[row, column - 1], ids.to(device)[row, column]
+    head, cap = model.get_output_embeddings(), getattr(model.config, "final_logit_softcapping", None)
+
+    def chosen(part: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        logits = head(part).float()
+        logits = logits if cap is None else torch.tanh(logits / cap) * cap  # Gemma 2
+        return logits.gather(1, wanted[:, None])[:, 0] - logits.logsumexp(1)
+
+    parts = []
+    for start in range(0, len(targets), HEAD_CHUNK):
+        piece = states[start : start + HEAD_CHUNK], targets[start : start + HEAD_CHUNK]
+        whole = len(targets) <= HEAD_CHUNK or not torch.is_grad_enabled()
+        parts.append(chosen(*piece) if whole else checkpoint(chosen, *piece, use_reentrant=False))  # logits are made again in the backward pass
+    return torch.zeros(len(rows), device=device).index_add(0, row, torch.cat(parts))
+
+
+def train_sft(
+    resident: ResidentPolicy, pairs: Sequence[Pair], adapter: Adapter, steps: int, batch_size: int, optimizer: OptimizerConfig, seed: int,
+    progress: Callable[[int, float], None] | None = None,
+) -> tuple[Adapter, TrainingCurve]:
+    """Train an adapter on the chosen completions of one owner's pairs.
+
+    Args:
+        resident: the model; its slot is overwritten.
+        pairs: rows with prompt, chosen.
+        adapter: where training starts; not changed.
+        steps, batch_size, optimizer: of the local loop; a row is a pair.
+        seed: the order of the rows and dropout are functions of it.
+        progress: as in `train`.
+
+    Returns:
+        the trained adapter (fp32, CPU) and the curve.
+    """
+    import torch
+
+    encoded = [resident.encode(pair["prompt"], pair["chosen"]) for pair in pairs]
+    resident.slot.load(adapter)
+
+    def loss(indices: np.ndarray) -> tuple[torch.Tensor, int]:
+        rows = [encoded[i] for i in indices]
+        summed = resident.logprobs(rows)
+        return sft_loss(summed, torch.tensor([len(completion) for _, completion in rows], device=summed.device)), sum(len(p) + len(c) for p, c in rows)
+
+    return _fit(resident, len(pairs), loss, steps, batch_size, optimizer, seed, progress)
+
+
+def train_dpo(
+    resident: ResidentPolicy, pairs: Sequence[Pair], adapter: Adapter, reference: np.ndarray, beta: float, steps: int, batch_size: int,
+    optimizer: OptimizerConfig, seed: int, progress: Callable[[int, float], None] | None = None,
+) -> tuple[Adapter, TrainingCurve]:
+    """Train an adapter by DPO on one owner's pairs.
+
+    Args:
+        resident: the model; its slot is overwritten.
+        pairs: rows with prompt, chosen, rejected.
+        adapter: where training starts; not changed.
+        reference: [N, 2], the reference's summed log-probabilities of chosen and rejected, see reference_logprobs.
+        beta: inverse temperature of the implicit reward.
+        steps, batch_size, optimizer, seed, progress: as in train_sft.
+
+    Returns:
+        the trained adapter (fp32, CPU) and the curve.
+    """
+    import torch
+
+    encoded = [(resident.encode(p["prompt"], p["chosen"]), resident.encode(p["prompt"], p["rejected"])) for p in pairs]
+    resident.slot.load(adapter)
+
+    def loss(indices: np.ndarray) -> tuple[torch.Tensor, int]:
+        rows = [encoded[i][side] for side in (0, 1) for i in indices]
+        chosen, rejected = resident.logprobs(rows).chunk(2)
+        known = torch.as_tensor(reference[indices], dtype=torch.float32, device=chosen.device)
+        return dpo_loss(chosen, rejected, known[:, 0], known[:, 1], beta), sum(len(p) + len(c) for p, c in rows)
+
+    return _fit(resident, len(pairs), loss, steps, batch_size, optimizer, seed, progress)
+
+
+def _fit(resident: ResidentPolicy, rows: int, loss: Callable, steps: int, batch_size: int, optimizer: OptimizerConfig, seed: int, progress: Callable | None):
+    curve = train(resident.model, resident.slot.parameters, minibatches(rows, batch_size, steps, seed), loss, optimizer, seed, progress)
+    return resident.slot.read(), curve
+
+
+def pair_logprobs(resident: ResidentPolicy, pairs: Sequence[Pair], batch_size: int, reference: bool = False) -> np.ndarray:
+    """Summed log-probabilities of chosen and rejected, [N, 2], for the adapter in the slot, or for the frozen backbone as the reference."""
+    if not pairs:
+        return np.zeros((0, 2))
+    rows = [resident.encode(pair["prompt"], pair[side]) for pair in pairs for side in ("chosen", "rejected")]
+    return resident.score(rows, batch_size, reference).reshape(-1, 2)
+
+
+def implicit_margins(policy: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """Difference of the implicit rewards of chosen and rejected, over beta (Rafailov et al. 2023, section 4).
+
+    Args:
+        policy, reference: [N, 2], summed log-probabilities of chosen and rejected.
+
+    Returns:
+        [N], log pi(chosen) / pi_ref(chosen) - log pi(rejected) / pi_ref(rejected); the implicit reward is right where it is above 0.
+    """
+    ratios = policy - reference
+    return ratios[:, 0] - ratios[:, 1]

@@ -1,0 +1,162 @@
+"""Training a policy on an owner's pairs: log-probabilities of completions, supervised and DPO losses, parity with TRL."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from components.config import OptimizerConfig
+from components.federation.clients import LEARNERS, trained_model
+from components.learning import policy as learning
+from components.learning.objectives import dpo_loss, sft_loss
+from components.learning.policy import ResidentPolicy, completion_logprobs, implicit_margins, pair_logprobs, train_dpo, train_sft
+
+PAIRS = [{"prompt": f"paper {i}" + " about trees" * i, "chosen": f"it shows that {i} holds", "rejected": "no " * (i + 1), "pair_id": str(i), "client_id": "ada", "domain": ""}
+         for i in range(6)]
+
+
+@pytest.fixture(scope="module")
+def config(debug):
+    return debug.policy.model_copy(update={"max_new_tokens": 20})
+
+
+@pytest.fixture(scope="module")
+def resident(config):
+    torch.set_num_threads(1)
+    return ResidentPolicy(config, "cpu")
+
+
+@pytest.fixture
+def adapter(resident):
+    numbers = torch.Generator().manual_seed(1)
+    return {n: 0.2 * torch.randn(p.shape, generator=numbers) for n, p in zip(resident.slot.names, resident.slot.parameters, strict=True)}
+
+
+def by_hand(model, prompt: list[int], completion: list[int]) -> torch.Tensor:
+    """From the full logits of one unpadded sequence."""
+    logits = model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0].float().log_softmax(-1)
+    return sum(logits[len(prompt) - 1 + i, token] for i, token in enumerate(completion))
+
+
+def test_log_probabilities_are_those_of_the_full_logits_whatever_the_padding_and_the_chunks(resident, adapter, monkeypatch):
+    resident.slot.load(adapter)
+    rows = [resident.encode(p["prompt"], p[side]) for p in PAIRS for side in ("chosen", "rejected")]
+    expected = torch.stack([by_hand(resident.model, *row) for row in rows])
+    assert torch.allclose(resident.logprobs(rows), expected, atol=1e-4)
+    (expected.sum()).backward()
+    gradients = [p.grad.clone() for p in resident.slot.parameters]
+    for chunk in (7, 1024):
+        monkeypatch.setattr(learning, "HEAD_CHUNK", chunk)
+        for p in resident.slot.parameters:
+            p.grad = None
+        got = resident.logprobs(rows)
+        assert torch.allclose(got, expected, atol=1e-4)
+        got.sum().backward()
+        assert all(torch.allclose(p.grad, g, atol=1e-3) for p, g in zip(resident.slot.parameters, gradients, strict=True))
+    for p in resident.slot.parameters:
+        p.grad = None
+
+
+def test_scores_do_not_depend_on_batches_and_the_reference_is_the_backbone_without_the_adapter(resident, adapter):
+    from components.models.backbone import load_backbone
+
+    resident.slot.load(adapter)
+    assert np.allclose(pair_logprobs(resident, PAIRS, 2), pair_logprobs(resident, PAIRS, 100), atol=1e-4)
+    plain = load_backbone(resident.policy.config.backbone, "cpu")
+    rows = [resident.encode(p["prompt"], p["rejected"]) for p in PAIRS]
+    with torch.no_grad():
+        expected = completion_logprobs(plain, rows, resident.policy.tokenizer.pad_token_id, "cpu")
+    reference = pair_logprobs(resident, PAIRS, 4, reference=True)
+    assert np.allclose(reference[:, 1], expected, atol=1e-4) and not np.allclose(reference, pair_logprobs(resident, PAIRS, 4), atol=1e-2)
+    assert pair_logprobs(resident, [], 4).shape == (0, 2)
+
+
+def test_a_completion_ends_with_eos_unless_it_is_cut(resident):
+    eos, most = resident.policy.tokenizer.eos_token_id, resident.policy.config.max_new_tokens
+    _, short = resident.encode("paper", "yes")
+    _, long = resident.encode("paper", "yes and no " * 40)
+    assert short[-1] == eos and eos not in short[:-1]
+    assert len(long) == most and eos not in long
+
+
+def test_losses_by_hand():
+    assert sft_loss(torch.tensor([-6.0, -1.0]), torch.tensor([3, 4])).tolist() == [2.0, 0.25]
+    losses = dpo_loss(torch.tensor([-1.0, -2.0]), torch.tensor([-3.0, -2.0]), torch.tensor([-2.0, -2.0]), torch.tensor([-2.0, -2.0]), 0.5)
+    assert losses.tolist() == pytest.approx([math.log(1 + math.exp(-1.0)), math.log(2)])
+    assert implicit_margins(np.array([[-1.0, -3.0]]), np.array([[-2.0, -2.5]])).tolist() == [1.5]
+
+
+def test_dpos_loss_and_gradient_are_those_of_trl_on_the_same_batch(debug, config, tmp_path, adapter):
+    from components.alignment.dpo import build_trainer, completion_positions_only
+    from components.models.adapters import AdapterSlot
+    from components.models.policy import Policy
+
+    resident = ResidentPolicy(config, "cpu")
+    encoded = [{side: resident.encode(p["prompt"], p[side])[1] for side in ("chosen", "rejected")} for p in PAIRS]
+    rows = [{"prompt": p["prompt"], "chosen_ids": e["chosen"], "rejected_ids": e["rejected"]} for p, e in zip(PAIRS, encoded, strict=True)]
+    dpo = debug.alignment.dpo.model_copy(update={"batch_size": 6, "micro_batch_size": 6, "beta": 0.3})
+    policy = Policy(config, "cpu")
+    with completion_positions_only():
+        trainer = build_trainer(policy, rows, dpo, tmp_path, 0)
+        slot = AdapterSlot(trainer.model)
+        slot.load(adapter)
+        theirs = trainer.compute_loss(trainer.model.eval(), next(iter(trainer.get_train_dataloader())))
+        theirs.backward()
+
+    reference = pair_logprobs(resident, PAIRS, 4, reference=True)
+    resident.slot.load(adapter)
+    chosen, rejected = resident.logprobs([resident.encode(p["prompt"], p[side]) for side in ("chosen", "rejected") for p in PAIRS]).chunk(2)
+    known = torch.tensor(reference, dtype=torch.float32)
+    ours = dpo_loss(chosen, rejected, known[:, 0], known[:, 1], 0.3).mean()
+    ours.backward()
+    assert ours.item() == pytest.approx(theirs.item(), abs=1e-5) and abs(ours.item() - math.log(2)) > 1e-3
+    for name, p, q in zip(slot.names, resident.slot.parameters, slot.parameters, strict=True):
+        assert torch.allclose(p.grad, q.grad, atol=1e-5), name
+
+
+def test_training_teaches_what_its_objective_says_and_leaves_the_start_as_it_was(resident):
+    start = resident.slot.initial_adapter(0)
+    kept = {n: t.clone() for n, t in start.items()}
+    optimizer = OptimizerConfig(lr=1e-2)
+    reference = pair_logprobs(resident, PAIRS, 4, reference=True)
+
+    taught, curve = train_sft(resident, PAIRS, start, 12, 4, optimizer, seed=1)
+    resident.slot.load(taught)
+    after = pair_logprobs(resident, PAIRS, 4)
+    assert (after[:, 0] > reference[:, 0]).all() and np.mean(curve.losses[-3:]) < np.mean(curve.losses[:3])
+
+    preferred, curve = train_dpo(resident, PAIRS, start, reference, 0.5, 12, 4, optimizer, seed=1)
+    resident.slot.load(preferred)
+    assert (implicit_margins(pair_logprobs(resident, PAIRS, 4), reference) > 0).all()
+    assert curve.losses[0] == pytest.approx(math.log(2), abs=1e-4), "it starts at its reference"
+    assert all(torch.equal(start[n], kept[n]) for n in kept)
+    again, _ = train_dpo(resident, PAIRS, start, reference, 0.5, 12, 4, optimizer, seed=1)
+    assert all(torch.equal(again[n], preferred[n]) for n in again)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "feddpo"])
+def test_a_learner_trains_and_scores_by_its_methods_objective(debug, method, adapter):
+    options = {"beta": 0.7} if method == "feddpo" else {}
+    recipe = debug.model_copy(update={"federation": debug.federation.model_copy(update={"method": method, "options": options, "batch_size": 3})})
+    objective = "dpo" if method == "feddpo" else "sft"
+    learner = LEARNERS[objective](recipe, "cpu")
+    assert trained_model(recipe, objective) == recipe.policy and trained_model(recipe, "selector") == recipe.selector
+    zero = learner.initial_adapter(0)
+    losses = learner.score(PAIRS, [zero, adapter])
+    logprobs = {}
+    for name, tensors in (("zero", zero), ("adapter", adapter)):
+        learner.resident.slot.load(tensors)
+        logprobs[name] = torch.tensor(pair_logprobs(learner.resident, PAIRS, 6))
+    if method == "feddpo":
+        expected = [dpo_loss(*logprobs[n].T, *logprobs["zero"].T, 0.7).mean().item() for n in ("zero", "adapter")]
+        assert losses[0] == pytest.approx(math.log(2), abs=1e-4)
+    else:
+        lengths = torch.tensor([len(learner.resident.encode(p["prompt"], p["chosen"])[1]) for p in PAIRS])
+        expected = [(-logprobs[n][:, 0] / lengths).mean().item() for n in ("zero", "adapter")]
+    assert losses == pytest.approx(expected, abs=1e-4)
+    margins = learner.margins(PAIRS, [adapter, zero])
+    assert np.allclose(margins[0], implicit_margins(logprobs["adapter"].numpy(), logprobs["zero"].numpy()), atol=1e-4) and np.allclose(margins[1], 0, atol=1e-5)
+    assert all(math.isnan(loss) for loss in learner.score([], [zero, adapter]))
+    trained, metrics = learner.train(PAIRS, zero, 3)
+    assert set(trained) == set(zero) and metrics["loss_first"] == pytest.approx(losses[0], rel=0.3) and metrics["tokens"] > 0
