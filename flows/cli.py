@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from components.config import Explained, RecipeError
 from components.data.records import DataError
 from components.environment import quiet
@@ -18,6 +20,7 @@ from infra.servers import ServerError, is_up, prefect_api
 
 STAGES = ("check_recipe", "fetch_backbone", "prepare", "federate", "align", "evaluate", "report")
 """The stages of dvc.yaml."""
+RECIPE = "summarization/demo"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -79,19 +82,22 @@ def run_flow(call: Callable[[], Any]) -> tuple[int, Any]:
 
 
 def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser.add_argument("--recipe", default="summarization/demo", help=f"name or path; there are: {', '.join(recipe_names())}")
+    parser.add_argument("--recipe", help=f"name or path (default: {RECIPE}); there are: {', '.join(recipe_names())}")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings on top of the recipe, e.g. federation.rounds=10")
     return parser.parse_intermixed_args(arguments)
 
 
 def _main(given: argparse.Namespace) -> int:
-    if given.resume is not None and given.overrides:
-        raise RecipeError("--resume goes on with the run's own recipe: leave the overrides out, or start a new run.")
-    recipe = load_recipe(given.recipe, given.overrides)
     if given.resume is not None:
+        if given.recipe or given.overrides:
+            raise RecipeError("--resume goes on with the run's own recipe: leave --recipe and the overrides out, or start a new run.")
         from tasks.runs import find_run
 
         recipe = find_run(given.resume).recipe()
+        name = recipe.name
+    else:
+        name = given.recipe or RECIPE
+        recipe = load_recipe(name, given.overrides)
     if given.check:
         print(f"{recipe.name}: the recipe is valid")
         return 0
@@ -99,7 +105,7 @@ def _main(given: argparse.Namespace) -> int:
     def call() -> Any:
         from flows.fed_rlhf import fed_rlhf
 
-        return fed_rlhf(recipe=given.recipe, overrides=list(given.overrides), resume=given.resume, return_state=True)
+        return fed_rlhf(recipe=name, overrides=list(given.overrides), resume=given.resume, return_state=True)
 
     status, folder = run_flow(call)
     if status == 0:
@@ -109,10 +115,14 @@ def _main(given: argparse.Namespace) -> int:
 
 def _stage(given: argparse.Namespace) -> int:
     if given.stage == "check_recipe":
+        from components.federation.strategy import federated_sections
+        from components.models.adapters import write_atomically
         from tasks.runs import claim_folder
 
-        recipe = load_recipe(given.recipe, given.overrides)
+        recipe = load_recipe(given.recipe or RECIPE, given.overrides)
         claim_folder(recipe, given.folder)
+        rounds = {name: value for name, value in recipe.model_dump(mode="json").items() if name in ("seed", *federated_sections(recipe))}
+        write_atomically(given.folder / "federated.yaml", yaml.safe_dump(rounds, sort_keys=False).encode())
         print(f"{recipe.name}: the recipe is valid")
         return 0
     written = given.folder / "recipe.yaml"

@@ -27,7 +27,7 @@ from components.recipes import load_recipe
 from flows.runner import placement, task_runner
 from tasks import alignment, data, evaluation, federation, reporting, tracking
 from tasks.devices import POOL
-from tasks.runs import Run, file_hash, find_run, judges_root, open_run, read_json, write_json
+from tasks.runs import Run, file_hash, find_run, hold, judges_root, open_run, read_json, write_json
 
 
 @flow(name="fed-rlhf", flow_run_name="{recipe}", persist_result=False)
@@ -44,7 +44,8 @@ def fed_rlhf(recipe: str = "summarization/demo", overrides: list[str] | None = N
     """
     quiet()
     run = find_run(resume) if resume is not None else open_run(load_recipe(recipe, overrides or []))
-    return carry_out(run)
+    with hold(run):
+        return carry_out(run)
 
 
 def carry_out(run: Run) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -51,13 +52,13 @@ def write_report(run: Run, recipe: Recipe) -> None:
     federation, alignment, evaluation = (read_json(folder / "result.json") for folder in (run.federation, run.alignment, run.evaluation))
     contests = evaluation["contests"]
     metrics = {
-        "selector": {moment: {k.removeprefix("accuracy/"): v for k, v in accuracy_metrics(federation[moment]).items()} for moment in ("before", "after")},
+        "accuracy": {moment: {k.removeprefix("accuracy/"): v for k, v in accuracy_metrics(federation[moment]).items()} for moment in ("before", "after")},
         "win_rate": {name: {key: contest[key] for key in ("win_rate", "low", "high", "consistency")} for name, contest in contests.items()},
         "judge": {name.removeprefix("judge_"): value for name, value in evaluation["judge_figures"].items() if "accuracy" in name},
         "kl": {name.removeprefix("kl_"): value for name, value in alignment["metrics"].items() if name.startswith("kl_")},
         "rouge": evaluation["rouge"]}
     run.report.mkdir(parents=True, exist_ok=True)
-    write_json(run.report / "metrics.json", metrics)
+    write_json(run.report / "metrics.json", _finite(metrics))
     trained = [record for record in federation["records"] if any("loss" in c for c in record["clients"].values())]
     _write_csv(run.report / "rounds.csv", ["round", "loss_first", "loss_last"], [
         [record["rounds_done"], *(_mean([c[key] for c in record["clients"].values()]) for key in ("loss_first", "loss_last"))] for record in trained])
@@ -71,9 +72,9 @@ def write_report(run: Run, recipe: Recipe) -> None:
 def summary(run: Run, recipe: Recipe, federation: dict[str, Any], alignment: dict[str, Any], evaluation: dict[str, Any]) -> str:
     """The table that a run ends with."""
     before, after = federation["before"], federation["after"]
-    pairs, what = after["pairs"], ("Selector accuracy" if federation["trains"] == "selector" else "Implicit reward's accuracy")
+    pairs, what = after["pairs"], ("Selector accuracy" if federation["trains"] == "selector" else "Implicit reward")
     lines = [f"{recipe.name}, seed {recipe.seed}: {recipe.federation.method}, {federation['rounds']} rounds", "",
-             f"{f'{what} on {pairs} held-out pairs':<38}  before    after"]
+             f"{f'{what} on {pairs} held-out pairs':<39}{'before':>8} {'after':>8}"]
     lines += _accuracy_rows(before, after)
     if "assigned" in after:
         lines += ["  with the selector of each client's own group", *_accuracy_rows(before, after["assigned"])]
@@ -81,7 +82,7 @@ def summary(run: Run, recipe: Recipe, federation: dict[str, Any], alignment: dic
     names = {"aligned_vs_raw": "aligned against raw policy", "aligned_vs_human": "aligned against human text", "raw_vs_human": "raw against human text"}
     for name, c in evaluation["contests"].items():
         counts = f"{c['wins']}/{c['ties']}/{c['losses']}" + (f" ({c['unparsable']} unparsable)" if c["unparsable"] else "")
-        lines.append(f"  {names[name]:<36} {c['win_rate']:>6.1%}  [{c['low']:.1%}, {c['high']:.1%}]  {counts:>12}  {c['consistency']:>10.1%}")
+        lines.append(f"  {names[name]:<36} {c['win_rate']:>6.1%}  [{c['low']:.1%}, {c['high']:.1%}]  {counts:>12}  {_share(c['consistency']):>10}")
     lines.append(f"  judge: {evaluation['judge']}; its own held-out accuracy {evaluation['judge_figures'].get('judge_accuracy', float('nan')):.3f}")
     kl = alignment["metrics"].get("kl_sequence")
     if kl is not None:
@@ -135,6 +136,17 @@ def _accuracy_rows(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 def _domain(name: str) -> str:
     return {"common": "common-taste pairs", "own": "own-taste pairs"}.get(name, f"domain {name}" if name else "all pairs")
+
+
+def _finite(tree: Any) -> Any:
+    """The same numbers with null for what is not one, as JSON has it."""
+    if isinstance(tree, dict):
+        return {key: _finite(value) for key, value in tree.items()}
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
+
+
+def _share(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.1%}"
 
 
 def _relative(path: str) -> str:

@@ -3,6 +3,7 @@
     runs/<run>/
         recipe.yaml      the whole recipe, defaults included
         run.json         ids of the MLflow run and of the Prefect run
+        .lock            held by the process that works on the run
         <phase>.done     empty; the phase is complete and logged
         prepared/        data (components/data/records.py)
         federation/      adapters/, updates/, commits/, selectors/ (PEFT folders), result.json
@@ -16,11 +17,14 @@ skips what is done, logs what is only complete, and takes up the rest where it w
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import subprocess
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -118,6 +122,21 @@ def find_run(name: str) -> Run:
     known = sorted((p.parent for p in runs_root().glob("*/recipe.yaml")), key=lambda p: p.stat().st_mtime)
     latest = ", ".join(p.name for p in known[-3:]) or "none"
     raise RecipeError(f"--resume {name}: there is no such run under {runs_root()}. Latest runs: {latest}.")
+
+
+@contextlib.contextmanager
+def hold(run: Run) -> Iterator[None]:
+    """Keep a run to this process; the lock ends with the process, however it ends.
+
+    Raises:
+        RecipeError: another process is working on it.
+    """
+    with (run.folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RecipeError(f"run {run.id} is being worked on by another process: wait for it, or stop it, and then resume the run.") from None
+        yield
 
 
 def write_json(path: Path, content: Any) -> None:

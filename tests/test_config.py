@@ -180,7 +180,8 @@ def command(*arguments: str) -> subprocess.CompletedProcess:
     (["--recipe", "debug", "federation.round=3"], 2, "did you mean 'federation.rounds'?"),
     (["--recipe", "debug", "federation.clients_per_round=5", "data.clients=3"], 2, "use at most 3"),
     (["--recipe", "nowhere"], 2, "recipe 'nowhere' is not known"),
-    (["--resume", "RUN", "seed=1"], 2, "--resume goes on with the run's own recipe")])
+    (["--resume", "RUN", "seed=1"], 2, "--resume goes on with the run's own recipe"),
+    (["--resume", "RUN", "--recipe", "debug"], 2, "--resume goes on with the run's own recipe")])
 def test_help_and_recipe_checks_answer_without_heavy_imports_and_without_a_stack_trace(arguments, status, said):
     done = command(*arguments)
     assert done.returncode == status and said in done.stdout + done.stderr
@@ -191,7 +192,7 @@ def test_help_and_recipe_checks_answer_without_heavy_imports_and_without_a_stack
     ("policy.template=summarization/polcy", "Did you mean 'summarization/policy'?"),
     ("evaluation.judge.selector.template=nowhere", "selector template 'nowhere' is not known"),
     ("evaluation.judge.kind=selectr", "Did you mean 'selector'?"),
-    ("federation.selectors=3", "fedbis trains 1 selector"),
+    ("federation.selectors=3", "fedbis trains 1 adapter"),
     ("federation.optimizer.lr=.inf", "federation.optimizer.lr"),
     ("tracking.registered_model=a/b", "tracking.registered_model"),
     ("alignment.dpo.optimizer=foo", "alignment.dpo.optimizer"),

@@ -132,7 +132,7 @@ def test_equation_6_by_hand(store, federation, weighting):
 def test_the_old_term_of_equation_6_is_the_servers_adapter_and_not_one_that_a_client_trained(store, federation):
     """The published code takes the last client's trained adapter for it; with p = 0.1 the cluster must move a tenth of the way."""
     strategy = biscuit(store, weighting="paper")
-    steps, state = play(strategy, store, federation, until=7)
+    _, state = play(strategy, store, federation, until=7)
     (job,) = [replace(strategy.plan(state, 7)[0], client="c5", slot="selector-1", adapters=(state.adapters["selector-1"],))]
     before = np.array(values(store, state.adapters["selector-1"]))
     far = before + 10.0

@@ -71,7 +71,7 @@ def test_a_run_ends_with_the_table_and_makes_no_noise(whole):
 def test_the_figures_of_the_report_are_those_of_the_phases(whole):
     _, folder, _ = whole
     metrics, result = json.loads((folder / "report" / "metrics.json").read_text()), result_of(folder)
-    assert metrics["selector"]["before"]["mean"] == result["before"]["mean"] and metrics["selector"]["after"]["worst"] == result["after"]["worst"]
+    assert metrics["accuracy"]["before"]["mean"] == result["before"]["mean"] and metrics["accuracy"]["after"]["worst"] == result["after"]["worst"]
     contests = json.loads((folder / "evaluation" / "result.json").read_text())["contests"]
     assert set(contests) == {"aligned_vs_raw", "aligned_vs_human", "raw_vs_human"} == set(metrics["win_rate"])
     for contest in contests.values():
@@ -181,3 +181,58 @@ def test_ones_own_pairs_in_three_columns_run_from_end_to_end(tmp_path):
     place = Workplace(tmp_path)
     output = place.run("--recipe", "debug", "data.source=jsonl", f"data.path={path}", "data.options={}", "data.partition=iid", "data.clients=4", "federation.rounds=1")
     assert "all pairs" in output and "Traceback" not in output
+
+
+def test_an_ensemble_is_grouped_logged_and_votes_on_the_labels(tmp_path):
+    from mlflow import MlflowClient
+
+    place = Workplace(tmp_path)
+    output = place.run("--recipe", "debug", "federation.method=fedbiscuit", "federation.selectors=3", "federation.rounds=6",
+                       'federation.options={"warmup_rounds": 1, "regroup_every": 2}')
+    folder, result = place.newest(), result_of(place.newest())
+    assert "grouped 4 clients (selector-0 " in output and "with the selector of each client's own group" in output and "Traceback" not in output
+    assert set(result["adapters"]) == {"selector-0", "selector-1", "selector-2"} and set(result["assigned"]) == set(result["after"]["clients"])
+    assert [r["phase"] for r in result["records"]] == ["train"] * 3 + ["group", "train", "train", "group", "train"]
+    client = MlflowClient(place.tracking)
+    (experiment,) = [e for e in client.search_experiments() if e.name == "debug"]
+    (run,) = [r for r in client.search_runs([experiment.experiment_id]) if r.data.tags.get("phase") == "federate"]
+    for name in ("adjusted_rand_index", "moved", "without_vote", "selector-0/size"):
+        assert [m.step for m in client.get_metric_history(run.info.run_id, f"grouping/{name}")] == [3, 5], name
+    assert [a.path for a in client.list_artifacts(run.info.run_id, "grouping")] == ["grouping/00004.png", "grouping/00007.png"]
+    assert {"accuracy_assigned/mean", "accuracy_assigned/domain/own"} <= set(run.data.metrics)
+    again = place.run("--resume", folder.name)
+    assert (folder / "report" / "summary.txt").read_text() in again
+
+
+def test_a_method_that_trains_the_policy_ends_with_it_and_is_not_aligned_again(tmp_path):
+    place = Workplace(tmp_path)
+    output = place.run("--recipe", "debug", "federation.method=feddpo", "federation.rounds=2")
+    folder, result = place.newest(), result_of(place.newest())
+    aligned = json.loads((folder / "alignment" / "result.json").read_text())
+    assert "Implicit reward on 32 held-out pairs" in output and "DPO step" not in output and "Traceback" not in output
+    assert result["before"]["mean"] == 0.5, "the adapter is off where it starts, so all its rewards are the same"
+    final, trained = (folder / name / "adapter_model.safetensors" for name in ("alignment/final", "federation/final/policy"))
+    assert final.read_bytes() == trained.read_bytes()
+    assert (aligned["reference"], aligned["history"]) == ("base", []) and aligned["metrics"]["kl_sequence"] > 0
+
+
+def test_a_run_serves_one_process_at_a_time(tmp_path):
+    from components.config import RecipeError
+    from components.recipes import load_recipe
+    from tasks.runs import claim_folder, hold
+
+    run = claim_folder(load_recipe("debug"), tmp_path / "run")
+    held = subprocess.Popen([sys.executable, "-c", (
+        "import sys, pathlib; from tasks.runs import Run, hold\n"
+        f"with hold(Run('run', pathlib.Path({str(run.folder)!r}))): print('held', flush=True); sys.stdin.read()")], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert held.stdout.readline() == "held\n"
+        with pytest.raises(RecipeError, match="run run is being worked on by another process"), hold(run):
+            pass
+        held.kill()
+        held.wait()
+        with hold(run):
+            pass
+    finally:
+        held.kill()
+        held.wait()

@@ -15,21 +15,24 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from components.federation.strategy import federated_sections
 from components.recipes import load_recipe, recipe_names
 from flows.cli import STAGES
 from infra import servers
 
 ROOT = Path(__file__).resolve().parents[2]
-WRITTEN = "data/pipeline/recipe.yaml"
+WRITTEN, ROUNDS = "data/pipeline/recipe.yaml", "data/pipeline/federated.yaml"
 
 
 def read(name: str) -> dict:
     return yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))
 
 
-def followed() -> dict[str, list[str]]:
-    """The keys of the written recipe that each stage follows."""
-    return {name: [key for entry in stage.get("params", []) for key in entry[WRITTEN]] for name, stage in read("dvc.yaml")["stages"].items()}
+def followed(method: str = "fedbis") -> dict[str, list[str]]:
+    """The keys of the written recipe that each stage follows; those of federated.yaml are the sections of the method's rounds."""
+    rounds = ["seed", *federated_sections(load_recipe("debug", [f"federation.method={method}"]))]
+    return {name: [key for entry in stage.get("params", []) for file, keys in entry.items() for key in {WRITTEN: keys, ROUNDS: rounds}[file]]
+            for name, stage in read("dvc.yaml")["stages"].items()}
 
 
 def paths(stage: dict, *kinds: str) -> list[str]:
@@ -57,15 +60,16 @@ def test_every_section_that_changes_a_result_is_followed_by_a_stage():
     assert {key.split(".")[0] for keys in followed().values() for key in keys} == sections
 
 
-@pytest.mark.parametrize(("changed", "rerun"), [
+@pytest.mark.parametrize(("changed", "rerun", "method"), [(*case, "fedbis") for case in [
     ("evaluation.judge.steps", {"evaluate", "report"}),
     ("federation.rounds", {"federate", "align", "evaluate", "report"}),
     ("alignment.dpo.beta", {"align", "evaluate", "report"}),
     ("data.options", {"prepare", "federate", "align", "evaluate", "report"}),
     ("evaluation.judge.selector.backbone.name", {"fetch_backbone", "federate", "align", "evaluate", "report"}),
-    ("runtime.retries", set())])
-def test_a_change_reruns_what_depends_on_it_and_nothing_else(changed, rerun):
-    stages, keys = read("dvc.yaml")["stages"], followed()
+    ("policy.max_new_tokens", {"align", "evaluate", "report"}),
+    ("runtime.retries", set())]] + [("policy.max_new_tokens", {"federate", "align", "evaluate", "report"}, "feddpo"), ("selector.template", {"align", "evaluate", "report"}, "fedavg")])
+def test_a_change_reruns_what_depends_on_it_and_nothing_else(changed, rerun, method):
+    stages, keys = read("dvc.yaml")["stages"], followed(method)
     stale = {name for name in stages if any(changed == key or changed.startswith(f"{key}.") for key in keys[name])}
     while True:
         outs = {path for name in stale for path in paths(stages[name], "outs", "metrics")}
