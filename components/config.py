@@ -172,6 +172,7 @@ class JudgeConfig(Section):
     """Who decides which of two answers is better."""
 
     kind: str = Field("selector", description="Registered judge, see components/evaluation/judges.py.")
+    options: dict[str, Any] = Field(default_factory=dict, description="Options of the judge, checked by the judge itself.")
     selector: SelectorConfig = Field(default_factory=SelectorConfig, description="Model of the 'selector' judge, a gold-model proxy trained on owners that never take part.")
     steps: int = Field(200, ge=1, description="Optimiser steps of the judge's central training.")
     batch_size: int = Field(32, ge=1, description="Rows a step.")
@@ -291,7 +292,7 @@ def _sentence(model: type[BaseModel], values: Any, error: Mapping[str, Any], pre
     if kind == "extra_forbidden":
         fields = _fields_at(model, location[:-1])
         near = _nearest(model, str(location[-1]), location[:-1], fields, prefix)
-        return f"unknown key '{key}'{near} Keys allowed here: {', '.join(fields)}."
+        return f"unknown key '{key}'{near} " + (f"Keys allowed here: {', '.join(fields)}." if fields else "No keys are allowed here.")
     if kind == "missing":
         return f"key '{key}' is missing: it has no default."
     given = values

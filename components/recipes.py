@@ -1,7 +1,7 @@
 """Reading recipes: by name or path, with 'key.path=value' overrides, checked to the last option.
 
-The models of the sections are in components/config.py; the options of a data source and of a federated method are
-checked by the models that stand in their own files.
+The models of the sections are in components/config.py; the options of a data source, of a federated method and of a
+judge are checked by the models that stand in their own files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def recipe_names() -> list[str]:
 def load_recipe(name_or_path: str, overrides: Iterable[str] = ()) -> Recipe:
     """Read a recipe by name or path, apply 'key.path=value' overrides, and check it.
 
-    The options of the data source and of the federated method are checked too, by their own models.
+    The options of the data source, of the federated method and of the judge are checked too, by their own models.
 
     Raises:
         RecipeError: one line for each thing that is wrong: key, value, what is allowed, nearest valid key.
@@ -62,16 +62,17 @@ def parse_recipe(tree: Mapping[str, Any], where: str) -> Recipe:
     """
     recipe = check_section(Recipe, tree, where)
     from components.data import sources, templates
-    from components.evaluation.judges import check_kind
+    from components.evaluation import judges
     from components.federation import strategy
     from components.models.adapters import AdapterStore
 
     check_section(sources.options_model(recipe.data.source, where), recipe.data.options, where, "data.options")
     check_section(strategy.options_model(recipe.federation.method, where), recipe.federation.options, where, "federation.options")
+    judge = recipe.evaluation.judge
+    check_section(judges.options_model(judge.kind, where), judge.options, where, "evaluation.judge.options")
     try:
         strategy.build_strategy(recipe.federation, AdapterStore(Path()))
-        check_kind(recipe.evaluation.judge)
-        for name, kind in ((recipe.selector.template, "selector"), (recipe.policy.template, "policy"), (recipe.evaluation.judge.selector.template, "selector")):
+        for name, kind in ((recipe.selector.template, "selector"), (recipe.policy.template, "policy"), (judge.selector.template, "selector")):
             templates.load(name, kind)
     except (RecipeError, DataError) as error:
         raise RecipeError(f"{where}: {error}") from None

@@ -119,7 +119,8 @@ def federate(run: Run, recipe: Recipe) -> None:
 
 def backbones(recipe: Recipe) -> list[str]:
     """Names of the backbones that a recipe uses."""
-    return sorted({recipe.selector.backbone.name, recipe.policy.backbone.name, recipe.evaluation.judge.selector.backbone.name})
+    judge = recipe.evaluation.judge
+    return sorted({recipe.selector.backbone.name, recipe.policy.backbone.name, *([judge.selector.backbone.name] if judge.kind == "selector" else [])})
 
 
 def open_commits(run: Run, recipe: Recipe) -> Commits:

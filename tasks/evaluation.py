@@ -45,7 +45,10 @@ def answer_prompts(recipe: Recipe, prepared: Path, adapter: Path, path: Path) ->
 
 @task()
 def judge_answers(recipe: Recipe, prepared: Path, judges: Path, answers: Path) -> dict[str, Any]:
-    """Judge the aligned policy's answers against the raw policy's and against the human ones, in both orders."""
+    """Judge the aligned policy's answers against the raw policy's and against the human ones, in both orders.
+
+    What a judge wrote, if it writes, is kept beside the answers as judgements.json.
+    """
     from components.evaluation.judges import build_judge, judge_pairs
     from components.evaluation.overlap import rouge
 
@@ -60,7 +63,7 @@ def judge_answers(recipe: Recipe, prepared: Path, judges: Path, answers: Path) -
             "aligned_vs_raw": (rows, "aligned", lambda row: row["raw"]["text"]),
             "aligned_vs_human": (human, "aligned", lambda row: row["references"][0]),
             "raw_vs_human": (human, "raw", lambda row: row["references"][0])}
-        result: dict[str, Any] = {"judge": judge.description, "judge_figures": judge.figures, "contests": {}, "verdicts": {}}
+        result: dict[str, Any] = {"judge": judge.description, "contests": {}, "verdicts": {}}
         for name, (asked, ours, theirs) in contests.items():
             if not asked:
                 continue
@@ -72,6 +75,10 @@ def judge_answers(recipe: Recipe, prepared: Path, judges: Path, answers: Path) -
                 "win_rate": rate.rate, "low": rate.low, "high": rate.high, "wins": rate.wins, "ties": rate.ties, "losses": rate.losses,
                 "unparsable": rate.unparsable, "consistency": judged.consistency}
             result["verdicts"][name] = {row["prompt_id"]: verdict.value for row, verdict in zip(asked, judged.verdicts, strict=True)}
+        result["judge_figures"] = getattr(judge, "figures", {})
+        texts = getattr(judge, "texts", [])
+    if texts:
+        write_json(answers.with_name("judgements.json"), texts)
     references = [row["references"] for row in rows]
     result["rouge"] = {name: rouge([row[name]["text"] for row in rows], references) for name in ("raw", "aligned")}
     return result

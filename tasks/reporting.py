@@ -83,7 +83,8 @@ def summary(run: Run, recipe: Recipe, federation: dict[str, Any], alignment: dic
     for name, c in evaluation["contests"].items():
         counts = f"{c['wins']}/{c['ties']}/{c['losses']}" + (f" ({c['unparsable']} unparsable)" if c["unparsable"] else "")
         lines.append(f"  {names[name]:<36} {c['win_rate']:>6.1%}  [{c['low']:.1%}, {c['high']:.1%}]  {counts:>12}  {_share(c['consistency']):>10}")
-    lines.append(f"  judge: {evaluation['judge']}; its own held-out accuracy {evaluation['judge_figures'].get('judge_accuracy', float('nan')):.3f}")
+    accuracy = evaluation["judge_figures"].get("judge_accuracy")
+    lines.append(f"  judge: {evaluation['judge']}" + ("" if accuracy is None else f"; its own held-out accuracy {accuracy:.3f}"))
     kl = alignment["metrics"].get("kl_sequence")
     if kl is not None:
         lines.append(f"  KL to the reference ({alignment['reference']}): {kl:.2f} nats a completion")

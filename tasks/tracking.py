@@ -231,7 +231,9 @@ def log_evaluation(run_id: str, folder: Path) -> None:
     numbers += [(f"answers/{name}", value, 0) for name, value in result["answers"].items()]
     _log_metrics(client, run_id, numbers)
     client.set_tag(run_id, "judge", result["judge"])
-    client.log_artifact(run_id, str(folder / "result.json"))
+    for name in ("result.json", "judgements.json"):
+        if (folder / name).is_file():
+            client.log_artifact(run_id, str(folder / name))
     rows = read_json(folder / "answers.json")
     columns = {"prompt": [row["prompt"] for row in rows], "raw": [row["raw"]["text"] for row in rows], "aligned": [row["aligned"]["text"] for row in rows],
                "human": [row["references"][0] if row["references"] else "" for row in rows]}

@@ -27,6 +27,15 @@ if "FED_RLHF_BACKBONES" not in os.environ and not _writable(ROOT / "data" / "bac
 
 
 @pytest.fixture(scope="session")
+def samples() -> Path:
+    """The real samples beside the repository; a test that asks for them is skipped where there are none."""
+    folder = Path(os.environ.get("FED_RLHF_SAMPLES", ROOT.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"the real samples are not at {folder} (set FED_RLHF_SAMPLES)")
+    return folder
+
+
+@pytest.fixture(scope="session")
 def debug():
     """The debug recipe: a tiny random model."""
     from components.recipes import load_recipe

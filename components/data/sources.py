@@ -4,6 +4,7 @@
     chitchat   embedded: human conversations, a participant is a client
     tldr       hub: OpenAI's TL;DR comparisons, a worker is a client (FedBiscuit section 6)
     hh-rlhf    hub: Anthropic's helpful and harmless dialogues
+    auto-j     file: Auto-J's pairwise set, human verdicts in 58 scenarios
     jsonl      the user's own pairs
     parquet    the user's own pairs
 """
@@ -11,7 +12,7 @@
 from __future__ import annotations
 
 from components.config import DataConfig, RecipeError, Section, check_section, unknown_name
-from components.data import aclsum, chitchat, files, hh_rlhf, tldr  # noqa: F401  (importing them registers them)
+from components.data import aclsum, auto_j, chitchat, files, hh_rlhf, tldr  # noqa: F401  (importing them registers them)
 from components.data.records import SourceData
 from components.data.registry import SOURCES, Source
 

@@ -2,6 +2,7 @@
 
 A template is a text file under prompt_templates/ (named '<task>/<kind>') or any other file that a recipe names, with
 placeholders {prompt}, and for selectors {response_a} and {response_b}, each exactly once. Other braces are plain text.
+An instruction of a pairwise judge has Auto-J's placeholders, {prompt}, {response} and {response_another}.
 A file's trailing white space is dropped, so that a selector's template ends at its answer slot and the next token is
 ' A' or ' B'.
 """
@@ -17,8 +18,8 @@ from components.config import unknown_name
 from components.data.records import DataError
 
 FOLDER = Path(__file__).resolve().parent / "prompt_templates"
-FIELDS = {"selector": ("prompt", "response_a", "response_b"), "policy": ("prompt",)}
-Kind = Literal["selector", "policy"]
+FIELDS = {"selector": ("prompt", "response_a", "response_b"), "policy": ("prompt",), "pairwise": ("prompt", "response", "response_another")}
+Kind = Literal["selector", "policy", "pairwise"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Template:
 
     Attributes:
         name: as the recipe names it.
-        kind: selector or policy.
+        kind: selector, policy or pairwise.
         pieces: literal text at even positions and field names at odd ones; starts and ends with literal text, which
             may be empty at the start. Whoever must shorten an input cuts the fields and never the literals.
     """
@@ -87,8 +88,8 @@ def parse(text: str, name: str, kind: Kind, where: str) -> Template:
     for field in wanted:
         if found.count(field) != 1:
             raise DataError(f"{where}: a {kind} template needs the placeholder {{{field}}} exactly once, but it is there {found.count(field)} times (needed: {shown})")
-    if kind == "selector" and found.index("response_a") > found.index("response_b"):
-        raise DataError(f"{where}: {{response_a}} must come before {{response_b}}")
+    if kind != "policy" and found.index(wanted[1]) > found.index(wanted[2]):
+        raise DataError(f"{where}: {{{wanted[1]}}} must come before {{{wanted[2]}}}")
     if kind == "selector" and not pieces[-1].strip():
         raise DataError(f"{where}: a selector template must end with its answer slot, such as '### YOUR CHOICE:', after the last placeholder")
     return Template(name, kind, pieces)

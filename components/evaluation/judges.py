@@ -1,8 +1,9 @@
 """Judges: who says which of two responses is better. Every judge is asked in both orders.
 
-A judge is registered by its `kind` and built from the recipe. The embedded one, `selector`, is a deeper selector of
-the same family, trained once, centrally, on owners that never take part in the federation. It is a gold-model proxy:
-it stands for the population's taste as far as that can be learnt from those owners, not for human judgement.
+A judge is registered by its `kind` and built from the recipe. `autoj` is a large language model that compares in
+words, the paper's judge (components/evaluation/autoj.py). The embedded one, `selector`, is a deeper selector of the same
+family, trained once, centrally, on owners that never take part in the federation. It is a gold-model proxy: it stands
+for the population's taste as far as that can be learnt from those owners, not for human judgement.
 """
 
 from __future__ import annotations
@@ -12,32 +13,16 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
-import numpy as np
-
-from components.config import JudgeConfig, RecipeError, unknown_name
-from components.data.records import DataError, read_rows
-from components.evaluation.winrate import Verdict, WinRate, combine_orders, win_rate
+from components.config import JudgeConfig, RecipeError, Section, check_section, unknown_name
+from components.data.records import read_rows
+from components.evaluation.autoj import AutoJ, parse_autoj
+from components.evaluation.judge_protocol import Judge, JudgeError
+from components.evaluation.winrate import Verdict, WinRate, combine_orders, orders_agree, win_rate
 from components.models.selector import Comparison
 
-
-class JudgeError(DataError):
-    """A judge that cannot be had."""
-
-
-class Judge(Protocol):
-    """Compares two responses to a prompt, in the order given.
-
-    Attributes:
-        description: what it is, for the report.
-        figures: numbers about the judge itself, e.g. its held-out accuracy.
-    """
-
-    description: str
-    figures: dict[str, float]
-
-    def compare(self, comparisons: Sequence[Comparison]) -> list[Verdict]: ...
+__all__ = ["JUDGES", "Judge", "JudgeError", "JudgedPairs", "build_judge", "check_judge", "judge_pairs", "options_model", "parse_autoj"]
 
 
 @dataclass(frozen=True)
@@ -73,8 +58,8 @@ def judge_pairs(judge: Judge, prompts: Sequence[str], ours: Sequence[str], their
     for i, one, other in zip(asked, first, second, strict=True):
         given[i], exchanged[i] = one, other
     verdicts = [combine_orders(one, other) for one, other in zip(given, exchanged, strict=True)]
-    parsed = [(one, other.exchanged()) for one, other in zip(first, second, strict=True) if Verdict.UNPARSABLE not in (one, other)]
-    consistency = float(np.mean([one is other for one, other in parsed])) if parsed else float("nan")
+    agreed = orders_agree(first, second)
+    consistency = sum(agreed) / len(agreed) if agreed else float("nan")
     return JudgedPairs(verdicts, given, exchanged, consistency, win_rate(verdicts, resamples, seed))
 
 
@@ -100,7 +85,7 @@ class SelectorJudge:
         from components.models.selector import Selector
 
         table = prepared / "judge.parquet"
-        content = {"judge": config.model_dump(mode="json"), "seed": seed, "rows": hashlib.sha256(table.read_bytes()).hexdigest()}
+        content = {"judge": config.model_dump(mode="json", exclude={"options"}), "seed": seed, "rows": hashlib.sha256(table.read_bytes()).hexdigest()}
         key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
         self.selector = Selector(config.selector, device)
         store, record = AdapterStore(cache / "adapters"), cache / f"{key}.json"
@@ -120,41 +105,60 @@ class SelectorJudge:
         layers = config.selector.backbone.layers
         self.description = f"{config.selector.backbone.name}, {f'first {layers} layers' if layers else 'all layers'}, trained centrally on owners outside the federation"
 
-    def compare(self, comparisons: Sequence[Comparison]) -> list[Verdict]:
-        """The completion with the larger logit, each comparison in its one given order."""
-        margins, _ = self.selector.margins_by_order(comparisons)
-        return [Verdict.FIRST if margin > 0 else Verdict.SECOND if margin < 0 else Verdict.TIE for margin in margins]
+    @staticmethod
+    def check(config: JudgeConfig, prepared: Path) -> None:
+        """Refuse prepared data that it could not be trained or measured on.
 
-
-JUDGES: dict[str, Callable[..., Judge]] = {"selector": SelectorJudge}
-"""Judges by kind; each is called with (config, prepared, cache, seed, device, progress)."""
-
-
-def check_kind(config: JudgeConfig) -> None:
-    """Refuse a judge that is not registered, naming the nearest that is.
-
-    Raises:
-        RecipeError: there is no judge of that kind.
-    """
-    if config.kind not in JUDGES:
-        raise RecipeError(unknown_name("evaluation.judge.kind", config.kind, JUDGES))
-
-
-def check_judge(config: JudgeConfig, prepared: Path) -> None:
-    """Refuse, before anything is trained, a judge that could not be had at the end.
-
-    Raises:
-        RecipeError: there is no judge of that kind.
-        JudgeError: a 'selector' judge would have no pairs to learn from, or none to be measured on.
-    """
-    check_kind(config)
-    if config.kind == "selector":
+        Raises:
+            JudgeError: there are no pairs to learn from, or none to be measured on.
+        """
         table = prepared / "judge.parquet"
         train, held_out = len(read_rows(table, split="train")), len(read_rows(table, split="test"))
         if not train or not held_out:
             raise JudgeError(
                 f"{table} has {train} training and {held_out} held-out pairs, but a 'selector' judge needs both, of owners that are not in the federation: "
                 "set more owners apart in data.options.")
+
+    def compare(self, comparisons: Sequence[Comparison]) -> list[Verdict]:
+        """The completion with the larger logit, each comparison in its one given order."""
+        margins, _ = self.selector.margins_by_order(comparisons)
+        return [Verdict.FIRST if margin > 0 else Verdict.SECOND if margin < 0 else Verdict.TIE for margin in margins]
+
+
+JUDGES: dict[str, Callable[..., Judge]] = {"autoj": AutoJ, "selector": SelectorJudge}
+"""Judges by kind; each is called with (config, prepared, cache, seed, device, progress)."""
+
+
+class NoOptions(Section):
+    """A judge that takes no options."""
+
+
+def options_model(kind: str, where: str) -> type[Section]:
+    """The model that the options of a judge must fit.
+
+    Args:
+        kind: evaluation.judge.kind of a recipe.
+        where: the file or command it comes from, for the error.
+
+    Raises:
+        RecipeError: there is no judge of that kind; the nearest one is named.
+    """
+    if kind not in JUDGES:
+        raise RecipeError(f"{where}: {unknown_name('evaluation.judge.kind', kind, JUDGES)}")
+    return getattr(JUDGES[kind], "Options", NoOptions)
+
+
+def check_judge(config: JudgeConfig, prepared: Path) -> None:
+    """Refuse, before anything is trained, a judge that could not be had at the end.
+
+    Raises:
+        RecipeError: there is no judge of that kind, or its options are not right.
+        JudgeError: what the judge's own `check` refuses.
+    """
+    check_section(options_model(config.kind, "recipe"), config.options, "recipe", "evaluation.judge.options")
+    check: Callable[[JudgeConfig, Path], Any] | None = getattr(JUDGES[config.kind], "check", None)
+    if check is not None:
+        check(config, prepared)
 
 
 def build_judge(config: JudgeConfig, prepared: Path, cache: Path, seed: int, device: str, progress: Callable[[int, float], None] | None = None) -> Judge:

@@ -59,10 +59,21 @@ def win_rate(verdicts: Sequence[Verdict], resamples: int = 2000, seed: int = 0) 
     outcomes = np.array([v is Verdict.FIRST for v in verdicts if v is not Verdict.UNPARSABLE], dtype=float)
     if not len(outcomes):
         return WinRate(0, 0, 0, count[Verdict.UNPARSABLE], float("nan"), float("nan"), float("nan"))
-    means = generator(seed, "bootstrap").binomial(len(outcomes), outcomes.mean(), size=resamples) / len(outcomes)
+    low, high = bootstrap_interval(outcomes, resamples, seed)
+    return WinRate(count[Verdict.FIRST], count[Verdict.TIE], count[Verdict.SECOND], count[Verdict.UNPARSABLE], float(outcomes.mean()), low, high)
+
+
+def bootstrap_interval(outcomes: Sequence[bool] | np.ndarray, resamples: int = 2000, seed: int = 0) -> tuple[float, float]:
+    """The 95% percentile-bootstrap interval of a share.
+
+    Args:
+        outcomes: whether it holds, row by row; at least one row.
+        resamples: of the bootstrap.
+        seed: the resamples are a function of it.
+    """
+    means = generator(seed, "bootstrap").binomial(len(outcomes), np.mean(outcomes), size=resamples) / len(outcomes)
     low, high = np.quantile(means, [0.025, 0.975])
-    return WinRate(
-        count[Verdict.FIRST], count[Verdict.TIE], count[Verdict.SECOND], count[Verdict.UNPARSABLE], float(outcomes.mean()), float(low), float(high))
+    return float(low), float(high)
 
 
 def combine_orders(given: Verdict, exchanged: Verdict) -> Verdict:
@@ -79,3 +90,12 @@ def combine_orders(given: Verdict, exchanged: Verdict) -> Verdict:
     if Verdict.UNPARSABLE in (given, second):
         return Verdict.UNPARSABLE
     return given if given is second else Verdict.TIE
+
+
+def orders_agree(given: Sequence[Verdict], exchanged: Sequence[Verdict]) -> list[bool]:
+    """Whether a judge's words on both orders agree, one a pair that could be parsed in both; their mean is the position consistency.
+
+    Args:
+        given, exchanged: as for combine_orders, pair by pair.
+    """
+    return [one is other.exchanged() for one, other in zip(given, exchanged, strict=True) if Verdict.UNPARSABLE not in (one, other)]

@@ -97,38 +97,56 @@ class Policy:
         Returns:
             `count` completions for each prompt, in the order of the prompts.
         """
-        import torch
-
         if count > 1 and temperature == 0:
             raise PolicyError(f"{count} greedy completions of a prompt would be the same: give a temperature above 0")
-        encoded = [self.encode(prompt) for prompt in prompts]
-        rows = [(i, k) for i in range(len(prompts)) for k in range(count)]
-        rows.sort(key=lambda row: (len(encoded[row[0]]), row))  # rows of like length share a batch, so little is padded
-        result: list[list[Completion | None]] = [[None] * count for _ in prompts]
-        size = self.config.generation_batch_size
-        eos = self._stop_ids()
-        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {"do_sample": False}
-        for start in range(0, len(rows), size):
-            chunk = rows[start : start + size]
-            width = max(len(encoded[i]) for i, _ in chunk)
-            ids = torch.full((len(chunk), width), self.tokenizer.pad_token_id)
-            mask = torch.zeros_like(ids)
-            for n, (i, _) in enumerate(chunk):
-                ids[n, width - len(encoded[i]) :] = torch.as_tensor(encoded[i])
-                mask[n, width - len(encoded[i]) :] = 1
-            with torch.inference_mode(), seeded(self.device, derive(seed, "generate", start)):
-                out = self.model.generate(
-                    input_ids=ids.to(self.device), attention_mask=mask.to(self.device), max_new_tokens=max_new_tokens or self.config.max_new_tokens,
-                    eos_token_id=eos, pad_token_id=self.tokenizer.pad_token_id, **sampling)
-            for (i, k), row in zip(chunk, out[:, width:].cpu().tolist(), strict=True):
-                stop = next((n for n, token in enumerate(row) if token in eos), None)
-                kept = row if stop is None else row[: stop + 1]
-                result[i][k] = Completion(tuple(kept), self.tokenizer.decode(kept, skip_special_tokens=True).strip(), stop is not None)
-            if progress is not None:
-                progress(start + len(chunk), len(rows))
-        return result
+        return complete(
+            self.model, self.tokenizer, [self.encode(prompt) for prompt in prompts], self.device, self.config.generation_batch_size,
+            max_new_tokens or self.config.max_new_tokens, seed, temperature, count, progress)
 
-    def _stop_ids(self) -> list[int]:
-        configured = self.model.generation_config.eos_token_id
-        ids = configured if isinstance(configured, list) else [configured]
-        return sorted({i for i in [*ids, self.tokenizer.eos_token_id] if i is not None})
+
+def complete(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, encoded: Sequence[list[int]], device: str, batch_size: int, max_new_tokens: int, seed: int,
+    temperature: float = 0.0, count: int = 1, progress: Callable[[int, int], None] | None = None,
+) -> list[list[Completion]]:
+    """Complete prompts that are token ids already; see Policy.generate for the other arguments.
+
+    Args:
+        model, tokenizer: any causal language model; the tokenizer has a padding token.
+        encoded: token ids, one list a prompt.
+        device: where the model is.
+        batch_size: sequences generated at once.
+        max_new_tokens: longest completion (tokens).
+    """
+    import torch
+
+    rows = [(i, k) for i in range(len(encoded)) for k in range(count)]
+    rows.sort(key=lambda row: (len(encoded[row[0]]), row))  # rows of like length share a batch, so little is padded
+    result: list[list[Completion | None]] = [[None] * count for _ in encoded]
+    eos = stop_ids(model, tokenizer)
+    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {"do_sample": False}
+    for start in range(0, len(rows), batch_size):
+        chunk = rows[start : start + batch_size]
+        width = max(len(encoded[i]) for i, _ in chunk)
+        ids = torch.full((len(chunk), width), tokenizer.pad_token_id)
+        mask = torch.zeros_like(ids)
+        for n, (i, _) in enumerate(chunk):
+            ids[n, width - len(encoded[i]) :] = torch.as_tensor(encoded[i])
+            mask[n, width - len(encoded[i]) :] = 1
+        with torch.inference_mode(), seeded(device, derive(seed, "generate", start)):
+            out = model.generate(
+                input_ids=ids.to(device), attention_mask=mask.to(device), max_new_tokens=max_new_tokens,
+                eos_token_id=eos, pad_token_id=tokenizer.pad_token_id, **sampling)
+        for (i, k), row in zip(chunk, out[:, width:].cpu().tolist(), strict=True):
+            stop = next((n for n, token in enumerate(row) if token in eos), None)
+            kept = row if stop is None else row[: stop + 1]
+            result[i][k] = Completion(tuple(kept), tokenizer.decode(kept, skip_special_tokens=True).strip(), stop is not None)
+        if progress is not None:
+            progress(start + len(chunk), len(rows))
+    return result
+
+
+def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The tokens that end a completion: those of the model's generation settings, and the tokenizer's end of sequence."""
+    configured = model.generation_config.eos_token_id
+    ids = configured if isinstance(configured, list) else [configured]
+    return sorted({i for i in [*ids, tokenizer.eos_token_id] if i is not None})

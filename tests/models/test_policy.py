@@ -5,7 +5,7 @@ import torch
 
 from components.data.templates import load
 from components.models.adapters import AdapterSlot, attach, export_adapter
-from components.models.policy import Policy, PolicyError, encode_prompt
+from components.models.policy import Policy, PolicyError, encode_prompt, stop_ids
 
 PROMPTS = ["a paper", "quite another and a longer paper", "x", "the fourth of the papers is the longest by far, and says little"]
 
@@ -72,7 +72,7 @@ def test_several_greedy_completions_are_refused(policy):
 
 def test_a_completion_ends_with_its_first_stop_token_or_at_the_limit(policy, monkeypatch):
     stops = list(range(2, 25))
-    monkeypatch.setattr(policy, "_stop_ids", lambda: stops)
+    monkeypatch.setattr("components.models.policy.stop_ids", lambda *_: stops)
     completions = [c for answers in policy.generate(PROMPTS, seed=3, temperature=1.0, count=8) for c in answers]
     assert {c.finished for c in completions} == {True, False}
     for c in completions:
@@ -81,7 +81,7 @@ def test_a_completion_ends_with_its_first_stop_token_or_at_the_limit(policy, mon
 
 
 def test_the_end_of_sequence_token_is_in_the_ids_and_not_in_the_text(policy, monkeypatch):
-    assert 2 in policy._stop_ids()
+    assert 2 in stop_ids(policy.model, policy.tokenizer)
     monkeypatch.setattr(policy.model, "generate", lambda input_ids, **_: torch.cat([input_ids, torch.tensor([[41, 42, 2, 0, 0]])], 1))
     completion = policy.generate(["p"], seed=0)[0][0]
     assert completion.ids == (41, 42, 2) and completion.finished and "<eos>" not in completion.text

@@ -1,0 +1,415 @@
+"""The Auto-J judge (Li et al., 2023, arXiv 2310.05470), by its pairwise protocol with ties; the judge of FedBiscuit's table 1.
+
+A generative judge reads a query and two responses, compares them in words, and ends with a decision for response 1,
+response 2 or a tie. As in the authors' own code (GAIR-NLP/auto-j) decoding is greedy, the instruction stands between
+"[INST] " and " [/INST]", and the verdict is read off behind the last "final decision is".
+
+The instruction is in our own words (prompt_templates/autoj/pairwise.txt). For the original's, save the text of
+`pairwise_tie` in codes/usage/constants_prompt.py of that repository to a file, its placeholders {prompt}, {response}
+and {response_another} as they are, and name the file as `prompt_file`.
+
+The judge runs here, by transformers, or behind any OpenAI-compatible endpoint. GAIR/autoj-13b-GPTQ-4bits, the 4-bit
+form, is a GPTQ checkpoint: transformers reads it with `optimum` and `gptqmodel`, which this project does not install.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator, model_validator
+
+from components.config import BackboneConfig, JudgeConfig, Section
+from components.data.records import DataError
+from components.data.templates import Template
+from components.data.templates import load as load_template
+from components.evaluation.judge_protocol import JudgeError
+from components.evaluation.winrate import Verdict
+from components.models.backbone import fetch_backbone, load_backbone, load_tokenizer
+from components.models.policy import complete
+from components.models.selector import Comparison
+
+if TYPE_CHECKING:
+    import httpx
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+GPTQ_LIBRARIES = {"optimum": "1.24.0", "gptqmodel": "1.4.3"}
+"""What transformers 5.23 needs for a GPTQ checkpoint, with the oldest versions that it takes (quantizers/quantizer_gptq.py)."""
+LONGEST_WAIT = 60.0
+
+
+class AutoJOptions(Section):
+    """Options of the judge 'autoj'."""
+
+    model: str = Field("GAIR/autoj-13b", min_length=1, description="Hub id or local folder of a causal language model (GAIR/autoj-13b-GPTQ-4bits is the 4-bit form); with base_url: its name there.")
+    revision: str | None = Field(None, description="Hub revision (commit or tag).")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: float32 on CPU, bfloat16 on CUDA. A GPTQ checkpoint runs in float16 on CUDA whatever this says.")
+    prompt_file: str = Field("autoj/pairwise", description="Instruction: a template that ships with the project, or a text file with {prompt}, {response} and {response_another}.")
+    chat_template: bool = Field(False, description="Wrap the instruction by the model's own chat template; false: by '[INST] ... [/INST]', as Auto-J was trained. An endpoint wraps by itself.")
+    max_prompt_tokens: int = Field(3072, ge=64, description="Longest input here (tokens): Llama 2's 4,096 less max_new_tokens. The query loses its end first, then both responses; an endpoint gets all.")
+    max_new_tokens: int = Field(1024, ge=1, description="Longest judgement (tokens); the authors' code: 1,024.")
+    batch_size: int = Field(8, ge=1, description="Judgements written at once here.")
+    base_url: str | None = Field(None, description="Root of an OpenAI-compatible endpoint, e.g. http://127.0.0.1:8000/v1; None runs the model here.")
+    api_key_env: str | None = Field(None, description="NAME of the environment variable that holds the endpoint's key; None sends none. The key itself never belongs in a recipe.")
+    request: dict[str, Any] = Field(default_factory=dict, description="Further fields of each request, e.g. {seed: 0}; null leaves a field out, e.g. {max_tokens: null, max_completion_tokens: 1024}.")
+    timeout: float = Field(120.0, gt=0, description="Longest wait for an answer of the endpoint (seconds).")
+    retries: int = Field(5, ge=0, description="How often a request is repeated after status 429 or 5xx, a broken connection or an answer of another form.")
+    backoff: float = Field(1.0, ge=0, description="Seconds before the first repetition, doubled each time up to 60; a Retry-After header is followed, up to 60 too.")
+    concurrency: int = Field(4, ge=1, description="Requests under way at once.")
+
+    @field_validator("prompt_file")
+    @classmethod
+    def _instruction(cls, name: str) -> str:
+        try:
+            load_template(name, "pairwise")
+        except DataError as error:
+            raise ValueError(str(error).rstrip(".")) from None
+        return name
+
+    @model_validator(mode="after")
+    def _endpoint(self) -> AutoJOptions:
+        """Values that may hold a secret are not checked field by field, because such an error shows the value."""
+        if self.base_url is not None:
+            try:
+                url = urlsplit(self.base_url)
+                good = url.scheme in ("http", "https") and url.hostname and url.port != 0 and not (url.username or url.password or url.query or url.fragment)
+            except ValueError:
+                good = False
+            if not good:
+                raise ValueError("evaluation.judge.options.base_url must be the root of an endpoint, such as http://127.0.0.1:8000/v1, without a user, a password or a query in it")
+        if self.api_key_env is not None:
+            if not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.api_key_env):
+                raise ValueError("evaluation.judge.options.api_key_env must be the NAME of an environment variable, in capitals, such as OPENAI_API_KEY; the key itself stays out of a recipe")
+            if self.base_url is None:
+                raise ValueError("evaluation.judge.options.api_key_env is for an endpoint: give base_url too, or leave it out")
+        return self
+
+
+# --- the verdict
+
+_MARK = re.compile(r"final\s+decision\s+is(?![^\W_])", re.IGNORECASE)
+_NAME = r"(?:response[\W_]*(?P<{0}>[12])|(?P<{0}tie>tie|tied))(?![^\W_]|[.,]\d)"
+_DECISION = re.compile(r"(?:[\W_]*\b(?:that|it|they|is|are|a|an|the)\b)*[\W_]*" + _NAME.format("said"), re.IGNORECASE)
+_ALTERNATIVE = re.compile(
+    r"(?:[^\w.!?;]|_)*(?:(?:and/or|or|and|nor|vs|versus)(?:[^\w!?;]|_)*(?:an?(?:[^\w!?;]|_)+)?)?" + _NAME.format("other") + r"|\s*(?:[/|&,]|or\b|and\b)\s*[12](?![^\W_])", re.IGNORECASE)
+
+
+def parse_autoj(text: str) -> Verdict:
+    """The verdict of a judgement: the name right behind the last "final decision is", whatever its case.
+
+    Markup, quotes, punctuation, line ends and words such as "that it is a" may stand between. No name there, another
+    name ("Response 10"), or several to choose from ("Response 1 / Response 2 / Tie", "Response 1 or 2") is
+    unparsable. As in the authors' code, reasons that follow the name change nothing, although they may speak of the
+    other response.
+
+    Args:
+        text: any text.
+
+    Returns:
+        response 1, response 2, tie or unparsable; it never raises.
+    """
+    marks = list(_MARK.finditer(text))
+    said = _DECISION.match(text, marks[-1].end()) if marks else None
+    if said is None or _ALTERNATIVE.match(text, said.end()):
+        return Verdict.UNPARSABLE
+    if said["saidtie"]:
+        return Verdict.TIE
+    return Verdict.FIRST if said["said"] == "1" else Verdict.SECOND
+
+
+# --- the judge
+
+class AutoJ:
+    """A generative judge; see the module's docstring.
+
+    Attributes:
+        figures: `judge_shortened`, how many inputs were too long and were cut.
+        texts: each comparison with what the judge wrote on it and how that was read.
+    """
+
+    Options = AutoJOptions
+
+    def __init__(self, config: JudgeConfig, prepared: Path, cache: Path, seed: int, device: str, progress: Callable[[int, float], None] | None = None) -> None:
+        """Load the model, or look for the endpoint's key.
+
+        Args:
+            config: the recipe's judge.
+            prepared, cache, seed, progress: not used; nothing is trained or drawn.
+            device: where a model of this machine runs.
+
+        Raises:
+            JudgeError: the model cannot be had, or the key's variable is not set.
+        """
+        self.options = AutoJOptions.model_validate(config.options)
+        self._writer = Endpoint(self.options) if self.options.base_url else LocalModel(self.options, device)
+        self.texts: list[dict[str, str]] = []
+        where = f"at {urlsplit(self.options.base_url).netloc}" if self.options.base_url else "on this machine"
+        self.description = f"Auto-J's pairwise protocol, {self.options.model} {where}, instruction {self.options.prompt_file}"
+
+    @staticmethod
+    def check(config: JudgeConfig, prepared: Path) -> None:
+        """Refuse what cannot be had at the end: a key that is not set, a model or a quantisation library that is not there.
+
+        Raises:
+            JudgeError: in one sentence.
+        """
+        options = AutoJOptions.model_validate(config.options)
+        if options.base_url:
+            read_key(options)
+        else:
+            read_model_config(options)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        return {"judge_shortened": self._writer.shortened}
+
+    def compare(self, comparisons: Sequence[Comparison]) -> list[Verdict]:
+        """Verdicts, each comparison in its one given order.
+
+        Raises:
+            JudgeError: the endpoint does not answer, or the instruction leaves no room for the responses.
+        """
+        texts = self._writer.write(comparisons)
+        verdicts = [parse_autoj(text) for text in texts]
+        self.texts += [{"prompt": c.prompt, "response_1": c.first, "response_2": c.second, "text": text, "verdict": verdict.value}
+                       for c, text, verdict in zip(comparisons, texts, verdicts, strict=True)]
+        return verdicts
+
+
+def fields_of(comparison: Comparison) -> dict[str, str]:
+    """A comparison under the names that an instruction's placeholders have."""
+    return {"prompt": comparison.prompt, "response": comparison.first, "response_another": comparison.second}
+
+
+# --- a model on this machine
+
+class LocalModel:
+    """A causal language model that writes judgements here, greedily and in batches.
+
+    Attributes:
+        shortened: inputs that were cut to max_prompt_tokens.
+    """
+
+    def __init__(self, options: AutoJOptions, device: str) -> None:
+        self.options, self.device, self.shortened = options, device, 0
+        self.template = load_template(options.prompt_file, "pairwise")
+        config, backbone = read_model_config(options), _backbone(options)
+        self.tokenizer = load_tokenizer(backbone)
+        if options.chat_template and not self.tokenizer.chat_template:
+            raise JudgeError(f"the judge '{options.model}' has no chat template: set evaluation.judge.options.chat_template to false, or name another model.")
+        self.model = load_backbone(backbone, device) if _quantisation(config) is None else _load_quantised(options, device)
+
+    def write(self, comparisons: Sequence[Comparison]) -> list[str]:
+        """A judgement on each comparison, in their order."""
+        encoded = []
+        for comparison in comparisons:
+            ids, cut = encode_question(self.tokenizer, self.template, comparison, self.options)
+            self.shortened += cut
+            encoded.append(ids)
+        written = complete(self.model, self.tokenizer, encoded, self.device, self.options.batch_size, self.options.max_new_tokens, seed=0)
+        return [completions[0].text for completions in written]
+
+
+def encode_question(tokenizer: PreTrainedTokenizerBase, template: Template, comparison: Comparison, options: AutoJOptions) -> tuple[list[int], bool]:
+    """Token ids of the wrapped instruction, and whether something was cut.
+
+    What is too long is cut from the query's end; only if that is not enough, from the ends of the responses, the
+    longer one first. The instruction always stays.
+
+    Raises:
+        JudgeError: the instruction alone takes more than max_prompt_tokens.
+    """
+    def encode(texts: dict[str, str]) -> list[int]:
+        text = template.render(**texts)
+        if options.chat_template:
+            text = tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True)
+            return tokenizer.encode(text, add_special_tokens=False)
+        return tokenizer.encode(f"[INST] {text} [/INST]")
+
+    ids = encode(fields_of(comparison))
+    if len(ids) <= options.max_prompt_tokens:
+        return ids, False
+    kept = {name: tokenizer.encode(text, add_special_tokens=False) for name, text in fields_of(comparison).items()}
+    while (surplus := len(ids) - options.max_prompt_tokens) > 0:
+        name = "prompt" if kept["prompt"] else max(("response", "response_another"), key=lambda n: len(kept[n]))
+        if not kept[name]:
+            raise JudgeError(f"the instruction '{template.name}' alone takes {len(ids)} tokens, more than evaluation.judge.options.max_prompt_tokens {options.max_prompt_tokens}: raise it.")
+        if name != "prompt":
+            shorter = min(len(kept["response"]), len(kept["response_another"]))
+            surplus = min(surplus, max((surplus + 1) // 2, len(kept[name]) - shorter))
+        kept[name] = kept[name][: max(0, len(kept[name]) - surplus)]
+        ids = encode({n: tokenizer.decode(tokens) for n, tokens in kept.items()})
+    return ids, True
+
+
+def read_model_config(options: AutoJOptions) -> PreTrainedConfig:
+    """The configuration of the judge's model, which is small: what can be refused by it is refused before anything is trained.
+
+    Raises:
+        JudgeError: there is no such model, its context is too short, or what its quantisation needs is not installed.
+    """
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(fetch_backbone(options.model), revision=options.revision or "main", trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise JudgeError(f"the judge's model '{options.model}' cannot be read: {_line(error)} Give a hub id that this machine can reach, "
+                         "or a local folder (evaluation.judge.options.model), or an endpoint (base_url).") from None
+    context = getattr(config, "max_position_embeddings", None)
+    if context and options.max_prompt_tokens + options.max_new_tokens > context:
+        raise JudgeError(f"the judge '{options.model}' reads and writes at most {context} tokens, but evaluation.judge.options.max_prompt_tokens {options.max_prompt_tokens} "
+                         f"and max_new_tokens {options.max_new_tokens} make {options.max_prompt_tokens + options.max_new_tokens}: lower them.")
+    if _quantisation(config) == "gptq":
+        absent = [f"{name} >= {oldest}" for name, oldest in GPTQ_LIBRARIES.items() if not _is_installed(name, oldest)]
+        if absent:
+            raise JudgeError(f"the judge '{options.model}' is a GPTQ checkpoint, and {' and '.join(absent)} to read it {'are' if len(absent) > 1 else 'is'} not installed here: "
+                             f"run `pip install {' '.join(GPTQ_LIBRARIES)}`, or take the plain model, or an endpoint (evaluation.judge.options.base_url).")
+    return config
+
+
+def _load_quantised(options: AutoJOptions, device: str) -> PreTrainedModel:
+    """A quantised checkpoint is put on its device while it is loaded; its kernels take float16 on CUDA."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            options.model, revision=options.revision or "main", dtype="float16" if device.startswith("cuda") else "float32", device_map={"": device},
+            trust_remote_code=False, use_safetensors=True)
+    except (OSError, ValueError, ImportError, RuntimeError) as error:
+        raise JudgeError(f"the judge's quantised model '{options.model}' could not be loaded on {device}: {_line(error)}") from None
+    return model.requires_grad_(False).eval()
+
+
+def _backbone(options: AutoJOptions) -> BackboneConfig:
+    return BackboneConfig(name=options.model, revision=options.revision, dtype=options.dtype)
+
+
+def _quantisation(config: PreTrainedConfig) -> str | None:
+    """The method of a quantised checkpoint, 'gptq' for Auto-J's 4-bit form."""
+    given = getattr(config, "quantization_config", None)
+    if given is None:
+        return None
+    method = given.get("quant_method") if isinstance(given, dict) else given.quant_method
+    return str(getattr(method, "value", method))
+
+
+def _is_installed(name: str, oldest: str) -> bool:
+    from importlib import metadata
+
+    from packaging.version import Version
+
+    try:
+        return Version(metadata.version(name)) >= Version(oldest)
+    except metadata.PackageNotFoundError:
+        return False
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+# --- a model behind an endpoint
+
+class Endpoint:
+    """An OpenAI-compatible chat endpoint that writes judgements; the instruction is the user's turn.
+
+    Attributes:
+        shortened: none; the server says itself what is too long for it.
+    """
+
+    shortened = 0
+
+    def __init__(self, options: AutoJOptions) -> None:
+        self.options = options
+        self.template = load_template(options.prompt_file, "pairwise")
+        self.url = f"{options.base_url.rstrip('/')}/chat/completions"
+        self._key = read_key(options)
+
+    def write(self, comparisons: Sequence[Comparison]) -> list[str]:
+        """A judgement on each comparison, in their order; the first failure ends the others.
+
+        Raises:
+            JudgeError: a request was refused, or all its repetitions failed.
+        """
+        import httpx
+
+        stopped = threading.Event()
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        limits = httpx.Limits(max_connections=self.options.concurrency)
+        with httpx.Client(headers=headers, timeout=self.options.timeout, limits=limits) as client, ThreadPoolExecutor(self.options.concurrency) as pool:
+            asked = [pool.submit(self._ask, client, self.template.render(**fields_of(c)), stopped) for c in comparisons]
+            try:
+                return [answer.result() for answer in asked]
+            except BaseException:
+                stopped.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _ask(self, client: httpx.Client, text: str, stopped: threading.Event) -> str:
+        import httpx
+
+        body = {"model": self.options.model, "messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": self.options.max_new_tokens}
+        body = {name: value for name, value in (body | self.options.request).items() if value is not None}
+        for attempt in range(self.options.retries + 1):
+            wait = min(LONGEST_WAIT, self.options.backoff * 2**attempt)
+            try:
+                answer = client.post(self.url, json=body)
+            except httpx.RequestError as error:
+                fault = f"gave no answer ({type(error).__name__}: {self._safe(str(error))})"
+            else:
+                if answer.status_code == 200:
+                    judgement = _content(answer)
+                    if judgement is not None:
+                        return judgement
+                    fault = f"answered in another form than a chat completion's: {self._safe(answer.text)!r}"
+                else:
+                    fault = f"answered {answer.status_code} {answer.reason_phrase}: {self._safe(answer.text)!r}"
+                    if answer.status_code != 429 and answer.status_code < 500:
+                        raise JudgeError(f"the judge's endpoint {self.url} {fault}. See evaluation.judge.options: model, base_url, api_key_env, request.")
+                    wait = _retry_after(answer, wait)
+            if attempt < self.options.retries and stopped.wait(wait):
+                break
+        raise JudgeError(f"the judge's endpoint {self.url} {fault}; {attempt + 1} requests for one judgement failed. "
+                         "See whether it is up and how many requests it takes (evaluation.judge.options: base_url, concurrency, retries, backoff, timeout).")
+
+    def _safe(self, text: str) -> str:
+        """One line of what a server said, without the key, should it have said that."""
+        hidden = text.replace(self._key, "[key]") if self._key else text
+        return " ".join(hidden.split())[:200]
+
+
+def read_key(options: AutoJOptions) -> str | None:
+    """The endpoint's key, from the environment variable that the options name.
+
+    Raises:
+        JudgeError: the variable is not set, or holds what no header can carry; its value is not shown.
+    """
+    if options.api_key_env is None:
+        return None
+    key = os.environ.get(options.api_key_env, "").strip()
+    if not key:
+        raise JudgeError(f"the environment variable {options.api_key_env}, which should hold the key of the judge's endpoint (evaluation.judge.options.api_key_env), is not set: set it where the run is started.")
+    if not (key.isascii() and key.isprintable() and " " not in key):
+        raise JudgeError(f"the environment variable {options.api_key_env} (evaluation.judge.options.api_key_env) holds spaces or other characters that a key cannot have: set it anew.")
+    return key
+
+
+def _content(answer: httpx.Response) -> str | None:
+    """What the model wrote; None where the answer has another form. No content (a refusal) is an empty judgement."""
+    try:
+        content = answer.json()["choices"][0]["message"]["content"]
+    except (ValueError, LookupError, TypeError):
+        return None
+    return "" if content is None else content if isinstance(content, str) else None
+
+
+def _retry_after(answer: httpx.Response, otherwise: float) -> float:
+    """The seconds that a Retry-After header asks for; a date there, or none, leaves the wait as it was."""
+    asked = answer.headers.get("retry-after", "")
+    return min(LONGEST_WAIT, float(asked)) if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", asked) else otherwise
