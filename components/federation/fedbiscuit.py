@@ -23,7 +23,7 @@ from pydantic import Field
 
 from components.config import FederationConfig, RecipeError, Section
 from components.federation import aggregation, fedavg, fedbis
-from components.federation.grouping import balanced_groups, moved
+from components.federation.grouping import balanced_groups, least_loss_groups, moved
 from components.federation.sampling import sample_clients
 from components.federation.strategy import Federation, Job, ServerState, Strategy, Update
 from components.models.adapters import AdapterRef, AdapterStore
@@ -35,6 +35,9 @@ class Options(Section):
 
     warmup_rounds: int = Field(50, ge=1, description="Rounds of FedBis that each selector is given first (T), inside federation.rounds; FedBiscuit section 7.1: 50.")
     regroup_every: int = Field(50, ge=1, description="Rounds between two groupings (tau); FedBiscuit B.2: 50 (summarization), 100 (QA).")
+    grouping: Literal["paper", "least_loss"] = Field(
+        "paper", description="paper: greedy, cap, reassign the overflow by next-best loss (section 5.1); least_loss: the least sum of p_m F_m under the same sizes (eqs. 4 and 5), "
+        "which a selector that is better for everybody does not disturb.")
     weighting: Literal["paper", "participation"] = Field(
         "participation",
         description="paper: eq. 6 with p_m, (1 - sum p_m) phi_u + sum p_m phi_m, which moves a selector by the sampled members' share of all data; "
@@ -101,7 +104,10 @@ class FedBiscuit:
         told = {update.job.client: update.losses for update in updates}
         losses = np.array([told.get(name, (float("nan"),) * len(self.slots)) for name in names])
         previous = [self.slots.index(state.assigned[name]) for name in names] if state.assigned else None
-        groups = balanced_groups(losses, previous)
+        if self.options.grouping == "paper":
+            groups = balanced_groups(losses, previous)
+        else:
+            groups = least_loss_groups(losses, [client.weight for client in state.federation.clients], previous)
         sizes = np.bincount(groups, minlength=len(self.slots))
         log = {f"{slot}/size": int(size) for slot, size in zip(self.slots, sizes, strict=True)} | {
             "moved": moved(groups, previous), "without_vote": int(np.isnan(losses).all(axis=1).sum()),

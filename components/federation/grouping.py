@@ -1,10 +1,15 @@
 """Client grouping in balanced clusters (FedBiscuit section 5.1, step 2.1).
 
-Every client is first given the selector on which its validation loss is lowest. Then, until all are closed, the
-cluster that most clients chose is capped, and those over the cap go to the open cluster of their next-best loss.
+Two ways to the same constraint (eq. 5, sizes differ by at most one):
 
-The paper does not say who stays under a cap: here it is those with the lowest loss on that selector, so that the
-order in which losses arrive has no say.
+- `balanced_groups`, the paper's procedure. Every client is first given the selector on which its validation loss is
+  lowest. Then, until all are closed, the cluster that most clients chose is capped, and those over the cap go to the
+  open cluster of their next-best loss. The paper does not say who stays under a cap: here it is those with the lowest
+  loss on that selector, so that the order in which losses arrive has no say.
+- `least_loss_groups`, the least weighted sum of losses under the constraint, which is the paper's problem itself (eqs.
+  4 and 5, for given selectors). A selector that is better than the others for everybody, as is common after a short
+  warm-up, draws all clients in the procedure, and the caps then sort them by how easy their pairs are. In the sum such
+  a lead cancels, because the sizes are fixed, and what is left is who gains most from which selector.
 """
 
 from __future__ import annotations
@@ -33,17 +38,11 @@ def balanced_groups(losses: np.ndarray, previous: Sequence[int] | None = None) -
     Raises:
         ValueError: losses is not a matrix with at least one column, or previous does not fit it.
     """
-    losses = np.asarray(losses, dtype=float)
-    if losses.ndim != 2 or losses.shape[1] == 0:
-        raise ValueError(f"losses have shape {losses.shape}, expected [clients, selectors]")
+    losses, last, keeps = _checked(losses, previous)
     count, selectors = losses.shape
-    last = np.full(count, -1) if previous is None else np.asarray(previous)
-    if last.shape != (count,) or not (np.equal(np.mod(last, 1), 0) & (last >= -1) & (last < selectors)).all():
-        raise ValueError(f"previous groups must be {count} numbers between -1 and {selectors - 1}, got {last.tolist()}")
     mute = np.isnan(losses).all(axis=1)
     wishes = np.where(np.isnan(losses), np.inf, losses)
-    keeps = mute & (last >= 0)
-    wishes[keeps, last[keeps].astype(int)] = -np.inf  # before every vote, so that only other keepers can displace it
+    wishes[keeps, last[keeps]] = -np.inf  # before every vote, so that only other keepers can displace it
 
     groups = np.full(count, -1)
     for client in [*np.flatnonzero(~mute | keeps), *np.flatnonzero(mute & ~keeps)]:
@@ -60,6 +59,52 @@ def balanced_groups(losses: np.ndarray, previous: Sequence[int] | None = None) -
         for client in over:
             groups[client] = _best(wishes[client], groups, open_clusters)
     return groups
+
+
+def least_loss_groups(losses: np.ndarray, weights: Sequence[float] | None = None, previous: Sequence[int] | None = None) -> np.ndarray:
+    """Put clients into clusters whose sizes differ by at most one, with the least weighted sum of losses (FedBiscuit eqs. 4 and 5).
+
+    Solved exactly, as an assignment of clients to seats: each cluster has M // U seats that must be taken and one more
+    that may stay empty.
+
+    Args:
+        losses, previous: as balanced_groups; rows of NaN are treated as there.
+        weights: [M], p_m of eq. 4; None weighs all clients the same.
+
+    Returns:
+        [M] integers in 0..U-1.
+
+    Raises:
+        ValueError: as balanced_groups.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    losses, last, keeps = _checked(losses, previous)
+    count, selectors = losses.shape
+    finite = np.abs(losses[np.isfinite(losses)])
+    worst = 1e3 * (1.0 + (finite.max() if finite.size else 0.0))
+    costs = np.where(np.isfinite(losses), losses, worst)
+    costs[np.isnan(losses).all(axis=1)] = 0.0
+    costs *= (np.ones(count) if weights is None else np.asarray(weights, dtype=float) * count)[:, None]
+    costs[keeps, last[keeps]] = -1e3 * worst * count
+    seats = np.repeat(np.arange(selectors), count // selectors + 1)
+    spare = np.tile(np.arange(count // selectors + 1) == count // selectors, selectors)
+    nobody = np.where(spare, 0.0, 1e9 * worst * count)[None, :].repeat(len(seats) - count, axis=0)
+    _, taken = linear_sum_assignment(np.vstack([costs[:, seats], nobody]))
+    return seats[taken[:count]]
+
+
+def _checked(losses: np.ndarray, previous: Sequence[int] | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The losses [M, U], the last groups [M] with -1 for none, and which clients keep theirs for want of a vote [M]."""
+    losses = np.asarray(losses, dtype=float)
+    if losses.ndim != 2 or losses.shape[1] == 0:
+        raise ValueError(f"losses have shape {losses.shape}, expected [clients, selectors]")
+    count, selectors = losses.shape
+    last = np.full(count, -1) if previous is None else np.asarray(previous)
+    if last.shape != (count,) or not (np.equal(np.mod(last, 1), 0) & (last >= -1) & (last < selectors)).all():
+        raise ValueError(f"previous groups must be {count} numbers between -1 and {selectors - 1}, got {last.tolist()}")
+    last = last.astype(int)
+    return losses, last, np.isnan(losses).all(axis=1) & (last >= 0)
 
 
 def _best(wishes: np.ndarray, groups: np.ndarray, clusters: Sequence[int]) -> int:

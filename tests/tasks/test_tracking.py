@@ -34,7 +34,7 @@ def steps(tmp_path, random_adapter):
     for step in (1, 2, 3):
         values = {"loss": 0.7 / step, "loss_first": 0.7, "loss_last": 0.6 / step, "gradient_norm": 1.0, "tokens": 100, "seconds": 0.5}
         records.append({
-            "step": step, "rounds_done": step, "clients": {"ada": values, "bea": values | {"loss": 0.5}}, "failed": {"cyd": "lost"}, "refused": {},
+            "step": step, "phase": "train", "rounds_done": step, "clients": {"ada": values, "bea": values | {"loss": 0.5}}, "failed": {"cyd": "lost"}, "refused": {},
             "server": {"server_step": 0.1 * step, "odd": float("nan")}, "adapters": {"selector": store.put(random_adapter(step)).hash}})
     return records, store
 
@@ -71,7 +71,7 @@ def test_a_resumed_run_takes_its_mlflow_runs_up_again(run, debug, client):
 
 def test_the_step_of_a_metric_is_the_round_and_clients_are_series_of_one_run(phase, debug, client, steps):
     records, store = steps
-    tracking.log_steps.fn(phase, debug, records, store.root)
+    tracking.log_steps.fn(phase, debug, records, store.root, {})
     assert dict(history(client, phase, "server/server_step")) == pytest.approx({1: 0.1, 2: 0.2, 3: 0.3})
     assert dict(history(client, phase, "clients/ada/loss")) == pytest.approx({1: 0.7, 2: 0.35, 3: 0.7 / 3})
     assert dict(history(client, phase, "train/loss"))[2] == pytest.approx((0.35 + 0.5) / 2)
@@ -83,7 +83,7 @@ def test_logging_the_same_steps_twice_changes_nothing(phase, debug, client, step
     """A run that was killed between commit and logging logs the step when it is resumed, and may have done so before."""
     records, store = steps
     for _ in range(2):
-        tracking.log_steps.fn(phase, debug, records, store.root)
+        tracking.log_steps.fn(phase, debug, records, store.root, {})
     assert len(client.search_logged_models([client.get_run(phase).info.experiment_id])) == 3
     assert [step for step, _ in history(client, phase, "train/loss")] == [1, 2, 3]
     assert sorted(info.path for info in client.list_artifacts(phase, "rounds")) == [f"rounds/0000{i}.json" for i in (1, 2, 3)]
@@ -93,7 +93,7 @@ def test_logging_the_same_steps_twice_changes_nothing(phase, debug, client, step
 def test_adapters_are_logged_at_the_recipes_cadence_and_the_last_one_always(phase, debug, client, steps, every, rounds):
     records, store = steps
     recipe = debug.model_copy(update={"federation": debug.federation.model_copy(update={"keep_every": every})})
-    tracking.log_steps.fn(phase, recipe, records, store.root)
+    tracking.log_steps.fn(phase, recipe, records, store.root, {})
     assert set(models(client, phase)) == {f"selector-round-{r}" for r in rounds}
 
 
@@ -104,7 +104,7 @@ def test_a_logged_adapter_is_a_peft_folder_that_opens_and_answers_as_the_committ
     from components.models.backbone import load_backbone
 
     records, store = steps
-    tracking.log_steps.fn(phase, debug, records, store.root)
+    tracking.log_steps.fn(phase, debug, records, store.root, {})
     model = models(client, phase)["selector-round-3"]
     assert model.tags["sha256"] == records[2]["adapters"]["selector"] and model.params["round"] == "3"
     mlflow.set_tracking_uri(tracking.tracking_uri())
