@@ -24,6 +24,15 @@ def accuracy_line(measured: dict[str, Any]) -> str:
     return f"held-out accuracy {measured['mean']:.3f} (worst client {measured['worst']:.3f}, best {measured['best']:.3f}); {domains}"
 
 
+def partition_line(report: dict[str, Any]) -> str:
+    """The partition as a line: the row of FedBiscuit's table 5, over all the clients' pairs and over those they train on."""
+    def row(kept: dict[str, Any]) -> str:
+        return f"max {kept['max']:,}, min {kept['min']:,}, std {kept['std']:,.2f}"
+
+    every, train = report["partition"], report["partition_train"]
+    return f"{every['samples']:,} pairs of {every['clients']:,} clients ({row(every)}); to train on {train['samples']:,} ({row(train)})"
+
+
 def round_line(record: dict[str, Any]) -> str:
     """A step of the federation as a line."""
     losses = [client["loss"] for client in record["clients"].values() if "loss" in client]
