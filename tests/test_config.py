@@ -43,6 +43,19 @@ def test_the_tldr_recipe_holds_tables_3_and_5_of_the_paper():
     assert (dpo.optimizer, dpo.lr, recipe.alignment.temperature) == ("rmsprop", 1e-6, 0.7)
 
 
+def test_the_shp_recipe_holds_tables_2_4_and_5_of_the_paper():
+    recipe = load_recipe("qa/shp")
+    data, federation, dpo, lora = recipe.data, recipe.federation, recipe.alignment.dpo, recipe.selector.lora
+    assert (data.source, data.partition, data.alpha, data.clients, data.options["max_tokens"]) == ("shp", "dirichlet", 0.3, 200, 512)
+    assert (data.align_prompts.source, data.test_prompts.source) == ("safe-rlhf", "alpaca_eval")
+    assert (federation.rounds, federation.clients_per_round, federation.local_steps, federation.batch_size) == (500, 10, 30, 32)
+    assert (federation.optimizer.name, federation.optimizer.lr, federation.optimizer.betas) == ("adamw", 1e-5, [0.9, 0.95])
+    assert (lora.r, lora.alpha, lora.dropout) == (8, 16, 0.05) and (recipe.policy.lora.r, recipe.policy.lora.dropout) == (8, 0.05)
+    assert (dpo.optimizer, dpo.lr, dpo.epochs, dpo.batch_size) == ("rmsprop", 1e-6, 5, 32)
+    assert (recipe.selector.backbone.name, recipe.policy.max_new_tokens, recipe.alignment.temperature) == ("google/gemma-2b", 300, 0.7)
+    assert (recipe.selector.template, recipe.policy.template) == ("qa/selector", "qa/policy")
+
+
 @pytest.mark.parametrize(("override", "key", "nearest"), [
     ("federation.round=3", "federation.round", "federation.rounds"),
     ("federation.optimizer.learning_rat=1", "federation.optimizer.learning_rat", None),

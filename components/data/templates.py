@@ -4,6 +4,10 @@ A template is a text file under prompt_templates/ (named '<task>/<kind>') or any
 placeholders {prompt}, and for selectors {response_a} and {response_b}, each exactly once. Other braces are plain text.
 A file's trailing white space is dropped, so that a selector's template ends at its answer slot and the next token is
 ' A' or ' B'.
+
+Figure 4 has two templates for answers to questions, one of them with an input beside the instruction. The prompts of
+its data (SHP, SafeRLHF, AlpacaEval) are instructions alone: 'qa/policy'. 'qa/policy_input' has both fields, with an
+instruction of its own and the prompt as input, here a conversation; 'summarization/policy' likewise.
 """
 
 from __future__ import annotations
