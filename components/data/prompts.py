@@ -55,7 +55,7 @@ def server_prompts(data: DataConfig, loaded: SourceData, pairs: pd.DataFrame, ju
     for split, section in sections.items():
         if section is None:
             rows = own[own["split"] == split]
-            chosen[split] = rows[[_normal(prompt) not in forbidden for prompt in rows["prompt"]]]
+            chosen[split] = rows[~rows["prompt"].map(_normal).isin(forbidden)]
             if len(chosen[split]) < len(rows):
                 notes[split] = {"source": data.source, "left_out": {REASONS[split]: len(rows) - len(chosen[split])}}
         else:

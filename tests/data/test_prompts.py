@@ -174,6 +174,11 @@ def test_a_prompt_to_evaluate_on_is_not_aligned_on_although_it_came_with_the_pai
     assert notes["align"] == {"source": "jsonl", "left_out": {"in a pair or to be evaluated on": 1}}
 
 
+def test_a_source_without_prompts_of_its_own_to_align_on_may_have_others_to_evaluate_on(own, prompts):
+    found, _, _ = chosen(own | {"options": {"align_share": 0.0}}, test_prompts={"source": "alpaca_eval", "path": str(prompts / "alpaca_eval.json")})
+    assert found["align"] == {} and len(found["test"]) == 5
+
+
 def test_max_prompts_keeps_a_seeded_sample(own, tmp_path):
     section = {"source": "safe-rlhf", "path": written(tmp_path / "p.jsonl", *(f"Question {i}?" for i in range(50))), "max_prompts": 7}
     (first, notes, _), (again, _, _), (other, _, _) = (chosen(own, seed, align_prompts=section) for seed in (0, 0, 1))

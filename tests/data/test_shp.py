@@ -190,3 +190,16 @@ def test_a_missing_column_or_file_says_which(fixtures, tmp_path):
         sources.load(DataConfig(source="shp", path=str(tmp_path)), 0)
     with pytest.raises(DataError, match=r"expected a folder with files train, validation, test"):
         sources.load(DataConfig(source="shp", path=str(fixtures / "pairs.jsonl")), 0)
+
+
+def test_the_shp_recipe_prepares_from_local_files(fixtures, tmp_path):
+    from components.recipes import load_recipe
+    from tasks.data import prepare_data
+
+    recipe = load_recipe("qa/shp", [
+        f"data.path={fixtures / 'shp'}", "data.options={max_tokens: 2000, tokenizer: tiny-random, align_share: 0.0, judge_share: 1.0}",
+        f"data.align_prompts.path={fixtures / 'prompts' / 'safe_rlhf.jsonl'}", f"data.test_prompts.path={fixtures / 'prompts' / 'alpaca_eval.json'}",
+        "data.clients=3", "federation.clients_per_round=2"])
+    report = prepare_data.fn(recipe, tmp_path / "data")
+    assert report["rows"]["prompts"] == {"align": 4, "test": 5} and report["rows"]["dropped"]["over 2000 tokens"] == 1
+    assert report["partition_train"]["samples"] == 24 and report["partition"]["clients"] == 3
