@@ -12,7 +12,8 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -33,6 +34,16 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
+class PromptsConfig(Section):
+    """Prompts of a data set of their own, in place of those that come with the pairs."""
+
+    source: str = Field(min_length=1, description="Registered prompt source, see components/data/sources.py: alpaca_eval, safe-rlhf.")
+    path: str | None = Field(None, description="Local file read in place of the hub.")
+    revision: str | None = Field(None, description="Hub revision (commit or tag) of the data set.")
+    options: dict[str, Any] = Field(default_factory=dict, description="Options of the prompt source, checked by the source itself.")
+    max_prompts: int | None = Field(None, ge=1, description="Keep at most this many prompts (a seeded sample); None keeps all.")
+
+
 class DataConfig(Section):
     """Which preference pairs there are, who owns them, and which rows may be trained on."""
 
@@ -48,6 +59,8 @@ class DataConfig(Section):
     test: float = Field(0.2, gt=0, lt=1, description="Share of a source's prompts held out for the figures that are reported.")
     max_pairs: int | None = Field(None, ge=1, description="Keep at most this many pairs of the source (a seeded sample of whole prompts); None keeps all.")
     max_characters: int = Field(20_000, ge=1, description="A pair with a longer prompt or completion fails validation (characters).")
+    align_prompts: PromptsConfig | None = Field(None, description="Server prompts to align on, in place of the source's own; FedBiscuit table 5: safe-rlhf for QA.")
+    test_prompts: PromptsConfig | None = Field(None, description="Held-out prompts to evaluate policies on, in place of the source's own; FedBiscuit 7.1: alpaca_eval for QA.")
 
 
 class BackboneConfig(Section):
@@ -311,12 +324,21 @@ def _sentence(model: type[BaseModel], values: Any, error: Mapping[str, Any], pre
     return f"key '{key}'{shown}: {reason}{allowed}."
 
 
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """The model of a section, optional or not; None where the annotation is of another kind."""
+    kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    for kind in kinds:
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
+
+
 def _fields_at(model: type[BaseModel], location: Iterable[str | int]) -> list[str]:
     for part in location:
-        annotation = model.model_fields[str(part)].annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        inner = section_of(model.model_fields[str(part)].annotation)
+        if inner is None:
             return []
-        model = annotation
+        model = inner
     return list(model.model_fields)
 
 
@@ -324,7 +346,7 @@ def _nearest(model: type[BaseModel], last: str, section: list, fields: list[str]
     near = difflib.get_close_matches(last, fields, n=1, cutoff=0.6)
     if near:
         return f"; did you mean '{'.'.join([*([prefix] if prefix else []), *map(str, section), near[0]])}'?"
-    everywhere = {path.rsplit(".", 1)[-1]: path for path in _paths(model)}
+    everywhere = {path.rsplit(".", 1)[-1]: path for path in reversed(list(_paths(model)))}      # of keys with one name the first
     near = difflib.get_close_matches(last, list(everywhere), n=1, cutoff=0.75)
     return f"; did you mean '{everywhere[near[0]]}'?" if near else "."
 
@@ -332,5 +354,6 @@ def _nearest(model: type[BaseModel], last: str, section: list, fields: list[str]
 def _paths(model: type[BaseModel], prefix: str = "") -> Iterable[str]:
     for name, field in model.model_fields.items():
         yield prefix + name
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from _paths(field.annotation, f"{prefix}{name}.")
+        inner = section_of(field.annotation)
+        if inner is not None:
+            yield from _paths(inner, f"{prefix}{name}.")

@@ -67,6 +67,9 @@ def parse_recipe(tree: Mapping[str, Any], where: str) -> Recipe:
     from components.models.adapters import AdapterStore
 
     check_section(sources.options_model(recipe.data.source, where), recipe.data.options, where, "data.options")
+    for key, prompts in (("data.align_prompts", recipe.data.align_prompts), ("data.test_prompts", recipe.data.test_prompts)):
+        if prompts is not None:
+            sources.check_prompts(prompts, key, where)
     check_section(strategy.options_model(recipe.federation.method, where), recipe.federation.options, where, "federation.options")
     judge = recipe.evaluation.judge
     check_section(judges.options_model(judge.kind, where), judge.options, where, "evaluation.judge.options")

@@ -77,6 +77,7 @@ def prepare(run: Run, recipe: Recipe) -> None:
     for name in backbones(recipe):
         data.fetch_backbone(name)
     report = data.prepare_data(recipe, run.prepared)
+    get_run_logger().info("partition: %s", reporting.partition_line(report))
     child = tracking.open_phase(run, recipe, "prepare")
     tracking.log_data(child, run.prepared, report)
     tracking.close_run(child)

@@ -35,9 +35,12 @@ def prepare_data(recipe: Recipe, folder: Path) -> dict[str, Any]:
 
     report = prepare(recipe.data, recipe.seed, folder)
     check_judge(recipe.evaluation.judge, folder)
-    counts = {"server prompts to align on": report["rows"]["prompts"].get("align", 0), "held-out prompts to evaluate on": report["rows"]["prompts"].get("test", 0),
-              "held-out pairs to measure the selector on": report["splits"].get("test", 0), "pairs to train on": report["splits"].get("train", 0)}
-    for what, count in counts.items():
+    prompts, splits = report["rows"]["prompts"], report["splits"]
+    for count, what, elsewhere in (
+            (prompts.get("align", 0), "server prompts to align on", ", or take them from elsewhere (data.align_prompts)"),
+            (prompts.get("test", 0), "held-out prompts to evaluate on", ", or take them from elsewhere (data.test_prompts)"),
+            (splits.get("test", 0), "held-out pairs to measure the selector on", ""),
+            (splits.get("train", 0), "pairs to train on", "")):
         if not count:
-            raise DataError(f"source {recipe.data.source} leaves no {what}: see data.test, data.validation and data.options (e.g. align_share).")
+            raise DataError(f"source {recipe.data.source} leaves no {what}: see data.test, data.validation and data.options (e.g. align_share){elsewhere}.")
     return report

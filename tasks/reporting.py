@@ -12,6 +12,9 @@ from components.config import Recipe
 from tasks.runs import PROJECT, Run, read_json, write_json
 from tasks.uncached import task
 
+DOMAINS = 20
+"""SHP has 18 (FedBiscuit section 6); the 36 opening questions of the embedded conversations are sentences."""
+
 
 def accuracy_metrics(measured: dict[str, Any]) -> dict[str, float]:
     """Held-out accuracy as metrics: of the majority, and of the adapter that each client is assigned."""
@@ -22,10 +25,19 @@ def accuracy_metrics(measured: dict[str, Any]) -> dict[str, float]:
 def accuracy_line(measured: dict[str, Any]) -> str:
     """Held-out accuracy as a line."""
     def part(values: dict[str, Any]) -> str:
-        domains = ", ".join(f"{name or 'all pairs'} {value:.3f}" for name, value in values["domains"].items())
-        return f"{values['mean']:.3f} (worst client {values['worst']:.3f}, best {values['best']:.3f}); {domains}"
+        shown = ", ".join(f"{name or 'all pairs'} {value:.3f}" for name, value in _shown(values["domains"]).items())
+        return f"{values['mean']:.3f} (worst client {values['worst']:.3f}, best {values['best']:.3f})" + (f"; {shown}" if shown else "")
 
     return f"held-out accuracy {part(measured)}" + (f" | with the assigned adapter {part(measured['assigned'])}" if "assigned" in measured else "")
+
+
+def partition_line(report: dict[str, Any]) -> str:
+    """The partition as a line: the row of FedBiscuit's table 5, over all the clients' pairs and over those they train on."""
+    def row(kept: dict[str, Any]) -> str:
+        return f"max {kept['max']:,}, min {kept['min']:,}, std {kept['std']:,.2f}"
+
+    every, train = report["partition"], report["partition_train"]
+    return f"{every['samples']:,} pairs of {every['clients']:,} clients ({row(every)}); to train on {train['samples']:,} ({row(train)})"
 
 
 def round_line(record: dict[str, Any]) -> str:
@@ -131,8 +143,13 @@ def link_artifacts(run: Run, recipe: Recipe) -> None:
 
 def _accuracy_rows(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     rows = [("clients' mean", before["mean"], after["mean"]), ("worst client", before["worst"], after["worst"]), ("best client", before["best"], after["best"])]
-    rows += [(_domain(name), before["domains"][name], value) for name, value in after["domains"].items()]
+    rows += [(_domain(name), before["domains"][name], value) for name, value in _shown(after["domains"]).items()]
     return [f"  {name:<36} {first:>8.3f} {last:>8.3f}" for name, first, last in rows]
+
+
+def _shown(domains: dict[str, float]) -> dict[str, float]:
+    """The domains that a line or a table shows: all, or none where there are too many to read (metrics.json has them)."""
+    return domains if len(domains) <= DOMAINS else {}
 
 
 def _domain(name: str) -> str:

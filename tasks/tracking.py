@@ -133,7 +133,8 @@ def log_data(run_id: str, prepared: Path, report: dict[str, Any]) -> None:
     for name in ("partition.png", "clients.json", "report.json"):
         client.log_artifact(run_id, str(prepared / name), "data")
     client.log_artifacts(run_id, str(prepared / "docs"), "data/docs")
-    numbers = {f"partition/{k}": v for k, v in report["partition"].items()} | {f"rows/{k}": v for k, v in report["splits"].items()}
+    numbers = {f"{name}/{k}": v for name in ("partition", "partition_train") for k, v in report[name].items()}
+    numbers |= {f"rows/{k}": v for k, v in report["splits"].items()} | {f"prompts/{k}": v for k, v in report["rows"]["prompts"].items()}
     _log_metrics(client, run_id, [(name, value, 0) for name, value in numbers.items()])
 
 

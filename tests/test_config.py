@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from components.config import Recipe, RecipeError, check_cohort
+from components.config import Recipe, RecipeError, check_cohort, section_of
 from components.recipes import RECIPES, dump_recipe, load_recipe, parse_recipe, recipe_names
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,6 +43,19 @@ def test_the_tldr_recipe_holds_tables_3_and_5_of_the_paper():
     assert (dpo.optimizer, dpo.lr, recipe.alignment.temperature) == ("rmsprop", 1e-6, 0.7)
 
 
+def test_the_shp_recipe_holds_tables_2_4_and_5_of_the_paper():
+    recipe = load_recipe("qa/shp")
+    data, federation, dpo, lora = recipe.data, recipe.federation, recipe.alignment.dpo, recipe.selector.lora
+    assert (data.source, data.partition, data.alpha, data.clients, data.options["max_tokens"]) == ("shp", "dirichlet", 0.3, 200, 512)
+    assert (data.align_prompts.source, data.test_prompts.source) == ("safe-rlhf", "alpaca_eval")
+    assert (federation.rounds, federation.clients_per_round, federation.local_steps, federation.batch_size) == (500, 10, 30, 32)
+    assert (federation.optimizer.name, federation.optimizer.lr, federation.optimizer.betas) == ("adamw", 1e-5, [0.9, 0.95])
+    assert (lora.r, lora.alpha, lora.dropout) == (8, 16, 0.05) and (recipe.policy.lora.r, recipe.policy.lora.dropout) == (8, 0.05)
+    assert (dpo.optimizer, dpo.lr, dpo.epochs, dpo.batch_size) == ("rmsprop", 1e-6, 5, 32)
+    assert (recipe.selector.backbone.name, recipe.policy.max_new_tokens, recipe.alignment.temperature) == ("google/gemma-2b", 300, 0.7)
+    assert (recipe.selector.template, recipe.policy.template) == ("qa/selector", "qa/policy")
+
+
 @pytest.mark.parametrize(("override", "key", "nearest"), [
     ("federation.round=3", "federation.round", "federation.rounds"),
     ("federation.optimizer.learning_rat=1", "federation.optimizer.learning_rat", None),
@@ -50,6 +63,10 @@ def test_the_tldr_recipe_holds_tables_3_and_5_of_the_paper():
     ("selector.backbone.layer=2", "selector.backbone.layer", "selector.backbone.layers"),
     ("selector.clients_per_round=2", "selector.clients_per_round", "federation.clients_per_round"),
     ("data.options.judge_anotators=2", "data.options.judge_anotators", "data.options.judge_annotators"),
+    ("data.align_prompt={source: safe-rlhf}", "data.align_prompt", "data.align_prompts"),
+    ("data.align_prompts={source: safe-rlhf, max_prompt: 3}", "data.align_prompts.max_prompt", "data.align_prompts.max_prompts"),
+    ("data.test_prompts={source: alpaca_eval, options: {fil: x}}", "data.test_prompts.options.fil", "data.test_prompts.options.file"),
+    ("data.test_prompts={source: alpaca_eval, seed: 1}", "data.test_prompts.seed", None),
     ("federation.options.weigting=paper", "federation.options.weigting", "federation.options.weighting")])
 def test_an_unknown_key_is_named_with_the_nearest_one_and_those_that_are_allowed(override, key, nearest):
     message = refusal(override)
@@ -68,7 +85,10 @@ def test_an_unknown_key_is_named_with_the_nearest_one_and_those_that_are_allowed
     ("federation.optimizer.betas=[0.9, 1.5]", ("'federation.optimizer.betas'", "[0, 1)")),
     ("federation.options.weighting=mean", ("'federation.options.weighting'", "'mean'", "'paper' or 'participation'")),
     ("federation.method=fedbiss", ("federation.method 'fedbiss'", "Did you mean 'fedbis'?")),
-    ("data.source=aclsm", ("data source 'aclsm'", "Did you mean 'aclsum'?"))])
+    ("data.source=aclsm", ("data source 'aclsm'", "Did you mean 'aclsum'?")),
+    ("data.align_prompts={path: x.jsonl}", ("key 'data.align_prompts.source' is missing",)),
+    ("data.align_prompts={source: safe-rlhf, max_prompts: 0}", ("'data.align_prompts.max_prompts' is 0", "greater than or equal to 1")),
+    ("data.test_prompts={source: alpacaeval}", ("data.test_prompts.source 'alpacaeval' is not known", "Did you mean 'alpaca_eval'?"))])
 def test_a_wrong_type_or_value_names_the_key_the_value_and_what_is_allowed(override, parts):
     message = refusal(override)
     assert all(part in message for part in parts), message
@@ -151,8 +171,11 @@ def test_a_fingerprint_changes_with_the_seed_and_its_sections_and_with_nothing_e
 def test_every_field_of_a_recipe_is_documented():
     def fields(model, prefix=""):
         for name, field in model.model_fields.items():
-            inner = isinstance(field.annotation, type) and hasattr(field.annotation, "model_fields")
-            yield from fields(field.annotation, f"{prefix}{name}.") if inner else [(prefix + name, field.description)]
+            inner = section_of(field.annotation)
+            if inner is None or field.default is None:      # an optional section says itself what it is for
+                yield prefix + name, field.description
+            if inner is not None:
+                yield from fields(inner, f"{prefix}{name}.")
 
     assert [name for name, description in fields(Recipe) if not description] == []
 

@@ -99,15 +99,19 @@ def natural(client_ids: Sequence[str]) -> np.ndarray:
     return np.array([index[c] for c in client_ids], dtype=np.int64)
 
 
-def statistics(client_ids: Sequence[Hashable]) -> dict[str, int | float]:
+def statistics(counts: Sequence[int]) -> dict[str, int | float]:
     """The partition's row of FedBiscuit's table 5: samples, clients, and max, min and std of a client's samples.
 
-    std is the population's (divided by the number of clients): all clients are counted, none is sampled.
+    std is the population's (divided by the number of clients): all clients are counted, none is sampled. The table
+    does not say which one it gives; the other is 1% larger for 53 clients and 0.25% for 200.
+
+    Args:
+        counts: samples of each client.
     """
-    counts = np.array(list(Counter(client_ids).values()), dtype=np.float64)
-    if not len(counts):
+    held = np.array(list(counts), dtype=np.float64)
+    if not len(held):
         return {"samples": 0, "clients": 0, "max": 0, "min": 0, "std": 0.0}
-    return {"samples": int(counts.sum()), "clients": len(counts), "max": int(counts.max()), "min": int(counts.min()), "std": round(float(counts.std()), 2)}
+    return {"samples": int(held.sum()), "clients": len(held), "max": int(held.max()), "min": int(held.min()), "std": round(float(held.std()), 2)}
 
 
 def _sizes(groups: Sequence[Hashable], n_clients: int) -> Counter[str]:

@@ -14,6 +14,7 @@ import numpy as np
 from components.config import DataConfig
 from components.data import partition, sources
 from components.data.picture import partition_picture
+from components.data.prompts import server_prompts
 from components.data.records import PAIR_COLUMNS, PROMPT_COLUMNS, SPLITS, DataError
 from components.data.splits import assign
 from components.data.validation import validate
@@ -39,8 +40,10 @@ def prepare(data: DataConfig, seed: int, folder: Path) -> dict[str, Any]:
             rows        pairs the source gave ("source"), pairs kept ("pairs"), pairs left out by reason ("left_out":
                         their sum is the difference), the judge's pairs ("judge"), prompts by split ("prompts"), and
                         raw rows that the source itself dropped by reason ("dropped")
+            prompts     where the recipe takes prompts from elsewhere: by split, see prompts.server_prompts
             splits      pairs by split
-            partition   the row of table 5, see partition.statistics
+            partition   the row of table 5 over all the clients' pairs, see partition.statistics
+            partition_train   the same over their training pairs
             clients_without_train   clients that have no training pair
             expectations   outcome of the suite, see validation.validate
 
@@ -50,7 +53,6 @@ def prepare(data: DataConfig, seed: int, folder: Path) -> dict[str, Any]:
     """
     loaded = sources.load(data, seed)
     pairs, judge = (_frame(rows, data, seed) for rows in (loaded.pairs, loaded.judge))
-    prompts = loaded.prompts.to_pandas()[list(PROMPT_COLUMNS)]
     given, left_out = len(pairs), {}
     if not given:
         raise DataError(f"source {data.source} gives no pairs")
@@ -67,6 +69,7 @@ def prepare(data: DataConfig, seed: int, folder: Path) -> dict[str, Any]:
     if not (pairs["split"] == "train").any():
         raise DataError(f"of {len(pairs)} pairs none is in the train split: bring more pairs, or lower data.test and data.validation, or raise data.max_pairs")
     pairs = pairs.sort_values(["client_id", "pair_id"], kind="stable", ignore_index=True)
+    prompts, other_prompts = server_prompts(data, loaded, pairs, judge, seed)
     left_out = {reason: n for reason, n in left_out.items() if n}
     if given != len(pairs) + sum(left_out.values()):
         raise AssertionError(f"{given} pairs came in, but {len(pairs)} went out and {left_out} were left out")
@@ -91,7 +94,9 @@ def prepare(data: DataConfig, seed: int, folder: Path) -> dict[str, Any]:
             "rows": {"source": given, "pairs": len(pairs), "left_out": left_out, "judge": len(judge), "prompts": dict(sorted(Counter(prompts["split"]).items())),
                      "dropped": dict(getattr(loaded, "dropped", {}))},
             "splits": {s: int((pairs["split"] == s).sum()) for s in SPLITS},
-            "partition": partition.statistics(list(pairs["client_id"])),
+            "prompts": other_prompts,
+            "partition": partition.statistics([sum(table[c][s] for s in SPLITS) for c in clients]),
+            "partition_train": partition.statistics([table[c]["train"] for c in clients]),
             "clients_without_train": [c for c in clients if not table[c]["train"]],
             "expectations": expectations}
         _write(building, pairs, judge, prompts, table, report)

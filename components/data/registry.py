@@ -1,6 +1,6 @@
 """Where data sources are registered, and the rows that they return.
 
-A source is a function ``(data: DataConfig, options, seed: int) -> SourceData`` with a pydantic model of its options,
+A source of pairs is a function ``(data: DataConfig, options, seed: int) -> SourceData`` with a pydantic model of its options,
 registered under a name by a decorator:
 
     class MyOptions(Section):
@@ -8,6 +8,9 @@ registered under a name by a decorator:
 
     @source("mine", MyOptions)
     def load(data: DataConfig, options: MyOptions, seed: int) -> SourceData: ...
+
+A source of prompts only, for the server, is a function ``(prompts: PromptsConfig, options, seed: int) -> PromptData``,
+registered by the decorator ``prompt_source`` in the same way.
 
 components/data/sources.py imports the modules that register one; a new source is a new file and one import there.
 """
@@ -18,13 +21,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from components.config import DataConfig, Section
+from components.config import DataConfig, PromptsConfig, Section
 from components.data.records import PAIR_COLUMNS, PROMPT_COLUMNS, SourceData, pair_id
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 Load = Callable[[DataConfig, Any, int], SourceData]
+LoadPrompts = Callable[[PromptsConfig, Any, int], "PromptData"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,31 @@ class CountedSourceData(SourceData):
     dropped: dict[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class PromptSource:
+    """A registered prompt source: its options' model and its loading function."""
+
+    options: type[Section]
+    load: LoadPrompts
+
+
+@dataclass(frozen=True)
+class PromptData:
+    """What a prompt source returns.
+
+    Attributes:
+        prompts: (prompt, references) in the data set's order; the references may be none.
+        references: who wrote them, e.g. 'human' or the name of a model; empty where there are none.
+        dropped: rows of the raw data that became no prompt, by reason.
+    """
+
+    prompts: list[tuple[str, list[str]]]
+    references: str = ""
+    dropped: dict[str, int] = field(default_factory=dict)
+
+
 SOURCES: dict[str, Source] = {}
+PROMPT_SOURCES: dict[str, PromptSource] = {}
 
 
 def source(name: str, options: type[Section]) -> Callable[[Load], Load]:
@@ -59,6 +87,21 @@ def source(name: str, options: type[Section]) -> Callable[[Load], Load]:
         if name in SOURCES:
             raise ValueError(f"two data sources are named '{name}'")
         SOURCES[name] = Source(options, load)
+        return load
+
+    return register
+
+
+def prompt_source(name: str, options: type[Section]) -> Callable[[LoadPrompts], LoadPrompts]:
+    """Register a prompt source under a name.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    def register(load: LoadPrompts) -> LoadPrompts:
+        if name in PROMPT_SOURCES:
+            raise ValueError(f"two prompt sources are named '{name}'")
+        PROMPT_SOURCES[name] = PromptSource(options, load)
         return load
 
     return register

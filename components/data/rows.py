@@ -6,16 +6,17 @@ import gzip
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from components.data.records import DataError
 
-SUFFIXES = (".jsonl", ".jsonl.gz", ".json.gz", ".parquet")
+SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
+UNREADABLE = (UnicodeDecodeError, gzip.BadGzipFile, EOFError)
 Row = dict[str, Any]
 
 
 def read_file(path: Path, needed: Sequence[str] = ()) -> list[Row]:
-    """The rows of a JSON-lines file (gzipped or not) or a parquet file, in order.
+    """The rows of a JSON-lines file (gzipped or not), a JSON file of one list (.json), or a parquet file, in order.
 
     Args:
         path: its suffix says what it is, see SUFFIXES.
@@ -28,7 +29,7 @@ def read_file(path: Path, needed: Sequence[str] = ()) -> list[Row]:
         raise DataError(f"{path}: there is no such file (data.path)")
     if not path.name.endswith(SUFFIXES):
         raise DataError(f"{path}: expected a file that ends in one of {', '.join(SUFFIXES)}")
-    rows = _parquet(path) if path.name.endswith(".parquet") else _json_lines(path)
+    rows = _parquet(path) if path.name.endswith(".parquet") else _json(path)
     if not rows:
         raise DataError(f"{path}: the file holds no rows")
     for number, row in enumerate(rows, 1):
@@ -54,9 +55,22 @@ def from_hub(name: str, config: str | None = None, *, split: str, revision: str 
     try:
         return datasets.load_dataset(name, config, split=split, revision=revision, data_dir=data_dir)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(f"{name} (split {split}) cannot be loaded from the Hugging Face hub: {reason}. "
-                        "Give a local copy as data.path, or see whether the hub can be reached from here.") from error
+        raise _unreached(f"{name} (split {split})", error) from error
+
+
+def from_hub_file(name: str, file: str, revision: str | None = None) -> list[Row]:
+    """The rows of one file of a hub data set that is not read whole (its other files, or a script, are of no use here).
+
+    Raises:
+        DataError: the hub cannot be reached, has no such data set, revision or file, or the file cannot be read.
+    """
+    import huggingface_hub
+
+    try:
+        path = huggingface_hub.hf_hub_download(name, file, repo_type="dataset", revision=revision)
+    except (OSError, ValueError) as error:
+        raise _unreached(f"{name} (file {file})", error) from error
+    return read_file(Path(path))
 
 
 def check_text(row: Mapping[str, Any], columns: Iterable[str], where: str) -> None:
@@ -76,10 +90,48 @@ def check_text(row: Mapping[str, Any], columns: Iterable[str], where: str) -> No
                 raise DataError(f"{where}: column '{column}' holds half a character at position {error.start} (a lone surrogate), which is not text: repair the file") from None
 
 
+def _unreached(what: str, error: Exception) -> DataError:
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return DataError(f"{what} cannot be loaded from the Hugging Face hub: {reason.rstrip('.')}. "
+                     "Give a local copy as data.path, or see whether the hub can be reached from here.")
+
+
+def _json(path: Path) -> list[Row]:
+    rows = _json_list(path) if path.name.endswith((".json", ".json.gz")) else None
+    return _json_lines(path) if rows is None else rows
+
+
+def _json_list(path: Path) -> list[Row] | None:
+    """The rows of a file that holds one list of objects; None where it begins otherwise (JSON lines are named .json, too)."""
+    try:
+        with _opened(path) as file:
+            text = file.read()
+    except UNREADABLE as error:
+        raise _unreadable(path, error) from None
+    if not text.lstrip().startswith("["):
+        return None
+    try:
+        rows = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}, line {error.lineno}: this is not valid JSON ({error.msg}, column {error.colno}); expected a list of objects") from None
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise DataError(f"{path}, row {number}: expected a JSON object with named columns, but this is {str(row)[:60]!r}")
+    return rows
+
+
+def _opened(path: Path) -> IO[str]:
+    return (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8")
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    return DataError(f"{path}: the file cannot be read as {'gzipped ' if path.suffix == '.gz' else ''}UTF-8 text ({error})")
+
+
 def _json_lines(path: Path) -> list[Row]:
     rows = []
     try:
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:
+        with _opened(path) as lines:
             for number, line in enumerate(lines, 1):
                 if not line.strip():
                     continue
@@ -90,8 +142,8 @@ def _json_lines(path: Path) -> list[Row]:
                 if not isinstance(row, dict):
                     raise DataError(f"{path}, line {number}: expected a JSON object with named columns, but this is {line.strip()[:60]!r}")
                 rows.append(row)
-    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
-        raise DataError(f"{path}: the file cannot be read as {'gzipped ' if path.suffix == '.gz' else ''}UTF-8 text ({error})") from None
+    except UNREADABLE as error:
+        raise _unreadable(path, error) from None
     return rows
 
 

@@ -3,18 +3,25 @@
     aclsum     embedded: annotators with tastes over 250 papers' expert summaries
     chitchat   embedded: human conversations, a participant is a client
     tldr       hub: OpenAI's TL;DR comparisons, a worker is a client (FedBiscuit section 6)
+    shp        hub: answers on Reddit and their readers' votes, 18 domains (FedBiscuit section 6)
     hh-rlhf    hub: Anthropic's helpful and harmless dialogues
     auto-j     file: Auto-J's pairwise set, human verdicts in 58 scenarios
     jsonl      the user's own pairs
     parquet    the user's own pairs
+
+Prompts for the server alone, which a recipe puts in place of those that come with its pairs (data.align_prompts,
+data.test_prompts):
+
+    safe-rlhf     hub: PKU's prompts about harm (FedBiscuit table 5)
+    alpaca_eval   hub: AlpacaEval's 805 instructions (FedBiscuit section 7.1)
 """
 
 from __future__ import annotations
 
-from components.config import DataConfig, RecipeError, Section, check_section, unknown_name
-from components.data import aclsum, auto_j, chitchat, files, hh_rlhf, tldr  # noqa: F401  (importing them registers them)
-from components.data.records import SourceData
-from components.data.registry import SOURCES, Source
+from components.config import DataConfig, PromptsConfig, RecipeError, Section, check_section, unknown_name
+from components.data import aclsum, alpaca_eval, auto_j, chitchat, files, hh_rlhf, safe_rlhf, shp, tldr  # noqa: F401  (importing them registers them)
+from components.data.records import DataError, SourceData
+from components.data.registry import PROMPT_SOURCES, SOURCES, PromptData, PromptSource, Source
 
 
 def names() -> list[str]:
@@ -46,7 +53,42 @@ def load(data: DataConfig, seed: int) -> SourceData:
     return found.load(data, check_section(found.options, data.options, "data.options", "data.options"), seed)
 
 
+def check_prompts(prompts: PromptsConfig, key: str, where: str) -> None:
+    """Check that a prompt source exists and that its options fit it.
+
+    Args:
+        prompts: a recipe's section.
+        key: the section's own key, e.g. 'data.align_prompts'.
+        where: the file or command it comes from, for the error.
+
+    Raises:
+        RecipeError: an unknown source or option; the nearest one is named.
+    """
+    check_section(_find_prompts(prompts.source, key, where).options, prompts.options, where, f"{key}.options")
+
+
+def load_prompts(prompts: PromptsConfig, key: str, seed: int) -> PromptData:
+    """Load the prompt source that a section names.
+
+    Raises:
+        RecipeError: an unknown source or option.
+        DataError: the prompts are missing or cannot be used; the section's key is named.
+    """
+    found = _find_prompts(prompts.source, key, key)
+    options = check_section(found.options, prompts.options, f"{key}.options", f"{key}.options")
+    try:
+        return found.load(prompts, options, seed)
+    except DataError as error:
+        raise DataError(f"{key}: {error}".replace("data.path", f"{key}.path")) from error
+
+
 def _find(name: str, where: str) -> Source:
     if name not in SOURCES:
         raise RecipeError(f"{where}: {unknown_name('data source', name, SOURCES)}")
     return SOURCES[name]
+
+
+def _find_prompts(name: str, key: str, where: str) -> PromptSource:
+    if name not in PROMPT_SOURCES:
+        raise RecipeError(f"{where}: {unknown_name(f'{key}.source', name, PROMPT_SOURCES)}")
+    return PROMPT_SOURCES[name]

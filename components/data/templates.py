@@ -5,6 +5,10 @@ placeholders {prompt}, and for selectors {response_a} and {response_b}, each exa
 An instruction of a pairwise judge has Auto-J's placeholders, {prompt}, {response} and {response_another}.
 A file's trailing white space is dropped, so that a selector's template ends at its answer slot and the next token is
 ' A' or ' B'.
+
+Figure 4 has two templates for answers to questions, one of them with an input beside the instruction. The prompts of
+its data (SHP, SafeRLHF, AlpacaEval) are instructions alone: 'qa/policy'. 'qa/policy_input' has both fields, with an
+instruction of its own and the prompt as input, here a conversation; 'summarization/policy' likewise.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Source `tldr`: OpenAI's human comparisons of TL;DR summaries (hub; Stiennon et al., 2020; FedBiscuit section 6).
 
-A client is a worker. The server's prompts are posts of the TL;DR data that are in no comparison ("we ensure a post
-does not appear in both datasets"): 60% of them are reserved for supervised fine-tuning, 40% are used here. The test
-split of the TL;DR posts (6,553) gives the evaluation prompts; the human TL;DR is the reference.
+A client is a worker: 53 of them made the 92,858 comparisons of the training part (table 5). The server's prompts are
+posts of the TL;DR data that are in no comparison ("we ensure a post does not appear in both datasets"): 60% of them are
+reserved for supervised fine-tuning, 40% are used here (table 5: 42,782). The test split of the TL;DR posts (6,553) gives
+the evaluation prompts; the human TL;DR is the reference. A post is known by its id where both data sets give one, and by
+its text without case, spacing and punctuation.
 
 The hub's comparisons are a loading script; its parquet conversion (revision refs/convert/parquet) is read instead.
 """
@@ -27,6 +29,7 @@ from components.seeding import generator
 HUB = "openai/summarize_from_feedback"
 CONVERSION = "refs/convert/parquet"
 COLUMNS = ("info", "summaries", "choice", "worker")
+LEFT_OUT = {"align": "post", "test": "test post"}
 
 
 class TldrOptions(Section):
@@ -50,7 +53,8 @@ def load(data: DataConfig, options: TldrOptions, seed: int) -> SourceData:
         DataError: the data cannot be read or lack a column.
     """
     comparisons, posts, test = (_raw(data, options, part) for part in ("comparisons", "posts", "posts_test"))
-    pairs, dropped = read_comparisons(comparisons, data.path or HUB)
+    pairs, counts_dropped = read_comparisons(comparisons, data.path or HUB)
+    dropped = Counter(counts_dropped)
 
     counts = Counter(r["client_id"] for r in pairs)
     ranked = sorted(counts, key=lambda w: (-counts[w], w))
@@ -63,18 +67,27 @@ def load(data: DataConfig, options: TldrOptions, seed: int) -> SourceData:
         elsewhere = [r for r in validation if r["client_id"] not in counts]
     judges = {candidates[i] for i in generator(seed, "judges").permutation(len(candidates))[:options.judge_workers]}
 
-    compared = {_normal(r["prompt"]) for r in [*pairs, *elsewhere]}
-    prompts = []
-    for rows, split in ((posts, "align"), (test, "test")):
+    compared = {name for row in comparisons for name in _names(_post(row["info"]), row["info"])}     # also of comparisons that make no pair
+    compared |= {name for pair in elsewhere for name in pair["names"]}
+    held_out: set[str] = set()
+    prompts = {"test": [], "align": []}
+    for rows, split in ((test, "test"), (posts, "align")):
         for row in rows:
             prompt, reference = read_post(row, options.posts)
-            if _normal(prompt) in compared:
-                continue
-            if split == "test" or position(seed, "align", prompt) < options.align_share:
-                prompts.append((prompt, [reference] if reference else [], split))
+            names = _names(prompt, row)
+            if names & compared:
+                dropped[f"{LEFT_OUT[split]} that is in a comparison"] += 1
+            elif split == "align" and names & held_out:
+                dropped["post that is in the test too"] += 1
+            elif split == "align" and not position(seed, "align", prompt) < options.align_share:
+                dropped["post reserved for supervised fine-tuning"] += 1
+            else:
+                prompts[split].append((prompt, [reference] if reference else [], split))
+            if split == "test":
+                held_out |= names
     return CountedSourceData(
-        pairs_dataset((r for r in pairs if r["client_id"] not in judges), "tldr"), prompts_dataset(prompts, "tldr"),
-        pairs_dataset([*elsewhere, *(r for r in pairs if r["client_id"] in judges)], "tldr"), dropped=dropped)
+        pairs_dataset((r for r in pairs if r["client_id"] not in judges), "tldr"), prompts_dataset([*prompts["align"], *prompts["test"]], "tldr"),
+        pairs_dataset([*elsewhere, *(r for r in pairs if r["client_id"] in judges)], "tldr"), dropped=dict(dropped))
 
 
 def read_comparisons(rows: Iterable[Mapping[str, Any]], where: str) -> tuple[list[dict[str, Any]], dict[str, int]]:
@@ -85,7 +98,8 @@ def read_comparisons(rows: Iterable[Mapping[str, Any]], where: str) -> tuple[lis
         where: what the rows come from, for errors.
 
     Returns:
-        Pairs, and how many rows were dropped, by reason: not a Reddit post, an empty summary, or both the same.
+        Pairs with names (what the post is known by), and how many rows were dropped, by reason: not a Reddit post, an
+        empty summary, or both the same.
 
     Raises:
         DataError: choice is neither 0 nor 1, or there are not two summaries.
@@ -104,8 +118,8 @@ def read_comparisons(rows: Iterable[Mapping[str, Any]], where: str) -> tuple[lis
             dropped["both summaries the same"] += 1
         else:
             pairs.append({
-                "prompt": _prompt(info["subreddit"], info["title"], info["post"]), "chosen": chosen, "rejected": rejected, "client_id": row["worker"],
-                "domain": f"r/{info['subreddit']}", "margin": (row.get("extra") or {}).get("confidence")})
+                "prompt": _post(info), "chosen": chosen, "rejected": rejected, "client_id": row["worker"],
+                "names": _names(_post(info), info), "domain": f"r/{info['subreddit']}", "margin": (row.get("extra") or {}).get("confidence")})
     return pairs, dict(dropped)
 
 
@@ -129,9 +143,14 @@ def _prompt(subreddit: str, title: str, post: str) -> str:
     return f"SUBREDDIT: r/{subreddit}\nTITLE: {(title or '').strip()}\nPOST: {post.strip()}"
 
 
-def _normal(prompt: str) -> str:
-    """The post alone, in lower case and without spacing or punctuation: copies in the two data sets differ in these."""
-    return re.sub(r"[\W_]+", "", prompt.partition("\nPOST: ")[2].lower())
+def _post(info: Mapping[str, Any]) -> str:
+    return _prompt(info["subreddit"], info["title"], info["post"] or "")
+
+
+def _names(prompt: str, row: Mapping[str, Any]) -> set[str]:
+    """What a post is known by: its text in lower case, without spacing and punctuation (copies in the two data sets differ in these), and its id, if any."""
+    text = re.sub(r"[\W_]+", "", prompt.partition("\nPOST: ")[2].lower())
+    return {name for name in (text, f"t3_{str(row['id']).removeprefix('t3_')}" if row.get("id") else "") if name}
 
 
 def _raw(data: DataConfig, options: TldrOptions, part: str) -> Iterable[Mapping[str, Any]]:

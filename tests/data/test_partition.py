@@ -93,5 +93,5 @@ def test_natural_keeps_owners_and_refuses_rows_without_one():
 
 
 def test_statistics_are_the_columns_of_table_five():
-    assert statistics(["a"] * 5 + ["b"] * 1) == {"samples": 6, "clients": 2, "max": 5, "min": 1, "std": 2.0}
-    assert statistics([])["clients"] == 0
+    assert statistics([5, 1]) == {"samples": 6, "clients": 2, "max": 5, "min": 1, "std": 2.0}
+    assert statistics([3, 0])["min"] == 0 and statistics([])["clients"] == 0

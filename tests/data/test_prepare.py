@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter, defaultdict
+from itertools import pairwise
 
 import pandas as pd
 import pytest
@@ -220,10 +221,39 @@ def test_a_failure_shows_five_rows_cut_short_and_leaves_the_data_docs(tmp_path, 
     assert capfd.readouterr() == ("", "")       # no progress bars, no log lines
 
 
-def test_the_partition_picture_is_drawn_for_many_clients_and_domains(tmp_path):
+def test_the_partition_picture_shows_all_clients_or_forty_of_them_by_size_at_even_distances():
+    from components.data.picture import selected
+
+    counts = {f"client-{c:03d}": {"a": c, "b": 1} for c in range(200)}
+    shown = selected(counts)
+    ranks = [199 - int(client[-3:]) for client in shown]
+    assert len(shown) == 40 and ranks[0] == 0 and ranks[-1] == 199 and {b - a for a, b in pairwise(ranks)} == {5, 6}
+    assert selected(dict(list(counts.items())[:12])) == [f"client-{c:03d}" for c in reversed(range(12))]
+
+
+def test_the_partition_picture_stacks_the_shares_of_the_domains_and_names_them(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
     from components.data.picture import partition_picture
 
-    partition_picture({f"client-{c:03d}": {f"domain {d}": (c * d) % 7 for d in range(30)} for c in range(200)}, tmp_path / "p.png")
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure.axes))
+    partition_picture({"ada": {"tea": 3, "coffee": 1}, "bea": {"tea": 1}, "cyd": {}}, tmp_path / "p.png")
+    above, below = drawn[0]
+    assert [bar.get_height() for bar in above.patches] == [4, 1, 0]
+    assert [label.get_text() for label in below.get_legend().get_texts()] == ["coffee", "tea"]
+    assert [bar.get_height() for bar in below.patches] == [0.75, 1, 0, 0.25, 0, 0]
+    partition_picture({f"client-{c}": {f"domain {d}": (c * d) % 7 for d in range(30)} for c in range(1, 7)}, tmp_path / "p.png")
+    above, below = drawn[1]
+    assert len(below.get_legend().get_texts()) == 20 and below.get_legend().get_texts()[0].get_text() == "all others"
+    for client in range(6):
+        assert sum(bar.get_height() for bar in below.patches[client::6]) == pytest.approx(1)
+
+
+def test_the_partition_picture_is_drawn_for_many_clients_and_odd_names(tmp_path):
+    from components.data.picture import partition_picture
+
+    partition_picture({f"$client_{c}$": {f"_domain {d} of $\\x$ {'and more ' * d}": (c * d) % 7 for d in range(30)} for c in range(200)}, tmp_path / "p.png")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 

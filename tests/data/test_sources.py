@@ -43,6 +43,35 @@ def tldr(fixtures, seed=0, **options):
     return sources.load(DataConfig(source="tldr", path=str(fixtures / "tldr"), options={"judge_workers": 1, "align_share": 1.0} | options), seed)
 
 
+def raw_comparisons(fixtures):
+    return [json.loads(line) for line in (fixtures / "tldr" / "comparisons.jsonl").read_text().splitlines()]
+
+
+def post(name, text):
+    """A post as OpenAI's own files have it."""
+    return {"id": f"t3_{name}", "subreddit": "tales", "title": "What happened", "post": text, "summary": "in short"}
+
+
+def comparison(worker, name, text):
+    """A comparison in which either of two summaries won."""
+    summaries = [{"text": f"A summary of {name} that goes on"}, {"text": f"{name} in short"}]
+    return {"info": {"id": f"t3_{name}", "post": text, "title": "What happened", "subreddit": "tales"}, "summaries": summaries, "choice": len(text) % 2, "worker": worker, "extra": {}}
+
+
+def tldr_folder(fixtures, folder, **parts):
+    """A folder of the fixture's files, some of them replaced."""
+    for name in ("comparisons", "posts", "posts_test", "comparisons_validation"):
+        if name in parts:
+            write(folder / f"{name}.jsonl", parts[name])
+        elif (fixtures / "tldr" / f"{name}.jsonl").is_file():
+            (folder / f"{name}.jsonl").write_bytes((fixtures / "tldr" / f"{name}.jsonl").read_bytes())
+    return str(folder)
+
+
+def tldr_of(fixtures, folder, seed=0, align_share=1.0, **parts):
+    return sources.load(DataConfig(source="tldr", path=tldr_folder(fixtures, folder, **parts), options={"judge_workers": 1, "align_share": align_share}), seed)
+
+
 def test_tldr_takes_the_summary_that_the_worker_chose_as_chosen_whichever_place_it_had(fixtures):
     raw = [json.loads(line) for line in (fixtures / "tldr" / "comparisons.jsonl").read_text().splitlines()]
     assert {row["choice"] for row in raw} == {0, 1}
@@ -65,7 +94,7 @@ def test_tldr_clients_are_workers_and_the_judges_workers_are_apart(fixtures):
 
 
 def test_tldr_counts_the_rows_that_make_no_pair(fixtures):
-    assert tldr(fixtures).dropped == {"not a Reddit post": 1, "both summaries the same": 1}
+    assert tldr(fixtures).dropped == {"not a Reddit post": 1, "both summaries the same": 1, "post that is in a comparison": 1}
 
 
 def test_tldr_keeps_posts_of_the_comparisons_out_of_the_prompts_although_their_punctuation_differs(fixtures):
@@ -75,10 +104,51 @@ def test_tldr_keeps_posts_of_the_comparisons_out_of_the_prompts_although_their_p
     assert prompts["references"][0] == ["kettle is broken"]
 
 
-def test_tldr_reserves_a_share_of_the_posts_for_supervised_fine_tuning(fixtures):
-    used = set(tldr(fixtures, align_share=0.4).prompts["prompt"])
-    every = set(tldr(fixtures).prompts["prompt"])
-    assert used < every and used == set(tldr(fixtures, align_share=0.4).prompts["prompt"])
+def test_tldr_reserves_sixty_percent_of_the_posts_for_supervised_fine_tuning_and_never_asks_one_of_them(fixtures, tmp_path):
+    posts = [post(f"p{i}", f"It happened on day {i} and nobody knew.") for i in range(1000)]
+    data = tldr_of(fixtures, tmp_path, posts=posts, align_share=0.4)
+    used = {p["prompt"] for p in data.prompts if p["split"] == "align"}
+    assert abs(len(used) - 400) < 50 and data.dropped["post reserved for supervised fine-tuning"] == 1000 - len(used)
+    assert used == {p["prompt"] for p in tldr_of(fixtures, tmp_path, posts=posts[::-1], align_share=0.4).prompts if p["split"] == "align"}
+    assert sources.options_model("tldr", "here")().align_share == 0.4
+
+
+def test_tldr_keeps_a_post_of_the_comparisons_out_by_its_id_although_its_text_was_edited(fixtures, tmp_path):
+    posts = [post("a2", "EDIT: it was the cassette, thank you all."), post("zz", "EDIT: it was the cassette, thank you all, too.")]
+    data = tldr_of(fixtures, tmp_path, posts=posts)
+    assert [p["prompt"].rpartition(" ")[2] for p in data.prompts if p["split"] == "align"] == ["too."]
+    assert data.dropped["post that is in a comparison"] == 1
+
+
+def test_tldr_keeps_a_post_out_whose_only_comparison_made_no_pair(fixtures, tmp_path):
+    lonely = comparison("w9", "lonely", "Nobody could tell the two summaries of this apart.") | {"summaries": [{"text": "Same."}, {"text": " Same. "}]}
+    posts = [post("q1", "Nobody could tell  the two summaries of this apart"), post("q2", "Everybody could.")]
+    data = tldr_of(fixtures, tmp_path, comparisons=[*raw_comparisons(fixtures), lonely], posts=posts)
+    assert [p["prompt"].rpartition("POST: ")[2] for p in data.prompts if p["split"] == "align"] == ["Everybody could."]
+
+
+def test_tldr_evaluates_on_every_test_post_that_is_in_no_comparison_and_aligns_on_none_of_them(fixtures, tmp_path):
+    held_out = [post(f"t{i}", f"A long evening, number {i}, and then rain.") for i in range(30)]
+    copied = post("other-id", "a long evening number 3 and then rain")
+    compared = comparison("worker-one", "t7", held_out[7]["post"])
+    data = tldr_of(fixtures, tmp_path, comparisons=[*raw_comparisons(fixtures), compared], posts=[copied, post("p0", "A short morning.")], posts_test=held_out)
+    test = [p for p in data.prompts if p["split"] == "test"]
+    assert len(test) == 29 and all(p["references"] == ["in short"] for p in test) and not any("number 7," in p["prompt"] for p in test)
+    assert [p["prompt"].rpartition("POST: ")[2] for p in data.prompts if p["split"] == "align"] == ["A short morning."]
+    assert (data.dropped["test post that is in a comparison"], data.dropped["post that is in the test too"]) == (1, 1)
+
+
+def test_tldr_keeps_all_53_workers_where_the_judge_learns_from_the_validation_parts_other_workers(fixtures, tmp_path):
+    """Table 5: one of the workers has a single comparison, and is a client nevertheless."""
+    from components.data.prepare import prepare
+
+    text = "Post {} of worker {} says what happened."
+    train = [comparison(f"w{w:02d}", f"c{w}-{i}", text.format(i, w)) for w in range(53) for i in range(1 if w == 0 else 4)]
+    validation = [comparison(worker, f"v{worker}-{i}", text.format(f"v{i}", worker)) for worker in ("w01", "stranger", "guest") for i in range(12)]
+    folder = tldr_folder(fixtures, tmp_path, comparisons=train, comparisons_validation=validation)
+    report = prepare(DataConfig(source="tldr", path=folder, clients=53, options={"judge_workers": 0, "align_share": 1.0}), 0, tmp_path / "data")
+    assert report["partition"] == {"samples": 209, "clients": 53, "max": 4, "min": 1, "std": 0.41} and report["rows"]["left_out"] == {}
+    assert report["rows"]["judge"] == 24
 
 
 def test_tldr_reads_the_parquet_conversion_from_the_hub_and_runs_no_remote_code(fixtures, monkeypatch):

@@ -17,6 +17,12 @@ def test_a_policy_template_holds_the_prompt_and_ends_where_the_response_begins(t
     assert template.fields == ("prompt",) and template.render(prompt="P").endswith("### Response:")
 
 
+def test_the_qa_policy_template_has_figure_fours_fields_with_and_without_an_input():
+    bare, given = (templates.load(name, "policy").render(prompt="P") for name in ("qa/policy", "qa/policy_input"))
+    assert "### Instruction:\nP\n\n### Response:" in bare and "### Input" not in bare
+    assert given.index("### Instruction:") < given.index("### Input:\nP\n\n### Response:") and given.endswith("### Response:")
+
+
 def test_every_template_file_is_found_by_its_name():
     assert {"summarization/selector", "qa/selector"} <= set(templates.names("selector"))
     for kind in ("selector", "policy"):

@@ -66,6 +66,8 @@ def test_a_run_ends_with_the_table_and_makes_no_noise(whole):
         assert line in output, line
     assert not re.findall(r".*(?:Traceback|WARNING|Warning|ERROR|Error|Exception).*", output)
     assert "round 8 of 8" in output and "DPO step" in output
+    report = json.loads((folder / "prepared" / "report.json").read_text())
+    assert f"partition: {report['partition']['samples']} pairs of 4 clients (max" in output
 
 
 def test_the_figures_of_the_report_are_those_of_the_phases(whole):

@@ -65,6 +65,7 @@ def test_every_section_that_changes_a_result_is_followed_by_a_stage():
     ("federation.rounds", {"federate", "align", "evaluate", "report"}),
     ("alignment.dpo.beta", {"align", "evaluate", "report"}),
     ("data.options", {"prepare", "federate", "align", "evaluate", "report"}),
+    ("data.align_prompts", {"prepare", "federate", "align", "evaluate", "report"}),
     ("evaluation.judge.selector.backbone.name", {"fetch_backbone", "federate", "align", "evaluate", "report"}),
     ("policy.max_new_tokens", {"align", "evaluate", "report"}),
     ("runtime.retries", set())]] + [("policy.max_new_tokens", {"federate", "align", "evaluate", "report"}, "feddpo"), ("selector.template", {"align", "evaluate", "report"}, "fedavg")])
@@ -98,7 +99,7 @@ def test_the_pipelines_recipe_exists_and_its_overrides_fit_it():
 
 def test_deployments_name_a_flow_its_parameters_and_a_recipe_that_exists():
     deployments = {d["name"]: d for d in read("prefect.yaml")["deployments"]}
-    assert "summarization" in deployments
+    assert {name: d["parameters"]["recipe"] for name, d in deployments.items()}.items() >= {"summarization": "summarization/demo", "qa": "qa/demo"}.items()
     for deployment in deployments.values():
         file, function = deployment["entrypoint"].split(":")
         tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))

@@ -136,10 +136,12 @@ def test_the_data_are_logged_with_their_hashes_and_the_partition(phase, client, 
     (folder / "docs" / "index.html").write_text("docs")
     for name in ("partition.png", "report.json"):
         (folder / name).write_text("{}")
-    tracking.log_data.fn(phase, folder, {"partition": {"clients": 4}, "splits": {"train": 20}})
+    report = {"partition": {"clients": 4, "std": 2.24}, "partition_train": {"samples": 20}, "splits": {"train": 20}, "rows": {"prompts": {"align": 3}}}
+    tracking.log_data.fn(phase, folder, report)
     found = client.get_run(phase).data
     assert found.tags["data.sha256.pairs.parquet"] == hashlib.sha256((folder / "pairs.parquet").read_bytes()).hexdigest()
-    assert (found.metrics["partition/clients"], found.metrics["rows/train"]) == (4, 20)
+    logged = {"partition/clients": 4, "partition/std": 2.24, "partition_train/samples": 20, "rows/train": 20, "prompts/align": 3}
+    assert {name: found.metrics[name] for name in logged} == logged
     assert {info.path for info in client.list_artifacts(phase, "data")} == {"data/partition.png", "data/clients.json", "data/report.json", "data/docs"}
 
 
