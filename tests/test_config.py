@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
@@ -49,6 +50,8 @@ def test_the_tldr_recipe_holds_tables_3_and_5_of_the_paper():
     ("federations.rounds=3", "federations", "federation"),
     ("selector.backbone.layer=2", "selector.backbone.layer", "selector.backbone.layers"),
     ("selector.clients_per_round=2", "selector.clients_per_round", "federation.clients_per_round"),
+    ("evaluation.alpaca_eval.annotator_config=x", "evaluation.alpaca_eval.annotator_config", "evaluation.alpaca_eval.annotators_config"),
+    ("evaluation.reference_outputs=x", "evaluation.reference_outputs", "evaluation.alpaca_eval.reference_outputs"),
     ("data.options.judge_anotators=2", "data.options.judge_anotators", "data.options.judge_annotators"),
     ("federation.options.weigting=paper", "federation.options.weigting", "federation.options.weighting")])
 def test_an_unknown_key_is_named_with_the_nearest_one_and_those_that_are_allowed(override, key, nearest):
@@ -151,8 +154,8 @@ def test_a_fingerprint_changes_with_the_seed_and_its_sections_and_with_nothing_e
 def test_every_field_of_a_recipe_is_documented():
     def fields(model, prefix=""):
         for name, field in model.model_fields.items():
-            inner = isinstance(field.annotation, type) and hasattr(field.annotation, "model_fields")
-            yield from fields(field.annotation, f"{prefix}{name}.") if inner else [(prefix + name, field.description)]
+            inner = [one for one in (field.annotation, *get_args(field.annotation)) if isinstance(one, type) and hasattr(one, "model_fields")]
+            yield from fields(inner[0], f"{prefix}{name}.") if inner else [(prefix + name, field.description)]
 
     assert [name for name, description in fields(Recipe) if not description] == []
 
