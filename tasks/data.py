@@ -31,10 +31,16 @@ def note_backbones(backbones: dict[str, str], path: Path) -> None:
 def prepare_data(recipe: Recipe, folder: Path) -> dict[str, Any]:
     """Load, split, partition and validate the recipe's data into a folder; gives the report."""
     from components.data.prepare import prepare
+    from components.data.records import read_rows
+    from components.evaluation.alpaca import check_alpaca_eval, check_prompts
     from components.evaluation.judges import check_judge
 
+    if recipe.evaluation.alpaca_eval:
+        check_alpaca_eval(recipe.evaluation.alpaca_eval)
     report = prepare(recipe.data, recipe.seed, folder)
     check_judge(recipe.evaluation.judge, folder)
+    if recipe.evaluation.alpaca_eval:
+        check_prompts(recipe.evaluation.alpaca_eval, read_rows(folder / "prompts.parquet", split="test")["prompt"])
     counts = {"server prompts to align on": report["rows"]["prompts"].get("align", 0), "held-out prompts to evaluate on": report["rows"]["prompts"].get("test", 0),
               "held-out pairs to measure the selector on": report["splits"].get("test", 0), "pairs to train on": report["splits"].get("train", 0)}
     for what, count in counts.items():

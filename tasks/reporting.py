@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 from components.config import Recipe
 from tasks.runs import PROJECT, Run, read_json, write_json
 from tasks.uncached import task
+
+LENGTH_CONTROLLED = ("length_controlled", "length_controlled_low", "length_controlled_high")
+CONTESTS = {"aligned_vs_raw": "aligned against raw policy", "aligned_vs_human": "aligned against human text", "raw_vs_human": "raw against human text"}
 
 
 def accuracy_metrics(measured: dict[str, Any]) -> dict[str, float]:
@@ -45,10 +49,10 @@ def write_report(run: Run, recipe: Recipe) -> None:
     contests = evaluation["contests"]
     metrics = {
         "selector": {moment: {k.removeprefix("accuracy/"): v for k, v in accuracy_metrics(federation[moment]).items()} for moment in ("before", "after")},
-        "win_rate": {name: {key: contest[key] for key in ("win_rate", "low", "high", "consistency")} for name, contest in contests.items()},
+        "win_rate": {name: {key: contest[key] for key in ("win_rate", "low", "high", "consistency", "ties_half", *LENGTH_CONTROLLED)} for name, contest in contests.items()},
         "judge": {name.removeprefix("judge_"): value for name, value in evaluation["judge_figures"].items() if "accuracy" in name},
         "kl": {name.removeprefix("kl_"): value for name, value in alignment["metrics"].items() if name.startswith("kl_")},
-        "rouge": evaluation["rouge"]}
+        "rouge": evaluation["rouge"]} | ({"alpaca_eval": evaluation["alpaca_eval"]["contests"]} if "alpaca_eval" in evaluation else {})
     run.report.mkdir(parents=True, exist_ok=True)
     write_json(run.report / "metrics.json", metrics)
     trained = [record for record in federation["records"] if any("loss" in c for c in record["clients"].values())]
@@ -70,10 +74,9 @@ def summary(run: Run, recipe: Recipe, federation: dict[str, Any], alignment: dic
              f"Selector accuracy on {after['pairs']} held-out pairs    before    after"]
     lines += [f"  {name:<36} {first:>8.3f} {last:>8.3f}" for name, first, last in rows]
     lines += ["", f"Win rate on {len(read_json(run.evaluation / 'answers.json'))} held-out prompts         rate  [95% interval]  wins/ties/losses  consistency"]
-    names = {"aligned_vs_raw": "aligned against raw policy", "aligned_vs_human": "aligned against human text", "raw_vs_human": "raw against human text"}
     for name, c in evaluation["contests"].items():
         counts = f"{c['wins']}/{c['ties']}/{c['losses']}" + (f" ({c['unparsable']} unparsable)" if c["unparsable"] else "")
-        lines.append(f"  {names[name]:<36} {c['win_rate']:>6.1%}  [{c['low']:.1%}, {c['high']:.1%}]  {counts:>12}  {c['consistency']:>10.1%}")
+        lines.append(f"  {CONTESTS[name]:<36} {c['win_rate']:>6.1%}  [{c['low']:.1%}, {c['high']:.1%}]  {counts:>12}  {c['consistency']:>10.1%}")
     lines.append(f"  judge: {evaluation['judge']}; its own held-out accuracy {evaluation['judge_figures'].get('judge_accuracy', float('nan')):.3f}")
     kl = alignment["metrics"].get("kl_sequence")
     if kl is not None:
@@ -81,9 +84,26 @@ def summary(run: Run, recipe: Recipe, federation: dict[str, Any], alignment: dic
     rouge = evaluation["rouge"]
     if rouge["aligned"]:
         lines.append("  ROUGE-L against human text: " + ", ".join(f"{policy} {values['rougeLsum']:.3f}" for policy, values in rouge.items()))
+    lines += ["", "Win rate at equal length (a tie is half a win)  as it is  at equal length  [95% interval]"]
+    for name, c in evaluation["contests"].items():
+        rate, low, high = (_percent(c[key]) for key in LENGTH_CONTROLLED)
+        lines.append(f"  {CONTESTS[name]:<43} {_percent(c['ties_half']):>8}  {rate:>15}  [{low}, {high}]")
+    lines += ["", *alpaca_lines(evaluation["alpaca_eval"])] if "alpaca_eval" in evaluation else []
     lines += ["", "Adapters", *(f"  selector  {_relative(entry['folder'])}  (sha256 {entry['hash'][:12]})" for entry in federation["selectors"].values()),
               f"  policy    {_relative(alignment['adapter'])}  (registered as {alignment['model_uri']})"]
     return "\n".join([*lines, "", *ui_commands(run)]) + "\n"
+
+
+def alpaca_lines(annotated: dict[str, Any]) -> list[str]:
+    """AlpacaEval's part of the table, in the units of its leaderboard (percent)."""
+    lines = [f"{'AlpacaEval (percent)':<40} {'win rate':>8}  {'s.e.':>5}  {'discrete':>8}  {'length-controlled':>17}  at equal length  [95% interval]"]
+    for name, c in annotated["contests"].items():
+        controlled, even, low, high = (_two_digits(c.get(key)) for key in ("length_controlled_winrate", "equal_length_win_rate", "equal_length_low", "equal_length_high"))
+        contest = f"{name.split('_')[0]} against {c['baseline']}"
+        lines.append(f"  {contest:<38} {c['win_rate']:>8.2f}  {_two_digits(c['standard_error']):>5}  {c['discrete_win_rate']:>8.2f}  {controlled:>17}  {even:>15}  [{low}, {high}]")
+        missing = f", {c['n_missing']} without a preference" if c["n_missing"] else ""
+        lines.append(f"    {c['n_wins']} wins, {c['n_draws']} draws, {c['n_wins_base']} losses{missing}; {c['avg_length']:,} characters on average")
+    return [*lines, f"  annotator: {annotated['annotator']}", *([f"  {annotated['missing']}"] if annotated["missing"] else [])]
 
 
 def ui_commands(run: Run) -> list[str]:
@@ -121,6 +141,14 @@ def link_artifacts(run: Run, recipe: Recipe) -> None:
 
 def _domain(name: str) -> str:
     return {"common": "common-taste pairs", "own": "own-taste pairs"}.get(name, f"domain {name}" if name else "all pairs")
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}" if math.isfinite(share) else "-"
+
+
+def _two_digits(number: float | None) -> str:
+    return f"{number:.2f}" if number is not None and math.isfinite(number) else "-"
 
 
 def _relative(path: str) -> str:
