@@ -192,12 +192,25 @@ class JudgeConfig(Section):
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
 
 
+class AlpacaEvalConfig(Section):
+    """AlpacaEval 2.0 (Li et al., 2023; Dubois et al., 2024) by the package alpaca_eval, see components/evaluation/alpaca.py."""
+
+    annotators_config: str = Field(
+        "weighted_alpaca_eval_gpt4_turbo", min_length=1,
+        description="Name of an annotator of the package, or a local folder that holds configs.yaml. An API key is taken from the environment (OPENAI_API_KEY for the default one).")
+    reference_outputs: str | None = Field(
+        None, description="JSON file of the baseline's outputs in AlpacaEval's schema, for its own instructions those of gpt4_1106_preview; None: the raw policy's answers are the baseline.")
+    calibration: str | None = Field(
+        None, description="df_gamed.csv of the hub's data set tatsu-lab/alpaca_eval, needed for the package's length-controlled win rate; None: that rate is not computed.")
+
+
 class EvaluationConfig(Section):
     """What is measured, on what was held out."""
 
     prompts: int | None = Field(None, ge=1, description="Held-out prompts answered greedily by the raw and the aligned policy; None uses all. FedBiscuit 7.1: 6,553.")
     judge: JudgeConfig = Field(default_factory=JudgeConfig)
     bootstrap: int = Field(2000, ge=100, description="Resamples of the bootstrap interval of a win rate.")
+    alpaca_eval: AlpacaEvalConfig | None = Field(None, description="AlpacaEval on the answers to the held-out prompts; None: it is not run.")
 
 
 class TrackingConfig(Section):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import warnings
+from collections.abc import Iterator
 
 from components.config import Explained
 
@@ -51,6 +53,7 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", message=".*An input example was not provided.*")  # the signature is given instead
+    warnings.filterwarnings("ignore", message="pkg_resources is deprecated as an API")  # alpaca_eval imports it
     for name in ("great_expectations", "alembic", "mlflow.store.db.utils", "mlflow.tracking._model_registry", "absl", "matplotlib.font_manager"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for name in ("prefect.flow_runs", "prefect.task_runs"):
@@ -62,3 +65,13 @@ def quiet_transformers() -> None:
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
+
+
+@contextlib.contextmanager
+def root_level_kept() -> Iterator[None]:
+    """Import alpaca_eval inside: it sets the level of everybody's logs to INFO."""
+    level = logging.getLogger().level
+    try:
+        yield
+    finally:
+        logging.getLogger().setLevel(level)

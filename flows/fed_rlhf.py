@@ -196,6 +196,8 @@ def evaluate(run: Run, recipe: Recipe) -> None:
         answered = evaluation.answer_prompts(recipe, run.prepared, run.alignment / "final", run.evaluation / "answers.json")
         POOL.release()
         judged = evaluation.judge_answers(recipe, run.prepared, judges_root(), run.evaluation / "answers.json")
+        if recipe.evaluation.alpaca_eval:
+            judged["alpaca_eval"] = evaluation.annotate_answers(recipe, run.evaluation / "answers.json", run.evaluation / "alpaca_eval")
         write_json(run.evaluation / "result.json", {"answers": answered, **judged})
     tracking.log_evaluation(child, run.evaluation)
     tracking.close_run(child)

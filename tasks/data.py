@@ -31,10 +31,16 @@ def note_backbones(backbones: dict[str, str], path: Path) -> None:
 def prepare_data(recipe: Recipe, folder: Path) -> dict[str, Any]:
     """Load, split, partition and validate the recipe's data into a folder; gives the report."""
     from components.data.prepare import prepare
+    from components.data.records import read_rows
+    from components.evaluation.alpaca import check_alpaca_eval, check_prompts
     from components.evaluation.judges import check_judge
 
+    if recipe.evaluation.alpaca_eval:
+        check_alpaca_eval(recipe.evaluation.alpaca_eval)
     report = prepare(recipe.data, recipe.seed, folder)
     check_judge(recipe.evaluation.judge, folder)
+    if recipe.evaluation.alpaca_eval:
+        check_prompts(recipe.evaluation.alpaca_eval, read_rows(folder / "prompts.parquet", split="test")["prompt"])
     prompts, splits = report["rows"]["prompts"], report["splits"]
     for count, what, elsewhere in (
             (prompts.get("align", 0), "server prompts to align on", ", or take them from elsewhere (data.align_prompts)"),

@@ -50,6 +50,7 @@ def judge_answers(recipe: Recipe, prepared: Path, judges: Path, answers: Path) -
     What a judge wrote, if it writes, is kept beside the answers as judgements.json.
     """
     from components.evaluation.judges import build_judge, judge_pairs
+    from components.evaluation.length_control import control_length
     from components.evaluation.overlap import rouge
 
     log = get_run_logger()
@@ -67,13 +68,13 @@ def judge_answers(recipe: Recipe, prepared: Path, judges: Path, answers: Path) -
         for name, (asked, ours, theirs) in contests.items():
             if not asked:
                 continue
-            judged = judge_pairs(
-                judge, [row["prompt"] for row in asked], [row[ours]["text"] for row in asked], [theirs(row) for row in asked],
-                recipe.evaluation.bootstrap, derive(recipe.seed, "bootstrap", name))
-            rate = judged.rate
+            texts, drawn = ([row[ours]["text"] for row in asked], [theirs(row) for row in asked]), (recipe.evaluation.bootstrap, derive(recipe.seed, "bootstrap", name))
+            judged = judge_pairs(judge, [row["prompt"] for row in asked], *texts, *drawn)
+            rate, even = judged.rate, control_length(judged.verdicts, *texts, *drawn)
             result["contests"][name] = {
                 "win_rate": rate.rate, "low": rate.low, "high": rate.high, "wins": rate.wins, "ties": rate.ties, "losses": rate.losses,
-                "unparsable": rate.unparsable, "consistency": judged.consistency}
+                "unparsable": rate.unparsable, "consistency": judged.consistency, "ties_half": even.uncontrolled,
+                "length_controlled": even.rate, "length_controlled_low": even.low, "length_controlled_high": even.high, "length_effect": even.effect}
             result["verdicts"][name] = {row["prompt_id"]: verdict.value for row, verdict in zip(asked, judged.verdicts, strict=True)}
         result["judge_figures"] = getattr(judge, "figures", {})
         texts = getattr(judge, "texts", [])
@@ -81,4 +82,36 @@ def judge_answers(recipe: Recipe, prepared: Path, judges: Path, answers: Path) -
         write_json(answers.with_name("judgements.json"), texts)
     references = [row["references"] for row in rows]
     result["rouge"] = {name: rouge([row[name]["text"] for row in rows], references) for name in ("raw", "aligned")}
+    return result
+
+
+@task()
+def annotate_answers(recipe: Recipe, answers: Path, folder: Path) -> dict[str, Any]:
+    """Let AlpacaEval's annotator compare the answers with the reference's outputs, or with the raw policy's where there are none.
+
+    The folder gets the outputs and the annotations in AlpacaEval's schema, and what was paid for already is not asked again.
+    """
+    from components.evaluation import alpaca
+
+    log, config, rows = get_run_logger(), recipe.evaluation.alpaca_eval, read_json(answers)
+    alpaca.check_alpaca_eval(config)
+    prompts = [row["prompt"] for row in rows]
+    written = {name: alpaca.model_outputs(prompts, [row[name]["text"] for row in rows], f"{recipe.name} {name}", recipe.data.source) for name in ("aligned", "raw")}
+    for name, outputs in written.items():
+        write_json(folder / f"{name}.model_outputs.json", outputs)
+    if config.reference_outputs is None:
+        instructions, contests = prompts, {"aligned_vs_raw": ("aligned", written["raw"])}
+    else:
+        reference = alpaca.read_outputs(Path(config.reference_outputs))
+        instructions, answered = [row["instruction"] for row in reference], {row["instruction"]: row for row in reference}
+        contests = {f"{name}_vs_reference": (name, [answered[prompt] for prompt in prompts]) for name in written}
+    result: dict[str, Any] = {"annotator": config.annotators_config, "contests": {}, "missing": None if config.calibration else alpaca.without_calibration(instructions)}
+    for name, (ours, theirs) in contests.items():
+        annotations = alpaca.annotate(config, theirs, written[ours], folder / "annotated.json", recipe.seed)
+        write_json(folder / f"{name}.annotations.json", annotations)
+        measured = alpaca.figures(annotations, recipe.evaluation.bootstrap, derive(recipe.seed, "alpaca_eval", name))
+        if config.calibration:
+            measured["length_controlled_winrate"] = alpaca.length_controlled_winrate(annotations, instructions, Path(config.calibration))
+        result["contests"][name] = measured | {"baseline": theirs[0]["generator"]}
+        log.info("AlpacaEval, %s: win rate %.2f%% (standard error %.2f) on %d prompts", name, measured["win_rate"], measured["standard_error"], measured["n_total"])
     return result

@@ -14,6 +14,8 @@ from tasks.uncached import task
 
 DOMAINS = 20
 """SHP has 18 (FedBiscuit section 6); the 36 opening questions of the embedded conversations are sentences."""
+LENGTH_CONTROLLED = ("length_controlled", "length_controlled_low", "length_controlled_high")
+CONTESTS = {"aligned_vs_raw": "aligned against raw policy", "aligned_vs_human": "aligned against human text", "raw_vs_human": "raw against human text"}
 
 
 def accuracy_metrics(measured: dict[str, Any]) -> dict[str, float]:
@@ -65,10 +67,10 @@ def write_report(run: Run, recipe: Recipe) -> None:
     contests = evaluation["contests"]
     metrics = {
         "accuracy": {moment: {k.removeprefix("accuracy/"): v for k, v in accuracy_metrics(federation[moment]).items()} for moment in ("before", "after")},
-        "win_rate": {name: {key: contest[key] for key in ("win_rate", "low", "high", "consistency")} for name, contest in contests.items()},
+        "win_rate": {name: {key: contest[key] for key in ("win_rate", "low", "high", "consistency", "ties_half", *LENGTH_CONTROLLED)} for name, contest in contests.items()},
         "judge": {name.removeprefix("judge_"): value for name, value in evaluation["judge_figures"].items() if "accuracy" in name},
         "kl": {name.removeprefix("kl_"): value for name, value in alignment["metrics"].items() if name.startswith("kl_")},
-        "rouge": evaluation["rouge"]}
+        "rouge": evaluation["rouge"]} | ({"alpaca_eval": evaluation["alpaca_eval"]["contests"]} if "alpaca_eval" in evaluation else {})
     run.report.mkdir(parents=True, exist_ok=True)
     write_json(run.report / "metrics.json", _finite(metrics))
     trained = [record for record in federation["records"] if any("loss" in c for c in record["clients"].values())]
@@ -91,10 +93,9 @@ def summary(run: Run, recipe: Recipe, federation: dict[str, Any], alignment: dic
     if "assigned" in after:
         lines += ["  with the selector of each client's own group", *_accuracy_rows(before, after["assigned"])]
     lines += ["", f"Win rate on {len(read_json(run.evaluation / 'answers.json'))} held-out prompts         rate  [95% interval]  wins/ties/losses  consistency"]
-    names = {"aligned_vs_raw": "aligned against raw policy", "aligned_vs_human": "aligned against human text", "raw_vs_human": "raw against human text"}
     for name, c in evaluation["contests"].items():
         counts = f"{c['wins']}/{c['ties']}/{c['losses']}" + (f" ({c['unparsable']} unparsable)" if c["unparsable"] else "")
-        lines.append(f"  {names[name]:<36} {c['win_rate']:>6.1%}  [{c['low']:.1%}, {c['high']:.1%}]  {counts:>12}  {_share(c['consistency']):>10}")
+        lines.append(f"  {CONTESTS[name]:<36} {c['win_rate']:>6.1%}  [{c['low']:.1%}, {c['high']:.1%}]  {counts:>12}  {_percent(c['consistency']):>10}")
     accuracy = evaluation["judge_figures"].get("judge_accuracy")
     lines.append(f"  judge: {evaluation['judge']}" + ("" if accuracy is None else f"; its own held-out accuracy {accuracy:.3f}"))
     kl = alignment["metrics"].get("kl_sequence")
@@ -103,9 +104,26 @@ def summary(run: Run, recipe: Recipe, federation: dict[str, Any], alignment: dic
     rouge = evaluation["rouge"]
     if rouge["aligned"]:
         lines.append("  ROUGE-L against human text: " + ", ".join(f"{policy} {values['rougeLsum']:.3f}" for policy, values in rouge.items()))
+    lines += ["", "Win rate at equal length (a tie is half a win)  as it is  at equal length  [95% interval]"]
+    for name, c in evaluation["contests"].items():
+        rate, low, high = (_percent(c[key]) for key in LENGTH_CONTROLLED)
+        lines.append(f"  {CONTESTS[name]:<43} {_percent(c['ties_half']):>8}  {rate:>15}  [{low}, {high}]")
+    lines += ["", *alpaca_lines(evaluation["alpaca_eval"])] if "alpaca_eval" in evaluation else []
     lines += ["", "Adapters", *(f"  {name:<10}  {_relative(entry['folder'])}  (sha256 {entry['hash'][:12]})" for name, entry in federation["adapters"].items()),
               f"  {'aligned':<10}  {_relative(alignment['adapter'])}  (registered as {alignment['model_uri']})"]
     return "\n".join([*lines, "", *ui_commands(run)]) + "\n"
+
+
+def alpaca_lines(annotated: dict[str, Any]) -> list[str]:
+    """AlpacaEval's part of the table, in the units of its leaderboard (percent)."""
+    lines = [f"{'AlpacaEval (percent)':<40} {'win rate':>8}  {'s.e.':>5}  {'discrete':>8}  {'length-controlled':>17}  at equal length  [95% interval]"]
+    for name, c in annotated["contests"].items():
+        controlled, even, low, high = (_two_digits(c.get(key)) for key in ("length_controlled_winrate", "equal_length_win_rate", "equal_length_low", "equal_length_high"))
+        contest = f"{name.split('_')[0]} against {c['baseline']}"
+        lines.append(f"  {contest:<38} {c['win_rate']:>8.2f}  {_two_digits(c['standard_error']):>5}  {c['discrete_win_rate']:>8.2f}  {controlled:>17}  {even:>15}  [{low}, {high}]")
+        missing = f", {c['n_missing']} without a preference" if c["n_missing"] else ""
+        lines.append(f"    {c['n_wins']} wins, {c['n_draws']} draws, {c['n_wins_base']} losses{missing}; {c['avg_length']:,} characters on average")
+    return [*lines, f"  annotator: {annotated['annotator']}", *([f"  {annotated['missing']}"] if annotated["missing"] else [])]
 
 
 def ui_commands(run: Run) -> list[str]:
@@ -163,8 +181,12 @@ def _finite(tree: Any) -> Any:
     return None if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 
-def _share(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.1%}"
+def _percent(share: float) -> str:
+    return f"{share:.1%}" if math.isfinite(share) else "-"
+
+
+def _two_digits(number: float | None) -> str:
+    return f"{number:.2f}" if number is not None and math.isfinite(number) else "-"
 
 
 def _relative(path: str) -> str:

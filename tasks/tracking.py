@@ -224,12 +224,17 @@ def log_alignment(run_id: str, recipe: Recipe, folder: Path) -> None:
 
 @task()
 def log_evaluation(run_id: str, folder: Path) -> None:
-    """Log win rates, consistency, ROUGE, the judge's own figures, and sample generations as a table."""
+    """Log win rates, consistency, ROUGE, AlpacaEval's figures, the judge's own, and sample generations as a table."""
     client, result = mlflow_client(), read_json(folder / "result.json")
     numbers = [(f"{contest}/{name}", value, 0) for contest, values in result["contests"].items() for name, value in values.items()]
     numbers += [(f"rouge/{policy}/{kind}", value, 0) for policy, values in result["rouge"].items() for kind, value in values.items()]
     numbers += [(f"judge/{name.removeprefix('judge_')}", value, 0) for name, value in result["judge_figures"].items()]
     numbers += [(f"answers/{name}", value, 0) for name, value in result["answers"].items()]
+    annotated = result.get("alpaca_eval")
+    if annotated:
+        numbers += [(f"alpaca_eval/{contest}/{name}", value, 0) for contest, values in annotated["contests"].items() for name, value in values.items()]
+        client.set_tag(run_id, "alpaca_eval", annotated["annotator"])
+        client.log_artifacts(run_id, str(folder / "alpaca_eval"), "alpaca_eval")
     _log_metrics(client, run_id, numbers)
     client.set_tag(run_id, "judge", result["judge"])
     for name in ("result.json", "judgements.json"):

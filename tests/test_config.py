@@ -62,6 +62,8 @@ def test_the_shp_recipe_holds_tables_2_4_and_5_of_the_paper():
     ("federations.rounds=3", "federations", "federation"),
     ("selector.backbone.layer=2", "selector.backbone.layer", "selector.backbone.layers"),
     ("selector.clients_per_round=2", "selector.clients_per_round", "federation.clients_per_round"),
+    ("evaluation.alpaca_eval.annotator_config=x", "evaluation.alpaca_eval.annotator_config", "evaluation.alpaca_eval.annotators_config"),
+    ("evaluation.reference_outputs=x", "evaluation.reference_outputs", "evaluation.alpaca_eval.reference_outputs"),
     ("data.options.judge_anotators=2", "data.options.judge_anotators", "data.options.judge_annotators"),
     ("data.align_prompt={source: safe-rlhf}", "data.align_prompt", "data.align_prompts"),
     ("data.align_prompts={source: safe-rlhf, max_prompt: 3}", "data.align_prompts.max_prompt", "data.align_prompts.max_prompts"),

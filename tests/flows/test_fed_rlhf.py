@@ -62,7 +62,7 @@ def test_a_run_ends_with_the_table_and_makes_no_noise(whole):
     _, folder, output = whole
     assert (folder / "report" / "summary.txt").read_text() in output
     for line in ("Selector accuracy on 32 held-out pairs", "clients' mean", "worst client", "best client", "common-taste pairs", "own-taste pairs",
-                 "aligned against raw policy", "aligned against human text", "[95% interval]", "consistency", "Adapters", "MLflow:", "Prefect:"):
+                 "aligned against raw policy", "aligned against human text", "[95% interval]", "consistency", "Win rate at equal length", "Adapters", "MLflow:", "Prefect:"):
         assert line in output, line
     assert not re.findall(r".*(?:Traceback|WARNING|Warning|ERROR|Error|Exception).*", output)
     assert "round 8 of 8" in output and "DPO step" in output
@@ -78,6 +78,9 @@ def test_the_figures_of_the_report_are_those_of_the_phases(whole):
     assert set(contests) == {"aligned_vs_raw", "aligned_vs_human", "raw_vs_human"} == set(metrics["win_rate"])
     for contest in contests.values():
         assert contest["low"] <= contest["win_rate"] <= contest["high"] and contest["wins"] + contest["ties"] + contest["losses"] == 4
+    for name, contest in metrics["win_rate"].items():
+        assert contest["ties_half"] == (contests[name]["wins"] + contests[name]["ties"] / 2) / 4
+        assert {"length_controlled", "length_controlled_low", "length_controlled_high"} <= set(contest)
 
 
 def test_nothing_that_a_run_writes_is_pickled(whole):

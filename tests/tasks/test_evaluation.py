@@ -1,54 +1,154 @@
-"""Judging answers: any judge's verdicts become win rates, and what a judge wrote is kept."""
+"""What the tasks of evaluation write down, log and print: the contests at equal length, and AlpacaEval's figures."""
 
 import json
 import logging
+import math
+from importlib.util import find_spec
+from pathlib import Path
 
-from components.evaluation.judges import JUDGES
+import pytest
+
+from components.config import AlpacaEvalConfig
+from components.data.records import DataError
+from components.evaluation import alpaca, judges
+from components.evaluation.length_control import control_length
 from components.evaluation.winrate import Verdict
-from tasks import evaluation
+from components.seeding import derive
+from tasks import data, evaluation, reporting, tracking
+from tasks.runs import Run, read_json, write_json
 
-ANSWERS = [{"prompt_id": f"p{i}", "prompt": f"query {i}", "references": [f"human {i}"], "raw": {"text": f"raw {i}"}, "aligned": {"text": f"aligned {i}"}} for i in range(3)]
+ANNOTATOR = str(Path(__file__).resolve().parents[1] / "fixtures" / "alpaca_eval" / "always_second")
+PROMPTS = [f"question {i}" for i in range(12)]
 
-
-class Terse:
-    """A judge with nothing but verdicts: the later word in the alphabet is worse."""
-
-    description = "terse"
-
-    def __init__(self, *_):
-        pass
-
-    def compare(self, comparisons):
-        return [Verdict.FIRST if c.first < c.second else Verdict.SECOND for c in comparisons]
+imports_the_package = [pytest.mark.slow, pytest.mark.skipif(find_spec("alpaca_eval") is None, reason="the package alpaca-eval is not installed (extra alpaca-eval)")]
 
 
-class Wordy(Terse):
-    """One that writes, too."""
+class Longer:
+    """A judge that likes the longer response."""
 
-    def __init__(self, *_):
-        self.texts, self.figures = [], {"judge_shortened": 0}
+    description, figures = "the longer one", {}
 
     def compare(self, comparisons):
-        self.texts += [{"prompt": c.prompt, "text": "because"} for c in comparisons]
-        return super().compare(comparisons)
+        return [Verdict.FIRST if len(c.first) > len(c.second) else Verdict.SECOND for c in comparisons]
 
 
-def judged(debug, tmp_path, monkeypatch, judge):
-    monkeypatch.setitem(JUDGES, "mine", judge)
+@pytest.fixture(autouse=True)
+def quiet_log(monkeypatch):
     monkeypatch.setattr(evaluation, "get_run_logger", lambda: logging.getLogger("test"))
-    judge_config = debug.evaluation.judge.model_copy(update={"kind": "mine"})
-    recipe = debug.model_copy(update={"evaluation": debug.evaluation.model_copy(update={"judge": judge_config})})
-    (tmp_path / "answers.json").write_text(json.dumps(ANSWERS))
-    return evaluation.judge_answers.fn(recipe, tmp_path, tmp_path, tmp_path / "answers.json")
 
 
-def test_a_judge_without_figures_or_texts_gives_win_rates(debug, tmp_path, monkeypatch):
-    result = judged(debug, tmp_path, monkeypatch, Terse)
-    assert result["judge_figures"] == {} and not (tmp_path / "judgements.json").exists()
-    assert {name: c["win_rate"] for name, c in result["contests"].items()} == {"aligned_vs_raw": 1.0, "aligned_vs_human": 1.0, "raw_vs_human": 0.0}
+@pytest.fixture
+def answers(tmp_path):
+    """Answers in which the aligned policy's are longer for two prompts of three, and every second prompt has a human text."""
+    path = tmp_path / "answers.json"
+    write_json(path, [{
+        "prompt_id": f"p{i}", "prompt": prompt, "references": ["h" * (20 + 3 * i)] if i % 2 else [],
+        "aligned": {"text": "a" * (30 + 5 * i if i % 3 else 10 + i)}, "raw": {"text": "r" * (25 + i)}} for i, prompt in enumerate(PROMPTS)])
+    return path
 
 
-def test_what_a_judge_wrote_is_kept_beside_the_answers(debug, tmp_path, monkeypatch):
-    result = judged(debug, tmp_path, monkeypatch, Wordy)
-    texts = json.loads((tmp_path / "judgements.json").read_text())
-    assert len(texts) == 18 and texts[0] == {"prompt": "query 0", "text": "because"} and result["judge_figures"] == {"judge_shortened": 0}
+def with_alpaca_eval(recipe, **settings):
+    config = AlpacaEvalConfig(**{"annotators_config": ANNOTATOR} | settings)
+    return recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"alpaca_eval": config})})
+
+
+def test_every_contest_has_its_rate_at_equal_length_beside_its_win_rate(debug, answers, prepared, tmp_path, monkeypatch):
+    monkeypatch.setitem(judges.JUDGES, "longer", lambda *_: Longer())
+    recipe = debug.model_copy(update={"evaluation": debug.evaluation.model_copy(update={"judge": debug.evaluation.judge.model_copy(update={"kind": "longer"})})})
+    result, rows = evaluation.judge_answers.fn(recipe, prepared, tmp_path, answers), read_json(answers)
+    human = [row for row in rows if row["references"]]
+    asked = {"aligned_vs_raw": (rows, "aligned", lambda row: row["raw"]["text"]), "aligned_vs_human": (human, "aligned", lambda row: row["references"][0]),
+             "raw_vs_human": (human, "raw", lambda row: row["references"][0])}
+    for name, (given, ours, theirs) in asked.items():
+        contest, verdicts = result["contests"][name], [Verdict(result["verdicts"][name][row["prompt_id"]]) for row in given]
+        even = control_length(verdicts, [row[ours]["text"] for row in given], [theirs(row) for row in given], debug.evaluation.bootstrap, derive(debug.seed, "bootstrap", name))
+        assert (contest["length_controlled"], contest["length_controlled_low"], contest["length_controlled_high"]) == (even.rate, even.low, even.high)
+        assert contest["ties_half"] == even.uncontrolled == pytest.approx((contest["wins"] + contest["ties"] / 2) / len(given))
+    contest = result["contests"]["aligned_vs_raw"]
+    assert contest["win_rate"] == pytest.approx(2 / 3) and contest["length_effect"] > 1
+    assert contest["length_controlled"] < contest["win_rate"]
+
+
+@pytest.fixture
+def annotated(debug, answers, tmp_path):
+    def run(**settings):
+        return evaluation.annotate_answers.fn(with_alpaca_eval(debug, **settings), answers, tmp_path / "alpaca_eval")
+
+    return run
+
+
+class TestAlpacaEval:
+    pytestmark = imports_the_package
+
+    def test_without_a_reference_the_aligned_policy_is_compared_with_the_raw_one(self, annotated, answers, tmp_path):
+        result = annotated()
+        assert set(result["contests"]) == {"aligned_vs_raw"} and "not defined for these prompts" in result["missing"]
+        contest = result["contests"]["aligned_vs_raw"]
+        assert contest["n_wins"] + contest["n_wins_base"] == contest["n_total"] == 12 and contest["baseline"] == "debug raw"
+        outputs = {name: alpaca.read_outputs(tmp_path / "alpaca_eval" / f"{name}.model_outputs.json") for name in ("aligned", "raw")}
+        rows = read_json(answers)
+        for name, written in outputs.items():
+            assert written == [{"dataset": "aclsum", "instruction": row["prompt"], "output": row[name]["text"], "generator": f"debug {name}"} for row in rows]
+        annotations = read_json(tmp_path / "alpaca_eval" / "aligned_vs_raw.annotations.json")
+        assert [(row["output_2"], row["output_1"]) for row in annotations] == [(row["aligned"]["text"], row["raw"]["text"]) for row in rows]
+
+    def test_with_a_reference_both_policies_are_compared_with_it_whatever_its_order(self, annotated, tmp_path):
+        reference = alpaca.model_outputs([*PROMPTS[::-1], "another"], ["t" * i for i in range(13)], "gpt", "set")
+        (tmp_path / "reference.json").write_text(json.dumps(reference))
+        result = annotated(reference_outputs=str(tmp_path / "reference.json"))
+        assert set(result["contests"]) == {"aligned_vs_reference", "raw_vs_reference"}
+        assert {contest["baseline"] for contest in result["contests"].values()} == {"gpt"}
+        for name in result["contests"]:
+            rows = read_json(tmp_path / "alpaca_eval" / f"{name}.annotations.json")
+            assert [(row["instruction"], len(row["output_1"])) for row in rows] == [(prompt, 11 - i) for i, prompt in enumerate(PROMPTS)]
+        assert not any("length_controlled_winrate" in contest for contest in result["contests"].values())
+
+    def test_the_figures_are_logged_with_the_annotations(self, annotated, answers, debug, tmp_path, mlflow_store):
+        run = Run("run-1", tmp_path / "run")
+        (run.folder / "recipe.yaml").parent.mkdir(parents=True)
+        (run.folder / "recipe.yaml").write_text("name: debug\n")
+        result = annotated()
+        write_json(tmp_path / "result.json", {"contests": {}, "verdicts": {}, "rouge": {}, "judge_figures": {}, "answers": {}, "judge": "j", "alpaca_eval": result})
+        tracking.open_tracking.fn(run, debug, "flow-run", None)
+        child = tracking.open_phase.fn(run, debug, "evaluate")
+        tracking.log_evaluation.fn(child, tmp_path)
+        logged = tracking.mlflow_client().get_run(child).data
+        contest = result["contests"]["aligned_vs_raw"]
+        for name in ("win_rate", "standard_error", "discrete_win_rate", "n_wins", "equal_length_win_rate"):
+            assert logged.metrics[f"alpaca_eval/aligned_vs_raw/{name}"] == contest[name]
+        assert logged.tags["alpaca_eval"] == ANNOTATOR
+        files = {info.path for info in tracking.mlflow_client().list_artifacts(child, "alpaca_eval")}
+        assert {"alpaca_eval/aligned.model_outputs.json", "alpaca_eval/aligned_vs_raw.annotations.json"} <= files
+
+
+CONTEST = {"win_rate": 3.4019, "standard_error": 0.539, "discrete_win_rate": 2.857, "n_wins": 23, "n_wins_base": 782, "n_draws": 0, "n_total": 805, "n_missing": 0,
+           "avg_length": 1041, "equal_length_win_rate": 6.61, "equal_length_low": 4.43, "equal_length_high": 9.26, "baseline": "gpt4_1106_preview"}
+
+
+def test_the_table_shows_what_was_measured_and_says_what_is_missing():
+    text = "\n".join(reporting.alpaca_lines({"annotator": "weighted", "contests": {"aligned_vs_reference": CONTEST}, "missing": "It needs a file."}))
+    for part in ("aligned against gpt4_1106_preview", " 3.40 ", " 0.54 ", " 2.86 ", " - ", "6.61  [4.43, 9.26]", "23 wins, 0 draws, 782 losses; 1,041 characters", "annotator: weighted", "It needs a file."):
+        assert part in text, part
+    complete = CONTEST | {"length_controlled_winrate": 5.4375, "n_missing": 2, "equal_length_win_rate": math.nan, "equal_length_low": math.nan, "equal_length_high": math.nan}
+    text = "\n".join(reporting.alpaca_lines({"annotator": "weighted", "contests": {"aligned_vs_reference": complete}, "missing": None}))
+    assert " 5.44 " in text and "2 without a preference" in text and "-  [-, -]" in text and "None" not in text
+
+
+def test_what_alpaca_eval_lacks_is_said_before_the_data_are_prepared(debug, tmp_path, monkeypatch):
+    from components.data import prepare
+
+    monkeypatch.setattr(prepare, "prepare", lambda *_: pytest.fail("the data were prepared"))
+    monkeypatch.setattr(alpaca, "find_spec", lambda name: None)
+    with pytest.raises(DataError, match="package is not installed"):
+        data.prepare_data.fn(with_alpaca_eval(debug), tmp_path)
+
+
+def test_prompts_that_the_reference_did_not_answer_are_refused_when_the_data_are_prepared(debug, prepared, tmp_path, monkeypatch):
+    from components.data import prepare
+
+    path = tmp_path / "reference.json"
+    path.write_text(json.dumps(alpaca.model_outputs(["server text 0 for test"], ["t"], "gpt", "set")))
+    monkeypatch.setattr(prepare, "prepare", lambda *_: {})
+    monkeypatch.setattr(alpaca, "check_alpaca_eval", lambda config: None)
+    with pytest.raises(DataError, match="no output for 2 of the 3 held-out prompts, e.g. 'server text 1 for test'"):
+        data.prepare_data.fn(with_alpaca_eval(debug, reference_outputs=str(path)), prepared)
