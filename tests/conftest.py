@@ -26,15 +26,6 @@ if "FED_RLHF_BACKBONES" not in os.environ and not _writable(ROOT / "data" / "bac
     os.environ["FED_RLHF_BACKBONES"] = tempfile.mkdtemp(prefix="fed-rlhf-backbones-")
 
 
-@pytest.fixture
-def samples() -> Path:
-    """Folder of the real samples beside the repository, where there are any."""
-    folder = Path(os.environ.get("FED_RLHF_SAMPLES", ROOT.parent / "shared" / "data"))
-    if not folder.is_dir():
-        pytest.skip(f"the real samples are not at {folder} (set FED_RLHF_SAMPLES)")
-    return folder
-
-
 @pytest.fixture(scope="session")
 def samples() -> Path:
     """The real samples beside the repository; a test that asks for them is skipped where there are none."""
