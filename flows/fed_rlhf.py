@@ -193,12 +193,33 @@ def evaluate(run: Run, recipe: Recipe) -> None:
     """Answers of the raw and the aligned policy to held-out prompts, judged in both orders."""
     child = tracking.open_phase(run, recipe, "evaluate")
     if not (run.evaluation / "result.json").is_file():
-        answered = evaluation.answer_prompts(recipe, run.prepared, run.alignment / "final", run.evaluation / "answers.json")
+        answered, files = {}, {name: run.evaluation / f"answers-{name}.json" for name in ("aligned", "raw")}
+        for name, adapter in (("aligned", run.alignment / "final"), ("raw", None)):
+            answered |= evaluation.answer_prompts(recipe, run.prepared, name, adapter, files[name])
+        evaluation.join_answers(files, run.evaluation / "answers.json")
         POOL.release()
         judged = evaluation.judge_answers(recipe, run.prepared, judges_root(), run.evaluation / "answers.json")
         if recipe.evaluation.alpaca_eval:
             judged["alpaca_eval"] = evaluation.annotate_answers(recipe, run.evaluation / "answers.json", run.evaluation / "alpaca_eval")
+        judged |= more_measures(run, recipe)
         write_json(run.evaluation / "result.json", {"answers": answered, **judged})
     tracking.log_evaluation(child, run.evaluation)
     tracking.close_run(child)
     POOL.release()
+
+
+def more_measures(run: Run, recipe: Recipe) -> dict[str, Any]:
+    """What a recipe may ask for beside the win rates: the implicit reward's accuracy, and the reward-hacking curve."""
+    config, aligned, federated = recipe.evaluation, read_json(run.alignment / "result.json"), read_json(run.federation / "result.json")
+    measured: dict[str, Any] = {}
+    POOL.release()
+    if config.preference_pairs:
+        measured["implicit_reward"] = evaluation.measure_policy(recipe, run.prepared, run.alignment / "final", run.evaluation / "implicit-reward.json")
+    if config.curve_prompts and aligned["checkpoints"]:
+        answers = {step: run.evaluation / f"answers-step-{step}.json" for step in sorted(set(aligned["checkpoints"].values()))}
+        for folder, step in aligned["checkpoints"].items():
+            evaluation.answer_prompts(recipe, run.prepared, f"step {step}", Path(folder), answers[step], config.curve_prompts)
+        digests = {name: adapter["hash"] for name, adapter in federated["adapters"].items()}
+        measured["curve"] = evaluation.reward_hacking_curve(
+            recipe, run.prepared, judges_root(), run.federation / "adapters", digests, run.evaluation, answers, run.evaluation / "answers-raw.json")
+    return measured

@@ -29,10 +29,13 @@ def choose_prompts(prepared: Path, split: str, most: int | None, seed: int) -> l
 
 @task(task_run_name="sample completions")
 def sample_completions(recipe: Recipe, prepared: Path, path: Path) -> dict[str, Any]:
-    """Let the unaligned policy write n completions for each of the server's prompts; stored as JSON."""
+    """Let the unaligned policy write n completions for each of the server's prompts; stored as JSON, and read where it is there already."""
     from components.models.policy import Policy
 
     log = get_run_logger()
+    if path.is_file():
+        written = read_json(path)
+        return {"prompts": len(written), "finished_share": _share([c["finished"] for row in written for c in row["completions"]])}
     prompts = choose_prompts(prepared, "align", recipe.alignment.prompts, recipe.seed)
     with POOL.borrow(recipe) as device:
         policy = Policy(recipe.policy, device)
@@ -80,7 +83,7 @@ def train_dpo(recipe: Recipe, pairs: Path, prepared: Path, folder: Path) -> dict
             progress=lambda step, steps, logs: log.info(
                 "DPO step %d of %d: loss %.4f, reward margin %.4f", step, steps, logs["loss"], logs.get("rewards/margins", float("nan"))))
     return {"history": result.history, "metrics": result.metrics, "reference": recipe.alignment.dpo.reference, "adapter": str(result.adapter),
-            "checkpoints": [str(p) for p in result.checkpoints]}
+            "checkpoints": {str(folder): step for folder, step in result.checkpoints.items()}}
 
 
 @task()
@@ -96,7 +99,7 @@ def adopt_policy(recipe: Recipe, store: Path, digests: dict[str, str], prepared:
     prompts = [row["prompt"] for row in choose_prompts(prepared, "test", recipe.alignment.dpo.kl_prompts, recipe.seed)]
     with POOL.borrow(recipe) as device:
         metrics = kl_to_reference(Policy(recipe.policy, device, adapter), prompts, derive(recipe.seed, "dpo"))
-    return {"history": [], "metrics": metrics, "reference": "base", "adapter": str(adapter), "checkpoints": []}
+    return {"history": [], "metrics": metrics, "reference": "base", "adapter": str(adapter), "checkpoints": {}}
 
 
 def _share(values: list[bool] | list[int]) -> float:

@@ -5,42 +5,116 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from prefect import get_run_logger
 
 from components.config import Recipe
-from components.seeding import derive
+from components.models.adapters import AdapterStore
+from components.seeding import derive, generator
 from tasks.alignment import choose_prompts
 from tasks.devices import POOL
 from tasks.runs import read_json, write_json
 from tasks.uncached import task
 
 
-@task()
-def answer_prompts(recipe: Recipe, prepared: Path, adapter: Path, path: Path) -> dict[str, float]:
-    """Let the raw and the aligned policy answer the held-out prompts greedily; stored as JSON."""
+@task(task_run_name="answer prompts: {name}")
+def answer_prompts(recipe: Recipe, prepared: Path, name: str, adapter: Path | None, path: Path, most: int | None = None) -> dict[str, float]:
+    """Let a policy answer the held-out prompts greedily; stored as JSON, and read where it is there already.
+
+    Args:
+        recipe, prepared: what is asked.
+        name: of the policy, for the log.
+        adapter: PEFT folder; None is the raw policy.
+        path: written.
+        most: at most so many prompts; None takes the recipe's.
+    """
     from components.models.policy import Policy
 
     log = get_run_logger()
-    prompts = choose_prompts(prepared, "test", recipe.evaluation.prompts, recipe.seed)
-    answers: dict[str, list] = {}
-    with POOL.borrow(recipe) as device:
-        policy = Policy(recipe.policy, device, adapter)
-
-        def write(name: str) -> None:
-            generated = policy.generate(
+    if not path.is_file():
+        prompts = choose_prompts(prepared, "test", most or recipe.evaluation.prompts, recipe.seed)
+        with POOL.borrow(recipe) as device:
+            generated = Policy(recipe.policy, device, adapter).generate(
                 [row["prompt"] for row in prompts], derive(recipe.seed, "answers"),
                 progress=lambda done, total: log.info("%s policy: %d of %d answers", name, done, total))
-            answers[name] = [completions[0] for completions in generated]
+        write_json(path, [row | {"text": given.text, "finished": given.finished, "tokens": len(given.ids)} for row, (given,) in zip(prompts, generated, strict=True)])
+    given = read_json(path)
+    return {f"{name}_finished_share": sum(row["finished"] for row in given) / len(given), f"{name}_tokens": sum(row["tokens"] for row in given) / len(given)}
 
-        write("aligned")
-        with policy.model.disable_adapter():
-            write("raw")
+
+@task()
+def join_answers(answers: dict[str, Path], path: Path) -> None:
+    """Put the answers of several policies to the same prompts side by side."""
+    tables = {name: {row["prompt_id"]: row for row in read_json(file)} for name, file in answers.items()}
+    (first, *_) = tables.values()
+    if any(set(table) != set(first) for table in tables.values()):
+        raise ValueError(f"{', '.join(map(str, answers.values()))}: expected answers to the same prompts; delete them and resume the run")
     write_json(path, [
-        row | {name: {"text": answers[name][i].text, "finished": answers[name][i].finished, "tokens": len(answers[name][i].ids)} for name in answers}
-        for i, row in enumerate(prompts)])
-    return {
-        f"{name}_{what}": value for name, given in answers.items() for what, value in (
-            ("finished_share", sum(c.finished for c in given) / len(given)), ("tokens", sum(len(c.ids) for c in given) / len(given)))}
+        {key: row[key] for key in ("prompt_id", "prompt", "references", "split")} | {
+            name: {key: table[prompt][key] for key in ("text", "finished", "tokens")} for name, table in tables.items()}
+        for prompt, row in first.items()])
+
+
+@task()
+def measure_policy(recipe: Recipe, prepared: Path, adapter: Path, record: Path) -> dict[str, Any]:
+    """Accuracy of the aligned policy's implicit reward on a seeded sample of the clients' held-out pairs (Rafailov et al. 2023, section 4)."""
+    from components.data.records import read_rows
+    from components.evaluation.accuracy import client_accuracy
+    from components.learning.policy import ResidentPolicy, implicit_margins, pair_logprobs
+    from components.models.adapters import read_adapter
+
+    if record.is_file():
+        return read_json(record)
+    pairs = read_rows(prepared / "pairs.parquet", split="test").to_list()
+    most = recipe.evaluation.preference_pairs
+    if most < len(pairs):
+        pairs = [pairs[i] for i in sorted(generator(recipe.seed, "preference pairs").choice(len(pairs), most, replace=False))]
+    tensors, lora = read_adapter(adapter)
+    with POOL.borrow(recipe) as device:
+        resident = ResidentPolicy(recipe.policy.model_copy(update={"lora": lora}), device)
+        reference = pair_logprobs(resident, pairs, recipe.evaluation.score_batch_size, reference=True)
+        resident.slot.load(tensors)
+        margins = implicit_margins(pair_logprobs(resident, pairs, recipe.evaluation.score_batch_size), reference)
+    measured = client_accuracy(margins[None, :], pairs)
+    write_json(record, measured)
+    return measured
+
+
+@task()
+def reward_hacking_curve(recipe: Recipe, prepared: Path, judges: Path, store: Path, digests: dict[str, str], folder: Path, answers: dict[int, Path], raw: Path) -> list[dict[str, float]]:
+    """Proxy score and judge score of a policy over DPO's steps, both against the raw policy (FedBiscuit section 1, reward hacking).
+
+    The proxy is what DPO was trained on: the share of prompts on which the selectors' majority prefers the policy's
+    answer to the raw one's, an answer that is the same counted half. The judge's score counts a tie half, too.
+    """
+    from components.evaluation.judges import build_judge, judge_pairs
+    from components.evaluation.plots import hacking_picture
+    from components.models.selector import Comparison
+
+    given = {step: {row["prompt_id"]: row["text"] for row in read_json(path)} for step, path in sorted(answers.items())}
+    rows = [row for row in read_json(raw) if all(row["prompt_id"] in texts for texts in given.values())]
+    prompts, theirs = [row["prompt"] for row in rows], [row["text"] for row in rows]
+    adapters, curve = AdapterStore(store), []
+    with POOL.borrow_learner(recipe, "selector") as learner:
+        tensors = [adapters.get(adapters.ref(digests[name])) for name in sorted(digests)]
+        for step, texts in given.items():
+            comparisons = [Comparison(row["prompt"], texts[row["prompt_id"]], row["text"]) for row in rows]
+            votes = []
+            for tensor in tensors:
+                learner.selector.slot.load(tensor)
+                votes.append(learner.selector.margins(comparisons) > 0)
+            won = np.mean(votes, axis=0) > 0.5
+            same = np.array([c.first.strip() == c.second.strip() for c in comparisons])
+            curve.append({"step": step, "proxy": float(np.where(same, 0.5, won).mean())})
+    POOL.release()
+    with POOL.borrow(recipe) as device:
+        judge = build_judge(recipe.evaluation.judge, prepared, judges, recipe.seed, device)
+        for point, texts in zip(curve, given.values(), strict=True):
+            judged = judge_pairs(judge, prompts, [texts[row["prompt_id"]] for row in rows], theirs, recipe.evaluation.bootstrap, derive(recipe.seed, "bootstrap", "curve"))
+            parsed = judged.rate.wins + judged.rate.ties + judged.rate.losses
+            point["judge"] = (judged.rate.wins + judged.rate.ties / 2) / parsed if parsed else float("nan")
+    hacking_picture(curve, folder / "reward-hacking.png")
+    return curve
 
 
 @task()

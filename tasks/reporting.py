@@ -101,6 +101,10 @@ def summary(run: Run, recipe: Recipe, federation: dict[str, Any], alignment: dic
     kl = alignment["metrics"].get("kl_sequence")
     if kl is not None:
         lines.append(f"  KL to the reference ({alignment['reference']}): {kl:.2f} nats a completion")
+    if "implicit_reward" in evaluation:
+        lines.append(f"  implicit reward of the aligned policy on {evaluation['implicit_reward']['pairs']} held-out pairs: {accuracy_line(evaluation['implicit_reward'])}")
+    if "curve" in evaluation:
+        lines.append("  preferred to raw over DPO (step: selectors / judge): " + ", ".join(f"{p['step']}: {p['proxy']:.2f} / {p['judge']:.2f}" for p in evaluation["curve"]))
     rouge = evaluation["rouge"]
     if rouge["aligned"]:
         lines.append("  ROUGE-L against human text: " + ", ".join(f"{policy} {values['rougeLsum']:.3f}" for policy, values in rouge.items()))

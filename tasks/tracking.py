@@ -225,6 +225,8 @@ def log_alignment(run_id: str, recipe: Recipe, folder: Path) -> None:
 @task()
 def log_evaluation(run_id: str, folder: Path) -> None:
     """Log win rates, consistency, ROUGE, AlpacaEval's figures, the judge's own, and sample generations as a table."""
+    from tasks.reporting import accuracy_metrics
+
     client, result = mlflow_client(), read_json(folder / "result.json")
     numbers = [(f"{contest}/{name}", value, 0) for contest, values in result["contests"].items() for name, value in values.items()]
     numbers += [(f"rouge/{policy}/{kind}", value, 0) for policy, values in result["rouge"].items() for kind, value in values.items()]
@@ -236,6 +238,12 @@ def log_evaluation(run_id: str, folder: Path) -> None:
         client.set_tag(run_id, "alpaca_eval", annotated["annotator"])
         client.log_artifacts(run_id, str(folder / "alpaca_eval"), "alpaca_eval")
     _log_metrics(client, run_id, numbers)
+    if "implicit_reward" in result:
+        _log_metrics(client, run_id, [(name.replace("accuracy", "implicit_reward", 1), value, 0) for name, value in accuracy_metrics(result["implicit_reward"]).items()])
+    for point in result.get("curve", []):
+        _log_metrics(client, run_id, [(f"reward_hacking/{name}", point[name], point["step"]) for name in ("proxy", "judge")])
+    if "curve" in result:
+        client.log_artifact(run_id, str(folder / "reward-hacking.png"))
     client.set_tag(run_id, "judge", result["judge"])
     for name in ("result.json", "judgements.json"):
         if (folder / name).is_file():

@@ -38,13 +38,13 @@ class AlignmentResult:
 
     Attributes:
         adapter: PEFT folder of the aligned policy (after the last epoch).
-        checkpoints: PEFT folder after each epoch.
+        checkpoints: PEFT folders, after each epoch and every `checkpoint_every` steps, with the step of each.
         history: TRL's metrics by optimiser step (loss, rewards/accuracies, rewards/margins, ...).
         metrics: pairs, steps, and the KL to the reference.
     """
 
     adapter: Path
-    checkpoints: list[Path]
+    checkpoints: dict[Path, int]
     history: list[dict[str, float]]
     metrics: dict[str, float]
 
@@ -87,7 +87,11 @@ def build_trainer(
             return dataset
 
     class Checkpoints(TrainerCallback):
-        """Saves the adapter after each epoch as a PEFT folder, and reports progress."""
+        """Saves the adapter after each epoch, and every so many steps, as a PEFT folder, and reports progress."""
+
+        def on_step_end(self, args: Any, state: Any, control: Any, model: PeftModel | None = None, **_: Any) -> None:
+            if config.checkpoint_every and state.global_step % config.checkpoint_every == 0:
+                save_adapter(model, policy.config, config, folder / f"step-{state.global_step}")
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, model: PeftModel | None = None, **_: Any) -> None:
             save_adapter(model, policy.config, config, folder / f"epoch-{round(state.epoch)}")
@@ -154,7 +158,7 @@ def align_policy(
         policy_config: the backbone, its LoRA and its template.
         config: DPO's hyper-parameters and the reference.
         pairs: rows with prompt, chosen_ids, rejected_ids.
-        folder: receives epoch-1/, epoch-2/, ... and final/, all PEFT folders.
+        folder: receives epoch-1/, epoch-2/, ..., step-N/, ... and final/, all PEFT folders.
         device: where to train.
         seed: the adapter's first values, the order of the pairs and dropout are functions of it.
         kl_prompts: prompts on which the KL to the reference is estimated afterwards.
@@ -176,7 +180,8 @@ def align_policy(
         raise AlignmentError("the DPO loss became NaN or infinite: lower alignment.dpo.lr.")
     policy.model = trainer.model.eval()
     metrics = {"pairs": len(pairs), "steps": trainer.state.global_step, **kl_to_reference(policy, kl_prompts, seed)}
-    checkpoints = [folder / f"epoch-{epoch + 1}" for epoch in range(config.epochs)]
+    checkpoints = {folder / f"epoch-{epoch + 1}": round((epoch + 1) * trainer.state.global_step / config.epochs) for epoch in range(config.epochs)}
+    checkpoints |= {folder / f"step-{step}": step for step in range(config.checkpoint_every or 10**9, trainer.state.global_step + 1, config.checkpoint_every or 1)}
     return AlignmentResult(save_adapter(policy.model, policy_config, config, folder / "final"), checkpoints, history, metrics)
 
 

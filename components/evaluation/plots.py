@@ -65,6 +65,29 @@ def loss_heatmap(losses: dict[str, Sequence[float]], assigned: dict[str, str], k
     pyplot.close(figure)
 
 
+def hacking_picture(curve: Sequence[dict[str, float]], path: Path) -> None:
+    """Judge score against proxy score over DPO's steps; where the first falls while the second rises, the reward is hacked.
+
+    Args:
+        curve: step, proxy and judge (shares against the raw policy) of each checkpoint.
+        path: PNG to write.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
+    steps = [0, *(point["step"] for point in curve)]
+    for key, label, color in (("proxy", "selectors (proxy)", "tab:orange"), ("judge", "judge (gold)", "tab:blue")):
+        axes.plot(steps, [0.5, *(point[key] for point in curve)], marker="o", label=label, color=color)
+    axes.axhline(0.5, color="grey", linewidth=0.8, linestyle="--")
+    axes.set(xlabel="DPO step", ylabel="preferred to the raw policy (ties half)", ylim=(0, 1), title="Proxy and judge over the alignment")
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
 def accuracy_picture(before: dict[str, Any], after: dict[str, Any], path: Path) -> None:
     """Held-out accuracy before and after, by client and by domain.
 

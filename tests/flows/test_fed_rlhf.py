@@ -193,7 +193,7 @@ def test_an_ensemble_is_grouped_logged_and_votes_on_the_labels(tmp_path):
 
     place = Workplace(tmp_path)
     output = place.run("--recipe", "debug", "federation.method=fedbiscuit", "federation.selectors=3", "federation.rounds=6",
-                       'federation.options={"warmup_rounds": 1, "regroup_every": 2}')
+                       'federation.options={"warmup_rounds": 1, "regroup_every": 2}', "evaluation.preference_pairs=9", "evaluation.curve_prompts=3", "alignment.dpo.checkpoint_every=1")
     folder, result = place.newest(), result_of(place.newest())
     assert "grouped 4 clients (selector-0 " in output and "with the selector of each client's own group" in output and "Traceback" not in output
     assert set(result["adapters"]) == {"selector-0", "selector-1", "selector-2"} and set(result["assigned"]) == set(result["after"]["clients"])
@@ -205,6 +205,13 @@ def test_an_ensemble_is_grouped_logged_and_votes_on_the_labels(tmp_path):
         assert [m.step for m in client.get_metric_history(run.info.run_id, f"grouping/{name}")] == [3, 5], name
     assert [a.path for a in client.list_artifacts(run.info.run_id, "grouping")] == ["grouping/00004.png", "grouping/00007.png"]
     assert {"accuracy_assigned/mean", "accuracy_assigned/domain/own"} <= set(run.data.metrics)
+    (evaluated,) = [r for r in client.search_runs([experiment.experiment_id]) if r.data.tags.get("phase") == "evaluate"]
+    measured = json.loads((folder / "evaluation" / "result.json").read_text())
+    steps = sorted(json.loads((folder / "alignment" / "result.json").read_text())["checkpoints"].values())
+    assert measured["implicit_reward"]["pairs"] == 9 and evaluated.data.metrics["implicit_reward/mean"] == measured["implicit_reward"]["mean"]
+    assert [point["step"] for point in measured["curve"]] == sorted(set(steps)) == list(range(1, steps[-1] + 1)) and len(steps) == len(set(steps)) + 2, "each step, and twice an epoch's end"
+    assert all(0 <= point[key] <= 1 for point in measured["curve"] for key in ("proxy", "judge"))
+    assert sorted(m.step for m in client.get_metric_history(evaluated.info.run_id, "reward_hacking/proxy")) == sorted(set(steps))
     again = place.run("--resume", folder.name)
     assert (folder / "report" / "summary.txt").read_text() in again
 
