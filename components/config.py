@@ -360,10 +360,10 @@ def _fields_at(model: type[BaseModel], location: Iterable[str | int]) -> list[st
 
 
 def _nearest(model: type[BaseModel], last: str, section: list, fields: list[str], prefix: str) -> str:
-    near = difflib.get_close_matches(last, fields, n=1, cutoff=0.6)
-    if near:
-        return f"; did you mean '{'.'.join([*([prefix] if prefix else []), *map(str, section), near[0]])}'?"
     everywhere = {path.rsplit(".", 1)[-1]: path for path in reversed(list(_paths(model)))}      # of keys with one name the first
+    near = difflib.get_close_matches(last, fields, n=1, cutoff=0.6)
+    if near and last not in everywhere:    # the very name in another section is nearer than a like one in this
+        return f"; did you mean '{'.'.join([*([prefix] if prefix else []), *map(str, section), near[0]])}'?"
     near = difflib.get_close_matches(last, list(everywhere), n=1, cutoff=0.75)
     return f"; did you mean '{everywhere[near[0]]}'?" if near else "."
 

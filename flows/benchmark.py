@@ -1,170 +1,67 @@
-"""`make bench`: what orchestration costs, and what reading two logits instead of all of them saves.
+"""Methods side by side: every arm of a benchmark with every seed, contests between their policies, one report.
 
-1. The same federated rounds through the flow (Prefect's mapping, MLflow logging) and as a bare loop over the same
-   components, in turn, in one process. Start-up, data and the loading of the model are outside the timing.
-2. A training step of the selector that computes the answer position and two rows of the head, against the same step
-   with the full logits; each in a process of its own, so that peak memory is its own.
-
-Ratios of neighbouring runs are printed, because the machine's speed drifts.
+    python -m flows.benchmark [--benchmark summarization] [--resume FOLDER]
+    prefect deployment run 'benchmark/nightly'
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import resource
-import statistics
-import subprocess
-import sys
-import tempfile
-import time
+if __name__ == "__main__":
+    from flows.cli import benchmark as main
+
+    raise SystemExit(main())
+
 from pathlib import Path
 
+from prefect import flow, get_run_logger, runtime
+
+from components.benchmarks import load_benchmark
 from components.environment import quiet
+from flows.fed_rlhf import carry_out
+from tasks import tracking
+from tasks.benchmark import judge_contest, log_benchmark, share_generations, write_benchmark_report
+from tasks.devices import POOL
+from tasks.runs import Run, arm_run, find_benchmark, hold, judges_root, open_benchmark, read_benchmark
 
-ARMS = ("two-rows", "full-logits")
 
+@flow(name="benchmark", flow_run_name="{benchmark}", persist_result=False)
+def benchmark(benchmark: str = "summarization", resume: str | None = None) -> str:
+    """Run a benchmark, or go on with one that was stopped.
 
-def main() -> int:
-    """Print both tables."""
-    parser = argparse.ArgumentParser(prog="python -m flows.benchmark", description=__doc__.splitlines()[0])
-    parser.add_argument("--recipe", default="summarization/demo")
-    parser.add_argument("--rounds", type=int, default=3, help="federated rounds of each timed run")
-    parser.add_argument("--pairs", type=int, default=3, help="timed runs of each kind")
-    parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    Args:
+        benchmark: name or path; see flows/benchmarks.
+        resume: folder of an earlier one; its own arms and seeds are used then, and runs that are complete stay.
+
+    Returns:
+        the folder of the report.
+    """
     quiet()
-    if given.arm:
-        print(json.dumps(time_step(given.recipe, given.arm)))
-        return 0
-    compare_steps(given.recipe, given.pairs)
-    compare_orchestration(given.recipe, given.rounds, given.pairs)
-    return 0
+    folder = find_benchmark(resume) if resume is not None else open_benchmark(benchmark, load_benchmark(benchmark))
+    with hold(Run(folder.name, folder)):
+        return compare(folder)
 
 
-def compare_steps(recipe: str, pairs: int) -> None:
-    """Table of the selector's training step against the full-logits step."""
-    measured: dict[str, list[dict]] = {arm: [] for arm in ARMS}
-    for _ in range(pairs):
-        for arm in ARMS:
-            done = subprocess.run([sys.executable, "-m", "flows.benchmark", "--recipe", recipe, "--arm", arm], capture_output=True, text=True, check=True)
-            measured[arm].append(json.loads(done.stdout.splitlines()[-1]))
-    shape = measured[ARMS[0]][0]
-    print(f"\nSelector training step ({recipe}: {shape['rows']} rows, {shape['tokens']} tokens, {shape['threads']} threads, {shape['device']}), median of {pairs}")
-    print(f"  {'':<14}{'s/step':>10}{'tokens/s':>12}{'peak MB above the loaded model':>34}")
-    for arm in ARMS:
-        seconds = statistics.median(m["seconds"] for m in measured[arm])
-        print(f"  {arm:<14}{seconds:>10.3f}{shape['tokens'] / seconds:>12.0f}{statistics.median(m['peak_mb'] for m in measured[arm]):>34.0f}")
-    ratios = [full["seconds"] / two["seconds"] for two, full in zip(measured[ARMS[0]], measured[ARMS[1]], strict=True)]
-    print(f"  speed-up {statistics.median(ratios):.2f}x (pairs: {', '.join(f'{r:.2f}' for r in ratios)})")
-
-
-def time_step(recipe_name: str, arm: str) -> dict:
-    """Median seconds of a training step of one kind, and the peak memory that it adds to the loaded model."""
-    import torch
-
-    from components.data.sources import load
-    from components.learning.objectives import selector_loss
-    from components.models.backbone import choose_device
-    from components.models.selector import Comparison, Selector
-    from components.recipes import load_recipe
-    from tasks.devices import set_threads
-
-    recipe = load_recipe(recipe_name)
-    set_threads(recipe)
-    device = choose_device(recipe.runtime.devices)[0]
-    selector = Selector(recipe.selector, device)
-    selector.slot.load(selector.slot.initial_adapter(recipe.seed))
-    rows = load(recipe.data, recipe.seed).pairs.to_list()[: recipe.federation.batch_size]
-    encoded = [selector.encode(Comparison(r["prompt"], r["chosen"], r["rejected"])) for r in rows]
-    ids, last = selector.batch(encoded)
-    labels = torch.arange(len(rows), device=device) % 2
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-    def step() -> None:
-        if arm == "two-rows":
-            logits = selector.choice_logits(ids, last)
-        else:
-            every = selector.model(input_ids=ids, use_cache=False).logits
-            logits = every[torch.arange(len(last)), last][:, list(selector.choices)]
-        selector_loss(logits, labels).mean().backward()
-        selector.model.zero_grad()
-        if device.startswith("cuda"):
-            torch.cuda.synchronize()
-
-    seconds = []
-    for _ in range(10):
-        start = time.perf_counter()
-        step()
-        seconds.append(time.perf_counter() - start)
-    if device.startswith("cuda"):
-        peak = torch.cuda.max_memory_allocated() / 2**20
-    else:
-        peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    return {"seconds": statistics.median(seconds[2:]), "peak_mb": peak, "rows": len(rows), "tokens": sum(map(len, encoded)), "threads": torch.get_num_threads(), "device": device}
-
-
-def compare_orchestration(recipe_name: str, rounds: int, pairs: int) -> None:
-    """Table of the rounds through the flow against the bare loop."""
-    from infra.servers import prefect_api
-
-    with prefect_api(), tempfile.TemporaryDirectory() as scratch:
-        from prefect import flow
-        from prefect.events.worker import EventsWorker
-        from prefect.logging.handlers import APILogWorker
-
-        from components.data.prepare import prepare
-        from components.federation.commits import Commits
-        from components.federation.rounds import run_federation
-        from components.federation.strategy import build_strategy
-        from components.recipes import load_recipe
-        from flows.fed_rlhf import federated_rounds
-        from flows.runner import task_runner
-        from tasks import federation, tracking
-        from tasks.devices import POOL
-        from tasks.runs import claim_folder
-
-        recipe = load_recipe(recipe_name, [f"federation.rounds={rounds}", "tracking.experiment=benchmark"])
-        folder = Path(scratch)
-        prepare(recipe.data, recipe.seed, folder / "prepared")
-        table = folder / "prepared" / "pairs.parquet"
-
-        @flow(name="benchmark", persist_result=False)
-        def measure():
-            federated, bare, work = [], [], []
-            run = claim_folder(recipe, folder / "run")
-            tracking.open_tracking(run, recipe, None, None)
-            child = tracking.open_phase(run, recipe, "federate")
-            initial = Commits(folder / "initial", "bench")
-            members = federation.form_federation(recipe, "selector", folder / "prepared", initial)
-            first = initial.store.get(members.initial)
-            for number in range(pairs):
-                for kind in (("flow", "bare") if number % 2 else ("bare", "flow")):
-                    commits = Commits(folder / f"{kind}-{number}", "bench")
-                    commits.store.put(first)
-                    start = time.perf_counter()
-                    if kind == "flow":
-                        strategy = build_strategy(recipe.federation, commits.store)
-                        records: list[dict] = []
-                        federated_rounds(recipe, strategy, strategy.init(members, recipe.seed), table, commits, child, records, {})
-                        federated.append(time.perf_counter() - start)
-                        work += [client["seconds"] for record in records for client in record["clients"].values()]
-                    else:
-                        with POOL.borrow_learner(recipe, "selector") as learner:
-                            run_federation(recipe, members, table, commits, learner)
-                        bare.append(time.perf_counter() - start)
-            tracking.close_run(child)
-            tracking.close_run(run.notes()["mlflow_run_id"])
-            return federated, bare, statistics.median(work)
-
-        federated, bare, work = measure.with_options(task_runner=task_runner(recipe))()
-        APILogWorker.drain_all(timeout=10)
-        EventsWorker.drain_all(timeout=10)
-    ratios = [with_flow / loop for with_flow, loop in zip(federated, bare, strict=True)]
-    print(f"\n{rounds} rounds of {recipe.federation.clients_per_round} clients, {work:.1f} s of work a client, {pairs} runs of each, in turn")
-    print(f"  flow       {', '.join(f'{s:.1f}' for s in federated)} s\n  bare loop  {', '.join(f'{s:.1f}' for s in bare)} s")
-    print(f"  orchestration costs {statistics.median(ratios) - 1:+.1%} (pairs: {', '.join(f'{r - 1:+.1%}' for r in ratios)})")
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+def compare(folder: Path) -> str:
+    """All runs and contests of a benchmark that are not done yet; the report is written anew after each seed."""
+    log, plan = get_run_logger(), read_benchmark(folder)
+    log.info("benchmark: %d arms, %d seeds, folder %s", len(plan.arms), len(plan.seeds), folder)
+    parent = tracking.open_benchmark_tracking(Run(folder.name, folder), plan.recipe_of(next(iter(plan.arms)), plan.seeds[0]), str(runtime.flow_run.id), runtime.flow_run.ui_url)
+    try:
+        for seed in plan.seeds:
+            runs: list[Run] = []
+            for arm in plan.arms:
+                run = arm_run(folder, plan, arm, seed)
+                if not (run.report / "summary.txt").is_file():
+                    share_generations(run, runs)
+                    carry_out(run, parent)
+                    log.info("%s, seed %d:\n%s", arm, seed, (run.report / "summary.txt").read_text(encoding="utf-8"))
+                runs.append(run)
+            for ours, theirs in plan.contests:
+                judge_contest(folder, plan, ours, theirs, seed, judges_root())
+            POOL.release()
+            log_benchmark(parent, out := write_benchmark_report(folder, plan))
+    except BaseException:
+        tracking.close_run(parent, "FAILED")
+        raise
+    tracking.close_run(parent)
+    return str(out)

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from components.benchmarks import benchmark_names, load_benchmark
 from components.config import Explained, RecipeError
 from components.data.records import DataError
 from components.environment import quiet
@@ -39,6 +40,15 @@ def stage(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, default=Path("data/pipeline"), help="run folder of the pipeline (default: %(default)s)")
     given = _parse(parser, arguments)
     return answer(lambda: _stage(given))
+
+
+def benchmark(arguments: Sequence[str] | None = None) -> int:
+    """Run a benchmark in this process; returns the exit status as main does."""
+    parser = argparse.ArgumentParser(prog="python -m flows.benchmark", description="Methods side by side, with several seeds, in one report.")
+    parser.add_argument("--benchmark", default="summarization", help=f"name or path (default: %(default)s); there are: {', '.join(benchmark_names())}")
+    parser.add_argument("--resume", metavar="FOLDER", help="go on with an earlier benchmark, with its own arms and seeds")
+    parser.add_argument("--check", action="store_true", help="check the benchmark and its recipes and stop")
+    return answer(lambda: _benchmark(parser.parse_args(arguments)))
 
 
 def answer(command: Callable[[], int]) -> int:
@@ -110,6 +120,27 @@ def _main(given: argparse.Namespace) -> int:
     status, folder = run_flow(call)
     if status == 0:
         print("\n" + (Path(folder) / "report" / "summary.txt").read_text(encoding="utf-8"))
+    return status
+
+
+def _benchmark(given: argparse.Namespace) -> int:
+    if given.resume is not None:
+        from tasks.runs import find_benchmark
+
+        given.benchmark = str(find_benchmark(given.resume) / "benchmark.yaml")
+    plan = load_benchmark(given.benchmark)
+    if given.check:
+        print(f"{given.benchmark}: the benchmark is valid ({len(plan.arms)} arms, {len(plan.seeds)} seeds)")
+        return 0
+
+    def call() -> Any:
+        from flows.benchmark import benchmark
+
+        return benchmark(benchmark=given.benchmark, resume=given.resume, return_state=True)
+
+    status, report = run_flow(call)
+    if status == 0:
+        print("\n" + (Path(report) / "report.md").read_text(encoding="utf-8") + f"\nReport: {Path(report) / 'report.html'}")
     return status
 
 

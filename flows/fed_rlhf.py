@@ -48,12 +48,12 @@ def fed_rlhf(recipe: str = "summarization/demo", overrides: list[str] | None = N
         return carry_out(run)
 
 
-def carry_out(run: Run) -> str:
-    """All phases of a run that are not done yet, with a parent MLflow run around them."""
+def carry_out(run: Run, benchmark: str | None = None) -> str:
+    """All phases of a run that are not done yet, with a parent MLflow run around them (or, in a benchmark, one MLflow run under the benchmark's)."""
     recipe = run.recipe()
     log = get_run_logger()
     log.info("run %s: recipe %s, folder %s", run.id, recipe.name, run.folder)
-    parent = tracking.open_tracking(run, recipe, str(runtime.flow_run.id), runtime.flow_run.ui_url)
+    parent = tracking.open_tracking(run, recipe, str(runtime.flow_run.id), runtime.flow_run.ui_url, benchmark)
     reporting.link_artifacts(run, recipe)
     try:
         for phase in (prepare, federate, align, evaluate):

@@ -13,6 +13,13 @@
 
 A phase's result.json is written when its work is complete, and <phase>.done when that is logged too. A resumed run
 skips what is done, logs what is only complete, and takes up the rest where it was left.
+
+    runs/<benchmark>/
+        benchmark.yaml   the benchmark as it was started
+        run.json         the id of its MLflow run
+        <arm>-seed-<n>/  a run folder each
+        contests/        verdicts of each contest and seed
+        report/          report.html, report.md, figures.json, benchmark.png
 """
 
 from __future__ import annotations
@@ -30,6 +37,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from components.benchmarks import Benchmark, load_benchmark
 from components.config import Recipe, RecipeError
 from components.models.adapters import write_atomically
 from components.recipes import dump_recipe, load_recipe
@@ -122,6 +132,40 @@ def find_run(name: str) -> Run:
     known = sorted((p.parent for p in runs_root().glob("*/recipe.yaml")), key=lambda p: p.stat().st_mtime)
     latest = ", ".join(p.name for p in known[-3:]) or "none"
     raise RecipeError(f"--resume {name}: there is no such run under {runs_root()}. Latest runs: {latest}.")
+
+
+def open_benchmark(name: str, benchmark: Benchmark) -> Path:
+    """A new folder with the benchmark in it."""
+    moment = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    folder = runs_root() / f"benchmark-{Path(name).stem}-{moment}"
+    write_atomically(folder / "benchmark.yaml", yaml.safe_dump(benchmark.model_dump(mode="json"), sort_keys=False).encode())
+    return folder
+
+
+def find_benchmark(name: str) -> Path:
+    """The folder of a benchmark to resume, by its name or path.
+
+    Raises:
+        RecipeError: there is none; names the latest.
+    """
+    for folder in (runs_root() / name, Path(name)):
+        if (folder / "benchmark.yaml").is_file():
+            return folder.resolve()
+    known = sorted((p.parent for p in runs_root().glob("*/benchmark.yaml")), key=lambda p: p.stat().st_mtime)
+    raise RecipeError(f"--resume {name}: there is no such benchmark under {runs_root()}. Latest: {', '.join(p.name for p in known[-3:]) or 'none'}.")
+
+
+def read_benchmark(folder: Path) -> Benchmark:
+    """The benchmark that a folder was started with."""
+    return load_benchmark(str(folder / "benchmark.yaml"))
+
+
+def arm_run(folder: Path, benchmark: Benchmark, arm: str, seed: int) -> Run:
+    """The run of an arm and a seed, opened at the first time."""
+    run = Run(f"{folder.name}/{arm}-seed-{seed}", folder / f"{arm}-seed-{seed}")
+    if not (run.folder / "recipe.yaml").is_file():
+        claim_folder(benchmark.recipe_of(arm, seed), run.folder)
+    return run
 
 
 @contextlib.contextmanager

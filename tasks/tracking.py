@@ -26,6 +26,7 @@ from tasks.runs import PROJECT, Run, file_hash, git_commit, read_json
 from tasks.uncached import task
 
 PARENT = "mlflow.parentRunId"
+PHASES = ("prepare", "federate", "align", "evaluate")
 
 
 def tracking_uri() -> str:
@@ -47,8 +48,11 @@ def mlflow_client() -> Any:
 
 
 @task()
-def open_tracking(run: Run, recipe: Recipe, flow_run_id: str | None, flow_run_url: str | None) -> str:
-    """The parent MLflow run of a flow run: made at the first time, taken up again when the run is resumed."""
+def open_tracking(run: Run, recipe: Recipe, flow_run_id: str | None, flow_run_url: str | None, parent: str | None = None) -> str:
+    """The parent MLflow run of a flow run: made at the first time, taken up again when the run is resumed.
+
+    As a part of a benchmark, whose MLflow run is its parent, it is one run for all of its phases.
+    """
     client = mlflow_client()
     run.note(flow_run_id=flow_run_id, flow_run_url=flow_run_url)
     notes = run.notes()
@@ -60,12 +64,30 @@ def open_tracking(run: Run, recipe: Recipe, flow_run_id: str | None, flow_run_ur
         for key, value in tags.items():
             client.set_tag(run_id, key, value)
         return run_id
+    tags |= {PARENT: parent} if parent else {}
     run_id = client.create_run(_experiment(client, recipe.tracking.experiment), run_name=run.id, tags=tags).info.run_id
     from mlflow.entities import Param
 
     client.log_batch(run_id, params=[Param(key, str(value)[:500]) for key, value in _flat(recipe.model_dump(mode="json"))])
     client.log_artifact(run_id, str(run.folder / "recipe.yaml"))
-    run.note(mlflow_run_id=run_id, mlflow_phases={})
+    run.note(mlflow_run_id=run_id, mlflow_phases=dict.fromkeys(PHASES, run_id) if parent else {})
+    return run_id
+
+
+@task()
+def open_benchmark_tracking(run: Run, recipe: Recipe, flow_run_id: str | None, flow_run_url: str | None) -> str:
+    """The MLflow run of a benchmark, in the experiment of its recipe: made at the first time, taken up again afterwards."""
+    client = mlflow_client()
+    tags = {"prefect.flow_run_id": flow_run_id or "", "prefect.flow_run_url": flow_run_url or "", "git.commit": git_commit(), "recipe": recipe.name, "fed_rlhf.folder": str(run.folder)}
+    known = run.notes().get("mlflow_run_id")
+    if is_known(known):
+        client.update_run(known, status="RUNNING")
+        for key, value in tags.items():
+            client.set_tag(known, key, value)
+        return known
+    run_id = client.create_run(_experiment(client, recipe.tracking.experiment), run_name=run.id, tags=tags).info.run_id
+    client.log_artifact(run_id, str(run.folder / "benchmark.yaml"))
+    run.note(mlflow_run_id=run_id)
     return run_id
 
 
@@ -121,7 +143,7 @@ def close_failed(run: Run) -> None:
 @task()
 def log_metrics(run_id: str, metrics: dict[str, float], step: int = 0) -> None:
     """Log numbers at a step; what is not a finite number is left out."""
-    _log_metrics(mlflow_client(), run_id, [(name, value, step) for name, value in metrics.items()])
+    log_numbers(mlflow_client(), run_id, [(name, value, step) for name, value in metrics.items()])
 
 
 @task()
@@ -135,7 +157,7 @@ def log_data(run_id: str, prepared: Path, report: dict[str, Any]) -> None:
     client.log_artifacts(run_id, str(prepared / "docs"), "data/docs")
     numbers = {f"{name}/{k}": v for name in ("partition", "partition_train") for k, v in report[name].items()}
     numbers |= {f"rows/{k}": v for k, v in report["splits"].items()} | {f"prompts/{k}": v for k, v in report["rows"]["prompts"].items()}
-    _log_metrics(client, run_id, [(name, value, 0) for name, value in numbers.items()])
+    log_numbers(client, run_id, [(name, value, 0) for name, value in numbers.items()])
 
 
 @task()
@@ -164,7 +186,7 @@ def log_steps(run_id: str, recipe: Recipe, records: list[dict[str, Any]], store:
                 numbers.append((f"train/{key}", sum(values) / len(values), step))
         numbers += [(f"server/{key}", value, step) for key, value in record["server"].items()]
         numbers += [("round/participants", len(record["clients"]), step), ("round/failed", len(record["failed"]), step), ("round/refused", len(record["refused"]), step)]
-        _log_metrics(client, run_id, numbers)
+        log_numbers(client, run_id, numbers)
         if step == recipe.federation.rounds or step % recipe.federation.keep_every == 0:
             adapters = AdapterStore(store)
             for name, digest in record["adapters"].items():
@@ -181,7 +203,7 @@ def _log_grouping(client: Any, run_id: str, record: dict[str, Any], known: dict[
     numbers = dict(record["server"]) | {"failed": len(record["failed"])}
     if any(known.values()):
         numbers["adjusted_rand_index"] = rand_index(assigned, known)
-    _log_metrics(client, run_id, [(f"grouping/{name}", value, step) for name, value in numbers.items()])
+    log_numbers(client, run_id, [(f"grouping/{name}", value, step) for name, value in numbers.items()])
     with tempfile.TemporaryDirectory() as scratch:
         picture = Path(scratch) / f"{record['step']:05d}.png"
         loss_heatmap(losses, assigned, known, picture)
@@ -196,7 +218,7 @@ def log_federation(run_id: str, recipe: Recipe, folder: Path) -> None:
 
     client, result = mlflow_client(), read_json(folder / "result.json")
     for moment, step in (("before", 0), ("after", result["rounds"])):
-        _log_metrics(client, run_id, [(name, value, step) for name, value in accuracy_metrics(result[moment]).items()])
+        log_numbers(client, run_id, [(name, value, step) for name, value in accuracy_metrics(result[moment]).items()])
     learning_curves(result["records"], folder / "learning-curves.png")
     accuracy_picture(result["before"], result["after"], folder / "accuracy.png")
     for name in ("learning-curves.png", "accuracy.png", "result.json"):
@@ -210,10 +232,10 @@ def log_alignment(run_id: str, recipe: Recipe, folder: Path) -> None:
     client, result = mlflow_client(), read_json(folder / "result.json")
     client.set_tag(run_id, "dpo.reference", result["reference"])
     client.set_tag(run_id, "model_uri", result["model_uri"])
-    _log_metrics(client, run_id, [
+    log_numbers(client, run_id, [
         (f"dpo/{name}", value, int(entry["step"])) for entry in result["history"] for name, value in entry.items() if name != "step"])
     numbers = {"align": result["metrics"], "sampling": result.get("sampling", {}), "labelling": result.get("labelling", {})}
-    _log_metrics(client, run_id, [(f"{group}/{name}", value, 0) for group, values in numbers.items() for name, value in values.items()])
+    log_numbers(client, run_id, [(f"{group}/{name}", value, 0) for group, values in numbers.items() for name, value in values.items()])
     for path in [*result["checkpoints"], result["adapter"]]:
         client.log_artifacts(run_id, path, f"adapters/{Path(path).name}")
     if not (folder / "pairs.parquet").is_file():
@@ -237,11 +259,11 @@ def log_evaluation(run_id: str, folder: Path) -> None:
         numbers += [(f"alpaca_eval/{contest}/{name}", value, 0) for contest, values in annotated["contests"].items() for name, value in values.items()]
         client.set_tag(run_id, "alpaca_eval", annotated["annotator"])
         client.log_artifacts(run_id, str(folder / "alpaca_eval"), "alpaca_eval")
-    _log_metrics(client, run_id, numbers)
+    log_numbers(client, run_id, numbers)
     if "implicit_reward" in result:
-        _log_metrics(client, run_id, [(name.replace("accuracy", "implicit_reward", 1), value, 0) for name, value in accuracy_metrics(result["implicit_reward"]).items()])
+        log_numbers(client, run_id, [(name.replace("accuracy", "implicit_reward", 1), value, 0) for name, value in accuracy_metrics(result["implicit_reward"]).items()])
     for point in result.get("curve", []):
-        _log_metrics(client, run_id, [(f"reward_hacking/{name}", point[name], point["step"]) for name in ("proxy", "judge")])
+        log_numbers(client, run_id, [(f"reward_hacking/{name}", point[name], point["step"]) for name in ("proxy", "judge")])
     if "curve" in result:
         client.log_artifact(run_id, str(folder / "reward-hacking.png"))
     client.set_tag(run_id, "judge", result["judge"])
@@ -260,7 +282,7 @@ def log_evaluation(run_id: str, folder: Path) -> None:
 def log_report(run_id: str, folder: Path) -> None:
     """Log the run's headline figures and its report at the parent run."""
     client = mlflow_client()
-    _log_metrics(client, run_id, [(name, value, 0) for name, value in _flat(read_json(folder / "metrics.json"))])
+    log_numbers(client, run_id, [(name, value, 0) for name, value in _flat(read_json(folder / "metrics.json"))])
     client.log_artifacts(run_id, str(folder), "report")
 
 
@@ -339,7 +361,8 @@ def metric_name(name: str) -> str:
     return "/".join("_" + part if set(part) == {"."} else part or "all" for part in parts)
 
 
-def _log_metrics(client: Any, run_id: str, numbers: list[tuple[str, Any, int]]) -> None:
+def log_numbers(client: Any, run_id: str, numbers: list[tuple[str, Any, int]]) -> None:
+    """Log (name, value, step) triples in batches; what is not a finite number is left out."""
     from mlflow.entities import Metric
 
     now = int(time.time() * 1000)

@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from components.benchmarks import benchmark_names
 from components.federation.strategy import federated_sections
 from components.recipes import load_recipe, recipe_names
 from flows.cli import STAGES
@@ -99,15 +100,17 @@ def test_the_pipelines_recipe_exists_and_its_overrides_fit_it():
 
 def test_deployments_name_a_flow_its_parameters_and_a_recipe_that_exists():
     deployments = {d["name"]: d for d in read("prefect.yaml")["deployments"]}
-    assert {name: d["parameters"]["recipe"] for name, d in deployments.items()}.items() >= {"summarization": "summarization/demo", "qa": "qa/demo"}.items()
+    assert {name: d["parameters"] for name, d in deployments.items()} == {
+        "summarization": {"recipe": "summarization/demo"}, "qa": {"recipe": "qa/demo"}, "nightly": {"benchmark": "summarization"}}
     for deployment in deployments.values():
         file, function = deployment["entrypoint"].split(":")
         tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
         arguments = next(node.args for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function)
         assert set(deployment["parameters"]) <= {argument.arg for argument in arguments.args}
-        assert deployment["parameters"]["recipe"] in recipe_names()
+        assert deployment["parameters"].get("recipe", "debug") in recipe_names() and deployment["parameters"].get("benchmark", "summarization") in benchmark_names()
         assert deployment["work_pool"]["name"] == "fed-rlhf"
-        assert deployment["schedules"] == []
+        crons = [schedule["cron"] for schedule in deployment["schedules"]]
+        assert len(crons) == (deployment["name"] == "nightly") and all(len(cron.split()) == 5 for cron in crons)
 
 
 def test_a_newcomers_prefect_command_reaches_the_server_of_make_up():

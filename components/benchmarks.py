@@ -1,0 +1,74 @@
+"""A benchmark: one recipe, several methods (arms) and seeds. Read from flows/benchmarks/ and checked as strictly as recipes are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import yaml
+from pydantic import Field, model_validator
+
+from components.config import Recipe, RecipeError, Section, check_section, unknown_name
+from components.recipes import RECIPES, load_recipe
+
+BENCHMARKS = RECIPES.parent / "benchmarks"
+
+
+class Benchmark(Section):
+    """What is compared."""
+
+    recipe: str = Field(min_length=1, description="Recipe that all arms share.")
+    seeds: Annotated[list[int], Field(min_length=1)] = Field(description="Seeds; each arm is run with each.")
+    arms: dict[str, list[str]] = Field(min_length=1, description="'key.path=value' settings of each arm on top of the recipe.")
+    contests: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = Field(
+        default_factory=list, description="Pairs of arms whose policies' answers are compared by the judge.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Benchmark:
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds {self.seeds}: each is named once")
+        for name in self.arms:
+            if not name.replace("-", "").replace("_", "").isalnum():
+                raise ValueError(f"arm '{name}': use letters, digits, '-' and '_', because it names a folder")
+        for ours, theirs in self.contests:
+            for name in (ours, theirs):
+                if name not in self.arms:
+                    raise ValueError(f"contest [{ours}, {theirs}]: there is no arm '{name}' (there are: {', '.join(self.arms)})")
+        return self
+
+    def recipe_of(self, arm: str, seed: int) -> Recipe:
+        """The recipe of one arm and seed.
+
+        Raises:
+            RecipeError: see load_recipe.
+        """
+        return load_recipe(self.recipe, [*self.arms[arm], f"seed={seed}"])
+
+
+def benchmark_names() -> list[str]:
+    """The benchmarks under flows/benchmarks."""
+    return sorted(path.stem for path in BENCHMARKS.glob("*.yaml"))
+
+
+def load_benchmark(name_or_path: str) -> Benchmark:
+    """Read a benchmark by name or path, and check the recipe of each of its arms.
+
+    Raises:
+        RecipeError: there is none, or it or one of its recipes cannot be run.
+    """
+    path = next((p for p in (BENCHMARKS / f"{name_or_path}.yaml", Path(name_or_path)) if p.is_file()), None)
+    if path is None:
+        raise RecipeError(f"{unknown_name('benchmark', name_or_path, benchmark_names())} A path to a YAML file works too.")
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path}: this is not valid YAML ({getattr(error, 'problem', None) or error}).") from None
+    if not isinstance(tree, dict):
+        raise RecipeError(f"{path}: a benchmark is a mapping with the keys {', '.join(Benchmark.model_fields)}.")
+    benchmark = check_section(Benchmark, tree, str(path))
+    for arm in benchmark.arms:
+        try:
+            benchmark.recipe_of(arm, benchmark.seeds[0])
+        except RecipeError as error:
+            raise RecipeError(f"{path}: arm {arm}: {error}") from None
+    return benchmark

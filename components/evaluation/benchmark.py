@@ -1,0 +1,142 @@
+"""The table of a benchmark: figures of each arm and seed, their means, and win rates pooled over seeds."""
+
+from __future__ import annotations
+
+import base64
+import html
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from components.evaluation.winrate import Verdict, win_rate
+from components.federation.grouping import rand_index
+
+FIGURES = {
+    "common": "common taste", "own": "own taste", "own_assigned": "own taste, own group's selector", "worst": "worst client", "adjusted_rand_index": "adjusted Rand index",
+    "rougeLsum": "ROUGE-L", "kl": "KL (nats)", "implicit_reward": "implicit reward", "client_steps": "client steps", "train_seconds": "training (s)"}
+"""What is averaged over seeds, by the name in the table. Accuracies are on held-out pairs, of the selectors' majority or of the trained policy's implicit reward."""
+
+
+def arm_figures(
+    federated: dict[str, Any], aligned: dict[str, Any], evaluated: dict[str, Any], known: dict[str, str | None], local_steps: int
+) -> dict[str, float]:
+    """The figures of one run.
+
+    Args:
+        federated, aligned, evaluated: the result.json of its phases.
+        known: the clients' true groups.
+        local_steps: optimiser steps of a training job.
+
+    Returns:
+        those of FIGURES that the run has.
+    """
+    after, records = federated["after"], federated["records"]
+    trained = [client for record in records if record["phase"] == "train" for client in record["clients"].values()]
+    figures = {
+        "common": after["domains"].get("common"), "own": after["domains"].get("own"), "worst": after["worst"],
+        "own_assigned": after.get("assigned", after)["domains"].get("own"), "kl": aligned["metrics"].get("kl_sequence"),
+        "rougeLsum": evaluated["rouge"]["aligned"].get("rougeLsum"), "implicit_reward": evaluated.get("implicit_reward", {}).get("mean"),
+        "client_steps": local_steps * len(trained), "train_seconds": sum(client["seconds"] for client in trained)}
+    if federated["assigned"] and any(known.values()):
+        figures["adjusted_rand_index"] = rand_index(federated["assigned"], known)
+    return {name: float(value) for name, value in figures.items() if value is not None}
+
+
+def mean_and_spread(values: Sequence[float]) -> str:
+    """Mean and sample standard deviation over seeds, as the table shows them."""
+    digits = 0 if np.mean(values) >= 100 else 3
+    mean = f"{np.mean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {np.std(values, ddof=1):.{digits}f}"
+
+
+def pooled(verdicts: Sequence[Sequence[str]], resamples: int, seed: int) -> str:
+    """Win rate over the prompts of all seeds, with its bootstrap interval and counts."""
+    rate = win_rate([Verdict(v) for given in verdicts for v in given], resamples, seed)
+    return "-" if math.isnan(rate.rate) else f"{rate} ({rate.wins}/{rate.ties}/{rate.losses})"
+
+
+def tables(
+    figures: dict[str, dict[int, dict[str, float]]], contests: dict[str, dict[int, list[str]]], resamples: int = 2000
+) -> list[tuple[str, list[str], list[list[str]]]]:
+    """The tables of a report: means over seeds, win rates pooled over seeds, and the figures of each seed.
+
+    Args:
+        figures: by arm and seed, see arm_figures.
+        contests: verdicts (Verdict values) of each contest by seed.
+        resamples: of the bootstrap.
+
+    Returns:
+        title, header and rows of each.
+    """
+    shown = [name for name in FIGURES if any(name in run for runs in figures.values() for run in runs.values())]
+    header = ["method", "seeds", *(FIGURES[name] for name in shown)]
+    means = [[arm, str(len(runs)), *(mean_and_spread(v) if (v := [run[name] for run in runs.values() if name in run]) else "-" for name in shown)]
+             for arm, runs in figures.items()]
+    single = [[arm, str(seed), *(mean_and_spread([run[name]]) if name in run else "-" for name in shown)] for arm, runs in figures.items() for seed, run in runs.items()]
+    rates = [[name, str(len(by_seed)), pooled(list(by_seed.values()), resamples, 0)] for name, by_seed in contests.items()]
+    return [("Means over seeds (± sample standard deviation)", header, means),
+            ("Win rates over the prompts of all seeds", ["contest", "seeds", "win rate [95% interval] (wins/ties/losses)"], rates),
+            ("Each seed", ["method", "seed", *header[2:]], single)]
+
+
+def markdown(title: str, parts: Sequence[tuple[str, list[str], list[list[str]]]], notes: Sequence[str]) -> str:
+    """The report as markdown, e.g. for a README."""
+    lines = [f"# {title}", "", *(f"- {note}" for note in notes)]
+    for name, header, rows in parts:
+        lines += ["", f"## {name}", "", f"| {' | '.join(header)} |", f"|{'---|' * len(header)}", *(f"| {' | '.join(row)} |" for row in rows)]
+    return "\n".join(lines) + "\n"
+
+
+def page(title: str, parts: Sequence[tuple[str, list[str], list[list[str]]]], notes: Sequence[str], pictures: Sequence[Path]) -> str:
+    """The report as one HTML file, pictures included."""
+    def cells(tag: str, row: Sequence[str]) -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) + "</tr>"
+
+    body = [f"<h1>{html.escape(title)}</h1>", "<ul>", *(f"<li>{html.escape(note)}</li>" for note in notes), "</ul>"]
+    for name, header, rows in parts:
+        body += [f"<h2>{html.escape(name)}</h2>", "<table>", cells("th", header), *(cells("td", row) for row in rows), "</table>"]
+    for picture in pictures:
+        body.append(f'<p><img alt="{html.escape(picture.stem)}" src="data:image/png;base64,{base64.b64encode(picture.read_bytes()).decode()}"></p>')
+    style = "body{font-family:sans-serif;margin:2em;max-width:80em}table{border-collapse:collapse}td,th{border:1px solid #bbb;padding:.3em .6em;text-align:left}img{max-width:100%}"
+    return f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title><style>{style}</style></head><body>{"".join(body)}</body></html>\n'
+
+
+def picture(figures: dict[str, dict[int, dict[str, float]]], contests: dict[str, dict[int, list[str]]], path: Path) -> None:
+    """Accuracies by method, a dot a seed, and the pooled win rates with their intervals.
+
+    Args:
+        figures, contests: as tables.
+        path: PNG to write.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
+    arms, kinds = list(figures), [("common", "tab:grey"), ("own", "tab:blue"), ("own_assigned", "tab:orange")]
+    for k, (name, color) in enumerate(kinds):
+        values = [[run[name] for run in figures[arm].values() if name in run] for arm in arms]
+        places = [i + (k - 1) * 0.25 for i in range(len(arms))]
+        left.bar(places, [np.mean(v) if v else 0 for v in values], width=0.23, color=color, alpha=0.6, label=FIGURES[name])
+        for place, given in zip(places, values, strict=True):
+            left.scatter([place] * len(given), given, color="black", s=10, zorder=3)
+    left.axhline(0.5, color="black", linewidth=0.8, linestyle="--")
+    left.set(title="Accuracy on held-out pairs (dots: seeds)", ylim=(0, 1))
+    left.set_xticks(range(len(arms)), arms)
+    left.legend(fontsize=8, loc="lower right")
+    names = list(contests)
+    for i, name in enumerate(names):
+        rate = win_rate([Verdict(v) for given in contests[name].values() for v in given])
+        if not math.isnan(rate.rate):
+            right.errorbar([rate.rate], [i], xerr=[[rate.rate - rate.low], [rate.high - rate.rate]], fmt="o", color="tab:blue", capsize=3)
+            parsed = rate.wins + rate.ties + rate.losses
+            right.scatter([rate.losses / parsed], [i], marker="x", color="tab:red", zorder=3)
+    right.set_yticks(range(len(names)), names, fontsize=8)
+    right.invert_yaxis()
+    right.set(title="Win rate with 95% interval (red: loss rate)", xlim=(0, 1))
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
