@@ -124,6 +124,7 @@ class FederationConfig(Section):
     quorum: float = Field(0.5, gt=0, le=1, description="Share of the sampled clients whose updates must be accepted, or the round fails.")
     clients_per_task: int = Field(1, ge=1, description="Clients that one mapped task runs one after the other.")
     evaluate_every: int | None = Field(None, ge=1, description="Measure accuracy on held-out pairs every so many rounds too; None: before the first and after the last.")
+    accuracy_pairs: int | None = Field(None, ge=1, description="Held-out pairs that accuracy is measured on (a seeded sample, as many of each client as of the others); None takes all. Policies take long.")
     keep_every: int = Field(1, ge=1, description="Log the committed server adapter every so many rounds; the final one always.")
 
     @field_validator("selectors")

@@ -14,6 +14,7 @@ from components.config import Recipe
 from components.federation.commits import Commits
 from components.federation.strategy import Failure, Federation, Job, ServerState, Strategy, Update, build_federation
 from components.models.adapters import AdapterRef, AdapterStore
+from components.seeding import generator
 from tasks.devices import POOL
 from tasks.runs import read_json, write_json
 from tasks.uncached import task
@@ -101,6 +102,17 @@ def close_step(
     return rounds.close_step(strategy, state, jobs, outcomes, recipe.federation.quorum, commits)
 
 
+def sample_evenly(pairs: list[dict[str, Any]], most: int | None, seed: int) -> list[dict[str, Any]]:
+    """At most so many pairs, in their order: a seeded sample in which every client has as many as the others, as far as it has them."""
+    if most is None or most >= len(pairs):
+        return pairs
+    turns: dict[str, list[int]] = {}
+    for n in generator(seed, "accuracy pairs").permutation(len(pairs)):
+        turns.setdefault(pairs[n]["client_id"], []).append(int(n))
+    order = sorted((turn, client, n) for client, rows in turns.items() for turn, n in enumerate(rows))
+    return [pairs[n] for n in sorted(n for _, _, n in order[:most])]
+
+
 @task()
 def measure_accuracy(recipe: Recipe, trains: str, prepared: Path, store: Path, state: ServerState, record: Path) -> dict[str, Any]:
     """Accuracy on the clients' held-out pairs; measured once, and read from the record afterwards.
@@ -112,7 +124,7 @@ def measure_accuracy(recipe: Recipe, trains: str, prepared: Path, store: Path, s
 
     if record.is_file():
         return read_json(record)
-    names, held_out = sorted(state.adapters), read_rows(prepared / "pairs.parquet", split="test").to_list()
+    names, held_out = sorted(state.adapters), sample_evenly(read_rows(prepared / "pairs.parquet", split="test").to_list(), recipe.federation.accuracy_pairs, recipe.seed)
     distinct = {ref.hash: ref for ref in state.adapters.values()}  # before the rounds all are the same
     with POOL.borrow_learner(recipe, trains) as learner:
         by_hash = dict(zip(distinct, learner.margins(held_out, [AdapterStore(store).get(ref) for ref in distinct.values()]), strict=True))

@@ -54,6 +54,7 @@ def test_the_shp_recipe_holds_tables_2_4_and_5_of_the_paper():
     assert (dpo.optimizer, dpo.lr, dpo.epochs, dpo.batch_size) == ("rmsprop", 1e-6, 5, 32)
     assert (recipe.selector.backbone.name, recipe.policy.max_new_tokens, recipe.alignment.temperature) == ("google/gemma-2b", 300, 0.7)
     assert (recipe.selector.template, recipe.policy.template) == ("qa/selector", "qa/policy")
+    assert (federation.method, federation.selectors, federation.options) == ("fedbiscuit", 3, {"warmup_rounds": 50, "regroup_every": 100, "weighting": "paper"})
 
 
 @pytest.mark.parametrize(("override", "key", "nearest"), [

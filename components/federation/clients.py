@@ -123,11 +123,17 @@ class PolicyLearner:
         return losses
 
     def margins(self, rows: list[dict], adapters: Sequence[Adapter]) -> np.ndarray:
-        """Differences of the implicit rewards of chosen and rejected (over beta) under each adapter, [U, N]."""
+        """Differences of the implicit rewards of chosen and rejected (over beta) under each adapter, [U, N].
+
+        An adapter whose B are all 0 is the reference itself, so its differences are 0 and nothing is computed for it.
+        """
         from components.learning.policy import implicit_margins, pair_logprobs
 
-        reference, result = self._reference(rows), np.zeros((len(adapters), len(rows)))
+        result = np.zeros((len(adapters), len(rows)))
         for u, adapter in enumerate(adapters):
+            if not any(tensor.any() for name, tensor in adapter.items() if ".lora_B." in name):
+                continue
+            reference = self._reference(rows)
             self.resident.slot.load(adapter)
             result[u] = implicit_margins(pair_logprobs(self.resident, rows, self.batch_size), reference)
         return result

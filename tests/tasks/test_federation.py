@@ -233,6 +233,17 @@ def test_accuracy_is_measured_once_and_read_from_its_record_afterwards(debug, pr
     assert federation.measure_accuracy.fn(debug, "selector", prepared, store.root, state, tmp_path / "accuracy.json") == first
 
 
+def test_a_sample_of_the_held_out_pairs_has_as_many_of_each_client_as_of_the_others():
+    pairs = [{"client_id": c, "n": n} for n, c in enumerate("a" * 20 + "b" * 3 + "c" * 9)]
+    for seed in range(5):
+        for most, expected in ((6, {"a": 2, "b": 2, "c": 2}), (13, {"a": 5, "b": 3, "c": 5}), (7, None)):
+            kept = federation.sample_evenly(pairs, most, seed)
+            counts = Counter(p["client_id"] for p in kept)
+            assert len(kept) == most and kept == sorted(kept, key=lambda p: p["n"]) and (expected is None or counts == expected)
+    assert federation.sample_evenly(pairs, 6, 0) == federation.sample_evenly(pairs, 6, 0) != federation.sample_evenly(pairs, 6, 1)
+    assert federation.sample_evenly(pairs, None, 0) == federation.sample_evenly(pairs, 99, 0) == pairs
+
+
 def test_accuracy_of_an_ensemble_is_that_of_the_majority_and_that_of_each_clients_own_adapter(debug, prepared, tmp_path, monkeypatch, tiny_selector, random_adapter):
     from components.data.records import read_rows
     from components.learning.selector import score_pairs
