@@ -206,7 +206,7 @@ def _log_grouping(client: Any, run_id: str, record: dict[str, Any], known: dict[
     log_numbers(client, run_id, [(f"grouping/{name}", value, step) for name, value in numbers.items()])
     with tempfile.TemporaryDirectory() as scratch:
         picture = Path(scratch) / f"{record['step']:05d}.png"
-        loss_heatmap(losses, assigned, known, picture)
+        loss_heatmap(list(record["adapters"]), losses, assigned, known, picture)
         client.log_artifact(run_id, str(picture), "grouping")
 
 

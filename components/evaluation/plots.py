@@ -35,12 +35,13 @@ def learning_curves(records: Sequence[dict[str, Any]], path: Path) -> None:
     pyplot.close(figure)
 
 
-def loss_heatmap(losses: dict[str, Sequence[float]], assigned: dict[str, str], known: dict[str, str | None], path: Path) -> None:
+def loss_heatmap(slots: Sequence[str], losses: dict[str, Sequence[float]], assigned: dict[str, str], known: dict[str, str | None], path: Path) -> None:
     """Clients' validation losses on all selectors, with the group that each client was put in.
 
     Args:
+        slots: names of the selectors, in the order of the losses.
         losses: by client, one for each selector (nats); NaN is a client without a vote.
-        assigned: name of a selector by client; the names' sorted order is that of the losses.
+        assigned: name of a selector by client.
         known: the clients' groups where the source knows them; rows are sorted by them.
         path: PNG to write.
     """
@@ -50,7 +51,6 @@ def loss_heatmap(losses: dict[str, Sequence[float]], assigned: dict[str, str], k
     import numpy as np
     from matplotlib import pyplot
 
-    slots = sorted(set(assigned.values()))
     names = sorted(assigned, key=lambda name: (known.get(name) or "", name))
     table = np.array([losses.get(name, [float("nan")] * len(slots)) for name in names], dtype=float)
     figure, axes = pyplot.subplots(figsize=(2.5 + 1.1 * len(slots), 1.2 + min(0.28 * len(names), 12)), layout="constrained")

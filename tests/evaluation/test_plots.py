@@ -66,3 +66,31 @@ def test_no_figure_is_left_open(tmp_path):
     learning_curves(RECORDS, tmp_path / "a.png")
     accuracy_picture(BEFORE, AFTER, tmp_path / "b.png")
     assert pyplot.get_fignums() == before
+
+
+def test_the_heat_map_has_a_column_for_every_selector_in_the_order_of_the_losses_also_one_without_clients(tmp_path, monkeypatch):
+    from matplotlib import pyplot
+
+    from components.evaluation.plots import loss_heatmap
+
+    kept = []
+    monkeypatch.setattr(pyplot, "close", kept.append)
+    slots = [f"selector-{u}" for u in range(12)]
+    losses = {"ada": [0.1 * u for u in range(12)], "bea": [float("nan")] * 12}
+    loss_heatmap(slots, losses, {"ada": "selector-10", "bea": "selector-2", "cyd": "selector-2"}, {"ada": "x", "bea": None}, tmp_path / "heat.png")
+    axes = kept[0].axes[0]
+    assert axes.images[0].get_array().shape == (3, 12) and [t.get_text() for t in axes.get_xticklabels()] == slots
+    assert {tuple(point) for point in axes.collections[0].get_offsets().tolist()} == {(2.0, 0.0), (2.0, 1.0), (10.0, 2.0)}
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["bea", "cyd", "ada (x)"] and (tmp_path / "heat.png").stat().st_size > 1000
+
+
+def test_the_reward_hacking_picture_starts_where_the_policy_is_the_raw_one(tmp_path, monkeypatch):
+    from matplotlib import pyplot
+
+    from components.evaluation.plots import hacking_picture
+
+    kept = []
+    monkeypatch.setattr(pyplot, "close", kept.append)
+    hacking_picture([{"step": 4, "proxy": 0.8, "judge": 0.6}, {"step": 8, "proxy": 0.9, "judge": 0.4}], tmp_path / "curve.png")
+    lines = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in kept[0].axes[0].lines if line.get_label()[0] != "_"}
+    assert lines == {"selectors (proxy)": ([0, 4, 8], [0.5, 0.8, 0.9]), "judge (gold)": ([0, 4, 8], [0.5, 0.6, 0.4])}
