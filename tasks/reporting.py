@@ -15,7 +15,7 @@ from tasks.uncached import task
 DOMAINS = 20
 """SHP has 18 (FedBiscuit section 6); the 36 opening questions of the embedded conversations are sentences."""
 LENGTH_CONTROLLED = ("length_controlled", "length_controlled_low", "length_controlled_high")
-CONTESTS = {"aligned_vs_raw": "aligned against raw policy", "aligned_vs_human": "aligned against human text", "raw_vs_human": "raw against human text"}
+CONTESTS = {"aligned_vs_raw": "aligned against raw policy", "aligned_vs_human": "aligned against {references}", "raw_vs_human": "raw against {references}"}
 
 
 def accuracy_metrics(measured: dict[str, Any]) -> dict[str, float]:
@@ -92,10 +92,13 @@ def summary(run: Run, recipe: Recipe, federation: dict[str, Any], alignment: dic
     lines += _accuracy_rows(before, after)
     if "assigned" in after:
         lines += ["  with the selector of each client's own group", *_accuracy_rows(before, after["assigned"])]
+    report = read_json(run.prepared / "report.json")
+    author = report["prompts"].get("test", {}).get("references") or "human text"
+    contests = {name: label.format(references=author) for name, label in CONTESTS.items()}
     lines += ["", f"Win rate on {len(read_json(run.evaluation / 'answers.json'))} held-out prompts         rate  [95% interval]  wins/ties/losses  consistency"]
     for name, c in evaluation["contests"].items():
         counts = f"{c['wins']}/{c['ties']}/{c['losses']}" + (f" ({c['unparsable']} unparsable)" if c["unparsable"] else "")
-        lines.append(f"  {CONTESTS[name]:<36} {c['win_rate']:>6.1%}  [{c['low']:.1%}, {c['high']:.1%}]  {counts:>12}  {_percent(c['consistency']):>10}")
+        lines.append(f"  {contests[name]:<36} {c['win_rate']:>6.1%}  [{c['low']:.1%}, {c['high']:.1%}]  {counts:>12}  {_percent(c['consistency']):>10}")
     accuracy = evaluation["judge_figures"].get("judge_accuracy")
     lines.append(f"  judge: {evaluation['judge']}" + ("" if accuracy is None else f"; its own held-out accuracy {accuracy:.3f}"))
     kl = alignment["metrics"].get("kl_sequence")
@@ -107,11 +110,11 @@ def summary(run: Run, recipe: Recipe, federation: dict[str, Any], alignment: dic
         lines.append("  preferred to raw over DPO (step: selectors / judge): " + ", ".join(f"{p['step']}: {p['proxy']:.2f} / {p['judge']:.2f}" for p in evaluation["curve"]))
     rouge = evaluation["rouge"]
     if rouge["aligned"]:
-        lines.append("  ROUGE-L against human text: " + ", ".join(f"{policy} {values['rougeLsum']:.3f}" for policy, values in rouge.items()))
+        lines.append(f"  ROUGE-L against {author}: " + ", ".join(f"{policy} {values['rougeLsum']:.3f}" for policy, values in rouge.items()))
     lines += ["", "Win rate at equal length (a tie is half a win)  as it is  at equal length  [95% interval]"]
     for name, c in evaluation["contests"].items():
         rate, low, high = (_percent(c[key]) for key in LENGTH_CONTROLLED)
-        lines.append(f"  {CONTESTS[name]:<43} {_percent(c['ties_half']):>8}  {rate:>15}  [{low}, {high}]")
+        lines.append(f"  {contests[name]:<43} {_percent(c['ties_half']):>8}  {rate:>15}  [{low}, {high}]")
     lines += ["", *alpaca_lines(evaluation["alpaca_eval"])] if "alpaca_eval" in evaluation else []
     lines += ["", "Adapters", *(f"  {name:<10}  {_relative(entry['folder'])}  (sha256 {entry['hash'][:12]})" for name, entry in federation["adapters"].items()),
               f"  {'aligned':<10}  {_relative(alignment['adapter'])}  (registered as {alignment['model_uri']})"]
