@@ -30,7 +30,12 @@ class Benchmark(Section):
         for name in self.arms:
             if not name.replace("-", "").replace("_", "").isalnum():
                 raise ValueError(f"arm '{name}': use letters, digits, '-' and '_', because it names a folder")
+        for name, settings in self.arms.items():
+            if any(setting.startswith("seed=") for setting in settings):
+                raise ValueError(f"arm '{name}' sets the seed: leave it out, the seeds are set by 'seeds'")
         for ours, theirs in self.contests:
+            if ours == theirs:
+                raise ValueError(f"contest [{ours}, {theirs}]: an arm cannot be compared with itself")
             for name in (ours, theirs):
                 if name not in self.arms:
                     raise ValueError(f"contest [{ours}, {theirs}]: there is no arm '{name}' (there are: {', '.join(self.arms)})")
@@ -51,10 +56,26 @@ def benchmark_names() -> list[str]:
 
 
 def load_benchmark(name_or_path: str) -> Benchmark:
-    """Read a benchmark by name or path, and check the recipe of each of its arms.
+    """Read a benchmark by name or path, and check the recipe of each of its arms and seeds.
 
     Raises:
         RecipeError: there is none, or it or one of its recipes cannot be run.
+    """
+    benchmark = read_benchmark(name_or_path)
+    for arm in benchmark.arms:
+        for seed in benchmark.seeds:
+            try:
+                benchmark.recipe_of(arm, seed)
+            except RecipeError as error:
+                raise RecipeError(f"{name_or_path}: arm {arm}: {error}") from None
+    return benchmark
+
+
+def read_benchmark(name_or_path: str) -> Benchmark:
+    """Read a benchmark, without its recipes: those of one that was started lie in its folder already.
+
+    Raises:
+        RecipeError: as load_benchmark.
     """
     path = next((p for p in (BENCHMARKS / f"{name_or_path}.yaml", Path(name_or_path)) if p.is_file()), None)
     if path is None:
@@ -65,10 +86,6 @@ def load_benchmark(name_or_path: str) -> Benchmark:
         raise RecipeError(f"{path}: this is not valid YAML ({getattr(error, 'problem', None) or error}).") from None
     if not isinstance(tree, dict):
         raise RecipeError(f"{path}: a benchmark is a mapping with the keys {', '.join(Benchmark.model_fields)}.")
-    benchmark = check_section(Benchmark, tree, str(path))
-    for arm in benchmark.arms:
-        try:
-            benchmark.recipe_of(arm, benchmark.seeds[0])
-        except RecipeError as error:
-            raise RecipeError(f"{path}: arm {arm}: {error}") from None
-    return benchmark
+    if isinstance(tree.get("arms"), dict):  # YAML reads a bare number as one
+        tree["arms"] = {str(name): settings for name, settings in tree["arms"].items()}
+    return check_section(Benchmark, tree, str(path))

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from prefect import flow, get_run_logger, runtime
 
-from components.benchmarks import load_benchmark
+from components.benchmarks import load_benchmark, read_benchmark
 from components.environment import quiet
 from flows.fed_rlhf import carry_out
 from tasks import tracking
 from tasks.benchmark import judge_contest, log_benchmark, share_generations, write_benchmark_report
 from tasks.devices import POOL
-from tasks.runs import Run, arm_run, find_benchmark, hold, judges_root, open_benchmark, read_benchmark
+from tasks.runs import Run, arm_run, find_benchmark, hold, judges_root, open_benchmark
 
 
 @flow(name="benchmark", flow_run_name="{benchmark}", persist_result=False)
@@ -43,21 +43,22 @@ def benchmark(benchmark: str = "summarization", resume: str | None = None) -> st
 
 def compare(folder: Path) -> str:
     """All runs and contests of a benchmark that are not done yet; the report is written anew after each seed."""
-    log, plan = get_run_logger(), read_benchmark(folder)
+    log, plan = get_run_logger(), read_benchmark(str(folder / "benchmark.yaml"))
     log.info("benchmark: %d arms, %d seeds, folder %s", len(plan.arms), len(plan.seeds), folder)
-    parent = tracking.open_benchmark_tracking(Run(folder.name, folder), plan.recipe_of(next(iter(plan.arms)), plan.seeds[0]), str(runtime.flow_run.id), runtime.flow_run.ui_url)
+    parent = tracking.open_benchmark_tracking(Run(folder.name, folder), arm_run(folder, next(iter(plan.arms)), plan.seeds[0]).recipe(), str(runtime.flow_run.id), runtime.flow_run.ui_url)
     try:
         for seed in plan.seeds:
             runs: list[Run] = []
             for arm in plan.arms:
-                run = arm_run(folder, plan, arm, seed)
-                if not (run.report / "summary.txt").is_file():
+                run = arm_run(folder, arm, seed)
+                if not (run.folder / "report.done").is_file():
                     share_generations(run, runs)
-                    carry_out(run, parent)
+                    with hold(run):
+                        carry_out(run, parent)
                     log.info("%s, seed %d:\n%s", arm, seed, (run.report / "summary.txt").read_text(encoding="utf-8"))
                 runs.append(run)
             for ours, theirs in plan.contests:
-                judge_contest(folder, plan, ours, theirs, seed, judges_root())
+                judge_contest(folder, ours, theirs, seed, judges_root())
             POOL.release()
             log_benchmark(parent, out := write_benchmark_report(folder, plan))
     except BaseException:

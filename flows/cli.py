@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from components.benchmarks import benchmark_names, load_benchmark
+from components.benchmarks import benchmark_names, load_benchmark, read_benchmark
 from components.config import Explained, RecipeError
 from components.data.records import DataError
 from components.environment import quiet
@@ -21,7 +21,7 @@ from infra.servers import ServerError, is_up, prefect_api
 
 STAGES = ("check_recipe", "fetch_backbone", "prepare", "federate", "align", "evaluate", "report")
 """The stages of dvc.yaml."""
-RECIPE = "summarization/demo"
+RECIPE, BENCHMARK = "summarization/demo", "summarization"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,7 +45,7 @@ def stage(arguments: Sequence[str] | None = None) -> int:
 def benchmark(arguments: Sequence[str] | None = None) -> int:
     """Run a benchmark in this process; returns the exit status as main does."""
     parser = argparse.ArgumentParser(prog="python -m flows.benchmark", description="Methods side by side, with several seeds, in one report.")
-    parser.add_argument("--benchmark", default="summarization", help=f"name or path (default: %(default)s); there are: {', '.join(benchmark_names())}")
+    parser.add_argument("--benchmark", help=f"name or path (default: {BENCHMARK}); there are: {', '.join(benchmark_names())}")
     parser.add_argument("--resume", metavar="FOLDER", help="go on with an earlier benchmark, with its own arms and seeds")
     parser.add_argument("--check", action="store_true", help="check the benchmark and its recipes and stop")
     return answer(lambda: _benchmark(parser.parse_args(arguments)))
@@ -124,19 +124,24 @@ def _main(given: argparse.Namespace) -> int:
 
 
 def _benchmark(given: argparse.Namespace) -> int:
+    name = given.benchmark or BENCHMARK
     if given.resume is not None:
+        if given.benchmark:
+            raise RecipeError("--resume goes on with the benchmark of that folder: leave --benchmark out, or start a new one.")
         from tasks.runs import find_benchmark
 
-        given.benchmark = str(find_benchmark(given.resume) / "benchmark.yaml")
-    plan = load_benchmark(given.benchmark)
+        name = str(find_benchmark(given.resume) / "benchmark.yaml")
+        plan = read_benchmark(name)
+    else:
+        plan = load_benchmark(name)
     if given.check:
-        print(f"{given.benchmark}: the benchmark is valid ({len(plan.arms)} arms, {len(plan.seeds)} seeds)")
+        print(f"{name}: the benchmark is valid ({len(plan.arms)} arms, {len(plan.seeds)} seeds)")
         return 0
 
     def call() -> Any:
         from flows.benchmark import benchmark
 
-        return benchmark(benchmark=given.benchmark, resume=given.resume, return_state=True)
+        return benchmark(benchmark=name, resume=given.resume, return_state=True)
 
     status, report = run_flow(call)
     if status == 0:

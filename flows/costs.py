@@ -136,7 +136,8 @@ def compare_orchestration(recipe_name: str, rounds: int, pairs: int) -> None:
             tracking.open_tracking(run, recipe, None, None)
             child = tracking.open_phase(run, recipe, "federate")
             initial = Commits(folder / "initial", "bench")
-            members = federation.form_federation(recipe, "selector", folder / "prepared", initial)
+            trains = build_strategy(recipe.federation, initial.store).trains
+            members = federation.form_federation(recipe, trains, folder / "prepared", initial)
             first = initial.store.get(members.initial)
             for number in range(pairs):
                 for kind in (("flow", "bare") if number % 2 else ("bare", "flow")):
@@ -150,7 +151,7 @@ def compare_orchestration(recipe_name: str, rounds: int, pairs: int) -> None:
                         federated.append(time.perf_counter() - start)
                         work += [client["seconds"] for record in records for client in record["clients"].values()]
                     else:
-                        with POOL.borrow_learner(recipe, "selector") as learner:
+                        with POOL.borrow_learner(recipe, trains) as learner:
                             run_federation(recipe, members, table, commits, learner)
                         bare.append(time.perf_counter() - start)
             tracking.close_run(child)

@@ -68,6 +68,7 @@ def carry_out(run: Run, benchmark: str | None = None) -> str:
         tracking.close_failed(run)
         raise
     tracking.close_run(parent)
+    (run.folder / "report.done").touch()
     return str(run.folder)
 
 
@@ -80,7 +81,7 @@ def prepare(run: Run, recipe: Recipe) -> None:
     get_run_logger().info("partition: %s", reporting.partition_line(report))
     child = tracking.open_phase(run, recipe, "prepare")
     tracking.log_data(child, run.prepared, report)
-    tracking.close_run(child)
+    tracking.close_phase(run, child)
 
 
 @flow(name="federate", flow_run_name="federate", persist_result=False)
@@ -107,6 +108,8 @@ def federate(run: Run, recipe: Recipe) -> None:
         return measured
 
     before = measure(strategy.init(state.federation, recipe.seed), "before")
+    if records and measured_now(recipe, records[-1]):  # the run may have been stopped within the measurement
+        tracking.log_metrics(child, reporting.accuracy_metrics(measure(state, f"round-{state.round}")), state.round)
     state = federated_rounds(recipe, strategy, state, pairs, commits, child, records, known, measure)
     after = measure(state, "after")
     folders = federation.export_adapters(recipe, strategy.trains, store, state.adapters, run.federation / "final")
@@ -114,7 +117,7 @@ def federate(run: Run, recipe: Recipe) -> None:
         "trains": strategy.trains, "before": before, "after": after, "rounds": state.round, "records": records, "assigned": state.assigned,
         "adapters": {name: {"hash": ref.hash, "folder": str(folders[name])} for name, ref in state.adapters.items()}})
     tracking.log_federation(child, recipe, run.federation)
-    tracking.close_run(child)
+    tracking.close_phase(run, child)
     POOL.release()
 
 
@@ -154,10 +157,16 @@ def federated_rounds(
         state, record = federation.close_step(strategy, state, jobs, outcomes, recipe, commits)
         records.append(record)
         tracking.log_steps(tracked, recipe, [record], store, known)
-        log.info("round %d of %d: %s", state.round, config.rounds, reporting.round_line(record))
-        if measure and config.evaluate_every and record["rounds_done"] > record["round"] and state.round % config.evaluate_every == 0 and state.round < config.rounds:
+        log.info("round %d of %d: %s", record["round"] + 1, config.rounds, reporting.round_line(record))
+        if measure and measured_now(recipe, record):
             tracking.log_metrics(tracked, reporting.accuracy_metrics(measure(state, f"round-{state.round}")), state.round)
     return state
+
+
+def measured_now(recipe: Recipe, record: dict[str, Any]) -> bool:
+    """Whether accuracy is measured after a step: every federation.evaluate_every rounds; after the last round it is measured anyway."""
+    done, every = record["rounds_done"], recipe.federation.evaluate_every
+    return every is not None and done > record["round"] and done % every == 0 and done < recipe.federation.rounds
 
 
 @flow(name="align", flow_run_name="align", persist_result=False)
@@ -167,7 +176,7 @@ def align(run: Run, recipe: Recipe) -> None:
     if not (run.alignment / "result.json").is_file():
         align_once(run, recipe, child)
     tracking.log_alignment(child, recipe, run.alignment)
-    tracking.close_run(child)
+    tracking.close_phase(run, child)
     POOL.release()
 
 
@@ -204,7 +213,7 @@ def evaluate(run: Run, recipe: Recipe) -> None:
         judged |= more_measures(run, recipe)
         write_json(run.evaluation / "result.json", {"answers": answered, **judged})
     tracking.log_evaluation(child, run.evaluation)
-    tracking.close_run(child)
+    tracking.close_phase(run, child)
     POOL.release()
 
 

@@ -10,10 +10,10 @@ from components.config import Recipe
 from components.models.adapters import write_atomically
 from components.seeding import derive
 from tasks.devices import POOL
-from tasks.runs import Run, arm_run, git_commit, read_json, write_json
+from tasks.runs import Run, arm_run, contest_file, git_commit, read_json, write_json
 from tasks.uncached import task
 
-HUMAN = {"aligned_vs_raw": "raw policy", "aligned_vs_human": "human text"}
+OTHERS = {"aligned_vs_raw": "raw policy", "aligned_vs_human": "the references"}
 
 
 @task(task_run_name="share {run.id}")
@@ -38,14 +38,14 @@ def share_generations(run: Run, others: list[Run]) -> list[str]:
 
 
 @task(task_run_name="judge {ours} against {theirs}, seed {seed}")
-def judge_contest(folder: Path, benchmark: Benchmark, ours: str, theirs: str, seed: int, judges: Path) -> list[str]:
+def judge_contest(folder: Path, ours: str, theirs: str, seed: int, judges: Path) -> list[str]:
     """Verdicts of the seed's judge on the answers of two arms' policies, in both orders; read where they are there already."""
     from components.evaluation.judges import build_judge, judge_pairs
 
-    path = folder / "contests" / f"{ours}-{theirs}-seed-{seed}.json"
+    path = contest_file(folder, ours, theirs, seed)
     if not path.is_file():
-        recipe: Recipe = benchmark.recipe_of(ours, seed)
-        runs = [arm_run(folder, benchmark, arm, seed) for arm in (ours, theirs)]
+        runs = [arm_run(folder, arm, seed) for arm in (ours, theirs)]
+        recipe: Recipe = runs[0].recipe()
         first, second = ({row["prompt_id"]: row for row in read_json(run.evaluation / "answers-aligned.json")} for run in runs)
         asked = sorted(set(first) & set(second))
         with POOL.borrow(recipe) as device:
@@ -67,24 +67,25 @@ def write_benchmark_report(folder: Path, benchmark: Benchmark) -> Path:
     contests: dict[str, dict[int, list[str]]] = {}
     for arm in benchmark.arms:
         for seed in benchmark.seeds:
-            run = arm_run(folder, benchmark, arm, seed)
-            if not (run.report / "summary.txt").is_file():
+            run = arm_run(folder, arm, seed)
+            if not (run.folder / "report.done").is_file():
                 continue
             federated, aligned, evaluated = (read_json(part / "result.json") for part in (run.federation, run.alignment, run.evaluation))
             figures.setdefault(arm, {})[seed] = report.arm_figures(federated, aligned, evaluated, known_groups(run.prepared), run.recipe().federation.local_steps)
-            for contest, other in HUMAN.items():
+            for contest, other in OTHERS.items():
                 if contest in evaluated["verdicts"]:
                     contests.setdefault(f"{arm} against {other}", {})[seed] = list(evaluated["verdicts"][contest].values())
             if "raw_vs_human" in evaluated["verdicts"]:
-                contests.setdefault("raw policy against human text", {})[seed] = list(evaluated["verdicts"]["raw_vs_human"].values())
+                contests.setdefault("raw policy against the references", {})[seed] = list(evaluated["verdicts"]["raw_vs_human"].values())
     for ours, theirs in benchmark.contests:
         for seed in benchmark.seeds:
-            path = folder / "contests" / f"{ours}-{theirs}-seed-{seed}.json"
+            path = contest_file(folder, ours, theirs, seed)
             if path.is_file():
                 contests.setdefault(f"{ours} against {theirs}", {})[seed] = read_json(path)
     out = folder / "report"
     out.mkdir(exist_ok=True)
     title, notes = f"Benchmark {folder.name}", [f"recipe {benchmark.recipe}, seeds {', '.join(map(str, benchmark.seeds))}, git {git_commit()[:12]}"]
+    notes += ["accuracies are of the selectors' majority (FedBis, FedBiscuit) or of the trained policy's implicit reward (the others); a client step is an optimiser step of the arm's own batch size"]
     notes += [f"{arm}: {'; '.join(settings)}" for arm, settings in benchmark.arms.items()]
     parts = report.tables(figures, contests)
     report.picture(figures, contests, out / "benchmark.png")

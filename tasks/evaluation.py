@@ -26,13 +26,15 @@ def answer_prompts(recipe: Recipe, prepared: Path, name: str, adapter: Path | No
         name: of the policy, for the log.
         adapter: PEFT folder; None is the raw policy.
         path: written.
-        most: at most so many prompts; None takes the recipe's.
+        most: at most so many of the recipe's prompts (a seeded sample); None takes all of them.
     """
     from components.models.policy import Policy
 
     log = get_run_logger()
     if not path.is_file():
-        prompts = choose_prompts(prepared, "test", most or recipe.evaluation.prompts, recipe.seed)
+        prompts = choose_prompts(prepared, "test", recipe.evaluation.prompts, recipe.seed)
+        if most is not None and most < len(prompts):
+            prompts = [prompts[i] for i in sorted(generator(recipe.seed, "fewer prompts").permutation(len(prompts))[:most])]
         with POOL.borrow(recipe) as device:
             generated = Policy(recipe.policy, device, adapter).generate(
                 [row["prompt"] for row in prompts], derive(recipe.seed, "answers"),
@@ -105,7 +107,7 @@ def reward_hacking_curve(recipe: Recipe, prepared: Path, judges: Path, store: Pa
                 votes.append(learner.selector.margins(comparisons) > 0)
             won = np.mean(votes, axis=0) > 0.5
             same = np.array([c.first.strip() == c.second.strip() for c in comparisons])
-            curve.append({"step": step, "proxy": float(np.where(same, 0.5, won).mean())})
+            curve.append({"step": step, "prompts": len(rows), "proxy": float(np.where(same, 0.5, won).mean())})
     POOL.release()
     with POOL.borrow(recipe) as device:
         judge = build_judge(recipe.evaluation.judge, prepared, judges, recipe.seed, device)
@@ -168,8 +170,9 @@ def annotate_answers(recipe: Recipe, answers: Path, folder: Path) -> dict[str, A
     from components.evaluation import alpaca
 
     log, config, rows = get_run_logger(), recipe.evaluation.alpaca_eval, read_json(answers)
-    alpaca.check_alpaca_eval(config)
     prompts = [row["prompt"] for row in rows]
+    alpaca.check_alpaca_eval(config)
+    alpaca.check_prompts(config, prompts)
     written = {name: alpaca.model_outputs(prompts, [row[name]["text"] for row in rows], f"{recipe.name} {name}", recipe.data.source) for name in ("aligned", "raw")}
     for name, outputs in written.items():
         write_json(folder / f"{name}.model_outputs.json", outputs)
@@ -178,7 +181,8 @@ def annotate_answers(recipe: Recipe, answers: Path, folder: Path) -> dict[str, A
     else:
         reference = alpaca.read_outputs(Path(config.reference_outputs))
         instructions, answered = [row["instruction"] for row in reference], {row["instruction"]: row for row in reference}
-        contests = {f"{name}_vs_reference": (name, [answered[prompt] for prompt in prompts]) for name in written}
+        theirs = [answered[prompt.strip()] | {"instruction": prompt} for prompt in prompts]
+        contests = {f"{name}_vs_reference": (name, theirs) for name in written}
     result: dict[str, Any] = {"annotator": config.annotators_config, "contests": {}, "missing": None if config.calibration else alpaca.without_calibration(instructions)}
     for name, (ours, theirs) in contests.items():
         annotations = alpaca.annotate(config, theirs, written[ours], folder / "annotated.json", recipe.seed)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from components.config import Recipe
+from components.models.adapters import write_atomically
 from tasks.runs import PROJECT, Run, read_json, write_json
 from tasks.uncached import task
 
@@ -46,7 +47,8 @@ def round_line(record: dict[str, Any]) -> str:
     """A step of the federation as a line."""
     if record["phase"] == "group":
         sizes = ", ".join(f"{name.removesuffix('/size')} {value}" for name, value in record["server"].items() if name.endswith("/size"))
-        return f"grouped {len(record['assigned'])} clients ({sizes}), {record['server']['moved']} moved, {record['server']['without_vote']} without a vote"
+        line = f"grouped {len(record['assigned'])} clients ({sizes}), {record['server']['moved']} moved, {record['server']['without_vote']} without a vote"
+        return line + "".join(f"; failed: {name} ({reason})" for name, reason in record["failed"].items())
     losses = [client["loss"] for client in record["clients"].values() if "loss" in client]
     parts = [f"{len(record['clients'])} clients"]
     if losses:
@@ -80,7 +82,7 @@ def write_report(run: Run, recipe: Recipe) -> None:
         [entry["step"], entry["loss"], entry.get("rewards/margins", "")] for entry in alignment["history"]])
     _write_csv(run.report / "accuracy.csv", ["client", "before", "after"], [
         [name, federation["before"]["clients"][name], value] for name, value in federation["after"]["clients"].items()])
-    (run.report / "summary.txt").write_text(summary(run, recipe, federation, alignment, evaluation), encoding="utf-8")
+    write_atomically(run.report / "summary.txt", summary(run, recipe, federation, alignment, evaluation).encode())
 
 
 def summary(run: Run, recipe: Recipe, federation: dict[str, Any], alignment: dict[str, Any], evaluation: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@
         recipe.yaml      the whole recipe, defaults included
         run.json         ids of the MLflow run and of the Prefect run
         .lock            held by the process that works on the run
-        <phase>.done     empty; the phase is complete and logged
+        <phase>.done     empty; the phase is complete and logged (report.done: the whole run is)
         prepared/        data (components/data/records.py)
         federation/      adapters/, updates/, commits/, selectors/ (PEFT folders), result.json
         alignment/       completions.json, pairs.parquet, epoch-1/ ..., final/ (PEFT folders), result.json
@@ -39,7 +39,7 @@ from typing import Any
 
 import yaml
 
-from components.benchmarks import Benchmark, load_benchmark
+from components.benchmarks import Benchmark
 from components.config import Recipe, RecipeError
 from components.models.adapters import write_atomically
 from components.recipes import dump_recipe, load_recipe
@@ -135,9 +135,12 @@ def find_run(name: str) -> Run:
 
 
 def open_benchmark(name: str, benchmark: Benchmark) -> Path:
-    """A new folder with the benchmark in it."""
+    """A new folder with the benchmark in it, and the recipe of each of its runs, so that it is the same when it is resumed."""
     moment = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     folder = runs_root() / f"benchmark-{Path(name).stem}-{moment}"
+    for arm in benchmark.arms:
+        for seed in benchmark.seeds:
+            claim_folder(benchmark.recipe_of(arm, seed), arm_run(folder, arm, seed).folder)
     write_atomically(folder / "benchmark.yaml", yaml.safe_dump(benchmark.model_dump(mode="json"), sort_keys=False).encode())
     return folder
 
@@ -155,17 +158,14 @@ def find_benchmark(name: str) -> Path:
     raise RecipeError(f"--resume {name}: there is no such benchmark under {runs_root()}. Latest: {', '.join(p.name for p in known[-3:]) or 'none'}.")
 
 
-def read_benchmark(folder: Path) -> Benchmark:
-    """The benchmark that a folder was started with."""
-    return load_benchmark(str(folder / "benchmark.yaml"))
+def arm_run(folder: Path, arm: str, seed: int) -> Run:
+    """The run of an arm and a seed."""
+    return Run(f"{folder.name}/{arm}-seed-{seed}", folder / f"{arm}-seed-{seed}")
 
 
-def arm_run(folder: Path, benchmark: Benchmark, arm: str, seed: int) -> Run:
-    """The run of an arm and a seed, opened at the first time."""
-    run = Run(f"{folder.name}/{arm}-seed-{seed}", folder / f"{arm}-seed-{seed}")
-    if not (run.folder / "recipe.yaml").is_file():
-        claim_folder(benchmark.recipe_of(arm, seed), run.folder)
-    return run
+def contest_file(folder: Path, ours: str, theirs: str, seed: int) -> Path:
+    """Where the verdicts of a contest are."""
+    return folder / "contests" / ours / theirs / f"seed-{seed}.json"
 
 
 @contextlib.contextmanager

@@ -58,7 +58,7 @@ def open_tracking(run: Run, recipe: Recipe, flow_run_id: str | None, flow_run_ur
     notes = run.notes()
     tags = {"prefect.flow_run_id": flow_run_id or "", "prefect.flow_run_url": flow_run_url or "", "git.commit": git_commit(), "fed_rlhf.run": run.id,
             "recipe": recipe.name, "method": recipe.federation.method, "fed_rlhf.folder": str(run.folder)}
-    if "mlflow_run_id" in notes:
+    if is_known(notes.get("mlflow_run_id")):
         run_id = notes["mlflow_run_id"]
         client.update_run(run_id, status="RUNNING")
         for key, value in tags.items():
@@ -131,12 +131,19 @@ def close_run(run_id: str, status: str = "FINISHED") -> None:
     mlflow_client().set_terminated(run_id, status)
 
 
+@task(task_run_name="close phase {phase_id}")
+def close_phase(run: Run, phase_id: str) -> None:
+    """End the run of a phase; in a benchmark the phases share the run of the arm, which goes on."""
+    if phase_id != run.notes()["mlflow_run_id"]:
+        mlflow_client().set_terminated(phase_id, "FINISHED")
+
+
 @task()
 def close_failed(run: Run) -> None:
-    """End a run and those of its phases that are still open as FAILED."""
+    """End a run, and those of its phases that are still open, as FAILED."""
     client, notes = mlflow_client(), run.notes()
-    for run_id in [*notes.get("mlflow_phases", {}).values(), notes["mlflow_run_id"]]:
-        if client.get_run(run_id).info.status == "RUNNING":
+    for run_id in {*notes.get("mlflow_phases", {}).values(), notes["mlflow_run_id"]}:
+        if run_id == notes["mlflow_run_id"] or client.get_run(run_id).info.status == "RUNNING":
             client.set_terminated(run_id, "FAILED")
 
 
@@ -222,8 +229,8 @@ def log_federation(run_id: str, recipe: Recipe, folder: Path) -> None:
     learning_curves(result["records"], folder / "learning-curves.png")
     accuracy_picture(result["before"], result["after"], folder / "accuracy.png")
     for name in ("learning-curves.png", "accuracy.png", "result.json"):
-        client.log_artifact(run_id, str(folder / name))
-    client.log_artifacts(run_id, str(folder / "final"), "adapters")
+        client.log_artifact(run_id, str(folder / name), "federation")
+    client.log_artifacts(run_id, str(folder / "final"), "federation/adapters")
 
 
 @task()
@@ -258,18 +265,18 @@ def log_evaluation(run_id: str, folder: Path) -> None:
     if annotated:
         numbers += [(f"alpaca_eval/{contest}/{name}", value, 0) for contest, values in annotated["contests"].items() for name, value in values.items()]
         client.set_tag(run_id, "alpaca_eval", annotated["annotator"])
-        client.log_artifacts(run_id, str(folder / "alpaca_eval"), "alpaca_eval")
+        client.log_artifacts(run_id, str(folder / "alpaca_eval"), "evaluation/alpaca_eval")
     log_numbers(client, run_id, numbers)
     if "implicit_reward" in result:
         log_numbers(client, run_id, [(name.replace("accuracy", "implicit_reward", 1), value, 0) for name, value in accuracy_metrics(result["implicit_reward"]).items()])
     for point in result.get("curve", []):
         log_numbers(client, run_id, [(f"reward_hacking/{name}", point[name], point["step"]) for name in ("proxy", "judge")])
     if "curve" in result:
-        client.log_artifact(run_id, str(folder / "reward-hacking.png"))
+        client.log_artifact(run_id, str(folder / "reward-hacking.png"), "evaluation")
     client.set_tag(run_id, "judge", result["judge"])
     for name in ("result.json", "judgements.json"):
         if (folder / name).is_file():
-            client.log_artifact(run_id, str(folder / name))
+            client.log_artifact(run_id, str(folder / name), "evaluation")
     rows = read_json(folder / "answers.json")
     columns = {"prompt": [row["prompt"] for row in rows], "raw": [row["raw"]["text"] for row in rows], "aligned": [row["aligned"]["text"] for row in rows],
                "human": [row["references"][0] if row["references"] else "" for row in rows]}

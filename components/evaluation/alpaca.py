@@ -61,6 +61,8 @@ def model_outputs(prompts: Sequence[str], answers: Sequence[str], generator: str
 def read_outputs(path: Path) -> list[dict[str, str]]:
     """A model's outputs from a JSON file in AlpacaEval's schema (`dataset` may be absent, and is '' then).
 
+    Instructions are stripped, as prompts of the source `alpaca_eval` are: five of the 805 have white space at an end.
+
     Raises:
         AlpacaEvalError: the file is missing or no JSON list, or a row lacks text; names the row.
     """
@@ -78,7 +80,7 @@ def read_outputs(path: Path) -> list[dict[str, str]]:
         lacking = [name for name in COLUMNS if not isinstance(filled.get(name), str)]
         if lacking:
             raise AlpacaEvalError(f"{path}, row {number}: {', '.join(lacking)} must be text; an output has {', '.join(COLUMNS)}.")
-        read.append({name: filled[name] for name in COLUMNS})
+        read.append({name: filled[name] for name in COLUMNS} | {"instruction": filled["instruction"].strip()})
     return read
 
 
@@ -122,7 +124,7 @@ def check_prompts(config: AlpacaEvalConfig, prompts: Sequence[str]) -> None:
     if config.reference_outputs is None:
         return
     answered = {row["instruction"] for row in read_outputs(Path(config.reference_outputs))}
-    lacking = [prompt for prompt in prompts if prompt not in answered]
+    lacking = [prompt for prompt in prompts if prompt.strip() not in answered]
     if lacking:
         raise AlpacaEvalError(
             f"{config.reference_outputs} (evaluation.alpaca_eval.reference_outputs) has no output for {len(lacking)} of the {len(prompts)} held-out prompts, e.g. "
@@ -220,9 +222,9 @@ def length_controlled_winrate(annotations: Sequence[Mapping[str, Any]], instruct
         AlpacaEvalError: the calibration file is missing or another one, or an instruction is not AlpacaEval's.
     """
     _check_calibration(calibration)
-    numbers = {text: number for number, text in enumerate(instructions)}
+    numbers = {text.strip(): number for number, text in enumerate(instructions)}
     rows = _annotated(annotations)
-    if not is_alpaca_eval(instructions) or any(row["instruction"] not in numbers for row in rows):
+    if not is_alpaca_eval(instructions) or any(row["instruction"].strip() not in numbers for row in rows):
         raise AlpacaEvalError(f"AlpacaEval's length-controlled win rate is for its own {INSTRUCTIONS} instructions, and these are others.")
     from unittest.mock import patch
 
@@ -233,7 +235,7 @@ def length_controlled_winrate(annotations: Sequence[Mapping[str, Any]], instruct
         from alpaca_eval.metrics import glm_winrate
     table = pd.DataFrame(
         [{name: row[name] for name in ("preference", "output_1", "output_2", "generator_1", "generator_2")} for row in rows],
-        index=pd.Index([numbers[row["instruction"]] for row in rows]))  # the package takes the row number for the instruction
+        index=pd.Index([numbers[row["instruction"].strip()] for row in rows]))  # the package takes the row number for the instruction
     with patch.object(glm_winrate, "hf_hub_download", lambda **_: str(calibration)), sklearn.config_context():
         return float(glm_winrate.get_length_controlled_winrate(table, save_weights_dir=None, is_warn_extreme_changes=False)["length_controlled_winrate"])
 

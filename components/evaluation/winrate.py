@@ -55,6 +55,7 @@ def win_rate(verdicts: Sequence[Verdict], resamples: int = 2000, seed: int = 0) 
         resamples: of the bootstrap.
         seed: the resamples are a function of it.
     """
+    verdicts = [Verdict(verdict) for verdict in verdicts]
     count = {v: sum(given is v for given in verdicts) for v in Verdict}
     outcomes = np.array([v is Verdict.FIRST for v in verdicts if v is not Verdict.UNPARSABLE], dtype=float)
     if not len(outcomes):

@@ -36,8 +36,8 @@ class Options(Section):
     warmup_rounds: int = Field(50, ge=1, description="Rounds of FedBis that each selector is given first (T), inside federation.rounds; FedBiscuit section 7.1: 50.")
     regroup_every: int = Field(50, ge=1, description="Rounds between two groupings (tau); FedBiscuit B.2: 50 (summarization), 100 (QA).")
     grouping: Literal["paper", "least_loss"] = Field(
-        "paper", description="paper: greedy, cap, reassign the overflow by next-best loss (section 5.1); least_loss: the least sum of p_m F_m under the same sizes (eqs. 4 and 5), "
-        "which a selector that is better for everybody does not disturb.")
+        "paper", description="paper: greedy, cap, reassign the overflow by next-best loss (section 5.1); least_loss: the least sum of losses under the same sizes "
+        "(eqs. 4 and 5 with equal p_m), which a selector that is better for everybody does not disturb.")
     weighting: Literal["paper", "participation"] = Field(
         "participation",
         description="paper: eq. 6 with p_m, (1 - sum p_m) phi_u + sum p_m phi_m, which moves a selector by the sampled members' share of all data; "
@@ -55,7 +55,15 @@ class FedBiscuit:
         self.warmup = options.warmup_rounds * config.selectors
 
     def init(self, federation: Federation, seed: int) -> ServerState:
-        """Every selector starts from the same adapter."""
+        """Every selector starts from the same adapter.
+
+        Raises:
+            RecipeError: there are more selectors than clients, or nobody could be grouped for want of validation pairs.
+        """
+        if len(self.slots) > len(federation.clients):
+            raise RecipeError(f"federation.selectors is {len(self.slots)}, but only {len(federation.clients)} clients take part: use fewer selectors, or each would not have a client.")
+        if not any(client.validation for client in federation.clients):
+            raise RecipeError("fedbiscuit groups clients by their validation losses, but no client has validation pairs: raise data.validation, or the source's own options for it.")
         return ServerState(
             round=0, phase="train", step=0, seed=seed, federation=federation, adapters=dict.fromkeys(self.slots, federation.initial))
 
@@ -104,10 +112,8 @@ class FedBiscuit:
         told = {update.job.client: update.losses for update in updates}
         losses = np.array([told.get(name, (float("nan"),) * len(self.slots)) for name in names])
         previous = [self.slots.index(state.assigned[name]) for name in names] if state.assigned else None
-        if self.options.grouping == "paper":
-            groups = balanced_groups(losses, previous)
-        else:
-            groups = least_loss_groups(losses, [client.weight for client in state.federation.clients], previous)
+        procedure = {"paper": balanced_groups, "least_loss": least_loss_groups}[self.options.grouping]
+        groups = procedure(losses, previous)
         sizes = np.bincount(groups, minlength=len(self.slots))
         log = {f"{slot}/size": int(size) for slot, size in zip(self.slots, sizes, strict=True)} | {
             "moved": moved(groups, previous), "without_vote": int(np.isnan(losses).all(axis=1).sum()),

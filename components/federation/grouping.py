@@ -6,10 +6,11 @@ Two ways to the same constraint (eq. 5, sizes differ by at most one):
   lowest. Then, until all are closed, the cluster that most clients chose is capped, and those over the cap go to the
   open cluster of their next-best loss. The paper does not say who stays under a cap: here it is those with the lowest
   loss on that selector, so that the order in which losses arrive has no say.
-- `least_loss_groups`, the least weighted sum of losses under the constraint, which is the paper's problem itself (eqs.
-  4 and 5, for given selectors). A selector that is better than the others for everybody, as is common after a short
-  warm-up, draws all clients in the procedure, and the caps then sort them by how easy their pairs are. In the sum such
-  a lead cancels, because the sizes are fixed, and what is left is who gains most from which selector.
+- `least_loss_groups`, the least sum of losses under the constraint: the paper's problem (eqs. 4 and 5, for given
+  selectors) with all clients weighted the same. A selector that is better than the others for everybody draws all
+  clients in the procedure, and the caps then sort them by how easy their pairs are. In the sum such a lead cancels up to
+  the remainder of M / U, because the sizes are fixed, and what is left is who gains most from which selector. With the
+  p_m of eq. 4 it would not: clients with much data would be drawn to the leading selector.
 """
 
 from __future__ import annotations
@@ -61,15 +62,14 @@ def balanced_groups(losses: np.ndarray, previous: Sequence[int] | None = None) -
     return groups
 
 
-def least_loss_groups(losses: np.ndarray, weights: Sequence[float] | None = None, previous: Sequence[int] | None = None) -> np.ndarray:
-    """Put clients into clusters whose sizes differ by at most one, with the least weighted sum of losses (FedBiscuit eqs. 4 and 5).
+def least_loss_groups(losses: np.ndarray, previous: Sequence[int] | None = None) -> np.ndarray:
+    """Put clients into clusters whose sizes differ by at most one, with the least sum of losses (FedBiscuit eqs. 4 and 5, p_m = 1 / M).
 
     Solved exactly, as an assignment of clients to seats: each cluster has M // U seats that must be taken and one more
     that may stay empty.
 
     Args:
         losses, previous: as balanced_groups; rows of NaN are treated as there.
-        weights: [M], p_m of eq. 4; None weighs all clients the same.
 
     Returns:
         [M] integers in 0..U-1.
@@ -85,7 +85,6 @@ def least_loss_groups(losses: np.ndarray, weights: Sequence[float] | None = None
     worst = 1e3 * (1.0 + (finite.max() if finite.size else 0.0))
     costs = np.where(np.isfinite(losses), losses, worst)
     costs[np.isnan(losses).all(axis=1)] = 0.0
-    costs *= (np.ones(count) if weights is None else np.asarray(weights, dtype=float) * count)[:, None]
     costs[keeps, last[keeps]] = -1e3 * worst * count
     seats = np.repeat(np.arange(selectors), count // selectors + 1)
     spare = np.tile(np.arange(count // selectors + 1) == count // selectors, selectors)
@@ -101,7 +100,7 @@ def _checked(losses: np.ndarray, previous: Sequence[int] | None) -> tuple[np.nda
         raise ValueError(f"losses have shape {losses.shape}, expected [clients, selectors]")
     count, selectors = losses.shape
     last = np.full(count, -1) if previous is None else np.asarray(previous)
-    if last.shape != (count,) or not (np.equal(np.mod(last, 1), 0) & (last >= -1) & (last < selectors)).all():
+    if last.shape != (count,) or not np.issubdtype(last.dtype, np.number) or not (np.equal(np.mod(last, 1), 0) & (last >= -1) & (last < selectors)).all():
         raise ValueError(f"previous groups must be {count} numbers between -1 and {selectors - 1}, got {last.tolist()}")
     last = last.astype(int)
     return losses, last, np.isnan(losses).all(axis=1) & (last >= 0)

@@ -20,7 +20,7 @@ def selector_loss(choice_logits: torch.Tensor, labels: torch.Tensor) -> torch.Te
     """
     from torch.nn.functional import cross_entropy
 
-    return cross_entropy(choice_logits.float(), labels, reduction="none")
+    return cross_entropy(choice_logits.float(), labels.long(), reduction="none")
 
 
 def sft_loss(logprobs: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

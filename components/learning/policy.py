@@ -117,7 +117,7 @@ def completion_logprobs(model: PreTrainedModel, rows: Sequence[tuple[list[int], 
         piece = states[start : start + HEAD_CHUNK], targets[start : start + HEAD_CHUNK]
         whole = len(targets) <= HEAD_CHUNK or not torch.is_grad_enabled()
         parts.append(chosen(*piece) if whole else checkpoint(chosen, *piece, use_reentrant=False))  # logits are made again in the backward pass
-    return torch.zeros(len(rows), device=device).index_add(0, row, torch.cat(parts))
+    return torch.stack([part.sum() for part in torch.cat(parts).split([len(completion) for _, completion in rows])])  # index_add has no fixed order on CUDA
 
 
 def train_sft(

@@ -375,3 +375,18 @@ def test_the_packages_model_is_refused_for_other_instructions_and_without_its_fi
 def test_what_stands_in_place_of_the_rate_says_what_is_missing(own_list):
     assert "needs df_gamed.csv" in without_calibration(own_list) and "evaluation.alpaca_eval.calibration" in without_calibration(own_list)
     assert "not defined for these prompts" in without_calibration(PROMPTS)
+
+
+def test_the_references_own_prompts_as_the_data_source_gives_them_have_all_been_answered(samples):
+    """Five of the 805 instructions have white space at an end, which the source strips."""
+    from components.config import PromptsConfig
+    from components.data.sources import load_prompts
+
+    path = str(samples / "alpaca_eval" / "gpt4_1106_preview.model_outputs.json")
+    prompts = [prompt for prompt, _ in load_prompts(PromptsConfig(source="alpaca_eval", path=path), "data.test_prompts", 0).prompts]
+    config = AlpacaEvalConfig(annotators_config="any", reference_outputs=path)
+    assert len(prompts) == 805
+    alpaca.check_prompts(config, prompts)
+    alpaca.check_prompts(config, [f"{prompt}\n" for prompt in prompts])
+    with pytest.raises(alpaca.AlpacaEvalError, match="no output for 1 of the 2 held-out prompts"):
+        alpaca.check_prompts(config, [prompts[0], "another"])

@@ -14,7 +14,7 @@ from components.federation import clients, fedbis
 from components.federation.commits import Commits
 from components.federation.fedbis import FedBis
 from components.federation.fedbiscuit import FedBiscuit, Options, build
-from components.federation.grouping import balanced_groups
+from components.federation.grouping import balanced_groups, least_loss_groups
 from components.federation.rounds import run_federation
 from components.federation.sampling import sample_clients
 from components.federation.strategy import Update, build_federation, build_strategy
@@ -151,6 +151,27 @@ def test_a_client_without_validation_pairs_or_without_an_answer_has_no_vote_and_
     assert new.assigned["c0"] != state.assigned["c0"] and new.log["moved"] == sum(new.assigned[n] != state.assigned[n] for n in NAMES) > 0
     table = np.array([[float("nan")] * 3 if n == "c4" else turned[n] for n in NAMES])
     assert [int(new.assigned[n][-1]) for n in NAMES] == balanced_groups(table, [int(state.assigned[n][-1]) for n in NAMES]).tolist()
+
+
+def test_the_recipe_says_by_which_procedure_clients_are_grouped(store, federation):
+    level = dict(zip(NAMES, (0.9, 0.1, 0.2, 0.8, 0.3, 0.7), strict=True))     # how hard a client's pairs are; selector 0 is better for everybody
+    lead = {name: [level[name] + loss / 10 - (0.6 if u == 0 else 0) for u, loss in enumerate(row)] for name, row in LOSSES.items()}
+    groups = {}
+    for grouping in ("paper", "least_loss"):
+        strategy = biscuit(store, grouping=grouping)
+        _, state = play(strategy, store, federation, until=6)
+        groups[grouping] = strategy.aggregate(state, answers(store, strategy.plan(state, 6), lead)).assigned
+    table = np.array([lead[name] for name in NAMES])
+    assert groups["paper"] == {n: f"selector-{u}" for n, u in zip(NAMES, balanced_groups(table), strict=True)}
+    assert groups["least_loss"] == {n: f"selector-{u}" for n, u in zip(NAMES, least_loss_groups(table), strict=True)} != groups["paper"]
+
+
+def test_more_selectors_than_clients_and_clients_who_cannot_be_grouped_are_refused_before_any_training(store, federation):
+    with pytest.raises(RecipeError, match="federation.selectors is 7, but only 6 clients take part"):
+        biscuit(store, selectors=7, rounds=30).init(federation, 0)
+    mute = build_federation({n: {"train": k, "validation": 0, "test": 1} for n, k in SHARES.items()}, federation.initial, 3)
+    with pytest.raises(RecipeError, match="no client has validation pairs: raise data.validation"):
+        biscuit(store).init(mute, 0)
 
 
 def test_aggregation_does_not_depend_on_the_order_of_arrival_to_the_byte(store, federation):

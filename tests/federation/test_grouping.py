@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from components.federation.grouping import balanced_groups, moved, rand_index
+from components.federation.grouping import balanced_groups, least_loss_groups, moved, rand_index
 
 NAN = float("nan")
 
@@ -90,10 +90,48 @@ def test_voters_are_grouped_by_their_losses_and_not_by_their_last_group():
     assert all(balanced_groups(losses, p).tolist() == balanced_groups(losses).tolist() for p in ([0] * 9, [2, 1, 0] * 3))
 
 
+# --- the least sum of losses
+
+def smallest(losses) -> float:
+    """The least sum over all groupings whose sizes differ by at most one."""
+    count, selectors = losses.shape
+    return min(losses[np.arange(count), groups].sum() for groups in map(list, itertools.product(range(selectors), repeat=count))
+               if sizes(groups, selectors)[-1] - sizes(groups, selectors)[0] <= 1)
+
+
+@pytest.mark.parametrize(("clients", "selectors"), [(1, 3), (2, 3), (5, 3), (6, 3), (7, 3), (5, 5), (4, 1)])
+def test_the_sum_of_losses_is_the_least_under_the_sizes(clients, selectors):
+    for seed in range(8):
+        losses = np.random.default_rng(seed).random((clients, selectors))
+        groups = least_loss_groups(losses)
+        found = sizes(groups, selectors)
+        assert found[-1] - found[0] <= 1 and losses[np.arange(clients), groups].sum() == pytest.approx(smallest(losses))
+
+
+def test_a_selector_that_is_better_for_everybody_disturbs_the_procedure_and_not_the_sum():
+    disturbed = 0
+    for seed in range(20):
+        numbers = np.random.default_rng(seed)
+        truth = numbers.permutation(np.repeat([0, 1, 2], 4))
+        losses = 0.7 + 0.2 * numbers.random((12, 1)) - 0.05 * np.eye(3)[truth] - np.array([0.3, 0.0, 0.0])
+        assert least_loss_groups(losses).tolist() == truth.tolist()
+        disturbed += balanced_groups(losses).tolist() != truth.tolist()
+    assert disturbed > 10
+
+
+def test_in_the_sum_too_a_client_without_a_vote_keeps_its_group_and_goes_where_there_is_room_without_one():
+    losses = np.array([[0.1, 0.5], [0.1, 0.4], [NAN, NAN], [NAN, NAN]])
+    assert least_loss_groups(losses, [1, 1, 0, 0]).tolist() == [1, 1, 0, 0]
+    assert sizes(least_loss_groups(losses), 2) == [2, 2] and least_loss_groups(losses)[:2].tolist() == [0, 0]
+    nobody = np.full((6, 3), NAN)
+    assert least_loss_groups(nobody, [2, 0, 1, 1, 0, 2]).tolist() == [2, 0, 1, 1, 0, 2] and sizes(least_loss_groups(nobody, [0] * 6), 3) == [2, 2, 2]
+    assert least_loss_groups(np.array([[NAN, 0.5, np.inf], [0.1, 0.2, 0.3], [np.inf, 0.9, 0.8]])).tolist() == [1, 0, 2]
+
+
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match=r"losses have shape \(3,\), expected \[clients, selectors\]"):
         balanced_groups(np.zeros(3))
-    for previous in ([0, 1], [0, 1, 3], [0, 1, 0.5]):
+    for previous in ([0, 1], [0, 1, 3], [0, 1, 0.5], [0, None, 1], ["a", "b", "c"]):
         with pytest.raises(ValueError, match="previous groups must be 3 numbers between -1 and 1"):
             balanced_groups(np.zeros((3, 2)), previous)
 

@@ -135,6 +135,14 @@ def test_training_teaches_what_its_objective_says_and_leaves_the_start_as_it_was
     assert all(torch.equal(again[n], preferred[n]) for n in again)
 
 
+def test_each_owners_pairs_are_measured_against_their_own_reference(debug, adapter):
+    recipe = debug.model_copy(update={"federation": debug.federation.model_copy(update={"method": "feddpo", "options": {}, "batch_size": 3})})
+    learner = LEARNERS["dpo"](recipe, "cpu")
+    for rows in (PAIRS[:3], PAIRS[3:], PAIRS[:3]):
+        alone = LEARNERS["dpo"](recipe, "cpu")
+        assert learner.score(rows, [adapter]) == alone.score(rows, [adapter]) and np.array_equal(learner.margins(rows, [adapter]), alone.margins(rows, [adapter]))
+
+
 @pytest.mark.parametrize("method", ["fedavg", "feddpo"])
 def test_a_learner_trains_and_scores_by_its_methods_objective(debug, method, adapter):
     options = {"beta": 0.7} if method == "feddpo" else {}
