@@ -188,46 +188,6 @@ def test_ones_own_pairs_in_three_columns_run_from_end_to_end(tmp_path):
     assert "all pairs" in output and "Traceback" not in output
 
 
-def test_an_ensemble_is_grouped_logged_and_votes_on_the_labels(tmp_path):
-    from mlflow import MlflowClient
-
-    place = Workplace(tmp_path)
-    output = place.run("--recipe", "debug", "federation.method=fedbiscuit", "federation.selectors=3", "federation.rounds=6",
-                       'federation.options={"warmup_rounds": 1, "regroup_every": 2}', "evaluation.preference_pairs=9", "evaluation.curve_prompts=3", "alignment.dpo.checkpoint_every=1")
-    folder, result = place.newest(), result_of(place.newest())
-    assert "grouped 4 clients (selector-0 " in output and "with the selector of each client's own group" in output and "Traceback" not in output
-    assert set(result["adapters"]) == {"selector-0", "selector-1", "selector-2"} and set(result["assigned"]) == set(result["after"]["clients"])
-    assert [r["phase"] for r in result["records"]] == ["train"] * 3 + ["group", "train", "train", "group", "train"]
-    client = MlflowClient(place.tracking)
-    (experiment,) = [e for e in client.search_experiments() if e.name == "debug"]
-    (run,) = [r for r in client.search_runs([experiment.experiment_id]) if r.data.tags.get("phase") == "federate"]
-    for name in ("adjusted_rand_index", "moved", "without_vote", "selector-0/size"):
-        assert [m.step for m in client.get_metric_history(run.info.run_id, f"grouping/{name}")] == [3, 5], name
-    assert [a.path for a in client.list_artifacts(run.info.run_id, "grouping")] == ["grouping/00004.png", "grouping/00007.png"]
-    assert {"accuracy_assigned/mean", "accuracy_assigned/domain/own"} <= set(run.data.metrics)
-    (evaluated,) = [r for r in client.search_runs([experiment.experiment_id]) if r.data.tags.get("phase") == "evaluate"]
-    measured = json.loads((folder / "evaluation" / "result.json").read_text())
-    steps = sorted(json.loads((folder / "alignment" / "result.json").read_text())["checkpoints"].values())
-    assert measured["implicit_reward"]["pairs"] == 9 and evaluated.data.metrics["implicit_reward/mean"] == measured["implicit_reward"]["mean"]
-    assert [point["step"] for point in measured["curve"]] == sorted(set(steps)) == list(range(1, steps[-1] + 1)) and len(steps) == len(set(steps)) + 2, "each step, and twice an epoch's end"
-    assert all(0 <= point[key] <= 1 for point in measured["curve"] for key in ("proxy", "judge"))
-    assert sorted(m.step for m in client.get_metric_history(evaluated.info.run_id, "reward_hacking/proxy")) == sorted(set(steps))
-    again = place.run("--resume", folder.name)
-    assert (folder / "report" / "summary.txt").read_text() in again
-
-
-def test_a_method_that_trains_the_policy_ends_with_it_and_is_not_aligned_again(tmp_path):
-    place = Workplace(tmp_path)
-    output = place.run("--recipe", "debug", "federation.method=feddpo", "federation.rounds=2")
-    folder, result = place.newest(), result_of(place.newest())
-    aligned = json.loads((folder / "alignment" / "result.json").read_text())
-    assert "Implicit reward on 32 held-out pairs" in output and "DPO step" not in output and "Traceback" not in output
-    assert result["before"]["mean"] == 0.5, "the adapter is off where it starts, so all its rewards are the same"
-    final, trained = (folder / name / "adapter_model.safetensors" for name in ("alignment/final", "federation/final/policy"))
-    assert final.read_bytes() == trained.read_bytes()
-    assert (aligned["reference"], aligned["history"]) == ("base", []) and aligned["metrics"]["kl_sequence"] > 0
-
-
 def test_a_run_serves_one_process_at_a_time(tmp_path):
     from components.config import RecipeError
     from components.recipes import load_recipe

@@ -117,8 +117,8 @@ class TestAlpacaEval:
         for name in ("win_rate", "standard_error", "discrete_win_rate", "n_wins", "equal_length_win_rate"):
             assert logged.metrics[f"alpaca_eval/aligned_vs_raw/{name}"] == contest[name]
         assert logged.tags["alpaca_eval"] == ANNOTATOR
-        files = {info.path for info in tracking.mlflow_client().list_artifacts(child, "alpaca_eval")}
-        assert {"alpaca_eval/aligned.model_outputs.json", "alpaca_eval/aligned_vs_raw.annotations.json"} <= files
+        files = {info.path for info in tracking.mlflow_client().list_artifacts(child, "evaluation/alpaca_eval")}
+        assert {"evaluation/alpaca_eval/aligned.model_outputs.json", "evaluation/alpaca_eval/aligned_vs_raw.annotations.json"} <= files
 
 
 CONTEST = {"win_rate": 3.4019, "standard_error": 0.539, "discrete_win_rate": 2.857, "n_wins": 23, "n_wins_base": 782, "n_draws": 0, "n_total": 805, "n_missing": 0,
