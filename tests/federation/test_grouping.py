@@ -26,9 +26,9 @@ def test_over_the_cap_the_next_best_loss_decides_and_the_lowest_losses_stay():
 
 
 def test_the_largest_cluster_is_capped_first():
-    """5 clients want selector 1, 1 wants 0. Were 0 closed first, its one place would be lost to those who come from 1."""
+    """5 clients want selector 1, whose cap is 2; the other three go to 0, where client 5 was already. There again 2 stay, those with 0.1 and 0.55."""
     losses = np.array([[0.9, 0.1, 1.0], [0.8, 0.2, 1.0], [0.7, 0.3, 1.0], [0.6, 0.4, 1.0], [0.55, 0.5, 1.0], [0.1, 0.9, 0.5]])
-    assert balanced_groups(losses).tolist() == [1, 1, 2, 0, 0, 2] or balanced_groups(losses).tolist() == [1, 1, 2, 2, 0, 0]
+    assert balanced_groups(losses).tolist() == [1, 1, 2, 2, 0, 0]
 
 
 @pytest.mark.parametrize(("clients", "selectors"), [(1, 3), (2, 3), (3, 3), (12, 3), (13, 3), (14, 3), (53, 5), (200, 3), (7, 7), (4, 1)])
