@@ -162,7 +162,7 @@ class Selector:
 
         while len(self._ensemble) < len(adapters):
             self._ensemble.append(add_slot(self.model, self.config.lora, f"member-{len(self._ensemble)}"))
-        for slot, adapter in zip(self._ensemble, adapters, strict=False):
+        for slot, adapter in zip(self._ensemble[: len(adapters)], adapters, strict=True):
             slot.load(adapter)
         rows = [self.encode(c) for c in comparisons]
         order = sorted(range(len(rows)), key=lambda i: (len(rows[i]), i))

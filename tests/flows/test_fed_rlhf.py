@@ -208,3 +208,13 @@ def test_a_run_serves_one_process_at_a_time(tmp_path):
     finally:
         held.kill()
         held.wait()
+
+
+def test_accuracy_is_measured_after_every_so_many_whole_rounds_and_not_after_a_step_within_one_or_the_last():
+    from components.recipes import load_recipe
+    from flows.fed_rlhf import measured_now
+
+    recipe = load_recipe("debug", ["federation.rounds=6", "federation.evaluate_every=2"])
+    asked = [(0, 1), (1, 2), (2, 2), (3, 4), (5, 6)]     # rounds before and after a step; (2, 2) is a grouping
+    assert [measured_now(recipe, {"round": before, "rounds_done": after}) for before, after in asked] == [False, True, False, True, False]
+    assert not measured_now(load_recipe("debug"), {"round": 1, "rounds_done": 2})
