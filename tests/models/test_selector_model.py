@@ -265,4 +265,5 @@ def test_scoring_several_adapters_changes_nothing_in_later_training(debug, rando
     fresh, scored = Selector(debug.selector, "cpu"), Selector(debug.selector, "cpu")
     scored.ensemble_logits([QUESTION], [random_adapter(seed) for seed in (1, 2, 3)])
     results = [train_selector(s, pairs, s.slot.initial_adapter(0), 2, 4, OptimizerConfig(lr=1e-2), seed=5)[0] for s in (fresh, scored)]
+    assert {name for name, p in scored.model.named_parameters() if p.requires_grad} == {name for name, p in fresh.model.named_parameters() if p.requires_grad}
     assert set(results[0]) == set(results[1]) and all(torch.equal(results[0][n], results[1][n]) for n in results[0])

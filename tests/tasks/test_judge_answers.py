@@ -3,6 +3,8 @@
 import json
 import logging
 
+import numpy as np
+
 from components.evaluation.judges import JUDGES
 from components.evaluation.winrate import Verdict
 from tasks import evaluation
@@ -52,3 +54,41 @@ def test_what_a_judge_wrote_is_kept_beside_the_answers(debug, tmp_path, monkeypa
     result = judged(debug, tmp_path, monkeypatch, Wordy)
     texts = json.loads((tmp_path / "judgements.json").read_text())
     assert len(texts) == 18 and texts[0] == {"prompt": "query 0", "text": "because"} and result["judge_figures"] == {"judge_shortened": 0}
+
+
+def test_the_curve_gives_the_share_that_the_selectors_and_the_judge_prefer_to_the_raw_policy(debug, tmp_path, monkeypatch):
+    """Three selectors of which two like 'good' and one does not; the judge likes what comes first in the alphabet."""
+    from contextlib import contextmanager
+    from types import SimpleNamespace
+
+    import torch
+
+    from components.models.adapters import AdapterStore
+
+    class Selector:
+        def __init__(self):
+            self.slot = SimpleNamespace(load=lambda adapter: setattr(self, "sign", float(adapter["sign"])))
+
+        def margins(self, comparisons):
+            return self.sign * np.array([c.first.count("good") - c.second.count("good") for c in comparisons])
+
+    @contextmanager
+    def borrow_learner(*_):
+        yield SimpleNamespace(selector=Selector())
+
+    monkeypatch.setitem(JUDGES, "mine", Terse)
+    monkeypatch.setattr(evaluation.POOL, "borrow_learner", borrow_learner)
+    recipe = debug.model_copy(update={"evaluation": debug.evaluation.model_copy(update={"judge": debug.evaluation.judge.model_copy(update={"kind": "mine"})})})
+    store = AdapterStore(tmp_path / "adapters")
+    digests = {f"s{u}": store.put({"sign": torch.tensor(sign)}).hash for u, sign in enumerate((1.0, 1.0, -1.0))}
+
+    def written(name, texts):
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps([{"prompt_id": f"p{i}", "prompt": f"q{i}", "text": text} for i, text in enumerate(texts)]))
+        return path
+
+    answers = {4: written("four", ["good a", "bad", "m"]), 8: written("eight", ["good z", "good z", "good z"])}
+    curve = evaluation.reward_hacking_curve.fn(recipe, tmp_path, tmp_path, store.root, digests, tmp_path, answers, written("raw", ["m", "good m", "m", "not asked of the checkpoints"]))
+    assert [(p["step"], p["prompts"]) for p in curve] == [(4, 3), (8, 3)]
+    assert [p["proxy"] for p in curve] == [(1 + 0 + 0.5) / 3, (1 + 0 + 1) / 3], "the same answer counts half; as many 'good' is no preference"
+    assert [p["judge"] for p in curve] == [(1 + 1 + 0.5) / 3, (1 + 0 + 1) / 3] and (tmp_path / "reward-hacking.png").is_file()
