@@ -51,6 +51,7 @@ class DataConfig(Section):
     source: str = Field("aclsum", description="Registered source, see components/data/sources.py.")
     path: str | None = Field(None, description="Local file or folder read in place of the hub (any source that loads files).")
     revision: str | None = Field(None, description="Hub revision (commit or tag) of the data set.")
+    trees: str | None = Field(None, description="File or folder of trees of thoughts whose pairs are dealt among the clients, beside those of the source; see the section thoughts, which grows them.")
     options: dict[str, Any] = Field(default_factory=dict, description="Options of the source, checked by the source itself.")
     partition: Literal["natural", "dirichlet", "iid"] = Field(
         "natural", description="natural: the source's own owners; dirichlet: by domain, questions kept together; iid.")
@@ -246,7 +247,7 @@ class EvaluatorOptions(EndpointOptions):
 class QuestionsConfig(Section):
     """A question set whose trees are grown; its pairs are one client's."""
 
-    set: str = Field(min_length=1, description="Registered question set, see components/data/questions: aqua, cose, csqa, mathqa, medmcqa, medqa, piqa, pubmedqa.")
+    set: str = Field(min_length=1, description="Registered question set, see components/data/questions: aqua, cose, csqa, mathqa, medmcqa, medqa, piqa, pubmedqa; chitchat (embedded).")
     path: str | None = Field(None, description="Local file or folder read in place of the hub.")
     revision: str | None = Field(None, description="Hub revision (commit or tag).")
     count: int | None = Field(300, ge=1, description="At most so many questions (a seeded sample); None takes all. DRIFT appendix B: about 300.")
@@ -261,9 +262,12 @@ class QuestionsConfig(Section):
 
 
 class ThoughtsConfig(Section):
-    """Trees of thoughts whose preferred steps are the pairs (DRIFT section 2.2), grown before the data are prepared."""
+    """Trees of thoughts whose preferred steps are the pairs (DRIFT section 2.2), grown before the data are prepared.
 
-    questions: list[QuestionsConfig] = Field(default_factory=list, description="The question sets, one a client.")
+    They are all pairs there are (data.source 'thoughts', a question set being a client), or are dealt among another source's clients.
+    """
+
+    questions: list[QuestionsConfig] = Field(default_factory=list, description="The question sets.")
     max_question_tokens: int | None = Field(None, ge=16, description="Longest question with its context (tokens of the policy); the context loses its end. None cuts nothing, but the policy cuts a prompt that does not fit.")
     depth: int = Field(3, ge=1, description="Thoughts from the question to the end of a path; DRIFT appendix B: 3.")
     children: int = Field(2, ge=2, description="Thoughts proposed after each prefix; DRIFT appendix B: 2.")
@@ -349,7 +353,7 @@ class Recipe(Section):
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9_/.-]*$", description="Name of the experiment; by custom the file's own path under flows/recipes.")
     seed: int = Field(0, ge=0, lt=2**31, description="Every random choice is a function of it.")
     data: DataConfig = Field(default_factory=DataConfig)
-    thoughts: ThoughtsConfig | None = Field(None, description="Trees of thoughts to grow for data.source 'thoughts'; None where data.path names some that are there.")
+    thoughts: ThoughtsConfig | None = Field(None, description="Trees of thoughts to grow; None where there are none, or data.path (source thoughts) or data.trees (another source) names some that are there.")
     selector: SelectorConfig = Field(default_factory=SelectorConfig)
     federation: FederationConfig = Field(default_factory=FederationConfig)
     policy: PolicyConfig = Field(default_factory=PolicyConfig)
@@ -365,8 +369,11 @@ class Recipe(Section):
             raise ValueError(f"data.clients is needed with data.partition '{self.data.partition}': give the number of clients")
         if self.data.validation + self.data.test >= 1:
             raise ValueError(f"data.validation {self.data.validation} and data.test {self.data.test} leave nothing to train on: their sum must be below 1")
-        if self.thoughts is not None and (self.data.source != "thoughts" or self.data.path is not None):
-            raise ValueError(f"the section thoughts grows the trees of data.source 'thoughts', but data.source is '{self.data.source}' with data.path {self.data.path}: set the one and leave the other out, or leave thoughts out")
+        key = "path" if self.data.source == "thoughts" else "trees"
+        if self.thoughts is not None and getattr(self.data, key) is not None:
+            raise ValueError(f"the section thoughts grows trees, but data.{key} names some that are there ({getattr(self.data, key)}): leave out one of them")
+        if self.data.source == "thoughts" and self.data.trees is not None:
+            raise ValueError("data.trees is for trees beside another source: with data.source 'thoughts' give their file or folder as data.path")
         if self.thoughts is not None and not self.thoughts.questions:
             raise ValueError("thoughts.questions is empty: name at least one question set")
         return self

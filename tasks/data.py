@@ -101,7 +101,7 @@ def prepare_data(recipe: Recipe, folder: Path, trees: Path | None = None) -> dic
 
     if recipe.evaluation.alpaca_eval:
         check_alpaca_eval(recipe.evaluation.alpaca_eval)
-    data = recipe.data if recipe.thoughts is None else recipe.data.model_copy(update={"path": str(trees)})
+    data = recipe.data if recipe.thoughts is None else recipe.data.model_copy(update={"path" if recipe.data.source == "thoughts" else "trees": str(trees)})
     report = prepare(data, recipe.seed, folder)
     check_judge(recipe.evaluation.judge, folder)
     if recipe.evaluation.alpaca_eval:

@@ -46,7 +46,8 @@ class AclsumOptions(Section):
     align_prompts: int = Field(60, ge=0, description="Papers that serve as the server's unlabelled prompts.")
     judge_papers: int = Field(45, ge=0, description="Papers of the judge, four fifths of them to train on.")
     evaluation_prompts: int = Field(40, ge=1, description="Held-out papers that policies are asked to summarise.")
-
+    abstract_words: int | None = Field(None, ge=0, description="First words of the abstract that a prompt shows; None shows all of it.")
+    request: str = Field("", description="What is asked for, put before each paper where the policy's template does not say it.")
     lead_share: float = Field(0.25, ge=0, le=0.5, description="Share of the common-taste pairs in which the paper's first sentence is rejected; in the others it is a summary cut short.")
 
     @model_validator(mode="after")
@@ -68,7 +69,7 @@ def load(data: DataConfig, options: AclsumOptions, seed: int) -> SourceData:
     Raises:
         DataError: the package is missing, or the sets ask for more papers than there are.
     """
-    papers = read_papers()
+    papers = read_papers(options.request, options.abstract_words)
     order = generator(seed, "aclsum", "papers").permutation(len(papers))
     sizes = {"train": options.train_papers, "validation": options.validation_papers, "test": options.test_papers,
              "align": options.align_prompts, "judge": options.judge_papers}
@@ -99,8 +100,8 @@ def load(data: DataConfig, options: AclsumOptions, seed: int) -> SourceData:
     return SourceData(pairs_dataset(pairs, "aclsum"), prompts_dataset(prompts, "aclsum"), pairs_dataset(judged, "aclsum"), groups)
 
 
-def read_papers() -> list[dict[str, Any]]:
-    """The papers in their files' order: id, prompt, lead (first sentence of the abstract) and the three summaries.
+def read_papers(request: str = "", abstract_words: int | None = None) -> list[dict[str, Any]]:
+    """The papers in their files' order: id, prompt (see show), lead (first sentence of the abstract) and the three summaries.
 
     All text is detokenised. Papers without an abstract, and such as have two equal texts, are left out.
 
@@ -118,8 +119,17 @@ def read_papers() -> list[dict[str, Any]]:
             title = detokenize(raw["title"]).rstrip(" *†")
             paper = {aspect: detokenize(raw["summary"][aspect]) for aspect in ASPECTS}
             if abstract and len({*paper.values(), abstract[0]}) == len(ASPECTS) + 1:
-                papers.append(paper | {"id": raw["id"], "lead": abstract[0], "prompt": f"TITLE: {title}\nABSTRACT: {' '.join(abstract)}"})
+                papers.append(paper | {"id": raw["id"], "lead": abstract[0], "prompt": show(title, " ".join(abstract), request, abstract_words)})
     return papers
+
+
+def show(title: str, abstract: str, request: str = "", abstract_words: int | None = None) -> str:
+    """A paper as a prompt, see AclsumOptions."""
+    words = abstract.split()
+    if abstract_words is not None and abstract_words < len(words):
+        abstract = " ".join(words[:abstract_words]) + " ..."
+    lines = [f"TITLE: {title}", *([f"ABSTRACT: {abstract}"] if abstract_words != 0 else [])]
+    return "\n\n".join(part for part in (request.strip(), "\n".join(lines)) if part)
 
 
 def judge_paper(paper: dict[str, Any], annotator: str, aspect: str, lead_share: float, seed: int) -> Iterator[dict[str, Any]]:

@@ -16,8 +16,9 @@ from components.data import partition, sources
 from components.data.picture import partition_picture
 from components.data.prompts import server_prompts
 from components.data.records import PAIR_COLUMNS, PROMPT_COLUMNS, SPLITS, DataError
-from components.data.registry import EXTRA
+from components.data.registry import EXTRA, pairs_dataset
 from components.data.splits import assign
+from components.data.trees import thought_pairs
 from components.data.validation import validate
 from components.seeding import generator
 
@@ -40,7 +41,8 @@ def prepare(data: DataConfig, seed: int, folder: Path) -> dict[str, Any]:
         The report that is also written to report.json:
             rows        pairs the source gave ("source"), pairs kept ("pairs"), pairs left out by reason ("left_out":
                         their sum is the difference), the judge's pairs ("judge"), prompts by split ("prompts"), and
-                        raw rows that the source itself dropped by reason ("dropped")
+                        raw rows that the source itself dropped by reason ("dropped"); where the recipe adds trees of
+                        thoughts, their pairs, their questions and what gave no pair ("trees")
             prompts     where the recipe takes prompts from elsewhere: by split, see prompts.server_prompts
             splits      pairs by split
             partition   the row of table 5 over all the clients' pairs, see partition.statistics
@@ -52,6 +54,8 @@ def prepare(data: DataConfig, seed: int, folder: Path) -> dict[str, Any]:
         RecipeError: an unknown source or option.
         DataError: the data cannot be used; one sentence, or one for each expectation that failed.
     """
+    import pandas as pd
+
     loaded = sources.load(data, seed)
     pairs, judge = (_frame(rows, data, seed) for rows in (loaded.pairs, loaded.judge))
     given, left_out = len(pairs), {}
@@ -67,13 +71,16 @@ def prepare(data: DataConfig, seed: int, folder: Path) -> dict[str, Any]:
     bare = sorted(set(clients) - set(pairs["client_id"]))
     if bare:
         raise DataError(f"data.max_pairs {data.max_pairs} leaves {len(bare)} of {len(clients)} clients without a pair (such as {bare[0]}): raise it, or lower data.clients")
+    thoughts, dealt = _thoughts(data, clients, seed)
+    pairs = pd.concat([pairs, thoughts], ignore_index=True) if dealt else pairs
     if not (pairs["split"] == "train").any():
         raise DataError(f"of {len(pairs)} pairs none is in the train split: bring more pairs, or lower data.test and data.validation, or raise data.max_pairs")
     pairs = pairs.sort_values(["client_id", "pair_id"], kind="stable", ignore_index=True)
     prompts, other_prompts = server_prompts(data, loaded, pairs, judge, seed)
     left_out = {reason: n for reason, n in left_out.items() if n}
-    if given != len(pairs) + sum(left_out.values()):
-        raise AssertionError(f"{given} pairs came in, but {len(pairs)} went out and {left_out} were left out")
+    came = given + dealt.get("pairs", 0)
+    if came != len(pairs) + sum(left_out.values()):
+        raise AssertionError(f"{came} pairs came in, but {len(pairs)} went out and {left_out} were left out")
 
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -93,7 +100,7 @@ def prepare(data: DataConfig, seed: int, folder: Path) -> dict[str, Any]:
         table = {c: {s: int((by_client[c]["split"] == s).sum()) for s in SPLITS} | {"group": groups.get(c)} for c in clients}
         report = {
             "rows": {"source": given, "pairs": len(pairs), "left_out": left_out, "judge": len(judge), "prompts": dict(sorted(Counter(prompts["split"]).items())),
-                     "dropped": dict(getattr(loaded, "dropped", {}))},
+                     "dropped": dict(getattr(loaded, "dropped", {}))} | ({"trees": dealt} if dealt else {}),
             "splits": {s: int((pairs["split"] == s).sum()) for s in SPLITS},
             "prompts": other_prompts,
             "partition": partition.statistics([sum(table[c][s] for s in SPLITS) for c in clients]),
@@ -107,6 +114,25 @@ def prepare(data: DataConfig, seed: int, folder: Path) -> dict[str, Any]:
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return report
+
+
+def _thoughts(data: DataConfig, clients: list[str], seed: int) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """The pairs of data.trees, in splits, the questions of each split dealt among the clients; and the report's counts. Empty where there are none."""
+    import pandas as pd
+
+    if data.trees is None:
+        return pd.DataFrame(), {}
+    rows, dropped = thought_pairs(Path(data.trees), "data.trees")
+    parts = assign((row["group"] for row in rows), data.validation, data.test, seed)
+    owners = {}
+    for split in SPLITS:
+        groups = [row["group"] for row, part in zip(rows, parts, strict=True) if part == split]
+        if groups:
+            order = generator(seed, "trees", split).permutation(len(clients))
+            turns = partition.iid(groups, min(len(clients), len(set(groups))), seed)
+            owners |= {group: clients[order[turn]] for group, turn in zip(groups, turns, strict=True)}
+    owned = [row | {"client_id": owners[row["group"]], "split": part} for row, part in zip(rows, parts, strict=True)]
+    return _frame(pairs_dataset(owned, "thoughts"), data, seed), {"pairs": len(owned), "questions": len(owners), "dropped": dropped}
 
 
 def _frame(rows: Any, data: DataConfig, seed: int) -> pd.DataFrame:

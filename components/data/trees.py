@@ -49,10 +49,24 @@ def load(data: DataConfig, options: ThoughtsDataOptions, seed: int) -> SourceDat
     """
     if data.path is None:
         raise DataError("the data source thoughts reads trees that were grown before: give their file, or a folder of them, as data.path")
-    path = Path(data.path)
+    rows, left_out = thought_pairs(Path(data.path), "data.path")
+    parts = assign((row["group"] for row in rows), data.validation, data.test, seed)
+    return set_apart([row | {"split": part} for row, part in zip(rows, parts, strict=True)], "thoughts", options.align_share, options.judge_share, seed, left_out)
+
+
+def thought_pairs(path: Path, key: str) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """The pairs of a file of trees, or of all such files of a folder, each owned by its question set; and what gave none, by reason.
+
+    Args:
+        path: of the file or folder.
+        key: of the recipe that names it, for errors.
+
+    Raises:
+        DataError: there is no file, one has a line that is no tree, a question has two trees, or none of them gives a pair.
+    """
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     if not files or not all(file.is_file() for file in files):
-        raise DataError(f"{path}: there is no file of trees (*.jsonl) here (data.path)")
+        raise DataError(f"{path}: there is no file of trees (*.jsonl) here ({key})")
     trees: dict[str, Tree] = {}
     for tree in (tree for file in files for tree in read_trees(file)):
         if tree.id in trees and trees[tree.id].key == tree.key and trees[tree.id].question == tree.question:
@@ -60,15 +74,15 @@ def load(data: DataConfig, options: ThoughtsDataOptions, seed: int) -> SourceDat
         if tree.id in trees:
             raise DataError(f"{path}: question {tree.id} has two trees, grown with different settings or texts: keep those of one, or each in a folder of its own")
         trees[tree.id] = tree
-    rows, left_out = [], Counter()
+    rows: list[dict[str, Any]] = []
+    left_out: Counter[str] = Counter()
     for tree in trees.values():
         own, dropped = tree_pairs(tree, thought_template(tree.set))
         rows += [row | {"client_id": tree.set} for row in own]
         left_out += dropped
     if not rows:
         raise DataError(f"{path}: none of the {len(trees)} trees gives a pair ({', '.join(f'{reason}: {n}' for reason, n in left_out.items()) or 'there are none'})")
-    parts = assign((row["group"] for row in rows), data.validation, data.test, seed)
-    return set_apart([row | {"split": part} for row, part in zip(rows, parts, strict=True)], "thoughts", options.align_share, options.judge_share, seed, dict(left_out))
+    return rows, dict(left_out)
 
 
 @dataclass(frozen=True)

@@ -173,3 +173,12 @@ def test_the_real_conversations_give_clients_judges_and_prompts_of_different_peo
             splits[group].add(split)
     assert all(len(s) == 1 for s in splits.values())
     assert min(Counter(data.pairs["client_id"]).values()) >= 20
+
+
+def test_a_paper_is_shown_with_a_request_and_as_much_of_its_abstract_as_is_asked_for(annotators):
+    assert aclsum.show("T", "one two  three") == "TITLE: T\nABSTRACT: one two  three"
+    assert aclsum.show("T", "one two three", " Sum up. ", 2) == "Sum up.\n\nTITLE: T\nABSTRACT: one two ..."
+    assert aclsum.show("T", "one two three", "", 3) == "TITLE: T\nABSTRACT: one two three" and aclsum.show("T", "one two three", abstract_words=0) == "TITLE: T"
+    short = sources.load(DataConfig(source="aclsum", options={"request": "Sum up.", "abstract_words": 5}), 0)
+    assert [(r["chosen"], r["rejected"], r["client_id"], r["split"]) for r in short.pairs] == [(r["chosen"], r["rejected"], r["client_id"], r["split"]) for r in annotators.pairs]
+    assert all(r["prompt"].startswith("Sum up.\n\nTITLE: ") and len(r["prompt"].split("ABSTRACT: ")[1].split()) <= 6 for r in short.pairs)

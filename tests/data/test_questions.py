@@ -80,7 +80,7 @@ def test_a_row_of_the_hub_is_the_question_with_the_answer_that_it_says(name, mon
 
 
 def test_the_hub_is_asked_for_these_sets():
-    assert {name: (found.hub, found.config, found.revision) for name, found in QUESTION_SETS.items()} == {
+    assert {name: (found.hub, found.config, found.revision) for name, found in QUESTION_SETS.items() if found.hub} == {
         "aqua": ("deepmind/aqua_rat", "raw", None), "mathqa": ("regisss/math_qa", None, None), "csqa": ("tau/commonsense_qa", None, None), "cose": ("Salesforce/cos_e", "v1.0", None),
         "piqa": ("ybisk/piqa", None, "refs/convert/parquet"), "medmcqa": ("openlifescienceai/medmcqa", None, None), "medqa": ("GBaker/MedQA-USMLE-4-options", None, None),
         "pubmedqa": ("qiaojin/PubMedQA", "pqa_labeled", None)}
@@ -335,7 +335,7 @@ def test_every_raw_row_is_a_question_or_is_counted(many):
 
 
 def test_what_cannot_be_asked_for_is_refused_in_one_sentence(many, tmp_path):
-    with pytest.raises(RecipeError, match=r"question set 'medqq' is not known; there are: aqua, cose, csqa, mathqa, medmcqa, medqa, piqa, pubmedqa. Did you mean 'medqa'?"):
+    with pytest.raises(RecipeError, match=r"question set 'medqq' is not known; there are: aqua, chitchat, cose, csqa, mathqa, medmcqa, medqa, piqa, pubmedqa. Did you mean 'medqa'?"):
         load_questions("medqq")
     for part in ((2, 2), (-1, 2), (0, 0)):
         with pytest.raises(RecipeError, match=r"expected \(k, n\) with k from 0 to n - 1"):
@@ -372,3 +372,29 @@ def test_the_real_pubmedqa_answers_are_the_published_ones(samples):
     published = json.loads((samples / "pubmedqa" / "test_ground_truth.json").read_text())
     mine = {question.id: right(question) for question in load_questions("pubmedqa", samples / "pubmedqa")[0]}
     assert len(published) == 500 and {article: mine[article] for article in published} == published
+
+
+def test_the_embedded_conversations_make_a_question_each_with_the_reply_that_was_given_among_four():
+    from components.data.chitchat import read_replies
+
+    made, dropped = load_questions("chitchat")
+    given = {}
+    for reply in read_replies(2, 5, 20):
+        given.setdefault((reply["group"], reply["prompt"]), reply["chosen"])
+    assert len(made) == len({question.id for question in made}) > 3000 and set(dropped) <= {"two equal options"}
+    assert all(right(question) == given[question.id, question.context] for question in made)
+    share = Counter(question.answer for question in made)
+    assert all(0.22 < share[label] / len(made) < 0.28 for label in "ABCD"), "the right one stands in any place"
+    said = Counter(text for question in made for _, text in question.options)
+    assert max(n for text, n in said.items() if len(text) > 60) <= 12, "no long reply is a wrong option over and over"
+    assert load_questions("chitchat")[0] == made and render(made[0]).startswith(("TOPIC", "YOU", "THEY"))
+
+
+def test_a_file_in_place_of_the_embedded_conversations_has_their_columns(tmp_path):
+    row = {"id": "c", "context": "THEY: hello", "options": ["hi", "no", "yes"], "answer": "A"}
+    (question,), _ = load_questions("chitchat", written(tmp_path / "chitchat.jsonl", [row]))
+    assert right(question) == "hi" and question.context == "THEY: hello"
+    with pytest.raises(DataError, match=r"column 'options' must be a list of texts"):
+        load_questions("chitchat", written(tmp_path / "other.jsonl", [row | {"options": "hi"}]))
+    with pytest.raises(RecipeError, match="an embedded question set has no revision"):
+        load_questions("chitchat", revision="main")

@@ -87,3 +87,32 @@ def test_what_gives_no_pair_is_said(tmp_path):
     append_tree(tmp_path / "t.jsonl", replace(TREE, nodes=TREE.nodes[:2], path=()))
     with pytest.raises(DataError, match="none of the 1 trees gives a pair .path ends early: 1"):
         sources.load(DataConfig(source="thoughts", path=str(tmp_path / "t.jsonl")), 0)
+
+
+# --- beside another source
+
+def test_trees_beside_a_source_are_dealt_among_its_clients_question_by_question(tmp_path, fixtures):
+    write(tmp_path / "trees.jsonl")
+    data = DataConfig(source="jsonl", path=str(fixtures / "pairs.jsonl"), partition="iid", clients=4)
+    alone = prepare(data, 0, tmp_path / "alone")
+    report = prepare(data.model_copy(update={"trees": str(tmp_path / "trees.jsonl")}), 0, tmp_path / "prepared")
+    rows = read_rows(tmp_path / "prepared" / "pairs.parquet").to_list()
+    thoughts = [row for row in rows if row["source"] == "thoughts"]
+    assert [row for row in rows if row["source"] == "jsonl"] == [row | {"tree": None, "depth": None} for row in read_rows(tmp_path / "alone" / "pairs.parquet").to_list()]
+    assert report["rows"]["trees"] == {"pairs": 120, "questions": 60, "dropped": {}} and report["rows"]["pairs"] == alone["rows"]["pairs"] + 120 and len(thoughts) == 120
+    assert len({row["tree"] for row in thoughts}) == len({(row["tree"], row["client_id"], row["split"]) for row in thoughts}) == 60, "a question has one owner and one split"
+    for split, fewest in (("train", 15), ("test", 3)):
+        held = [sum(row["client_id"] == client and row["split"] == split for row in thoughts) for client in sorted({row["client_id"] for row in rows})]
+        assert len(held) == 4 and min(held) >= fewest and max(held) - min(held) <= 2, (split, held)
+
+
+def test_fewer_questions_than_clients_go_to_some_of_them(tmp_path, fixtures):
+    write(tmp_path / "trees.jsonl", sets=("csqa",), count=3)
+    data = DataConfig(source="jsonl", path=str(fixtures / "pairs.jsonl"), partition="iid", clients=6, trees=str(tmp_path))
+    assert prepare(data, 0, tmp_path / "prepared")["rows"]["trees"]["questions"] == 3
+
+
+def test_trees_that_are_not_there_are_said_with_their_key(tmp_path, fixtures):
+    data = DataConfig(source="jsonl", path=str(fixtures / "pairs.jsonl"), partition="iid", clients=4, trees=str(tmp_path / "none"))
+    with pytest.raises(DataError, match=r"none: there is no file of trees \(\*\.jsonl\) here \(data\.trees\)"):
+        prepare(data, 0, tmp_path / "prepared")

@@ -25,7 +25,9 @@ def test_the_stage_of_the_trees_follows_what_trees_depend_on_and_nothing_without
 
 
 @pytest.mark.parametrize(("overrides", "sentence"), [
-    (["thoughts={questions: [{set: csqa}]}"], "The section thoughts grows the trees of data.source 'thoughts', but data.source is 'aclsum'"),
+    (["thoughts={questions: [{set: csqa}]}", "data.trees=here"], "The section thoughts grows trees, but data.trees names some that are there (here): leave out one of them"),
+    (["thoughts={questions: [{set: csqa}]}", "data.source=thoughts", "data.options={}", "data.path=here"], "The section thoughts grows trees, but data.path names some that are there (here)"),
+    (["data.source=thoughts", "data.options={}", "data.trees=here"], "data.trees is for trees beside another source"),
     (["data={source: thoughts}", "thoughts={}"], "thoughts.questions is empty: name at least one question set"),
     (["data={source: thoughts}", "thoughts={questions: [{set: cqsa}]}"], "thoughts.questions.set 'cqsa' is not known"),
     (["data={source: thoughts}", "thoughts={questions: [{set: csqa, part: [2, 2]}]}"], "is not a part [k, n]")])

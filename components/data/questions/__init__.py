@@ -1,8 +1,9 @@
-"""Multiple-choice questions for chains of thoughts: the eight sets of DRIFT (section 4, table 7), one a client.
+"""Multiple-choice questions for chains of thoughts: the eight sets of DRIFT (section 4, table 7), one a client, and an embedded one.
 
     aqua, mathqa              algebra (mathematics.py)
     csqa, cose, piqa          common sense (commonsense.py)
     medmcqa, medqa, pubmedqa  medicine (medicine.py)
+    chitchat                  which reply was given in a conversation; from a package, for demonstrations (conversation.py)
 
 From the hub the training part is read, whose answers are public in all eight, so that the published development and test
 parts stay for measuring. No remote code is ever run. The hub's schemas are those of the sets' pages and former loading
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from components.config import RecipeError, unknown_name
-from components.data.questions import commonsense, mathematics, medicine  # noqa: F401  (importing them registers their sets)
+from components.data.questions import commonsense, conversation, mathematics, medicine  # noqa: F401  (importing them registers their sets)
 from components.data.questions.registry import QUESTION_SETS, Question, QuestionSet, Unusable
 from components.data.records import DataError
 from components.data.rows import SUFFIXES, find_file, from_hub
@@ -121,6 +122,10 @@ def render(question: Question) -> str:
 
 def _raw(found: QuestionSet, path: str | Path | None, revision: str | None) -> tuple[Iterable[Mapping[str, Any]], str, dict[str, int]]:
     """Rows of the hub's schema, where they come from, and what was left out on the way."""
+    if path is None and found.embedded is not None:
+        if revision is not None:
+            raise RecipeError("an embedded question set has no revision: leave it out")
+        return found.embedded(), "the embedded conversations", {}
     if path is None:
         return from_hub(found.hub, found.config, split=found.split, revision=revision or found.revision), f"{found.hub} (split {found.split})", {}
     file = Path(path)

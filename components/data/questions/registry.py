@@ -65,9 +65,11 @@ class QuestionSet:
 
     Attributes:
         read: reads one row of the hub's schema; the second argument says where the row stands, for errors.
-        hub, config, split, revision: what is read from the hub; the revision is the default one where it is None.
+        hub, config, split, revision: what is read from the hub; the revision is the default one where it is None. Empty for an
+            embedded set.
         files: stems of the files that are looked for in a folder, the first that is there is read.
         local: reads a local file as rows of the hub's schema, and counts what was left out by reason.
+        embedded: makes the rows from an installed package; None where they come from the hub.
     """
 
     read: Read
@@ -77,6 +79,7 @@ class QuestionSet:
     revision: str | None
     files: tuple[str, ...]
     local: Local
+    embedded: Callable[[], list[Row]] | None = None
 
 
 QUESTION_SETS: dict[str, QuestionSet] = {}
@@ -88,8 +91,8 @@ def as_they_are(file: Path) -> tuple[list[Row], dict[str, int]]:
 
 
 def question_set(
-        name: str, *, hub: str, split: str, files: tuple[str, ...], config: str | None = None, revision: str | None = None,
-        local: Local = as_they_are) -> Callable[[Read], Read]:
+        name: str, *, hub: str = "", split: str = "", files: tuple[str, ...], config: str | None = None, revision: str | None = None,
+        local: Local = as_they_are, embedded: Callable[[], list[Row]] | None = None) -> Callable[[Read], Read]:
     """Register a set under a name; see QuestionSet for the arguments.
 
     Raises:
@@ -98,7 +101,7 @@ def question_set(
     def register(read: Read) -> Read:
         if name in QUESTION_SETS:
             raise ValueError(f"two question sets are named '{name}'")
-        QUESTION_SETS[name] = QuestionSet(read, hub, config, split, revision, files, local)
+        QUESTION_SETS[name] = QuestionSet(read, hub, config, split, revision, files, local, embedded)
         return read
 
     return register
