@@ -7,6 +7,7 @@ from typing import Any
 
 from components.benchmarks import Benchmark
 from components.config import Recipe
+from components.federation.strategy import options_model
 from components.models.adapters import write_atomically
 from components.seeding import derive
 from tasks.devices import POOL
@@ -64,6 +65,7 @@ def write_benchmark_report(folder: Path, benchmark: Benchmark) -> Path:
     from components.evaluation import benchmark as report
 
     figures: dict[str, dict[int, dict[str, float]]] = {}
+    curves: dict[str, dict[int, list[dict[str, float]]]] = {}
     contests: dict[str, dict[int, list[str]]] = {}
     for arm in benchmark.arms:
         for seed in benchmark.seeds:
@@ -71,7 +73,11 @@ def write_benchmark_report(folder: Path, benchmark: Benchmark) -> Path:
             if not (run.folder / "report.done").is_file():
                 continue
             federated, aligned, evaluated = (read_json(part / "result.json") for part in (run.federation, run.alignment, run.evaluation))
-            figures.setdefault(arm, {})[seed] = report.arm_figures(federated, aligned, evaluated, known_groups(run.prepared), run.recipe().federation.local_steps)
+            recipe = run.recipe()
+            curve = report.reward_curve(measured_rounds(run, federated), beta) if (beta := dpo_beta(recipe)) else []
+            if curve:
+                curves.setdefault(arm, {})[seed] = curve
+            figures.setdefault(arm, {})[seed] = report.arm_figures(federated, aligned, evaluated, known_groups(run.prepared), recipe.federation.local_steps, curve)
             for contest, other in OTHERS.items():
                 if contest in evaluated["verdicts"]:
                     contests.setdefault(f"{arm} against {other}", {})[seed] = list(evaluated["verdicts"][contest].values())
@@ -89,10 +95,26 @@ def write_benchmark_report(folder: Path, benchmark: Benchmark) -> Path:
     notes += [f"{arm}: {'; '.join(settings)}" for arm, settings in benchmark.arms.items()]
     parts = report.tables(figures, contests)
     report.picture(figures, contests, out / "benchmark.png")
-    write_json(out / "figures.json", {"figures": figures, "contests": contests})
+    pictures = [out / "benchmark.png"]
+    if curves:
+        report.rewards_picture(curves, out / "rewards.png")
+        pictures.append(out / "rewards.png")
+    write_json(out / "figures.json", {"figures": figures, "contests": contests, "curves": curves})
     (out / "report.md").write_text(report.markdown(title, parts, notes), encoding="utf-8")
-    (out / "report.html").write_text(report.page(title, parts, notes, [out / "benchmark.png"]), encoding="utf-8")
+    (out / "report.html").write_text(report.page(title, parts, notes, pictures), encoding="utf-8")
     return out
+
+
+def measured_rounds(run: Run, federated: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """Held-out accuracies of a finished run by the rounds done: before the first, every federation.evaluate_every, after the last."""
+    between = {int(path.stem.rsplit("-", 1)[1]): read_json(path) for path in run.federation.glob("accuracy-round-*.json")}
+    return between | {0: federated["before"], federated["rounds"]: federated["after"]}
+
+
+def dpo_beta(recipe: Recipe) -> float | None:
+    """The beta of the clients' DPO; None where they train something else."""
+    options = options_model(recipe.federation.method, recipe.name).model_validate(recipe.federation.options)
+    return getattr(options, "beta", None)
 
 
 @task()

@@ -134,20 +134,21 @@ def measure_accuracy(recipe: Recipe, trains: str, prepared: Path, store: Path, s
     held_out = sample_evenly(pairs, recipe.federation.accuracy_pairs, recipe.seed)
     distinct = {ref.hash: ref for ref in state.adapters.values()}  # before the rounds all are the same
     if personal:
-        margins = np.zeros(len(held_out))
+        margins, rewards = np.zeros((1, len(held_out))), np.zeros((1, len(held_out)))
         with POOL.borrow_learner(recipe, trains) as learner:
             for name in sorted({pair["client_id"] for pair in held_out}):
                 own = [n for n, pair in enumerate(held_out) if pair["client_id"] == name]
-                margins[own] = learner.margins([held_out[n] for n in own], [AdapterStore(store).get(state.adapters[name])])[0]
-        measured = client_accuracy(margins[None, :], held_out)
+                margins[:, own], rewards[:, own] = learner.compare([held_out[n] for n in own], [AdapterStore(store).get(state.adapters[name])])
+        measured = client_accuracy(margins, held_out, rewards)
         write_json(record, measured)
         return measured
     with POOL.borrow_learner(recipe, trains) as learner:
-        by_hash = dict(zip(distinct, learner.margins(held_out, [AdapterStore(store).get(ref) for ref in distinct.values()]), strict=True))
-    margins = np.stack([by_hash[state.adapters[name].hash] for name in names])
-    measured = client_accuracy(margins, held_out)
+        margins, rewards = learner.compare(held_out, [AdapterStore(store).get(ref) for ref in distinct.values()])
+    places = [list(distinct).index(state.adapters[name].hash) for name in names]
+    margins, rewards = margins[places], None if rewards is None else rewards[places]
+    measured = client_accuracy(margins, held_out, rewards)
     if state.assigned:
-        measured["assigned"] = assigned_accuracy(margins, names, state.assigned, held_out)
+        measured["assigned"] = assigned_accuracy(margins, names, state.assigned, held_out, rewards)
     write_json(record, measured)
     return measured
 

@@ -22,7 +22,7 @@ CONTESTS = {"aligned_vs_raw": "aligned against raw policy", "aligned_vs_human": 
 def accuracy_metrics(measured: dict[str, Any]) -> dict[str, float]:
     """Held-out accuracy as metrics: of the majority, and of the adapter that each client is assigned."""
     return {f"{prefix}/{name}": value for prefix, part in (("accuracy", measured), ("accuracy_assigned", measured.get("assigned"))) if part
-            for name, value in [(key, part[key]) for key in ("mean", "worst", "best", "margin") if key in part] + [(f"domain/{d or 'all'}", v) for d, v in part["domains"].items()]}
+            for name, value in [(key, part[key]) for key in ("mean", "worst", "best", "margin", "reward") if key in part] + [(f"domain/{d or 'all'}", v) for d, v in part["domains"].items()]}
 
 
 def accuracy_line(measured: dict[str, Any]) -> str:

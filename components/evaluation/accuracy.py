@@ -8,31 +8,37 @@ from typing import Any
 import numpy as np
 
 
-def client_accuracy(margins: np.ndarray, pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def client_accuracy(margins: np.ndarray, pairs: Sequence[dict[str, Any]], rewards: np.ndarray | None = None) -> dict[str, Any]:
     """Share of held-out pairs on which the majority agrees with their owner.
 
     Args:
         margins: [U, N], above 0 where a model scores the chosen completion above the rejected one. A pair that it
             scores the same, or on which the votes tie, counts half.
         pairs: N held-out rows with client_id and domain.
+        rewards: [U, N], implicit rewards of the chosen completions over beta, log pi / pi_ref (DRIFT section 7.1); None where
+            the models are no policies.
 
     Returns:
         mean, worst and best over clients (each client counts once), `clients` {id: accuracy},
         `domains` {domain: accuracy over its pairs}, `pairs`; `margin` is the clients' mean of their mean margin over the
-        models, `margins` {id: mean margin} (log-odds of a selector; of a policy the reward margin over beta).
+        models, `margins` {id: mean margin} (log-odds of a selector; of a policy the reward margin over beta); `reward` and
+        `rewards` are the same of the rewards, where they are given.
     """
     votes = np.where(margins > 0, 1.0, np.where(margins < 0, 0.0, 0.5)).mean(axis=0)
     right = np.where(votes > 0.5, 1.0, np.where(votes < 0.5, 0.0, 0.5))
     clients = {name: float(right[rows].mean()) for name, rows in _rows_by(pairs, "client_id").items()}
     values = list(clients.values())
-    mean_margins = {name: float(margins.mean(axis=0)[rows].mean()) for name, rows in _rows_by(pairs, "client_id").items()}
+    means = {}
+    for name, values_of in (("margin", margins), ("reward", rewards)):
+        if values_of is not None:
+            means[f"{name}s"] = {client: float(values_of.mean(axis=0)[rows].mean()) for client, rows in _rows_by(pairs, "client_id").items()}
+            means[name] = float(np.mean(list(means[f"{name}s"].values())))
     return {
         "mean": float(np.mean(values)), "worst": min(values), "best": max(values), "clients": clients,
-        "domains": {name: float(right[rows].mean()) for name, rows in _rows_by(pairs, "domain").items()}, "pairs": len(pairs),
-        "margin": float(np.mean(list(mean_margins.values()))), "margins": mean_margins}
+        "domains": {name: float(right[rows].mean()) for name, rows in _rows_by(pairs, "domain").items()}, "pairs": len(pairs), **means}
 
 
-def assigned_accuracy(margins: np.ndarray, names: Sequence[str], assigned: Mapping[str, str], pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def assigned_accuracy(margins: np.ndarray, names: Sequence[str], assigned: Mapping[str, str], pairs: Sequence[dict[str, Any]], rewards: np.ndarray | None = None) -> dict[str, Any]:
     """The same, where each client uses the one adapter that it is assigned (that of its group, or its own).
 
     Args:
@@ -40,10 +46,11 @@ def assigned_accuracy(margins: np.ndarray, names: Sequence[str], assigned: Mappi
         names: [U], of the adapters.
         assigned: name of the adapter by client; pairs of clients without one are left out.
         pairs: N held-out rows.
+        rewards: [U, N] or None, as client_accuracy.
     """
     rows = [n for n, pair in enumerate(pairs) if pair["client_id"] in assigned]
-    used = margins[[list(names).index(assigned[pairs[n]["client_id"]]) for n in rows], rows]
-    return client_accuracy(used[None, :], [pairs[n] for n in rows])
+    own = [list(names).index(assigned[pairs[n]["client_id"]]) for n in rows]
+    return client_accuracy(margins[own, rows][None, :], [pairs[n] for n in rows], None if rewards is None else rewards[own, rows][None, :])
 
 
 def _rows_by(pairs: Sequence[dict[str, Any]], column: str) -> dict[str, np.ndarray]:

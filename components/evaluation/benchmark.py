@@ -12,17 +12,22 @@ from typing import Any
 import numpy as np
 
 from components.evaluation.winrate import Verdict, win_rate
+from components.federation.graph import own_group_share
 from components.federation.grouping import rand_index
 
 FIGURES = {
     "common": "common taste", "common_assigned": "common taste, own adapter", "own": "own taste", "own_assigned": "own taste, own adapter", "worst": "worst client", "adjusted_rand_index": "adjusted Rand index",
+    "accuracy": "pair accuracy", "margin": "reward margin", "reward": "reward", "best_reward": "best reward", "neighbours": "own-group neighbours", "neighbours_chance": "by chance",
     "rougeLsum": "ROUGE-L", "kl": "KL (nats)", "implicit_reward": "implicit reward", "client_steps": "client steps", "train_seconds": "training (s)"}
 """What is averaged over seeds, by the name in the table. Accuracies are on held-out pairs, of the selectors' majority or of the trained policy's implicit reward; "own adapter": each
-client's pairs by the adapter that it uses (of its group, or its own; where all use the same, that one)."""
+client's pairs by the adapter that it uses (of its group, or its own; where all use the same, that one). Pair accuracy is the clients' mean. Reward and reward
+margin are implicit (beta log pi / pi_ref of the chosen completion, and its difference to the rejected one's), the clients' mean on held-out pairs, after the last
+round; best reward is the greatest of the rounds that were measured. Own-group neighbours are the mean over rounds."""
 
 
 def arm_figures(
-    federated: dict[str, Any], aligned: dict[str, Any], evaluated: dict[str, Any], known: dict[str, str | None], local_steps: int
+    federated: dict[str, Any], aligned: dict[str, Any], evaluated: dict[str, Any], known: dict[str, str | None], local_steps: int,
+    curve: Sequence[dict[str, float]] = (),
 ) -> dict[str, float]:
     """The figures of one run.
 
@@ -30,6 +35,7 @@ def arm_figures(
         federated, aligned, evaluated: the result.json of its phases.
         known: the clients' true groups.
         local_steps: optimiser steps of a training job.
+        curve: of a policy, see reward_curve.
 
     Returns:
         those of FIGURES that the run has.
@@ -41,9 +47,57 @@ def arm_figures(
         "own_assigned": after.get("assigned", after)["domains"].get("own"), "common_assigned": after.get("assigned", after)["domains"].get("common"), "kl": aligned["metrics"].get("kl_sequence"),
         "rougeLsum": evaluated["rouge"]["aligned"].get("rougeLsum"), "implicit_reward": evaluated.get("implicit_reward", {}).get("mean"),
         "client_steps": local_steps * len(trained), "train_seconds": sum(client["seconds"] for client in trained)}
+    if curve:
+        figures |= {"accuracy": after["mean"], "margin": curve[-1]["margin"], "reward": curve[-1]["reward"], "best_reward": max(point["reward"] for point in curve)}
+    weights = [record["memory"]["weights"] for record in records if "weights" in record.get("memory", {})]
+    if weights and any(known.values()):
+        shares = [own_group_share(given, known) for given in weights]
+        for name, key in (("neighbours", "neighbours"), ("neighbours_chance", "chance")):
+            found = [share[key] for share in shares if not math.isnan(share[key])]
+            figures[name] = float(np.mean(found)) if found else None
     if federated["assigned"] and not federated.get("personal") and any(known.values()):
         figures["adjusted_rand_index"] = rand_index(federated["assigned"], known)
     return {name: float(value) for name, value in figures.items() if value is not None}
+
+
+def reward_curve(measured: dict[int, dict[str, Any]], beta: float) -> list[dict[str, float]]:
+    """Implicit reward of the chosen completions, its margin, and the accuracy, by round (DRIFT section 7.1, figures 6 and 7).
+
+    Args:
+        measured: clients' accuracy by the number of rounds done, see accuracy.client_accuracy; those of selectors have no reward.
+        beta: inverse temperature of the clients' DPO.
+    """
+    return [{"round": done, "reward": beta * found["reward"], "margin": beta * found["margin"], "accuracy": found["mean"]}
+            for done, found in sorted(measured.items()) if "reward" in found]
+
+
+def rewards_picture(curves: dict[str, dict[int, list[dict[str, float]]]], path: Path) -> None:
+    """Reward, reward margin and pair accuracy by round, a line for each arm (mean over seeds) in a band from the least to the greatest seed.
+
+    Args:
+        curves: by arm and seed, see reward_curve.
+        path: PNG to write.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, 3, figsize=(14, 4.2), layout="constrained")
+    titles = (("reward", "reward of the chosen completions"), ("margin", "reward margin"), ("accuracy", "accuracy on held-out pairs"))
+    for axes, (key, title) in zip(panels, titles, strict=True):
+        for arm, runs in curves.items():
+            by_round: dict[int, list[float]] = {}
+            for point in (point for curve in runs.values() for point in curve):
+                by_round.setdefault(int(point["round"]), []).append(point[key])
+            rounds = sorted(by_round)
+            (line,) = axes.plot(rounds, [np.mean(by_round[n]) for n in rounds], marker="o", markersize=3, label=arm)
+            axes.fill_between(rounds, [min(by_round[n]) for n in rounds], [max(by_round[n]) for n in rounds], color=line.get_color(), alpha=0.12, linewidth=0)
+        axes.set(xlabel="round", title=title)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    panels[-1].legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
 
 
 def mean_and_spread(values: Sequence[float]) -> str:

@@ -40,7 +40,7 @@ class Learner(Protocol):
 
     def score(self, rows: list[dict], adapters: Sequence[Adapter]) -> list[float]: ...
 
-    def margins(self, rows: list[dict], adapters: Sequence[Adapter]) -> np.ndarray: ...
+    def compare(self, rows: list[dict], adapters: Sequence[Adapter]) -> tuple[np.ndarray, np.ndarray | None]: ...
 
 
 class SelectorLearner:
@@ -72,15 +72,15 @@ class SelectorLearner:
 
         return validation_losses(self.selector, rows, adapters)
 
-    def margins(self, rows: list[dict], adapters: Sequence[Adapter]) -> np.ndarray:
-        """Log-odds that the chosen completion is better under each adapter, [U, N]."""
+    def compare(self, rows: list[dict], adapters: Sequence[Adapter]) -> tuple[np.ndarray, None]:
+        """Log-odds that the chosen completion is better under each adapter, [U, N]; a selector has no reward of a single completion."""
         from components.learning.selector import score_pairs
 
         result = np.zeros((len(adapters), len(rows)))
         for u, adapter in enumerate(adapters):
             self.selector.slot.load(adapter)
             result[u] = score_pairs(self.selector, rows)
-        return result
+        return result, None
 
 
 class PolicyLearner:
@@ -140,21 +140,22 @@ class PolicyLearner:
                 losses.append(float(dpo_loss(chosen, rejected, *torch.from_numpy(self._reference(rows)).T, self.beta).mean()))
         return losses
 
-    def margins(self, rows: list[dict], adapters: Sequence[Adapter]) -> np.ndarray:
-        """Differences of the implicit rewards of chosen and rejected (over beta) under each adapter, [U, N].
+    def compare(self, rows: list[dict], adapters: Sequence[Adapter]) -> tuple[np.ndarray, np.ndarray]:
+        """Differences of the implicit rewards of chosen and rejected, and the rewards of chosen, both over beta, under each adapter, [U, N] each.
 
-        An adapter whose B are all 0 is the reference itself, so its differences are 0 and nothing is computed for it.
+        An adapter whose B are all 0 is the reference itself, so all are 0 and nothing is computed for it.
         """
         from components.learning.policy import implicit_margins, pair_logprobs
 
-        result = np.zeros((len(adapters), len(rows)))
+        result, rewards = np.zeros((len(adapters), len(rows))), np.zeros((len(adapters), len(rows)))
         for u, adapter in enumerate(adapters):
             if not any(tensor.any() for name, tensor in adapter.items() if ".lora_B." in name):
                 continue
             reference = self._reference(rows)
             self.resident.slot.load(adapter)
-            result[u] = implicit_margins(pair_logprobs(self.resident, rows, self.batch_size), reference)
-        return result
+            found = pair_logprobs(self.resident, rows, self.batch_size)
+            result[u], rewards[u] = implicit_margins(found, reference), (found - reference)[:, 0]
+        return result, rewards
 
     @property
     def batch_size(self) -> int:

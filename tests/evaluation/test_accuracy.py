@@ -39,3 +39,13 @@ def test_with_assigned_adapters_each_client_is_judged_by_its_own_alone():
 def test_clients_without_an_assigned_adapter_are_left_out():
     measured = assigned_accuracy(margins({0, 1}, {4}), ["a", "b"], {"ada": "a"}, PAIRS)
     assert measured["clients"] == {"ada": 0.5} and measured["pairs"] == 4
+
+
+def test_rewards_are_the_clients_means_and_only_there_where_they_are_given():
+    rewards = np.array([[1.0, 2.0, 3.0, 6.0, -1.0], [3.0, 2.0, 3.0, 6.0, -3.0]])
+    measured = client_accuracy(margins({0}, {1}), PAIRS, rewards)
+    assert measured["rewards"] == {"ada": 3.25, "bea": -2.0} and measured["reward"] == 0.625
+    assert measured["margins"] == {"ada": -1.25, "bea": -2.0} and measured["margin"] == -1.625
+    own = assigned_accuracy(margins({0}, {1}), ["a", "b"], {"ada": "b", "bea": "a"}, PAIRS, rewards)
+    assert own["rewards"] == {"ada": 3.5, "bea": -1.0}
+    assert not {"reward", "rewards"} & client_accuracy(margins({0}), PAIRS).keys()

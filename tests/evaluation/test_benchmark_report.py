@@ -2,7 +2,7 @@
 
 import pytest
 
-from components.evaluation.benchmark import arm_figures, markdown, mean_and_spread, page, picture, pooled, tables
+from components.evaluation.benchmark import arm_figures, markdown, mean_and_spread, page, picture, pooled, reward_curve, rewards_picture, tables
 from components.evaluation.winrate import Verdict
 
 WIN, TIE, LOSS = Verdict.FIRST.value, Verdict.TIE.value, Verdict.SECOND.value
@@ -56,3 +56,32 @@ def test_the_same_win_rate_is_never_given_without_its_interval():
 @pytest.mark.parametrize("verdicts", [[WIN] * 4, [LOSS] * 4])
 def test_a_contest_with_one_outcome_has_an_interval_of_no_width(verdicts):
     assert "[100.0%, 100.0%]" in pooled([verdicts], 500, 0) or "[0.0%, 0.0%]" in pooled([verdicts], 500, 0)
+
+
+MEASURED = {4: {"reward": 3.0, "margin": 2.0, "mean": 0.7}, 0: {"reward": 0.0, "margin": 0.0, "mean": 0.5}, 2: {"reward": 5.0, "margin": 1.0, "mean": 0.6}}
+
+
+def test_a_policys_rewards_are_beta_times_the_log_ratios_by_round_and_the_best_is_the_greatest_of_them():
+    curve = reward_curve(MEASURED, 0.2)
+    assert [(point["round"], point["reward"], point["margin"], point["accuracy"]) for point in curve] == [(0, 0, 0, 0.5), (2, 1.0, 0.2, 0.6), (4, pytest.approx(0.6), 0.4, 0.7)]
+    assert reward_curve({0: {"margin": 1.0, "mean": 0.5}}, 0.2) == [], "selectors have no reward"
+    figures = arm_figures(FEDERATED | {"personal": True, "after": FEDERATED["after"] | {"mean": 0.7}}, {"metrics": {}}, EVALUATED, {}, local_steps=8, curve=curve)
+    assert (figures["margin"], figures["reward"], figures["best_reward"], figures["accuracy"]) == (0.4, pytest.approx(0.6), 1.0, 0.7)
+
+
+def test_own_group_neighbours_are_the_mean_over_rounds_beside_what_chance_would_give():
+    weights = [{"a": {"a": 0.5, "b": 0.5}, "b": {"b": 1.0}, "c": {"c": 0.5, "a": 0.5}}, {"a": {"a": 0.5, "b": 0.5}, "b": {"b": 0.5, "a": 0.5}, "c": {"c": 1.0}}]
+    records = [record | {"memory": {"weights": given}} for record, given in zip([FEDERATED["records"][0]] * 2, weights, strict=True)]
+    figures = arm_figures(FEDERATED | {"records": records}, {"metrics": {}}, EVALUATED, {"a": "x", "b": "x", "c": "y"}, local_steps=8)
+    assert figures["neighbours"] == 0.75 and figures["neighbours_chance"] == pytest.approx(2 / 6)
+
+
+def test_rewards_are_drawn_by_round_for_every_arm(tmp_path, monkeypatch):
+    from matplotlib import pyplot
+
+    drawn = []
+    monkeypatch.setattr(pyplot, "close", drawn.append)
+    rewards_picture({"DRIFT": {0: reward_curve(MEASURED, 0.2), 1: reward_curve(MEASURED, 0.4)}, "FedAvg": {0: reward_curve(MEASURED, 0.1)}}, tmp_path / "rewards.png")
+    (figure,) = drawn
+    lines = [(line.get_label(), [float(v) for v in line.get_ydata()]) for line in figure.axes[0].get_lines()]
+    assert lines == [("DRIFT", pytest.approx([0, 1.5, 0.9])), ("FedAvg", pytest.approx([0, 0.5, 0.3]))] and (tmp_path / "rewards.png").stat().st_size > 10_000
