@@ -93,13 +93,30 @@ Moments = Annotated[list[float], Field(min_length=2, max_length=2), AfterValidat
 
 
 class OptimizerConfig(Section):
-    """A first-order optimiser, built anew for each client and round (clients keep no optimiser state)."""
+    """A first-order optimiser and its schedule, both begun anew for each client and round (clients keep no optimiser state)."""
 
     name: Literal["adamw", "sgd"] = Field("adamw", description="FedBiscuit table 3: AdamW.")
     lr: float = Field(1e-5, gt=0, description="Learning rate; FedBiscuit table 3: 1e-5.")
     betas: Moments = Field([0.9, 0.95], description="AdamW moments; FedBiscuit table 3: (0.9, 0.95).")
     weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay.")
     clip: float | None = Field(1.0, gt=0, description="Clip of the global gradient norm; None does not clip.")
+    scheduler: Literal["constant", "linear", "cosine"] = Field("constant", description="How the learning rate goes on after the warm-up, over the steps of one local training: constant, or down towards 0. DRIFT appendix A: cosine.")
+    warmup_steps: int = Field(0, ge=0, description="First steps, in which the learning rate rises from 0 in equal parts; fewer than a local training has. DRIFT appendix A: 4.")
+
+
+def check_warmup(optimizer: OptimizerConfig, steps: int, where: str) -> None:
+    """Refuse a warm-up after which no step is left.
+
+    Args:
+        optimizer: whose warm-up it is.
+        steps: of the training that it is for.
+        where: the key that holds them.
+
+    Raises:
+        ValueError: naming both numbers.
+    """
+    if optimizer.warmup_steps >= steps:
+        raise ValueError(f"optimizer.warmup_steps is {optimizer.warmup_steps}, but {where} is {steps}, so that no step would have the full learning rate: use at most {steps - 1}")
 
 
 class SelectorConfig(Section):
@@ -137,6 +154,11 @@ class FederationConfig(Section):
         if selectors % 2 == 0:
             raise ValueError(f"an ensemble needs an odd number of selectors, or votes tie: use {selectors - 1} or {selectors + 1}")
         return selectors
+
+    @model_validator(mode="after")
+    def _warmup(self) -> FederationConfig:
+        check_warmup(self.optimizer, self.local_steps, "local_steps")
+        return self
 
 
 class PolicyConfig(Section):
@@ -282,6 +304,11 @@ class JudgeConfig(Section):
     steps: int = Field(200, ge=1, description="Optimiser steps of the judge's central training.")
     batch_size: int = Field(32, ge=1, description="Rows a step.")
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+
+    @model_validator(mode="after")
+    def _warmup(self) -> JudgeConfig:
+        check_warmup(self.optimizer, self.steps, "steps")
+        return self
 
 
 class AlpacaEvalConfig(Section):

@@ -112,11 +112,21 @@ def test_an_even_ensemble_is_refused_and_the_odd_neighbours_are_offered():
 @pytest.mark.parametrize(("overrides", "part"), [
     (["data.partition=iid", "data.clients=null"], "data.clients is needed with data.partition 'iid'"),
     (["data.validation=0.5", "data.test=0.5"], "leave nothing to train on"),
+    (["federation.local_steps=4", "federation.optimizer.warmup_steps=4"],
+     "key 'federation': optimizer.warmup_steps is 4, but local_steps is 4, so that no step would have the full learning rate: use at most 3."),
+    (["evaluation.judge.steps=2", "evaluation.judge.optimizer.warmup_steps=9"], "key 'evaluation.judge': optimizer.warmup_steps is 9, but steps is 2"),
+    (["federation.optimizer.warmup_steps=-1"], "greater than or equal to 0"),
+    (["federation.optimizer.scheduler=cosin"], "'constant', 'linear' or 'cosine'"),
     (["alignment.dpo.batch_size=3"], "batch_size 3 must be a multiple of micro_batch_size 2"),
     (["alignment.dpo.reference=sft"], "reference 'sft' needs reference_adapter"),
     (["alignment.dpo.reference_adapter=somewhere"], "reference_adapter is not used with reference 'base'")])
 def test_values_that_do_not_go_together_are_refused(overrides, part):
     assert part in refusal(*overrides)
+
+
+def test_a_warm_up_that_leaves_one_step_is_taken():
+    optimizer = load_recipe("debug", ["federation.local_steps=4", "federation.optimizer.warmup_steps=3", "federation.optimizer.scheduler=cosine"]).federation.optimizer
+    assert (optimizer.scheduler, optimizer.warmup_steps) == ("cosine", 3)
 
 
 def test_every_error_is_said_at_once_on_a_line_of_its_own():
