@@ -71,6 +71,7 @@ class BackboneConfig(Section):
     revision: str | None = Field(None, description="Hub revision (commit or tag).")
     layers: int | None = Field(None, ge=1, description="Use the first N transformer layers; None uses all.")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: float32 on CPU (bf16 is slower there), bfloat16 on CUDA.")
+    quantization: Literal["none", "8bit"] = Field("none", description="8bit: weights of the linear layers but the head as LLM.int8(), by bitsandbytes (DRIFT appendix A); adapters stay fp32. Needs the extra 8bit.")
 
 
 class LoraConfig(Section):
@@ -95,7 +96,8 @@ Moments = Annotated[list[float], Field(min_length=2, max_length=2), AfterValidat
 class OptimizerConfig(Section):
     """A first-order optimiser and its schedule, both begun anew for each client and round (clients keep no optimiser state)."""
 
-    name: Literal["adamw", "sgd"] = Field("adamw", description="FedBiscuit table 3: AdamW.")
+    name: Literal["adamw", "adamw_8bit", "sgd"] = Field(
+        "adamw", description="FedBiscuit table 3: AdamW. adamw_8bit (DRIFT appendix A): bitsandbytes' AdamW with moments of 8 bits, in tensors of 4,096 values and more; needs the extra 8bit.")
     lr: float = Field(1e-5, gt=0, description="Learning rate; FedBiscuit table 3: 1e-5.")
     betas: Moments = Field([0.9, 0.95], description="AdamW moments; FedBiscuit table 3: (0.9, 0.95).")
     weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay.")
@@ -396,6 +398,8 @@ class Recipe(Section):
             raise ValueError(f"the section thoughts grows the trees of data.source 'thoughts', but data.source is '{self.data.source}' with data.path {self.data.path}: set the one and leave the other out, or leave thoughts out")
         if self.thoughts is not None and not self.thoughts.questions:
             raise ValueError("thoughts.questions is empty: name at least one question set")
+        if self.policy.backbone.quantization != "none" and self.alignment.dpo.reference != "base":
+            raise ValueError(f"alignment.dpo.reference '{self.alignment.dpo.reference}' begins with an adapter, which a policy of 8 bits would round: use 'base', or set policy.backbone.quantization to 'none'")
         return self
 
     def fingerprint(self, *sections: str) -> str:

@@ -3,7 +3,7 @@
 The optimiser is built for each call and thrown away after it: clients keep no state between rounds. So the schedule of
 the learning rate runs over the K steps of a call and begins anew for each client and round, as with a Trainer that is
 started in each round. Parameters, gradients of the adapter and optimiser state are fp32, whatever the backbone's dtype
-is; in bf16 a step of 1e-5 would vanish in rounding.
+is; in bf16 a step of 1e-5 would vanish in rounding. Only the moments of adamw_8bit have 8 bits.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from components.config import Explained, OptimizerConfig
+from components.models import eight_bit
 from components.seeding import generator, seeded
 
 if TYPE_CHECKING:
@@ -64,9 +65,16 @@ def minibatches(rows: int, batch_size: int, steps: int, seed: int) -> Iterator[n
 
 
 def build_optimizer(parameters: Sequence[torch.nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
-    """The optimiser of a recipe over fp32 parameters."""
+    """The optimiser of a recipe over fp32 parameters.
+
+    Raises:
+        EightBitError: it needs bitsandbytes, which is not installed.
+    """
     import torch
 
+    if config.name == "adamw_8bit":
+        eight = eight_bit.library("optimizer.name", config.name).optim
+        return eight.AdamW8bit(parameters, lr=config.lr, betas=tuple(config.betas), weight_decay=config.weight_decay)
     if config.name == "sgd":
         return torch.optim.SGD(parameters, lr=config.lr, weight_decay=config.weight_decay)
     return torch.optim.AdamW(parameters, lr=config.lr, betas=tuple(config.betas), weight_decay=config.weight_decay)
