@@ -57,6 +57,19 @@ def test_the_shp_recipe_holds_tables_2_4_and_5_of_the_paper():
     assert (federation.method, federation.selectors, federation.options) == ("fedbiscuit", 3, {"warmup_rounds": 50, "regroup_every": 100, "weighting": "paper"})
 
 
+def test_the_reasoning_recipe_holds_appendices_a_and_b_of_drift():
+    recipe = load_recipe("reasoning/paper")
+    federation, optimizer, policy, thoughts = recipe.federation, recipe.federation.optimizer, recipe.policy, recipe.thoughts
+    assert (federation.method, federation.options["beta"], federation.rounds, federation.clients_per_round, federation.batch_size) == ("drift", 0.2, 50, 8, 4)
+    assert (optimizer.name, optimizer.lr, optimizer.clip, optimizer.scheduler, optimizer.warmup_steps) == ("adamw_8bit", 5e-4, 1.0, "cosine", 4)
+    assert (policy.backbone.name, policy.backbone.quantization, policy.lora.r) == ("meta-llama/Llama-3.1-8B", "8bit", 16)
+    assert (policy.max_prompt_tokens, policy.max_prompt_tokens + policy.max_new_tokens) == (256, 512)
+    assert (recipe.data.source, recipe.data.partition, thoughts.depth, thoughts.children) == ("thoughts", "natural", 3, 2)
+    assert thoughts.evaluator.model == "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B" and thoughts.evaluator.max_new_tokens >= 1024
+    assert {q.set: q.count for q in thoughts.questions} == dict.fromkeys(["aqua", "cose", "csqa", "mathqa", "medmcqa", "medqa", "piqa", "pubmedqa"], 300)
+    assert {q.set: q.part for q in thoughts.questions if q.set in ("cose", "csqa")} == {"cose": [1, 2], "csqa": [0, 2]}
+
+
 @pytest.mark.parametrize(("override", "key", "nearest"), [
     ("federation.round=3", "federation.round", "federation.rounds"),
     ("federation.optimizer.learning_rat=1", "federation.optimizer.learning_rat", None),
