@@ -72,6 +72,7 @@ class BackboneConfig(Section):
     revision: str | None = Field(None, description="Hub revision (commit or tag).")
     layers: int | None = Field(None, ge=1, description="Use the first N transformer layers; None uses all.")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: float32 on CPU (bf16 is slower there), bfloat16 on CUDA.")
+    quantization: Literal["none", "8bit"] = Field("none", description="8bit: weights of the linear layers but the head as LLM.int8(), by bitsandbytes (DRIFT appendix A); adapters stay fp32. Needs the extra 8bit.")
 
 
 class LoraConfig(Section):
@@ -94,13 +95,31 @@ Moments = Annotated[list[float], Field(min_length=2, max_length=2), AfterValidat
 
 
 class OptimizerConfig(Section):
-    """A first-order optimiser, built anew for each client and round (clients keep no optimiser state)."""
+    """A first-order optimiser and its schedule, both begun anew for each client and round (clients keep no optimiser state)."""
 
-    name: Literal["adamw", "sgd"] = Field("adamw", description="FedBiscuit table 3: AdamW.")
+    name: Literal["adamw", "adamw_8bit", "sgd"] = Field(
+        "adamw", description="FedBiscuit table 3: AdamW. adamw_8bit (DRIFT appendix A): bitsandbytes' AdamW with moments of 8 bits, in tensors of 4,096 values and more; needs the extra 8bit.")
     lr: float = Field(1e-5, gt=0, description="Learning rate; FedBiscuit table 3: 1e-5.")
     betas: Moments = Field([0.9, 0.95], description="AdamW moments; FedBiscuit table 3: (0.9, 0.95).")
     weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay.")
     clip: float | None = Field(1.0, gt=0, description="Clip of the global gradient norm; None does not clip.")
+    scheduler: Literal["constant", "linear", "cosine"] = Field("constant", description="How the learning rate goes on after the warm-up, over the steps of one local training: constant, or down towards 0. DRIFT appendix A: cosine.")
+    warmup_steps: int = Field(0, ge=0, description="First steps, in which the learning rate rises from 0 in equal parts; fewer than a local training has. DRIFT appendix A: 4.")
+
+
+def check_warmup(optimizer: OptimizerConfig, steps: int, where: str) -> None:
+    """Refuse a warm-up after which no step is left.
+
+    Args:
+        optimizer: whose warm-up it is.
+        steps: of the training that it is for.
+        where: the key that holds them.
+
+    Raises:
+        ValueError: naming both numbers.
+    """
+    if optimizer.warmup_steps >= steps:
+        raise ValueError(f"optimizer.warmup_steps is {optimizer.warmup_steps}, but {where} is {steps}, so that no step would have the full learning rate: use at most {steps - 1}")
 
 
 class SelectorConfig(Section):
@@ -138,6 +157,11 @@ class FederationConfig(Section):
         if selectors % 2 == 0:
             raise ValueError(f"an ensemble needs an odd number of selectors, or votes tie: use {selectors - 1} or {selectors + 1}")
         return selectors
+
+    @model_validator(mode="after")
+    def _warmup(self) -> FederationConfig:
+        check_warmup(self.optimizer, self.local_steps, "local_steps")
+        return self
 
 
 class PolicyConfig(Section):
@@ -287,6 +311,11 @@ class JudgeConfig(Section):
     batch_size: int = Field(32, ge=1, description="Rows a step.")
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
 
+    @model_validator(mode="after")
+    def _warmup(self) -> JudgeConfig:
+        check_warmup(self.optimizer, self.steps, "steps")
+        return self
+
 
 class AlpacaEvalConfig(Section):
     """AlpacaEval 2.0 (Li et al., 2023; Dubois et al., 2024) by the package alpaca_eval, see components/evaluation/alpaca.py."""
@@ -376,6 +405,8 @@ class Recipe(Section):
             raise ValueError("data.trees is for trees beside another source: with data.source 'thoughts' give their file or folder as data.path")
         if self.thoughts is not None and not self.thoughts.questions:
             raise ValueError("thoughts.questions is empty: name at least one question set")
+        if self.policy.backbone.quantization != "none" and self.alignment.dpo.reference != "base":
+            raise ValueError(f"alignment.dpo.reference '{self.alignment.dpo.reference}' begins with an adapter, which a policy of 8 bits would round: use 'base', or set policy.backbone.quantization to 'none'")
         return self
 
     def fingerprint(self, *sections: str) -> str:

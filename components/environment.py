@@ -56,6 +56,7 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated as an API")  # alpaca_eval imports it
     for name in ("great_expectations", "alembic", "mlflow.store.db.utils", "mlflow.tracking._model_registry", "absl", "matplotlib.font_manager"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns at each product that it computes in float16
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logging.getLogger(name).addFilter(TRACES)
 

@@ -75,6 +75,7 @@ def carry_out(run: Run, benchmark: str | None = None) -> str:
 @flow(name="prepare", flow_run_name="prepare", persist_result=False)
 def prepare(run: Run, recipe: Recipe) -> None:
     """Backbones and data; nothing is trained on data that fail their expectations."""
+    data.check_eight_bit(recipe)
     for name in backbones(recipe):
         data.fetch_backbone(name)
     if recipe.thoughts and not (run.folder / "trees" / "done").is_file():

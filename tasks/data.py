@@ -25,6 +25,27 @@ def fetch_backbone(name: str) -> str:
 
 
 @task()
+def check_eight_bit(recipe: Recipe) -> None:
+    """Refuse 8 bits that a device of this run cannot do, before anything is grown or trained.
+
+    Raises:
+        EightBitError: naming the key that asks for them.
+    """
+    from components.federation.strategy import federated_sections
+    from components.models.backbone import choose_device
+    from components.models.eight_bit import PLAIN, check
+
+    judge, asked = recipe.evaluation.judge, {"policy.backbone.quantization": recipe.policy.backbone.quantization, "federation.optimizer.name": recipe.federation.optimizer.name}
+    if federated_sections(recipe)[0] == "selector":
+        asked["selector.backbone.quantization"] = recipe.selector.backbone.quantization
+    if judge.kind == "selector":
+        asked |= {"evaluation.judge.selector.backbone.quantization": judge.selector.backbone.quantization, "evaluation.judge.optimizer.name": judge.optimizer.name}
+    for key, value in asked.items():
+        for device in choose_device(recipe.runtime.devices) if value in PLAIN else ():
+            check(key, value, device)
+
+
+@task()
 def note_backbones(backbones: dict[str, str], path: Path) -> None:
     """Write down which backbones a recipe uses: the hashes of a local folder's files; of a hub id only the name."""
     write_json(path, {

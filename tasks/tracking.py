@@ -359,7 +359,7 @@ def register_policy(run_id: str, recipe: Recipe, adapter: Path) -> dict[str, str
         policy.write_text(json.dumps(recipe.policy.model_dump(mode="json")), encoding="utf-8")
         logged = mlflow.pyfunc.log_model(
             name="policy", python_model=str(PROJECT / "tasks" / "policy_model.py"), artifacts={"adapter": str(adapter), "policy": str(policy)},
-            code_paths=[str(PROJECT / "components")], pip_requirements=_requirements(),
+            code_paths=[str(PROJECT / "components")], pip_requirements=_requirements(recipe),
             signature=ModelSignature(inputs=Schema([ColSpec("string", name) for name in ("prompt", *(["client_id"] if is_personal(adapter) else []))]), outputs=Schema([ColSpec("string", "completion")])))
     client, name = mlflow_client(), recipe.tracking.registered_model
     with contextlib.suppress(MlflowException):  # it is there already
@@ -406,7 +406,8 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return rows
 
 
-def _requirements() -> list[str]:
+def _requirements(recipe: Recipe) -> list[str]:
     from importlib.metadata import version
 
-    return [f"{name}=={version(name).split('+')[0]}" for name in ("torch", "transformers", "peft", "safetensors", "pydantic", "pyyaml", "gguf", "accelerate", "numpy")]
+    quantised = ["bitsandbytes"] if recipe.policy.backbone.quantization == "8bit" else []
+    return [f"{name}=={version(name).split('+')[0]}" for name in ("torch", "transformers", "peft", "safetensors", "pydantic", "pyyaml", "gguf", "accelerate", "numpy", *quantised)]

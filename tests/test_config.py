@@ -57,6 +57,19 @@ def test_the_shp_recipe_holds_tables_2_4_and_5_of_the_paper():
     assert (federation.method, federation.selectors, federation.options) == ("fedbiscuit", 3, {"warmup_rounds": 50, "regroup_every": 100, "weighting": "paper"})
 
 
+def test_the_reasoning_recipe_holds_appendices_a_and_b_of_drift():
+    recipe = load_recipe("reasoning/paper")
+    federation, optimizer, policy, thoughts = recipe.federation, recipe.federation.optimizer, recipe.policy, recipe.thoughts
+    assert (federation.method, federation.options["beta"], federation.rounds, federation.clients_per_round, federation.batch_size) == ("drift", 0.2, 50, 8, 4)
+    assert (optimizer.name, optimizer.lr, optimizer.clip, optimizer.scheduler, optimizer.warmup_steps) == ("adamw_8bit", 5e-4, 1.0, "cosine", 4)
+    assert (policy.backbone.name, policy.backbone.quantization, policy.lora.r) == ("meta-llama/Llama-3.1-8B", "8bit", 16)
+    assert (policy.max_prompt_tokens, policy.max_prompt_tokens + policy.max_new_tokens) == (256, 512)
+    assert (recipe.data.source, recipe.data.partition, thoughts.depth, thoughts.children) == ("thoughts", "natural", 3, 2)
+    assert thoughts.evaluator.model == "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B" and thoughts.evaluator.max_new_tokens >= 1024
+    assert {q.set: q.count for q in thoughts.questions} == dict.fromkeys(["aqua", "cose", "csqa", "mathqa", "medmcqa", "medqa", "piqa", "pubmedqa"], 300)
+    assert {q.set: q.part for q in thoughts.questions if q.set in ("cose", "csqa")} == {"cose": [1, 2], "csqa": [0, 2]}
+
+
 @pytest.mark.parametrize(("override", "key", "nearest"), [
     ("federation.round=3", "federation.round", "federation.rounds"),
     ("federation.optimizer.learning_rat=1", "federation.optimizer.learning_rat", None),
@@ -112,11 +125,21 @@ def test_an_even_ensemble_is_refused_and_the_odd_neighbours_are_offered():
 @pytest.mark.parametrize(("overrides", "part"), [
     (["data.partition=iid", "data.clients=null"], "data.clients is needed with data.partition 'iid'"),
     (["data.validation=0.5", "data.test=0.5"], "leave nothing to train on"),
+    (["federation.local_steps=4", "federation.optimizer.warmup_steps=4"],
+     "key 'federation': optimizer.warmup_steps is 4, but local_steps is 4, so that no step would have the full learning rate: use at most 3."),
+    (["evaluation.judge.steps=2", "evaluation.judge.optimizer.warmup_steps=9"], "key 'evaluation.judge': optimizer.warmup_steps is 9, but steps is 2"),
+    (["federation.optimizer.warmup_steps=-1"], "greater than or equal to 0"),
+    (["federation.optimizer.scheduler=cosin"], "'constant', 'linear' or 'cosine'"),
     (["alignment.dpo.batch_size=3"], "batch_size 3 must be a multiple of micro_batch_size 2"),
     (["alignment.dpo.reference=sft"], "reference 'sft' needs reference_adapter"),
     (["alignment.dpo.reference_adapter=somewhere"], "reference_adapter is not used with reference 'base'")])
 def test_values_that_do_not_go_together_are_refused(overrides, part):
     assert part in refusal(*overrides)
+
+
+def test_a_warm_up_that_leaves_one_step_is_taken():
+    optimizer = load_recipe("debug", ["federation.local_steps=4", "federation.optimizer.warmup_steps=3", "federation.optimizer.scheduler=cosine"]).federation.optimizer
+    assert (optimizer.scheduler, optimizer.warmup_steps) == ("cosine", 3)
 
 
 def test_every_error_is_said_at_once_on_a_line_of_its_own():

@@ -118,6 +118,9 @@ def build_trainer(
         peft_config=peft_config(policy.config.lora) if new_adapter else None)
     trainer.remove_callback(PrinterCallback)
     if new_adapter:
+        for parameter in trainer.model.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.float()  # TRL makes them bf16 where the backbone has 8 bits, and a step of 1e-6 would be lost
         slot = AdapterSlot(trainer.model)
         slot.load(slot.initial_adapter(seed))
     return trainer

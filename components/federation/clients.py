@@ -19,6 +19,7 @@ import numpy as np
 from components.config import PolicyConfig, Recipe, SelectorConfig
 from components.data.records import read_rows
 from components.federation.strategy import Job, Update, options_model
+from components.models import eight_bit
 from components.models.adapters import AdapterStore, write_atomically
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class SelectorLearner:
     def __init__(self, recipe: Recipe, device: str) -> None:
         from components.models.selector import Selector
 
+        check_optimizer(recipe, device)
         self.federation = recipe.federation
         self.selector = Selector(recipe.selector, device)
 
@@ -93,6 +95,7 @@ class PolicyLearner:
     def __init__(self, recipe: Recipe, device: str, objective: str) -> None:
         from components.learning.policy import ResidentPolicy
 
+        check_optimizer(recipe, device)
         self.federation, self.objective = recipe.federation, objective
         options = options_model(recipe.federation.method, "recipe").model_validate(recipe.federation.options)
         self.beta = options.beta if objective == "dpo" else None
@@ -171,6 +174,15 @@ class PolicyLearner:
         for start in sorted({int(n) // size * size for n in (range(len(rows)) if used is None else used) if np.isnan(known[n]).any()}):
             known[start : start + size] = pair_logprobs(self.resident, rows[start : start + size], self.batch_size, reference=True)
         return known
+
+
+def check_optimizer(recipe: Recipe, device: str) -> None:
+    """Refuse an optimiser that a device cannot run, before anything is trained.
+
+    Raises:
+        EightBitError: see components/models/eight_bit.py.
+    """
+    eight_bit.check("federation.optimizer.name", recipe.federation.optimizer.name, device)
 
 
 def curve_metrics(curve: TrainingCurve) -> dict[str, float]:

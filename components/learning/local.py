@@ -1,20 +1,22 @@
 """The local loop: OPTIM(m, phi, K) of FedBiscuit, K optimiser steps on minibatches of one owner's rows.
 
-The optimiser is built for each call and thrown away after it: clients keep no state between rounds. Parameters,
-gradients of the adapter and optimiser state are fp32, whatever the backbone's dtype is; in bf16 a step of 1e-5 would
-vanish in rounding.
+The optimiser is built for each call and thrown away after it: clients keep no state between rounds. So the schedule of
+the learning rate runs over the K steps of a call and begins anew for each client and round, as with a Trainer that is
+started in each round. Parameters, gradients of the adapter and optimiser state are fp32, whatever the backbone's dtype
+is; in bf16 a step of 1e-5 would vanish in rounding. Only the moments of adamw_8bit have 8 bits.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from components.config import Explained, OptimizerConfig
+from components.models import eight_bit
 from components.seeding import generator, seeded
 
 if TYPE_CHECKING:
@@ -63,18 +65,36 @@ def minibatches(rows: int, batch_size: int, steps: int, seed: int) -> Iterator[n
 
 
 def build_optimizer(parameters: Sequence[torch.nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
-    """The optimiser of a recipe over fp32 parameters."""
+    """The optimiser of a recipe over fp32 parameters.
+
+    Raises:
+        EightBitError: it needs bitsandbytes, which is not installed.
+    """
     import torch
 
+    if config.name == "adamw_8bit":
+        eight = eight_bit.library("optimizer.name", config.name).optim
+        return eight.AdamW8bit(parameters, lr=config.lr, betas=tuple(config.betas), weight_decay=config.weight_decay)
     if config.name == "sgd":
         return torch.optim.SGD(parameters, lr=config.lr, weight_decay=config.weight_decay)
     return torch.optim.AdamW(parameters, lr=config.lr, betas=tuple(config.betas), weight_decay=config.weight_decay)
 
 
+def build_schedule(optimizer: torch.optim.Optimizer, config: OptimizerConfig, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
+    """The learning rate over a training of `steps` steps, by transformers' own schedules.
+
+    With W warm-up steps, step s (from 0) has the rate lr s / W while s < W, so the first one has none; after that lr
+    (constant), lr (steps - s) / (steps - W) (linear), or lr (1 + cos(pi (s - W) / (steps - W))) / 2 (cosine).
+    """
+    from transformers import get_scheduler
+
+    return get_scheduler("constant_with_warmup" if config.scheduler == "constant" else config.scheduler, optimizer, config.warmup_steps, steps)
+
+
 def train(
     model: torch.nn.Module,
     parameters: Sequence[torch.nn.Parameter],
-    batches: Iterator[np.ndarray],
+    batches: Iterable[np.ndarray],
     loss: Callable[[np.ndarray], tuple[torch.Tensor, int]],
     config: OptimizerConfig,
     seed: int,
@@ -85,9 +105,9 @@ def train(
     Args:
         model: put into training mode for the duration, and back.
         parameters: what is trained (fp32).
-        batches: index arrays, one a step.
+        batches: index arrays, one a step; their number is the length of the schedule.
         loss: gives the rows' losses [N] and the number of real tokens for an index array.
-        config: the optimiser.
+        config: the optimiser and its schedule.
         seed: dropout is a function of it; the process's generators are left as they were.
         progress: called with (step, loss) after each step.
 
@@ -96,8 +116,9 @@ def train(
     """
     import torch
 
-    device = parameters[0].device
+    device, batches = parameters[0].device, list(batches)
     optimizer = build_optimizer(parameters, config)
+    schedule = build_schedule(optimizer, config, len(batches))
     losses, norms, tokens, start = [], [], 0, time.perf_counter()
     model.train()
     try:
@@ -111,6 +132,7 @@ def train(
                 value.backward()
                 norm = torch.nn.utils.clip_grad_norm_(parameters, config.clip if config.clip is not None else float("inf"))
                 optimizer.step()
+                schedule.step()
                 losses.append(value.item())
                 norms.append(norm.item())
                 tokens += count

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from components.config import BackboneConfig, Explained
 from components.environment import quiet_transformers
+from components.models import eight_bit
 
 if TYPE_CHECKING:
     import torch
@@ -103,15 +104,18 @@ def load_backbone(config: BackboneConfig, device: str) -> PreTrainedModel:
     """Load a frozen causal language model in evaluation mode.
 
     Args:
-        config: name, revision, number of layers, dtype.
+        config: name, revision, number of layers, dtype, quantisation.
         device: e.g. 'cpu' or 'cuda:0'.
 
     Raises:
         BackboneError: the model is not to be had, has fewer layers than asked for, or has no safetensors weights.
+        EightBitError: it is to be quantised, which this device cannot do, or bitsandbytes is not installed.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 
     quiet_transformers()
+    eight_bit.check("backbone.quantization", config.quantization, device)
+    quantised = {"quantization_config": BitsAndBytesConfig(load_in_8bit=True), "device_map": {"": device}} if config.quantization == "8bit" else {}
     source = fetch_backbone(config.name)
     revision = config.revision or "main"
     try:
@@ -123,12 +127,13 @@ def load_backbone(config: BackboneConfig, device: str) -> PreTrainedModel:
         if getattr(model_config, "layer_types", None):
             model_config.layer_types = model_config.layer_types[: model_config.num_hidden_layers]
         model = AutoModelForCausalLM.from_pretrained(
-            source, config=model_config, revision=revision, dtype=choose_dtype(config.dtype, device), trust_remote_code=False, use_safetensors=True)
+            source, config=model_config, revision=revision, dtype=choose_dtype(config.dtype, device), trust_remote_code=False, use_safetensors=True, **quantised)
     except (OSError, ConnectionError) as error:
         raise BackboneError(
             f"backbone '{config.name}' (revision {revision}) could not be loaded: {str(error).splitlines()[0]} "
             "Give 'embedded', a folder with config.json and safetensors weights, or a hub id that this machine can reach.") from None
-    return model.requires_grad_(False).eval().to(device)
+    model = model.requires_grad_(False).eval()
+    return model if quantised else model.to(device)  # a quantised model is on its device already, and refuses to be moved
 
 
 def _make_embedded(folder: Path) -> None:

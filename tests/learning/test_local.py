@@ -87,6 +87,50 @@ def test_the_optimiser_is_the_recipes_and_is_built_anew_for_each_call(monkeypatc
     assert (group["lr"], group["betas"], group["weight_decay"]) == (3e-4, (0.8, 0.7), 0.1)
 
 
+class Slope(Line):
+    """A loss whose gradient is 1 in each weight, so that a step of SGD goes as far as the learning rate."""
+
+    def loss(self, indices):
+        return self.weight.sum().expand(len(indices)), len(indices)
+
+
+def rates(steps: int, **config) -> list[float]:
+    """The learning rate of each step, as the distance that the weight goes in it."""
+    model, seen = Slope(start=0.0), [0.0]
+    config = OptimizerConfig(name="sgd", lr=0.5, clip=None, **config)
+    run(model, config, steps=steps, progress=lambda *_: seen.append(-model.weight[0].item()))
+    return np.diff(seen).tolist()
+
+
+@pytest.mark.parametrize(("config", "expected"), [
+    ({}, [0.5] * 6),
+    ({"warmup_steps": 2}, [0, 0.25, 0.5, 0.5, 0.5, 0.5]),
+    ({"scheduler": "linear"}, [0.5, 0.5 * 5 / 6, 0.5 * 4 / 6, 0.25, 0.5 * 2 / 6, 0.5 / 6]),
+    ({"scheduler": "linear", "warmup_steps": 2}, [0, 0.25, 0.5, 0.375, 0.25, 0.125]),
+    ({"scheduler": "cosine"}, [0.5, 0.25 * (1 + 0.75 ** 0.5), 0.375, 0.25, 0.125, 0.25 * (1 - 0.75 ** 0.5)]),
+    ({"scheduler": "cosine", "warmup_steps": 4}, [0, 0.125, 0.25, 0.375, 0.5, 0.25]),
+    ({"scheduler": "cosine", "warmup_steps": 5}, [0, 0.1, 0.2, 0.3, 0.4, 0.5])])
+def test_the_learning_rate_rises_over_the_warm_up_and_follows_its_schedule_over_the_steps_of_the_call(config, expected):
+    assert rates(6, **config) == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_schedule_begins_anew_with_each_call():
+    config = {"scheduler": "cosine", "warmup_steps": 2}
+    assert rates(6, **config) == rates(6, **config)
+
+
+def test_a_constant_learning_rate_gives_the_bytes_of_the_plain_optimiser():
+    model, plain = Line(), Line()
+    run(model, OptimizerConfig(lr=1e-3), steps=7)
+    optimizer = torch.optim.AdamW([plain.weight], lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0)
+    for _ in range(7):
+        optimizer.zero_grad()
+        plain.train().loss(np.arange(2))[0].mean().backward()
+        torch.nn.utils.clip_grad_norm_([plain.weight], 1.0)
+        optimizer.step()
+    assert torch.equal(model.weight, plain.weight)
+
+
 def test_dropout_is_a_function_of_the_seed_and_the_global_generator_stays():
     torch.manual_seed(1)
     expected = torch.rand(2)
