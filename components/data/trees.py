@@ -50,11 +50,8 @@ def load(data: DataConfig, options: ThoughtsDataOptions, seed: int) -> SourceDat
     if data.path is None:
         raise DataError("the data source thoughts reads trees that were grown before: give their file, or a folder of them, as data.path")
     path = Path(data.path)
-    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-    if not files or not all(file.is_file() for file in files):
-        raise DataError(f"{path}: there is no file of trees (*.jsonl) here (data.path)")
     trees: dict[str, Tree] = {}
-    for tree in (tree for file in files for tree in read_trees(file)):
+    for tree in trees_at(path):
         if tree.id in trees and trees[tree.id].key == tree.key and trees[tree.id].question == tree.question:
             continue  # two runs at once may have grown the same one
         if tree.id in trees:
@@ -185,6 +182,18 @@ def read_trees(path: Path) -> list[Tree]:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DataError(f"{path}, line {number}: this is not a tree of thoughts ({error}): delete the line, and its question is asked again") from None
     return trees
+
+
+def trees_at(path: Path) -> list[Tree]:
+    """The trees of a file, or of all such files of a folder.
+
+    Raises:
+        DataError: there is no such file, or a line is not a tree.
+    """
+    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    if not files or not all(file.is_file() for file in files):
+        raise DataError(f"{path}: there is no file of trees (*.jsonl) here (data.path)")
+    return [tree for file in files for tree in read_trees(file)]
 
 
 def append_tree(path: Path, tree: Tree) -> None:
