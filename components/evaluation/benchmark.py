@@ -16,6 +16,7 @@ from components.federation.grouping import rand_index
 
 FIGURES = {
     "common": "common taste", "common_assigned": "common taste, own adapter", "own": "own taste", "own_assigned": "own taste, own adapter", "worst": "worst client", "adjusted_rand_index": "adjusted Rand index",
+    "answer_accuracy": "answers to questions, accuracy", "success": "answers to questions, success",
     "rougeLsum": "ROUGE-L", "kl": "KL (nats)", "implicit_reward": "implicit reward", "client_steps": "client steps", "train_seconds": "training (s)"}
 """What is averaged over seeds, by the name in the table. Accuracies are on held-out pairs, of the selectors' majority or of the trained policy's implicit reward; "own adapter": each
 client's pairs by the adapter that it uses (of its group, or its own; where all use the same, that one)."""
@@ -41,6 +42,8 @@ def arm_figures(
         "own_assigned": after.get("assigned", after)["domains"].get("own"), "common_assigned": after.get("assigned", after)["domains"].get("common"), "kl": aligned["metrics"].get("kl_sequence"),
         "rougeLsum": evaluated["rouge"]["aligned"].get("rougeLsum"), "implicit_reward": evaluated.get("implicit_reward", {}).get("mean"),
         "client_steps": local_steps * len(trained), "train_seconds": sum(client["seconds"] for client in trained)}
+    answered = evaluated.get("questions", {}).get("aligned", {}).get("mean", {})
+    figures |= {"answer_accuracy": answered.get("accuracy"), "success": answered.get("success")}
     if federated["assigned"] and not federated.get("personal") and any(known.values()):
         figures["adjusted_rand_index"] = rand_index(federated["assigned"], known)
     return {name: float(value) for name, value in figures.items() if value is not None}
