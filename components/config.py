@@ -269,7 +269,7 @@ class EvaluatorOptions(EndpointOptions):
 
 
 class QuestionsConfig(Section):
-    """A question set whose trees are grown; its pairs are one client's."""
+    """A question set: its trees are grown, and its pairs are one client's; or it is asked when a policy is measured."""
 
     set: str = Field(min_length=1, description="Registered question set, see components/data/questions: aqua, cose, csqa, mathqa, medmcqa, medqa, piqa, pubmedqa; chitchat (embedded).")
     path: str | None = Field(None, description="Local file or folder read in place of the hub.")
@@ -329,6 +329,17 @@ class AlpacaEvalConfig(Section):
         None, description="df_gamed.csv of the hub's data set tatsu-lab/alpaca_eval, needed for the package's length-controlled win rate; None: that rate is not computed.")
 
 
+class QuestionAnswersConfig(Section):
+    """Multiple-choice questions that the raw and the aligned policy answer (DRIFT section 7.1), see components/evaluation/answers.py."""
+
+    questions: list[QuestionsConfig] = Field(min_length=1, description="The question sets that are asked; of a set that trees are grown of, a part or a file that no tree was grown of.")
+    template: str = Field("thoughts/answer", description="Template name under components/data/templates, or the path of a file.")
+    max_question_tokens: int | None = Field(None, ge=16, description="Longest question with its context (tokens of the policy); the context loses its end. None cuts nothing, but the policy cuts a prompt that does not fit.")
+    max_new_tokens: int = Field(128, ge=1, description="Longest answer, its thoughts included (tokens).")
+    samples: int = Field(0, ge=0, description="Answers sampled beside the greedy one (N): the success rate is the share of questions of which one of N is right. 0 leaves it out.")
+    temperature: float = Field(0.8, gt=0, description="Sampling temperature of these; the paper names none.")
+
+
 class EvaluationConfig(Section):
     """What is measured, on what was held out."""
 
@@ -339,6 +350,7 @@ class EvaluationConfig(Section):
     curve_prompts: int = Field(0, ge=0, description="Held-out prompts that each DPO checkpoint answers for the reward-hacking curve (judge score against proxy score over steps); 0 does not.")
     bootstrap: int = Field(2000, ge=100, description="Resamples of the bootstrap interval of a win rate.")
     alpaca_eval: AlpacaEvalConfig | None = Field(None, description="AlpacaEval on the answers to the held-out prompts; None: it is not run.")
+    questions: QuestionAnswersConfig | None = Field(None, description="Questions with a right answer, by which the policies' accuracy is measured; None: none are asked.")
 
 
 class TrackingConfig(Section):

@@ -72,14 +72,17 @@ def parse_recipe(tree: Mapping[str, Any], where: str) -> Recipe:
         if prompts is not None:
             sources.check_prompts(prompts, key, where)
     check_section(strategy.options_model(recipe.federation.method, where), recipe.federation.options, where, "federation.options")
-    for questions in recipe.thoughts.questions if recipe.thoughts else ():
-        if questions.set not in question_sets():
-            raise RecipeError(f"{where}: {unknown_name('thoughts.questions.set', questions.set, question_sets())}")
+    answers = recipe.evaluation.questions
+    for key, section in (("thoughts", recipe.thoughts), ("evaluation.questions", answers)):
+        for questions in section.questions if section else ():
+            if questions.set not in question_sets():
+                raise RecipeError(f"{where}: {unknown_name(f'{key}.questions.set', questions.set, question_sets())}")
     judge = recipe.evaluation.judge
     check_section(judges.options_model(judge.kind, where), judge.options, where, "evaluation.judge.options")
     try:
         strategy.build_strategy(recipe.federation, AdapterStore(Path()))
-        for name, kind in ((recipe.selector.template, "selector"), (recipe.policy.template, "policy"), (judge.selector.template, "selector")):
+        asked = [(answers.template, "answer")] if answers else []
+        for name, kind in ((recipe.selector.template, "selector"), (recipe.policy.template, "policy"), (judge.selector.template, "selector"), *asked):
             templates.load(name, kind)
     except (RecipeError, DataError) as error:
         raise RecipeError(f"{where}: {error}") from None

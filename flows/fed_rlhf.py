@@ -229,12 +229,17 @@ def evaluate(run: Run, recipe: Recipe) -> None:
 
 
 def more_measures(run: Run, recipe: Recipe) -> dict[str, Any]:
-    """What a recipe may ask for beside the win rates: the implicit reward's accuracy, and the reward-hacking curve."""
+    """What a recipe may ask for beside the win rates: the implicit reward's accuracy, the answers to questions, and the reward-hacking curve."""
     config, aligned, federated = recipe.evaluation, read_json(run.alignment / "result.json"), read_json(run.federation / "result.json")
     measured: dict[str, Any] = {}
     POOL.release()
     if config.preference_pairs:
         measured["implicit_reward"] = evaluation.measure_policy(recipe, run.prepared, run.alignment / "final", run.evaluation / "implicit-reward.json")
+    if config.questions:
+        measured["questions"] = {
+            name: evaluation.answer_questions(recipe, name, adapter, run.evaluation / "questions", run.folder / "trees")
+            for name, adapter in (("raw", None), ("aligned", run.alignment / "final"))}
+        get_run_logger().info("questions: %s", reporting.questions_line(measured["questions"]))
     if config.curve_prompts and aligned["checkpoints"]:
         answers = {step: run.evaluation / f"answers-step-{step}.json" for step in sorted(set(aligned["checkpoints"].values()))}
         for folder, step in aligned["checkpoints"].items():

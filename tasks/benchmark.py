@@ -28,7 +28,9 @@ def share_generations(run: Run, others: list[Run]) -> list[str]:
             continue
         same = (
             ("completions.json", "alignment", [getattr(recipe.alignment, key) == getattr(theirs.alignment, key) for key in ("prompts", "completions", "temperature")]),
-            ("answers-raw.json", "evaluation", [recipe.evaluation.prompts == theirs.evaluation.prompts]))
+            ("answers-raw.json", "evaluation", [recipe.evaluation.prompts == theirs.evaluation.prompts]),
+            *((f"questions/{file.name}", "evaluation", [recipe.evaluation.questions == theirs.evaluation.questions])
+              for file in sorted((other.evaluation / "questions").glob("raw-*.json"))))
         for name, phase, conditions in same:
             source, target = other.folder / phase / name, run.folder / phase / name
             if all(conditions) and source.is_file() and not target.is_file():

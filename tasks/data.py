@@ -66,12 +66,13 @@ def grow_trees(recipe: Recipe, folder: Path, shared: Path) -> dict[str, Any]:
         by set, the questions, and the rows of the set that were left out by reason.
 
     Raises:
-        DataError: the questions cannot be read, or one is asked twice.
+        DataError: the questions cannot be read, or one is asked twice, or is to be asked when the policy is measured.
     """
     from components.alignment.thoughts import build_models, grow_all, set_templates, settings_key, shorten
-    from components.data.questions import load_questions
+    from components.data.questions import load_questions, render
     from components.data.templates import load as load_template
     from components.data.trees import tree_line
+    from components.evaluation.answers import load_asked
     from components.models.backbone import load_tokenizer
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -88,6 +89,8 @@ def grow_trees(recipe: Recipe, folder: Path, shared: Path) -> dict[str, Any]:
         report.setdefault(section.set, {"questions": 0, "dropped": {}})
         report[section.set]["questions"] += len(questions)
         report[section.set]["dropped"] = dict(Counter(report[section.set]["dropped"]) + Counter(dropped))
+    if recipe.evaluation.questions:
+        load_asked(recipe.evaluation.questions.questions, recipe.seed, {f"{name}/{question.id}": render(question) for name, questions in asked.items() for question in questions})
     if config.max_question_tokens is not None:
         tokenizer = load_tokenizer(recipe.policy.backbone)
         asked = {name: [shorten(question, tokenizer, config.max_question_tokens) for question in questions] for name, questions in asked.items()}
@@ -117,11 +120,14 @@ def prepare_data(recipe: Recipe, folder: Path, trees: Path | None = None) -> dic
     from components.data.prepare import prepare
     from components.data.records import read_rows
     from components.evaluation.alpaca import check_alpaca_eval, check_prompts
+    from components.evaluation.answers import grown_questions, load_asked
     from components.evaluation.judges import check_judge
     from components.federation.strategy import federated_sections
 
     if recipe.evaluation.alpaca_eval:
         check_alpaca_eval(recipe.evaluation.alpaca_eval)
+    if recipe.evaluation.questions:
+        load_asked(recipe.evaluation.questions.questions, recipe.seed, grown_questions(recipe, trees or folder))
     data = recipe.data if recipe.thoughts is None else recipe.data.model_copy(update={"path" if recipe.data.source == "thoughts" else "trees": str(trees)})
     report = prepare(data, recipe.seed, folder)
     check_judge(recipe.evaluation.judge, folder)

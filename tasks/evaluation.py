@@ -103,6 +103,50 @@ def measure_policy(recipe: Recipe, prepared: Path, adapter: Path, record: Path) 
     return measured
 
 
+@task(task_run_name="answer questions: {name}")
+def answer_questions(recipe: Recipe, name: str, adapter: Path | None, folder: Path, trees: Path) -> dict[str, Any]:
+    """Let a policy answer the recipe's questions, greedily and in N samples; gives its accuracy and success rate (DRIFT section 7.1).
+
+    Of personal policies a set that has a client's name is answered by that client's; the questions of another set belong
+    to nobody, and are dealt to the clients in turn.
+
+    Args:
+        recipe: what is asked, and how.
+        name: of the policy.
+        adapter: PEFT folder, or one of personal policies; None is the raw policy.
+        folder: a JSON file a set is written into it, <name>-<set>.json, and read where it is there already.
+        trees: those that the run grew.
+
+    Raises:
+        DataError: a question is asked that a tree was grown for.
+    """
+    from components.alignment.thoughts import shorten
+    from components.evaluation.answers import answer_figures, ask, grown_questions, load_asked
+    from components.models.policy import PersonalPolicies, Policy, deal, is_personal
+
+    log, config = get_run_logger(), recipe.evaluation.questions
+    files = {section.set: folder / f"{name}-{section.set}.json" for section in config.questions}
+    missing = {of: path for of, path in files.items() if not path.is_file()}
+    if missing:
+        asked = load_asked(config.questions, recipe.seed, grown_questions(recipe, trees))
+        with POOL.borrow(recipe) as device:
+            policies = PersonalPolicies(recipe.policy, device, adapter) if is_personal(adapter) else None
+            policy = policies.policy if policies else Policy(recipe.policy, device, adapter)
+            for of, path in missing.items():
+                questions = asked[of]
+                if config.max_question_tokens is not None:
+                    questions = [shorten(question, policy.tokenizer, config.max_question_tokens) for question in questions]
+                owners = [""] * len(questions) if policies is None else [of] * len(questions) if of in policies.clients else deal(len(questions), policies.clients)
+                rows: dict[int, dict[str, Any]] = {}
+                for owner in sorted(set(owners)):
+                    own = [n for n, client in enumerate(owners) if client == owner]
+                    answered = ask(policies.of(owner) if policies else policy, [questions[n] for n in own], config, derive(recipe.seed, "questions", of, owner))
+                    rows |= {n: row | ({"client_id": owner} if policies else {}) for n, row in zip(own, answered, strict=True)}
+                    log.info("%s policy: %d of %d questions of %s answered", name, len(rows), len(questions), of)
+                write_json(path, [rows[n] for n in range(len(questions))])
+    return answer_figures([row for path in files.values() for row in read_json(path)], recipe.evaluation.bootstrap, derive(recipe.seed, "bootstrap", "questions"))
+
+
 @task()
 def reward_hacking_curve(recipe: Recipe, prepared: Path, judges: Path, store: Path, digests: dict[str, str], folder: Path, answers: dict[int, Path], raw: Path) -> list[dict[str, float]]:
     """Proxy score and judge score of a policy over DPO's steps, both against the raw policy (FedBiscuit section 1, reward hacking).

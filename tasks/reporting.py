@@ -34,6 +34,16 @@ def accuracy_line(measured: dict[str, Any]) -> str:
     return f"held-out accuracy {part(measured)}" + (f" | with the assigned adapter {part(measured['assigned'])}" if "assigned" in measured else "")
 
 
+def questions_line(answered: dict[str, Any]) -> str:
+    """The answers to questions as a line: means over the sets."""
+    def part(figures: dict[str, Any]) -> str:
+        mean = figures["mean"]
+        success = f", success at {figures['samples']} {mean['success']:.3f} ({mean['success_chance']:.3f})" if figures["samples"] else ""
+        return f"accuracy {mean['accuracy']:.3f} (by chance {mean['chance']:.3f}){success}, unparsable {mean['unparsable_share']:.3f}"
+
+    return " | ".join(f"{policy} {part(figures)}" for policy, figures in answered.items())
+
+
 def partition_line(report: dict[str, Any]) -> str:
     """The partition as a line: the row of FedBiscuit's table 5, over all the clients' pairs and over those they train on."""
     def row(kept: dict[str, Any]) -> str:
@@ -73,6 +83,7 @@ def write_report(run: Run, recipe: Recipe) -> None:
         "judge": {name.removeprefix("judge_"): value for name, value in evaluation["judge_figures"].items() if "accuracy" in name},
         "kl": {name.removeprefix("kl_"): value for name, value in alignment["metrics"].items() if name.startswith("kl_")},
         "rouge": evaluation["rouge"]} | ({"alpaca_eval": evaluation["alpaca_eval"]["contests"]} if "alpaca_eval" in evaluation else {})
+    metrics |= {"questions": {policy: question_figures(figures) for policy, figures in evaluation["questions"].items()}} if "questions" in evaluation else {}
     run.report.mkdir(parents=True, exist_ok=True)
     write_json(run.report / "metrics.json", _finite(metrics))
     trained = [record for record in federation["records"] if any("loss" in c for c in record["clients"].values())]
@@ -119,10 +130,39 @@ def summary(run: Run, recipe: Recipe, federation: dict[str, Any], alignment: dic
     for name, c in evaluation["contests"].items():
         rate, low, high = (_percent(c[key]) for key in LENGTH_CONTROLLED)
         lines.append(f"  {contests[name]:<43} {_percent(c['ties_half']):>8}  {rate:>15}  [{low}, {high}]")
+    lines += ["", *question_lines(evaluation["questions"])] if "questions" in evaluation else []
     lines += ["", *alpaca_lines(evaluation["alpaca_eval"])] if "alpaca_eval" in evaluation else []
     lines += ["", "Adapters", *(f"  {name:<10}  {_relative(entry['folder'])}  (sha256 {entry['hash'][:12]})" for name, entry in federation["adapters"].items()),
               f"  {'aligned':<10}  {_relative(alignment['adapter'])}  (registered as {alignment['model_uri']})"]
     return "\n".join([*lines, "", *ui_commands(run)]) + "\n"
+
+
+def question_figures(figures: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """A policy's figures by set, and those over all questions and over the sets, side by side."""
+    return figures["sets"] | {"all": figures["all"], "mean": figures["mean"]}
+
+
+def question_lines(answered: dict[str, Any]) -> list[str]:
+    """The part of the table with the answers to questions (DRIFT section 7.1)."""
+    samples = next(iter(answered.values()))["samples"]
+    lines = [f"{'Answers to questions':<30} {'accuracy':>8}  {'[95% interval]':<16} {'chance':>6} {'unparsable':>10}"
+             + (f"  {f'success at {samples}':>13}  {'[95% interval]':<16} {'chance':>6}" if samples else "")]
+
+    def row(label: str, f: dict[str, Any]) -> str:
+        intervals = [f"[{f[f'{name}low']:.1%}, {f[f'{name}high']:.1%}]" if "low" in f else "" for name in ("", "success_")[: 1 + bool(samples)]]
+        line = f"  {label:<28} {f['accuracy']:>8.1%}  {intervals[0]:<16} {f['chance']:>6.1%} {f['unparsable_share']:>10.1%}"
+        return (line + (f"  {f['success']:>13.1%}  {intervals[1]:<16} {f['success_chance']:>6.1%}" if samples else "")).rstrip()
+
+    tables = {policy: question_figures(figures) for policy, figures in answered.items()}
+    for name in next(iter(tables.values())):
+        several = {"all": "all questions", "mean": "mean over the sets"}
+        if name in several and len(next(iter(answered.values()))["sets"]) == 1:
+            continue
+        for policy, figures in tables.items():
+            count = f" ({figures[name]['questions']})" if "questions" in figures[name] else ""
+            lines.append(row(f"{several.get(name, name)}{count}, {policy}", figures[name]))
+    cut = max(figures["all"]["cut"] for figures in answered.values())
+    return [*lines, *([f"  {cut} questions did not fit policy.max_prompt_tokens and lost their ends: raise it, or set evaluation.questions.max_question_tokens"] if cut else [])]
 
 
 def alpaca_lines(annotated: dict[str, Any]) -> list[str]:

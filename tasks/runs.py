@@ -8,7 +8,7 @@
         prepared/        data (components/data/records.py)
         federation/      adapters/, updates/, commits/, selectors/ (PEFT folders), result.json
         alignment/       completions.json, pairs.parquet, epoch-1/ ..., final/ (PEFT folders), result.json
-        evaluation/      answers.json, judgements.json (of a judge that writes), result.json, pictures
+        evaluation/      answers.json, judgements.json (of a judge that writes), questions/ (answers by policy and set), result.json, pictures
         report/          metrics.json, summary.txt, curves for `dvc plots`
 
 A phase's result.json is written when its work is complete, and <phase>.done when that is logged too. A resumed run

@@ -272,8 +272,8 @@ def log_alignment(run_id: str, recipe: Recipe, folder: Path) -> None:
 
 @task()
 def log_evaluation(run_id: str, folder: Path) -> None:
-    """Log win rates, consistency, ROUGE, AlpacaEval's figures, the judge's own, and sample generations as a table."""
-    from tasks.reporting import accuracy_metrics
+    """Log win rates, consistency, ROUGE, AlpacaEval's figures, the judge's own, those of the questions, and sample generations as tables."""
+    from tasks.reporting import accuracy_metrics, question_figures
 
     client, result = mlflow_client(), read_json(folder / "result.json")
     numbers = [(f"{contest}/{name}", value, 0) for contest, values in result["contests"].items() for name, value in values.items()]
@@ -285,7 +285,12 @@ def log_evaluation(run_id: str, folder: Path) -> None:
         numbers += [(f"alpaca_eval/{contest}/{name}", value, 0) for contest, values in annotated["contests"].items() for name, value in values.items()]
         client.set_tag(run_id, "alpaca_eval", annotated["annotator"])
         client.log_artifacts(run_id, str(folder / "alpaca_eval"), "evaluation/alpaca_eval")
+    for policy, figures in result.get("questions", {}).items():
+        numbers += [(f"questions/{policy}/{name}/{key}", value, 0) for name, values in question_figures(figures).items() for key, value in values.items()]
     log_numbers(client, run_id, numbers)
+    if "questions" in result:
+        client.log_artifacts(run_id, str(folder / "questions"), "evaluation/questions")
+        log_table(client, run_id, _question_columns(folder / "questions", result["questions"]), "question_answers.json")
     if "implicit_reward" in result:
         log_numbers(client, run_id, [(name.replace("accuracy", "implicit_reward", 1), value, 0) for name, value in accuracy_metrics(result["implicit_reward"]).items()])
     for point in result.get("curve", []):
@@ -302,6 +307,16 @@ def log_evaluation(run_id: str, folder: Path) -> None:
     for contest, verdicts in result["verdicts"].items():
         columns[contest] = [verdicts.get(row["prompt_id"], "") for row in rows]
     log_table(client, run_id, columns, "generations.json")
+
+
+def _question_columns(folder: Path, answered: dict[str, Any]) -> dict[str, list]:
+    """The greedy answers of the policies to the same questions, side by side."""
+    rows = {policy: [row for name in figures["sets"] for row in read_json(folder / f"{policy}-{name}.json")] for policy, figures in answered.items()}
+    columns = {key: [row[key] for row in next(iter(rows.values()))] for key in ("set", "id", "question", "key")}
+    for policy, given in rows.items():
+        columns |= {policy: [row["text"] for row in given], f"{policy} answer": [row["answer"] or "" for row in given]}
+        columns |= {f"{policy} client": [row["client_id"] for row in given]} if "client_id" in given[0] else {}
+    return columns
 
 
 @task()

@@ -4,7 +4,7 @@ A template is a text file under prompt_templates/ (named '<task>/<kind>') or any
 placeholders {prompt}, and for selectors {response_a} and {response_b}, each exactly once. Other braces are plain text.
 An instruction of a pairwise judge has Auto-J's placeholders, {prompt}, {response} and {response_another}. A chain of
 thoughts has two kinds (DRIFT D.1): the next thought, from {question} and {thoughts} so far; its value, from
-{question} and {thought}.
+{question} and {thought}. A question whose answer is read and compared with the key (DRIFT 7.1) has {question} alone.
 A file's trailing white space is dropped, so that a selector's template ends at its answer slot and the next token is
 ' A' or ' B'.
 
@@ -25,8 +25,8 @@ from components.data.records import DataError
 
 FOLDER = Path(__file__).resolve().parent / "prompt_templates"
 FIELDS = {"selector": ("prompt", "response_a", "response_b"), "policy": ("prompt",), "pairwise": ("prompt", "response", "response_another"),
-          "thought": ("question", "thoughts"), "value": ("question", "thought")}
-Kind = Literal["selector", "policy", "pairwise", "thought", "value"]
+          "thought": ("question", "thoughts"), "value": ("question", "thought"), "answer": ("question",)}
+Kind = Literal["selector", "policy", "pairwise", "thought", "value", "answer"]
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,13 @@ def parse(text: str, name: str, kind: Kind, where: str) -> Template:
     """
     pieces = tuple(re.split(r"\{([A-Za-z_]\w*)\}", text))
     found, wanted = pieces[1::2], FIELDS[kind]
-    shown = ", ".join(f"{{{field}}}" for field in wanted)
+    shown, a = ", ".join(f"{{{field}}}" for field in wanted), "an" if kind == "answer" else "a"
     for field in found:
         if field not in wanted:
-            raise DataError(f"{where}: placeholder {{{field}}} is not known in a {kind} template; there are: {shown}")
+            raise DataError(f"{where}: placeholder {{{field}}} is not known in {a} {kind} template; there are: {shown}")
     for field in wanted:
         if found.count(field) != 1:
-            raise DataError(f"{where}: a {kind} template needs the placeholder {{{field}}} exactly once, but it is there {found.count(field)} times (needed: {shown})")
+            raise DataError(f"{where}: {a} {kind} template needs the placeholder {{{field}}} exactly once, but it is there {found.count(field)} times (needed: {shown})")
     if kind in ("selector", "pairwise") and found.index(wanted[1]) > found.index(wanted[2]):
         raise DataError(f"{where}: {{{wanted[1]}}} must come before {{{wanted[2]}}}")
     if kind == "selector" and not pieces[-1].strip():

@@ -64,11 +64,8 @@ def thought_pairs(path: Path, key: str) -> tuple[list[dict[str, Any]], dict[str,
     Raises:
         DataError: there is no file, one has a line that is no tree, a question has two trees, or none of them gives a pair.
     """
-    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-    if not files or not all(file.is_file() for file in files):
-        raise DataError(f"{path}: there is no file of trees (*.jsonl) here ({key})")
     trees: dict[str, Tree] = {}
-    for tree in (tree for file in files for tree in read_trees(file)):
+    for tree in trees_at(path, key):
         if tree.id in trees and trees[tree.id].key == tree.key and trees[tree.id].question == tree.question:
             continue  # two runs at once may have grown the same one
         if tree.id in trees:
@@ -199,6 +196,18 @@ def read_trees(path: Path) -> list[Tree]:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DataError(f"{path}, line {number}: this is not a tree of thoughts ({error}): delete the line, and its question is asked again") from None
     return trees
+
+
+def trees_at(path: Path, key: str) -> list[Tree]:
+    """The trees of a file, or of all such files of a folder; key is the recipe's key that names it, for errors.
+
+    Raises:
+        DataError: there is no such file, or a line is not a tree.
+    """
+    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    if not files or not all(file.is_file() for file in files):
+        raise DataError(f"{path}: there is no file of trees (*.jsonl) here ({key})")
+    return [tree for file in files for tree in read_trees(file)]
 
 
 def append_tree(path: Path, tree: Tree) -> None:

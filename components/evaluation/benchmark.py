@@ -18,6 +18,7 @@ from components.federation.grouping import rand_index
 FIGURES = {
     "common": "common taste", "common_assigned": "common taste, own adapter", "own": "own taste", "own_assigned": "own taste, own adapter", "worst": "worst client", "adjusted_rand_index": "adjusted Rand index",
     "accuracy": "pair accuracy", "margin": "reward margin", "reward": "reward", "best_reward": "best reward", "neighbours": "own-group neighbours", "neighbours_chance": "by chance",
+    "answer_accuracy": "answers to questions, accuracy", "success": "answers to questions, success",
     "rougeLsum": "ROUGE-L", "kl": "KL (nats)", "implicit_reward": "implicit reward", "client_steps": "client steps", "train_seconds": "training (s)"}
 """What is averaged over seeds, by the name in the table. Accuracies are on held-out pairs, of the selectors' majority or of the trained policy's implicit reward; "own adapter": each
 client's pairs by the adapter that it uses (of its group, or its own; where all use the same, that one). Pair accuracy is the clients' mean. Reward and reward
@@ -55,6 +56,8 @@ def arm_figures(
         for name, key in (("neighbours", "neighbours"), ("neighbours_chance", "chance")):
             found = [share[key] for share in shares if not math.isnan(share[key])]
             figures[name] = float(np.mean(found)) if found else None
+    answered = evaluated.get("questions", {}).get("aligned", {}).get("mean", {})
+    figures |= {"answer_accuracy": answered.get("accuracy"), "success": answered.get("success")}
     if federated["assigned"] and not federated.get("personal") and any(known.values()):
         figures["adjusted_rand_index"] = rand_index(federated["assigned"], known)
     return {name: float(value) for name, value in figures.items() if value is not None}

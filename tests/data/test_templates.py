@@ -25,7 +25,7 @@ def test_the_qa_policy_template_has_figure_fours_fields_with_and_without_an_inpu
 
 def test_every_template_file_is_found_by_its_name():
     assert {"summarization/selector", "qa/selector"} <= set(templates.names("selector"))
-    for kind in ("selector", "policy"):
+    for kind in ("selector", "policy", "answer"):
         for name in templates.names(kind):
             assert templates.load(name, kind).name == name
 
@@ -42,6 +42,8 @@ def test_braces_in_the_data_and_in_the_template_are_plain_text():
 @pytest.mark.parametrize(("text", "kind", "sentence"), [
     ("{prompt} {response_a} choice:", "selector", r"\{response_b\} exactly once, but it is there 0 times"),
     ("{prompt} {prompt}", "policy", r"\{prompt\} exactly once, but it is there 2 times"),
+    ("A question:", "answer", r"an answer template needs the placeholder \{question\} exactly once, but it is there 0 times"),
+    ("{question} {thoughts}", "answer", r"placeholder \{thoughts\} is not known in an answer template"),
     ("{prompt} {answer}", "policy", r"placeholder \{answer\} is not known in a policy template"),
     ("{prompt} {response_b} {response_a} choice:", "selector", r"\{response_a\} must come before"),
     ("{prompt} {response_a} {response_b}\n", "selector", "must end with its answer slot")])

@@ -27,6 +27,15 @@ def test_a_method_without_groups_has_no_rand_index_and_its_own_accuracy_is_that_
     assert "adjusted_rand_index" not in figures and figures["own_assigned"] == 0.5 and "kl" not in figures
 
 
+def test_the_answers_to_questions_are_figures_where_a_run_has_them_and_the_success_rate_where_there_are_samples():
+    known, asked = ({"metrics": {}}, {"a": "x"}), {"raw": {"mean": {"accuracy": 0.1}}, "aligned": {"mean": {"accuracy": 0.3, "success": 0.8}, "all": {"accuracy": 0.5}}}
+    figures = arm_figures(FEDERATED, known[0], EVALUATED | {"questions": asked}, known[1], local_steps=1)
+    assert (figures["answer_accuracy"], figures["success"]) == (0.3, 0.8), "the aligned policy's means over the sets"
+    asked["aligned"]["mean"].pop("success")
+    assert "success" not in arm_figures(FEDERATED, known[0], EVALUATED | {"questions": asked}, known[1], local_steps=1)
+    assert "answer_accuracy" not in arm_figures(FEDERATED, known[0], EVALUATED, known[1], local_steps=1)
+
+
 def test_means_are_over_seeds_with_the_sample_standard_deviation():
     assert mean_and_spread([0.9, 0.8]) == "0.850 ± 0.071" and mean_and_spread([0.5]) == "0.500" and mean_and_spread([100.0, 300.0]) == "200 ± 141"
 

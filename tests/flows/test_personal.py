@@ -32,7 +32,12 @@ def overrides(folder):
     (folder / "pubmedqa.json").write_text(json.dumps({str(n): {
         "QUESTION": f"Does drug {n} work?", "CONTEXTS": ["A long trial was made. " * 20], "LONG_ANSWER": "It seems so.", "final_decision": "yes"} for n in range(COUNT)}))
     sets = f"[{{set: csqa, path: {folder}/csqa.jsonl, count: {COUNT}}}, {{set: aqua, path: {folder}/aqua.jsonl}}, {{set: pubmedqa, path: {folder}/pubmedqa.json}}]"
-    return [*OVERRIDES, f"thoughts={{questions: {sets}, depth: 2, max_thought_tokens: 6, max_question_tokens: 120, evaluator: {{model: tiny-random, read: expected, max_prompt_tokens: 1500}}}}"]
+    asked = [row | {"id": f"other {row['id']}"} | {"question": row["question"] | {"stem": row["question"]["stem"] + " And why?"}} for row in csqa[:5]]
+    (folder / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
+    (folder / "mathqa.json").write_text(json.dumps([{"Problem": f"what is {n} times 2 ?", "options": f"a ) {2 * n} , b ) {n} , c ) 0", "Rationale": "", "correct": "a"} for n in range(1, 8)]))
+    others = f"[{{set: csqa, path: {folder}/asked.jsonl}}, {{set: mathqa, path: {folder}/mathqa.json}}]"
+    return [*OVERRIDES, f"thoughts={{questions: {sets}, depth: 2, max_thought_tokens: 6, max_question_tokens: 120, evaluator: {{model: tiny-random, read: expected, max_prompt_tokens: 1500}}}}",
+            f"evaluation.questions={{questions: {others}, samples: 2, max_new_tokens: 6}}"]
 
 pytestmark = pytest.mark.slow
 
@@ -67,6 +72,24 @@ def test_the_trees_are_stored_and_their_pairs_carry_tree_and_depth_and_stay_with
     assert all("trial" in tree.question and len(tree.question) < 200 for tree in trees["pubmedqa"]), "the context was cut, and the question was not"
     rows = read_rows(folder / "prepared" / "pairs.parquet").to_list()
     assert {row["client_id"] for row in rows} == set(trees) and {row["depth"] for row in rows} == {1, 2} and all(row["tree"].split("/")[0] == row["client_id"] for row in rows)
+
+
+def test_the_clients_answer_the_questions_of_their_set_and_those_that_they_are_dealt_and_the_figures_go_everywhere(whole):
+    place, folder, output, _ = whole
+    files = {name: json.loads((folder / "evaluation" / "questions" / f"{name}.json").read_text()) for name in ("raw-csqa", "raw-mathqa", "aligned-csqa", "aligned-mathqa")}
+    assert {row["client_id"] for row in files["aligned-csqa"]} == {"csqa"} and [row["client_id"] for row in files["aligned-mathqa"][:4]] == ["aqua", "csqa", "pubmedqa", "aqua"]
+    assert not {row["question"] for row in files["aligned-csqa"]} & {tree.question for tree in read_trees(folder / "trees" / "csqa.jsonl")}
+    result, metrics = (json.loads((folder / name).read_text()) for name in ("evaluation/result.json", "report/metrics.json"))
+    for policy in ("raw", "aligned"):
+        figures = result["questions"][policy]
+        assert {name: own["questions"] for name, own in figures["sets"].items()} == {"csqa": 5, "mathqa": 7} and figures["samples"] == 2
+        assert figures["all"]["right"] == sum(row["answer"] == row["key"] for of in ("csqa", "mathqa") for row in files[f"{policy}-{of}"])
+        assert metrics["questions"][policy]["mathqa"]["accuracy"] == figures["sets"]["mathqa"]["accuracy"] and metrics["questions"][policy]["mean"] == figures["mean"]
+    assert "Answers to questions" in output and "csqa (5), raw" in output and "mathqa (7), aligned" in output and "success at 2" in output
+    client = MlflowClient(place.tracking)
+    run = next(r for e in client.search_experiments() for r in client.search_runs([e.experiment_id]) if r.data.tags.get("phase") == "evaluate")
+    assert run.data.metrics["questions/aligned/csqa/accuracy"] == result["questions"]["aligned"]["sets"]["csqa"]["accuracy"] and "questions/raw/mathqa/success" in run.data.metrics
+    assert "question_answers.json" in {info.path for info in client.list_artifacts(run.info.run_id)}
 
 
 def test_each_rounds_graph_is_in_mlflow_as_json_and_as_a_picture(whole):

@@ -63,6 +63,7 @@ def test_every_section_that_changes_a_result_is_followed_by_a_stage():
 
 @pytest.mark.parametrize(("changed", "rerun", "method"), [(*case, "fedbis") for case in [
     ("evaluation.judge.steps", {"evaluate", "report"}),
+    ("evaluation.questions", {"evaluate", "report"}),
     ("federation.rounds", {"federate", "align", "evaluate", "report"}),
     ("alignment.dpo.beta", {"align", "evaluate", "report"}),
     ("thoughts", {"grow_trees", "prepare", "federate", "align", "evaluate", "report"}),
@@ -90,6 +91,12 @@ def test_what_a_stage_depends_on_exists_or_is_made_by_a_stage():
     assert needed - made == {path for path in needed - made if (ROOT / path).exists()}
     plotted = {file for plot in read("dvc.yaml")["plots"] for settings in plot.values() for axis in ("x", "y") if isinstance(settings[axis], dict) for file in settings[axis]}
     assert plotted <= made
+
+
+def test_the_answers_to_questions_are_given_anew_when_the_questions_their_templates_or_the_trees_change():
+    needed = paths(read("dvc.yaml")["stages"]["evaluate"], "deps")
+    assert {"components/data/questions", "components/data/prompt_templates", "components/data/templates.py", "components/data/trees.py", "components/alignment/thoughts.py", "components/evaluation",
+            "components/models", "tasks/evaluation.py", "data/pipeline/trees", "data/pipeline/alignment", "data/pipeline/backbones.json"} <= set(needed)
 
 
 def test_the_pipelines_recipe_exists_and_its_overrides_fit_it():
