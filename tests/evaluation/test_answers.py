@@ -207,7 +207,7 @@ def test_the_trees_are_those_of_the_run_or_those_that_the_recipe_names(tmp_path)
 
 
 @pytest.mark.parametrize(("override", "words"), [
-    ("evaluation.questions={questions: [{set: cqsa}]}", "evaluation.questions.questions.set 'cqsa' is not known; there are: aqua, cose, csqa"),
+    ("evaluation.questions={questions: [{set: cqsa}]}", "evaluation.questions.questions.set 'cqsa' is not known; there are: aqua, chitchat, cose, csqa"),
     ("evaluation.questions={questions: []}", "evaluation.questions.questions"), ("evaluation.questions={}", "evaluation.questions.questions' is missing"),
     ("evaluation.questions={questions: [{set: csqa}], template: thoughts/anser}", "Did you mean 'thoughts/answer'?"),
     ("evaluation.questions={questions: [{set: csqa}], template: thoughts/value}", "placeholder {thought} is not known in an answer template"),

@@ -2,7 +2,17 @@
 
 import pytest
 
-from components.evaluation.benchmark import arm_figures, markdown, mean_and_spread, page, picture, pooled, reward_curve, rewards_picture, tables
+from components.evaluation.benchmark import (
+    arm_figures,
+    markdown,
+    mean_and_spread,
+    page,
+    picture,
+    pooled,
+    reward_curve,
+    rewards_picture,
+    tables,
+)
 from components.evaluation.winrate import Verdict
 
 WIN, TIE, LOSS = Verdict.FIRST.value, Verdict.TIE.value, Verdict.SECOND.value
