@@ -201,6 +201,8 @@ def test_the_trees_are_those_of_the_run_or_those_that_the_recipe_names(tmp_path)
     assert grown_questions(own, tmp_path / "run") == {"csqa/1": "text of csqa/1"}
     for path in (tmp_path / "elsewhere", tmp_path / "elsewhere" / "csqa.jsonl"):
         assert grown_questions(load_recipe("debug", [f"data={{source: thoughts, path: {path}}}"]), tmp_path / "run") == {"csqa/2": "text of csqa/2"}
+        assert grown_questions(load_recipe("debug", [f"data.trees={path}"]), tmp_path / "run") == {"csqa/2": "text of csqa/2"}, "beside another source's pairs"
+    assert grown_questions(load_recipe("debug", ["thoughts={questions: [{set: csqa}]}"]), tmp_path / "run") == {"csqa/1": "text of csqa/1"}
     assert grown_questions(load_recipe("debug"), tmp_path / "run") == {}
     with pytest.raises(DataError, match="there is no file of trees"):
         grown_questions(own, tmp_path / "none")
