@@ -209,3 +209,11 @@ def test_dvc_repeats_only_what_a_change_concerns(tmp_path, monkeypatch):
         assert result.read_text() == first
         assert repeated("federation.rounds=4") == ["check_recipe", "federate"]
         assert '"rounds": 4' in result.read_text()
+
+
+def test_every_package_is_installed():
+    import tomllib
+
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    there = {".".join(file.parent.relative_to(ROOT).parts) for top in ("components", "flows", "infra", "tasks") for file in (ROOT / top).rglob("__init__.py")}
+    assert sorted(listed) == sorted(there)
