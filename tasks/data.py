@@ -108,7 +108,7 @@ def grow_trees(recipe: Recipe, folder: Path, shared: Path) -> dict[str, Any]:
             if len({question.id for question in questions}) < len(questions):
                 raise DataError(f"thoughts.questions: the parts of set {name} share questions; give each its own, such as part: [0, 2] and [1, 2]")
             trees = grow_all(questions, shared / f"{name}.jsonl", build, config, templates, keys, recipe.seed,
-                             lambda done, total, name=name: log.info("trees of %s: %d of %d", name, done, total) if done % 10 == 0 or done == total else None)
+                             lambda done, total, name=name: log.info("trees of %s: %d of %d", name, done, total) if done % max(1, total // 30) == 0 or done == total else None)
             write_atomically(folder / f"{name}.jsonl", b"".join(tree_line(tree) for tree in trees))
     POOL.release()
     return report
