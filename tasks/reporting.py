@@ -114,8 +114,9 @@ def summary(run: Run, recipe: Recipe, federation: dict[str, Any], alignment: dic
     for name, c in evaluation["contests"].items():
         counts = f"{c['wins']}/{c['ties']}/{c['losses']}" + (f" ({c['unparsable']} unparsable)" if c["unparsable"] else "")
         lines.append(f"  {contests[name]:<36} {c['win_rate']:>6.1%}  [{c['low']:.1%}, {c['high']:.1%}]  {counts:>12}  {_percent(c['consistency']):>10}")
-    accuracy = evaluation["judge_figures"].get("judge_accuracy")
-    lines.append(f"  judge: {evaluation['judge']}" + ("" if accuracy is None else f"; its own held-out accuracy {accuracy:.3f}"))
+    figures = evaluation["judge_figures"]
+    own = f"; its own accuracy {figures['judge_accuracy']:.3f} on {figures.get('judge_held_out_pairs', 'its')} held-out pairs" if "judge_accuracy" in figures else ""
+    lines.append(f"  judge: {evaluation['judge']}{own}")
     kl = alignment["metrics"].get("kl_sequence")
     if kl is not None:
         lines.append(f"  KL to the reference ({alignment['reference']}): {kl:.2f} nats a completion")

@@ -95,7 +95,7 @@ class SelectorJudge:
             adapter, curve = train_selector(self.selector, rows, initial, config.steps, config.batch_size, config.optimizer, seed, progress)
             self.selector.slot.load(adapter)
             margins = score_pairs(self.selector, held_out)
-            figures = {"judge_accuracy": accuracy(margins), "judge_pairs": len(rows), "judge_seconds": curve.seconds}
+            figures = {"judge_accuracy": accuracy(margins), "judge_pairs": len(rows), "judge_held_out_pairs": len(held_out), "judge_seconds": curve.seconds}
             for domain in sorted({row["domain"] for row in held_out}):
                 figures[f"judge_accuracy/{domain}"] = accuracy(margins[[row["domain"] == domain for row in held_out]])
             write_atomically(record, json.dumps({"adapter": store.put(adapter).hash, "figures": figures, "losses": curve.losses, **content}).encode())

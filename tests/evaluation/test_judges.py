@@ -5,7 +5,7 @@ import math
 import pytest
 
 from components.config import RecipeError
-from components.data.records import DataError
+from components.data.records import DataError, read_rows
 from components.evaluation import judges
 from components.evaluation.judges import JUDGES, SelectorJudge, build_judge, check_judge, judge_pairs
 from components.evaluation.winrate import Verdict
@@ -112,6 +112,7 @@ def test_a_judge_is_trained_once_on_the_judges_training_rows_alone(config, prepa
     assert (first.selector.logits(questions) == again.selector.logits(questions)).all()
     assert first.figures == again.figures and 0 <= first.figures["judge_accuracy"] <= 1
     assert {"judge_accuracy/common", "judge_accuracy/own", "judge_pairs"} <= set(first.figures) and first.figures["judge_pairs"] == 6
+    assert first.figures["judge_held_out_pairs"] == len(read_rows(prepared / "judge.parquet", split="test")) > 0
     assert "tiny-random" in first.description
 
 
