@@ -88,8 +88,8 @@ class SelectorLearner:
 class PolicyLearner:
     """Trains the policy on the chosen completions ('sft') or by DPO with the frozen backbone as the reference ('dpo').
 
-    The reference's log-probabilities of an owner's rows are computed when a row is first used, in batches that are the
-    same whichever row it was, and kept; so a resumed run has the same bytes.
+    The reference's log-probabilities of an owner's pairs are computed when a pair is first used, each by itself, and
+    kept: they depend on no other pair, so a resumed run has the same bytes.
     """
 
     def __init__(self, recipe: Recipe, device: str, objective: str) -> None:
@@ -162,17 +162,17 @@ class PolicyLearner:
 
     @property
     def batch_size(self) -> int:
-        """Rows scored at once: twice a training step's pairs."""
+        """Pairs scored at once: twice a training step's."""
         return 2 * self.federation.batch_size
 
     def _reference(self, rows: list[dict], used: np.ndarray | None = None) -> np.ndarray:
         """The reference's log-probabilities, [N, 2]; NaN in rows that are not among the indices `used`, unless they are known."""
         from components.learning.policy import pair_logprobs
 
-        key, size = tuple(row["pair_id"] for row in rows), self.federation.batch_size
-        known = self._references.setdefault(key, np.full((len(rows), 2), np.nan))
-        for start in sorted({int(n) // size * size for n in (range(len(rows)) if used is None else used) if np.isnan(known[n]).any()}):
-            known[start : start + size] = pair_logprobs(self.resident, rows[start : start + size], self.batch_size, reference=True)
+        known = self._references.setdefault(tuple(row["pair_id"] for row in rows), np.full((len(rows), 2), np.nan))
+        for n in range(len(rows)) if used is None else used:
+            if np.isnan(known[n]).any():
+                known[n] = pair_logprobs(self.resident, [rows[n]], 1, reference=True)
         return known
 
 

@@ -2,7 +2,8 @@
 
 Two objectives: supervised on the chosen completion (FedBiscuit section 7.1, baseline FedAvg), and DPO with the frozen
 backbone as the reference (eq. 2, baseline FedDPO). Only the positions of completions go through the language-model
-head, in chunks; the reference's log-probabilities are computed once for an owner's rows.
+head, in chunks; the two completions of a pair share one pass over their prompt; the reference's log-probabilities are
+computed once for an owner's rows.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from components.models.adapters import Adapter
 
 Pair = dict[str, Any]
+Row = tuple[list[int], ...]
+"""Token ids of a prompt, and of one or more completions of it; none of them empty."""
 HEAD_CHUNK = 1024
 """Positions that go through the language-model head at once; 1024 x 50,000 fp32 logits take 200 MB."""
 
@@ -52,23 +55,28 @@ class ResidentPolicy:
         ids = [*tokenizer.encode(completion.strip(), add_special_tokens=False), tokenizer.eos_token_id]
         return self.policy.encode(prompt), ids[:most]
 
-    def logprobs(self, rows: Sequence[tuple[list[int], list[int]]]) -> torch.Tensor:
+    def encode_pair(self, pair: Pair) -> Row:
+        """Token ids of a pair's prompt, of its chosen and of its rejected completion."""
+        prompt, chosen = self.encode(pair["prompt"], pair["chosen"])
+        return prompt, chosen, self.encode(pair["prompt"], pair["rejected"])[1]
+
+    def logprobs(self, rows: Sequence[Row]) -> torch.Tensor:
         """Summed log-probability of each completion given its prompt, for the adapter in the slot.
 
         Args:
-            rows: (prompt ids, completion ids), none of them empty.
+            rows: N rows of C completions each.
 
         Returns:
-            [N] fp32.
+            [N, C] fp32.
         """
         return completion_logprobs(self.model.get_base_model(), rows, self.policy.tokenizer.pad_token_id, self.policy.device)
 
-    def score(self, rows: Sequence[tuple[list[int], list[int]]], batch_size: int, reference: bool = False) -> np.ndarray:
-        """As `logprobs` without gradients, in batches of rows of like length; with the adapter off for the reference. [N] float64."""
+    def score(self, rows: Sequence[Row], batch_size: int, reference: bool = False) -> np.ndarray:
+        """As `logprobs` without gradients, in batches of rows of like length; with the adapter off for the reference. [N, C] float64."""
         import torch
 
-        order = sorted(range(len(rows)), key=lambda i: (len(rows[i][0]) + len(rows[i][1]), i))
-        result = np.zeros(len(rows))
+        order = sorted(range(len(rows)), key=lambda i: (sum(map(len, rows[i])), i))
+        result = np.zeros((len(rows), len(rows[0]) - 1))
         self.model.eval()
         with torch.inference_mode():
             for start in range(0, len(order), batch_size):
@@ -82,29 +90,48 @@ class ResidentPolicy:
         return result
 
 
-def completion_logprobs(model: PreTrainedModel, rows: Sequence[tuple[list[int], list[int]]], pad: int, device: str) -> torch.Tensor:
+def completion_logprobs(model: PreTrainedModel, rows: Sequence[Row], pad: int, device: str) -> torch.Tensor:
     """Summed log-probability of each completion; equal to the sum over its positions of the full log-softmax.
+
+    Completions of one prompt lie behind it in one sequence: each begins at the position where the prompt ends, and sees
+    the prompt and itself alone. So the prompt is computed once for all of them; a model whose attention takes no such
+    mask (see `shares_prompts`) gets a sequence for each.
 
     Args:
         model: a causal language model of transformers.
-        rows: (prompt ids, completion ids), none of them empty.
+        rows: N rows of C completions each.
         pad: id that rows are padded with on the right, where a causal model never looks.
         device: of the model.
 
     Returns:
-        [N] fp32, with gradients where the model has them.
+        [N, C] fp32, with gradients where the model has them.
     """
     import torch
     from torch.utils.checkpoint import checkpoint
 
-    width = max(len(prompt) + len(completion) for prompt, completion in rows)
-    ids = torch.full((len(rows), width), pad, dtype=torch.long)
-    for i, (prompt, completion) in enumerate(rows):
-        ids[i, : len(prompt) + len(completion)] = torch.as_tensor([*prompt, *completion])
-    hidden = model.base_model(input_ids=ids.to(device), use_cache=False).last_hidden_state
-    at = [(i, len(prompt) + k) for i, (prompt, completion) in enumerate(rows) for k in range(len(completion))]
-    row, column = (torch.tensor(values, device=device) for values in zip(*at, strict=True))
-    states, targets = hidden[row, column - 1], ids.to(device)[row, column]
+    lengths, branches = [[len(part) for part in row] for row in rows], len(rows[0]) - 1
+    width = max(map(sum, lengths))
+    if branches > 1 and not shares_prompts(model, width):
+        alone = [(row[0], completion) for row in rows for completion in row[1:]]
+        return completion_logprobs(model, alone, pad, device).reshape(len(rows), branches)
+    ids, positions, part = (torch.full((len(rows), width), value, dtype=torch.long) for value in (pad, 0, -1))
+    at: list[tuple[int, int, int]] = []  # row, where a token is predicted, where it stands
+    for i, (row, (start, *sizes)) in enumerate(zip(rows, lengths, strict=True)):
+        total = sum(lengths[i])
+        ids[i, :total] = torch.as_tensor([token for piece in row for token in piece])
+        positions[i, :total] = torch.as_tensor([*range(start), *(start + k for size in sizes for k in range(size))])
+        part[i, :total] = torch.as_tensor([0] * start + [n for n, size in enumerate(sizes, 1) for _ in range(size)])
+        begin = start
+        for size in sizes:
+            at += [(i, begin + k - 1 if k else start - 1, begin + k) for k in range(size)]
+            begin += size
+    more = {}
+    if branches > 1:
+        sees = torch.ones(width, width, dtype=torch.bool).tril() & ((part[:, None, :] == 0) | (part[:, None, :] == part[:, :, None]))
+        more = {"attention_mask": sees[:, None].to(device), "position_ids": positions.to(device)}
+    hidden = model.base_model(input_ids=ids.to(device), use_cache=False, **more).last_hidden_state
+    row, before, stands = torch.tensor(at, device=device).T
+    states, targets = hidden[row, before], ids.to(device)[row, stands]
     head, cap = model.get_output_embeddings(), getattr(model.config, "final_logit_softcapping", None)
 
     def chosen(part: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
@@ -117,7 +144,18 @@ def completion_logprobs(model: PreTrainedModel, rows: Sequence[tuple[list[int], 
         piece = states[start : start + HEAD_CHUNK], targets[start : start + HEAD_CHUNK]
         whole = len(targets) <= HEAD_CHUNK or not torch.is_grad_enabled()
         parts.append(chosen(*piece) if whole else checkpoint(chosen, *piece, use_reentrant=False))  # logits are made again in the backward pass
-    return torch.stack([part.sum() for part in torch.cat(parts).split([len(completion) for _, completion in rows])])  # index_add has no fixed order on CUDA
+    sums = [part.sum() for part in torch.cat(parts).split([size for _, *sizes in lengths for size in sizes])]  # index_add has no fixed order on CUDA
+    return torch.stack(sums).reshape(len(rows), branches)
+
+
+def shares_prompts(model: PreTrainedModel, width: int) -> bool:
+    """Whether sequences of this width can hold several completions of one prompt: the attention takes a mask for each pair of positions,
+    every layer is attention, and none looks at a window that is narrower."""
+    config = model.config
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    window = getattr(config, "sliding_window", None) if "sliding_attention" in kinds or not hasattr(config, "layer_types") else None
+    alone = getattr(model, "_is_stateful", False) or getattr(config, "alibi", False)  # a recurrence, or distances counted along the sequence
+    return not alone and config._attn_implementation == "sdpa" and kinds <= {"full_attention", "sliding_attention"} and (window is None or width <= window)
 
 
 def train_sft(
@@ -145,7 +183,7 @@ def train_sft(
 
     def loss(indices: np.ndarray) -> tuple[torch.Tensor, int]:
         rows = [encoded[i] for i in indices]
-        summed = resident.logprobs(rows)
+        summed = resident.logprobs(rows)[:, 0]
         return sft_loss(summed, torch.tensor([len(completion) for _, completion in rows], device=summed.device)), sum(len(p) + len(c) for p, c in rows)
 
     return _fit(resident, len(pairs), loss, steps, batch_size, optimizer, seed, progress, proximal)
@@ -161,7 +199,7 @@ def train_dpo(
         resident: the model; its slot is overwritten.
         pairs: rows with prompt, chosen, rejected.
         adapter: where training starts; not changed.
-        reference: [N, 2], the reference's summed log-probabilities of chosen and rejected, see reference_logprobs.
+        reference: [N, 2], the reference's summed log-probabilities of chosen and rejected, see pair_logprobs.
         beta: inverse temperature of the implicit reward.
         steps, batch_size, optimizer, seed, progress, proximal: as in train_sft.
 
@@ -170,14 +208,14 @@ def train_dpo(
     """
     import torch
 
-    encoded = [(resident.encode(p["prompt"], p["chosen"]), resident.encode(p["prompt"], p["rejected"])) for p in pairs]
+    encoded = [resident.encode_pair(pair) for pair in pairs]
     resident.slot.load(adapter)
 
     def loss(indices: np.ndarray) -> tuple[torch.Tensor, int]:
-        rows = [encoded[i][side] for side in (0, 1) for i in indices]
-        chosen, rejected = resident.logprobs(rows).chunk(2)
-        known = torch.as_tensor(reference[indices], dtype=torch.float32, device=chosen.device)
-        return dpo_loss(chosen, rejected, known[:, 0], known[:, 1], beta), sum(len(p) + len(c) for p, c in rows)
+        rows = [encoded[i] for i in indices]
+        now = resident.logprobs(rows)
+        known = torch.as_tensor(reference[indices], dtype=torch.float32, device=now.device)
+        return dpo_loss(now[:, 0], now[:, 1], known[:, 0], known[:, 1], beta), sum(2 * len(p) + len(c) + len(r) for p, c, r in rows)
 
     return _fit(resident, len(pairs), loss, steps, batch_size, optimizer, seed, progress, proximal)
 
@@ -197,11 +235,11 @@ def _fit(
 
 
 def pair_logprobs(resident: ResidentPolicy, pairs: Sequence[Pair], batch_size: int, reference: bool = False) -> np.ndarray:
-    """Summed log-probabilities of chosen and rejected, [N, 2], for the adapter in the slot, or for the frozen backbone as the reference."""
-    if not pairs:
-        return np.zeros((0, 2))
-    rows = [resident.encode(pair["prompt"], pair[side]) for pair in pairs for side in ("chosen", "rejected")]
-    return resident.score(rows, batch_size, reference).reshape(-1, 2)
+    """Summed log-probabilities of chosen and rejected, [N, 2], for the adapter in the slot, or for the frozen backbone as the reference.
+
+    batch_size counts pairs.
+    """
+    return resident.score([resident.encode_pair(pair) for pair in pairs], batch_size, reference) if pairs else np.zeros((0, 2))
 
 
 def implicit_margins(policy: np.ndarray, reference: np.ndarray) -> np.ndarray:

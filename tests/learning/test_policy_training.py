@@ -42,7 +42,7 @@ def by_hand(model, prompt: list[int], completion: list[int]) -> torch.Tensor:
 def test_log_probabilities_are_those_of_the_full_logits_whatever_the_padding_and_the_chunks(resident, adapter, monkeypatch):
     resident.slot.load(adapter)
     rows = [resident.encode(p["prompt"], p[side]) for p in PAIRS for side in ("chosen", "rejected")]
-    expected = torch.stack([by_hand(resident.model, *row) for row in rows])
+    expected = torch.stack([by_hand(resident.model, *row) for row in rows])[:, None]
     assert torch.allclose(resident.logprobs(rows), expected, atol=1e-4)
     (expected.sum()).backward()
     gradients = [p.grad.clone() for p in resident.slot.parameters]
@@ -58,6 +58,44 @@ def test_log_probabilities_are_those_of_the_full_logits_whatever_the_padding_and
         p.grad = None
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_completions_of_one_prompt_share_its_pass_and_get_what_each_gets_alone(resident, adapter, attention, monkeypatch):
+    resident.slot.load(adapter)
+    seen, base = [], resident.model.get_base_model()
+    monkeypatch.setattr(base.config, "_attn_implementation", attention)
+    hook = base.base_model.register_forward_pre_hook(lambda module, args, kwargs: seen.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True)
+    rows = [(*resident.encode_pair(pair), resident.encode(pair["prompt"], "a third one")[1]) for pair in PAIRS]
+    try:
+        together = resident.logprobs(rows)
+        together.sum().backward()
+        gradients = [p.grad.clone() for p in resident.slot.parameters]
+        for p in resident.slot.parameters:
+            p.grad = None
+        alone = resident.logprobs([(row[0], completion) for row in rows for completion in row[1:]]).reshape(len(PAIRS), 3)
+        alone.sum().backward()
+        assert torch.allclose(together, alone, atol=1e-4) and len({round(value, 3) for value in together.flatten().tolist()}) > 12
+        assert all(torch.allclose(p.grad, g, atol=1e-3) and g.any() for p, g in zip(resident.slot.parameters, gradients, strict=True))
+        assert seen[0][0] == (len(PAIRS) if attention == "sdpa" else 3 * len(PAIRS)) and seen[1][0] == 3 * len(PAIRS)
+        assert seen[0][1] == max(sum(map(len, row)) for row in rows) or attention == "eager"
+    finally:
+        hook.remove()
+        for p in resident.slot.parameters:
+            p.grad = None
+
+
+def test_a_prompt_is_shared_only_where_every_layer_sees_the_whole_sequence(resident):
+    from types import SimpleNamespace
+
+    def shares(width, **config):
+        return learning.shares_prompts(SimpleNamespace(config=SimpleNamespace(**{"_attn_implementation": "sdpa"} | config)), width)
+
+    assert learning.shares_prompts(resident.model.get_base_model(), 10_000)
+    assert shares(9, layer_types=["full_attention", "sliding_attention"], sliding_window=9) and not shares(10, layer_types=["full_attention", "sliding_attention"], sliding_window=9)
+    assert shares(10, layer_types=["full_attention"], sliding_window=9) and not shares(10, sliding_window=9) and shares(10, sliding_window=None)
+    assert not shares(4, alibi=True) and not learning.shares_prompts(SimpleNamespace(_is_stateful=True, config=SimpleNamespace(_attn_implementation="sdpa")), 4)
+    assert not shares(4, layer_types=["full_attention", "linear_attention"]) and not shares(4, _attn_implementation="flash_attention_2")
+
+
 def test_scores_do_not_depend_on_batches_and_the_reference_is_the_backbone_without_the_adapter(resident, adapter):
     from components.models.backbone import load_backbone
 
@@ -66,7 +104,7 @@ def test_scores_do_not_depend_on_batches_and_the_reference_is_the_backbone_witho
     plain = load_backbone(resident.policy.config.backbone, "cpu")
     rows = [resident.encode(p["prompt"], p["rejected"]) for p in PAIRS]
     with torch.no_grad():
-        expected = completion_logprobs(plain, rows, resident.policy.tokenizer.pad_token_id, "cpu")
+        expected = completion_logprobs(plain, rows, resident.policy.tokenizer.pad_token_id, "cpu")[:, 0]
     reference = pair_logprobs(resident, PAIRS, 4, reference=True)
     assert np.allclose(reference[:, 1], expected, atol=1e-4) and not np.allclose(reference, pair_logprobs(resident, PAIRS, 4), atol=1e-2)
     assert pair_logprobs(resident, [], 4).shape == (0, 2)
@@ -106,7 +144,7 @@ def test_dpos_loss_and_gradient_are_those_of_trl_on_the_same_batch(debug, config
 
     reference = pair_logprobs(resident, PAIRS, 4, reference=True)
     resident.slot.load(adapter)
-    chosen, rejected = resident.logprobs([resident.encode(p["prompt"], p[side]) for side in ("chosen", "rejected") for p in PAIRS]).chunk(2)
+    chosen, rejected = resident.logprobs([resident.encode_pair(pair) for pair in PAIRS]).T
     known = torch.tensor(reference, dtype=torch.float32)
     ours = dpo_loss(chosen, rejected, known[:, 0], known[:, 1], 0.3).mean()
     ours.backward()
@@ -182,8 +220,8 @@ def test_the_reference_is_computed_for_the_rows_that_a_training_uses_and_is_the_
     monkeypatch.setattr(policy, "pair_logprobs", lambda resident, pairs, *rest, **more: asked.append([p["pair_id"] for p in pairs]) or measure(resident, pairs, *rest, **more))
     lazy = PolicyLearner(recipe, "cpu", "dpo")
     some = lazy._reference(rows, np.array([6, 3])).copy()
-    assert asked == [["2", "3"], ["6"]] and np.isnan(some[[0, 1, 4, 5]]).all() and (some[[2, 3, 6]] == whole[[2, 3, 6]]).all()
-    assert (lazy._reference(rows) == whole).all() and asked[2:] == [["0", "1"], ["4", "5"]]
+    assert asked == [["6"], ["3"]] and np.isnan(some[[0, 1, 2, 4, 5]]).all() and (some[[3, 6]] == whole[[3, 6]]).all()
+    assert (lazy._reference(rows) == whole).all() and asked[2:] == [["0"], ["1"], ["2"], ["4"], ["5"]]
     first = lazy.train(rows, adapter, seed=3)[0]
     second = PolicyLearner(recipe, "cpu", "dpo").train(rows, adapter, seed=3)[0]
     assert all(torch.equal(first[name], second[name]) for name in first)
