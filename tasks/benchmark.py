@@ -43,6 +43,7 @@ def share_generations(run: Run, others: list[Run]) -> list[str]:
 @task(task_run_name="judge {ours} against {theirs}, seed {seed}")
 def judge_contest(folder: Path, ours: str, theirs: str, seed: int, judges: Path) -> list[str]:
     """Verdicts of the seed's judge on the answers of two arms' policies, in both orders; read where they are there already."""
+    from components.data.templates import load as load_template
     from components.evaluation.judges import build_judge, judge_pairs
 
     path = contest_file(folder, ours, theirs, seed)
@@ -52,7 +53,7 @@ def judge_contest(folder: Path, ours: str, theirs: str, seed: int, judges: Path)
         first, second = ({row["prompt_id"]: row for row in read_json(run.evaluation / "answers-aligned.json")} for run in runs)
         asked = sorted(set(first) & set(second))
         with POOL.borrow(recipe) as device:
-            judge = build_judge(recipe.evaluation.judge, runs[0].prepared, judges, recipe.seed, device)
+            judge = build_judge(recipe.evaluation.judge, runs[0].prepared, judges, recipe.seed, device, policy=load_template(recipe.policy.template, "policy"))
             judged = judge_pairs(
                 judge, [first[p]["prompt"] for p in asked], [first[p]["text"] for p in asked], [second[p]["text"] for p in asked],
                 recipe.evaluation.bootstrap, derive(seed, "bootstrap", ours, theirs))

@@ -154,6 +154,7 @@ def reward_hacking_curve(recipe: Recipe, prepared: Path, judges: Path, store: Pa
     The proxy is what DPO was trained on: the share of prompts on which the selectors' majority prefers the policy's
     answer to the raw one's, an answer that is the same counted half. The judge's score counts a tie half, too.
     """
+    from components.data.templates import load as load_template
     from components.evaluation.judges import build_judge, judge_pairs
     from components.evaluation.plots import hacking_picture
     from components.models.selector import Comparison
@@ -175,7 +176,7 @@ def reward_hacking_curve(recipe: Recipe, prepared: Path, judges: Path, store: Pa
             curve.append({"step": step, "prompts": len(rows), "proxy": float(np.where(same, 0.5, won).mean())})
     POOL.release()
     with POOL.borrow(recipe) as device:
-        judge = build_judge(recipe.evaluation.judge, prepared, judges, recipe.seed, device)
+        judge = build_judge(recipe.evaluation.judge, prepared, judges, recipe.seed, device, policy=load_template(recipe.policy.template, "policy"))
         for point, texts in zip(curve, given.values(), strict=True):
             judged = judge_pairs(judge, prompts, [texts[row["prompt_id"]] for row in rows], theirs, recipe.evaluation.bootstrap, derive(recipe.seed, "bootstrap", "curve"))
             parsed = judged.rate.wins + judged.rate.ties + judged.rate.losses
@@ -188,8 +189,9 @@ def reward_hacking_curve(recipe: Recipe, prepared: Path, judges: Path, store: Pa
 def judge_answers(recipe: Recipe, prepared: Path, judges: Path, answers: Path) -> dict[str, Any]:
     """Judge the aligned policy's answers against the raw policy's and against the human ones, in both orders.
 
-    What a judge wrote, if it writes, is kept beside the answers as judgements.json.
+    What a judge was asked and wrote, if it writes, is kept beside the answers as judgements.json.
     """
+    from components.data.templates import load as load_template
     from components.evaluation.judges import build_judge, judge_pairs
     from components.evaluation.length_control import control_length
     from components.evaluation.overlap import rouge
@@ -198,7 +200,7 @@ def judge_answers(recipe: Recipe, prepared: Path, judges: Path, answers: Path) -
     rows = read_json(answers)
     with POOL.borrow(recipe) as device:
         judge = build_judge(
-            recipe.evaluation.judge, prepared, judges, recipe.seed, device,
+            recipe.evaluation.judge, prepared, judges, recipe.seed, device, policy=load_template(recipe.policy.template, "policy"),
             progress=lambda step, loss: log.info("judge: training step %d of %d, loss %.3f", step + 1, recipe.evaluation.judge.steps, loss) if step % 10 == 9 else None)
         human = [row for row in rows if row["references"]]
         contests = {

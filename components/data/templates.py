@@ -100,3 +100,28 @@ def parse(text: str, name: str, kind: Kind, where: str) -> Template:
     if kind == "selector" and not pieces[-1].strip():
         raise DataError(f"{where}: a selector template must end with its answer slot, such as '### YOUR CHOICE:', after the last placeholder")
     return Template(name, kind, pieces)
+
+
+_FORM = re.compile(r"^#+[ \t]*(?:(instruction)|input)[ \t]*:[ \t]*\n?", re.IGNORECASE | re.MULTILINE)
+_ANSWER_START = re.compile(r"^#+[ \t]*(?:response[ \t]*:[^{]*|[^\n{]*)\Z", re.IGNORECASE | re.MULTILINE)
+
+
+def user_message(template: Template, prompt: str) -> str:
+    """What a user would have asked for what a policy's template asks of the model: its instruction, with the prompt filled in.
+
+    Of Alpaca's form (headings '### Instruction:', '### Input:', '### Response:') the contents stay and the headings go, with
+    the sentence before them that says how to read the form. An answer start at the end ('### Response:', or any heading with
+    nothing behind it) goes, too. Other text stays as it is, and so does the prompt, whatever it holds. A template with no
+    instruction of its own gives the prompt.
+
+    Args:
+        template: of the kind 'policy'.
+        prompt: of a data record.
+    """
+    slot = "{prompt}"  # stands in a policy's template exactly once
+    text = _ANSWER_START.sub("", template.render(prompt=slot))
+    headings = list(_FORM.finditer(text))
+    if any(heading[1] for heading in headings) and slot not in text[: headings[0].start()]:
+        text = text[headings[0].start():]
+    before, after = _FORM.sub("", text).strip().split(slot)
+    return f"{before}{prompt}{after}"

@@ -2,7 +2,9 @@
 
 A generative judge reads a query and two responses, compares them in words, and ends with a decision for response 1,
 response 2 or a tie. As in the authors' own code (GAIR-NLP/auto-j) decoding is greedy, the instruction stands between
-"[INST] " and " [/INST]", and the verdict is read off behind the last "final decision is".
+"[INST] " and " [/INST]", and the verdict is read off behind the last "final decision is". The query is what a user
+would have asked: the instruction of the policy's template with the prompt filled in (templates.user_message), since a
+prompt by itself may say nothing of the task, as a post that is to be summarized.
 
 The instruction is in our own words (prompt_templates/autoj/pairwise.txt). For the original's, save the text of
 `pairwise_tie` in codes/usage/constants_prompt.py of that repository to a file, its placeholders {prompt}, {response}
@@ -24,7 +26,7 @@ from pydantic import Field, field_validator
 
 from components.config import BackboneConfig, EndpointOptions, JudgeConfig
 from components.data.records import DataError
-from components.data.templates import Template
+from components.data.templates import Template, user_message
 from components.data.templates import load as load_template
 from components.evaluation.judge_protocol import JudgeError
 from components.evaluation.winrate import Verdict
@@ -50,7 +52,7 @@ class AutoJOptions(EndpointOptions):
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: float32 on CPU, bfloat16 on CUDA. A GPTQ checkpoint runs in float16 on CUDA whatever this says.")
     prompt_file: str = Field("autoj/pairwise", description="Instruction: a template that ships with the project, or a text file with {prompt}, {response} and {response_another}.")
     chat_template: bool = Field(False, description="Wrap the instruction by the model's own chat template; false: by '[INST] ... [/INST]', as Auto-J was trained. An endpoint wraps by itself.")
-    max_prompt_tokens: int = Field(3072, ge=64, description="Longest input here (tokens): Llama 2's 4,096 less max_new_tokens. The query loses its end first, then both responses; an endpoint gets all.")
+    max_prompt_tokens: int = Field(3072, ge=64, description="Longest input here (tokens): Llama 2's 4,096 less max_new_tokens. The prompt within the query loses its end first, then both responses; an endpoint gets all.")
     max_new_tokens: int = Field(1024, ge=1, description="Longest judgement (tokens); the authors' code: 1,024.")
     batch_size: int = Field(8, ge=1, description="Judgements written at once here.")
 
@@ -108,19 +110,22 @@ class AutoJ:
 
     Options = AutoJOptions
 
-    def __init__(self, config: JudgeConfig, prepared: Path, cache: Path, seed: int, device: str, progress: Callable[[int, float], None] | None = None) -> None:
+    def __init__(
+        self, config: JudgeConfig, prepared: Path, cache: Path, seed: int, device: str, progress: Callable[[int, float], None] | None = None, policy: Template | None = None,
+    ) -> None:
         """Load the model, or look for the endpoint's key.
 
         Args:
             config: the recipe's judge.
             prepared, cache, seed, progress: not used; nothing is trained or drawn.
             device: where a model of this machine runs.
+            policy: the policy's template, whose instruction is part of the query; None: a prompt is the whole query.
 
         Raises:
             JudgeError: the model cannot be had, or the key's variable is not set.
         """
-        self.options = AutoJOptions.model_validate(config.options)
-        self._writer = Endpoint(self.options) if self.options.base_url else LocalModel(self.options, device)
+        self.options, self.policy = AutoJOptions.model_validate(config.options), policy
+        self._writer = Endpoint(self.options, policy) if self.options.base_url else LocalModel(self.options, device, policy)
         self.texts: list[dict[str, str]] = []
         where = f"at {urlsplit(self.options.base_url).netloc}" if self.options.base_url else "on this machine"
         self.description = f"Auto-J's pairwise protocol, {self.options.model} {where}, instruction {self.options.prompt_file}"
@@ -150,14 +155,19 @@ class AutoJ:
         """
         texts = self._writer.write(comparisons)
         verdicts = [parse_autoj(text) for text in texts]
-        self.texts += [{"prompt": c.prompt, "response_1": c.first, "response_2": c.second, "text": text, "verdict": verdict.value}
+        self.texts += [{"prompt": query(self.policy, c.prompt), "response_1": c.first, "response_2": c.second, "text": text, "verdict": verdict.value}
                        for c, text, verdict in zip(comparisons, texts, verdicts, strict=True)]
         return verdicts
 
 
-def fields_of(comparison: Comparison) -> dict[str, str]:
+def query(policy: Template | None, prompt: str) -> str:
+    """What the judge is told that the responses are to: what a user would have asked, or without a policy's template the prompt."""
+    return prompt if policy is None else user_message(policy, prompt)
+
+
+def fields_of(comparison: Comparison, policy: Template | None = None) -> dict[str, str]:
     """A comparison under the names that an instruction's placeholders have."""
-    return {"prompt": comparison.prompt, "response": comparison.first, "response_another": comparison.second}
+    return {"prompt": query(policy, comparison.prompt), "response": comparison.first, "response_another": comparison.second}
 
 
 # --- a model on this machine
@@ -169,8 +179,8 @@ class LocalModel:
         shortened: inputs that were cut to max_prompt_tokens.
     """
 
-    def __init__(self, options: AutoJOptions, device: str) -> None:
-        self.options, self.device, self.shortened = options, device, 0
+    def __init__(self, options: AutoJOptions, device: str, policy: Template | None = None) -> None:
+        self.options, self.device, self.policy, self.shortened = options, device, policy, 0
         self.template = load_template(options.prompt_file, "pairwise")
         config, backbone = read_model_config(options), _backbone(options)
         self.tokenizer = load_tokenizer(backbone)
@@ -182,21 +192,23 @@ class LocalModel:
         """A judgement on each comparison, in their order."""
         encoded = []
         for comparison in comparisons:
-            ids, cut = encode_question(self.tokenizer, self.template, comparison, self.options)
+            ids, cut = encode_question(self.tokenizer, self.template, comparison, self.options, self.policy)
             self.shortened += cut
             encoded.append(ids)
         written = complete(self.model, self.tokenizer, encoded, self.device, self.options.batch_size, self.options.max_new_tokens, seed=0)
         return [completions[0].text for completions in written]
 
 
-def encode_question(tokenizer: PreTrainedTokenizerBase, template: Template, comparison: Comparison, options: AutoJOptions) -> tuple[list[int], bool]:
+def encode_question(
+    tokenizer: PreTrainedTokenizerBase, template: Template, comparison: Comparison, options: AutoJOptions, policy: Template | None = None,
+) -> tuple[list[int], bool]:
     """Token ids of the wrapped instruction, and whether something was cut.
 
-    What is too long is cut from the query's end; only if that is not enough, from the ends of the responses, the
-    longer one first. The instruction always stays.
+    What is too long is cut from the prompt's end; only if that is not enough, from the ends of the responses, the
+    longer one first. The instruction always stays, and so does that of the policy's template.
 
     Raises:
-        JudgeError: the instruction alone takes more than max_prompt_tokens.
+        JudgeError: the instructions alone take more than max_prompt_tokens.
     """
     def encode(texts: dict[str, str]) -> list[int]:
         text = template.render(**texts)
@@ -205,7 +217,7 @@ def encode_question(tokenizer: PreTrainedTokenizerBase, template: Template, comp
             return tokenizer.encode(text, add_special_tokens=False)
         return tokenizer.encode(f"[INST] {text} [/INST]")
 
-    ids = encode(fields_of(comparison))
+    ids = encode(fields_of(comparison, policy))
     if len(ids) <= options.max_prompt_tokens:
         return ids, False
     kept = {name: tokenizer.encode(text, add_special_tokens=False) for name, text in fields_of(comparison).items()}
@@ -217,7 +229,8 @@ def encode_question(tokenizer: PreTrainedTokenizerBase, template: Template, comp
             shorter = min(len(kept["response"]), len(kept["response_another"]))
             surplus = min(surplus, max((surplus + 1) // 2, len(kept[name]) - shorter))
         kept[name] = kept[name][: max(0, len(kept[name]) - surplus)]
-        ids = encode({n: tokenizer.decode(tokens) for n, tokens in kept.items()})
+        prompt, *responses = (tokenizer.decode(tokens) for tokens in kept.values())
+        ids = encode(fields_of(Comparison(prompt, *responses), policy))
     return ids, True
 
 
@@ -298,8 +311,8 @@ class Endpoint:
 
     shortened = 0
 
-    def __init__(self, options: AutoJOptions) -> None:
-        self.options = options
+    def __init__(self, options: AutoJOptions, policy: Template | None = None) -> None:
+        self.options, self.policy = options, policy
         self.template = load_template(options.prompt_file, "pairwise")
         self._chat = ChatEndpoint(options, options.model, options.max_new_tokens, "the judge's endpoint", JudgeError)
 
@@ -309,4 +322,4 @@ class Endpoint:
         Raises:
             JudgeError: a request was refused, or all its repetitions failed.
         """
-        return self._chat.ask([self.template.render(**fields_of(c)) for c in comparisons])
+        return self._chat.ask([self.template.render(**fields_of(c, self.policy)) for c in comparisons])

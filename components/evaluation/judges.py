@@ -17,6 +17,7 @@ from typing import Any
 
 from components.config import JudgeConfig, RecipeError, Section, check_section, unknown_name
 from components.data.records import read_rows
+from components.data.templates import Template
 from components.evaluation.autoj import AutoJ, parse_autoj
 from components.evaluation.judge_protocol import Judge, JudgeError
 from components.evaluation.winrate import Verdict, WinRate, combine_orders, orders_agree, win_rate
@@ -66,7 +67,9 @@ def judge_pairs(judge: Judge, prompts: Sequence[str], ours: Sequence[str], their
 class SelectorJudge:
     """A selector used as a judge, in each single order; see the module's docstring."""
 
-    def __init__(self, config: JudgeConfig, prepared: Path, cache: Path, seed: int, device: str, progress: Callable[[int, float], None] | None = None) -> None:
+    def __init__(
+        self, config: JudgeConfig, prepared: Path, cache: Path, seed: int, device: str, progress: Callable[[int, float], None] | None = None, policy: Template | None = None,
+    ) -> None:
         """Load the trained judge from the cache, or train it and put it there.
 
         The cache's key is the hash of the judge's recipe, the seed and the judge's own rows, so a judge serves every
@@ -79,6 +82,7 @@ class SelectorJudge:
             seed: the judge's first adapter and the order of its rows are functions of it.
             device: where it runs.
             progress: called with (step, loss) during training.
+            policy: not used; a selector reads the prompt in a template of its own.
         """
         from components.learning.selector import accuracy, score_pairs, train_selector
         from components.models.adapters import AdapterStore, write_atomically
@@ -126,7 +130,7 @@ class SelectorJudge:
 
 
 JUDGES: dict[str, Callable[..., Judge]] = {"autoj": AutoJ, "selector": SelectorJudge}
-"""Judges by kind; each is called with (config, prepared, cache, seed, device, progress)."""
+"""Judges by kind; each is called with (config, prepared, cache, seed, device, progress, policy)."""
 
 
 class NoOptions(Section):
@@ -161,12 +165,18 @@ def check_judge(config: JudgeConfig, prepared: Path) -> None:
         check(config, prepared)
 
 
-def build_judge(config: JudgeConfig, prepared: Path, cache: Path, seed: int, device: str, progress: Callable[[int, float], None] | None = None) -> Judge:
+def build_judge(
+    config: JudgeConfig, prepared: Path, cache: Path, seed: int, device: str, progress: Callable[[int, float], None] | None = None, policy: Template | None = None,
+) -> Judge:
     """The judge of a recipe.
+
+    Args:
+        config, prepared, cache, seed, device, progress: as the judge takes them.
+        policy: template that the policy was asked by; a judge in words is told its instruction with each prompt.
 
     Raises:
         RecipeError: there is no judge of that kind.
         JudgeError: it cannot be had.
     """
     check_judge(config, prepared)
-    return JUDGES[config.kind](config, prepared, cache, seed, device, progress)
+    return JUDGES[config.kind](config, prepared, cache, seed, device, progress, policy)

@@ -58,3 +58,33 @@ def test_a_wrong_template_file_is_refused_by_its_path_and_placeholder(tmp_path, 
 def test_an_unknown_template_names_the_nearest_one():
     with pytest.raises(DataError, match=r"Did you mean 'summarization/selector'\?"):
         templates.load("summarisation/selector", "selector")
+
+
+POST = "  SUBREDDIT: r/x\nPOST: a {prompt}\n### Response:\nnot an answer start\n\n### Input: of the post's own\n "
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("summarization/policy", f"Write a summary of the text in one paragraph of at most 50 words.\n\n{POST}"),
+    ("summarization/policy_short", f"{POST}\n\nSummarize this paper in one short sentence of at most 25 words."),
+    ("qa/policy", POST),
+    ("qa/policy_input", f"Write what YOU say next in this conversation, in one or two short sentences.\n\n{POST}"),
+    ("thoughts/policy", POST)])
+def test_a_users_message_is_the_templates_instruction_with_the_prompt_and_nothing_of_its_form(name, message):
+    assert templates.user_message(templates.load(name, "policy"), POST) == message
+
+
+def test_every_policy_template_that_ships_has_a_message_without_markup():
+    for name in templates.names("policy"):
+        message = templates.user_message(templates.load(name, "policy"), "P")
+        assert message.count("P") >= 1 and "#" not in message and "Response" not in message and message == message.strip(), name
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("{prompt}", "P"), ("Be brief.\n\n{prompt}", "Be brief.\n\nP"), ("{prompt}\n\n### Response:", "P"), ("{prompt}\n\n## SUMMARY", "P"), ("{prompt}\nTL;DR:", "P\nTL;DR:"),
+    ("Summarize the text.\n\n### Input:\n{prompt}\n\n### Response:\nThe summary is", "Summarize the text.\n\nP"),
+    ("Read this.\n\n### Input:\n{prompt}\n\n### INSTRUCTION: Summarize it.\n\n### Response:", "P\n\nSummarize it."),
+    ("Here it is: {prompt}\n\n### Instruction:\nSummarize it.", "Here it is: P\n\nSummarize it."),
+    ("### Instruction: {prompt}\n### Response:", "P"), ("Do {x-1} of ### {prompt}", "Do {x-1} of ### P"), ("### {prompt}", "### P"),
+    ("### TEXT:\n{prompt}\n\n### TASK: Summarize it.\n\n### SUMMARY:", "### TEXT:\nP\n\n### TASK: Summarize it.")])
+def test_what_a_template_asks_stays_and_what_it_only_frames_goes(text, message):
+    assert templates.user_message(templates.parse(text, "t", "policy", "t.txt"), "P") == message

@@ -189,6 +189,33 @@ def test_the_instruction_stands_between_inst_marks_or_in_the_models_own_chat_tem
     assert tokenizer.decode(chat) == f"<bos>user: {text}<eos><bos>assistant: "
 
 
+def test_the_query_is_the_policys_instruction_with_the_prompt_and_is_kept_as_it_was_asked(local, config, tmp_path, monkeypatch):
+    """A post alone says nothing of a summary; without a policy's template the prompt is the whole query."""
+    shown = []
+
+    def write(model, tokenizer, encoded, *_, **__):
+        shown.extend(tokenizer.decode(ids) for ids in encoded)
+        return [[SimpleNamespace(text="")] for _ in encoded]
+
+    monkeypatch.setattr(autoj, "complete", write)
+    told = build_judge(options(config, **LOCAL), tmp_path, tmp_path, 0, "cpu", policy=load_template("summarization/policy", "policy"))
+    message = "Write a summary of the text in one paragraph of at most 50 words.\n\nquery 3"
+    for judge, query in ((told, message), (local, "query 3")):
+        judge.compare(QUESTIONS[3:4])
+        assert shown.pop() == f"[INST] {judge._writer.template.render(prompt=query, response='one 3', response_another='two 3')} [/INST]"
+        assert judge.texts[-1]["prompt"] == query
+
+
+@pytest.mark.parametrize("name", ["summarization/policy", "summarization/policy_short"])
+def test_a_query_that_is_too_long_loses_the_prompts_end_and_not_the_policys_instruction(local, name):
+    tokenizer, template, policy = local._writer.tokenizer, local._writer.template, load_template(name, "policy")
+    asked = autoj.AutoJOptions(**LOCAL | {"max_prompt_tokens": 1400})
+    ids, cut = autoj.encode_question(tokenizer, template, Comparison("q" * 2000, "x" * 100, "y" * 100), asked, policy)
+    shown = tokenizer.decode(ids).split("MESSAGE\n")[1].split("\n===")[0]
+    left = shown.count("q")
+    assert cut and len(ids) == 1400 and 0 < left < 2000 and shown == autoj.user_message(policy, "q" * left)
+
+
 @pytest.mark.parametrize(("lengths", "kept"), [((400, 100, 100), "r1 r2"), ((20, 400, 100), "r2"), ((20, 300, 300), "")])
 def test_what_is_too_long_loses_the_querys_end_first_and_never_the_instruction(local, lengths, kept):
     tokenizer, template = local._writer.tokenizer, local._writer.template
@@ -335,6 +362,14 @@ def test_a_request_is_a_greedy_chat_completion_with_the_key_in_its_header(server
     assert asked.path == "/v1/chat/completions" and {k.lower(): v for k, v in asked.headers.items()}["authorization"] == f"Bearer {KEY}"
     text = load_template("autoj/pairwise", "pairwise").render(prompt="query 0", response="one 0", response_another="two 0")
     assert asked.body == {"model": "judge-7", "messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 77}
+
+
+def test_an_endpoint_is_told_the_policys_instruction_too(server, config, tmp_path):
+    judge = build_judge(options(config, base_url=server.url, model="judge-7"), tmp_path, tmp_path, 0, "cpu", policy=load_template("summarization/policy_short", "policy"))
+    judge.compare(QUESTIONS[:1])
+    query = "query 0\n\nSummarize this paper in one short sentence of at most 25 words."
+    text = load_template("autoj/pairwise", "pairwise").render(prompt=query, response="one 0", response_another="two 0")
+    assert server.asked[0].body["messages"][0]["content"] == text and judge.texts[0]["prompt"] == query
 
 
 def test_without_a_key_no_header_is_sent(server, remote):

@@ -6,6 +6,7 @@ import pytest
 
 from components.config import RecipeError
 from components.data.records import DataError, read_rows
+from components.data.templates import load as load_template
 from components.evaluation import judges
 from components.evaluation.judges import JUDGES, SelectorJudge, build_judge, check_judge, judge_pairs
 from components.evaluation.winrate import Verdict
@@ -114,6 +115,18 @@ def test_a_judge_is_trained_once_on_the_judges_training_rows_alone(config, prepa
     assert {"judge_accuracy/common", "judge_accuracy/own", "judge_pairs"} <= set(first.figures) and first.figures["judge_pairs"] == 6
     assert first.figures["judge_held_out_pairs"] == len(read_rows(prepared / "judge.parquet", split="test")) > 0
     assert "tiny-random" in first.description
+
+
+def test_the_policys_template_changes_neither_what_a_selector_judge_reads_nor_its_cache(config, prepared, tmp_path, trainings, monkeypatch):
+    plain = build_judge(config, prepared, tmp_path, 0, "cpu")
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    told = build_judge(config, prepared, tmp_path, 0, "cpu", policy=load_template("summarization/policy", "policy"))
+    assert len(trainings) == 1 and files == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    read, questions = [], [Comparison(f"p {i}", "a " * i, "bb") for i in range(1, 5)]
+    for judge in (plain, told):
+        encode = judge.selector.encode
+        monkeypatch.setattr(judge.selector, "encode", lambda c, *rest, encode=encode: (read.append(ids := encode(c, *rest)), ids)[1])
+    assert plain.compare(questions) == told.compare(questions) and len(read) >= 8 and read[: len(read) // 2] == read[len(read) // 2:]
 
 
 @pytest.mark.parametrize("change", ["steps", "lr", "seed", "layers", "rows"])

@@ -1,13 +1,16 @@
-"""Judging answers: any judge's verdicts become win rates, and what a judge wrote is kept."""
+"""Judging answers: any judge's verdicts become win rates, what a judge wrote is kept, and a judge in words is told the task."""
 
 import json
 import logging
+from types import SimpleNamespace
 
 import numpy as np
 
+from components.data.templates import load as load_template
+from components.evaluation import autoj
 from components.evaluation.judges import JUDGES
 from components.evaluation.winrate import Verdict
-from tasks import evaluation
+from tasks import benchmark, evaluation
 
 ANSWERS = [{"prompt_id": f"p{i}", "prompt": f"query {i}", "references": [f"human {i}"], "raw": {"text": f"raw {i}"}, "aligned": {"text": f"aligned {i}"}} for i in range(3)]
 
@@ -17,8 +20,8 @@ class Terse:
 
     description = "terse"
 
-    def __init__(self, *_):
-        pass
+    def __init__(self, *given):
+        Terse.policy = given[-1]
 
     def compare(self, comparisons):
         return [Verdict.FIRST if c.first < c.second else Verdict.SECOND for c in comparisons]
@@ -56,10 +59,36 @@ def test_what_a_judge_wrote_is_kept_beside_the_answers(debug, tmp_path, monkeypa
     assert len(texts) == 18 and texts[0] == {"prompt": "query 0", "text": "because"} and result["judge_figures"] == {"judge_shortened": 0}
 
 
+def in_words(recipe, monkeypatch):
+    """The recipe with Auto-J on the tiny model, which likes whatever comes first."""
+    monkeypatch.setattr(autoj, "complete", lambda model, tokenizer, encoded, *_, **__: [[SimpleNamespace(text="So, the final decision is Response 1")] for _ in encoded])
+    monkeypatch.setattr(evaluation, "get_run_logger", lambda: logging.getLogger("test"))
+    judge = recipe.evaluation.judge.model_copy(update={"kind": "autoj", "options": {"model": "tiny-random", "max_prompt_tokens": 1600, "max_new_tokens": 6}})
+    return recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"judge": judge})})
+
+
+def test_a_judge_in_words_is_asked_what_the_policy_was_asked_and_not_the_bare_prompt(debug, tmp_path, monkeypatch):
+    (tmp_path / "answers.json").write_text(json.dumps(ANSWERS))
+    evaluation.judge_answers.fn(in_words(debug, monkeypatch), tmp_path, tmp_path, tmp_path / "answers.json")
+    texts = json.loads((tmp_path / "judgements.json").read_text())
+    assert [row["prompt"] for row in texts[:3]] == [f"Write a summary of the text in one paragraph of at most 50 words.\n\nquery {i}" for i in range(3)]
+
+
+def test_a_contest_of_two_policies_is_judged_on_what_both_were_asked(debug, tmp_path, monkeypatch):
+    recipe, told = in_words(debug, monkeypatch), []
+    write = autoj.LocalModel.write
+    monkeypatch.setattr(autoj.LocalModel, "write", lambda self, comparisons: (told.extend(autoj.query(self.policy, c.prompt) for c in comparisons), write(self, comparisons))[1])
+    for arm in ("ours", "theirs"):
+        (tmp_path / arm).mkdir()
+        (tmp_path / arm / "answers-aligned.json").write_text(json.dumps([{"prompt_id": "p", "prompt": "a post", "text": arm}]))
+    monkeypatch.setattr(benchmark, "arm_run", lambda folder, arm, seed: SimpleNamespace(recipe=lambda: recipe, evaluation=folder / arm, prepared=folder))
+    assert benchmark.judge_contest.fn(tmp_path, "ours", "theirs", 0, tmp_path) == ["tie"]
+    assert told == ["Write a summary of the text in one paragraph of at most 50 words.\n\na post"] * 2
+
+
 def test_the_curve_gives_the_share_that_the_selectors_and_the_judge_prefer_to_the_raw_policy(debug, tmp_path, monkeypatch):
     """Three selectors of which two like 'good' and one does not; the judge likes what comes first in the alphabet."""
     from contextlib import contextmanager
-    from types import SimpleNamespace
 
     import torch
 
@@ -91,4 +120,5 @@ def test_the_curve_gives_the_share_that_the_selectors_and_the_judge_prefer_to_th
     curve = evaluation.reward_hacking_curve.fn(recipe, tmp_path, tmp_path, store.root, digests, tmp_path, answers, written("raw", ["m", "good m", "m", "not asked of the checkpoints"]))
     assert [(p["step"], p["prompts"]) for p in curve] == [(4, 3), (8, 3)]
     assert [p["proxy"] for p in curve] == [(1 + 0 + 0.5) / 3, (1 + 0 + 1) / 3], "the same answer counts half; as many 'good' is no preference"
+    assert Terse.policy == load_template("summarization/policy", "policy")
     assert [p["judge"] for p in curve] == [(1 + 1 + 0.5) / 3, (1 + 0 + 1) / 3] and (tmp_path / "reward-hacking.png").is_file()
