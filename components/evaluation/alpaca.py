@@ -174,6 +174,8 @@ def annotate(config: AlpacaEvalConfig, reference: Sequence[Mapping[str, str]], o
         annotator = PairwiseAnnotator(annotators_config=folder, seed=seed, caching_path=None)
         annotator.caching_path = cache  # given above, it brings a warning about seeds; a cache here is of one run and so of one seed
         annotator.load_()
+        if annotator.df_annotations is not None:  # whole numbers are read as integers, beside which the package could put no draw
+            annotator.df_annotations = annotator.df_annotations.astype({annotator.annotation_key: float})
         rows = annotator.annotate_head2head([dict(row) for row in reference], [dict(row) for row in outputs], is_ordered=True)
     except Exception as error:
         reason = " ".join(str(error).split())[:300]

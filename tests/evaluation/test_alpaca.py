@@ -220,6 +220,13 @@ def test_what_was_annotated_before_is_not_asked_again(tmp_path, monkeypatch):
 
 
 @imports_the_package
+def test_a_run_that_has_all_its_annotations_goes_on_though_they_are_whole_numbers(tmp_path):
+    """An annotator without weights says 1 or 2; pandas reads a column of these as integers."""
+    first, again = (annotate(config(), THEIRS, OURS, tmp_path / "cache.json", 0) for _ in range(2))
+    assert [row["preference"] for row in first] == [row["preference"] for row in again] and len(json.loads((tmp_path / "cache.json").read_text())) == 40
+
+
+@imports_the_package
 def test_the_packages_own_folder_is_not_written_to(tmp_path):
     folder = Path(next(iter(find_spec("alpaca_eval").submodule_search_locations)))
     before = {p for p in [*folder.rglob("*"), *FIXTURES.rglob("*")] if p.suffix != ".pyc" and p.name != "__pycache__"}
