@@ -119,7 +119,7 @@ def prepare_data(recipe: Recipe, folder: Path, trees: Path | None = None) -> dic
     """Load, split, partition and validate the recipe's data into a folder; gives the report. Trees that the recipe grew are in a folder of their own."""
     from components.data.prepare import prepare
     from components.data.records import read_rows
-    from components.evaluation.alpaca import check_alpaca_eval, check_prompts
+    from components.evaluation.alpaca import check_alpaca_eval, check_prompts, instructions_of
     from components.evaluation.answers import grown_questions, load_asked
     from components.evaluation.judges import check_judge
     from components.federation.strategy import federated_sections
@@ -132,7 +132,8 @@ def prepare_data(recipe: Recipe, folder: Path, trees: Path | None = None) -> dic
     report = prepare(data, recipe.seed, folder)
     check_judge(recipe.evaluation.judge, folder)
     if recipe.evaluation.alpaca_eval:
-        check_prompts(recipe.evaluation.alpaca_eval, read_rows(folder / "prompts.parquet", split="test")["prompt"])
+        asked = read_rows(folder / "prompts.parquet", split="test")["prompt"]
+        check_prompts(recipe.evaluation.alpaca_eval, asked, instructions_of(recipe, asked))
     prompts, splits = report["rows"]["prompts"], report["splits"]
     labels = federated_sections(recipe)[0] == "selector"  # a policy that clients train is not aligned afterwards
     for count, what, elsewhere in (

@@ -237,18 +237,19 @@ def annotate_answers(recipe: Recipe, answers: Path, folder: Path) -> dict[str, A
     from components.evaluation import alpaca
 
     log, config, rows = get_run_logger(), recipe.evaluation.alpaca_eval, read_json(answers)
-    prompts = [row["prompt"] for row in rows]
     alpaca.check_alpaca_eval(config)
-    alpaca.check_prompts(config, prompts)
-    written = {name: alpaca.model_outputs(prompts, [row[name]["text"] for row in rows], f"{recipe.name} {name}", recipe.data.source) for name in ("aligned", "raw")}
+    prompts = [row["prompt"] for row in rows]
+    asked = alpaca.instructions_of(recipe, prompts)
+    alpaca.check_prompts(config, prompts, asked)
+    written = {name: alpaca.model_outputs(asked, [row[name]["text"] for row in rows], f"{recipe.name} {name}", recipe.data.source) for name in ("aligned", "raw")}
     for name, outputs in written.items():
         write_json(folder / f"{name}.model_outputs.json", outputs)
     if config.reference_outputs is None:
-        instructions, contests = prompts, {"aligned_vs_raw": ("aligned", written["raw"])}
+        instructions, contests = asked, {"aligned_vs_raw": ("aligned", written["raw"])}
     else:
         reference = alpaca.read_outputs(Path(config.reference_outputs))
-        instructions, answered = [row["instruction"] for row in reference], {row["instruction"]: row for row in reference}
-        theirs = [answered[prompt.strip()] | {"instruction": prompt} for prompt in prompts]
+        instructions = [row["instruction"] for row in reference]
+        theirs = [row | {"instruction": instruction} for row, instruction in zip(alpaca.answered_by(reference, prompts, asked), asked, strict=True)]
         contests = {f"{name}_vs_reference": (name, theirs) for name in written}
     result: dict[str, Any] = {"annotator": config.annotators_config, "contests": {}, "missing": None if config.calibration else alpaca.without_calibration(instructions)}
     for name, (ours, theirs) in contests.items():

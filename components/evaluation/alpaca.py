@@ -20,8 +20,10 @@ from typing import Any
 
 import yaml
 
-from components.config import AlpacaEvalConfig, unknown_name
+from components.config import AlpacaEvalConfig, Recipe, unknown_name
 from components.data.records import DataError
+from components.data.templates import load as load_template
+from components.data.templates import user_message
 from components.environment import root_level_kept
 from components.evaluation.length_control import length_controlled
 
@@ -47,15 +49,32 @@ class AlpacaEvalError(DataError):
     """AlpacaEval cannot be run as the recipe says."""
 
 
-def model_outputs(prompts: Sequence[str], answers: Sequence[str], generator: str, dataset: str) -> list[dict[str, str]]:
-    """Answers in AlpacaEval's schema, one row a prompt.
+def instructions_of(recipe: Recipe, prompts: Sequence[str]) -> list[str]:
+    """What the annotator is told that the answers are to, prompt by prompt: what a user would have asked (templates.user_message).
+
+    AlpacaEval's own instructions (the prompt source `alpaca_eval`, or a reference that answered these) stay as they are
+    whatever the policy's template: by them its outputs and its length control are found.
+
+    Raises:
+        AlpacaEvalError: the reference's outputs cannot be read.
+    """
+    config, source = recipe.evaluation.alpaca_eval, recipe.data.test_prompts
+    reference = config.reference_outputs if config else None
+    if (source is not None and source.source == "alpaca_eval") or (reference is not None and is_alpaca_eval([row["instruction"] for row in read_outputs(Path(reference))])):
+        return list(prompts)
+    template = load_template(recipe.policy.template, "policy")
+    return [user_message(template, prompt) for prompt in prompts]
+
+
+def model_outputs(instructions: Sequence[str], answers: Sequence[str], generator: str, dataset: str) -> list[dict[str, str]]:
+    """Answers in AlpacaEval's schema, one row an instruction.
 
     Args:
-        prompts, answers: texts, row by row.
+        instructions, answers: texts, row by row.
         generator: name of the model.
         dataset: where the prompts are from.
     """
-    return [dict(zip(COLUMNS, (dataset, prompt, answer, generator), strict=True)) for prompt, answer in zip(prompts, answers, strict=True)]
+    return [dict(zip(COLUMNS, (dataset, instruction, answer, generator), strict=True)) for instruction, answer in zip(instructions, answers, strict=True)]
 
 
 def read_outputs(path: Path) -> list[dict[str, str]]:
@@ -115,16 +134,27 @@ def check_alpaca_eval(config: AlpacaEvalConfig) -> None:
                 "these in their order: give the outputs of gpt4_1106_preview, or leave calibration out (the rate at equal length is computed for any prompts).")
 
 
-def check_prompts(config: AlpacaEvalConfig, prompts: Sequence[str]) -> None:
+def answered_by(reference: Sequence[Mapping[str, str]], prompts: Sequence[str], instructions: Sequence[str]) -> list[Mapping[str, str] | None]:
+    """The reference's output for each prompt, found by its instruction or by the prompt alone; None where there is none."""
+    rows = {row["instruction"]: row for row in reference}
+    return [rows.get(instruction.strip(), rows.get(prompt.strip())) for prompt, instruction in zip(prompts, instructions, strict=True)]
+
+
+def check_prompts(config: AlpacaEvalConfig, prompts: Sequence[str], instructions: Sequence[str] | None = None) -> None:
     """Refuse held-out prompts that the reference has not answered.
+
+    Args:
+        config: names the reference.
+        prompts: held-out.
+        instructions: what each is for the annotator, see instructions_of; None: the prompts themselves.
 
     Raises:
         AlpacaEvalError: says how many, and shows one.
     """
     if config.reference_outputs is None:
         return
-    answered = {row["instruction"] for row in read_outputs(Path(config.reference_outputs))}
-    lacking = [prompt for prompt in prompts if prompt.strip() not in answered]
+    found = answered_by(read_outputs(Path(config.reference_outputs)), prompts, prompts if instructions is None else instructions)
+    lacking = [prompt for prompt, row in zip(prompts, found, strict=True) if row is None]
     if lacking:
         raise AlpacaEvalError(
             f"{config.reference_outputs} (evaluation.alpaca_eval.reference_outputs) has no output for {len(lacking)} of the {len(prompts)} held-out prompts, e.g. "

@@ -13,14 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.config import AlpacaEvalConfig
+from components.config import AlpacaEvalConfig, PromptsConfig
 from components.evaluation import alpaca
 from components.evaluation.alpaca import (
     AlpacaEvalError,
     annotate,
+    answered_by,
     check_alpaca_eval,
     check_prompts,
     figures,
+    instructions_of,
     is_alpaca_eval,
     length_controlled_winrate,
     model_outputs,
@@ -28,6 +30,7 @@ from components.evaluation.alpaca import (
     without_calibration,
 )
 from components.evaluation.length_control import length_controlled
+from components.recipes import load_recipe
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "alpaca_eval"
 PROMPTS = [f"question {i}" for i in range(40)]
@@ -191,6 +194,42 @@ def test_held_out_prompts_that_the_reference_did_not_answer_are_counted(tmp_path
     with pytest.raises(AlpacaEvalError, match=r"no output for 2 of the 3 held-out prompts, e.g. 'other'"):
         check_prompts(given, ["other", PROMPTS[0], "another"])
     check_prompts(config(), ["other"])
+
+
+def asked(recipe, source=None, template="summarization/policy", **settings):
+    """A recipe with AlpacaEval, its held-out prompts from a source of their own where one is named."""
+    return recipe.model_copy(update={
+        "policy": recipe.policy.model_copy(update={"template": template}),
+        "data": recipe.data.model_copy(update={"test_prompts": PromptsConfig(source=source) if source else None}),
+        "evaluation": recipe.evaluation.model_copy(update={"alpaca_eval": config(**settings)})})
+
+
+def test_the_annotator_is_told_what_the_policy_was_asked(debug):
+    assert instructions_of(asked(debug), PROMPTS[:1]) == ["Write a summary of the text in one paragraph of at most 50 words.\n\nquestion 0"]
+    assert instructions_of(asked(debug, "safe-rlhf"), PROMPTS[:1]) == instructions_of(asked(debug), PROMPTS[:1])
+    assert instructions_of(asked(debug, template="qa/policy"), [" a\n"]) == [" a\n"], "a template without an instruction of its own changes nothing"
+
+
+def test_alpaca_evals_own_instructions_stay_exact_whatever_the_policys_template(debug, tmp_path, own_list):
+    reference = str(written(tmp_path / "r.json", model_outputs(own_list, ["o"] * 805, "gpt", "set")))
+    for recipe in (asked(debug, "alpaca_eval"), asked(debug, reference_outputs=reference)):
+        assert instructions_of(recipe, own_list[:3]) == own_list[:3]
+    others = str(written(tmp_path / "s.json", THEIRS))
+    assert instructions_of(asked(debug, reference_outputs=others), PROMPTS[:1]) != PROMPTS[:1]
+
+
+def test_the_recipe_of_the_paper_for_questions_gives_the_annotator_the_bare_instructions():
+    recipe = load_recipe("qa/shp")
+    assert instructions_of(recipe, PROMPTS) == instructions_of(recipe.model_copy(update={"data": recipe.data.model_copy(update={"test_prompts": None})}), PROMPTS) == PROMPTS
+
+
+def test_a_reference_may_name_what_it_answered_by_the_whole_instruction_or_by_the_prompt_alone(tmp_path):
+    whole = [f"Summarize.\n\n{prompt}" for prompt in PROMPTS]
+    given = config(reference_outputs=str(written(tmp_path / "r.json", model_outputs([*whole[:2], PROMPTS[2]], ["a", "b", "c"], "gpt", "set"))))
+    check_prompts(given, PROMPTS[:3], whole[:3])
+    assert [row["output"] for row in answered_by(read_outputs(tmp_path / "r.json"), PROMPTS[:3], whole[:3])] == ["a", "b", "c"]
+    with pytest.raises(AlpacaEvalError, match="no output for 1 of the 2 held-out prompts, e.g. 'question 3'"):
+        check_prompts(given, PROMPTS[2:4], whole[2:4])
 
 
 # --- annotating

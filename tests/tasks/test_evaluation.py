@@ -19,6 +19,8 @@ from tasks.runs import Run, read_json, write_json
 
 ANNOTATOR = str(Path(__file__).resolve().parents[1] / "fixtures" / "alpaca_eval" / "always_second")
 PROMPTS = [f"question {i}" for i in range(12)]
+SUMMARIZE = "Write a summary of the text in one paragraph of at most 50 words.\n\n"
+"""The instruction of the debug recipe's template, which is part of what an annotator is told."""
 
 imports_the_package = [pytest.mark.slow, pytest.mark.skipif(find_spec("alpaca_eval") is None, reason="the package alpaca-eval is not installed (extra alpaca-eval)")]
 
@@ -71,8 +73,8 @@ def test_every_contest_has_its_rate_at_equal_length_beside_its_win_rate(debug, a
 
 @pytest.fixture
 def annotated(debug, answers, tmp_path):
-    def run(**settings):
-        return evaluation.annotate_answers.fn(with_alpaca_eval(debug, **settings), answers, tmp_path / "alpaca_eval")
+    def run(recipe=debug, **settings):
+        return evaluation.annotate_answers.fn(with_alpaca_eval(recipe, **settings), answers, tmp_path / "alpaca_eval")
 
     return run
 
@@ -88,7 +90,7 @@ class TestAlpacaEval:
         outputs = {name: alpaca.read_outputs(tmp_path / "alpaca_eval" / f"{name}.model_outputs.json") for name in ("aligned", "raw")}
         rows = read_json(answers)
         for name, written in outputs.items():
-            assert written == [{"dataset": "aclsum", "instruction": row["prompt"], "output": row[name]["text"], "generator": f"debug {name}"} for row in rows]
+            assert written == [{"dataset": "aclsum", "instruction": f"{SUMMARIZE}{row['prompt']}", "output": row[name]["text"], "generator": f"debug {name}"} for row in rows]
         annotations = read_json(tmp_path / "alpaca_eval" / "aligned_vs_raw.annotations.json")
         assert [(row["output_2"], row["output_1"]) for row in annotations] == [(row["aligned"]["text"], row["raw"]["text"]) for row in rows]
 
@@ -100,8 +102,17 @@ class TestAlpacaEval:
         assert {contest["baseline"] for contest in result["contests"].values()} == {"gpt"}
         for name in result["contests"]:
             rows = read_json(tmp_path / "alpaca_eval" / f"{name}.annotations.json")
-            assert [(row["instruction"], len(row["output_1"])) for row in rows] == [(prompt, 11 - i) for i, prompt in enumerate(PROMPTS)]
+            assert [(row["instruction"], len(row["output_1"])) for row in rows] == [(f"{SUMMARIZE}{prompt}", 11 - i) for i, prompt in enumerate(PROMPTS)]
         assert not any("length_controlled_winrate" in contest for contest in result["contests"].values())
+
+    def test_what_was_annotated_for_another_instruction_is_asked_anew_and_for_the_same_one_is_not(self, annotated, debug, tmp_path):
+        annotated()
+        kept = read_json(tmp_path / "alpaca_eval" / "annotated.json")
+        annotated()
+        assert read_json(tmp_path / "alpaca_eval" / "annotated.json") == kept and {row["instruction"] for row in kept} == {f"{SUMMARIZE}{prompt}" for prompt in PROMPTS}
+        annotated(recipe=debug.model_copy(update={"policy": debug.policy.model_copy(update={"template": "qa/policy"})}))
+        asked = [row["instruction"] for row in read_json(tmp_path / "alpaca_eval" / "annotated.json")]
+        assert sorted(asked) == sorted([*PROMPTS, *(f"{SUMMARIZE}{prompt}" for prompt in PROMPTS)])
 
     def test_the_figures_are_logged_with_the_annotations(self, annotated, answers, debug, tmp_path, mlflow_store):
         run = Run("run-1", tmp_path / "run")
@@ -147,8 +158,8 @@ def test_prompts_that_the_reference_did_not_answer_are_refused_when_the_data_are
     from components.data import prepare
 
     path = tmp_path / "reference.json"
-    path.write_text(json.dumps(alpaca.model_outputs(["server text 0 for test"], ["t"], "gpt", "set")))
+    path.write_text(json.dumps(alpaca.model_outputs(["server text 0 for test", f"{SUMMARIZE}server text 1 for test"], ["t", "u"], "gpt", "set")))
     monkeypatch.setattr(prepare, "prepare", lambda *_: {})
     monkeypatch.setattr(alpaca, "check_alpaca_eval", lambda config: None)
-    with pytest.raises(DataError, match="no output for 2 of the 3 held-out prompts, e.g. 'server text 1 for test'"):
+    with pytest.raises(DataError, match="no output for 1 of the 3 held-out prompts, e.g. 'server text 2 for test'"):
         data.prepare_data.fn(with_alpaca_eval(debug, reference_outputs=str(path)), prepared)
