@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast lint up down mlflow-ui prefect-ui bench benchmark clean
+.PHONY: help install demo test test-fast lint up down mlflow-ui prefect-ui bench benchmark throughput clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,11 +49,14 @@ mlflow-ui: install  ## the MLflow server alone, until Ctrl-C
 prefect-ui: install  ## the Prefect server alone, until Ctrl-C
 	@$(BIN)/python -m infra.servers prefect-ui
 
-benchmark: install  ## methods side by side with three seeds; an hour and more
+benchmark: install  ## methods side by side with three seeds; an hour a seed and more
 	@$(BIN)/python -m flows.benchmark
 
 bench: install  ## cost of orchestration and of the selector's step, as a table
 	@$(BIN)/python -m flows.costs
+
+throughput: install  ## speed and memory of selector training at published shapes; for a GPU
+	@$(BIN)/python -m flows.throughput
 
 clean: down  ## remove .venv and the tools' caches; runs, data and databases stay
 	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache build dist *.egg-info

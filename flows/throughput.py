@@ -1,6 +1,6 @@
 """How fast a device trains a selector: tokens/s, model FLOP utilisation, peak memory, and what the time goes to.
 
-    python -m flows.throughput [--shape qwen2-0.5b gemma-2b] [--rows 16] [--length 512] [--device cuda:0]
+    python -m flows.throughput [--shape qwen2-0.5b gemma-2b] [--rows 32] [--length 512] [--device cuda:0]
 
 The backbone has the shape of the named one and random weights, since speed does not depend on them. A step is the
 project's own: the resident PEFT model, two rows of the head, cross-entropy, AdamW over the fp32 adapter.
@@ -41,9 +41,9 @@ def main(argv: list[str] | None = None) -> int:
     """Print one table for each shape, and a line of JSON with the same figures."""
     parser = argparse.ArgumentParser(prog="python -m flows.throughput", description=__doc__.splitlines()[0])
     parser.add_argument("--shape", nargs="+", choices=sorted(SHAPES), default=["qwen2-0.5b", "gemma-2b"])
-    parser.add_argument("--rows", type=int, default=16, help="rows of a step (FedBiscuit B.1: 16)")
-    parser.add_argument("--length", type=int, default=512, help="tokens of a row")
-    parser.add_argument("--steps", type=int, default=20, help="timed steps, after three that are not")
+    parser.add_argument("--rows", type=int, default=32, help="rows of a step (default: 32, the batch size of FedBiscuit's tables 3 and 4)")
+    parser.add_argument("--length", type=int, default=512, help="tokens of a row (default: 512)")
+    parser.add_argument("--steps", type=int, default=20, help="timed steps (default: 20), after three that are not")
     parser.add_argument("--layers", type=int, help="first layers only, to try it on a small machine")
     parser.add_argument("--device", help="default: the first CUDA device, else the CPU")
     parser.add_argument("--peak-tflops", type=float, help="the device's peak, where its name is not known")

@@ -59,5 +59,15 @@ def test_the_shapes_have_the_published_numbers_of_parameters(shape, parameters):
     assert sum(p.numel() for p in model.parameters()) == parameters and active_dropout(model) == []
 
 
+def test_by_default_both_shapes_are_measured_at_the_papers_batch_size(monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(throughput, "measure", lambda shape, rows, *_: asked.append((shape, rows)) or {})
+    monkeypatch.setattr(throughput, "table", lambda measured: "")
+    assert throughput.main([]) == 0 and asked == [("qwen2-0.5b", 32), ("gemma-2b", 32)]
+    with pytest.raises(SystemExit):
+        throughput.main(["--help"])
+    assert "(default: 32, the batch size of FedBiscuit's tables 3 and 4)" in " ".join(capsys.readouterr().out.split())
+
+
 def test_nothing_is_measured_with_no_rows(capsys):
     assert throughput.main(["--rows", "0"]) == 2 and "at least 1" in capsys.readouterr().err
