@@ -25,6 +25,24 @@ def test_the_projects_own_benchmarks_are_valid_and_give_every_method_the_same_cl
     assert (BENCHMARKS / "summarization.yaml").is_file()
 
 
+def test_the_benchmark_for_a_gpu_is_the_other_one_with_selectors_of_full_depth_and_500_local_steps_a_client():
+    full, usual = load_benchmark("summarization-full"), load_benchmark("summarization")
+    assert (full.recipe, full.seeds, list(full.arms), full.contests) == (usual.recipe, usual.seeds, list(usual.arms), usual.contests)
+    for arm in full.arms:
+        ours, theirs = (plan.recipe_of(arm, 0) for plan in (full, usual))
+        federation = ours.federation
+        assert federation.rounds * federation.clients_per_round * federation.local_steps == 500 * ours.data.clients
+        assert ours.selector.backbone.layers == (None if federation.method in ("fedbis", "fedbiscuit") else 4) and ours.evaluation.judge.selector.backbone.layers == 8
+        backbone = ours.selector.backbone.model_copy(update={"layers": 4})
+        same = {"selector": ours.selector.model_copy(update={"backbone": backbone}),
+                "federation": federation.model_copy(update={key: getattr(theirs.federation, key) for key in ("rounds", "options")})}
+        assert ours.model_copy(update=same) == theirs
+    options = full.recipe_of("FedBiscuit", 0).federation.options
+    assert 0.3 < options["warmup_rounds"] * 3 / 125 < 0.36 and len(range(options["warmup_rounds"] * 3, 125, options["regroup_every"])) == len(range(2 * 3, 18, 2))
+    first = (BENCHMARKS / "summarization-full.yaml").read_text(encoding="utf-8").splitlines()[0]
+    assert first.startswith("#") and "GPU" in first and "not run here" in first
+
+
 def test_an_arm_is_the_recipe_with_its_settings_and_the_seed(tmp_path):
     plan = load_benchmark(written(tmp_path))
     recipe = plan.recipe_of("FedDPO", 7)
