@@ -13,6 +13,43 @@ from components.recipes import RECIPES, load_recipe
 
 BENCHMARKS = RECIPES.parent / "benchmarks"
 
+FIGURES = {
+    "common": "common taste", "common_assigned": "common taste, own adapter", "own": "own taste", "own_assigned": "own taste, own adapter", "worst": "worst client", "adjusted_rand_index": "adjusted Rand index",
+    "accuracy": "pair accuracy", "margin": "reward margin", "reward": "reward", "best_reward": "best reward", "neighbours": "own-group neighbours", "neighbours_chance": "by chance",
+    "answer_accuracy": "answers to questions, accuracy", "success": "answers to questions, success",
+    "rougeLsum": "ROUGE-L", "characters": "characters an answer", "kl": "KL (nats)", "implicit_reward": "implicit reward", "client_steps": "client steps", "train_seconds": "training (s)"}
+"""What is averaged over seeds, by the name in the table. Accuracies are on held-out pairs, of the selectors' majority or of the trained policy's implicit reward; "own adapter": each
+client's pairs by the adapter that it uses (of its group, or its own; where all use the same, that one). Pair accuracy is the clients' mean. Reward and reward
+margin are implicit (beta log pi / pi_ref of the chosen completion, and its difference to the rejected one's), the clients' mean on held-out pairs, after the last
+round; best reward is the greatest of the rounds that were measured. Own-group neighbours are the mean over rounds."""
+
+WINS = "wins"
+"""The figure of a claim on a contest: wins / (wins + losses), ties apart."""
+
+RAW, REFERENCES = "raw policy", "the references"
+"""Whom every arm's answers are compared with."""
+
+
+class Claim(Section):
+    """What a benchmark is expected to show: a figure of an arm, or its difference to other arms'. The report says whether it does."""
+
+    arm: str = Field(description="Whose figure.")
+    figure: str = Field(description="A key of FIGURES; or wins: in the judge's contests with those of `against`, the share of wins among wins and losses, ties apart.")
+    against: list[str] = Field(
+        default_factory=list, description="Arms whose figure is subtracted, a claim each; of wins those contested with (arms, 'raw policy', 'the references'). Empty: the figure itself.")
+    at_least: float | None = Field(None, description="What the figure or the difference is at least.")
+    above: float | None = Field(None, description="What it is greater than; one of the two is set.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Claim:
+        if self.figure not in (*FIGURES, WINS):
+            raise ValueError(unknown_name("figure", self.figure, (*FIGURES, WINS)))
+        if (self.at_least is None) == (self.above is None):
+            raise ValueError(f"claim on {self.figure} of {self.arm}: set one of at_least and above")
+        if self.figure == WINS and not self.against:
+            raise ValueError(f"claim on wins of {self.arm}: name in 'against' whom it wins against")
+        return self
+
 
 class Benchmark(Section):
     """What is compared."""
@@ -22,6 +59,7 @@ class Benchmark(Section):
     arms: dict[str, list[str]] = Field(min_length=1, description="'key.path=value' settings of each arm on top of the recipe.")
     contests: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = Field(
         default_factory=list, description="Pairs of arms whose policies' answers are compared by the judge.")
+    claims: list[Claim] = Field(default_factory=list, description="What the benchmark is expected to show; the report checks each.")
 
     @model_validator(mode="after")
     def _consistent(self) -> Benchmark:
@@ -39,6 +77,16 @@ class Benchmark(Section):
             for name in (ours, theirs):
                 if name not in self.arms:
                     raise ValueError(f"contest [{ours}, {theirs}]: there is no arm '{name}' (there are: {', '.join(self.arms)})")
+        for claim in self.claims:
+            others = [*self.arms, RAW, REFERENCES] if claim.figure == WINS else list(self.arms)
+            for name, known in ((claim.arm, list(self.arms)), *((name, others) for name in claim.against)):
+                if name not in known:
+                    raise ValueError(f"claim on {claim.figure} of {claim.arm}: there is no '{name}' (there are: {', '.join(known)})")
+            for name in claim.against:
+                if name == claim.arm:
+                    raise ValueError(f"claim on {claim.figure} of {claim.arm}: an arm cannot be compared with itself")
+                if claim.figure == WINS and name in self.arms and [claim.arm, name] not in self.contests:
+                    raise ValueError(f"claim on wins of {claim.arm} against {name}: there is no such contest, add [{claim.arm}, {name}] to 'contests'")
         return self
 
     def recipe_of(self, arm: str, seed: int) -> Recipe:

@@ -506,7 +506,10 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
 
 def _fields_at(model: type[BaseModel], location: Iterable[str | int]) -> list[str]:
     for part in location:
-        inner = section_of(model.model_fields[str(part)].annotation)
+        if isinstance(part, int):   # of a list of sections
+            continue
+        annotation = model.model_fields[part].annotation
+        inner = section_of(annotation) or next((found for of in get_args(annotation) if (found := section_of(of))), None)
         if inner is None:
             return []
         model = inner

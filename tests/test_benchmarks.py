@@ -53,7 +53,15 @@ def test_an_arm_is_the_recipe_with_its_settings_and_the_seed(tmp_path):
     ({"seeds": [1, 1]}, "each is named once"), ({"seeds": []}, "seeds"), ({"arms": {"a/b": []}, "contests": []}, "Arm 'a/b': use letters"),
     ({"contests": [["FedBis", "FedBis"]]}, "cannot be compared with itself"), ({"arms": {"FedBis": ["seed=3"]}, "contests": []}, "sets the seed"), ({"seeds": [0, -1]}, "seed"),
     ({"contests": [["FedBis", "FedAvg"]]}, "there is no arm 'FedAvg' (there are: FedBis, FedDPO)"),
-    ({"arms": {"FedBis": ["federation.round=3"]}, "contests": []}, "arm FedBis: "), ({"recipe": "debgu"}, "Did you mean 'debug'?"), ({"seed": 3}, "did you mean 'seeds'?")])
+    ({"arms": {"FedBis": ["federation.round=3"]}, "contests": []}, "arm FedBis: "), ({"recipe": "debgu"}, "Did you mean 'debug'?"), ({"seed": 3}, "did you mean 'seeds'?"),
+    ({"claims": [{"arm": "FedBis", "figure": "comon", "above": 0}]}, "Did you mean 'common'?"), ({"claims": [{"arm": "FedBis", "figure": "common"}]}, "set one of at_least and above"),
+    ({"claims": [{"arm": "FedBis", "figure": "common", "above": 0, "at_least": 0}]}, "set one of at_least and above"),
+    ({"claims": [{"arm": "FedAvg", "figure": "common", "above": 0}]}, "there is no 'FedAvg' (there are: FedBis, FedDPO)"),
+    ({"claims": [{"arm": "FedBis", "figure": "common", "against": ["raw policy"], "above": 0}]}, "there is no 'raw policy' (there are: FedBis, FedDPO)"),
+    ({"claims": [{"arm": "FedBis", "figure": "common", "against": ["FedBis"], "above": 0}]}, "cannot be compared with itself"),
+    ({"claims": [{"arm": "FedBis", "figure": "wins", "above": 0.5}]}, "name in 'against' whom"),
+    ({"claims": [{"arm": "FedDPO", "figure": "wins", "against": ["FedBis"], "above": 0.5}]}, "there is no such contest, add [FedDPO, FedBis]"),
+    ({"claims": [{"arm": "FedBis", "figure": "common", "atleast": 0}]}, "did you mean 'claims.0.at_least'? Keys allowed here: arm, figure, against, at_least, above.")])
 def test_what_cannot_be_run_is_refused_in_a_sentence_before_anything_runs(tmp_path, changes, words):
     with pytest.raises(RecipeError) as error:
         load_benchmark(written(tmp_path, **changes))
@@ -63,3 +71,18 @@ def test_what_cannot_be_run_is_refused_in_a_sentence_before_anything_runs(tmp_pa
 def test_a_benchmark_that_is_not_there_is_named_with_the_nearest():
     with pytest.raises(RecipeError, match="benchmark 'sumarization' is not known.*Did you mean 'summarization'"):
         load_benchmark("sumarization")
+
+
+def test_claims_name_arms_of_the_benchmark_and_are_kept_in_the_folder_as_they_were(tmp_path):
+    claims = [{"arm": "FedBis", "figure": "wins", "against": ["raw policy", "FedDPO"], "above": 0.5}, {"arm": "FedDPO", "figure": "common", "at_least": 0}]
+    plan = load_benchmark(written(tmp_path, claims=claims))
+    assert [(claim.figure, claim.against, claim.at_least, claim.above) for claim in plan.claims] == [("wins", ["raw policy", "FedDPO"], None, 0.5), ("common", [], 0.0, None)]
+    again = tmp_path / "again.yaml"
+    again.write_text(yaml.safe_dump(plan.model_dump(mode="json")))
+    assert load_benchmark(str(again)) == plan and load_benchmark(written(tmp_path)).claims == []
+
+
+def test_what_the_papers_claim_is_checked_in_the_projects_own_benchmarks():
+    assert {(claim.arm, claim.figure) for claim in load_benchmark("summarization").claims} == {
+        ("FedBiscuit", "adjusted_rand_index"), ("FedBiscuit", "own_assigned"), ("FedBiscuit", "common_assigned"), ("FedBis", "wins"), ("FedBiscuit", "wins")}
+    assert {(claim.arm, claim.figure, len(claim.against)) for claim in load_benchmark("reasoning").claims} == {(arm, figure, 4) for arm in ("DRIFT-MST", "DRIFT-SP") for figure in ("margin", "accuracy")}
