@@ -2,7 +2,7 @@
 
     runs/<run>/
         recipe.yaml      the whole recipe, defaults included
-        run.json         ids of the MLflow run and of the Prefect run
+        run.json         ids of the MLflow run and of the Prefect run, the commits that the run was opened with
         .lock            held by the process that works on the run
         <phase>.done     empty; the phase is complete and logged (report.done: the whole run is)
         prepared/        data (components/data/records.py)
@@ -19,7 +19,7 @@ skips what is done, logs what is only complete, and takes up the rest where it w
         run.json         the id of its MLflow run
         <arm>-seed-<n>/  a run folder each
         contests/        verdicts of each contest and seed
-        report/          report.html, report.md, figures.json, benchmark.png
+        report/          report.html, report.md, figures.json, pictures
 """
 
 from __future__ import annotations
@@ -91,6 +91,12 @@ class Run:
     def note(self, **values: Any) -> None:
         """Add to the ids."""
         self.replace_notes(**self.notes() | values)
+
+    def note_commit(self, commit: str) -> None:
+        """Add the commit that the run is opened with, where it is not the one that it was opened with before."""
+        known = self.notes().get("commits", [])
+        if known[-1:] != [commit]:
+            self.note(commits=[*known, commit])
 
     def replace_notes(self, **values: Any) -> None:
         """Forget the ids noted so far, and note others."""

@@ -55,8 +55,9 @@ def open_tracking(run: Run, recipe: Recipe, flow_run_id: str | None, flow_run_ur
     """
     client = mlflow_client()
     run.note(flow_run_id=flow_run_id, flow_run_url=flow_run_url)
+    run.note_commit(commit := git_commit())
     notes = run.notes()
-    tags = {"prefect.flow_run_id": flow_run_id or "", "prefect.flow_run_url": flow_run_url or "", "git.commit": git_commit(), "fed_rlhf.run": run.id,
+    tags = {"prefect.flow_run_id": flow_run_id or "", "prefect.flow_run_url": flow_run_url or "", "git.commit": commit, "fed_rlhf.run": run.id,
             "recipe": recipe.name, "method": recipe.federation.method, "fed_rlhf.folder": str(run.folder)}
     if is_known(notes.get("mlflow_run_id")):
         run_id = notes["mlflow_run_id"]

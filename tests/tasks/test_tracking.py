@@ -58,13 +58,16 @@ def test_a_run_has_a_parent_with_its_recipe_and_a_child_for_each_phase(run, debu
     assert [info.path for info in client.list_artifacts(parent)] == ["recipe.yaml"]
 
 
-def test_a_resumed_run_takes_its_mlflow_runs_up_again(run, debug, client):
+def test_a_resumed_run_takes_its_mlflow_runs_up_again_and_notes_a_new_commit(run, debug, client, monkeypatch):
+    monkeypatch.setattr(tracking, "git_commit", lambda: "abc")
     first = tracking.open_tracking.fn(run, debug, "one", None), tracking.open_phase.fn(run, debug, "federate")
     for run_id in first:
         tracking.close_run.fn(run_id, "FAILED")
+    monkeypatch.setattr(tracking, "git_commit", lambda: "def")
     second = tracking.open_tracking.fn(run, debug, "two", None), tracking.open_phase.fn(run, debug, "federate")
     assert first == second and all(client.get_run(r).info.status == "RUNNING" for r in second)
     assert client.get_run(first[0]).data.tags["prefect.flow_run_id"] == "two"
+    assert client.get_run(first[0]).data.tags["git.commit"] == "def" and run.notes()["commits"] == ["abc", "def"]
     tracking.close_run.fn(first[0])
     assert client.get_run(first[0]).info.status == "FINISHED"
 
