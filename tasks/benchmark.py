@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from components.benchmarks import Benchmark
+from components.benchmarks import RAW, REFERENCES, Benchmark
 from components.config import Recipe
 from components.federation.strategy import options_model
 from components.models.adapters import write_atomically
@@ -14,7 +15,7 @@ from tasks.devices import POOL
 from tasks.runs import Run, arm_run, contest_file, git_commit, read_json, write_json
 from tasks.uncached import task
 
-OTHERS = {"aligned_vs_raw": "raw policy", "aligned_vs_human": "the references"}
+OTHERS = {"aligned_vs_raw": RAW, "aligned_vs_human": REFERENCES}
 
 
 @task(task_run_name="share {run.id}")
@@ -41,8 +42,8 @@ def share_generations(run: Run, others: list[Run]) -> list[str]:
 
 
 @task(task_run_name="judge {ours} against {theirs}, seed {seed}")
-def judge_contest(folder: Path, ours: str, theirs: str, seed: int, judges: Path) -> list[str]:
-    """Verdicts of the seed's judge on the answers of two arms' policies, in both orders; read where they are there already."""
+def judge_contest(folder: Path, ours: str, theirs: str, seed: int, judges: Path) -> None:
+    """Let the seed's judge compare the answers of two arms' policies, in both orders, where it has not yet."""
     from components.data.templates import load as load_template
     from components.evaluation.judges import build_judge, judge_pairs
 
@@ -57,54 +58,136 @@ def judge_contest(folder: Path, ours: str, theirs: str, seed: int, judges: Path)
             judged = judge_pairs(
                 judge, [first[p]["prompt"] for p in asked], [first[p]["text"] for p in asked], [second[p]["text"] for p in asked],
                 recipe.evaluation.bootstrap, derive(seed, "bootstrap", ours, theirs))
-        write_json(path, [verdict.value for verdict in judged.verdicts])
-    return read_json(path)
+        write_json(path, {"prompts": asked, "verdicts": [verdict.value for verdict in judged.verdicts], "consistency": judged.consistency})
 
 
-@task()
-def write_benchmark_report(folder: Path, benchmark: Benchmark) -> Path:
-    """Write report.html, report.md, figures.json and the picture; gives the report's folder."""
+@dataclass
+class Gathered:
+    """What the report reads from the runs that are done, by arm (or name of the contest) and seed."""
+
+    figures: dict[str, dict[int, dict[str, float]]] = field(default_factory=dict)
+    raw: dict[int, dict[str, float]] = field(default_factory=dict)
+    contests: dict[str, dict[int, Any]] = field(default_factory=dict)
+    judges: dict[int, dict[str, float]] = field(default_factory=dict)
+    rewards: dict[str, dict[int, list[dict[str, float]]]] = field(default_factory=dict)
+    groups: dict[str, dict[int, list[dict[str, float]]]] = field(default_factory=dict)
+    hacking: dict[str, dict[int, list[dict[str, float]]]] = field(default_factory=dict)
+    commits: dict[str, list[str]] = field(default_factory=dict)
+
+
+def gather(folder: Path, benchmark: Benchmark) -> Gathered:
+    """Read the runs and contests of a benchmark that are done."""
     from components.data.records import known_groups
     from components.evaluation import benchmark as report
 
-    figures: dict[str, dict[int, dict[str, float]]] = {}
-    curves: dict[str, dict[int, list[dict[str, float]]]] = {}
-    contests: dict[str, dict[int, list[str]]] = {}
+    found = Gathered()
     for arm in benchmark.arms:
         for seed in benchmark.seeds:
             run = arm_run(folder, arm, seed)
             if not (run.folder / "report.done").is_file():
                 continue
             federated, aligned, evaluated = (read_json(part / "result.json") for part in (run.federation, run.alignment, run.evaluation))
-            recipe = run.recipe()
-            curve = report.reward_curve(measured_rounds(run, federated), beta) if (beta := dpo_beta(recipe)) else []
-            if curve:
-                curves.setdefault(arm, {})[seed] = curve
-            figures.setdefault(arm, {})[seed] = report.arm_figures(federated, aligned, evaluated, known_groups(run.prepared), recipe.federation.local_steps, curve)
-            for contest, other in OTHERS.items():
-                if contest in evaluated["verdicts"]:
-                    contests.setdefault(f"{arm} against {other}", {})[seed] = list(evaluated["verdicts"][contest].values())
-            if "raw_vs_human" in evaluated["verdicts"]:
-                contests.setdefault("raw policy against the references", {})[seed] = list(evaluated["verdicts"]["raw_vs_human"].values())
+            recipe, known, answers = run.recipe(), known_groups(run.prepared), read_json(run.evaluation / "answers.json")
+            texts = {name: [row[name]["text"] for row in answers] for name in ("aligned", "raw")}
+            rewards = report.reward_curve(measured_rounds(run, federated), beta) if (beta := dpo_beta(recipe)) else []
+            curves = {"rewards": rewards, "groups": report.rand_curve(federated["records"], known), "hacking": evaluated.get("curve")}
+            for name, curve in curves.items():
+                if curve:
+                    getattr(found, name).setdefault(arm, {})[seed] = curve
+            found.figures.setdefault(arm, {})[seed] = report.arm_figures(federated, aligned, evaluated, known, recipe.federation.local_steps, rewards, texts["aligned"])
+            found.raw.setdefault(seed, report.answer_figures(evaluated, "raw", texts["raw"]))
+            found.judges.setdefault(seed, evaluated.get("judge_figures", {}))
+            found.commits[f"{arm}-seed-{seed}"] = run.notes().get("commits", [])
+            for key, ours, other in (*((key, "aligned", other) for key, other in OTHERS.items()), ("raw_vs_human", "raw", REFERENCES)):
+                if key in evaluated["verdicts"]:
+                    found.contests.setdefault(f"{RAW if ours == 'raw' else arm} against {other}", {})[seed] = own_contest(evaluated, key, ours, answers)
     for ours, theirs in benchmark.contests:
         for seed in benchmark.seeds:
-            path = contest_file(folder, ours, theirs, seed)
-            if path.is_file():
-                contests.setdefault(f"{ours} against {theirs}", {})[seed] = read_json(path)
+            if contest_file(folder, ours, theirs, seed).is_file():
+                found.contests.setdefault(f"{ours} against {theirs}", {})[seed] = arms_contest(folder, ours, theirs, seed)
+    return found
+
+
+def own_contest(evaluated: dict[str, Any], key: str, ours: str, answers: list[dict[str, Any]]) -> Any:
+    """A contest that a run's own evaluation had, with the raw policy or the references (benchmark.Contest)."""
+    from components.evaluation.benchmark import Contest
+
+    rows, verdicts = {row["prompt_id"]: row for row in answers}, evaluated["verdicts"][key]
+    theirs = [rows[prompt]["references"][0] if key.endswith("_vs_human") else rows[prompt]["raw"]["text"] for prompt in verdicts]
+    return Contest(list(verdicts), list(verdicts.values()), [len(rows[prompt][ours]["text"]) for prompt in verdicts], [len(text) for text in theirs],
+                   evaluated["contests"][key].get("consistency"))
+
+
+def arms_contest(folder: Path, ours: str, theirs: str, seed: int) -> Any:
+    """A contest between two arms' policies (benchmark.Contest); files of older benchmarks have the verdicts alone.
+
+    Raises:
+        ValueError: there are not as many verdicts as prompts that both answered.
+    """
+    from components.evaluation.benchmark import Contest
+
+    path = contest_file(folder, ours, theirs, seed)
+    given = read_json(path)
+    first, second = ({row["prompt_id"]: len(row["text"]) for row in read_json(arm_run(folder, arm, seed).evaluation / "answers-aligned.json")} for arm in (ours, theirs))
+    if isinstance(given, list):
+        given = {"prompts": sorted(set(first) & set(second)), "verdicts": given}
+    prompts, verdicts = given["prompts"], given["verdicts"]
+    if len(prompts) != len(verdicts):
+        raise ValueError(f"{path}: {len(verdicts)} verdicts, but both policies answered {len(prompts)} prompts; delete the file and resume the benchmark")
+    return Contest(prompts, verdicts, [first[prompt] for prompt in prompts], [second[prompt] for prompt in prompts], given.get("consistency"))
+
+
+def short(commit: str) -> str:
+    """The first 12 digits of a commit, and whether files differed from it."""
+    return commit[:12] + ("-dirty" if commit.endswith("-dirty") else "")
+
+
+def commits_line(commits: dict[str, list[str]]) -> str:
+    """Which commits the runs are of, and which run is of which where they differ.
+
+    Args:
+        commits: by run, those that it was opened with (several, where it was resumed with another); empty where none was recorded.
+    """
+    runs_of: dict[str, list[str]] = {}
+    for run, given in commits.items():
+        runs_of.setdefault(", then ".join(map(short, given)) or "not recorded", []).append(run)
+    if len(runs_of) == 1:
+        return f"commit of the runs: {next(iter(runs_of))}"
+    return "commits of the runs: " + "; ".join(f"{commit} ({', '.join(runs)})" for commit, runs in runs_of.items())
+
+
+@task()
+def write_benchmark_report(folder: Path, benchmark: Benchmark) -> Path:
+    """Write report.html, report.md, figures.json and the pictures; gives the report's folder."""
+    from components.evaluation import benchmark as report
+    from components.evaluation import benchmark_pictures as pictures
+    from components.evaluation.claims import check_claims, claims_table
+
+    found = gather(folder, benchmark)
     out = folder / "report"
     out.mkdir(exist_ok=True)
-    title, notes = folder.name, [f"recipe {benchmark.recipe}, seeds {', '.join(map(str, benchmark.seeds))}, git {git_commit()[:12]}"]
+    title, notes = folder.name, [f"recipe {benchmark.recipe}, seeds {', '.join(map(str, benchmark.seeds))}", commits_line(found.commits), f"report written by commit {short(git_commit())}"]
     notes += ["accuracies are of the selectors' majority (FedBis, FedBiscuit) or of the trained policy's implicit reward (the others); a client step is an optimiser step of the arm's own batch size"]
     notes += [f"{arm}: {'; '.join(settings)}" for arm, settings in benchmark.arms.items()]
-    parts = report.tables(figures, contests)
-    report.picture(figures, contests, out / "benchmark.png")
-    pictures = [out / "benchmark.png"]
-    if curves:
-        report.rewards_picture(curves, out / "rewards.png")
-        pictures.append(out / "rewards.png")
-    write_json(out / "figures.json", {"figures": figures, "contests": contests, "curves": curves})
+    pools = {name: report.pool(by_seed) for name, by_seed in found.contests.items()}
+    findings = check_claims(benchmark.claims, found.figures, pools, benchmark.seeds)
+    means, single = report.figures_tables(found.figures, found.raw)
+    pictures.picture(found.figures, pools, out / "benchmark.png")
+    parts: list[report.Table | report.Picture] = [*([claims_table(findings)] if findings else []), means, report.contests_table(pools)]
+    parts.append(report.Picture("Accuracies and win rates", out / "benchmark.png", "Dots: seeds."))
+    parts.append(report.judges_table(found.contests, found.judges))
+    for curves, draw, name, heading, caption in (
+            (found.groups, pictures.rand_picture, "groups.png", "Groups over the rounds", "Every grouping of all clients."),
+            (found.rewards, pictures.rewards_picture, "rewards.png", "Rewards over the rounds", "Mean over seeds, in a band from the least to the greatest."),
+            (found.hacking, pictures.hacking_grid, "reward-hacking.png", "Proxy and judge over the alignment",
+             "Share of prompts on which the policy's answer is preferred to the raw policy's, a tie half; where the judge's falls while the selectors' rises, the reward is hacked.")):
+        if curves:
+            draw(curves, out / name)
+            parts.append(report.Picture(heading, out / name, caption))
+    parts.append(single)
+    write_json(out / "figures.json", asdict(found) | {"pooled": {name: asdict(pooled) for name, pooled in pools.items()}, "claims": [asdict(finding) for finding in findings]})
     (out / "report.md").write_text(report.markdown(title, parts, notes), encoding="utf-8")
-    (out / "report.html").write_text(report.page(title, parts, notes, pictures), encoding="utf-8")
+    (out / "report.html").write_text(report.page(title, parts, notes), encoding="utf-8")
     return out
 
 

@@ -1,34 +1,84 @@
-"""The table of a benchmark: figures of each arm and seed, their means, and win rates pooled over seeds."""
+"""The tables of a benchmark: figures of each arm and seed, their means, and win rates pooled over seeds."""
 
 from __future__ import annotations
 
 import base64
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from components.evaluation.winrate import Verdict, win_rate
+from components.benchmarks import FIGURES, RAW
+from components.evaluation.length_control import LengthControlled, control_lengths
+from components.evaluation.winrate import Verdict, WinRate, win_rate
 from components.federation.graph import own_group_share
 from components.federation.grouping import rand_index
 
-FIGURES = {
-    "common": "common taste", "common_assigned": "common taste, own adapter", "own": "own taste", "own_assigned": "own taste, own adapter", "worst": "worst client", "adjusted_rand_index": "adjusted Rand index",
-    "accuracy": "pair accuracy", "margin": "reward margin", "reward": "reward", "best_reward": "best reward", "neighbours": "own-group neighbours", "neighbours_chance": "by chance",
-    "answer_accuracy": "answers to questions, accuracy", "success": "answers to questions, success",
-    "rougeLsum": "ROUGE-L", "kl": "KL (nats)", "implicit_reward": "implicit reward", "client_steps": "client steps", "train_seconds": "training (s)"}
-"""What is averaged over seeds, by the name in the table. Accuracies are on held-out pairs, of the selectors' majority or of the trained policy's implicit reward; "own adapter": each
-client's pairs by the adapter that it uses (of its group, or its own; where all use the same, that one). Pair accuracy is the clients' mean. Reward and reward
-margin are implicit (beta log pi / pi_ref of the chosen completion, and its difference to the rejected one's), the clients' mean on held-out pairs, after the last
-round; best reward is the greatest of the rounds that were measured. Own-group neighbours are the mean over rounds."""
+
+@dataclass(frozen=True)
+class Contest:
+    """A judge's verdicts on the answers of two policies, with one seed.
+
+    Attributes:
+        prompts: ids of the prompts.
+        verdicts: Verdict values, one a prompt.
+        ours, theirs: lengths of the answers (characters), one a prompt.
+        consistency: on how many of the pairs the judge's two orders agree, in [0, 1]; None where that was not kept.
+    """
+
+    prompts: list[str]
+    verdicts: list[str]
+    ours: list[int]
+    theirs: list[int]
+    consistency: float | None = None
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """A contest over the answers of all seeds.
+
+    Attributes:
+        rate: over all answers; the interval is over them too, which is for these policies and says nothing of other seeds.
+        even: the rate at equal length, a tie half a win; its interval likewise.
+        by_seed: the rate of each seed alone.
+        answers: how many there are.
+        prompts: how many different prompts they answer.
+        ours, theirs: mean lengths (characters).
+    """
+
+    rate: WinRate
+    even: LengthControlled
+    by_seed: dict[int, WinRate]
+    answers: int
+    prompts: int
+    ours: float
+    theirs: float
+
+
+class Table(NamedTuple):
+    """A part of the report; the caption says what the figures cover."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+    caption: str = ""
+
+
+class Picture(NamedTuple):
+    """A part of the report that only the HTML page has."""
+
+    title: str
+    path: Path
+    caption: str = ""
 
 
 def arm_figures(
     federated: dict[str, Any], aligned: dict[str, Any], evaluated: dict[str, Any], known: dict[str, str | None], local_steps: int,
-    curve: Sequence[dict[str, float]] = (),
+    curve: Sequence[dict[str, float]] = (), answers: Sequence[str] = (),
 ) -> dict[str, float]:
     """The figures of one run.
 
@@ -37,6 +87,7 @@ def arm_figures(
         known: the clients' true groups.
         local_steps: optimiser steps of a training job.
         curve: of a policy, see reward_curve.
+        answers: of the aligned policy to the held-out prompts.
 
     Returns:
         those of FIGURES that the run has.
@@ -46,7 +97,7 @@ def arm_figures(
     figures = {
         "common": after["domains"].get("common"), "own": after["domains"].get("own"), "worst": after["worst"],
         "own_assigned": after.get("assigned", after)["domains"].get("own"), "common_assigned": after.get("assigned", after)["domains"].get("common"), "kl": aligned["metrics"].get("kl_sequence"),
-        "rougeLsum": evaluated["rouge"]["aligned"].get("rougeLsum"), "implicit_reward": evaluated.get("implicit_reward", {}).get("mean"),
+        "implicit_reward": evaluated.get("implicit_reward", {}).get("mean"),
         "client_steps": local_steps * len(trained), "train_seconds": sum(client["seconds"] for client in trained)}
     if curve:
         figures |= {"accuracy": after["mean"], "margin": curve[-1]["margin"], "reward": curve[-1]["reward"], "best_reward": max(point["reward"] for point in curve)}
@@ -56,11 +107,34 @@ def arm_figures(
         for name, key in (("neighbours", "neighbours"), ("neighbours_chance", "chance")):
             found = [share[key] for share in shares if not math.isnan(share[key])]
             figures[name] = float(np.mean(found)) if found else None
-    answered = evaluated.get("questions", {}).get("aligned", {}).get("mean", {})
-    figures |= {"answer_accuracy": answered.get("accuracy"), "success": answered.get("success")}
+    figures |= answer_figures(evaluated, "aligned", answers)
     if federated["assigned"] and not federated.get("personal") and any(known.values()):
         figures["adjusted_rand_index"] = rand_index(federated["assigned"], known)
     return {name: float(value) for name, value in figures.items() if value is not None}
+
+
+def answer_figures(evaluated: dict[str, Any], name: str, answers: Sequence[str]) -> dict[str, float]:
+    """Those of FIGURES that are of what a policy writes; all that there is to say of the raw one.
+
+    Args:
+        evaluated: result.json of the phase.
+        name: aligned or raw.
+        answers: the policy's, to the held-out prompts.
+    """
+    questions = evaluated.get("questions", {}).get(name, {}).get("mean", {})
+    figures = {"rougeLsum": evaluated["rouge"].get(name, {}).get("rougeLsum"), "characters": float(np.mean([len(text) for text in answers])) if answers else None,
+               "answer_accuracy": questions.get("accuracy"), "success": questions.get("success")}
+    return {key: value for key, value in figures.items() if value is not None}
+
+
+def rand_curve(records: Sequence[dict[str, Any]], known: Mapping[str, str | None]) -> list[dict[str, float]]:
+    """Adjusted Rand index of each grouping, with the rounds that were done by then; empty where the true groups are not known.
+
+    Args:
+        records: of committed steps.
+        known: the clients' true groups.
+    """
+    return [{"round": record["rounds_done"], "index": rand_index(record["assigned"], known)} for record in records if record["phase"] == "group"] if any(known.values()) else []
 
 
 def reward_curve(measured: dict[int, dict[str, Any]], beta: float) -> list[dict[str, float]]:
@@ -74,35 +148,6 @@ def reward_curve(measured: dict[int, dict[str, Any]], beta: float) -> list[dict[
             for done, found in sorted(measured.items()) if "reward" in found]
 
 
-def rewards_picture(curves: dict[str, dict[int, list[dict[str, float]]]], path: Path) -> None:
-    """Reward, reward margin and pair accuracy by round, a line for each arm (mean over seeds) in a band from the least to the greatest seed.
-
-    Args:
-        curves: by arm and seed, see reward_curve.
-        path: PNG to write.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(1, 3, figsize=(14, 4.2), layout="constrained")
-    titles = (("reward", "reward of the chosen completions"), ("margin", "reward margin"), ("accuracy", "accuracy on held-out pairs"))
-    for axes, (key, title) in zip(panels, titles, strict=True):
-        for arm, runs in curves.items():
-            by_round: dict[int, list[float]] = {}
-            for point in (point for curve in runs.values() for point in curve):
-                by_round.setdefault(int(point["round"]), []).append(point[key])
-            rounds = sorted(by_round)
-            (line,) = axes.plot(rounds, [np.mean(by_round[n]) for n in rounds], marker="o", markersize=3, label=arm)
-            axes.fill_between(rounds, [min(by_round[n]) for n in rounds], [max(by_round[n]) for n in rounds], color=line.get_color(), alpha=0.12, linewidth=0)
-        axes.set(xlabel="round", title=title)
-        axes.xaxis.get_major_locator().set_params(integer=True)
-    panels[-1].legend(fontsize=8)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
-
-
 def mean_and_spread(values: Sequence[float]) -> str:
     """Mean and sample standard deviation over seeds, as the table shows them."""
     digits = 0 if np.mean(values) >= 100 else 3
@@ -110,91 +155,114 @@ def mean_and_spread(values: Sequence[float]) -> str:
     return mean if len(values) == 1 else f"{mean} ± {np.std(values, ddof=1):.{digits}f}"
 
 
-def pooled(verdicts: Sequence[Sequence[str]], resamples: int, seed: int) -> str:
-    """Win rate over the prompts of all seeds, with its bootstrap interval and counts."""
-    rate = win_rate([Verdict(v) for given in verdicts for v in given], resamples, seed)
-    return "-" if math.isnan(rate.rate) else f"{rate} ({rate.wins}/{rate.ties}/{rate.losses})"
+def pool(by_seed: Mapping[int, Contest], resamples: int = 2000, seed: int = 0) -> Pooled:
+    """A contest over the answers of all seeds, with intervals by bootstrap over the answers, and each seed alone."""
+    verdicts = [Verdict(v) for contest in by_seed.values() for v in contest.verdicts]
+    ours, theirs = ([n for contest in by_seed.values() for n in getattr(contest, side)] for side in ("ours", "theirs"))
+    return Pooled(
+        win_rate(verdicts, resamples, seed), control_lengths(verdicts, ours, theirs, resamples, seed),
+        {s: win_rate([Verdict(v) for v in contest.verdicts], resamples, seed) for s, contest in by_seed.items()},
+        len(verdicts), len({prompt for contest in by_seed.values() for prompt in contest.prompts}), float(np.mean(ours or [math.nan])), float(np.mean(theirs or [math.nan])))
 
 
-def tables(
-    figures: dict[str, dict[int, dict[str, float]]], contests: dict[str, dict[int, list[str]]], resamples: int = 2000
-) -> list[tuple[str, list[str], list[list[str]]]]:
-    """The tables of a report: means over seeds, win rates pooled over seeds, and the figures of each seed.
+def counted(rate: WinRate) -> str:
+    """Wins, ties and losses."""
+    return f"{rate.wins}/{rate.ties}/{rate.losses}"
+
+
+def at_equal_length(even: LengthControlled) -> str:
+    """Rate and interval, as the tables show them."""
+    return "-" if math.isnan(even.rate) else f"{even.rate:.1%} [{even.low:.1%}, {even.high:.1%}]"
+
+
+def contests_table(pools: Mapping[str, Pooled]) -> Table:
+    """Win rates, as they are and at equal length, over the answers of all seeds, and by seed."""
+    rows = []
+    for name, found in pools.items():
+        rate, known = found.rate, not math.isnan(found.rate.rate)
+        by_seed = "; ".join(f"{seed}: " + (f"{one.rate:.1%} ({counted(one)})" if not math.isnan(one.rate) else "-") for seed, one in found.by_seed.items())
+        rows.append([name, f"{found.answers} ({found.prompts})", f"{rate} ({counted(rate)})" if known else "-", by_seed,
+                     f"{found.even.uncontrolled:.1%}" if known else "-", at_equal_length(found.even), f"{found.ours:.0f}, {found.theirs:.0f}" if found.answers else "-"])
+    return Table(
+        "Win rates over the answers of all seeds", ["contest", "answers (different prompts)", "win rate [95%] (wins/ties/losses)", "by seed", "a tie half", "a tie half, at equal length [95%]", "characters"], rows,
+        "A win rate is wins / (wins + ties + losses). Intervals are 95% bootstraps over the answers (the same prompt with two seeds counts as two): they are about these "
+        "policies, one a seed, and hold for no other seed. Where the seeds lie further apart than the interval is wide, the seed decides and not the method. At equal length: what a logistic model of the length "
+        "difference predicts for answers of the same length (components/evaluation/length_control.py).")
+
+
+def judges_table(contests: Mapping[str, Mapping[int, Contest]], judges: Mapping[int, Mapping[str, float]]) -> Table:
+    """The judge's position consistency in each contest and seed, and its own accuracy.
+
+    Args:
+        contests: of each name and seed.
+        judges: by seed, the figures of its training; none of a judge that was not trained.
+    """
+    seeds = sorted({seed for by_seed in contests.values() for seed in by_seed})
+    rows = [[f"position consistency, {name}", *(as_share(by_seed[seed].consistency) if seed in by_seed else "-" for seed in seeds)]
+            for name, by_seed in contests.items() if any(contest.consistency is not None for contest in by_seed.values())]
+    if any(judges.values()):
+        domains = sorted({key for figures in judges.values() for key in figures if key.startswith("judge_accuracy/")})
+        for key in ("judge_accuracy", *domains):
+            rows.append(["own accuracy" + key.removeprefix("judge_accuracy").replace("/", ", pairs of domain "), *(as_share(judges.get(seed, {}).get(key)) for seed in seeds)])
+        pairs = [judges.get(seed, {}).get("judge_held_out_pairs") for seed in seeds]
+        rows.append(["own accuracy, held-out pairs", *("not recorded" if n is None else f"{n:.0f}" for n in pairs)])
+    return Table("The judge", ["", *(f"seed {seed}" for seed in seeds)], rows,
+                 "Position consistency: the share of pairs on which its verdicts on both orders agree; contests for which it was not kept are left out. Its own accuracy is on pairs of owners outside the federation that it was not trained on.")
+
+
+def as_share(value: float | None) -> str:
+    """A share in [0, 1] as the tables show it."""
+    return "-" if value is None or math.isnan(value) else f"{value:.3f}"
+
+
+def figures_tables(figures: Mapping[str, Mapping[int, Mapping[str, float]]], raw: Mapping[int, Mapping[str, float]]) -> tuple[Table, Table]:
+    """Means over seeds, and the figures of each seed.
 
     Args:
         figures: by arm and seed, see arm_figures.
-        contests: verdicts (Verdict values) of each contest by seed.
-        resamples: of the bootstrap.
-
-    Returns:
-        title, header and rows of each.
+        raw: the raw policy's by seed, see answer_figures.
     """
-    shown = [name for name in FIGURES if any(name in run for runs in figures.values() for run in runs.values())]
+    every = dict(figures) | ({RAW: raw} if raw else {})
+    shown = [name for name in FIGURES if any(name in run for runs in every.values() for run in runs.values())]
     header = ["method", "seeds", *(FIGURES[name] for name in shown)]
     means = [[arm, str(len(runs)), *(mean_and_spread(v) if (v := [run[name] for run in runs.values() if name in run]) else "-" for name in shown)]
-             for arm, runs in figures.items()]
-    single = [[arm, str(seed), *(mean_and_spread([run[name]]) if name in run else "-" for name in shown)] for arm, runs in figures.items() for seed, run in runs.items()]
-    rates = [[name, str(len(by_seed)), pooled(list(by_seed.values()), resamples, 0)] for name, by_seed in contests.items()]
-    return [("Means over seeds (± sample standard deviation)", header, means),
-            ("Win rates over the prompts of all seeds", ["contest", "seeds", "win rate [95% interval] (wins/ties/losses)"], rates),
-            ("Each seed", ["method", "seed", *header[2:]], single)]
+             for arm, runs in every.items()]
+    single = [[arm, str(seed), *(mean_and_spread([run[name]]) if name in run else "-" for name in shown)] for arm, runs in every.items() for seed, run in runs.items()]
+    return (Table("Means over seeds", header, means, "Mean ± sample standard deviation over seeds."), Table("Each seed", ["method", "seed", *header[2:]], single))
 
 
-def markdown(title: str, parts: Sequence[tuple[str, list[str], list[list[str]]]], notes: Sequence[str]) -> str:
-    """The report as markdown, e.g. for a README."""
+def markdown(title: str, parts: Sequence[Table | Picture], notes: Sequence[str]) -> str:
+    """The report as markdown, e.g. for a README; without pictures."""
     lines = [f"# {title}", "", *(f"- {note}" for note in notes)]
-    for name, header, rows in parts:
-        lines += ["", f"## {name}", "", f"| {' | '.join(header)} |", f"|{'---|' * len(header)}", *(f"| {' | '.join(row)} |" for row in rows)]
+    for part in parts:
+        if isinstance(part, Table):
+            lines += ["", f"## {part.title}", "", *([part.caption, ""] if part.caption else []),
+                      f"| {' | '.join(part.header)} |", f"|{'---|' * len(part.header)}", *(f"| {' | '.join(row)} |" for row in part.rows)]
     return "\n".join(lines) + "\n"
 
 
-def page(title: str, parts: Sequence[tuple[str, list[str], list[list[str]]]], notes: Sequence[str], pictures: Sequence[Path]) -> str:
+STYLE = (
+    "body{font-family:sans-serif;margin:2em auto;padding:0 1em;max-width:100em;line-height:1.4;color:#222}li,p{max-width:75em}.wide{overflow-x:auto}h2{margin-top:2em}"
+    "table{border-collapse:collapse;font-size:.85em;font-variant-numeric:tabular-nums}td,th{border:1px solid #ccc;padding:.3em .6em;text-align:left;vertical-align:top}"
+    "th{background:#f2f2f2}td:first-child{font-weight:bold;min-width:9em}tr:nth-child(even) td{background:#fafafa}img{max-width:100%}.caption{color:#555}"
+    ".n{white-space:nowrap}.holds{color:#176b2c}.partly{color:#8a6100}.fails{color:#a11}")
+CLASSES = {"may be chance": "partly", "holds in every seed": "holds", "holds on average": "partly", "does not hold": "fails"}
+
+
+def page(title: str, parts: Sequence[Table | Picture], notes: Sequence[str]) -> str:
     """The report as one HTML file, pictures included."""
+    def cell(tag: str, text: str) -> str:
+        kind = next((name for words, name in CLASSES.items() if words in text), "n" if tag == "td" and len(text) <= 20 else None)
+        return f"<{tag}{f' class={kind}' if kind else ''}>{html.escape(text)}</{tag}>"
+
     def cells(tag: str, row: Sequence[str]) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) + "</tr>"
+        return "<tr>" + "".join(cell(tag, text) for text in row) + "</tr>"
 
     body = [f"<h1>{html.escape(title)}</h1>", "<ul>", *(f"<li>{html.escape(note)}</li>" for note in notes), "</ul>"]
-    for name, header, rows in parts:
-        body += [f"<h2>{html.escape(name)}</h2>", "<table>", cells("th", header), *(cells("td", row) for row in rows), "</table>"]
-    for picture in pictures:
-        body.append(f'<p><img alt="{html.escape(picture.stem)}" src="data:image/png;base64,{base64.b64encode(picture.read_bytes()).decode()}"></p>')
-    style = "body{font-family:sans-serif;margin:2em;max-width:80em}table{border-collapse:collapse}td,th{border:1px solid #bbb;padding:.3em .6em;text-align:left}img{max-width:100%}"
-    return f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title><style>{style}</style></head><body>{"".join(body)}</body></html>\n'
-
-
-def picture(figures: dict[str, dict[int, dict[str, float]]], contests: dict[str, dict[int, list[str]]], path: Path) -> None:
-    """Accuracies by method, a dot a seed, and the pooled win rates with their intervals.
-
-    Args:
-        figures, contests: as tables.
-        path: PNG to write.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
-    arms, kinds = list(figures), [("common", "tab:grey"), ("own", "tab:blue"), ("own_assigned", "tab:orange")]
-    for k, (name, color) in enumerate(kinds):
-        values = [[run[name] for run in figures[arm].values() if name in run] for arm in arms]
-        places = [i + (k - 1) * 0.25 for i in range(len(arms))]
-        left.bar(places, [np.mean(v) if v else 0 for v in values], width=0.23, color=color, alpha=0.6, label=FIGURES[name])
-        for place, given in zip(places, values, strict=True):
-            left.scatter([place] * len(given), given, color="black", s=10, zorder=3)
-    left.axhline(0.5, color="black", linewidth=0.8, linestyle="--")
-    left.set(title="Accuracy on held-out pairs (dots: seeds)", ylim=(0, 1))
-    left.set_xticks(range(len(arms)), arms)
-    left.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=3)
-    names = list(contests)
-    for i, name in enumerate(names):
-        rate = win_rate([Verdict(v) for given in contests[name].values() for v in given])
-        if not math.isnan(rate.rate):
-            right.errorbar([rate.rate], [i], xerr=[[rate.rate - rate.low], [rate.high - rate.rate]], fmt="o", color="tab:blue", capsize=3)
-            parsed = rate.wins + rate.ties + rate.losses
-            right.scatter([rate.losses / parsed], [i], marker="x", color="tab:red", zorder=3)
-    right.set_yticks(range(len(names)), names, fontsize=8)
-    right.invert_yaxis()
-    right.set(title="Win rate with 95% interval (red: loss rate)", xlim=(0, 1))
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    for part in parts:
+        body += [f"<h2>{html.escape(part.title)}</h2>", *([f'<p class="caption">{html.escape(part.caption)}</p>'] if part.caption else [])]
+        if isinstance(part, Table):
+            body += ['<div class="wide"><table>', cells("th", part.header), *(cells("td", row) for row in part.rows), "</table></div>"]
+        else:
+            body.append(f'<p><img alt="{html.escape(part.title)}" src="data:image/png;base64,{base64.b64encode(part.path.read_bytes()).decode()}"></p>')
+    return f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title><style>{STYLE}</style></head><body>{"".join(body)}</body></html>\n'

@@ -93,7 +93,12 @@ def control_length(verdicts: Sequence[Verdict], ours: Sequence[str], theirs: Seq
         ours, theirs: the texts that were judged; their lengths are in characters, as they stand.
         resamples, seed: of the bootstrap.
     """
-    rows = [(LABELS[verdict], len(one), len(other)) for verdict, one, other in zip(verdicts, ours, theirs, strict=True) if verdict in LABELS]
+    return control_lengths(verdicts, [len(text) for text in ours], [len(text) for text in theirs], resamples, seed)
+
+
+def control_lengths(verdicts: Sequence[Verdict], ours: Sequence[int], theirs: Sequence[int], resamples: int = 2000, seed: int = 0) -> LengthControlled:
+    """The same, of texts whose lengths (characters) are known."""
+    rows = [(LABELS[verdict], one, other) for verdict, one, other in zip(verdicts, ours, theirs, strict=True) if verdict in LABELS]
     labels, first, second = zip(*rows, strict=True) if rows else ((), (), ())
     return length_controlled(labels, first, second, resamples, seed)
 

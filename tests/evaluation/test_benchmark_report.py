@@ -2,17 +2,26 @@
 
 import pytest
 
+from components.benchmarks import Claim
 from components.evaluation.benchmark import (
+    Contest,
+    Picture,
+    answer_figures,
     arm_figures,
+    contests_table,
+    counted,
+    figures_tables,
+    judges_table,
     markdown,
     mean_and_spread,
     page,
-    picture,
-    pooled,
+    pool,
+    rand_curve,
     reward_curve,
-    rewards_picture,
-    tables,
 )
+from components.evaluation.benchmark_pictures import hacking_grid, picture, rand_picture, rewards_picture
+from components.evaluation.claims import check_claims, claims_table
+from components.evaluation.length_control import control_length
 from components.evaluation.winrate import Verdict
 
 WIN, TIE, LOSS = Verdict.FIRST.value, Verdict.TIE.value, Verdict.SECOND.value
@@ -22,7 +31,15 @@ FEDERATED = {
     "records": [{"phase": "train", "clients": {"a": {"seconds": 2.0}, "b": {"seconds": 3.0}}}, {"phase": "group", "clients": {"a": {"losses": [1]}}}]}
 EVALUATED = {"rouge": {"aligned": {"rougeLsum": 0.2}}, "implicit_reward": {"mean": 0.55}}
 FIGURES = {"FedBis": {0: {"common": 0.9, "own": 0.5}, 1: {"common": 0.8, "own": 0.6}}, "FedDPO": {0: {"common": 0.6}}}
-CONTESTS = {"FedBis against raw policy": {0: [WIN, WIN, TIE], 1: [LOSS]}}
+
+
+def contest(verdicts: list[str], ours: int = 5, theirs: int = 5, consistency: float | None = None, prompts: str = "abcdefghijklmnopqrstuvwxyz") -> Contest:
+    n = len(verdicts)
+    return Contest(list(prompts[:n]), verdicts, [ours] * n, [theirs] * n, consistency)
+
+
+CONTESTS = {"FedBis against raw policy": {0: contest([WIN, WIN, TIE]), 1: contest([LOSS])}}
+POOLS = {name: pool(by_seed, 500) for name, by_seed in CONTESTS.items()}
 
 
 def test_an_arms_figures_are_those_of_its_phases():
@@ -50,31 +67,105 @@ def test_means_are_over_seeds_with_the_sample_standard_deviation():
     assert mean_and_spread([0.9, 0.8]) == "0.850 ± 0.071" and mean_and_spread([0.5]) == "0.500" and mean_and_spread([100.0, 300.0]) == "200 ± 141"
 
 
-def test_win_rates_are_pooled_over_the_prompts_of_all_seeds_and_not_averaged_over_seeds():
-    assert pooled(list(CONTESTS["FedBis against raw policy"].values()), 500, 0).startswith("50.0% [") and pooled([[WIN, WIN, TIE], [LOSS]], 500, 0).endswith("(2/1/1)")
-    assert pooled([[]], 500, 0) == "-"
+def test_win_rates_are_pooled_over_the_answers_of_all_seeds_and_each_seed_stands_beside():
+    found = POOLS["FedBis against raw policy"]
+    assert (found.rate.rate, counted(found.rate), found.answers) == (0.5, "2/1/1", 4), "not the mean of 2/3 and 0"
+    assert {seed: (rate.rate, counted(rate)) for seed, rate in found.by_seed.items()} == {0: (pytest.approx(2 / 3), "2/1/0"), 1: (0.0, "0/0/1")}
+    assert found.prompts == 3, "seed 1 asks one of seed 0's prompts again"
+
+
+def test_the_rate_at_equal_length_is_that_of_all_seeds_answers_together():
+    verdicts, ours, theirs = [WIN, WIN, LOSS, TIE, WIN, LOSS], ["a" * n for n in (9, 8, 3, 4, 7, 5)], ["b" * n for n in (4, 5, 6, 4, 9, 5)]
+    parts = [Contest(list("xyz"), verdicts[k:k + 3], [len(t) for t in ours[k:k + 3]], [len(t) for t in theirs[k:k + 3]]) for k in (0, 3)]
+    found = pool({0: parts[0], 1: parts[1]}, 300, 7)
+    assert found.even == control_length([Verdict(v) for v in verdicts], ours, theirs, 300, 7) and found.even.uncontrolled == pytest.approx(3.5 / 6)
+    assert found.even.rate != found.even.uncontrolled and (found.ours, found.theirs) == (6.0, pytest.approx(5.5))
+    (row,) = contests_table({"A against B": found}).rows
+    assert f"{found.even.rate:.1%} [{found.even.low:.1%}, {found.even.high:.1%}]" in row and "58.3%" in row and "6, 6" in row
+
+
+def test_the_table_of_contests_has_an_interval_its_caption_says_over_what_and_every_seed_stands_in_it():
+    table = contests_table(POOLS)
+    (row,) = table.rows
+    assert row[:3] == ["FedBis against raw policy", "4 (3)", "50.0% [0.0%, 100.0%] (2/1/1)"] and row[3] == "0: 66.7% (2/1/0); 1: 0.0% (0/0/1)"
+    assert "over the answers" in table.caption and "no other seed" in table.caption
+    assert set(contests_table({"A against B": pool({0: contest([])}, 500)}).rows[0][2:]) == {"-", "0: -"}
 
 
 def test_the_report_shows_every_figure_in_every_form(tmp_path):
-    parts = tables(FIGURES, CONTESTS, 500)
-    assert [title for title, _, _ in parts] == ["Means over seeds (± sample standard deviation)", "Win rates over the prompts of all seeds", "Each seed"]
-    assert parts[0][2] == [["FedBis", "2", "0.850 ± 0.071", "0.550 ± 0.071"], ["FedDPO", "1", "0.600", "-"]]
-    picture(FIGURES, CONTESTS, tmp_path / "p.png")
-    text, html = markdown("B", parts, ["a note"]), page("B <1>", parts, ["a note"], [tmp_path / "p.png"])
-    for cell in ("0.850 ± 0.071", "FedBis against raw policy", "(2/1/1)", "a note"):
+    means, single = figures_tables(FIGURES, {0: {"rougeLsum": 0.2}, 1: {"rougeLsum": 0.4}})
+    assert means.rows == [["FedBis", "2", "0.850 ± 0.071", "0.550 ± 0.071", "-"], ["FedDPO", "1", "0.600", "-", "-"], ["raw policy", "2", "-", "-", "0.300 ± 0.141"]]
+    assert len(single.rows) == 5
+    picture(FIGURES, POOLS, tmp_path / "p.png")
+    parts = [means, contests_table(POOLS), Picture("seen", tmp_path / "p.png", "what <it> shows"), single]
+    text, html = markdown("B", parts, ["a note"]), page("B <1>", parts, ["a note"])
+    for cell in ("0.850 ± 0.071", "FedBis against raw policy", "(2/1/1)", "a note", "Intervals are"):
         assert cell in text and cell in html
-    assert "B &lt;1&gt;" in html and (tmp_path / "p.png").stat().st_size > 5000
-    assert all(line.count("|") == text.splitlines()[i - 1].count("|") for i, line in enumerate(text.splitlines()) if line.startswith("|---"))
-
-
-def test_the_same_win_rate_is_never_given_without_its_interval():
-    (_, header, rows), = [part for part in tables(FIGURES, CONTESTS, 500) if "Win" in part[0]]
-    assert "interval" in header[2] and rows[0][2].count("%") == 3
+    assert "B &lt;1&gt;" in html and "what &lt;it&gt; shows" in html and "data:image/png" in html and (tmp_path / "p.png").stat().st_size > 5000
+    rules = [i for i, line in enumerate(text.splitlines()) if line.startswith("|---")]
+    assert len(rules) == 3 and all(text.splitlines()[i].count("|") == text.splitlines()[i - 1].count("|") == text.splitlines()[i + 1].count("|") for i in rules)
 
 
 @pytest.mark.parametrize("verdicts", [[WIN] * 4, [LOSS] * 4])
 def test_a_contest_with_one_outcome_has_an_interval_of_no_width(verdicts):
-    assert "[100.0%, 100.0%]" in pooled([verdicts], 500, 0) or "[0.0%, 0.0%]" in pooled([verdicts], 500, 0)
+    found = pool({0: contest(verdicts)}, 500)
+    assert found.rate.low == found.rate.high == found.rate.rate
+
+
+def test_the_raw_policys_figures_are_of_what_it_writes():
+    evaluated = EVALUATED | {"rouge": {"aligned": {"rougeLsum": 0.2}, "raw": {"rougeLsum": 0.1}}, "questions": {"raw": {"mean": {"accuracy": 0.3}}, "aligned": {"mean": {"accuracy": 0.5}}}}
+    assert answer_figures(evaluated, "raw", ["abc", "a"]) == {"rougeLsum": 0.1, "characters": 2.0, "answer_accuracy": 0.3}
+    assert answer_figures(evaluated, "aligned", ["abc"]) == {"rougeLsum": 0.2, "characters": 3.0, "answer_accuracy": 0.5}
+
+
+def test_the_judges_table_has_its_consistency_and_its_own_accuracy_with_the_number_of_pairs_where_that_was_recorded():
+    contests = {"A against raw policy": {0: contest([WIN], consistency=0.75), 1: contest([WIN], consistency=0.5)}, "A against B": {0: contest([WIN])}}
+    table = judges_table(contests, {0: {"judge_accuracy": 0.7, "judge_accuracy/own": 0.5, "judge_held_out_pairs": 84}, 1: {"judge_accuracy": 0.6}})
+    assert table.header == ["", "seed 0", "seed 1"]
+    assert table.rows == [["position consistency, A against raw policy", "0.750", "0.500"], ["own accuracy", "0.700", "0.600"], ["own accuracy, pairs of domain own", "0.500", "-"],
+                          ["own accuracy, held-out pairs", "84", "not recorded"]]
+    assert len(judges_table(contests, {0: {}, 1: {}}).rows) == 1, "a judge that was not trained has no accuracy"
+
+
+def findings(claim: dict, pools=POOLS, figures=FIGURES, seeds=(0, 1)) -> list:
+    return check_claims([Claim(**claim)], figures, pools, seeds)
+
+
+@pytest.mark.parametrize(("limit", "says"), [
+    ({"at_least": 0.8}, "holds in every seed"), ({"above": 0.8}, "holds on average"), ({"above": 0.85}, "does not hold"), ({"at_least": 0.85}, "holds on average"), ({"at_least": 0.86}, "does not hold")])
+def test_a_claim_on_a_figure_is_held_against_each_seed_and_then_against_their_mean(limit, says):
+    (found,) = findings({"arm": "FedBis", "figure": "common"} | limit)
+    assert (found.says, found.by_seed, found.overall) == (says, "0: 0.900; 1: 0.800", "mean 0.850")
+
+
+def test_a_claim_against_an_arm_is_on_the_difference_of_the_same_seed_and_says_how_many_seeds_have_it():
+    (found,) = findings({"arm": "FedBis", "figure": "common", "against": ["FedDPO"], "at_least": 0.3})
+    assert found.claim == "FedBis less FedDPO: common taste at least 0.3"
+    assert (found.says, found.by_seed) == ("holds in every seed (1 of 2 seeds)", "0: 0.900 - 0.600 = 0.300"), "0.9 - 0.6 is a little less than 0.3 to a computer"
+    (found,) = findings({"arm": "FedDPO", "figure": "own", "at_least": 0.1})
+    assert (found.says, found.by_seed, found.overall) == ("not measured", "-", "-")
+
+
+def test_a_claim_on_wins_leaves_ties_apart_and_says_what_is_left_at_equal_length():
+    (found,) = findings({"arm": "FedBis", "figure": "wins", "against": ["raw policy"], "above": 0.5})
+    assert found.says == "holds on average, but at equal length it may be chance" and found.by_seed == "0: 2 to 0 (1.000); 1: 0 to 1 (0.000)"
+    assert found.overall.startswith("2 to 1 (0.667); at equal length, a tie half, 62.5% [")
+    better = {"FedBis against raw policy": pool({0: contest([WIN] * 9 + [TIE]), 1: contest([WIN] * 8 + [LOSS])}, 500)}
+    (found,) = findings({"arm": "FedBis", "figure": "wins", "against": ["raw policy"], "above": 0.5}, better)
+    assert found.says == "holds in every seed"
+    longer = {"FedBis against raw policy": pool({0: Contest(list("abcdefgh"), [WIN, LOSS] * 3 + [WIN] * 2, [9, 1] * 3 + [9] * 2, [5] * 8)}, 500)}
+    (found,) = findings({"arm": "FedBis", "figure": "wins", "against": ["raw policy"], "above": 0.5}, longer, seeds=(0,))
+    assert found.says.endswith("may be chance")
+    tied = {"FedBis against raw policy": pool({0: contest([TIE, TIE])}, 500)}
+    (found,) = findings({"arm": "FedBis", "figure": "wins", "against": ["raw policy"], "at_least": 0.0}, tied, seeds=(0,))
+    assert (found.says, found.by_seed) == ("does not hold", "0: 0 to 0")
+
+
+def test_a_claim_that_names_several_is_one_each_and_the_page_marks_what_holds():
+    found = findings({"arm": "FedBis", "figure": "wins", "against": ["raw policy", "FedDPO"], "above": 0.5})
+    assert [f.says for f in found] == ["holds on average, but at equal length it may be chance", "not measured"]
+    html = page("B", [claims_table(findings({"arm": "FedBis", "figure": "common", "at_least": 0.8}) + found)], [])
+    assert "<td class=holds>holds in every seed</td>" in html and "<td class=partly>holds on average, but" in html
 
 
 MEASURED = {4: {"reward": 3.0, "margin": 2.0, "mean": 0.7}, 0: {"reward": 0.0, "margin": 0.0, "mean": 0.5}, 2: {"reward": 5.0, "margin": 1.0, "mean": 0.6}}
@@ -104,3 +195,25 @@ def test_rewards_are_drawn_by_round_for_every_arm(tmp_path, monkeypatch):
     (figure,) = drawn
     lines = [(line.get_label(), [float(v) for v in line.get_ydata()]) for line in figure.axes[0].get_lines()]
     assert lines == [("DRIFT", pytest.approx([0, 1.5, 0.9])), ("FedAvg", pytest.approx([0, 0.5, 0.3]))] and (tmp_path / "rewards.png").stat().st_size > 10_000
+
+
+def test_groups_are_followed_over_the_rounds_and_drawn_where_the_true_ones_are_known(tmp_path):
+    records = [{"phase": "train", "rounds_done": 1, "assigned": {}}, {"phase": "group", "rounds_done": 2, "assigned": {"a": "s0", "b": "s1", "c": "s0", "d": "s1"}},
+               {"phase": "group", "rounds_done": 4, "assigned": {"a": "s0", "b": "s0", "c": "s1", "d": "s1"}}]
+    known = {"a": "x", "b": "x", "c": "y", "d": "y"}
+    curve = rand_curve(records, known)
+    assert [(point["round"], point["index"]) for point in curve] == [(2, pytest.approx(-0.5)), (4, 1.0)] and rand_curve(records, dict.fromkeys(known)) == []
+    rand_picture({"FedBiscuit": {0: curve, 1: curve}}, tmp_path / "groups.png")
+    assert (tmp_path / "groups.png").stat().st_size > 5000
+
+
+def test_the_reward_hacking_curves_are_one_panel_an_arm_and_seed(tmp_path, monkeypatch):
+    from matplotlib import pyplot
+
+    drawn = []
+    monkeypatch.setattr(pyplot, "close", drawn.append)
+    curve = [{"step": 4, "prompts": 3, "proxy": 0.6, "judge": 0.4}]
+    hacking_grid({"FedBis": {0: curve, 1: curve}, "FedBiscuit": {1: curve}}, tmp_path / "h.png")
+    (figure,) = drawn
+    assert [axes.get_title() for axes in figure.axes] == ["FedBis, seed 0", "FedBis, seed 1", "FedBiscuit, seed 0", "FedBiscuit, seed 1"]
+    assert [[float(v) for v in line.get_ydata()] for line in figure.axes[0].get_lines()[1:]] == [[0.5, 0.6], [0.5, 0.4]]

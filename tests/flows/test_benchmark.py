@@ -16,7 +16,7 @@ PLAN = {
         "FedBiscuit": ["federation.rounds=6", "federation.method=fedbiscuit", "federation.selectors=3", 'federation.options={"warmup_rounds": 1, "regroup_every": 2}',
                        "evaluation.preference_pairs=9", "evaluation.curve_prompts=3", "alignment.dpo.checkpoint_every=1"],
         "FedDPO": ["federation.rounds=1", "federation.method=feddpo"]},
-    "contests": [["FedBiscuit", "FedDPO"]]}
+    "contests": [["FedBiscuit", "FedDPO"]], "claims": [{"arm": "FedBiscuit", "figure": "worst", "at_least": 0}]}
 STEPS = {"FedBiscuit": 24, "FedDPO": 4}
 """Rounds times 2 clients times 2 local steps."""
 
@@ -57,9 +57,11 @@ def test_every_arm_is_run_with_every_seed_and_their_figures_are_in_one_report(fi
             assert figures["client_steps"] == STEPS[arm] and ("adjusted_rand_index" in figures) == (arm == "FedBiscuit")
     assert set(written["contests"]) == {f"{arm} against {other}" for arm in PLAN["arms"] for other in ("raw policy", "the references")} | {
         "raw policy against the references", "FedBiscuit against FedDPO"}
-    assert all(len(verdicts) == 4 for by_seed in written["contests"].values() for verdicts in by_seed.values())
+    assert all(len(contest["verdicts"]) == len(contest["ours"]) == 4 and 0 <= contest["consistency"] <= 1 for by_seed in written["contests"].values() for contest in by_seed.values())
+    assert {run: len(commits) for run, commits in written["commits"].items()} == {f"{arm}-seed-{seed}": 1 for arm in PLAN["arms"] for seed in (0, 1)}
+    assert written["claims"][0]["claim"] == "FedBiscuit: worst client at least 0" and written["claims"][0]["says"] == "holds in every seed"
     page = (folder / "report" / "report.html").read_text()
-    assert "FedBiscuit" in page and "data:image/png;base64," in page and "http" not in page.replace("http-equiv", "")
+    assert "FedBiscuit" in page and page.count("data:image/png;base64,") == 4 and "http" not in page.replace("http-equiv", "")
 
 
 

@@ -1,0 +1,141 @@
+"""Pictures of a benchmark. Drawn without a display, so any worker can."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from components.benchmarks import FIGURES
+from components.evaluation.benchmark import Pooled
+
+
+def picture(figures: Mapping[str, Mapping[int, Mapping[str, float]]], pools: Mapping[str, Pooled], path: Path) -> None:
+    """Accuracies by method and win rates over all seeds with their intervals; a dot is a seed.
+
+    Args:
+        figures: by arm and seed, see benchmark.arm_figures.
+        pools: the contests, by name.
+        path: PNG to write.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(14, max(4.5, 1.5 + 0.3 * len(pools))), layout="constrained")
+    arms, kinds = list(figures), [("common", "tab:grey"), ("own", "tab:blue"), ("own_assigned", "tab:orange")]
+    for k, (name, color) in enumerate(kinds):
+        values = [[run[name] for run in figures[arm].values() if name in run] for arm in arms]
+        places = [i + (k - 1) * 0.25 for i in range(len(arms))]
+        left.bar(places, [np.mean(v) if v else 0 for v in values], width=0.23, color=color, alpha=0.6, label=FIGURES[name])
+        for place, given in zip(places, values, strict=True):
+            left.scatter([place] * len(given), given, color="black", s=10, zorder=3)
+    left.axhline(0.5, color="black", linewidth=0.8, linestyle="--")
+    left.set(title="Accuracy on held-out pairs (dots: seeds)", ylim=(0, 1))
+    left.set_xticks(range(len(arms)), arms)
+    left.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=3)
+    for i, found in enumerate(pools.values()):
+        rate = found.rate
+        if not math.isnan(rate.rate):
+            right.errorbar([rate.rate], [i], xerr=[[rate.rate - rate.low], [rate.high - rate.rate]], fmt="o", color="tab:blue", capsize=3, label="" if i else "wins, all seeds, 95% over answers")
+            right.scatter([rate.losses / (rate.wins + rate.ties + rate.losses)], [i], marker="x", color="tab:red", zorder=3, label="" if i else "losses, all seeds")
+            right.scatter([one.rate for one in found.by_seed.values()], [i + 0.22] * len(found.by_seed), color="black", s=10, zorder=3, label="" if i else "wins, each seed")
+    right.set_yticks(range(len(pools)), list(pools), fontsize=8)
+    right.invert_yaxis()
+    right.grid(axis="x", alpha=0.3)
+    right.set(title="Win rate", xlim=(0, 1))
+    if pools:
+        right.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=3)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def rewards_picture(curves: dict[str, dict[int, list[dict[str, float]]]], path: Path) -> None:
+    """Reward, reward margin and pair accuracy by round, a line for each arm (mean over seeds) in a band from the least to the greatest seed.
+
+    Args:
+        curves: by arm and seed, see reward_curve.
+        path: PNG to write.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, 3, figsize=(14, 4.2), layout="constrained")
+    titles = (("reward", "reward of the chosen completions"), ("margin", "reward margin"), ("accuracy", "accuracy on held-out pairs"))
+    for axes, (key, title) in zip(panels, titles, strict=True):
+        for arm, runs in curves.items():
+            by_round: dict[int, list[float]] = {}
+            for point in (point for curve in runs.values() for point in curve):
+                by_round.setdefault(int(point["round"]), []).append(point[key])
+            rounds = sorted(by_round)
+            (line,) = axes.plot(rounds, [np.mean(by_round[n]) for n in rounds], marker="o", markersize=3, label=arm)
+            axes.fill_between(rounds, [min(by_round[n]) for n in rounds], [max(by_round[n]) for n in rounds], color=line.get_color(), alpha=0.12, linewidth=0)
+        axes.set(xlabel="round", title=title)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    panels[-1].legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def rand_picture(curves: Mapping[str, Mapping[int, Sequence[Mapping[str, float]]]], path: Path) -> None:
+    """Adjusted Rand index of each grouping by the rounds done, a line for each arm and seed.
+
+    Args:
+        curves: by arm and seed, see benchmark.rand_curve.
+        path: PNG to write.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 4), layout="constrained")
+    for (arm, runs), style in zip(curves.items(), _cycle(["-", "--", ":", "-."], len(curves)), strict=True):
+        for n, (seed, curve) in enumerate(runs.items()):
+            axes.plot([point["round"] for point in curve], [point["index"] for point in curve], linestyle=style, marker="o", markersize=4, color=f"C{n % 10}", label=f"{arm}, seed {seed}")
+    for level in (0, 1):
+        axes.axhline(level, color="grey", linewidth=0.8, linestyle="--")
+    axes.set(xlabel="rounds done", ylabel="adjusted Rand index", title="Groups against the clients' true ones (1: the same, 0: chance)")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    figure.legend(fontsize=8, loc="outside right upper")
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def hacking_grid(curves: Mapping[str, Mapping[int, Sequence[Mapping[str, float]]]], path: Path) -> None:
+    """Judge score and proxy score over DPO's steps, a row for each arm and a column for each seed.
+
+    Args:
+        curves: by arm and seed; step, prompts, proxy and judge of each checkpoint.
+        path: PNG to write.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    seeds = sorted({seed for runs in curves.values() for seed in runs})
+    figure, panels = pyplot.subplots(len(curves), len(seeds), figsize=(3.8 * len(seeds), 0.8 + 2.4 * len(curves)), sharex="row", sharey=True, squeeze=False, layout="constrained")
+    for row, (arm, runs) in zip(panels, curves.items(), strict=True):
+        for axes, seed in zip(row, seeds, strict=True):
+            axes.axhline(0.5, color="grey", linewidth=0.8, linestyle="--")
+            axes.set(title=f"{arm}, seed {seed}", ylim=(0, 1))
+            axes.xaxis.get_major_locator().set_params(integer=True)
+            for key, label, color in (("proxy", "selectors (proxy)", "tab:orange"), ("judge", "judge (gold)", "tab:blue")):
+                curve = runs.get(seed, ())
+                axes.plot([0, *(point["step"] for point in curve)], [0.5, *(point[key] for point in curve)], marker="o", markersize=4, label=label, color=color)
+        row[0].set_ylabel("preferred to raw", fontsize=8)
+    for axes in panels[-1]:
+        axes.set_xlabel("DPO step")
+    panels[0][-1].legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def _cycle(values: Sequence[str], length: int) -> list[str]:
+    return [values[n % len(values)] for n in range(length)]
