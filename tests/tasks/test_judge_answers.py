@@ -82,7 +82,8 @@ def test_a_contest_of_two_policies_is_judged_on_what_both_were_asked(debug, tmp_
         (tmp_path / arm).mkdir()
         (tmp_path / arm / "answers-aligned.json").write_text(json.dumps([{"prompt_id": "p", "prompt": "a post", "text": arm}]))
     monkeypatch.setattr(benchmark, "arm_run", lambda folder, arm, seed: SimpleNamespace(recipe=lambda: recipe, evaluation=folder / arm, prepared=folder))
-    assert benchmark.judge_contest.fn(tmp_path, "ours", "theirs", 0, tmp_path) == ["tie"]
+    benchmark.judge_contest.fn(tmp_path, "ours", "theirs", 0, tmp_path)
+    assert json.loads(benchmark.contest_file(tmp_path, "ours", "theirs", 0).read_text())["verdicts"] == ["tie"]
     assert told == ["Write a summary of the text in one paragraph of at most 50 words.\n\na post"] * 2
 
 
