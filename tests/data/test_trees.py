@@ -101,9 +101,17 @@ def test_trees_beside_a_source_are_dealt_among_its_clients_question_by_question(
     assert [row for row in rows if row["source"] == "jsonl"] == [row | {"tree": None, "depth": None} for row in read_rows(tmp_path / "alone" / "pairs.parquet").to_list()]
     assert report["rows"]["trees"] == {"pairs": 120, "questions": 60, "dropped": {}} and report["rows"]["pairs"] == alone["rows"]["pairs"] + 120 and len(thoughts) == 120
     assert len({row["tree"] for row in thoughts}) == len({(row["tree"], row["client_id"], row["split"]) for row in thoughts}) == 60, "a question has one owner and one split"
-    for split, fewest in (("train", 15), ("test", 3)):
-        held = [sum(row["client_id"] == client and row["split"] == split for row in thoughts) for client in sorted({row["client_id"] for row in rows})]
-        assert len(held) == 4 and min(held) >= fewest and max(held) - min(held) <= 2, (split, held)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_questions_of_each_split_are_dealt_evenly(tmp_path, fixtures, seed):
+    write(tmp_path / "trees.jsonl")
+    prepare(DataConfig(source="jsonl", path=str(fixtures / "pairs.jsonl"), partition="iid", clients=4, trees=str(tmp_path)), seed, tmp_path / "prepared")
+    thoughts = [row for row in read_rows(tmp_path / "prepared" / "pairs.parquet").to_list() if row["source"] == "thoughts"]
+    clients = {row["client_id"] for row in read_rows(tmp_path / "prepared" / "pairs.parquet").to_list()}
+    for split in ("train", "test"):
+        held = [len({row["tree"] for row in thoughts if (row["client_id"], row["split"]) == (client, split)}) for client in sorted(clients)]
+        assert len(held) == 4 and min(held) >= 1 and max(held) - min(held) <= 1, (split, held)
 
 
 def test_fewer_questions_than_clients_go_to_some_of_them(tmp_path, fixtures):
