@@ -386,7 +386,7 @@ def test_the_embedded_conversations_make_a_question_each_with_the_reply_that_was
     share = Counter(question.answer for question in made)
     assert all(0.22 < share[label] / len(made) < 0.28 for label in "ABCD"), "the right one stands in any place"
     said = Counter(text for question in made for _, text in question.options)
-    assert max(n for text, n in said.items() if len(text) > 60) <= 12, "no long reply is a wrong option over and over"
+    assert 6 <= max(n for text, n in said.items() if len(text) > 60) <= 12, "drawn from all: no long reply is a wrong option over and over, and some are more often than by turns"
     assert load_questions("chitchat")[0] == made and render(made[0]).startswith(("TOPIC", "YOU", "THEY"))
 
 
