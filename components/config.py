@@ -170,7 +170,8 @@ class PolicyConfig(Section):
     backbone: BackboneConfig = Field(default_factory=BackboneConfig)
     lora: LoraConfig = Field(default_factory=LoraConfig)
     template: str = Field("summarization/policy", description="Template name under components/data/templates, or the path of a file.")
-    max_prompt_tokens: int = Field(512, ge=8, description="Longest prompt (tokens); the context is cut from its end, the template never.")
+    max_prompt_tokens: int = Field(512, ge=8, description="Longest prompt (tokens); the context is cut, the template never.")
+    truncation_mode: Literal["keep_start", "keep_end"] = Field("keep_start", description="What stays of a longer one: its start, or its end, where a chain of thoughts and the cue to go on stand.")
     max_new_tokens: int = Field(80, ge=1, description="Longest completion (tokens); FedBiscuit B.1: 80 for summarization, 300 for QA.")
     generation_batch_size: int = Field(16, ge=1, description="Sequences generated at once.")
 

@@ -67,7 +67,10 @@ def test_the_reasoning_recipe_holds_appendices_a_and_b_of_drift():
     assert (recipe.data.source, recipe.data.partition, thoughts.depth, thoughts.children) == ("thoughts", "natural", 3, 2)
     assert thoughts.evaluator.model == "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B" and thoughts.evaluator.max_new_tokens >= 1024
     assert {q.set: q.count for q in thoughts.questions} == dict.fromkeys(["aqua", "cose", "csqa", "mathqa", "medmcqa", "medqa", "piqa", "pubmedqa"], 300)
-    assert {q.set: q.part for q in thoughts.questions if q.set in ("cose", "csqa")} == {"cose": [1, 2], "csqa": [0, 2]}
+    asked = {q.set: q for q in recipe.evaluation.questions.questions}
+    assert set(asked) == {q.set for q in thoughts.questions} and recipe.evaluation.questions.samples > 1, "section 7.1: success rate of N samples, accuracy"
+    parts = [(q.set, tuple(q.part)) for q in (*thoughts.questions, *asked.values())]
+    assert len(set(parts)) == 16 and len({part for name, part in parts if name in ("cose", "csqa")}) == 4, "nothing is asked that a tree was grown of, and csqa and cose share questions"
 
 
 @pytest.mark.parametrize(("override", "key", "nearest"), [

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from components.config import Explained, PolicyConfig
 from components.data.templates import Template
@@ -40,10 +40,12 @@ class Completion:
     finished: bool
 
 
-def encode_prompt(tokenizer: PreTrainedTokenizerBase, template: Template, prompt: str, max_prompt_tokens: int) -> list[int]:
+def encode_prompt(
+    tokenizer: PreTrainedTokenizerBase, template: Template, prompt: str, max_prompt_tokens: int, truncation_mode: Literal["keep_start", "keep_end"] = "keep_start",
+) -> list[int]:
     """Token ids of a prompt in its template, as a user's turn where the backbone has a chat template.
 
-    What is too long is cut from the end of the prompt itself; the template and the start of the answer always stay.
+    What is too long is cut from the end of the prompt itself (from its start with keep_end); the template and the start of the answer always stay.
 
     Raises:
         PolicyError: the template alone takes more than max_prompt_tokens.
@@ -59,7 +61,8 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, template: Template, prompt
             return ids
         if not context:
             raise PolicyError(f"the template '{template.name}' alone takes {len(ids)} tokens, more than policy.max_prompt_tokens {max_prompt_tokens}: raise it.")
-        context = context[: max(0, len(context) - surplus)]
+        kept = max(0, len(context) - surplus)
+        context = context[:kept] if truncation_mode == "keep_start" else context[len(context) - kept :]
 
 
 class Policy:
@@ -82,7 +85,7 @@ class Policy:
 
     def encode(self, prompt: str) -> list[int]:
         """Token ids of one prompt, see encode_prompt."""
-        return encode_prompt(self.tokenizer, self.template, prompt, self.config.max_prompt_tokens)
+        return encode_prompt(self.tokenizer, self.template, prompt, self.config.max_prompt_tokens, self.config.truncation_mode)
 
     def generate(
         self, prompts: Sequence[str], seed: int, temperature: float = 0.0, count: int = 1, max_new_tokens: int | None = None,

@@ -26,14 +26,23 @@ def test_without_a_chat_template_the_prompt_is_the_policy_template(policy, monke
     assert policy.tokenizer.decode(policy.encode("the paper")) == policy.template.render(prompt="the paper")
 
 
+@pytest.mark.parametrize("mode", ["keep_start", "keep_end"])
 @pytest.mark.parametrize("most", [260, 290, 320])
-def test_a_long_prompt_loses_its_end_and_the_template_stays(policy, most):
+def test_a_long_prompt_loses_one_end_and_the_template_stays(policy, most, mode):
     prompt = "".join(f"{i}," for i in range(400))
-    ids = encode_prompt(policy.tokenizer, policy.template, prompt, most)
+    ids = encode_prompt(policy.tokenizer, policy.template, prompt, most, mode)
     before, after = policy.tokenizer.decode(policy.encode("@")).split("@")
     text = policy.tokenizer.decode(ids)
     assert len(ids) == most and text.startswith(before) and text.endswith(after)
-    assert prompt.startswith(text[len(before):-len(after)])
+    kept = text[len(before):-len(after)]
+    assert 0 < len(kept) < len(prompt) and (prompt.startswith(kept) if mode == "keep_start" else prompt.endswith(kept))
+
+
+def test_the_recipe_says_which_end_of_a_long_prompt_stays(policy, monkeypatch):
+    prompt, config = "".join(f"{i}," for i in range(400)), policy.config.model_copy(update={"max_prompt_tokens": 290})
+    for mode in ("keep_start", "keep_end"):
+        monkeypatch.setattr(policy, "config", config.model_copy(update={"truncation_mode": mode}))
+        assert policy.encode(prompt) == encode_prompt(policy.tokenizer, policy.template, prompt, 290, mode)
 
 
 def test_a_template_that_does_not_fit_is_refused(policy):
