@@ -15,7 +15,7 @@ from components.config import DataConfig, Section
 from components.data.records import SPLITS, DataError, SourceData
 from components.data.registry import source
 from components.data.reserve import set_apart
-from components.data.rows import check_text, read_file
+from components.data.rows import check_number, check_text, read_file
 from components.data.splits import assign
 
 NEEDED = ("prompt", "chosen", "rejected")
@@ -65,11 +65,9 @@ def read_pairs(path: Path) -> list[dict[str, Any]]:
         if row.get("split") and row["split"] not in SPLITS:
             raise DataError(f"{where}: split '{row['split']}' is not known; there are: {', '.join(SPLITS)} (or leave it empty)")
         pair = {c: row[c] for c in NEEDED} | {c: row[c] for c in OPTIONAL if row.get(c)}
-        margin = row.get("margin")
-        if margin is not None:
-            if isinstance(margin, bool) or not isinstance(margin, int | float):
-                raise DataError(f"{where}: column 'margin' must be a number, but is {margin!r} ({type(margin).__name__})")
-            pair["margin"] = float(margin)
+        check_number(row, ("margin",), where)
+        if row.get("margin") is not None:
+            pair["margin"] = float(row["margin"])
         pairs.append(pair)
     return pairs
 

@@ -90,6 +90,18 @@ def check_text(row: Mapping[str, Any], columns: Iterable[str], where: str) -> No
                 raise DataError(f"{where}: column '{column}' holds half a character at position {error.start} (a lone surrogate), which is not text: repair the file") from None
 
 
+def check_number(row: Mapping[str, Any], columns: Iterable[str], where: str) -> None:
+    """Refuse a row in which one of the columns is there but is not a number.
+
+    Raises:
+        DataError: naming the row, the column and what it holds.
+    """
+    for column in columns:
+        value = row.get(column)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise DataError(f"{where}: column '{column}' must be a number, but is {value!r} ({type(value).__name__})")
+
+
 def _unreached(what: str, error: Exception) -> DataError:
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     return DataError(f"{what} cannot be loaded from the Hugging Face hub: {reason.rstrip('.')}. "

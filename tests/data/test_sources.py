@@ -93,6 +93,53 @@ def test_tldr_clients_are_workers_and_the_judges_workers_are_apart(fixtures):
     assert tuple(data.pairs.column_names) == PAIR_COLUMNS and tuple(data.prompts.column_names) == PROMPT_COLUMNS
 
 
+COMPARISON = {"info": {"id": "t3_x", "post": "It rained.", "title": "Rain", "subreddit": "tales"}, "summaries": [{"text": "Rain."}, {"text": "Sun."}],
+              "choice": 0, "worker": "w", "extra": {"confidence": 3}}
+
+
+def info_without(*columns):
+    return {"info": {c: v for c, v in COMPARISON["info"].items() if c not in columns}}
+
+
+@pytest.mark.parametrize(("part", "change", "sentence"), [
+    ("comparisons", info_without("title"), "column 'info' has a post without a title; there are: id, post, subreddit"),
+    ("comparisons", info_without("subreddit"), "column 'info' has a post without a subreddit; there are: id, post, title"),
+    ("comparisons", {"info": COMPARISON["info"] | {"subreddit": None}}, "column 'info' has a post without a subreddit"),
+    ("comparisons", {"info": COMPARISON["info"] | {"post": 7}}, r"column 'info.post' must be text, but is 7 \(int\)"),
+    ("comparisons", {"info": COMPARISON["info"] | {"title": ["Rain"]}}, r"column 'info.title' must be text, but is \['Rain'\] \(list\)"),
+    ("comparisons", {"info": None}, "column 'info' must be an object with post, title and subreddit, but is None"),
+    ("comparisons", {"summaries": None}, "column 'summaries' must be a list of two objects with a text, but is None"),
+    ("comparisons", {"summaries": ["a", "b"]}, r"column 'summaries' must be a list of two objects with a text, but is \['a', 'b'\]"),
+    ("comparisons", {"summaries": [{"text": "a"}, {}]}, "column 'summaries' must be a list of two objects with a text"),
+    ("comparisons", {"summaries": [{"text": "a"}, {"text": 2}]}, r"column 'summaries\[1\].text' must be text, but is 2 \(int\)"),
+    ("comparisons", {"summaries": [{"text": "a"}]}, "expected two summaries and a choice of 0 or 1, but there are 1 and choice is 0"),
+    ("comparisons", {"choice": 1.0}, "expected two summaries and a choice of 0 or 1, but there are 2 and choice is 1.0"),
+    ("comparisons", {"worker": 7}, r"column 'worker' must be text, but is 7 \(int\)"),
+    ("comparisons", {"worker": []}, r"column 'worker' must be text, but is \[\] \(list\)"),
+    ("comparisons", {"worker": None}, "column 'worker' is empty, but each comparison needs the worker who made it"),
+    ("comparisons", {"worker": "\ud800"}, "column 'worker' holds half a character"),
+    ("comparisons", {"extra": 7}, "column 'extra' must be an object or null, but is 7"),
+    ("comparisons", {"extra": {"confidence": "x"}}, r"column 'extra.confidence' must be a number, but is 'x' \(str\)"),
+    ("posts", {"prompt": 7, "completion": "x"}, r"column 'prompt' must be text, but is 7 \(int\)"),
+    ("posts", {"prompt": "SUBREDDIT: r/a\nTITLE: b\nPOST: c", "completion": ["x"]}, r"column 'completion' must be text, but is \['x'\] \(list\)"),
+    ("posts_test", {"prompt": "SUBREDDIT: r/a\nTITLE: b\nPOST: c", "label": 1}, r"column 'label' must be text, but is 1 \(int\)"),
+    ("posts", {"post": "c", "summary": "d"}, "expected columns prompt .* or subreddit, title, post and summary; there are: post, summary"),
+    ("posts", post("x", "c") | {"title": 3}, r"column 'title' must be text, but is 3 \(int\)"),
+    ("posts", post("x", "c") | {"post": None}, "column 'post' is null, but text is needed")])
+def test_tldr_names_the_file_the_row_and_the_field_that_is_broken(fixtures, tmp_path, part, change, sentence):
+    good = [json.loads(line) for line in (fixtures / "tldr" / f"{part}.jsonl").read_text().splitlines()]
+    broken = COMPARISON | change if part == "comparisons" else change
+    with pytest.raises(DataError, match=rf"{part}.jsonl, row {len(good) + 1}: {sentence}"):
+        tldr_of(fixtures, tmp_path, **{part: [*good, broken]})
+
+
+def test_tldr_takes_a_comparison_without_a_title_a_confidence_or_a_reference_as_it_is(fixtures, tmp_path):
+    rows = [COMPARISON | {"info": COMPARISON["info"] | {"title": None}, "extra": None}, COMPARISON | {"info": {"id": "x", "article": "News."}}]
+    data = tldr_of(fixtures, tmp_path, comparisons=[*raw_comparisons(fixtures), *rows], posts=[post("p", "A new one.") | {"summary": None}])
+    assert "SUBREDDIT: r/tales\nTITLE: \nPOST: It rained." in [*data.pairs["prompt"], *data.judge["prompt"]] and data.dropped["not a Reddit post"] == 2
+    assert [p["references"] for p in data.prompts if p["split"] == "align"] == [[]]
+
+
 def test_tldr_counts_the_rows_that_make_no_pair(fixtures):
     assert tldr(fixtures).dropped == {"not a Reddit post": 1, "both summaries the same": 1, "post that is in a comparison": 1}
 
