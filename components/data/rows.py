@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -91,7 +92,7 @@ def check_text(row: Mapping[str, Any], columns: Iterable[str], where: str) -> No
 
 
 def check_number(row: Mapping[str, Any], columns: Iterable[str], where: str) -> None:
-    """Refuse a row in which one of the columns is there but is not a number.
+    """Refuse a row in which one of the columns is there but is not a number, or is one that no float can hold.
 
     Raises:
         DataError: naming the row, the column and what it holds.
@@ -100,6 +101,8 @@ def check_number(row: Mapping[str, Any], columns: Iterable[str], where: str) -> 
         value = row.get(column)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise DataError(f"{where}: column '{column}' must be a number, but is {value!r} ({type(value).__name__})")
+        if isinstance(value, int) and abs(value) > sys.float_info.max:
+            raise DataError(f"{where}: column '{column}' is a number of {len(str(abs(value)))} digits, which is too large: repair the file")
 
 
 def _unreached(what: str, error: Exception) -> DataError:
@@ -126,10 +129,17 @@ def _json_list(path: Path) -> list[Row] | None:
         rows = json.loads(text)
     except json.JSONDecodeError as error:
         raise DataError(f"{path}, line {error.lineno}: this is not valid JSON ({error.msg}, column {error.colno}); expected a list of objects") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: this JSON cannot be read ({unparsed(error)}); expected a list of objects") from None
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
             raise DataError(f"{path}, row {number}: expected a JSON object with named columns, but this is {str(row)[:60]!r}")
     return rows
+
+
+def unparsed(error: Exception) -> str:
+    """Why Python cannot hold what is well-formed JSON: it is nested too deeply, or a number has too many digits."""
+    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error).partition(";")[0]
 
 
 def _opened(path: Path) -> IO[str]:
@@ -151,6 +161,8 @@ def _json_lines(path: Path) -> list[Row]:
                     row = json.loads(line)
                 except json.JSONDecodeError as error:
                     raise DataError(f"{path}, line {number}: this is not valid JSON ({error.msg}, column {error.colno}); expected one object a line") from None
+                except (ValueError, RecursionError) as error:
+                    raise DataError(f"{path}, line {number}: this JSON cannot be read ({unparsed(error)}); expected one object a line") from None
                 if not isinstance(row, dict):
                     raise DataError(f"{path}, line {number}: expected a JSON object with named columns, but this is {line.strip()[:60]!r}")
                 rows.append(row)

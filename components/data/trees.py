@@ -193,7 +193,7 @@ def read_trees(path: Path) -> list[Tree]:
         try:
             content = json.loads(line)
             trees.append(Tree(**content | {"nodes": tuple(Node(**node) for node in content["nodes"]), "path": tuple(content["path"])}))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise DataError(f"{path}, line {number}: this is not a tree of thoughts ({error}): delete the line, and its question is asked again") from None
     return trees
 

@@ -89,7 +89,7 @@ def read_outputs(path: Path) -> list[dict[str, str]]:
         rows = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise AlpacaEvalError(f"{path} cannot be read ({error.strerror}): give a JSON file of outputs in AlpacaEval's schema.") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise AlpacaEvalError(f"{path} is not JSON: outputs in AlpacaEval's schema are a JSON list of objects with {', '.join(COLUMNS)}.") from None
     if not isinstance(rows, list) or not rows:
         raise AlpacaEvalError(f"{path} holds no list of outputs: expected a JSON list of objects with {', '.join(COLUMNS)}.")

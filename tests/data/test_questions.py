@@ -297,6 +297,9 @@ def test_pubmedqas_original_file_is_one_object_keyed_by_the_article(tmp_path):
     file.write_text(json.dumps({"101": article}, indent=4)[:-5])
     with pytest.raises(DataError, match=r"ori_pqal.json, line 14: this is not valid JSON .* expected one object keyed by the articles' ids"):
         load_questions("pubmedqa", file)
+    file.write_text('{"101": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    with pytest.raises(DataError, match=r"ori_pqal.json: this JSON cannot be read \(it is nested too deeply\); expected one object keyed by the articles' ids"):
+        load_questions("pubmedqa", file)
 
 
 def test_pubmedqas_hub_rows_are_read_from_lines_and_lists_too(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from components.config import DataConfig, RecipeError
 from components.data import hh_rlhf, sources
 from components.data.records import PAIR_COLUMNS, PROMPT_COLUMNS, DataError
+from components.data.rows import read_file
 
 
 def write(path, rows):
@@ -323,6 +324,7 @@ def test_a_repeated_judgement_keeps_its_row_and_gets_its_own_id(tmp_path):
     ('{"prompt": null, "chosen": "b", "rejected": "c"}\n', r"row 1: column 'prompt' is null"),
     ('{"prompt": "a", "chosen": "b", "rejected": "c", "split": "dev"}\n', r"split 'dev' is not known; there are: train, validation, test"),
     ('{"prompt": "a", "chosen": "b", "rejected": "c", "margin": "big"}\n', r"column 'margin' must be a number, but is 'big'"),
+    (f'{{"prompt": "a", "chosen": "b", "rejected": "c", "margin": {"7" * 400}}}\n', r"row 1: column 'margin' is a number of 400 digits, which is too large"),
     ("\n", "holds no rows"),
     ("\x00\xff", "not valid JSON")])
 def test_a_bad_line_is_named_with_file_and_line(tmp_path, content, sentence):
@@ -331,6 +333,17 @@ def test_a_bad_line_is_named_with_file_and_line(tmp_path, content, sentence):
     with pytest.raises(DataError, match=sentence) as error:
         sources.load(DataConfig(source="jsonl", path=str(path)), 0)
     assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize(("value", "reason"), [("[" * 100_000 + "]" * 100_000, "it is nested too deeply"), ("7" * 5000, r"Exceeds the limit \(4300 digits\) .*")])
+def test_json_that_python_cannot_hold_is_named_with_file_and_line(tmp_path, value, reason):
+    row = f'{{"prompt": "a", "chosen": "b", "rejected": "c", "margin": {value}}}'
+    (tmp_path / "p.jsonl").write_text(f'{{"prompt": "a", "chosen": "b", "rejected": "c"}}\n{row}\n')
+    with pytest.raises(DataError, match=rf"p.jsonl, line 2: this JSON cannot be read \({reason}\); expected one object a line"):
+        read_file(tmp_path / "p.jsonl")
+    (tmp_path / "p.json").write_text(f"[{row}]")
+    with pytest.raises(DataError, match=rf"p.json: this JSON cannot be read \({reason}\); expected a list of objects"):
+        read_file(tmp_path / "p.json")
 
 
 def test_a_missing_path_file_or_wrong_kind_of_file_is_one_sentence(tmp_path):

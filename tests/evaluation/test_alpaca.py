@@ -106,7 +106,7 @@ def test_columns_of_other_models_files_that_are_not_needed_are_left_out_and_the_
 
 
 @pytest.mark.parametrize(("content", "said"), [
-    ("{", "is not JSON"), ("{}", "holds no list of outputs"), ("[]", "holds no list of outputs"), ('["a"]', "row 1: instruction, output, generator must be text"),
+    ("{", "is not JSON"), ("[" * 100_000, "is not JSON"), ("{}", "holds no list of outputs"), ("[]", "holds no list of outputs"), ('["a"]', "row 1: instruction, output, generator must be text"),
     ('[{"instruction": "p", "output": "a", "generator": "m"}, {"instruction": "p", "output": null, "generator": "m"}]', "row 2: output must be text")])
 def test_a_file_of_another_form_is_refused_by_its_row(tmp_path, content, said):
     (tmp_path / "outputs.json").write_text(content)

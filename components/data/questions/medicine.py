@@ -31,7 +31,7 @@ from components.data.questions.registry import (
     wrong_type,
 )
 from components.data.records import DataError
-from components.data.rows import Row, read_file
+from components.data.rows import Row, read_file, unparsed
 
 DECISIONS = ("yes", "no", "maybe")
 PUBMEDQA_COLUMNS = {"QUESTION": "question", "LONG_ANSWER": "long_answer", "final_decision": "final_decision"}
@@ -135,4 +135,6 @@ def _articles(file: Path) -> tuple[tuple[str, Any], ...] | None:
         if error.msg == "Extra data":
             return None
         raise DataError(f"{file}, line {error.lineno}: this is not valid JSON ({error.msg}, column {error.colno}); expected one object keyed by the articles' ids") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{file}: this JSON cannot be read ({unparsed(error)}); expected one object keyed by the articles' ids") from None
     return whole if isinstance(whole, tuple) and whole and "question" not in dict(whole) else None
