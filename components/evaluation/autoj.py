@@ -72,16 +72,19 @@ _MARK = re.compile(r"final\s+decision\s+is(?![^\W_])", re.IGNORECASE)
 _NAME = r"(?:response[\W_]*(?P<{0}>[12])|(?P<{0}tie>tie|tied))(?![^\W_]|[.,]\d)"
 _DECISION = re.compile(r"(?:[\W_]*\b(?:that|it|they|is|are|a|an|the)\b)*[\W_]*" + _NAME.format("said"), re.IGNORECASE)
 _ALTERNATIVE = re.compile(
-    r"(?:[^\w.!?;]|_)*(?:(?:and/or|or|and|nor|vs|versus)(?:[^\w!?;]|_)*(?:an?(?:[^\w!?;]|_)+)?)?" + _NAME.format("other") + r"|\s*(?:[/|&,]|or\b|and\b)\s*[12](?![^\W_])", re.IGNORECASE)
+    r"(?P<gap>(?:[^\w.!?;]|_)*)(?:(?P<joint>and/or|or|and|nor|vs|versus)(?:[^\w!?;]|_)*(?:an?(?:[^\w!?;]|_)+)?)?" + _NAME.format("other")
+    + r"|\s*(?P<mark>[/|&,]|or\b|and\b)\s*[12](?![^\W_])", re.IGNORECASE)
+_LAST = re.compile(r"(?:[^\w.!?;\n]|_)*(?:[.!?;\n]|$)")
 
 
 def parse_autoj(text: str) -> Verdict:
     """The verdict of a judgement: the name right behind the last "final decision is", whatever its case.
 
     Markup, quotes, punctuation, line ends and words such as "that it is a" may stand between. No name there, another
-    name ("Response 10"), or several to choose from ("Response 1 / Response 2 / Tie", "Response 1 or 2") is
-    unparsable. As in the authors' code, reasons that follow the name change nothing, although they may speak of the
-    other response.
+    name ("Response 10"), or several to choose from ("Response 1 / Response 2 / Tie", "Response 1 or 2", "Response 1,
+    Response 2") is unparsable. As in the authors' code, reasons that follow the name change nothing, although they may
+    speak of the other response: a further name behind a comma, a bracket or a line end is one to choose from only where
+    no more words follow it in its line or sentence; behind "or", "/" or a bare "and" it always is.
 
     Args:
         text: any text.
@@ -91,11 +94,26 @@ def parse_autoj(text: str) -> Verdict:
     """
     marks = list(_MARK.finditer(text))
     said = _DECISION.match(text, marks[-1].end()) if marks else None
-    if said is None or _ALTERNATIVE.match(text, said.end()):
+    if said is None:
         return Verdict.UNPARSABLE
+    other = _ALTERNATIVE.match(text, said.end())
+    while other is not None:
+        if _joined(other) or _LAST.match(text, other.end()):
+            return Verdict.UNPARSABLE
+        other = _ALTERNATIVE.match(text, other.end())
     if said["saidtie"]:
         return Verdict.TIE
     return Verdict.FIRST if said["said"] == "1" else Verdict.SECOND
+
+
+def _joined(other: re.Match[str]) -> bool:
+    """Whether a further name is tied to the one before it, so that both are offered, whatever follows."""
+    if other["mark"]:
+        return other["mark"] != ","
+    gap, joint = other["gap"], (other["joint"] or "").lower()
+    if joint == "and":
+        return not set(gap) & set(",:(\n\r-\u2013\u2014")     # behind one of these a new clause begins
+    return joint != "" or bool(set(gap) & set("/|&"))
 
 
 # --- the judge

@@ -40,6 +40,14 @@ QUESTIONS = [Comparison(f"query {i}", f"one {i}", f"two {i}") for i in range(12)
     ("the final decision is that Response 2 is better than Response 1.", SECOND),
     ("the final decision is Response 1, because Response 2 invents its facts.", FIRST),
     ("the final decision is Response 2. Response 1 is a near tie.", SECOND),
+    ("the final decision is Response 1, and response 2 is worse", FIRST),
+    ("the final decision is Response 2, Response 1 being the weaker one.", SECOND),
+    ("the final decision is **Response 1** (Response 2 invents its facts)", FIRST),
+    ("the final decision is Response 1 - Response 2, although a tie is near, is too short.", FIRST),
+    ("the final decision is Response 2\nResponse 1 says less.", SECOND),
+    ("the final decision is Tie, and Response 1 is as long as Response 2.", TIE),
+    ("the final decision is Response 1, tie-breaker: its facts", FIRST),
+    ("the final decision is Response 1, 2 being too short", FIRST),
     ("the final decision is Response 1.\n2. More could be said.", FIRST),
     ("At first the final decision is Response 1. On reflection, the final decision is Response 2.", SECOND)])
 def test_the_verdict_is_the_name_behind_the_last_final_decision(text, verdict):
@@ -49,7 +57,10 @@ def test_the_verdict_is_the_name_behind_the_last_final_decision(text, verdict):
 @pytest.mark.parametrize("text", [
     "", "\ud800", "Response 1 is better.", "the final decision is", "the final decision is clear", "the final decision is Response 3", "the final decision is Response 10",
     "the final decision is Response 1.5", "the final decision is not Response 1", "the final decision is Response 1 / Response 2 / Tie", "the final decision is Response 1 or 2",
-    "the final decision is **Response 1** or a **Tie**", "the final decision is both Response 1 and Response 2", "the final decision is Response 2\nTie",
+    "the final decision is **Response 1** or a **Tie**", "the final decision is Response 1, Response 2", "the final decision is Response 1, Response 2. I cannot choose.",
+    "the final decision is Response 1 / tie", "the final decision is Response 1, Response 2, Tie", "the final decision is Response 1, 2", "the final decision is Response 1, and Response 2.",
+    "the final decision is Response 1, Response 2 or Tie, as you like", "the final decision is Response 1 or Response 2, depending on taste",
+    "the final decision is that Response 1 and Response 2 are tied", "the final decision is Response 1/Response 2 are equal", "the final decision is Response 1 (Response 2)\nBoth are good.", "the final decision is both Response 1 and Response 2", "the final decision is Response 2\nTie",
     "the final decision is Response 1. I mean, the final decision is", "the final decision is tiers of Response 1", "So, the final decision is <name>"])
 def test_no_name_or_several_names_are_unparsable(text):
     assert parse_autoj(text) is UNPARSABLE
@@ -71,7 +82,8 @@ def test_any_text_has_a_verdict_and_what_comes_before_the_last_mark_changes_noth
 
 @pytest.mark.parametrize("text", [
     "final decision is " + "-_ " * 100_000, "final decision is Response 1" + "*_" * 100_000 + "x", "final decision is " * 20_000, "final decision is " + "that " * 100_000,
-    "final decision is Response 1 or" + " _" * 100_000])
+    "final decision is Response 1 or" + " _" * 100_000, "final decision is Response 1" + ", Response 2" * 100_000 + " x", "final decision is Response 1" + ", 2" * 100_000 + " x",
+    "final decision is Response 1" + (", Response 2" + " _" * 200) * 500 + " x"])
 def test_a_text_that_never_ends_is_read_in_no_time(text):
     start = time.perf_counter()
     parse_autoj(text)
