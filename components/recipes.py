@@ -89,6 +89,20 @@ def parse_recipe(tree: Mapping[str, Any], where: str) -> Recipe:
     return recipe
 
 
+def check_surroundings(recipe: Recipe) -> None:
+    """Refuse what a recipe names outside itself and is not here: AlpacaEval's package, annotator, key and files.
+
+    It is asked before a run is begun. load_recipe does not ask, for it also reads recipes of runs that are over.
+
+    Raises:
+        DataError: in one sentence.
+    """
+    if recipe.evaluation.alpaca_eval:
+        from components.evaluation.alpaca import check_alpaca_eval
+
+        check_alpaca_eval(recipe.evaluation.alpaca_eval)
+
+
 def dump_recipe(recipe: Recipe) -> str:
     """The whole recipe as YAML, defaults included."""
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

@@ -16,7 +16,7 @@ from components.benchmarks import benchmark_names, load_benchmark, read_benchmar
 from components.config import Explained, RecipeError
 from components.data.records import DataError
 from components.environment import quiet
-from components.recipes import load_recipe, recipe_names
+from components.recipes import check_surroundings, load_recipe, recipe_names
 from infra.servers import ServerError, is_up, prefect_api
 
 STAGES = ("check_recipe", "fetch_backbone", "grow_trees", "prepare", "federate", "align", "evaluate", "report")
@@ -103,11 +103,14 @@ def _main(given: argparse.Namespace) -> int:
             raise RecipeError("--resume goes on with the run's own recipe: leave --recipe and the overrides out, or start a new run.")
         from tasks.runs import find_run
 
-        recipe = find_run(given.resume).recipe()
+        run = find_run(given.resume)
+        recipe, measured = run.recipe(), (run.evaluation / "result.json").is_file()
         name = recipe.name
     else:
-        name = given.recipe or RECIPE
+        name, measured = given.recipe or RECIPE, False
         recipe = load_recipe(name, given.overrides)
+    if not measured:    # what is over asks for nothing any more
+        check_surroundings(recipe)
     if given.check:
         print(f"{recipe.name}: the recipe is valid")
         return 0
@@ -134,6 +137,8 @@ def _benchmark(given: argparse.Namespace) -> int:
         plan = read_benchmark(name)
     else:
         plan = load_benchmark(name)
+        for arm in plan.arms:
+            check_surroundings(plan.recipe_of(arm, plan.seeds[0]))
     if given.check:
         print(f"{name}: the benchmark is valid ({len(plan.arms)} arms, {len(plan.seeds)} seeds)")
         return 0
@@ -156,6 +161,7 @@ def _stage(given: argparse.Namespace) -> int:
         from tasks.runs import claim_folder
 
         recipe = load_recipe(given.recipe or RECIPE, given.overrides)
+        check_surroundings(recipe)
         claim_folder(recipe, given.folder)
         whole = recipe.model_dump(mode="json")
         rounds = {name: value for name, value in whole.items() if name in ("seed", *federated_sections(recipe))}

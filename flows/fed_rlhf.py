@@ -23,7 +23,7 @@ from components.environment import quiet
 from components.federation.commits import Commits
 from components.federation.rounds import shards
 from components.federation.strategy import ServerState, Strategy, build_strategy, federated_sections
-from components.recipes import load_recipe
+from components.recipes import check_surroundings, load_recipe
 from flows.runner import placement, task_runner
 from tasks import alignment, data, evaluation, federation, reporting, tracking
 from tasks.devices import POOL
@@ -43,7 +43,12 @@ def fed_rlhf(recipe: str = "summarization/demo", overrides: list[str] | None = N
         the folder of the run.
     """
     quiet()
-    run = find_run(resume) if resume is not None else open_run(load_recipe(recipe, overrides or []))
+    if resume is None:
+        asked = load_recipe(recipe, overrides or [])
+        check_surroundings(asked)
+        run = open_run(asked)
+    else:
+        run = find_run(resume)
     with hold(run):
         return carry_out(run)
 
@@ -229,7 +234,10 @@ def evaluate(run: Run, recipe: Recipe) -> None:
 
 
 def more_measures(run: Run, recipe: Recipe) -> dict[str, Any]:
-    """What a recipe may ask for beside the win rates: the implicit reward's accuracy, the answers to questions, and the reward-hacking curve."""
+    """What a recipe may ask for beside the win rates: the implicit reward's accuracy, the answers to questions, and the reward-hacking curve.
+
+    The curve is drawn over DPO's steps on the server, so a policy that the clients have trained has none; the log says so.
+    """
     config, aligned, federated = recipe.evaluation, read_json(run.alignment / "result.json"), read_json(run.federation / "result.json")
     measured: dict[str, Any] = {}
     POOL.release()
@@ -240,6 +248,8 @@ def more_measures(run: Run, recipe: Recipe) -> dict[str, Any]:
             name: evaluation.answer_questions(recipe, name, adapter, run.evaluation / "questions", run.folder / "trees")
             for name, adapter in (("raw", None), ("aligned", run.alignment / "final"))}
         get_run_logger().info("questions: %s", reporting.questions_line(measured["questions"]))
+    if config.curve_prompts and not aligned["checkpoints"]:
+        get_run_logger().info("no reward-hacking curve (evaluation.curve_prompts): federation.method '%s' trains the policy itself, so there are no steps of DPO", recipe.federation.method)
     if config.curve_prompts and aligned["checkpoints"]:
         answers = {step: run.evaluation / f"answers-step-{step}.json" for step in sorted(set(aligned["checkpoints"].values()))}
         for folder, step in aligned["checkpoints"].items():

@@ -231,6 +231,8 @@ def command(*arguments: str) -> subprocess.CompletedProcess:
     (["--check", "--recipe", "summarization/tldr"], 0, "the recipe is valid"),
     (["--recipe", "debug", "federation.round=3"], 2, "did you mean 'federation.rounds'?"),
     (["--recipe", "debug", "federation.clients_per_round=5", "data.clients=3"], 2, "use at most 3"),
+    (["--check", "--recipe", "debug", "evaluation.alpaca_eval={annotators_config: foo}"], 2, "evaluation.alpaca_eval"),
+    (["--recipe", "debug", "evaluation.alpaca_eval={annotators_config: foo}"], 2, "evaluation.alpaca_eval"),
     (["--recipe", "nowhere"], 2, "recipe 'nowhere' is not known"),
     (["--resume", "RUN", "seed=1"], 2, "--resume goes on with the run's own recipe"),
     (["--resume", "RUN", "--recipe", "debug"], 2, "--resume goes on with the run's own recipe")])

@@ -166,6 +166,17 @@ def test_files_that_are_missing_are_named_with_where_to_get_them(tmp_path):
 
 
 @installed
+def test_the_check_of_a_recipe_refuses_what_a_run_would(tmp_path, capsys):
+    from flows import cli
+
+    for settings, said in (("{annotators_config: foo}", "annotators_config 'foo' is not known"),
+                           (f"{{annotators_config: {FIXTURES / 'always_second'}, calibration: {tmp_path / 'nowhere.csv'}}}", "nowhere.csv (evaluation.alpaca_eval.calibration) cannot be read")):
+        assert cli.main(["--check", "--recipe", "debug", f"evaluation.alpaca_eval={settings}"]) == 2
+        assert said in capsys.readouterr().err
+    assert cli.main(["--check", "--recipe", "debug", f"evaluation.alpaca_eval={{annotators_config: {FIXTURES / 'always_second'}}}"]) == 0
+
+
+@installed
 def test_a_calibration_file_of_another_form_is_refused(tmp_path, calibration):
     lines = calibration.read_text().splitlines()
     other = tmp_path / "other.csv"

@@ -44,6 +44,37 @@ def test_a_bad_recipe_is_one_sentence_and_writes_nothing(tmp_path, capsys):
     assert not (tmp_path / "new").exists()
 
 
+NOWHERE = "evaluation.alpaca_eval={annotators_config: nowhere}"
+
+
+def test_what_is_not_here_is_refused_by_the_check_that_comes_first_and_nothing_is_written(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("FED_RLHF_RUNS", str(tmp_path / "runs"))
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump({"recipe": "debug", "seeds": [0], "arms": {"plain": [], "asks": [NOWHERE]}}))
+    for command, arguments in ((cli.stage, ["check_recipe", "--folder", str(tmp_path / "new"), "--recipe", "debug", NOWHERE]), (cli.main, ["--check", "--recipe", "debug", NOWHERE]),
+                               (cli.main, ["--recipe", "debug", NOWHERE]), (cli.benchmark, ["--check", "--benchmark", str(tmp_path / "plan.yaml")])):
+        assert command(arguments) == 2
+        said = capsys.readouterr()
+        assert "evaluation.alpaca_eval" in said.err and said.err.count("\n") == 1 and not said.out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.yaml"]
+
+
+def test_a_run_from_a_deployment_is_refused_before_it_has_a_folder(monkeypatch):
+    from components.data.records import DataError
+    from flows import fed_rlhf
+
+    monkeypatch.setattr(fed_rlhf, "open_run", lambda recipe: pytest.fail("a run was opened"))
+    with pytest.raises(DataError, match=r"evaluation.alpaca_eval"):
+        fed_rlhf.fed_rlhf.fn("debug", [NOWHERE])
+
+
+def test_a_run_that_is_resumed_is_asked_for_it_only_as_long_as_it_has_not_been_measured(tmp_path, capsys):
+    run = claim_folder(load_recipe("debug", [NOWHERE]), tmp_path)
+    assert cli.main(["--check", "--resume", str(tmp_path)]) == 2 and "evaluation.alpaca_eval" in capsys.readouterr().err
+    run.evaluation.mkdir()
+    (run.evaluation / "result.json").write_text("{}")
+    assert cli.main(["--check", "--resume", str(tmp_path)]) == 0
+
+
 def test_a_stage_without_a_checked_recipe_says_what_to_do(tmp_path, capsys):
     assert cli.stage(["federate", "--folder", str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"error: {tmp_path}/recipe.yaml is missing: run the stage check_recipe first, or `dvc repro`, which does.\n"

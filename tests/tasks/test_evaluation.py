@@ -54,6 +54,20 @@ def with_alpaca_eval(recipe, **settings):
     return recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"alpaca_eval": config})})
 
 
+@pytest.mark.parametrize(("wanted", "said"), [(8, True), (0, False)])
+def test_a_policy_that_the_clients_trained_has_no_reward_hacking_curve_and_the_log_says_so(tmp_path, monkeypatch, caplog, wanted, said):
+    from components.recipes import load_recipe
+    from flows import fed_rlhf
+
+    recipe, run = load_recipe("debug", ["federation.method=feddpo", f"evaluation.curve_prompts={wanted}"]), Run("run", tmp_path)
+    write_json(run.alignment / "result.json", {"checkpoints": {}})
+    write_json(run.federation / "result.json", {})
+    monkeypatch.setattr(fed_rlhf, "get_run_logger", lambda: logging.getLogger("test"))
+    with caplog.at_level(logging.INFO, "test"):
+        assert fed_rlhf.more_measures(run, recipe) == {}
+    assert ("no reward-hacking curve (evaluation.curve_prompts): federation.method 'feddpo' trains the policy itself" in caplog.text) is said
+
+
 def test_every_contest_has_its_rate_at_equal_length_beside_its_win_rate(debug, answers, prepared, tmp_path, monkeypatch):
     monkeypatch.setitem(judges.JUDGES, "longer", lambda *_: Longer())
     recipe = debug.model_copy(update={"evaluation": debug.evaluation.model_copy(update={"judge": debug.evaluation.judge.model_copy(update={"kind": "longer"})})})
