@@ -472,12 +472,14 @@ def kind_of(value: Any) -> str:
 
 def _sentence(model: type[BaseModel], values: Any, error: Mapping[str, Any], prefix: str) -> str:
     location = [p for p in error["loc"] if not (isinstance(p, str) and ("[" in p or p.startswith("literal") or p in {"str", "int"}))]
-    key = ".".join([*([prefix] if prefix else []), *map(str, location)])
+    names = [re.split(r"[\s:=]", str(part), maxsplit=1)[0] for part in location]     # what is glued to a key may be a secret
+    key = ".".join([*([prefix] if prefix else []), *names])
     kind, context = error["type"], error.get("ctx", {})
     if kind == "extra_forbidden":
         fields = _fields_at(model, location[:-1])
-        near = _nearest(model, str(location[-1]), location[:-1], fields, prefix)
-        return f"unknown key '{key}'{near} " + (f"Keys allowed here: {', '.join(fields)}." if fields else "No keys are allowed here.")
+        near = _nearest(model, names[-1], location[:-1], fields, prefix) if names[-1] not in fields else "."
+        glued = "" if names[-1] == str(location[-1]) else " with more in the same word (between a key and its value stand a colon and a space)"
+        return f"unknown key '{key}'{glued}{near} " + (f"Keys allowed here: {', '.join(fields)}." if fields else "No keys are allowed here.")
     if kind == "missing":
         return f"key '{key}' is missing: it has no default."
     given = values
@@ -490,7 +492,7 @@ def _sentence(model: type[BaseModel], values: Any, error: Mapping[str, Any], pre
     reason = str(context["error"]) if kind == "value_error" and "error" in context else error["msg"].removeprefix("Value error, ")
     if not location:
         return (reason if "." in reason.split(" ", 1)[0] else reason[:1].upper() + reason[1:]) + "."
-    shown = "" if isinstance(given, dict) else f" is {given!r}"
+    shown = "" if isinstance(given, dict) else f" is {kind_of(given)}" if kind in ("dict_type", "model_type") else f" is {given!r}"
     allowed = f" (expected {context['expected']})" if kind == "literal_error" else ""
     reason = "not an allowed value" if kind == "literal_error" else reason[:1].lower() + reason[1:]
     return f"key '{key}'{shown}: {reason}{allowed}."

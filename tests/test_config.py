@@ -104,6 +104,8 @@ def test_an_unknown_key_is_named_with_the_nearest_one_and_those_that_are_allowed
     ("federation.optimizer.betas=[0.9, 1.5]", ("'federation.optimizer.betas'", "[0, 1)")),
     ("federation.options.weighting=mean", ("'federation.options.weighting'", "'mean'", "'paper' or 'participation'")),
     ("federation.method=fedbiss", ("federation.method 'fedbiss'", "Did you mean 'fedbis'?")),
+    ("data=aclsum", ("key 'data' is text", "valid dictionary")),
+    ("data.options={request:x}", ("unknown key 'data.options.request' with more in the same word", "a colon and a space). Keys allowed here: ")),
     ("data.source=aclsm", ("data source 'aclsm'", "Did you mean 'aclsum'?")),
     ("data.align_prompts={path: x.jsonl}", ("key 'data.align_prompts.source' is missing",)),
     ("data.align_prompts={source: safe-rlhf, max_prompts: 0}", ("'data.align_prompts.max_prompts' is 0", "greater than or equal to 1")),

@@ -131,6 +131,13 @@ def test_a_secret_that_was_put_into_a_recipe_is_refused_and_not_repeated():
     assert "must be the NAME of an environment variable" in refused("evaluation.judge.kind=autoj", f"evaluation.judge.options={{base_url: 'http://x/v1', api_key_env: {KEY}}}")
 
 
+@pytest.mark.parametrize("glued", ["{api_key:%s}", "{api_key=%s}", "{api_key %s}", "api_key:%s"])
+def test_a_secret_that_sticks_to_its_key_is_not_repeated_either(glued):
+    message = refused("evaluation.judge.kind=autoj", f"evaluation.judge.options={glued % KEY}")
+    assert "evaluation.judge.options" in message and KEY not in message
+    assert not glued.startswith("{") or "unknown key 'evaluation.judge.options.api_key' with more in the same word (between a key and its value stand a colon and a space)" in message
+
+
 def test_the_selector_judge_takes_no_options():
     assert "unknown key 'evaluation.judge.options.model'. No keys are allowed here." in refused("evaluation.judge.options={model: m}")
 
