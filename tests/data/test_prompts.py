@@ -165,6 +165,14 @@ def test_a_prompt_that_is_trained_on_is_not_evaluated_on_but_one_of_a_held_out_p
     assert notes["test"]["left_out"] == {"in a training or validation pair": 1}
 
 
+def test_a_prompt_that_stands_in_a_validation_pair_only_is_not_evaluated_on(own, tmp_path):
+    _, _, pairs = chosen(own)
+    only = of_split(pairs, "validation")
+    assert {r["split"] for r in pairs if r["prompt"] == only} == {"validation"}
+    found, notes, _ = chosen(own, test_prompts={"source": "safe-rlhf", "path": written(tmp_path / "test.jsonl", "A new question?", only)})
+    assert set(found["test"]) == {"A new question?"} and notes["test"]["left_out"] == {"in a training or validation pair": 1}
+
+
 def test_a_prompt_to_evaluate_on_is_not_aligned_on_although_it_came_with_the_pairs(own, tmp_path):
     many = own | {"options": {"align_share": 0.5}}
     plain, _, _ = chosen(many)
