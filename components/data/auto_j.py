@@ -19,7 +19,7 @@ from components.data.records import DataError, SourceData
 from components.data.registry import source
 from components.data.reserve import set_apart
 from components.data.rows import check_text, read_file
-from components.data.splits import assign
+from components.data.splits import assign, group_of, grouped
 
 RESPONSES = ("response 1", "response 2")
 COLUMNS = ("scenario", "label", "prompt", *RESPONSES)
@@ -43,7 +43,8 @@ def load(data: DataConfig, options: AutoJDataOptions, seed: int) -> SourceData:
     if data.path is None:
         raise DataError("the data source auto-j reads Auto-J's pairwise set from a file: give testdata_pairwise.jsonl of the repository GAIR-NLP/auto-j as data.path")
     pairs, dropped = preferences(read_labelled(Path(data.path)))
-    parts = assign((r["prompt"] for r in pairs), data.validation, data.test, seed)
+    pairs = grouped(pairs)
+    parts = assign(map(group_of, pairs), data.validation, data.test, seed)
     rows = [r | {"split": s} for r, s in zip(pairs, parts, strict=True)]
     return set_apart(rows, "auto-j", options.align_share, options.judge_share, seed, dropped)
 

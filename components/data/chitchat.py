@@ -21,7 +21,7 @@ from pydantic import Field
 from components.config import DataConfig, Section
 from components.data.records import DataError, SourceData
 from components.data.registry import pairs_dataset, prompts_dataset, source
-from components.data.splits import assign
+from components.data.splits import assign, normal
 from components.seeding import generator
 
 Reply = dict[str, Any]
@@ -72,7 +72,8 @@ def load(data: DataConfig, options: ChitchatOptions, seed: int) -> SourceData:
             free[reply["group"]].append(reply)
     order = sorted(free)
     order = [order[i] for i in generator(seed, "chitchat", "prompts").permutation(len(order))]
-    asked = [free[g][generator(seed, "chitchat", "prompt", g).integers(len(free[g]))] for g in order]
+    drawn_replies = (free[g][generator(seed, "chitchat", "prompt", g).integers(len(free[g]))] for g in order)
+    asked = [reply for reply in drawn_replies if not reply["again"]]
     wanted = options.align_prompts + options.evaluation_prompts
     if len(asked) < wanted:
         raise DataError(f"chitchat has {len(asked)} conversations of people who are neither clients nor judges, but data.options asks for "
@@ -84,10 +85,10 @@ def load(data: DataConfig, options: ChitchatOptions, seed: int) -> SourceData:
 
 
 def read_replies(turns: int, min_words: int, max_words: int) -> list[Reply]:
-    """All replies with what they answer: prompt, chosen, client_id, domain and group (the conversation).
+    """All replies with what they answer: prompt, chosen, client_id, domain, group (the conversation) and again.
 
     Messages that a person sent in a row are one turn. A prompt that came up before is left out, so that a prompt
-    belongs to one conversation.
+    belongs to one conversation. Where it came up in another case (again: true), the reply is left out when it is drawn.
 
     Raises:
         DataError: the package chitchat-dataset is not installed.
@@ -96,7 +97,7 @@ def read_replies(turns: int, min_words: int, max_words: int) -> list[Reply]:
     if spec is None or spec.origin is None:
         raise DataError("the data source chitchat needs the package chitchat-dataset: pip install 'fed-rlhf[demo]', or make install")
     raw = json.loads((Path(spec.origin).parent / "dataset.json").read_text(encoding="utf-8"))
-    replies, seen = [], set()
+    replies, seen, said_before = [], set(), set()
     for conversation in sorted(raw):
         question = " ".join((raw[conversation].get("prompt") or "").split())
         said: list[tuple[str, str]] = []
@@ -112,7 +113,8 @@ def read_replies(turns: int, min_words: int, max_words: int) -> list[Reply]:
             prompt = "\n".join(([f"TOPIC: {question}"] if question else []) + lines)
             if min_words <= len(reply.split()) <= max_words and prompt not in seen:
                 seen.add(prompt)
-                replies.append({"prompt": prompt, "chosen": reply, "client_id": person, "domain": question or "no question", "group": conversation})
+                replies.append({"prompt": prompt, "chosen": reply, "client_id": person, "domain": question or "no question", "group": conversation, "again": normal(prompt) in said_before})
+                said_before.add(normal(prompt))
     return replies
 
 
@@ -127,7 +129,7 @@ def _pairs(person: str, replies: Sequence[Reply], split: dict[str, str], most: i
         blocks = []
         for talk in (sorted(talks)[i] for i in draw.permutation(len(talks))):
             kept = sorted(draw.permutation(len(talks[talk]))[:most])
-            blocks.append([talks[talk][i] for i in kept])
+            blocks.append([talks[talk][i] for i in kept if not talks[talk][i]["again"]])
         while blocks and 2 * max(map(len, blocks)) > sum(map(len, blocks)):
             max(blocks, key=len).pop()      # a rotation by the longest talk must lead out of every talk
         row = [reply for block in blocks for reply in block]

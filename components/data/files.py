@@ -16,7 +16,7 @@ from components.data.records import SPLITS, DataError, SourceData
 from components.data.registry import source
 from components.data.reserve import set_apart
 from components.data.rows import check_number, check_text, read_file
-from components.data.splits import assign
+from components.data.splits import assign, group_of, grouped
 
 NEEDED = ("prompt", "chosen", "rejected")
 OPTIONAL = ("client_id", "domain", "group", "split")
@@ -77,7 +77,7 @@ def _load(data: DataConfig, options: FileOptions, seed: int, name: str, suffixes
         raise DataError(f"the data source {name} reads your own pairs: give the file as data.path")
     if Path(data.path).is_file() and not data.path.endswith(suffixes):
         raise DataError(f"{data.path}: the data source {name} reads {' or '.join(suffixes)} files; for another kind, choose another data.source")
-    rows = read_pairs(Path(data.path))
-    splits = assign((r.get("group") or r["prompt"] for r in rows), data.validation, data.test, seed)
+    rows = grouped(read_pairs(Path(data.path)))
+    splits = assign(map(group_of, rows), data.validation, data.test, seed)
     rows = [r if r.get("split") else r | {"split": split} for r, split in zip(rows, splits, strict=True)]
     return set_apart(rows, name, options.align_share, options.judge_clients, seed, {})

@@ -18,7 +18,7 @@ from components.data.records import DataError, SourceData
 from components.data.registry import source
 from components.data.reserve import set_apart
 from components.data.rows import SUFFIXES, check_text, find_file, from_hub, read_file
-from components.data.splits import assign
+from components.data.splits import assign, group_of, grouped, normal
 
 HUB = "Anthropic/hh-rlhf"
 TURN = "\n\nAssistant:"
@@ -38,7 +38,8 @@ def load(data: DataConfig, options: HhOptions, seed: int) -> SourceData:
     """Pairs of the last turns.
 
     From the hub, or from a folder with files train and test, the test split stays the test split, and a training row
-    whose prompt is in it too is dropped. From a single file, splits are drawn by prompt.
+    whose prompt is in it too is dropped. From a single file, splits are drawn by prompt. Prompts are the same where they
+    differ in case and white space only.
 
     Raises:
         DataError: the data cannot be read or hold no usable pair.
@@ -49,14 +50,15 @@ def load(data: DataConfig, options: HhOptions, seed: int) -> SourceData:
         split[name], counts = split_dialogues(rows, data.path or f"{HUB} ({options.subset}, {name})")
         dropped.update(counts)
     if "test" in split:
-        held_out = {r["prompt"] for r in split["test"]}
-        kept = [r for r in split["train"] if r["prompt"] not in held_out]
+        held_out = {normal(r["prompt"]) for r in split["test"]}
+        kept = grouped([r for r in split["train"] if normal(r["prompt"]) not in held_out])
         dropped["prompt also in the test split"] += len(split["train"]) - len(kept)
-        parts = assign((r["prompt"] for r in kept), data.validation, 0.0, seed)
-        rows = [r | {"split": s} for r, s in zip(kept, parts, strict=True)] + [r | {"split": "test"} for r in split["test"]]
+        parts = assign(map(group_of, kept), data.validation, 0.0, seed)
+        rows = [r | {"split": s} for r, s in zip(kept, parts, strict=True)] + [r | {"split": "test"} for r in grouped(split["test"])]
     else:
-        parts = assign((r["prompt"] for r in split["train"]), data.validation, data.test, seed)
-        rows = [r | {"split": s} for r, s in zip(split["train"], parts, strict=True)]
+        kept = grouped(split["train"])
+        parts = assign(map(group_of, kept), data.validation, data.test, seed)
+        rows = [r | {"split": s} for r, s in zip(kept, parts, strict=True)]
     rows = [r | {"domain": options.subset} for r in rows]
     return set_apart(rows, "hh-rlhf", options.align_share, options.judge_share, seed, {k: n for k, n in dropped.items() if n})
 

@@ -6,6 +6,7 @@ import json
 import shutil
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from components.data.picture import partition_picture
 from components.data.prompts import server_prompts
 from components.data.records import PAIR_COLUMNS, PROMPT_COLUMNS, SPLITS, DataError
 from components.data.registry import EXTRA, pairs_dataset
-from components.data.splits import assign
+from components.data.splits import assign, one_spelling
 from components.data.trees import thought_pairs
 from components.data.validation import validate
 from components.seeding import generator
@@ -57,7 +58,8 @@ def prepare(data: DataConfig, seed: int, folder: Path) -> dict[str, Any]:
     import pandas as pd
 
     loaded = sources.load(data, seed)
-    pairs, judge = (_frame(rows, data, seed) for rows in (loaded.pairs, loaded.judge))
+    spelling = one_spelling((*loaded.pairs["prompt"], *loaded.judge["prompt"]))
+    pairs, judge = (_frame(rows, spelling, data, seed) for rows in (loaded.pairs, loaded.judge))
     given, left_out = len(pairs), {}
     if not given:
         raise DataError(f"source {data.source} gives no pairs")
@@ -132,15 +134,16 @@ def _thoughts(data: DataConfig, clients: list[str], seed: int) -> tuple[pd.DataF
             turns = partition.iid(groups, min(len(clients), len(set(groups))), seed)
             owners |= {group: clients[order[turn]] for group, turn in zip(groups, turns, strict=True)}
     owned = [row | {"client_id": owners[row["group"]], "split": part} for row, part in zip(rows, parts, strict=True)]
-    return _frame(pairs_dataset(owned, "thoughts"), data, seed), {"pairs": len(owned), "questions": len(owners), "dropped": dropped}
+    return _frame(pairs_dataset(owned, "thoughts"), {}, data, seed), {"pairs": len(owned), "questions": len(owners), "dropped": dropped}
 
 
-def _frame(rows: Any, data: DataConfig, seed: int) -> pd.DataFrame:
-    """A source's pairs with a group (the prompt where the source names none) and a split in every row."""
+def _frame(rows: Any, spelling: Mapping[str, str], data: DataConfig, seed: int) -> pd.DataFrame:
+    """A source's pairs with a group (the prompt where the source names none, in the spelling that stands for it) and a split in every row."""
     frame = rows.to_pandas()
+    prompts = frame["prompt"].map(spelling)
     if "group" not in frame:
-        frame["group"] = frame["prompt"]
-    frame["group"] = frame["group"].where(frame["group"].notna() & (frame["group"] != ""), frame["prompt"])
+        frame["group"] = prompts
+    frame["group"] = frame["group"].where(frame["group"].notna() & (frame["group"] != ""), prompts)
     open_rows = frame["split"] == ""
     frame.loc[open_rows, "split"] = assign(frame.loc[open_rows, "group"], data.validation, data.test, seed)
     return frame

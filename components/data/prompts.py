@@ -15,6 +15,7 @@ from components.config import DataConfig, PromptsConfig
 from components.data import sources
 from components.data.records import PROMPT_COLUMNS, DataError, SourceData
 from components.data.registry import prompts_dataset
+from components.data.splits import normal
 from components.seeding import generator
 
 if TYPE_CHECKING:
@@ -50,17 +51,17 @@ def server_prompts(data: DataConfig, loaded: SourceData, pairs: pd.DataFrame, ju
     if not any(sections.values()):
         return own, {}
     known = pd.concat([pairs[["prompt", "split"]], judge[["prompt", "split"]]])
-    forbidden = {_normal(prompt) for prompt, split in zip(known["prompt"], known["split"], strict=True) if split != "test"}
+    forbidden = {normal(prompt) for prompt, split in zip(known["prompt"], known["split"], strict=True) if split != "test"}
     chosen, notes = {}, {}
     for split, section in sections.items():
         if section is None:
             rows = own[own["split"] == split]
-            chosen[split] = rows[~rows["prompt"].map(_normal).isin(forbidden)]
+            chosen[split] = rows[~rows["prompt"].map(normal).isin(forbidden)]
             if len(chosen[split]) < len(rows):
                 notes[split] = {"source": data.source, "left_out": {REASONS[split]: len(rows) - len(chosen[split])}}
         else:
             chosen[split], notes[split] = _other(section, split, forbidden, seed)
-        forbidden |= {_normal(prompt) for prompt in (*known["prompt"], *chosen[split]["prompt"])}
+        forbidden |= {normal(prompt) for prompt in (*known["prompt"], *chosen[split]["prompt"])}
     return pd.concat([chosen["align"], chosen["test"]], ignore_index=True), notes
 
 
@@ -69,7 +70,7 @@ def _other(section: PromptsConfig, split: str, forbidden: Collection[str], seed:
     key = f"data.{split}_prompts"
     given = sources.load_prompts(section, key, seed)
     left_out = Counter(given.dropped)
-    kept = [(prompt, references, split) for prompt, references in given.prompts if _normal(prompt) not in forbidden]
+    kept = [(prompt, references, split) for prompt, references in given.prompts if normal(prompt) not in forbidden]
     left_out[REASONS[split]] += len(given.prompts) - len(kept)
     if section.max_prompts is not None and len(kept) > section.max_prompts:
         drawn = generator(seed, "max_prompts", split).choice(len(kept), section.max_prompts, replace=False)
@@ -79,7 +80,3 @@ def _other(section: PromptsConfig, split: str, forbidden: Collection[str], seed:
         raise DataError(f"{key}: of the {len(given.prompts)} prompts of {section.source} none is left, for all are in the pairs too")
     frame = prompts_dataset(kept, section.source).to_pandas()
     return frame, {"source": section.source, "left_out": {reason: n for reason, n in left_out.items() if n}, "references": given.references}
-
-
-def _normal(prompt: str) -> str:
-    return " ".join(prompt.split()).casefold()

@@ -7,7 +7,7 @@ from typing import Any
 
 from components.data.records import DataError, SourceData
 from components.data.registry import CountedSourceData, pairs_dataset, prompts_dataset
-from components.data.splits import position
+from components.data.splits import group_of, normal, position
 from components.seeding import generator
 
 OWNERS_FOR_JUDGES = 10
@@ -40,15 +40,15 @@ def set_apart(rows: Sequence[dict[str, Any]], source: str, align: float, judge: 
         judged = [r for r in rows if r["client_id"] in apart]
         rest = [r for r in rows if r["client_id"] not in apart]
     else:
-        judged = [r | {"client_id": JUDGE} for r in rows if position(seed, "judge", _group(r)) < judge]
-        rest = [r for r in rows if not position(seed, "judge", _group(r)) < judge]
+        judged = [r | {"client_id": JUDGE} for r in rows if position(seed, "judge", group_of(r)) < judge]
+        rest = [r for r in rows if not position(seed, "judge", group_of(r)) < judge]
 
     # a prompt that the judge has seen may still be a client's, but it is not asked of the server's policy
-    seen = {r["prompt"] for r in judged}
+    seen = {normal(r["prompt"]) for r in judged}
     pairs, prompts = [], []
     references: dict[str, list[str]] = {}
     for row in rest:
-        if row["split"] == "train" and position(seed, "align", _group(row)) < align and row["prompt"] not in seen:
+        if row["split"] == "train" and position(seed, "align", group_of(row)) < align and normal(row["prompt"]) not in seen:
             prompts.append((row["prompt"], [row["chosen"]], "align"))
             continue
         pairs.append(row)
@@ -62,7 +62,3 @@ def set_apart(rows: Sequence[dict[str, Any]], source: str, align: float, judge: 
     prompts += [(prompt, known, "test") for prompt, known in references.items()]
     dropped = dropped | ({"prompt given to the server": left_out} if left_out else {})
     return CountedSourceData(pairs_dataset(pairs, source), prompts_dataset(prompts, source), pairs_dataset(judged, source), dropped=dropped)
-
-
-def _group(row: dict[str, Any]) -> str:
-    return row.get("group") or row["prompt"]

@@ -31,7 +31,7 @@ from components.data.records import SPLITS, DataError, SourceData
 from components.data.registry import CountedSourceData, pairs_dataset, prompts_dataset, source
 from components.data.reserve import JUDGE
 from components.data.rows import SUFFIXES, check_text, find_file, from_hub, read_file
-from components.data.splits import position
+from components.data.splits import normal, position
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -153,7 +153,7 @@ def one_split_a_question(by_split: Mapping[str, list[Pair]]) -> tuple[dict[str, 
     kept: dict[str, list[Pair]] = {split: [] for split in SPLITS}
     for split in reversed(SPLITS):
         for pair in by_split[split]:
-            group = group_of.setdefault(" ".join(pair["prompt"].split()).casefold(), pair["group"])
+            group = group_of.setdefault(normal(pair["prompt"]), pair["group"])
             if home.setdefault(group, split) == split:
                 kept[split].append(pair | {"group": group})
     return kept, sum(map(len, by_split.values())) - sum(map(len, kept.values()))

@@ -1,8 +1,8 @@
 """The expectation suite: what must hold of prepared data before anything trains on them (Great Expectations).
 
-One rule that needs a word is label balance. The learner shows each pair in both orders, so A and B are balanced by
-construction there; what can be out of balance is the data set itself. Two things are checked, where at least 50 pairs
-can tell:
+Two rules need a word. Prompts are the same where they differ in case and white space only. And label balance: the
+learner shows each pair in both orders, so A and B are balanced by construction there; what can be out of balance is the
+data set itself. Two things are checked, where at least 50 pairs can tell:
 
     the longer completion    the share of pairs whose chosen completion is the longer one
     a label-free order       the share of pairs whose chosen completion comes first in an order (by hash) that knows
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.data.records import SPLITS, DataError
+from components.data.splits import normal
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,8 +81,9 @@ def _with_helpers(frame: pd.DataFrame, others: pd.DataFrame, clients: Collection
     import pandas as pd
 
     frame = frame.copy()
-    of_prompt = pd.concat([frame[["prompt", "split"]], others[["prompt", "split"]]]).groupby("prompt")["split"].nunique()
-    frame["prompt_in_one_split"] = frame["prompt"].map(of_prompt).fillna(1) <= 1
+    known = pd.concat([frame[["prompt", "split"]], others[["prompt", "split"]]])
+    of_prompt = known.groupby(known["prompt"].map(normal, na_action="ignore"))["split"].nunique()
+    frame["prompt_in_one_split"] = frame["prompt"].map(normal, na_action="ignore").map(of_prompt).fillna(1) <= 1
     if "chosen" in frame:
         frame["group_in_one_split"] = frame.groupby("group")["split"].transform("nunique") <= 1
         federated = frame["client_id"].where(frame["client_id"].isin(list(clients)))     # the judge may know a question too

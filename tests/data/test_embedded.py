@@ -8,6 +8,7 @@ from components.config import DataConfig, RecipeError
 from components.data import aclsum, chitchat, sources
 from components.data.detokenize import detokenize, is_sentence
 from components.data.records import DataError
+from components.data.splits import normal
 
 
 @pytest.mark.parametrize(("tokenised", "natural"), [
@@ -154,6 +155,18 @@ def test_a_chitchat_prompt_shows_who_said_what_and_ends_with_the_other_person(ta
     assert reply["prompt"] == "TOPIC: Sea or hills?\nYOU: I prefer the sea in talk 3 myself always\nTHEY: But why would one say so 3"
 
 
+def test_a_reply_to_what_another_conversation_said_in_another_case_is_left_out(talks, tmp_path):
+    import json
+
+    cased = {name: json.loads(json.dumps(talk).replace(f"Hello, this is talk {n}", f"Hello, this is talk {n // 9}" if n % 2 else f"HELLO, this is talk {n // 9}")) for n, (name, talk) in enumerate(TALKS.items())}
+    (tmp_path / "dataset.json").write_text(json.dumps(cased))
+    replies = chitchat.read_replies(4, 4, 100)
+    pairs = [row for p in ("ann", "bob", "cem") for row in chitchat._pairs(p, [r for r in replies if r["client_id"] == p], dict.fromkeys(TALKS, "train"), 4, 0)]
+    asked = [normal(r["prompt"]) for r in pairs]
+    assert any(r["again"] for r in replies) and len(asked) == len(set(asked)) > 30
+    assert Counter(r["chosen"] for r in pairs) == Counter(r["rejected"] for r in pairs)
+
+
 def test_chitchat_says_when_there_are_too_few_people(talks):
     with pytest.raises(DataError, match="too few for 3 clients and 9 judges"):
         people(judge_participants=9)
@@ -172,6 +185,11 @@ def test_the_real_conversations_give_clients_judges_and_prompts_of_different_peo
         for group, split in zip(table["group"], table["split"], strict=True):
             splits[group].add(split)
     assert all(len(s) == 1 for s in splits.values())
+    asked = defaultdict(set)
+    for table in (data.pairs, data.judge, data.prompts):
+        for prompt, split in zip(table["prompt"], table["split"], strict=True):
+            asked[normal(prompt)].add(split)
+    assert all(len(s) == 1 for s in asked.values())
     assert min(Counter(data.pairs["client_id"]).values()) >= 20
 
 

@@ -8,9 +8,10 @@ import pandas as pd
 import pytest
 
 from components.config import DataConfig
+from components.data import sources
 from components.data.prepare import prepare
 from components.data.records import DataError, read_clients, read_rows
-from components.data.splits import assign
+from components.data.splits import assign, grouped, normal, one_spelling
 from components.data.validation import validate
 
 
@@ -47,6 +48,64 @@ def test_every_pair_that_comes_in_goes_out_or_is_counted_and_no_prompt_is_in_two
     if partition["partition"] != "natural":
         assert len({(r["group"], r["client_id"]) for r in rows}) == len({r["group"] for r in rows})
         assert {r["client_id"] for r in rows} == {f"client-0{i}" for i in range(4)}
+
+
+def two_spellings(source, folder):
+    """A file or folder of a source in which each of 60 prompts stands twice, in two spellings."""
+    asked = [(text, f"Good {i} {k}." + " More." * (i % 3), f"Bad {i} {k}." + " And more." * ((k + i) % 2)) for i in range(60) for k, text in enumerate((f"p{i} what?", f" P{i}  What?"))]
+    told = [{"chosen": f"\n\nHuman: {p}\n\nAssistant: {c}", "rejected": f"\n\nHuman: {p}\n\nAssistant: {r}"} for p, c, r in asked]
+    rows = {"hh-rlhf": told, "auto-j": [{"scenario": "s", "label": 0, "prompt": p, "response 1": c, "response 2": r} for p, c, r in asked],
+            "jsonl": [{"prompt": p, "chosen": c, "rejected": r} for p, c, r in asked]}
+    parts = {"train": told[::-1][:-24], "test": told[:48:2]} if source == "hh-rlhf, split" else {"pairs": rows[source]}
+    for name, lines in parts.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in lines))
+    return str(folder if len(parts) > 1 else folder / "pairs.jsonl")
+
+
+@pytest.mark.parametrize("source", ["jsonl", "hh-rlhf", "hh-rlhf, split", "auto-j"])
+def test_prompts_that_differ_in_case_and_white_space_only_are_in_one_split_and_one_client(source, tmp_path):
+    path = two_spellings(source, tmp_path)
+    prepare(DataConfig(source=source.partition(",")[0], path=path, partition="iid", clients=3), 0, tmp_path / "data")
+    spellings, splits, clients = defaultdict(set), defaultdict(set), defaultdict(set)
+    for name in ("pairs", "judge", "prompts"):
+        for row in rows_of(tmp_path / "data", name):
+            key = normal(row["prompt"])
+            spellings[key].add(row["prompt"])
+            splits[key].add(row["split"])
+            if name == "pairs":
+                clients[key].add(row["client_id"])
+    assert sum(len(s) == 2 for s in spellings.values()) > 25 and {"train", "test", "align"} <= set.union(*splits.values())
+    assert all(len(s) == 1 for s in splits.values()) and all(len(c) == 1 for c in clients.values())
+
+
+@pytest.mark.parametrize(("source", "file"), [("jsonl", "pairs.jsonl"), ("hh-rlhf", "hh.jsonl"), ("auto-j", "auto_j.jsonl")])
+def test_a_prompt_of_one_spelling_is_split_by_the_hash_of_its_very_text(source, file, fixtures):
+    data = DataConfig(source=source, path=str(fixtures / file))
+    loaded = sources.load(data, 0)
+    rows = [*loaded.pairs, *loaded.judge]
+    assert len(rows) > 5 and [r["split"] for r in rows] == assign([r["prompt"] for r in rows], data.validation, data.test, 0) and not any(r.get("group") for r in rows)
+
+
+def test_of_several_spellings_the_least_stands_for_all_whatever_their_order_and_a_given_group_stays():
+    asked = ["b ", "B", "a", "b"]
+    assert one_spelling(asked) == one_spelling(asked[::-1]) == {"b ": "B", "B": "B", "b": "B", "a": "a"}
+    rows = [{"prompt": p} for p in asked] + [{"prompt": "b", "group": "mine"}]
+    assert [r.get("group") for r in grouped(rows)] == ["B", None, None, "B", "mine"]
+
+
+def test_tldrs_copies_of_a_post_that_differ_in_spacing_are_in_one_split(tmp_path):
+    def comparison(i, k):
+        info = {"id": f"{i}-{k}", "post": f"It rained on day {i}." if k else f"It  RAINED on day {i}.", "title": "Rain", "subreddit": "tales"}
+        return {"info": info, "summaries": [{"text": f"Rain {i}" + " again" * (i % 3)}, {"text": f"Sun {k}" + " too" * (i % 2)}], "choice": i % 2, "worker": f"w{i % 4}"}
+
+    post = {"subreddit": "tales", "title": "Sun", "post": "The sun shone.", "summary": "Sun."}
+    for name, rows in (("comparisons", [comparison(i, k) for i in range(60) for k in (0, 1)]), ("posts", [post]), ("posts_test", [post | {"post": "It snowed."}])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    prepare(DataConfig(source="tldr", path=str(tmp_path), options={"judge_workers": 1, "align_share": 1.0}), 0, tmp_path / "data")
+    splits = defaultdict(set)
+    for row in (*rows_of(tmp_path / "data"), *rows_of(tmp_path / "data", "judge")):
+        splits[normal(row["prompt"])].add(row["split"])
+    assert len(splits) == 60 and all(len(s) == 1 for s in splits.values())
 
 
 def test_both_directions_of_a_disagreement_survive(tmp_path):
@@ -163,6 +222,7 @@ def test_good_data_pass_and_every_expectation_is_reported():
     ("split", slice(2, 2), "dev", "the split is known", 1),
     ("pair_id", slice(4, 5), "same", "the pair_id is unique", 2),
     ("prompt", slice(0, 1), "asked twice", "no prompt in two splits", 2),
+    ("prompt", slice(0, 0), " Question\n1", "no prompt in two splits", 2),
     ("group", slice(0, 1), "one question", "no group in two splits", 2),
     ("group", slice(1, 2), "one question", "no group in two clients", 2)])
 def test_each_expectation_can_fail_and_names_itself_and_its_rows(column, rows, value, expectation, count):

@@ -82,6 +82,18 @@ def test_a_folder_of_files_is_read_whole_and_two_trees_of_a_question_are_refused
         sources.load(data, 0)
 
 
+def test_questions_that_differ_in_case_and_white_space_only_are_one_group(tmp_path):
+    write(tmp_path / "a.jsonl", ("csqa",))
+    for n in range(30):
+        append_tree(tmp_path / "b.jsonl", replace(TREE, id=f"cose/{n}", set="cose", question=f"CSQA  question {n}?"))
+    prepare(DataConfig(source="thoughts", path=str(tmp_path)), 0, tmp_path / "prepared")
+    splits = {}
+    for name in ("pairs", "judge"):
+        for row in read_rows(tmp_path / "prepared" / f"{name}.parquet").to_list():
+            splits.setdefault(row["tree"].partition("/")[2], set()).add((name, row["split"]))
+    assert len(splits) == 30 and all(len(found) == 1 for found in splits.values())
+
+
 def test_what_gives_no_pair_is_said(tmp_path):
     with pytest.raises(DataError, match="give their file, or a folder of them, as data.path"):
         sources.load(DataConfig(source="thoughts"), 0)
