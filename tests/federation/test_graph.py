@@ -192,6 +192,10 @@ def test_a_direct_edge_that_is_longer_than_the_way_round_is_not_taken():
     assert shortest_path(chain(), "a", 1 / 3) == ["a", "b", "c"] and "c" not in shortest_path_weights(chain(), "a", 0.0)
 
 
+def test_of_paths_of_the_same_length_the_least_total_divergence_decides_and_not_the_alphabet():
+    assert shortest_path(chain(), "c", 0.0) == ["c", "d"], "b comes first, but its edge is 2 and that to d is 1"
+
+
 @pytest.mark.parametrize("delta", [-0.1, 1.1, math.nan])
 def test_delta_is_a_share(delta):
     with pytest.raises(ValueError, match="from 0 to 1"):
