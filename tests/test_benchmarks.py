@@ -43,6 +43,13 @@ def test_the_benchmark_for_a_gpu_is_the_other_one_with_selectors_of_full_depth_a
     assert first.startswith("#") and "GPU" in first and "not run here" in first
 
 
+def test_the_deltas_of_the_study_lie_below_what_a_path_can_have_and_one_above():
+    plan = load_benchmark("delta")
+    federations = [plan.recipe_of(arm, 0).federation for arm in plan.arms]
+    assert [federation.options["delta"] for federation in federations] == [0.0, 0.05, 0.1, 0.15, 0.2, 1.0] == [int(arm.split("-")[1]) / 100 for arm in plan.arms]
+    assert {(federation.options["variant"], federation.clients_per_round) for federation in federations} == {("sp", 16)}
+
+
 def test_an_arm_is_the_recipe_with_its_settings_and_the_seed(tmp_path):
     plan = load_benchmark(written(tmp_path))
     recipe = plan.recipe_of("FedDPO", 7)

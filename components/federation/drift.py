@@ -36,7 +36,7 @@ class Options(Section):
     """Options of DRIFT."""
 
     variant: Literal["mst", "sp"] = Field("mst", description="mst: neighbours in the minimum spanning tree (section 4.1); sp: the clients on a shortest path (section 4.2).")
-    delta: float = Field(0.0, ge=0, le=1, description="Divergence threshold of sp: the longest path with at most this share of the edges of all paths; 0 takes the shortest. DRIFT table 5: 0 to 1.")
+    delta: float = Field(0.0, ge=0, le=1, description="Divergence threshold of sp: the longest path with at most this share of the edges of all paths; 0 takes the shortest. No path has more than 0.5 with 4 clients a round, 0.31 with 8, 0.2 with 16. DRIFT table 5: 0 to 1.")
     divergence: Literal["softmax", "gaussian", "histogram"] = Field("softmax", description="How an adapter is read as a distribution, see components/federation/graph.py.")
     beta: float = Field(0.2, gt=0, description="Inverse temperature of the implicit reward; DRIFT appendix A: 0.2.")
 

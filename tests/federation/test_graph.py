@@ -196,6 +196,44 @@ def test_of_paths_of_the_same_length_the_least_total_divergence_decides_and_not_
     assert shortest_path(chain(), "c", 0.0) == ["c", "d"], "b comes first, but its edge is 2 and that to d is 1"
 
 
+def most(count):
+    """The largest normalised length that a path can have among so many clients."""
+    return max(edges / (edges * (edges + 1) / 2 + count - 1 - edges) for edges in range(1, count))
+
+
+@pytest.mark.parametrize(("count", "bound"), [(4, 0.5), (8, 4 / 13), (16, 0.2)])
+def test_no_path_is_longer_than_the_bound_so_larger_deltas_choose_the_same(count, bound):
+    assert most(count) == pytest.approx(bound)
+    names, found = [f"client-{n:02d}" for n in range(count)], []
+    for seed in range(12):
+        matrix = np.triu(np.random.default_rng(seed).random((count, count)) ** 8, 1)  # a few edges are far shorter than the rest
+        graph = client_graph(matrix + matrix.T, names)
+        for source in names:
+            lengths = [len(path) - 1 for path in nx.single_source_dijkstra_path(graph, source, weight="weight").values()]
+            found.append(max(lengths) / sum(lengths))
+            assert shortest_path(graph, source, bound) == shortest_path(graph, source, 1.0) and len(shortest_path(graph, source, 1.0)) == max(lengths) + 1
+    assert 0.6 * bound < max(found) <= bound + 1e-12
+
+
+def test_the_bound_is_reached_by_a_path_of_five_edges_and_ten_neighbours():
+    matrix = np.full((16, 16), 100.0)
+    np.fill_diagonal(matrix, 0.0)
+    for i, j in [(n, n + 1) for n in range(5)] + [(0, n) for n in range(6, 16)]:
+        matrix[i, j] = matrix[j, i] = 1.0
+    graph = client_graph(matrix, [f"{n:02d}" for n in range(16)])
+    chosen = {delta: len(shortest_path(graph, "00", delta)) - 1 for delta in (0.0, 0.05, 0.1, 0.15, 0.2, 1.0)}
+    assert chosen == {0.0: 1, 0.05: 1, 0.1: 2, 0.15: 3, 0.2: 5, 1.0: 5}, "25 edges in all"
+
+
+def test_independent_adapters_are_one_edge_apart_and_those_along_a_line_make_a_chain():
+    independent = client_graph(divergence_matrix(adapters(8)), list("abcdefgh"))
+    assert all(len(path) <= 2 for _, paths in nx.all_pairs_dijkstra_path(independent, weight="weight") for path in paths.values())
+    assert {tuple(shortest_path(independent, "a", delta)) for delta in (0.0, 0.05, 0.2, 1.0)} == {("a", min(independent["a"], key=lambda name: independent["a"][name]["weight"]))}
+    start, end = adapters(2)
+    line = client_graph(divergence_matrix([{name: torch.lerp(start[name], end[name], n / 4) for name in start} for n in range(5)]), list("abcde"))
+    assert line["a"]["c"]["weight"] > line["a"]["b"]["weight"] + line["b"]["c"]["weight"] and shortest_path(line, "a", 1.0) == list("abcde")
+
+
 @pytest.mark.parametrize("delta", [-0.1, 1.1, math.nan])
 def test_delta_is_a_share(delta):
     with pytest.raises(ValueError, match="from 0 to 1"):
