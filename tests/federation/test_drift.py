@@ -73,6 +73,18 @@ def test_with_the_shortest_path_groups_do_not_mix(store, federation):
         assert (store.get(new.adapters[name])["a"][2] > 1) == (name in ("dan", "eve"))
 
 
+def test_delta_decides_how_far_along_a_chain_a_client_is_aggregated(store, federation):
+    chain = {name: [0.2 * place, -0.1 * place, 0.0] for place, name in enumerate(NAMES)}
+    members = {}
+    for delta in (0.0, 0.25, 1.0):  # of ada's paths, of 1, 2, 3 and 4 edges, 0.1, 0.2, 0.3 and 0.4 of all
+        method = strategy(store, variant="sp", delta=delta)
+        new = round_of(method, store, method.init(federation, 0), chain)
+        members[delta] = list(new.memory["weights"]["ada"])
+        mixed = sum(weight * np.array(chain[name]) for name, weight in new.memory["weights"]["ada"].items())
+        assert store.get(new.adapters["ada"])["a"].tolist() == pytest.approx(mixed.tolist(), abs=1e-6)
+    assert members == {0.0: ["ada", "bea"], 0.25: ["ada", "bea", "cyd"], 1.0: list(NAMES)}
+
+
 def test_clients_that_are_not_sampled_or_do_not_answer_keep_what_they_have_and_are_nobodys_neighbour(store, federation):
     method = strategy(store, clients=4)
     state = round_of(strategy(store), store, method.init(federation, 0))
