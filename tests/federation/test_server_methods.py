@@ -129,14 +129,26 @@ def test_an_older_adapter_that_lies_with_the_others_is_taken_and_the_rest_of_the
     assert store.get(store.ref(state.memory["cache"]["ada"][0]))["a"].tolist() == [-8.0, 0.0], "the oldest is forgotten"
 
 
-def test_clients_that_are_not_sampled_stay_with_what_was_chosen_last(store, federation):
-    everybody, two = method(store, "fedcda", cached=2), method(store, "fedcda", clients=2, cached=2)
+def test_clients_that_are_not_sampled_stay_with_what_was_chosen_last_be_it_neither_the_newest_nor_the_oldest(store, federation):
+    everybody, two = method(store, "fedcda", cached=3), method(store, "fedcda", clients=2, cached=3)
     state = everybody.init(federation, 0)
-    state = everybody.aggregate(state, answers(store, everybody.plan(state, 0), {"ada": [1.0, 0.0], "bea": [0.0, 1.0], "cyd": [1.0, 1.0]}))
-    jobs = two.plan(state, 1)
-    (absent,) = set(SHARES) - {job.client for job in jobs}
-    new = two.aggregate(state, answers(store, jobs, {key: [0.5, 0.5] for key in SHARES}))
-    assert new.memory["chosen"][absent] == state.memory["chosen"][absent] and new.memory["cache"][absent] == state.memory["cache"][absent] and set(new.memory["chosen"]) == set(SHARES)
+    present = {job.client for job in two.plan(state, 3)}
+    (absent,) = set(SHARES) - present
+    for number, (its, others) in enumerate([([9.0, -9.0], [1.0, 0.9]), ([1.0, 1.0], [1.0, 1.1]), ([-8.0, 0.0], [1.1, 1.0])]):
+        state = everybody.aggregate(state, answers(store, everybody.plan(state, number), dict.fromkeys(present, others) | {absent: its}))
+    assert store.get(store.ref(state.memory["chosen"][absent]))["a"].tolist() == [1.0, 1.0] and state.log["older_chosen"] >= 1
+    new = two.aggregate(state, answers(store, two.plan(state, 3), {name: [-8.0, 0.0] for name in present}))
+    assert new.memory["chosen"][absent] == state.memory["chosen"][absent], "though its newest one is where the others have gone"
+    assert new.memory["cache"][absent] == state.memory["cache"][absent] and set(new.memory["chosen"]) == set(SHARES)
+    assert all(store.get(store.ref(new.memory["chosen"][name]))["a"].tolist() == pytest.approx([1.0, 1.0], abs=0.2) for name in SHARES), "the sampled ones go back to it"
+
+
+def test_of_combinations_that_are_as_good_the_newest_is_kept(store, federation):
+    strategy = method(store, "fedcda", cached=2, group=1)
+    state = strategy.init(federation, 0)
+    for number, place in enumerate(([0.0, 0.0], [5.0, 5.0])):
+        state = strategy.aggregate(state, answers(store, strategy.plan(state, number), dict.fromkeys(SHARES, place)))
+    assert store.get(state.adapters["policy"])["a"].tolist() == [5.0, 5.0] and state.log["older_chosen"] == 0
 
 
 @pytest.mark.parametrize("seed", range(4))
