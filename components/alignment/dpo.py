@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from components.config import DpoConfig, Explained, PolicyConfig
 from components.models.adapters import AdapterSlot, export_adapter, peft_config, read_adapter, recipe_config, stack_adapters
 from components.models.backbone import choose_dtype
+from components.models.head import check_head
 from components.models.policy import Policy
 
 if TYPE_CHECKING:
@@ -169,12 +170,14 @@ def align_policy(
 
     Raises:
         AlignmentError: there are no pairs, a loss is not finite, or the reference cannot be read.
+        BackboneError: the backbone makes its logits as TRL's fused head does not.
     """
     import torch
 
     if not pairs:
         raise AlignmentError("there are no labelled pairs to align with: all completions of each prompt were the same or empty. Raise alignment.prompts, alignment.completions or alignment.temperature.")
     policy = Policy(policy_config, device)
+    check_head(policy.model, policy_config.backbone.name)
     with torch.random.fork_rng(devices=[torch.device(device)] if device.startswith("cuda") else []), completion_positions_only():
         trainer = build_trainer(policy, pairs, config, folder, seed, progress)
         trainer.train()

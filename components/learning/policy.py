@@ -17,6 +17,7 @@ from components.config import OptimizerConfig, PolicyConfig
 from components.learning.local import TrainingCurve, minibatches, train
 from components.learning.objectives import dpo_loss, sft_loss
 from components.models.adapters import AdapterSlot, attach
+from components.models.head import check_head, head_logits
 from components.models.policy import Policy
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class ResidentPolicy:
 
     def __init__(self, config: PolicyConfig, device: str) -> None:
         self.policy = Policy(config, device)
+        check_head(self.policy.model, config.backbone.name)
         self.model = self.policy.model = attach(self.policy.model, config.lora)
         self.slot = AdapterSlot(self.model)
 
@@ -132,11 +134,9 @@ def completion_logprobs(model: PreTrainedModel, rows: Sequence[Row], pad: int, d
     hidden = model.base_model(input_ids=ids.to(device), use_cache=False, **more).last_hidden_state
     row, before, stands = torch.tensor(at, device=device).T
     states, targets = hidden[row, before], ids.to(device)[row, stands]
-    head, cap = model.get_output_embeddings(), getattr(model.config, "final_logit_softcapping", None)
 
     def chosen(part: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        logits = head(part).float()
-        logits = logits if cap is None else torch.tanh(logits / cap) * cap  # Gemma 2
+        logits = head_logits(model, part)
         return logits.gather(1, wanted[:, None])[:, 0] - logits.logsumexp(1)
 
     parts = []

@@ -17,6 +17,7 @@ from components.data.templates import Template
 from components.data.templates import load as load_template
 from components.models.adapters import AdapterSlot, add_slot, attach
 from components.models.backbone import load_backbone, load_tokenizer
+from components.models.head import check_head, head_logits
 
 if TYPE_CHECKING:
     import torch
@@ -103,7 +104,9 @@ class Selector:
         self.tokenizer = load_tokenizer(config.backbone)
         self.template = load_template(config.template, "selector")
         self.choices = choice_tokens(self.tokenizer)
-        self.model = attach(load_backbone(config.backbone, device), config.lora)
+        backbone = load_backbone(config.backbone, device)
+        check_head(backbone, config.backbone.name)
+        self.model = attach(backbone, config.lora)
         self.slot = AdapterSlot(self.model)
         self._ensemble: list[AdapterSlot] = []
 
@@ -215,12 +218,7 @@ def choice_logits(model: PreTrainedModel, input_ids: torch.Tensor, last: torch.T
 
     hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
     at_slot = hidden[torch.arange(len(last), device=hidden.device), last]
-    head = model.get_output_embeddings()
-    rows = list(choices)
-    bias = None if getattr(head, "bias", None) is None else head.bias[rows]
-    logits = torch.nn.functional.linear(at_slot, head.weight[rows], bias).float()
-    cap = getattr(model.config, "final_logit_softcapping", None)  # Gemma 2
-    return logits if cap is None else torch.tanh(logits / cap) * cap
+    return head_logits(model, at_slot, choices)
 
 
 def majority_vote(choices: np.ndarray) -> np.ndarray:
