@@ -99,6 +99,9 @@ def arm_figures(
         "own_assigned": after.get("assigned", after)["domains"].get("own"), "common_assigned": after.get("assigned", after)["domains"].get("common"), "kl": aligned["metrics"].get("kl_sequence"),
         "implicit_reward": evaluated.get("implicit_reward", {}).get("mean"),
         "client_steps": local_steps * len(trained), "train_seconds": sum(client["seconds"] for client in trained)}
+    timed = [record for record in records if "seconds" in record]  # not in runs of before it was kept
+    if timed:
+        figures["aggregation_seconds"] = sum(record["seconds"] for record in timed) / len({record["round"] for record in timed})
     if curve:
         figures |= {"accuracy": after["mean"], "margin": curve[-1]["margin"], "reward": curve[-1]["reward"], "best_reward": max(point["reward"] for point in curve)}
     weights = [record["memory"]["weights"] for record in records if "weights" in record.get("memory", {})]

@@ -48,6 +48,15 @@ def test_an_arms_figures_are_those_of_its_phases():
                        "implicit_reward": 0.55, "client_steps": 16.0, "train_seconds": 5.0}
 
 
+def test_aggregation_is_the_mean_time_of_a_round_with_all_its_steps_and_is_shown_to_the_millisecond():
+    records = [{"phase": "score", "round": 0, "seconds": 0.0012, "clients": {}}, *({"phase": "train", "round": n, "seconds": 0.02, "clients": {"a": {"seconds": 2.0}}} for n in (0, 1))]
+    figures = arm_figures(FEDERATED | {"records": records}, {"metrics": {}}, EVALUATED, {"a": "x"}, local_steps=1)
+    assert figures["aggregation_seconds"] == pytest.approx(0.0206) and figures["train_seconds"] == 4.0
+    means, single = figures_tables({"A": {0: figures, 1: figures | {"aggregation_seconds": 0.0306}}, "old": {0: {"train_seconds": 4.0}}}, {})
+    assert means.header[-2:] == single.header[-2:] == ["training (s)", "aggregation (s a round)"]
+    assert [row[-1] for row in means.rows] == ["0.026 ± 0.007", "-"] and [row[-1] for row in single.rows] == ["0.021", "0.031", "-"]
+
+
 def test_a_method_without_groups_has_no_rand_index_and_its_own_accuracy_is_that_of_its_one_adapter():
     plain = FEDERATED | {"assigned": {}, "after": {k: v for k, v in FEDERATED["after"].items() if k != "assigned"}}
     figures = arm_figures(plain, {"metrics": {}}, {"rouge": {"aligned": {}}}, {"a": "x"}, local_steps=1)
