@@ -1,6 +1,6 @@
 """FedCDA: the server averages, of each client's last few adapters, those that lie nearest together (Wang et al. 2024, ICLR).
 
-    for r in 0 .. R-1:
+    for r in 0 .. R-1:                    (in the first `warmup_rounds` each sampled client's newest adapter is chosen, as in FedAvg)
         A_r    = A clients sampled uniformly without replacement
         phi_m  = OPTIM(m, phi_r, K)   for m in A_r;  the server keeps the last `cached` ones of each client
         choose = for each m in A_r one of its cached adapters (for the others the one that was chosen last), with least
@@ -14,6 +14,10 @@ one group while the rest stay as they are, again and again until no group change
 one group it is the exact search. Distances come from the matrix of inner products of the movements phi_m - phi_r, which is
 computed once. The objective and the caches are the paper's; the passes until nothing changes are a reading of its
 "approximate selection".
+
+The premise is that each of the cached adapters fits its client's data. Before local training has converged it does not hold:
+adapters of earlier rounds have moved less, so they lie nearer together, are chosen again, and the server stands still.
+`warmup_rounds` is ours, for that time.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ class Options(feddpo.Options):
     """Options of FedCDA."""
 
     cached: int = Field(3, ge=1, description="Adapters of each client that the server keeps; Wang et al. keep a few.")
+    warmup_rounds: int = Field(0, ge=0, description="Rounds at the beginning in which the newest adapters are aggregated, since earlier ones do not fit their data yet.")
     group: int = Field(3, ge=1, description="Sampled clients whose combinations are tried at once: cached^group of them.")
 
 
@@ -59,7 +64,7 @@ class FedCDA(feddpo.FedDPO):
         places = {(name, place): n for n, (name, place) in enumerate((name, place) for name in names for place in range(len(cache[name])))}
         with self.store.opened([self.store.ref(cache[name][place]) for name, place in places]) as adapters:
             products = aggregation.inner_products(adapters, self.store.get(before))
-        free = [names.index(update.job.client) for update in answered]
+        free = [names.index(update.job.client) for update in answered] if state.round >= self.options.warmup_rounds else []
         rows = [[places[name, place] for place in range(len(cache[name]))] for name in names]
         picked = least_divergent(products, rows, weights / weights.sum(), start, free, self.options.group)
         total = aggregation.weighted_average((self.store.get(self.store.ref(cache[name][place])), weight) for name, place, weight in zip(names, picked, weights, strict=True))

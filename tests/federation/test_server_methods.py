@@ -129,6 +129,18 @@ def test_an_older_adapter_that_lies_with_the_others_is_taken_and_the_rest_of_the
     assert store.get(store.ref(state.memory["cache"]["ada"][0]))["a"].tolist() == [-8.0, 0.0], "the oldest is forgotten"
 
 
+def test_in_the_warm_up_the_newest_adapters_are_aggregated_and_the_cache_is_filled(store, federation):
+    rounds = [{"ada": [1.0, 1.0], "bea": [1.0, 1.0], "cyd": [1.0, 1.0]}, {"ada": [8.0, 0.0], "bea": [0.0, 8.0], "cyd": [-8.0, -8.0]}, {"ada": [4.0, 0.0], "bea": [0.0, 4.0], "cyd": [-4.0, -4.0]}]
+    older = {}
+    for warmup in (0, 2):
+        strategy = method(store, "fedcda", cached=3, warmup_rounds=warmup)
+        state = strategy.init(federation, 0)
+        for number, trained in enumerate(rounds):
+            state = strategy.aggregate(state, answers(store, strategy.plan(state, number), trained))
+            older[warmup, number] = state.log["older_chosen"]
+    assert [older[0, n] for n in range(3)] == [0, 3, 3] and [older[2, n] for n in range(3)] == [0, 0, 3]
+
+
 def test_clients_that_are_not_sampled_stay_with_what_was_chosen_last_be_it_neither_the_newest_nor_the_oldest(store, federation):
     everybody, two = method(store, "fedcda", cached=3), method(store, "fedcda", clients=2, cached=3)
     state = everybody.init(federation, 0)
