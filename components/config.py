@@ -257,7 +257,7 @@ class EvaluatorOptions(EndpointOptions):
     model: str = Field("embedded", min_length=1, description="A backbone, as elsewhere; with base_url: the model's name there. DRIFT section 7: DeepSeek R1 32B.")
     revision: str | None = Field(None, description="Hub revision (commit or tag).")
     max_prompt_tokens: int = Field(1024, ge=64, description="Longest input here (tokens); the question loses its end first.")
-    max_new_tokens: int = Field(8, ge=1, description="Longest answer (tokens); a model that reasons aloud needs more, and its last line is read.")
+    max_new_tokens: int = Field(8, ge=1, description="Longest answer (tokens); a model that reasons aloud needs more: its last line is read, and an answer that was cut off only where its first line is the score by itself.")
     batch_size: int = Field(8, ge=1, description="Thoughts scored at once here.")
     retries_unread: int = Field(2, ge=0, description="How often a score that cannot be read is asked for again, at temperature 1.")
     read: str = Field("text", pattern="^(text|expected)$", description="text: the number that is written (DRIFT D.1); expected: the mean of 1 to 10 by the model's probability of each, for models too small to write one (here only).")

@@ -23,7 +23,7 @@ from components.data.questions import Question, render
 from components.data.templates import Template
 from components.data.templates import load as load_template
 from components.data.trees import Node, Tree, append_tree, best_path, numbered, read_trees, thought_template
-from components.models.chat import ChatEndpoint
+from components.models.chat import ChatEndpoint, Reply
 from components.models.policy import Policy, complete
 from components.seeding import derive
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-VERSION = 1
-"""Raised by a change of this file after which the same settings grow other trees, so that those that are kept are not taken for them."""
+VERSIONS = {"text": 2, "expected": 1}
+"""By thoughts.evaluator.read: raised by a change of this file after which the same settings grow other trees, so that those that are kept are not taken for them."""
 
 
 class ThoughtsError(Explained, RuntimeError):
@@ -108,21 +108,60 @@ def one_line(text: str) -> str:
     return re.sub(r"^\d{1,2}[.)]\s+", "", line)
 
 
-_SCORE = re.compile(r"[\W_]*(?:(?:the\s+)?(?:score|rating)(?:\s+is)?[\W_]*)?(?P<score>10|[1-9])(?:\s*(?:/|out\s+of|of)\s*10)?(?![\d/]|[.,]\d)", re.IGNORECASE)
+_MARKUP = re.compile(r"\\boxed(?![^\W_])|[*_`$#{}\\]")
+_SCALE = r"(?:(?:on\s+a\s+scale\s+)?(?:from\s+|of\s+)?1\s*(?:[-–—]|to)\s*10|out\s+of\s+10)(?!\d)"
+_LABEL = rf"""(?P<label>(?:(?:the|my|final|overall)\s+){{0,2}}(?:score|rating)\b\s*(?:\(\s*{_SCALE}\s*\)|\[\s*{_SCALE}\s*\]|{_SCALE})?\s*(?:[:=]|is\b:?|[-–—](?=\s))?\s*)?"""
+_SCORE = re.compile(
+    rf"""[\s"'“‘(\[]*{_LABEL}["'“‘(\[]?\s*(?P<score>10|[1-9])(?!\d|[.,]\d)(?P<scale>\s*(?:(?:/|(?:out\s+)?of\b)\s*10(?!\d)|\(\s*(?:{_SCALE}|/\s*10)\s*\)))?[)\]"'”’]*""", re.IGNORECASE)
+_ALONE = re.compile(r"""\s*[.!]?[\s)\]"'”’]*$""")
+_REASON = re.compile(r"""\s*(?:[,;]\s|(?:because|since|as)\b|\([^()]*\)[.!]?\s*$)""", re.IGNORECASE)
+_SENTENCE = re.compile(r"[.!:]\s|\s+[-–—]\s")
+_NUMBER = re.compile(r"\d+")
+_OPEN, _CLOSE = "<think>", "</think>"
 
 
-def parse_score(text: str) -> int | None:
-    """The score of an evaluator's answer: the number from 1 to 10 that its last line with something in it begins with.
+def parse_score(text: str, finished: bool = True) -> int | None:
+    """The score of an evaluator's answer, a whole number from 1 to 10.
 
-    "8", "Score: 8", "**8/10**" and "8 out of 10 because ..." are 8; "11", "7.5", "8/9", "between 6 and 8" and words are
-    None. What a model thought aloud before the last line has no say.
+    What stands up to the last </think> has no say, and thoughts that are not closed are no answer.
+
+    1. Of an answer that ended by itself the last line with something in it is read. It begins with the number, or with
+       "Score", "The rating is", "Final score (1-10):" and the like before it. Behind it may stand "/10" or "out of 10", and then
+       the line ends, or a reason follows: after a comma or a semicolon, because, since, as, or in brackets; where such a
+       label or scale makes plain that the number counts nothing else, also after a full stop, a colon or a dash.
+    2. An answer that was cut off has no known end, so nothing that a model reasons aloud is read. It is the first line that
+       is read, where the score stands there by itself, as that of a model which writes "8" and then runs on to its limit;
+       not a bare 1 at which the answer was cut, since it may be a 10, and not where a later line is another score by itself.
+
+    "8", "Score: 8", "**8/10**", "Score (1-10): 8" and "8 out of 10 because ..." are 8. None are numbers elsewhere, with a sign,
+    decimals or another scale; ranges, and any second number in the line that is not the same ("7 or 8", "8-9"); numbers of
+    a list ("2. Next, ..."); and words. Takes time in proportion to the text.
 
     Args:
         text: any text; it never raises.
+        finished: whether it ended by itself, and not at a limit.
     """
-    lines = [line for line in text.splitlines() if line.strip()]
-    found = _SCORE.match(lines[-1]) if lines else None
-    return int(found["score"]) if found else None
+    answer = _MARKUP.sub(" ", text[text.rfind(_CLOSE) + len(_CLOSE):] if _CLOSE in text else text)
+    lines = [line for line in answer.splitlines() if line.strip()]
+    if not lines or _OPEN in answer:
+        return None
+    if finished:
+        return _score(lines[-1])
+    score = _score(lines[0], alone=True)
+    if any(_score(line, alone=True) not in (None, score) for line in lines[1:]):
+        return None
+    return None if score == 1 and len(lines) == 1 and answer.rstrip(" ").endswith("1") else score
+
+
+def _score(line: str, alone: bool = False) -> int | None:
+    """The score that a line without markup gives, by itself or with a reason; None where it gives none."""
+    line = " ".join(line.split())       # with single blanks the expressions take time in proportion to the line
+    found = _SCORE.match(line)
+    if found is None or any(number != found["score"] for number in _NUMBER.findall(line, found.end())):
+        return None
+    named = found["label"] or found["scale"]
+    ends = (_ALONE,) if alone else (_ALONE, _REASON, _SENTENCE) if named else (_ALONE, _REASON)
+    return int(found["score"]) if any(end.match(line, found.end()) for end in ends) else None
 
 
 # --- all questions
@@ -131,7 +170,7 @@ def settings_key(config: ThoughtsConfig, writer: dict[str, Any], templates: Iter
     """Hash of what a tree depends on beside its question, its device and its threads; an endpoint's address and pace are not part of it."""
     paced = {"base_url", "api_key_env", "timeout", "retries", "backoff", "concurrency"}
     content = {"config": config.model_dump(mode="json", exclude={"questions"}) | {"evaluator": {k: v for k, v in config.evaluator.model_dump(mode="json").items() if k not in paced}},
-               "writer": writer, "templates": ["\x1f".join(template.pieces) for template in templates], "seed": seed, "version": VERSION}
+               "writer": writer, "templates": ["\x1f".join(template.pieces) for template in templates], "seed": seed, "version": VERSIONS[config.evaluator.read]}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -208,11 +247,11 @@ class ModelEvaluator:
             return [(value, 1) for value in self._expected(prompts)]
         return ask_again(lambda texts, attempt: self._write(texts, seed, attempt), prompts, self.options.retries_unread)
 
-    def _write(self, prompts: Sequence[str], seed: int, attempt: int) -> list[str]:
+    def _write(self, prompts: Sequence[str], seed: int, attempt: int) -> list[Reply]:
         encoded = [self.policy.encode(prompt) for prompt in prompts]
         written = complete(self.policy.model, self.policy.tokenizer, encoded, self.policy.device, self.options.batch_size, self.options.max_new_tokens,
                            derive(seed, "attempt", attempt), temperature=1.0 if attempt else 0.0)
-        return [completions[0].text for completions in written]
+        return [Reply(self.policy.tokenizer.decode(given.ids, skip_special_tokens=True), given.finished) for given, in written]
 
     def _expected(self, prompts: Sequence[str]) -> list[float]:
         import torch
@@ -264,15 +303,15 @@ class EndpointEvaluator:
         return ask_again(lambda texts, attempt: self._chat.ask(texts, temperature=1.0 if attempt else 0.0), prompts, self.options.retries_unread)
 
 
-def ask_again(ask: Callable[[Sequence[str], int], list[str]], prompts: Sequence[str], retries: int) -> list[tuple[float | None, int]]:
+def ask_again(ask: Callable[[Sequence[str], int], list[Reply]], prompts: Sequence[str], retries: int) -> list[tuple[float | None, int]]:
     """Read a score from each answer, and ask again where there is none, up to `retries` times."""
     result: list[tuple[float | None, int]] = [(None, 0)] * len(prompts)
     for attempt in range(retries + 1):
         open_ones = [n for n, (score, _) in enumerate(result) if score is None]
         if not open_ones:
             break
-        for n, text in zip(open_ones, ask([prompts[n] for n in open_ones], attempt), strict=True):
-            result[n] = (parse_score(text), attempt + 1)
+        for n, reply in zip(open_ones, ask([prompts[n] for n in open_ones], attempt), strict=True):
+            result[n] = (parse_score(*reply), attempt + 1)
     return result
 
 

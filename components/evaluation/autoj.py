@@ -340,4 +340,4 @@ class Endpoint:
         Raises:
             JudgeError: a request was refused, or all its repetitions failed.
         """
-        return self._chat.ask([self.template.render(**fields_of(c, self.policy)) for c in comparisons])
+        return [reply.text for reply in self._chat.ask([self.template.render(**fields_of(c, self.policy)) for c in comparisons])]

@@ -11,7 +11,7 @@ import re
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from components.config import EndpointOptions
 
@@ -19,6 +19,15 @@ if TYPE_CHECKING:
     import httpx
 
 LONGEST_WAIT = 60.0
+CUT = ("length", "content_filter")
+"""finish_reason of an answer that did not end by itself."""
+
+
+class Reply(NamedTuple):
+    """What a model wrote, and whether it ended by itself, and not at a limit."""
+
+    text: str
+    finished: bool
 
 
 class ChatEndpoint:
@@ -38,7 +47,7 @@ class ChatEndpoint:
         self.url = f"{options.base_url.rstrip('/')}/chat/completions"
         self._key = read_key(options, who, error)
 
-    def ask(self, texts: Sequence[str], temperature: float = 0.0) -> list[str]:
+    def ask(self, texts: Sequence[str], temperature: float = 0.0) -> list[Reply]:
         """An answer to each text, in their order; the first failure ends the others.
 
         Raises:
@@ -58,7 +67,7 @@ class ChatEndpoint:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def _ask(self, client: httpx.Client, text: str, temperature: float, stopped: threading.Event) -> str:
+    def _ask(self, client: httpx.Client, text: str, temperature: float, stopped: threading.Event) -> Reply:
         import httpx
 
         body = {"model": self.model, "messages": [{"role": "user", "content": text}], "temperature": temperature or 0, "max_tokens": self.max_new_tokens}
@@ -71,9 +80,9 @@ class ChatEndpoint:
                 fault = f"gave no answer ({type(error).__name__}: {self._safe(str(error))})"
             else:
                 if answer.status_code == 200:
-                    content = _content(answer)
-                    if content is not None:
-                        return content
+                    reply = _reply(answer)
+                    if reply is not None:
+                        return reply
                     fault = f"answered in another form than a chat completion's: {self._safe(answer.text)!r}"
                 else:
                     fault = f"answered {answer.status_code} {answer.reason_phrase}: {self._safe(answer.text)!r}"
@@ -107,13 +116,14 @@ def read_key(options: EndpointOptions, who: str, error: type[Exception]) -> str 
     return key
 
 
-def _content(answer: httpx.Response) -> str | None:
-    """What the model wrote; None where the answer has another form. No content (a refusal) is an empty answer."""
+def _reply(answer: httpx.Response) -> Reply | None:
+    """What the model wrote; None where the answer has another form. No content (a refusal) is an empty answer, and one that gives no reason for its end ended by itself."""
     try:
-        content = answer.json()["choices"][0]["message"]["content"]
-    except (ValueError, LookupError, TypeError):
+        choice = answer.json()["choices"][0]
+        content, reason = choice["message"]["content"], choice.get("finish_reason")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
-    return "" if content is None else content if isinstance(content, str) else None
+    return Reply(content or "", reason not in CUT) if isinstance(content, str | None) else None
 
 
 def _retry_after(answer: httpx.Response, otherwise: float) -> float:

@@ -1,11 +1,15 @@
 """Trees of thoughts by a scripted writer and evaluator, worked out by hand; the pairs; the file; and real small models."""
 
+import functools
 import json
+import time
 from collections import Counter
 from dataclasses import replace
 
+import httpx
 import pytest
 
+from components.alignment import thoughts
 from components.alignment.thoughts import (
     ModelEvaluator,
     PolicyWriter,
@@ -21,6 +25,8 @@ from components.alignment.thoughts import (
 from components.config import EvaluatorOptions, ThoughtsConfig
 from components.data.questions import Question, render
 from components.data.trees import read_trees, tree_pairs
+from components.models.chat import Reply
+from components.models.policy import Completion
 
 
 def asked_for(name):
@@ -82,9 +88,32 @@ def test_what_cannot_be_scored_is_left_out_with_what_would_have_grown_from_it_an
 
 @pytest.mark.parametrize(("text", "score"), [
     ("8", 8), (" 10 ", 10), ("Score: 7", 7), ("**8/10**", 8), ("8 out of 10, because", 8), ("The rating is 3.", 3), ("thinking ...\n\nRating: 9\n", 9), ("1", 1), ("5, I think", 5),
-    ("11", None), ("0", None), ("7.5", None), ("8/9", None), ("between 6 and 8", None), ("", None), ("ten", None), ("-", None), ("100", None), ("10/100", None), ("7,5", None), ("8\nor not", None)])
+    ("Score (1-10): 8", 8), ("Rating (from 1 to 10): 8.", 8), ("Score out of 10: 8", 8), ("Score: 8/10", 8), ("**Score: 8 / 10**", 8), ("**8**", 8), ("(8)", 8), ("\\boxed{8}", 8), ("Final rating: **8**", 8),
+    ("Score: 8. It says why.", 8), ("8/10 - it says why", 8), ("8 because it says why", 8), ("8 (right)", 8), ("8 (out of 10)", 8), ("Rating: 10 out of 10", 10), ("</think> 8", 8),
+    ("<think>\n3\n</think>\n\n8", 8), ("<think>3</think> no </think> 4", 4), ("Score - 8", 8), ("8, as 8 of them are", 8),
+    ("1 to 10: 8", None), ("1. The thought is good: 9", None), ("2. Next, the thought", None), ("1) The thought", None), ("3: the thought", None), ("7 or 8", None), ("7/8", None), ("8/8", None), ("8-9", None), ("8 - 9", None),
+    ("7 to 8", None), ("Score: 7-8", None), ("Score: 7, or 8", None), ("-3", None), ("−3", None), ("Score: -3", None), ("Score -3", None), ("3 reasons why", None), ("10 being best: 4", None),
+    ("3 (three) reasons", None), ("Score 1-10", None), ("Score: 8/10, not 9", None), ("Rating: 1 to 5", None), ("8 or nine", None), ("8%", None), ("5.5", None), ("Answer: 4", None), ("<think>\n8", None),
+    ("Score:", None), ("</think>", None), ("11", None), ("0", None), ("7.5", None), ("8/9", None), ("between 6 and 8", None), ("", None), ("ten", None), ("-", None), ("100", None), ("10/100", None), ("7,5", None), ("8\nor not", None)])
 def test_every_answer_gives_a_score_from_1_to_10_or_none(text, score):
     assert parse_score(text) == score
+
+
+@pytest.mark.parametrize(("text", "score"), [
+    ("First, it names the place.\n2. Next, it", None), ("Let me see.\n2", None), ("Rating is a matter of 3", None), ("<think>\nIt is\n8", None), ("2. Next, it", None), ("The thought", None), ("", None),
+    ("8", 8), ("8\n\nThe thought says where", 8), ("**8**\n1. It says", 8), ("Score: 8/10\nBecause", 8), ("8.\nIt", 8), ("so</think>\n8\nas", 8), ("10", 10), ("1\nThe", 1), ("1\n", 1),
+    ("1", None), ("Score: **1", None), ("8, because it", None), ("Score: 8. It says", None), ("8\n7\n6\n", None), ("8\n8\n8", 8), ("8/1", None)])
+def test_of_an_answer_that_was_cut_off_only_a_score_that_stands_first_and_by_itself_is_read(text, score):
+    assert parse_score(text, finished=False) == score
+
+
+@pytest.mark.parametrize("text", [" " * 200_000, "(" * 200_000, "score" + " " * 200_000 + "x", "8" + " " * 200_000 + "x", "8" + ")" * 200_000 + "x", "8 (" + "(" * 200_000, "the " * 50_000, "9" * 200_000,
+                                  "8 " + "8" * 200_000, "8\n" * 50_000 + "x", "</think>" * 30_000, "Score (" * 30_000, "\\boxed{" * 30_000, "8 because " + "1" * 200_000])
+def test_the_longest_answers_are_read_in_no_time(text):
+    begun = time.process_time()
+    for finished in (True, False):
+        parse_score(text, finished)
+    assert time.process_time() - begun < 2
 
 
 def test_unreadable_scores_are_asked_again_and_then_given_up():
@@ -92,7 +121,7 @@ def test_unreadable_scores_are_asked_again_and_then_given_up():
 
     def ask(texts, attempt):
         asked.append((tuple(texts), attempt))
-        return [{"a": "4", "b": "?" if attempt < 2 else "9", "c": "?"}[text] for text in texts]
+        return [Reply({"a": "4", "b": "?" if attempt < 2 else "9", "c": "so it is\n5"}[text], text != "c") for text in texts]
 
     assert ask_again(ask, ["a", "b", "c"], 2) == [(4, 1), (9, 3), (None, 3)]
     assert asked == [(("a", "b", "c"), 0), (("b", "c"), 1), (("b", "c"), 2)]
@@ -127,7 +156,7 @@ def test_a_stage_that_was_stopped_goes_on_with_the_questions_that_are_left_and_g
     assert grow_all(questions[:1], whole, models, config, {"csqa": TEMPLATES}, {"csqa": "other"}, 7)[0].key == "other" and len(read_trees(whole)) == 6
 
 
-def test_trees_belong_to_the_settings_that_change_them_and_not_to_an_endpoints_pace():
+def test_trees_belong_to_the_settings_that_change_them_and_not_to_an_endpoints_pace(monkeypatch):
     config = ThoughtsConfig()
     key = settings_key(config, {"name": "x"}, TEMPLATES, 0)
     paced = config.model_copy(update={"evaluator": config.evaluator.model_copy(update={"timeout": 1.0, "concurrency": 9})})
@@ -135,6 +164,11 @@ def test_trees_belong_to_the_settings_that_change_them_and_not_to_an_endpoints_p
     others = [settings_key(config.model_copy(update={"depth": 2}), {"name": "x"}, TEMPLATES, 0), settings_key(config, {"name": "y"}, TEMPLATES, 0),
               settings_key(config, {"name": "x"}, set_templates("aqua"), 0), settings_key(config, {"name": "x"}, TEMPLATES, 1)]
     assert len({key, *others}) == 5
+    expected = config.model_copy(update={"evaluator": EvaluatorOptions(read="expected")})
+    before = settings_key(expected, {"name": "x"}, TEMPLATES, 0)
+    monkeypatch.setattr(thoughts, "VERSIONS", {"text": thoughts.VERSIONS["text"] + 1, "expected": 1})
+    assert settings_key(config, {"name": "x"}, TEMPLATES, 0) != key, "scores are read otherwise"
+    assert settings_key(expected, {"name": "x"}, TEMPLATES, 0) == before, "and probabilities as before"
 
 
 def test_each_set_has_a_template_of_its_own_and_unknown_ones_the_common_one():
@@ -170,6 +204,22 @@ def test_an_evaluator_here_that_writes_no_number_is_asked_as_often_as_the_option
     evaluator = ModelEvaluator(EvaluatorOptions(model="tiny-random", max_prompt_tokens=200, max_new_tokens=2, retries_unread=1), "cpu")
     scored = evaluator.score(["one", "two"], 5)
     assert scored == evaluator.score(["one", "two"], 5) and all((score is None and times == 2) or 1 <= score <= 10 for score, times in scored)
+
+
+def test_a_models_answer_is_read_as_what_it_is_ended_or_cut_off(monkeypatch):
+    evaluator = ModelEvaluator(EvaluatorOptions(model="tiny-random", max_prompt_tokens=200, retries_unread=0), "cpu")
+    ids = evaluator.policy.tokenizer.encode("It says where.\n2", add_special_tokens=False)
+    for finished, score in ((True, 2), (False, None)):
+        monkeypatch.setattr(thoughts, "complete", lambda *_, finished=finished, **__: [[Completion(tuple(ids), "It says where.\n2", finished)]])
+        assert evaluator.score(["x"], 0) == [(score, 1)]
+
+
+@pytest.mark.parametrize(("reason", "score"), [("stop", 2), ("length", None), ("content_filter", None), (None, 2), ([], 2)])
+def test_an_endpoint_says_whether_its_answer_was_cut_off(monkeypatch, reason, score):
+    answer = {"choices": [{"message": {"content": "It says where.\n2"}} | ({} if reason is None else {"finish_reason": reason})]}
+    monkeypatch.setattr(httpx, "Client", functools.partial(httpx.Client, transport=httpx.MockTransport(lambda request: httpx.Response(200, json=answer))))
+    evaluator = thoughts.EndpointEvaluator(EvaluatorOptions(base_url="http://127.0.0.1:1/v1", model="m", retries_unread=0))
+    assert evaluator.score(["x"], 0) == [(score, 1)]
 
 
 def test_an_endpoint_has_no_probabilities_and_one_that_is_not_there_is_one_sentence(debug):
