@@ -66,10 +66,10 @@ def grow_trees(recipe: Recipe, folder: Path, shared: Path) -> dict[str, Any]:
         by set, the questions, and the rows of the set that were left out by reason.
 
     Raises:
-        DataError: the questions cannot be read, or one is asked twice, or is to be asked when the policy is measured.
+        DataError: the questions cannot be read, or one is asked twice, in one set or in two, or is to be asked when the policy is measured.
     """
     from components.alignment.thoughts import build_models, grow_all, set_templates, settings_key, shorten
-    from components.data.questions import load_questions, render
+    from components.data.questions import load_questions, render, shared_questions
     from components.data.templates import load as load_template
     from components.data.trees import tree_line
     from components.evaluation.answers import load_asked
@@ -89,6 +89,10 @@ def grow_trees(recipe: Recipe, folder: Path, shared: Path) -> dict[str, Any]:
         report.setdefault(section.set, {"questions": 0, "dropped": {}})
         report[section.set]["questions"] += len(questions)
         report[section.set]["dropped"] = dict(Counter(report[section.set]["dropped"]) + Counter(dropped))
+    if twice := shared_questions(f"{name}/{question.id}" for name, questions in asked.items() for question in questions):
+        one, other = (name.partition("/")[0] for name in twice[0])
+        raise DataError(f"thoughts.questions: sets {one} and {other} share {len(twice)} questions, e.g. {' and '.join(twice[0])}, so that one client could be measured by what another trains on: "
+                        "give each set a part of its own, such as part: [0, 2] and [1, 2]")
     if recipe.evaluation.questions:
         load_asked(recipe.evaluation.questions.questions, recipe.seed, {f"{name}/{question.id}": render(question) for name, questions in asked.items() for question in questions})
     if config.max_question_tokens is not None:

@@ -23,6 +23,7 @@ from typing import Any
 from pydantic import Field
 
 from components.config import DataConfig, Section
+from components.data.questions import pooled
 from components.data.records import DataError, SourceData
 from components.data.registry import source
 from components.data.reserve import set_apart
@@ -57,7 +58,7 @@ def load(data: DataConfig, options: ThoughtsDataOptions, seed: int) -> SourceDat
 def thought_pairs(path: Path, key: str) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """The pairs of a file of trees, or of all such files of a folder, each owned by its question set; and what gave none, by reason.
 
-    Trees whose questions differ in case and white space only are one group.
+    Trees whose questions differ in case and white space only, or are one in two sets of a pool, are one group.
 
     Args:
         path: of the file or folder.
@@ -75,12 +76,13 @@ def thought_pairs(path: Path, key: str) -> tuple[list[dict[str, Any]], dict[str,
         trees[tree.id] = tree
     rows: list[dict[str, Any]] = []
     left_out: Counter[str] = Counter()
-    first: dict[str, str] = {}
+    first: dict[Any, str] = {}
     for name in sorted(trees):
-        first.setdefault(normal(trees[name].question), name)
+        same = (normal(trees[name].question), pooled(name))
+        first |= dict.fromkeys(same, next((first[key] for key in same if key in first), name))
     for tree in trees.values():
         own, dropped = tree_pairs(tree, thought_template(tree.set))
-        rows += [row | {"client_id": tree.set, "group": first[normal(tree.question)]} for row in own]
+        rows += [row | {"client_id": tree.set, "group": first[pooled(tree.id)]} for row in own]
         left_out += dropped
     if not rows:
         raise DataError(f"{path}: none of the {len(trees)} trees gives a pair ({', '.join(f'{reason}: {n}' for reason, n in left_out.items()) or 'there are none'})")

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from components.config import QuestionAnswersConfig, QuestionsConfig, Recipe
-from components.data.questions import Question, load_questions, render
+from components.data.questions import Question, load_questions, pooled, render
 from components.data.records import DataError
 from components.data.templates import load as load_template
 from components.data.trees import trees_at
@@ -53,25 +53,28 @@ def load_asked(sections: Sequence[QuestionsConfig], seed: int, grown: Mapping[st
     Args:
         sections: what a recipe asks for.
         seed: of the samples where a section has a count.
-        grown: see grown_questions. A question is one of them by its id, or by its text: csqa and cose, say, have
-            questions in common.
+        grown: see grown_questions. A question is one of them by its id, in its own set or in another of its pool (csqa and
+            cose, say), or by its text.
 
     Raises:
         DataError: the questions cannot be read, there are none, one is asked twice, or a tree is grown for one.
     """
     asked: dict[str, list[Question]] = {}
-    by_text = {text: name for name, text in grown.items()}
+    known_as = {text: name for name, text in grown.items()} | {pooled(name): name for name in grown} | {name: name for name in grown}
     for section in sections:
         path = None if section.path is None else Path(section.path)
         questions, _ = load_questions(section.set, path, section.revision, section.count, seed, (section.part[0], section.part[1]))
         if not questions:
             raise DataError(f"evaluation.questions: part {section.part} of set {section.set} holds no question: ask a greater part")
-        known = [(question, name) for question in questions if (name := _grown_for(question, grown, by_text)) is not None]
+        known = [(question, name) for question in questions if (name := _grown_for(question, known_as)) is not None]
         if known:
             question, name = known[0]
+            other = name.partition("/")[0]
+            another = "another part of this one, such as part: [1, 2] where the trees are of [0, 2]" if other == section.set else (
+                f"give each of the sets {other} and {section.set}, which share questions, a part of its own, such as part: [0, 2] and [1, 2]")
             raise DataError(
                 f"evaluation.questions: trees of thoughts are grown for {len(known)} of the {len(questions)} questions of set {section.set}, "
-                f"e.g. {section.set}/{question.id} (tree {name}), so answers to them would say nothing of new questions: ask another file, or another part of this one, such as part: [1, 2] where the trees are of [0, 2]")
+                f"e.g. {section.set}/{question.id} (tree {name}), so answers to them would say nothing of new questions: ask another file, or {another}")
         asked.setdefault(section.set, []).extend(questions)
     for name, questions in asked.items():
         if len({question.id for question in questions}) < len(questions):
@@ -79,9 +82,10 @@ def load_asked(sections: Sequence[QuestionsConfig], seed: int, grown: Mapping[st
     return asked
 
 
-def _grown_for(question: Question, grown: Mapping[str, str], by_text: Mapping[str, str]) -> str | None:
+def _grown_for(question: Question, known_as: Mapping[Any, str]) -> str | None:
+    """The tree of a question: by its name (set/id), its pool and id, or its text."""
     name = f"{question.set}/{question.id}"
-    return name if name in grown else by_text.get(render(question))
+    return next((known_as[key] for key in (name, pooled(name), render(question)) if key in known_as), None)
 
 
 # --- asking

@@ -7,7 +7,7 @@ import pytest
 
 from components.config import RecipeError
 from components.data import questions
-from components.data.questions import in_part, load_questions, read_questions, render
+from components.data.questions import in_part, load_questions, names, pool, read_questions, render, shared_questions
 from components.data.questions.mathematics import split_options
 from components.data.questions.registry import QUESTION_SETS, Unusable, question_set
 from components.data.records import DataError
@@ -330,6 +330,11 @@ def test_parts_are_disjoint_cover_the_set_and_do_not_depend_on_order_seed_or_set
 
 def test_the_part_of_a_question_stays_what_it_was():
     assert [next(k for k in range(3) if in_part(f"id{i}", k, 3)) for i in range(12)] == [1, 0, 0, 1, 0, 1, 0, 1, 1, 1, 2, 1]
+
+
+def test_sets_of_one_pool_ask_the_same_questions_and_others_share_none():
+    assert len({pool(name) for name in names()}) == len(names()) - 1 and pool("csqa") == pool("cose") and pool("mathqa") != pool("aqua") and pool("mine") == "mine"
+    assert shared_questions(["csqa/1", "aqua/1", "cose/2", "cose/1", "csqa/1", "mine/a/b"]) == [("csqa/1", "cose/1")]
 
 
 def test_every_raw_row_is_a_question_or_is_counted(many):

@@ -8,7 +8,7 @@ from components.config import DataConfig
 from components.data import sources
 from components.data.prepare import prepare
 from components.data.records import DataError, read_rows
-from components.data.trees import Node, Tree, append_tree, best_path, read_trees, thought_template, tree_pairs
+from components.data.trees import Node, Tree, append_tree, best_path, read_trees, thought_pairs, thought_template, tree_pairs
 
 TEMPLATE = thought_template("csqa")
 #  t0 (6) -> t4 (5), t5 (5);   t1 (8) -> t2 (4), t3 (9)
@@ -92,6 +92,15 @@ def test_questions_that_differ_in_case_and_white_space_only_are_one_group(tmp_pa
         for row in read_rows(tmp_path / "prepared" / f"{name}.parquet").to_list():
             splits.setdefault(row["tree"].partition("/")[2], set()).add((name, row["split"]))
     assert len(splits) == 30 and all(len(found) == 1 for found in splits.values())
+
+
+def test_a_question_of_two_sets_of_a_pool_is_one_group_though_its_texts_differ(tmp_path):
+    write(tmp_path / "trees.jsonl", ("csqa", "cose", "aqua"))
+    rows, _ = thought_pairs(tmp_path, "data.path")
+    groups = {}
+    for row in rows:
+        groups.setdefault(row["group"], set()).add(row["tree"])
+    assert sorted(map(sorted, groups.values())) == sorted([[f"aqua/{n}"] for n in range(30)] + [[f"cose/{n}", f"csqa/{n}"] for n in range(30)])
 
 
 def test_what_gives_no_pair_is_said(tmp_path):

@@ -180,7 +180,12 @@ def test_the_same_question_in_another_set_is_refused_too_and_one_of_another_text
         load_asked([QuestionsConfig(set="csqa", path=file)], 0, {"cose/q7": render(question)})
     with pytest.raises(DataError, match=r"e.g. csqa/q3 \(tree csqa/q3\)"):
         load_asked([QuestionsConfig(set="csqa", path=file)], 0, {"csqa/q3": "a shortened text"})
-    assert len(load_asked([QuestionsConfig(set="csqa", path=file)], 0, {"cose/q3": "another text"})["csqa"]) == 40
+    assert len(load_asked([QuestionsConfig(set="csqa", path=file)], 0, {"aqua/q3": "another text"})["csqa"]) == 40
+
+
+def test_a_question_of_another_set_of_its_pool_is_refused_though_its_text_is_another(file):
+    with pytest.raises(DataError, match=r"for 1 of the 40 questions of set csqa, e.g. csqa/q3 \(tree cose/q3\).* ask another file, or give each of the sets cose and csqa, which share questions, a part of its own"):
+        load_asked([QuestionsConfig(set="csqa", path=file)], 0, {"cose/q3": "three options, not five"})
 
 
 def test_a_question_is_asked_once_and_a_part_without_any_is_refused(file, tmp_path):

@@ -171,6 +171,26 @@ def test_it_is_refused_before_any_tree_is_grown_and_before_the_data_are_prepared
             tmp_path / "trees")
 
 
+def test_a_question_of_two_sets_is_refused_before_any_tree_is_grown(files, tmp_path, monkeypatch):
+    import components.alignment.thoughts as thoughts
+
+    rows = [{"id": row["id"], "question": row["question"]["stem"], "choices": ["here", f"there {n}", "nowhere"], "answer": "here", "abstractive_explanation": "it is near"} for n, row in enumerate(CSQA)]
+    (tmp_path / "cose.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    grown = []
+    monkeypatch.setattr(thoughts, "grow_all", lambda questions, *_: grown.extend(f"{q.set}/{q.id}" for q in questions) or [])
+
+    def grow(csqa, cose):
+        sets = f"{{set: csqa, path: {files}/csqa.jsonl, part: {csqa}}}, {{set: cose, path: {tmp_path}/cose.jsonl, part: {cose}}}"
+        data.grow_trees.fn(load_recipe("debug", ["data={source: thoughts}", f"thoughts={{questions: [{sets}], evaluator: {{model: tiny-random}}}}"]), tmp_path / "trees", tmp_path / "shared")
+
+    for parts in ([[0, 1], [0, 1]], [[0, 2], [0, 2]], [[0, 2], [1, 3]]):
+        with pytest.raises(DataError, match=r"thoughts.questions: sets csqa and cose share \d questions, e.g. csqa/(q\d) and cose/\1, so that .*: give each set a part of its own"):
+            grow(*parts)
+    assert not grown
+    grow([0, 2], [1, 2])
+    assert len(grown) == len({name.partition("/")[2] for name in grown}) == 8
+
+
 # --- what becomes of the answers
 
 def test_runs_of_a_benchmark_share_the_raw_answers_to_the_same_questions(raw, files, tmp_path):

@@ -24,12 +24,29 @@ from components.data.records import DataError
 from components.data.rows import SUFFIXES, find_file, from_hub
 from components.seeding import derive, generator
 
-__all__ = ["Question", "in_part", "load_questions", "names", "read_questions", "render"]
+__all__ = ["Question", "in_part", "load_questions", "names", "pool", "pooled", "read_questions", "render", "shared_questions"]
 
 
 def names() -> list[str]:
     """The registered sets."""
     return sorted(QUESTION_SETS)
+
+
+def pool(name: str) -> str:
+    """The pool of questions that a set takes its questions from, see QuestionSet; a set that is not registered has its own."""
+    return QUESTION_SETS[name].pool if name in QUESTION_SETS else name
+
+
+def pooled(name: str) -> tuple[str, str]:
+    """What is the same for one question in two sets: the pool and the id, of a question's set and id, as in csqa/1."""
+    of, _, own_id = name.partition("/")
+    return pool(of), own_id
+
+
+def shared_questions(asked: Iterable[str]) -> list[tuple[str, str]]:
+    """The questions that two sets ask, by both their names (set/id)."""
+    first: dict[tuple[str, str], str] = {}
+    return [(other, name) for name in asked if (other := first.setdefault(pooled(name), name)).partition("/")[0] != name.partition("/")[0]]
 
 
 def load_questions(
@@ -45,7 +62,7 @@ def load_questions(
         count: a random sample of at most so many questions; DRIFT takes about 300 of each set (appendix B). None keeps all.
         seed: of the sample.
         part: (k, n) keeps the k-th (from 0) of n parts, see in_part: two clients with different parts have no question in
-            common even where they read the same file, as csqa and cose do.
+            common even where they ask the same questions, as csqa and cose do (pool).
 
     Returns:
         Questions, and how many rows made none, by reason; rows of other parts and those over count are among them. For

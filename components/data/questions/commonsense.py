@@ -8,7 +8,7 @@ cose     CoS-E, Rajani et al., 2019, arXiv 1906.02361: questions of CommonsenseQ
 piqa     Bisk et al., 2020, arXiv 1911.11641; a goal and two solutions; files train.jsonl with train-labels.lst, or dev, or valid.
          The hub set ybisk/piqa is a loading script; its parquet conversion (revision refs/convert/parquet) is read instead.
 
-csqa and cose ask the same questions under the same ids: give their clients different parts (load_questions).
+csqa and cose ask the same questions under the same ids (POOL): give their clients different parts (load_questions).
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from components.data.records import DataError
 from components.data.rows import SUFFIXES, Row, find_file, read_file
 
 CONVERSION = "refs/convert/parquet"
+POOL = "commonsenseqa"
 CSQA_FILES = ("csqa_train_rand_split", "train_rand_split", "csqa_dev_rand_split", "dev_rand_split", "train", "validation")
 EXPLANATION_FILES = ("cose_train_v1.0", "cose_dev_v1.0", "cose_train_v1.11", "cose_dev_v1.11")
 HUB_EXPLANATION = "abstractive_explanation"
@@ -63,13 +64,13 @@ def join_explanations(file: Path) -> tuple[list[Row], dict[str, int]]:
     return [row | {"explanation": given.get(own_id)} for row, own_id in zip(rows, asked, strict=True)], dropped
 
 
-@question_set("csqa", hub="tau/commonsense_qa", split="train", files=CSQA_FILES)
+@question_set("csqa", hub="tau/commonsense_qa", split="train", files=CSQA_FILES, pool=POOL)
 def read_csqa(row: Row, where: str) -> Question:
     """A row of id, question, choices {label, text} and answerKey (a letter); in the original files choices is in question."""
     return _csqa("csqa", row, where, "")
 
 
-@question_set("cose", hub="Salesforce/cos_e", config="v1.0", split="train", files=CSQA_FILES, local=join_explanations)
+@question_set("cose", hub="Salesforce/cos_e", config="v1.0", split="train", files=CSQA_FILES, local=join_explanations, pool=POOL)
 def read_cose(row: Row, where: str) -> Question:
     """A row of id, question, choices, answer (the option's text) and abstractive_explanation, or one of join_explanations."""
     if HUB_EXPLANATION not in row:

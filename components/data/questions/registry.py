@@ -70,6 +70,8 @@ class QuestionSet:
         files: stems of the files that are looked for in a folder, the first that is there is read.
         local: reads a local file as rows of the hub's schema, and counts what was left out by reason.
         embedded: makes the rows from an installed package; None where they come from the hub.
+        pool: name of the pool of questions that the set takes its questions from: sets of one pool ask the same questions under the same
+            ids, if in other words. A set that shares no ids has a pool of its own, its name.
     """
 
     read: Read
@@ -80,6 +82,7 @@ class QuestionSet:
     files: tuple[str, ...]
     local: Local
     embedded: Callable[[], list[Row]] | None = None
+    pool: str = ""
 
 
 QUESTION_SETS: dict[str, QuestionSet] = {}
@@ -92,7 +95,8 @@ def as_they_are(file: Path) -> tuple[list[Row], dict[str, int]]:
 
 def question_set(
         name: str, *, hub: str = "", split: str = "", files: tuple[str, ...], config: str | None = None, revision: str | None = None,
-        local: Local = as_they_are, embedded: Callable[[], list[Row]] | None = None) -> Callable[[Read], Read]:
+        local: Local = as_they_are, embedded: Callable[[], list[Row]] | None = None,
+        pool: str | None = None) -> Callable[[Read], Read]:
     """Register a set under a name; see QuestionSet for the arguments.
 
     Raises:
@@ -101,7 +105,7 @@ def question_set(
     def register(read: Read) -> Read:
         if name in QUESTION_SETS:
             raise ValueError(f"two question sets are named '{name}'")
-        QUESTION_SETS[name] = QuestionSet(read, hub, config, split, revision, files, local, embedded)
+        QUESTION_SETS[name] = QuestionSet(read, hub, config, split, revision, files, local, embedded, pool or name)
         return read
 
     return register
