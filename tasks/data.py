@@ -69,7 +69,7 @@ def grow_trees(recipe: Recipe, folder: Path, shared: Path) -> dict[str, Any]:
         DataError: the questions cannot be read, or one is asked twice, in one set or in two, or is to be asked when the policy is measured.
     """
     from components.alignment.thoughts import build_models, grow_all, set_templates, settings_key, shorten
-    from components.data.questions import load_questions, render, shared_questions
+    from components.data.questions import load_section, render, shared_questions
     from components.data.templates import load as load_template
     from components.data.trees import tree_line
     from components.evaluation.answers import load_asked
@@ -82,9 +82,8 @@ def grow_trees(recipe: Recipe, folder: Path, shared: Path) -> dict[str, Any]:
         return {}
     log, config, report = get_run_logger(), recipe.thoughts, {}
     asked: dict[str, list[Any]] = {}
-    for section in config.questions:
-        path = None if section.path is None else Path(section.path)
-        questions, dropped = load_questions(section.set, path, section.revision, section.count, recipe.seed, (section.part[0], section.part[1]))
+    for n, section in enumerate(config.questions):
+        questions, dropped = load_section(section, recipe.seed, f"thoughts.questions[{n}]")
         asked.setdefault(section.set, []).extend(questions)
         report.setdefault(section.set, {"questions": 0, "dropped": {}})
         report[section.set]["questions"] += len(questions)

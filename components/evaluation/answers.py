@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from components.config import QuestionAnswersConfig, QuestionsConfig, Recipe
-from components.data.questions import Question, load_questions, pooled, render
+from components.data.questions import Question, load_section, pooled, render
 from components.data.records import DataError
 from components.data.templates import load as load_template
 from components.data.trees import trees_at
@@ -61,9 +61,8 @@ def load_asked(sections: Sequence[QuestionsConfig], seed: int, grown: Mapping[st
     """
     asked: dict[str, list[Question]] = {}
     known_as = {text: name for name, text in grown.items()} | {pooled(name): name for name in grown} | {name: name for name in grown}
-    for section in sections:
-        path = None if section.path is None else Path(section.path)
-        questions, _ = load_questions(section.set, path, section.revision, section.count, seed, (section.part[0], section.part[1]))
+    for n, section in enumerate(sections):
+        questions, _ = load_section(section, seed, f"evaluation.questions.questions[{n}]")
         if not questions:
             raise DataError(f"evaluation.questions: part {section.part} of set {section.set} holds no question: ask a greater part")
         known = [(question, name) for question in questions if (name := _grown_for(question, known_as)) is not None]

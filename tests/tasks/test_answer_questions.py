@@ -6,11 +6,12 @@ import logging
 import pytest
 import torch
 
-from components.config import QuestionAnswersConfig
+from components.config import QuestionAnswersConfig, QuestionsConfig
 from components.data.questions import load_questions, render
 from components.data.records import DataError
 from components.data.templates import load as load_template
 from components.data.trees import Tree, append_tree
+from components.evaluation.answers import load_asked
 from components.models import policy as policies
 from components.models.adapters import AdapterSlot, attach, export_adapter
 from components.models.backbone import load_backbone
@@ -189,6 +190,16 @@ def test_a_question_of_two_sets_is_refused_before_any_tree_is_grown(files, tmp_p
     assert not grown
     grow([0, 2], [1, 2])
     assert len(grown) == len({name.partition("/")[2] for name in grown}) == 8
+
+
+def test_a_file_that_is_not_there_is_said_with_the_key_that_names_it(files, tmp_path):
+    own, empty = load_recipe("debug", ["data={source: thoughts}", f"thoughts={{questions: [{{set: csqa, path: {files}/csqa.jsonl}}, {{set: aqua, path: {tmp_path}/none.jsonl}}]}}"]), tmp_path / "empty"
+    with pytest.raises(DataError, match=r"/none.jsonl: there is no such file \(thoughts.questions\[1\].path\)$"):
+        data.grow_trees.fn(own, tmp_path / "trees", tmp_path / "shared")
+    empty.mkdir()
+    asked = [QuestionsConfig(set="aqua", path=f"{files}/aqua.jsonl"), QuestionsConfig(set="csqa", path=str(empty))]
+    with pytest.raises(DataError, match=r"in this folder \(evaluation.questions.questions\[1\].path\)$"):
+        load_asked(asked, 0, {})
 
 
 # --- what becomes of the answers

@@ -17,14 +17,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from components.config import RecipeError, unknown_name
+from components.config import QuestionsConfig, RecipeError, unknown_name
 from components.data.questions import commonsense, conversation, mathematics, medicine  # noqa: F401  (importing them registers their sets)
 from components.data.questions.registry import QUESTION_SETS, Question, QuestionSet, Unusable
 from components.data.records import DataError
 from components.data.rows import SUFFIXES, find_file, from_hub
 from components.seeding import derive, generator
 
-__all__ = ["Question", "in_part", "load_questions", "names", "pool", "pooled", "read_questions", "render", "shared_questions"]
+__all__ = ["Question", "in_part", "load_questions", "load_section", "names", "pool", "pooled", "read_questions", "render", "shared_questions"]
 
 
 def names() -> list[str]:
@@ -91,6 +91,23 @@ def load_questions(
     return kept, {reason: n for reason, n in dropped.items() if n}
 
 
+def load_section(section: QuestionsConfig, seed: int, key: str) -> tuple[list[Question], dict[str, int]]:
+    """The questions that a section of a recipe names, see load_questions.
+
+    Args:
+        section: of the recipe.
+        seed: of the sample where it has a count.
+        key: the section's own key, e.g. 'thoughts.questions[0]'.
+
+    Raises:
+        DataError: as load_questions; what is said of a path names the section's own.
+    """
+    try:
+        return load_questions(section.set, section.path, section.revision, section.count, seed, (section.part[0], section.part[1]))
+    except DataError as error:
+        raise DataError(str(error).replace("data.path", f"{key}.path")) from error
+
+
 def read_questions(name: str, rows: Iterable[Mapping[str, Any]], where: str) -> tuple[list[Question], dict[str, int]]:
     """Questions from rows of the hub's schema.
 
@@ -149,6 +166,6 @@ def _raw(found: QuestionSet, path: str | Path | None, revision: str | None) -> t
     if file.is_dir():
         file = next((inside for stem in found.files if (inside := find_file(Path(path), stem))), None)
         if file is None:
-            raise DataError(f"{path}: expected one of the files {', '.join(found.files)} ({', '.join(SUFFIXES)}) in this folder")
+            raise DataError(f"{path}: expected one of the files {', '.join(found.files)} ({', '.join(SUFFIXES)}) in this folder (data.path)")
     rows, lost = found.local(file)
     return rows, str(file), lost
