@@ -52,6 +52,7 @@ class DataConfig(Section):
     path: str | None = Field(None, description="Local file or folder read in place of the hub (any source that loads files).")
     revision: str | None = Field(None, description="Hub revision (commit or tag) of the data set.")
     trees: str | None = Field(None, description="File or folder of trees of thoughts whose pairs are dealt among the clients, beside those of the source; see the section thoughts, which grows them.")
+    min_margin: float = Field(0.0, ge=0, lt=9, description="Thoughts whose scores differ by no more than this are tied, and give no pair. With thoughts.evaluator.read 'expected' scores are means, of which hardly two are equal.")
     options: dict[str, Any] = Field(default_factory=dict, description="Options of the source, checked by the source itself.")
     partition: Literal["natural", "dirichlet", "iid"] = Field(
         "natural", description="natural: the source's own owners; dirichlet: by domain, questions kept together; iid.")
@@ -416,6 +417,8 @@ class Recipe(Section):
             raise ValueError(f"the section thoughts grows trees, but data.{key} names some that are there ({getattr(self.data, key)}): leave out one of them")
         if self.data.source == "thoughts" and self.data.trees is not None:
             raise ValueError("data.trees is for trees beside another source: with data.source 'thoughts' give their file or folder as data.path")
+        if self.data.min_margin and self.thoughts is None and self.data.source != "thoughts" and self.data.trees is None:
+            raise ValueError(f"data.min_margin is {self.data.min_margin}, but there are no trees of thoughts whose scores it could be of (a section thoughts, or data.trees): leave it out")
         if self.thoughts is not None and not self.thoughts.questions:
             raise ValueError("thoughts.questions is empty: name at least one question set")
         if self.policy.backbone.quantization != "none" and self.alignment.dpo.reference != "base":

@@ -87,6 +87,8 @@ def prepare(run: Run, recipe: Recipe) -> None:
         grow(run, recipe)
     report = data.prepare_data(recipe, run.prepared, run.folder / "trees")
     get_run_logger().info("partition: %s", reporting.partition_line(report))
+    if "margins" in report:
+        get_run_logger().info("thoughts: %s", reporting.margins_line(report))
     child = tracking.open_phase(run, recipe, "prepare")
     tracking.log_data(child, run.prepared, report)
     tracking.close_phase(run, child)

@@ -53,6 +53,13 @@ def partition_line(report: dict[str, Any]) -> str:
     return f"{every['samples']:,} pairs of {every['clients']:,} clients ({row(every)}); to train on {train['samples']:,} ({row(train)})"
 
 
+def margins_line(report: dict[str, Any]) -> str:
+    """How far apart the scores of the pairs of thoughts are, and how many siblings were tied."""
+    margins, rows = report["margins"], report["rows"]
+    ties = (rows.get("trees") or rows)["dropped"].get("same score", 0)
+    return f"{margins['pairs']:,} pairs (margin min {margins['min']:.3g}, median {margins['median']:.3g}, max {margins['max']:.3g}); {ties:,} ties gave none"
+
+
 def round_line(record: dict[str, Any]) -> str:
     """A step of the federation as a line."""
     if record["phase"] == "group":

@@ -163,7 +163,7 @@ def log_data(run_id: str, prepared: Path, report: dict[str, Any]) -> None:
     for name in ("partition.png", "clients.json", "report.json"):
         client.log_artifact(run_id, str(prepared / name), "data")
     client.log_artifacts(run_id, str(prepared / "docs"), "data/docs")
-    numbers = {f"{name}/{k}": v for name in ("partition", "partition_train") for k, v in report[name].items()}
+    numbers = {f"{name}/{k}": v for name in ("partition", "partition_train", "margins") for k, v in report.get(name, {}).items()}
     numbers |= {f"rows/{k}": v for k, v in report["splits"].items()} | {f"prompts/{k}": v for k, v in report["rows"]["prompts"].items()}
     log_numbers(client, run_id, [(name, value, 0) for name, value in numbers.items()])
 

@@ -46,6 +46,8 @@ def prepare(data: DataConfig, seed: int, folder: Path) -> dict[str, Any]:
                         thoughts, their pairs, their questions and what gave no pair ("trees")
             prompts     where the recipe takes prompts from elsewhere: by split, see prompts.server_prompts
             splits      pairs by split
+            margins     of the pairs of thoughts, the judge's among them: how many, and the least, median and greatest difference of
+                        their scores ("pairs", "min", "median", "max"); where there are any
             partition   the row of table 5 over all the clients' pairs, see partition.statistics
             partition_train   the same over their training pairs
             clients_without_train   clients that have no training pair
@@ -108,7 +110,7 @@ def prepare(data: DataConfig, seed: int, folder: Path) -> dict[str, Any]:
             "partition": partition.statistics([sum(table[c][s] for s in SPLITS) for c in clients]),
             "partition_train": partition.statistics([table[c]["train"] for c in clients]),
             "clients_without_train": [c for c in clients if not table[c]["train"]],
-            "expectations": expectations}
+            "expectations": expectations} | _margins(pairs, judge)
         _write(building, pairs, judge, prompts, table, report)
         partition_picture({c: dict(Counter(by_client[c]["domain"])) for c in clients}, building / "partition.png")
         _replace(folder, building)
@@ -124,7 +126,7 @@ def _thoughts(data: DataConfig, clients: list[str], seed: int) -> tuple[pd.DataF
 
     if data.trees is None:
         return pd.DataFrame(), {}
-    rows, dropped = thought_pairs(Path(data.trees), "data.trees")
+    rows, dropped = thought_pairs(Path(data.trees), "data.trees", data.min_margin)
     parts = assign((row["group"] for row in rows), data.validation, data.test, seed)
     owners = {}
     for split in SPLITS:
@@ -135,6 +137,14 @@ def _thoughts(data: DataConfig, clients: list[str], seed: int) -> tuple[pd.DataF
             owners |= {group: clients[order[turn]] for group, turn in zip(groups, turns, strict=True)}
     owned = [row | {"client_id": owners[row["group"]], "split": part} for row, part in zip(rows, parts, strict=True)]
     return _frame(pairs_dataset(owned, "thoughts"), {}, data, seed), {"pairs": len(owned), "questions": len(owners), "dropped": dropped}
+
+
+def _margins(*frames: pd.DataFrame) -> dict[str, dict[str, float]]:
+    """The report's margins; empty where there are no pairs of thoughts."""
+    margins = [margin for frame in frames if "margin" in frame for margin in frame.loc[frame["source"] == "thoughts", "margin"]]
+    if not margins:
+        return {}
+    return {"margins": {"pairs": len(margins), "min": float(np.min(margins)), "median": float(np.median(margins)), "max": float(np.max(margins))}}
 
 
 def _frame(rows: Any, spelling: Mapping[str, str], data: DataConfig, seed: int) -> pd.DataFrame:

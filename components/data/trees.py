@@ -50,12 +50,12 @@ def load(data: DataConfig, options: ThoughtsDataOptions, seed: int) -> SourceDat
     """
     if data.path is None:
         raise DataError("the data source thoughts reads trees that were grown before: give their file, or a folder of them, as data.path")
-    rows, left_out = thought_pairs(Path(data.path), "data.path")
+    rows, left_out = thought_pairs(Path(data.path), "data.path", data.min_margin)
     parts = assign((row["group"] for row in rows), data.validation, data.test, seed)
     return set_apart([row | {"split": part} for row, part in zip(rows, parts, strict=True)], "thoughts", options.align_share, options.judge_share, seed, left_out)
 
 
-def thought_pairs(path: Path, key: str) -> tuple[list[dict[str, Any]], dict[str, int]]:
+def thought_pairs(path: Path, key: str, min_margin: float = 0.0) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """The pairs of a file of trees, or of all such files of a folder, each owned by its question set; and what gave none, by reason.
 
     Trees whose questions differ in case and white space only, or are one in two sets of a pool, are one group.
@@ -63,6 +63,7 @@ def thought_pairs(path: Path, key: str) -> tuple[list[dict[str, Any]], dict[str,
     Args:
         path: of the file or folder.
         key: of the recipe that names it, for errors.
+        min_margin: see tree_pairs.
 
     Raises:
         DataError: there is no file, one has a line that is no tree, a question has two trees, or none of them gives a pair.
@@ -81,7 +82,7 @@ def thought_pairs(path: Path, key: str) -> tuple[list[dict[str, Any]], dict[str,
         same = (normal(trees[name].question), pooled(name))
         first |= dict.fromkeys(same, next((first[key] for key in same if key in first), name))
     for tree in trees.values():
-        own, dropped = tree_pairs(tree, thought_template(tree.set))
+        own, dropped = tree_pairs(tree, thought_template(tree.set), min_margin)
         rows += [row | {"client_id": tree.set, "group": first[pooled(tree.id)]} for row in own]
         left_out += dropped
     if not rows:
@@ -153,12 +154,13 @@ def thought_template(name: str) -> Template:
     return load_template(own if own in names("thought") else "thoughts/thought_default", "thought")
 
 
-def tree_pairs(tree: Tree, template: Template) -> tuple[list[dict[str, Any]], Counter[str]]:
+def tree_pairs(tree: Tree, template: Template, min_margin: float = 0.0) -> tuple[list[dict[str, Any]], Counter[str]]:
     """The preference pairs along a tree's best path, and how many siblings gave none, by reason.
 
     Args:
         tree: grown.
         template: of the next thought, which makes the pairs' prompts.
+        min_margin: difference of scores up to which, it included, they count as the same.
 
     Returns:
         rows with prompt, chosen, rejected, margin (difference of the scores), domain (the set), group (the question, so
@@ -176,7 +178,7 @@ def tree_pairs(tree: Tree, template: Template) -> tuple[list[dict[str, Any]], Co
                 left_out["empty thought" if not sibling.thought else "unreadable score"] += 1
             elif sibling.thought == kept.thought:
                 left_out["same thought"] += 1
-            elif sibling.score == kept.score:
+            elif abs(sibling.score - kept.score) <= min_margin:
                 left_out["same score"] += 1
             elif sibling.score > kept.score:
                 left_out["sibling scored higher"] += 1

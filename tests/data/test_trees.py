@@ -1,5 +1,6 @@
 """Trees of thoughts in their file, their best paths and pairs worked out by hand, and the source that reads them."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from components.data import sources
 from components.data.prepare import prepare
 from components.data.records import DataError, read_rows
 from components.data.trees import Node, Tree, append_tree, best_path, read_trees, thought_pairs, thought_template, tree_pairs
+from tasks.reporting import margins_line
 
 TEMPLATE = thought_template("csqa")
 #  t0 (6) -> t4 (5), t5 (5);   t1 (8) -> t2 (4), t3 (9)
@@ -36,6 +38,16 @@ def test_siblings_that_give_no_pair_are_counted_by_their_reason():
     assert left_out == {"same score": 1, "unreadable score": 1, "same thought": 1, "empty thought": 1, "sibling scored higher": 1}
 
 
+@pytest.mark.parametrize(("min_margin", "rejected", "ties"), [(0.0, ["a", "c"], 0), (0.24, ["a", "c"], 0), (0.25, ["c"], 1), (0.5, ["c"], 1), (1.5, [], 2)])
+def test_scores_that_are_no_further_apart_than_a_margin_are_the_same(min_margin, rejected, ties):
+    nodes = (Node(0, -1, 1, "a", 6.25, 1), Node(1, -1, 1, "b", 6.5, 1), Node(2, 1, 2, "c", 3.0, 1), Node(3, 1, 2, "d", 4.5, 1))
+    rows, left_out = tree_pairs(Tree("q", "csqa", "k", "Q", nodes, (1, 3)), TEMPLATE, min_margin)
+    assert [row["rejected"] for row in rows] == rejected and left_out["same score"] == ties
+    higher = (Node(0, -1, 1, "a", 6.5, 1), Node(1, -1, 1, "b", 6.25, 1))
+    _, left_out = tree_pairs(Tree("q", "csqa", "k", "Q", higher, (1,)), TEMPLATE, min_margin)
+    assert left_out == {"same score" if min_margin >= 0.25 else "sibling scored higher": 1}
+
+
 def test_a_line_that_is_no_tree_is_named(tmp_path):
     path = tmp_path / "trees.jsonl"
     append_tree(path, Tree("q", "s", "k", "Q", (), ()))
@@ -50,10 +62,10 @@ def test_a_line_that_is_no_tree_is_named(tmp_path):
 
 # --- the source
 
-def write(path, sets=("csqa", "aqua"), count=30):
+def write(path, sets=("csqa", "aqua"), count=30, nodes=TREE.nodes):
     for name in sets:
         for n in range(count):
-            append_tree(path, replace(TREE, id=f"{name}/{n}", set=name, question=f"{name} question {n}?"))
+            append_tree(path, replace(TREE, id=f"{name}/{n}", set=name, question=f"{name} question {n}?", nodes=nodes))
 
 
 def test_each_set_is_a_client_and_a_questions_pairs_stay_in_one_split_with_their_tree_and_depth(tmp_path):
@@ -111,6 +123,23 @@ def test_what_gives_no_pair_is_said(tmp_path):
     append_tree(tmp_path / "t.jsonl", replace(TREE, nodes=TREE.nodes[:2], path=()))
     with pytest.raises(DataError, match="none of the 1 trees gives a pair .path ends early: 1"):
         sources.load(DataConfig(source="thoughts", path=str(tmp_path / "t.jsonl")), 0)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_the_margin_is_that_of_the_data_and_what_is_left_is_reported(tmp_path, fixtures, beside):
+    write(tmp_path / "trees.jsonl", count=15)
+    other = tuple(replace(node, thought=f"t{9 - node.number}") for node in TREE.nodes)
+    write(tmp_path / "trees.jsonl", sets=("piqa", "medqa"), count=15, nodes=other)
+    data = DataConfig(source="jsonl", path=str(fixtures / "pairs.jsonl"), partition="iid", clients=4, trees=str(tmp_path)) if beside else DataConfig(source="thoughts", path=str(tmp_path))
+    report = prepare(data, 0, tmp_path / "prepared")
+    assert report["margins"] == {"pairs": 120, "min": 2.0, "median": 3.5, "max": 5.0} and margins_line(report) == "120 pairs (margin min 2, median 3.5, max 5); 0 ties gave none"
+    report = prepare(data.model_copy(update={"min_margin": 2.0}), 0, tmp_path / "prepared")
+    assert report["margins"] == {"pairs": 60, "min": 5.0, "median": 5.0, "max": 5.0} == json.loads((tmp_path / "prepared" / "report.json").read_text())["margins"]
+    assert (report["rows"]["trees"] if beside else report["rows"])["dropped"] == {"same score": 60} and margins_line(report).endswith("; 60 ties gave none")
+
+
+def test_pairs_that_are_not_of_thoughts_have_no_margins_to_report(tmp_path, fixtures):
+    assert "margins" not in prepare(DataConfig(source="jsonl", path=str(fixtures / "pairs.jsonl"), partition="iid", clients=4), 0, tmp_path / "prepared")
 
 
 # --- beside another source

@@ -67,6 +67,7 @@ def test_every_section_that_changes_a_result_is_followed_by_a_stage():
     ("federation.rounds", {"federate", "align", "evaluate", "report"}),
     ("alignment.dpo.beta", {"align", "evaluate", "report"}),
     ("thoughts", {"grow_trees", "prepare", "federate", "align", "evaluate", "report"}),
+    ("data.min_margin", {"prepare", "federate", "align", "evaluate", "report"}),
     ("data.options", {"prepare", "federate", "align", "evaluate", "report"}),
     ("data.align_prompts", {"prepare", "federate", "align", "evaluate", "report"}),
     ("evaluation.judge.selector.backbone.name", {"fetch_backbone", "grow_trees", "prepare", "federate", "align", "evaluate", "report"}),

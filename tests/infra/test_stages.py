@@ -28,6 +28,7 @@ def test_the_stage_of_the_trees_follows_what_trees_depend_on_and_nothing_without
     (["thoughts={questions: [{set: csqa}]}", "data.trees=here"], "The section thoughts grows trees, but data.trees names some that are there (here): leave out one of them"),
     (["thoughts={questions: [{set: csqa}]}", "data.source=thoughts", "data.options={}", "data.path=here"], "The section thoughts grows trees, but data.path names some that are there (here)"),
     (["data.source=thoughts", "data.options={}", "data.trees=here"], "data.trees is for trees beside another source"),
+    (["data.min_margin=0.5"], "data.min_margin is 0.5, but there are no trees of thoughts whose scores it could be of (a section thoughts, or data.trees): leave it out"),
     (["data={source: thoughts}", "thoughts={}"], "thoughts.questions is empty: name at least one question set"),
     (["data={source: thoughts}", "thoughts={questions: [{set: cqsa}]}"], "thoughts.questions.set 'cqsa' is not known"),
     (["data={source: thoughts}", "thoughts={questions: [{set: csqa, part: [2, 2]}]}"], "is not a part [k, n]")])
