@@ -5,8 +5,11 @@ its pruned siblings, given the same prefix (Chain of Preference Optimization, Zh
 
     question, thoughts so far  ->  kept thought  >  pruned sibling
 
-Siblings with the same score, or with a higher one than the kept thought, give no pair, nor do those without a score; all of
-these are counted. A file holds a tree a line, and is only ever added to.
+Siblings with the same score (data.min_margin says what is the same) give no pair, nor do those without a score. A departure: in
+eq. 3 the kept thought is preferred over every sibling that was pruned, here not over one that was scored higher, since the
+evaluator's word on the two would be turned round. There are such siblings, as it is the sum along the path that is the
+greatest, where the beam is wide enough to carry on a worse thought (2 or more, or null for all). All of these are counted. A
+file holds a tree a line, and is only ever added to.
 """
 
 from __future__ import annotations
@@ -155,7 +158,7 @@ def thought_template(name: str) -> Template:
 
 
 def tree_pairs(tree: Tree, template: Template, min_margin: float = 0.0) -> tuple[list[dict[str, Any]], Counter[str]]:
-    """The preference pairs along a tree's best path, and how many siblings gave none, by reason.
+    """The preference pairs along a tree's best path, and how many siblings gave none, by reason: one that was scored higher than the kept thought does not (the module says why).
 
     Args:
         tree: grown.

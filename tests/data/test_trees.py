@@ -30,6 +30,12 @@ def test_at_each_step_the_kept_thought_is_preferred_over_its_pruned_siblings_giv
     assert {r["group"] for r in rows} == {r["tree"] for r in rows} == {"csqa/x"} and {r["domain"] for r in rows} == {"csqa"}
 
 
+def test_the_best_path_may_keep_the_worse_of_two_thoughts_which_is_then_preferred_over_none():
+    #  t0 (7) -> t2 (1);   t1 (6) -> t3 (9):  15 against 8
+    nodes = (Node(0, -1, 1, "t0", 7, 1), Node(1, -1, 1, "t1", 6, 1), Node(2, 0, 2, "t2", 1, 1), Node(3, 1, 2, "t3", 9, 1))
+    assert best_path(nodes) == (1, 3) and tree_pairs(Tree("q", "csqa", "k", "Q", nodes, (1, 3)), TEMPLATE) == ([], {"sibling scored higher": 1})
+
+
 def test_siblings_that_give_no_pair_are_counted_by_their_reason():
     nodes = (Node(0, -1, 1, "a", 6, 1), Node(1, -1, 1, "b", 6, 1), Node(2, 0, 2, "c", 9, 1), Node(3, 0, 2, "d", None, 3), Node(4, 2, 3, "e", 5, 1), Node(5, 2, 3, "e", 4, 1),
              Node(6, 2, 3, "", None, 0), Node(7, 2, 3, "f", 7, 1), Node(8, 2, 3, "g", 1, 1))
