@@ -417,6 +417,8 @@ class Recipe(Section):
             raise ValueError(f"the section thoughts grows trees, but data.{key} names some that are there ({getattr(self.data, key)}): leave out one of them")
         if self.data.source == "thoughts" and self.data.trees is not None:
             raise ValueError("data.trees is for trees beside another source: with data.source 'thoughts' give their file or folder as data.path")
+        if self.data.source == "thoughts" and self.thoughts is None and self.data.path is None:
+            raise ValueError("data.source 'thoughts' has no trees: give a section thoughts, which grows some, or data.path, the file or folder of some that are there")
         if self.data.min_margin and self.thoughts is None and self.data.source != "thoughts" and self.data.trees is None:
             raise ValueError(f"data.min_margin is {self.data.min_margin}, but there are no trees of thoughts whose scores it could be of (a section thoughts, or data.trees): leave it out")
         if self.thoughts is not None and not self.thoughts.questions:

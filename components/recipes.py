@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,7 @@ def parse_recipe(tree: Mapping[str, Any], where: str) -> Recipe:
         for questions in section.questions if section else ():
             if questions.set not in question_sets():
                 raise RecipeError(f"{where}: {unknown_name(f'{key}.questions.set', questions.set, question_sets())}")
+    _check_parts(recipe, where)
     judge = recipe.evaluation.judge
     check_section(judges.options_model(judge.kind, where), judge.options, where, "evaluation.judge.options")
     try:
@@ -87,6 +89,28 @@ def parse_recipe(tree: Mapping[str, Any], where: str) -> Recipe:
     except (RecipeError, DataError) as error:
         raise RecipeError(f"{where}: {error}") from None
     return recipe
+
+
+def _check_parts(recipe: Recipe, where: str) -> None:
+    """Refuse parts of question sets that have questions in common and must not, as far as the recipe shows it: those of one file, or of the hub.
+
+    What two files have in common is seen when they are read. A count changes nothing: two samples may share questions.
+
+    Raises:
+        RecipeError: naming the first two.
+    """
+    from components.data.questions import parts_meet, pool
+
+    grown = [(f"thoughts.questions[{n}]", section) for n, section in enumerate(recipe.thoughts.questions if recipe.thoughts else ())]
+    asked = [(f"evaluation.questions.questions[{n}]", section) for n, section in enumerate(recipe.evaluation.questions.questions if recipe.evaluation.questions else ())]
+    why = ", and answers to questions that trees are grown for say nothing of new ones"
+    pairs = [*((*both, "") for both in combinations(grown, 2)), *((*both, "") for both in combinations(asked, 2) if both[0][1].set == both[1][1].set), *((*both, why) for both in product(asked, grown))]
+    for (key, one), (other_key, other), reason in pairs:
+        if pool(one.set) != pool(other.set) or (one.set == other.set and one.revision != other.revision) or not parts_meet(one.part, other.part):
+            continue
+        if (one.path and Path(one.path)) == (other.path and Path(other.path)):
+            of = f"set {one.set}" if one.set == other.set else f"sets {one.set} and {other.set}, which ask the same questions,"
+            raise RecipeError(f"{where}: {key} and {other_key}: parts {one.part} and {other.part} of {of} have questions in common{reason}: give each a part of its own, such as part: [0, 2] and [1, 2].")
 
 
 def check_surroundings(recipe: Recipe) -> None:

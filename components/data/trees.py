@@ -158,7 +158,7 @@ def thought_template(name: str) -> Template:
 
 
 def tree_pairs(tree: Tree, template: Template, min_margin: float = 0.0) -> tuple[list[dict[str, Any]], Counter[str]]:
-    """The preference pairs along a tree's best path, and how many siblings gave none, by reason: one that was scored higher than the kept thought does not (the module says why).
+    """The preference pairs along a tree's best path, and how many siblings gave none, by reason; one that was scored higher than the kept thought gives none, unlike in eq. 3 (see above).
 
     Args:
         tree: grown.

@@ -7,7 +7,7 @@ import pytest
 
 from components.config import RecipeError
 from components.data import questions
-from components.data.questions import in_part, load_questions, names, pool, read_questions, render, shared_questions
+from components.data.questions import in_part, load_questions, names, parts_meet, pool, read_questions, render, shared_questions
 from components.data.questions.mathematics import split_options
 from components.data.questions.registry import QUESTION_SETS, Unusable, question_set
 from components.data.records import DataError
@@ -330,6 +330,13 @@ def test_parts_are_disjoint_cover_the_set_and_do_not_depend_on_order_seed_or_set
 
 def test_the_part_of_a_question_stays_what_it_was():
     assert [next(k for k in range(3) if in_part(f"id{i}", k, 3)) for i in range(12)] == [1, 0, 0, 1, 0, 1, 0, 1, 1, 1, 2, 1]
+
+
+def test_two_parts_meet_where_a_question_is_in_both():
+    numbers = [f"id{i}" for i in range(400)]
+    parts = [(k, n) for n in (1, 2, 3, 4, 6) for k in range(n)]
+    held = {part: {name for name in numbers if in_part(name, *part)} for part in parts}
+    assert all(parts_meet(one, other) == bool(held[one] & held[other]) for one in parts for other in parts)
 
 
 def test_sets_of_one_pool_ask_the_same_questions_and_others_share_none():

@@ -31,10 +31,27 @@ def test_the_stage_of_the_trees_follows_what_trees_depend_on_and_nothing_without
     (["data.min_margin=0.5"], "data.min_margin is 0.5, but there are no trees of thoughts whose scores it could be of (a section thoughts, or data.trees): leave it out"),
     (["data={source: thoughts}", "thoughts={}"], "thoughts.questions is empty: name at least one question set"),
     (["data={source: thoughts}", "thoughts={questions: [{set: cqsa}]}"], "thoughts.questions.set 'cqsa' is not known"),
-    (["data={source: thoughts}", "thoughts={questions: [{set: csqa, part: [2, 2]}]}"], "is not a part [k, n]")])
+    (["data={source: thoughts}", "thoughts={questions: [{set: csqa, part: [2, 2]}]}"], "is not a part [k, n]"),
+    (["data={source: thoughts}"], "data.source 'thoughts' has no trees: give a section thoughts, which grows some, or data.path"),
+    (["data={source: thoughts}", "thoughts={questions: [{set: csqa}, {set: aqua}, {set: csqa, count: 5}]}"],
+     "thoughts.questions[0] and thoughts.questions[2]: parts [0, 1] and [0, 1] of set csqa have questions in common: give each a part of its own, such as part: [0, 2] and [1, 2].\n"),
+    (["thoughts={questions: [{set: csqa, path: here}, {set: csqa, path: here/}]}"], "parts [0, 1] and [0, 1] of set csqa have"),
+    (["thoughts={questions: [{set: csqa, part: [1, 2]}, {set: csqa, part: [3, 4]}]}"], "parts [1, 2] and [3, 4] of set csqa have"),
+    (["thoughts={questions: [{set: csqa, part: [0, 2]}, {set: cose, part: [1, 3]}]}"], "parts [0, 2] and [1, 3] of sets csqa and cose, which ask the same questions, have questions in common: give each"),
+    (["thoughts={questions: [{set: csqa, part: [0, 2]}]}", "evaluation.questions={questions: [{set: csqa, part: [1, 2]}, {set: csqa, part: [0, 4]}]}"],
+     "evaluation.questions.questions[1] and thoughts.questions[0]: parts [0, 4] and [0, 2] of set csqa have questions in common, and answers to questions that trees are grown for say nothing of new ones: give"),
+    (["thoughts={questions: [{set: csqa, part: [0, 2]}]}", "evaluation.questions={questions: [{set: cose}]}"], "parts [0, 1] and [0, 2] of sets cose and csqa, which ask the same questions, have"),
+    (["evaluation.questions={questions: [{set: csqa}, {set: csqa, part: [1, 2]}]}"], "evaluation.questions.questions[0] and evaluation.questions.questions[1]: parts [0, 1] and [1, 2] of set csqa have")])
 def test_trees_that_cannot_be_grown_are_refused_with_the_recipe(tmp_path, capsys, overrides, sentence):
     assert cli.stage(["check_recipe", "--folder", str(tmp_path), "--recipe", "debug", *overrides]) == 2
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("grown", "asked"), [
+    ("{set: csqa, part: [0, 2]}, {set: csqa, part: [1, 2]}, {set: mathqa}", "{set: aqua}"), ("{set: csqa, part: [0, 4]}, {set: cose, part: [1, 2]}", "{set: csqa, part: [2, 4]}, {set: cose, part: [2, 4]}"),
+    ("{set: csqa, path: here}, {set: csqa, path: there}", "{set: csqa}"), ("{set: csqa, revision: a}, {set: csqa, revision: b}", "{set: piqa}"), ("{set: csqa, path: here}", "{set: cose, path: there}")])
+def test_parts_that_share_nothing_or_may_not_are_not_refused_with_the_recipe(grown, asked):
+    load_recipe("debug", [f"thoughts={{questions: [{grown}]}}", f"evaluation.questions={{questions: [{asked}]}}"])
 
 
 def test_a_bad_recipe_is_one_sentence_and_writes_nothing(tmp_path, capsys):

@@ -34,7 +34,7 @@ def quiet_log(monkeypatch):
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("questions")
-    for name, rows in (("csqa", CSQA), ("aqua", AQUA)):
+    for name, rows in (("csqa", CSQA), ("copy", CSQA), ("aqua", AQUA)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
@@ -148,7 +148,7 @@ def test_a_long_context_is_shortened_and_its_question_stays(tmp_path):
 
 def with_trees(files, *more):
     return load_recipe("debug", [*overrides(files), "data={source: thoughts}",
-        f"thoughts={{questions: [{{set: csqa, path: {files}/csqa.jsonl, part: [0, 2]}}], depth: 1, evaluator: {{model: tiny-random}}}}", *more])
+        f"thoughts={{questions: [{{set: csqa, path: {files}/copy.jsonl, part: [0, 2]}}], depth: 1, evaluator: {{model: tiny-random}}}}", *more])
 
 
 def test_a_question_of_a_tree_of_the_run_is_refused_and_nothing_is_asked(files, tmp_path):

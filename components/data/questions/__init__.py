@@ -12,8 +12,9 @@ scripts; the hub was out of reach when this was written.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from components.data.records import DataError
 from components.data.rows import SUFFIXES, find_file, from_hub
 from components.seeding import derive, generator
 
-__all__ = ["Question", "in_part", "load_questions", "load_section", "names", "pool", "pooled", "read_questions", "render", "shared_questions"]
+__all__ = ["Question", "in_part", "load_questions", "load_section", "names", "parts_meet", "pool", "pooled", "read_questions", "render", "shared_questions"]
 
 
 def names() -> list[str]:
@@ -146,6 +147,11 @@ def read_questions(name: str, rows: Iterable[Mapping[str, Any]], where: str) -> 
 def in_part(question_id: str, k: int, n: int) -> bool:
     """Whether a question is in the k-th (from 0) of n parts: a hash of its id says so, and neither the set, nor a seed, nor what else is in the file."""
     return derive(0, "part", question_id) % n == k
+
+
+def parts_meet(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether a question can be in both of two parts (k, n) and (j, m): a number can leave the remainder k of n and j of m where k and j leave the same of their common divisors."""
+    return (one[0] - other[0]) % math.gcd(one[1], other[1]) == 0
 
 
 def render(question: Question) -> str:
