@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import time
 
 import networkx as nx
@@ -85,6 +86,7 @@ def test_the_clients_answer_the_questions_of_their_set_and_those_that_they_are_d
         assert {name: own["questions"] for name, own in figures["sets"].items()} == {"csqa": 5, "mathqa": 7} and figures["samples"] == 2
         assert figures["all"]["right"] == sum(row["answer"] == row["key"] for of in ("csqa", "mathqa") for row in files[f"{policy}-{of}"])
         assert metrics["questions"][policy]["mathqa"]["accuracy"] == figures["sets"]["mathqa"]["accuracy"] and metrics["questions"][policy]["mean"] == figures["mean"]
+    assert re.search(r"thoughts: \d+ pairs \(margin min \S+, median \S+, max \S+\); \d+ ties gave none", output)
     assert "Answers to questions" in output and "csqa (5), raw" in output and "mathqa (7), aligned" in output and "success at 2" in output
     client = MlflowClient(place.tracking)
     run = next(r for e in client.search_experiments() for r in client.search_runs([e.experiment_id]) if r.data.tags.get("phase") == "evaluate")
