@@ -348,7 +348,7 @@ class EvaluationConfig(Section):
     prompts: int | None = Field(None, ge=1, description="Held-out prompts answered greedily by the raw and the aligned policy; None uses all. FedBiscuit 7.1: 6,553.")
     judge: JudgeConfig = Field(default_factory=JudgeConfig)
     preference_pairs: int = Field(0, ge=0, description="Held-out pairs (a seeded sample) on which the accuracy of the aligned policy's implicit reward is measured; 0 does not.")
-    score_batch_size: int = Field(16, ge=1, description="Completions whose log-probabilities are computed at once there.")
+    score_batch_size: int = Field(16, ge=1, description="Pairs whose log-probabilities are computed at once there.")
     curve_prompts: int = Field(0, ge=0, description="Held-out prompts that each DPO checkpoint answers for the reward-hacking curve (judge score against proxy score over steps); 0 does not. Methods whose clients train the policy itself have no such checkpoints, and no curve.")
     bootstrap: int = Field(2000, ge=100, description="Resamples of the bootstrap interval of a win rate.")
     alpaca_eval: AlpacaEvalConfig | None = Field(None, description="AlpacaEval on the answers to the held-out prompts; None: it is not run.")

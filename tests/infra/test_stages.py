@@ -51,7 +51,8 @@ def test_trees_that_cannot_be_grown_are_refused_with_the_recipe(tmp_path, capsys
     ("{set: csqa, part: [0, 2]}, {set: csqa, part: [1, 2]}, {set: mathqa}", "{set: aqua}"), ("{set: csqa, part: [0, 4]}, {set: cose, part: [1, 2]}", "{set: csqa, part: [2, 4]}, {set: cose, part: [2, 4]}"),
     ("{set: csqa, path: here}, {set: csqa, path: there}", "{set: csqa}"), ("{set: csqa, revision: a}, {set: csqa, revision: b}", "{set: piqa}"), ("{set: csqa, path: here}", "{set: cose, path: there}")])
 def test_parts_that_share_nothing_or_may_not_are_not_refused_with_the_recipe(grown, asked):
-    load_recipe("debug", [f"thoughts={{questions: [{grown}]}}", f"evaluation.questions={{questions: [{asked}]}}"])
+    recipe = load_recipe("debug", [f"thoughts={{questions: [{grown}]}}", f"evaluation.questions={{questions: [{asked}]}}"])
+    assert len(recipe.thoughts.questions) == grown.count("set:") and len(recipe.evaluation.questions.questions) == asked.count("set:")
 
 
 def test_a_bad_recipe_is_one_sentence_and_writes_nothing(tmp_path, capsys):
