@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from types import UnionType
@@ -104,6 +105,7 @@ class OptimizerConfig(Section):
     betas: Moments = Field([0.9, 0.95], description="AdamW moments; FedBiscuit table 3: (0.9, 0.95).")
     weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay.")
     clip: float | None = Field(1.0, gt=0, description="Clip of the global gradient norm; None does not clip.")
+    accumulation: int = Field(1, ge=1, description="Minibatches whose gradients are averaged for one step. FedPDPO D.3: 2 of 8 pairs.")
     scheduler: Literal["constant", "linear", "cosine"] = Field("constant", description="How the learning rate goes on after the warm-up, over the steps of one local training: constant, or down towards 0. DRIFT appendix A: cosine.")
     warmup_steps: int = Field(0, ge=0, description="First steps, in which the learning rate rises from 0 in equal parts; fewer than a local training has. DRIFT appendix A: 4.")
 
@@ -144,7 +146,8 @@ class FederationConfig(Section):
     rounds: int = Field(500, ge=1, description="Communication rounds (R); FedBiscuit table 3: 500.")
     clients_per_round: int = Field(5, ge=1, description="Clients sampled without replacement each round (A); FedBiscuit table 3: 5 of 53.")
     local_steps: int = Field(30, ge=1, description="Optimiser steps a client takes a round (K); FedBiscuit table 3: 30.")
-    batch_size: int = Field(32, ge=1, description="Rows a step; FedBiscuit table 3: 32.")
+    local_epochs: int | None = Field(None, ge=1, description="Passes over its own rows that a client makes a round, in place of local_steps: as many steps as they take, which differ among clients. FedPDPO D.3: 1.")
+    batch_size: int = Field(32, ge=1, description="Rows a minibatch; FedBiscuit table 3: 32.")
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     quorum: float = Field(0.5, gt=0, le=1, description="Share of the sampled clients whose updates must be accepted, or the round fails.")
     clients_per_task: int = Field(1, ge=1, description="Clients that one mapped task runs one after the other.")
@@ -161,8 +164,19 @@ class FederationConfig(Section):
 
     @model_validator(mode="after")
     def _warmup(self) -> FederationConfig:
-        check_warmup(self.optimizer, self.local_steps, "local_steps")
+        if self.local_epochs is None:
+            check_warmup(self.optimizer, self.local_steps, "local_steps")
         return self
+
+    def steps_of(self, rows: int, epochs: int | None = None) -> int:
+        """Optimiser steps that a client with so many training rows takes a round.
+
+        Args:
+            rows: of the client.
+            epochs: passes, in place of the recipe's.
+        """
+        passes = epochs or self.local_epochs
+        return self.local_steps if passes is None else max(1, math.ceil(rows * passes / (self.batch_size * self.optimizer.accumulation)))
 
 
 class PolicyConfig(Section):

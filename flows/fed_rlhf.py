@@ -27,6 +27,7 @@ from components.recipes import check_surroundings, load_recipe
 from flows.runner import placement, task_runner
 from tasks import alignment, data, evaluation, federation, reporting, tracking
 from tasks.devices import POOL
+from tasks.policies import homes_of
 from tasks.runs import Run, file_hash, find_run, hold, judges_root, open_run, read_json, trees_root, write_json
 
 
@@ -120,7 +121,8 @@ def federate(run: Run, recipe: Recipe) -> None:
         tracking.log_steps(child, recipe, records[-1:], store, known)  # it may not have been logged when the run was stopped
 
     def measure(state: ServerState, moment: str) -> dict[str, Any]:
-        measured = federation.measure_accuracy(recipe, strategy.trains, run.prepared, store, state, run.federation / f"accuracy-{moment}.json", strategy.personal)
+        measured = federation.measure_accuracy(
+            recipe, strategy.trains, run.prepared, store, state, run.federation / f"accuracy-{moment}.json", strategy.personal, strategy.private)
         log.info("%s, %s: %s", strategy.trains, moment, reporting.accuracy_line(measured))
         return measured
 
@@ -131,7 +133,7 @@ def federate(run: Run, recipe: Recipe) -> None:
     after = measure(state, "after")
     folders = federation.export_adapters(recipe, strategy.trains, store, state.adapters, run.federation / "final")
     write_json(run.federation / "result.json", {
-        "trains": strategy.trains, "personal": strategy.personal, "before": before, "after": after, "rounds": state.round, "records": records, "assigned": state.assigned,
+        "trains": strategy.trains, "personal": strategy.personal, "private": strategy.private, "clients": [client.name for client in state.federation.clients], "before": before, "after": after, "rounds": state.round, "records": records, "assigned": state.assigned,
         "adapters": {name: {"hash": ref.hash, "folder": str(folders[name])} for name, ref in state.adapters.items()}})
     tracking.log_federation(child, recipe, run.federation)
     tracking.close_phase(run, child)
@@ -210,7 +212,7 @@ def align_once(run: Run, recipe: Recipe, child: str) -> None:
         POOL.release()
         result = {"sampling": sampled, "labelling": labelled, **alignment.train_dpo(recipe, pairs, run.prepared, run.alignment)}
     else:
-        result = alignment.adopt_policy(recipe, store, digests, run.prepared, run.alignment, federated.get("personal", False))
+        result = alignment.adopt_policy(recipe, store, digests, run.prepared, run.alignment, federated.get("personal", False), homes_of(run))
     log.info("aligned: KL to the reference (%s) %.3f nats a completion", result["reference"], result["metrics"].get("kl_sequence", float("nan")))
     write_json(run.alignment / "result.json", result | tracking.register_policy(child, recipe, run.alignment / "final"))
 
@@ -222,7 +224,7 @@ def evaluate(run: Run, recipe: Recipe) -> None:
     if not (run.evaluation / "result.json").is_file():
         answered, files = {}, {name: run.evaluation / f"answers-{name}.json" for name in ("aligned", "raw")}
         for name, adapter in (("aligned", run.alignment / "final"), ("raw", None)):
-            answered |= evaluation.answer_prompts(recipe, run.prepared, name, adapter, files[name])
+            answered |= evaluation.answer_prompts(recipe, run.prepared, name, adapter, files[name], homes=homes_of(run))
         evaluation.join_answers(files, run.evaluation / "answers.json")
         POOL.release()
         judged = evaluation.judge_answers(recipe, run.prepared, judges_root(), run.evaluation / "answers.json")
@@ -244,10 +246,10 @@ def more_measures(run: Run, recipe: Recipe) -> dict[str, Any]:
     measured: dict[str, Any] = {}
     POOL.release()
     if config.preference_pairs:
-        measured["implicit_reward"] = evaluation.measure_policy(recipe, run.prepared, run.alignment / "final", run.evaluation / "implicit-reward.json")
+        measured["implicit_reward"] = evaluation.measure_policy(recipe, run.prepared, run.alignment / "final", run.evaluation / "implicit-reward.json", homes_of(run))
     if config.questions:
         measured["questions"] = {
-            name: evaluation.answer_questions(recipe, name, adapter, run.evaluation / "questions", run.folder / "trees")
+            name: evaluation.answer_questions(recipe, name, adapter, run.evaluation / "questions", run.folder / "trees", homes_of(run))
             for name, adapter in (("raw", None), ("aligned", run.alignment / "final"))}
         get_run_logger().info("questions: %s", reporting.questions_line(measured["questions"]))
     if config.curve_prompts and not aligned["checkpoints"]:

@@ -12,6 +12,7 @@ from components.config import Recipe
 from components.models.adapters import AdapterStore
 from components.seeding import derive, generator
 from tasks.devices import POOL
+from tasks.policies import Homes, open_policies
 from tasks.runs import read_json, write_json
 from tasks.uncached import task
 
@@ -87,30 +88,32 @@ def train_dpo(recipe: Recipe, pairs: Path, prepared: Path, folder: Path) -> dict
 
 
 @task()
-def adopt_policy(recipe: Recipe, store: Path, digests: dict[str, str], prepared: Path, folder: Path, personal: bool = False) -> dict[str, Any]:
+def adopt_policy(recipe: Recipe, store: Path, digests: dict[str, str], prepared: Path, folder: Path, personal: bool = False, homes: Homes | None = None) -> dict[str, Any]:
     """Take the policy that the clients trained as the aligned one, or each client's own; gives the KL to the backbone, and the folder.
 
-    Of personal policies it is the mean over the prompts, which the clients are dealt in turn.
+    Of personal policies it is the mean over the prompts, which the clients are dealt in turn. Where clients have parts of their own, the
+    folder holds the adapter that they share, and nothing of theirs.
     """
     from components.alignment.dpo import kl_to_reference
     from components.models.adapters import export_adapter
-    from components.models.policy import PersonalPolicies, Policy, deal, save_personal
+    from components.models.policy import PersonalPolicies, deal, save_personal
 
     adapters = AdapterStore(store)
     prompts = [row["prompt"] for row in choose_prompts(prepared, "test", recipe.alignment.dpo.kl_prompts, recipe.seed)]
     seed = derive(recipe.seed, "dpo")
     if personal:
         adapter = save_personal({name: adapters.get(adapters.ref(digest)) for name, digest in digests.items()}, recipe.policy, folder / "final")
-        with POOL.borrow(recipe) as device:
-            policies = PersonalPolicies(recipe.policy, device, adapter)
-            dealt = deal(len(prompts), policies.clients)
-            measured = [(kl_to_reference(policies.of(name), [prompt], derive(seed, n)), prompt) for n, (name, prompt) in enumerate(zip(dealt, prompts, strict=True))]
-        metrics = {"kl_sequence": sum(numbers["kl_sequence"] for numbers, _ in measured) / len(measured)} if measured else {}
     else:
         (digest,) = digests.values()
         adapter = export_adapter(adapters.get(adapters.ref(digest)), recipe.policy.lora, recipe.policy.backbone.name, folder / "final")
-        with POOL.borrow(recipe) as device:
-            metrics = kl_to_reference(Policy(recipe.policy, device, adapter), prompts, seed)
+    with POOL.borrow(recipe) as device:
+        policies = open_policies(recipe, device, adapter, homes)
+        if isinstance(policies, PersonalPolicies):
+            dealt = deal(len(prompts), policies.clients)
+            measured = [kl_to_reference(policies.of(name), [prompt], derive(seed, n)) for n, (name, prompt) in enumerate(zip(dealt, prompts, strict=True))]
+            metrics = {"kl_sequence": sum(numbers["kl_sequence"] for numbers in measured) / len(measured)} if measured else {}
+        else:
+            metrics = kl_to_reference(policies, prompts, seed)
     return {"history": [], "metrics": metrics, "reference": "base", "adapter": str(adapter), "checkpoints": {}}
 
 

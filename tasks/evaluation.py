@@ -13,12 +13,15 @@ from components.models.adapters import AdapterStore
 from components.seeding import derive, generator
 from tasks.alignment import choose_prompts
 from tasks.devices import POOL
+from tasks.policies import Homes, open_policies
 from tasks.runs import read_json, write_json
 from tasks.uncached import task
 
 
 @task(task_run_name="answer prompts: {name}")
-def answer_prompts(recipe: Recipe, prepared: Path, name: str, adapter: Path | None, path: Path, most: int | None = None) -> dict[str, float]:
+def answer_prompts(
+    recipe: Recipe, prepared: Path, name: str, adapter: Path | None, path: Path, most: int | None = None, homes: Homes | None = None,
+) -> dict[str, float]:
     """Let a policy answer the held-out prompts greedily; stored as JSON, and read where it is there already.
 
     Args:
@@ -27,8 +30,9 @@ def answer_prompts(recipe: Recipe, prepared: Path, name: str, adapter: Path | No
         adapter: PEFT folder, or one of personal policies, which the prompts are dealt to in turn; None is the raw policy.
         path: written.
         most: at most so many of the recipe's prompts (a seeded sample); None takes all of them.
+        homes: of clients with parts of their own, by whom the prompts are answered, in turn too.
     """
-    from components.models.policy import PersonalPolicies, Policy, deal, is_personal
+    from components.models.policy import PersonalPolicies, deal
 
     log = get_run_logger()
     if not path.is_file():
@@ -41,13 +45,13 @@ def answer_prompts(recipe: Recipe, prepared: Path, name: str, adapter: Path | No
             log.info("%s policy: %d of %d answers", name, done, total)
 
         with POOL.borrow(recipe) as device:
-            if is_personal(adapter):
-                policies = PersonalPolicies(recipe.policy, device, adapter)
+            policies = open_policies(recipe, device, adapter, homes)
+            if isinstance(policies, PersonalPolicies):
                 dealt = deal(len(texts), policies.clients)
                 generated = policies.generate(texts, dealt, seed, progress)
                 prompts = [row | {"client_id": client} for row, client in zip(prompts, dealt, strict=True)]
             else:
-                generated = Policy(recipe.policy, device, adapter).generate(texts, seed, progress=progress)
+                generated = policies.generate(texts, seed, progress=progress)
         write_json(path, [row | {"text": given.text, "finished": given.finished, "tokens": len(given.ids)} for row, (given,) in zip(prompts, generated, strict=True)])
     given = read_json(path)
     return {f"{name}_finished_share": sum(row["finished"] for row in given) / len(given), f"{name}_tokens": sum(row["tokens"] for row in given) / len(given)}
@@ -67,13 +71,14 @@ def join_answers(answers: dict[str, Path], path: Path) -> None:
 
 
 @task()
-def measure_policy(recipe: Recipe, prepared: Path, adapter: Path, record: Path) -> dict[str, Any]:
+def measure_policy(recipe: Recipe, prepared: Path, adapter: Path, record: Path, homes: Homes | None = None) -> dict[str, Any]:
     """Accuracy of the aligned policy's implicit reward on a seeded sample of the clients' held-out pairs (Rafailov et al. 2023, section 4).
 
     Of personal policies each client's pairs are measured by its own.
     """
     from components.data.records import read_rows
     from components.evaluation.accuracy import client_accuracy
+    from components.federation.private import PrivateStore
     from components.learning.policy import ResidentPolicy, implicit_margins, pair_logprobs
     from components.models.adapters import read_adapter
     from components.models.policy import is_personal, personal_folders
@@ -83,9 +88,19 @@ def measure_policy(recipe: Recipe, prepared: Path, adapter: Path, record: Path) 
     pairs = read_rows(prepared / "pairs.parquet", split="test").to_list()
     folders = {name: adapter / sub for name, sub in personal_folders(adapter).items()} if is_personal(adapter) else {}
     pairs = [pair for pair in pairs if pair["client_id"] in folders] if folders else pairs
+    pairs = [pair for pair in pairs if pair["client_id"] in homes.names] if homes else pairs
     most = recipe.evaluation.preference_pairs
     if most < len(pairs):
         pairs = [pairs[i] for i in sorted(generator(recipe.seed, "preference pairs").choice(len(pairs), most, replace=False))]
+    if homes:
+        margins = np.zeros(len(pairs))
+        with POOL.borrow_learner(recipe, "personal") as learner:
+            for name in sorted({pair["client_id"] for pair in pairs}):
+                rows = [n for n, pair in enumerate(pairs) if pair["client_id"] == name]
+                margins[rows] = learner.compare([pairs[n] for n in rows], [read_adapter(adapter)[0]], PrivateStore(homes.stores, name).before(homes.rounds)).margins[0]
+        measured = client_accuracy(margins[None, :], pairs)
+        write_json(record, measured)
+        return measured
     if folders:
         parts = [(folders[name], [n for n, pair in enumerate(pairs) if pair["client_id"] == name]) for name in sorted({pair["client_id"] for pair in pairs})]
     else:
@@ -104,7 +119,7 @@ def measure_policy(recipe: Recipe, prepared: Path, adapter: Path, record: Path) 
 
 
 @task(task_run_name="answer questions: {name}")
-def answer_questions(recipe: Recipe, name: str, adapter: Path | None, folder: Path, trees: Path) -> dict[str, Any]:
+def answer_questions(recipe: Recipe, name: str, adapter: Path | None, folder: Path, trees: Path, homes: Homes | None = None) -> dict[str, Any]:
     """Let a policy answer the recipe's questions, greedily and in N samples; gives its accuracy and success rate (DRIFT section 7.1).
 
     Of personal policies a set that has a client's name is answered by that client's; the questions of another set belong
@@ -116,13 +131,14 @@ def answer_questions(recipe: Recipe, name: str, adapter: Path | None, folder: Pa
         adapter: PEFT folder, or one of personal policies; None is the raw policy.
         folder: a JSON file a set is written into it, <name>-<set>.json, and read where it is there already.
         trees: those that the run grew.
+        homes: of clients with parts of their own, whose policies are personal too.
 
     Raises:
         DataError: a question is asked that a tree was grown for.
     """
     from components.alignment.thoughts import shorten
     from components.evaluation.answers import answer_figures, ask, grown_questions, load_asked
-    from components.models.policy import PersonalPolicies, Policy, deal, is_personal
+    from components.models.policy import PersonalPolicies, deal
 
     log, config = get_run_logger(), recipe.evaluation.questions
     files = {section.set: folder / f"{name}-{section.set}.json" for section in config.questions}
@@ -130,8 +146,9 @@ def answer_questions(recipe: Recipe, name: str, adapter: Path | None, folder: Pa
     if missing:
         asked = load_asked(config.questions, recipe.seed, grown_questions(recipe, trees))
         with POOL.borrow(recipe) as device:
-            policies = PersonalPolicies(recipe.policy, device, adapter) if is_personal(adapter) else None
-            policy = policies.policy if policies else Policy(recipe.policy, device, adapter)
+            opened = open_policies(recipe, device, adapter, homes)
+            policies = opened if isinstance(opened, PersonalPolicies) else None
+            policy = policies.policy if policies else opened
             for of, path in missing.items():
                 questions = asked[of]
                 if config.max_question_tokens is not None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from prefect import runtime
 from prefect.futures import PrefectFuture
 
@@ -115,40 +114,47 @@ def sample_evenly(pairs: list[dict[str, Any]], most: int | None, seed: int) -> l
 
 
 @task()
-def measure_accuracy(recipe: Recipe, trains: str, prepared: Path, store: Path, state: ServerState, record: Path, personal: bool = False) -> dict[str, Any]:
+def measure_accuracy(
+    recipe: Recipe, trains: str, prepared: Path, store: Path, state: ServerState, record: Path, personal: bool = False, private: bool = False,
+) -> dict[str, Any]:
     """Accuracy on the clients' held-out pairs; measured once, and read from the record afterwards.
 
     Of the majority of all adapters; and, where clients are assigned adapters, under `assigned` of the one that each uses.
-    Of a personal method it is that of each client's own adapter on its own pairs.
+    Of a personal method it is that of each client's own adapter on its own pairs, and where clients have parts of their own
+    (`private`), of the server's adapter with these, measured in the client's place.
     """
     from components.data.records import read_rows
     from components.evaluation.accuracy import assigned_accuracy, client_accuracy
+    from components.federation.clients import compare_own
+    from components.federation.learners import joined
 
     if record.is_file():
         return read_json(record)
     names, pairs = sorted(state.adapters), read_rows(prepared / "pairs.parquet", split="test").to_list()
-    if personal:
-        pairs = [pair for pair in pairs if pair["client_id"] in state.adapters]
+    own = {client.name: state.adapters[client.name] if personal else state.adapters[names[0]] for client in state.federation.clients} if personal or private else {}
+    if own:
+        pairs = [pair for pair in pairs if pair["client_id"] in own]
         if not pairs:
             raise DataError("no held-out pair belongs to a client that trains: each client's own adapter is measured on its own pairs; raise data.test, or use fewer clients.")
     held_out = sample_evenly(pairs, recipe.federation.accuracy_pairs, recipe.seed)
-    distinct = {ref.hash: ref for ref in state.adapters.values()}  # before the rounds all are the same
-    if personal:
-        margins, rewards = np.zeros((1, len(held_out))), np.zeros((1, len(held_out)))
+    if own:
+        found = []
         with POOL.borrow_learner(recipe, trains) as learner:
             for name in sorted({pair["client_id"] for pair in held_out}):
-                own = [n for n, pair in enumerate(held_out) if pair["client_id"] == name]
-                margins[:, own], rewards[:, own] = learner.compare([held_out[n] for n in own], [AdapterStore(store).get(state.adapters[name])])
-        measured = client_accuracy(margins, held_out, rewards)
+                rows = [n for n, pair in enumerate(held_out) if pair["client_id"] == name]
+                some, stored = [held_out[n] for n in rows], AdapterStore(store)
+                found.append((rows, compare_own(learner, name, some, own[name], stored, state.round) if private else learner.compare(some, [stored.get(own[name])])))
+        compared = joined(found)
+        measured = client_accuracy(compared.margins, held_out, compared.rewards, compared.others)
         write_json(record, measured)
         return measured
+    distinct = {ref.hash: ref for ref in state.adapters.values()}  # before the rounds all are the same
     with POOL.borrow_learner(recipe, trains) as learner:
-        margins, rewards = learner.compare(held_out, [AdapterStore(store).get(ref) for ref in distinct.values()])
-    places = [list(distinct).index(state.adapters[name].hash) for name in names]
-    margins, rewards = margins[places], None if rewards is None else rewards[places]
-    measured = client_accuracy(margins, held_out, rewards)
+        compared = learner.compare(held_out, [AdapterStore(store).get(ref) for ref in distinct.values()])
+    compared = compared.of([list(distinct).index(state.adapters[name].hash) for name in names])
+    measured = client_accuracy(compared.margins, held_out, compared.rewards, compared.others)
     if state.assigned:
-        measured["assigned"] = assigned_accuracy(margins, names, state.assigned, held_out, rewards)
+        measured["assigned"] = assigned_accuracy(compared.margins, names, state.assigned, held_out, compared.rewards, compared.others)
     write_json(record, measured)
     return measured
 

@@ -22,7 +22,12 @@ CONTESTS = {"aligned_vs_raw": "aligned against raw policy", "aligned_vs_human": 
 def accuracy_metrics(measured: dict[str, Any]) -> dict[str, float]:
     """Held-out accuracy as metrics: of the majority, and of the adapter that each client is assigned."""
     return {f"{prefix}/{name}": value for prefix, part in (("accuracy", measured), ("accuracy_assigned", measured.get("assigned"))) if part
-            for name, value in [(key, part[key]) for key in ("mean", "worst", "best", "margin", "reward") if key in part] + [(f"domain/{d or 'all'}", v) for d, v in part["domains"].items()]}
+            for name, value in [(key, part[key]) for key in ("mean", "worst", "best", "margin", "reward") if key in part] + [(f"domain/{d or 'all'}", v) for d, v in part["domains"].items()]
+            + [(f"{by}/{key}", figures[key]) for by, figures in part.get("by", {}).items() for key in ("mean", "worst", "best")]}
+
+
+BY = {"summed": "by log-likelihood, summed", "per_token": "by log-likelihood a token", "explicit": "by the reward head"}
+"""What preference accuracy is measured by beside the implicit reward, as in a table."""
 
 
 def accuracy_line(measured: dict[str, Any]) -> str:
@@ -110,8 +115,11 @@ def summary(run: Run, recipe: Recipe, federation: dict[str, Any], alignment: dic
     lines = [f"{recipe.name}, seed {recipe.seed}: {recipe.federation.method}, {federation['rounds']} rounds", "",
              f"{f'{what} on {pairs} held-out pairs':<39}{'before':>8} {'after':>8}"]
     lines += _accuracy_rows(before, after)
-    if federation.get("personal"):
-        lines += ["  each client's own adapter, on its own pairs", f"  {'reward margin over beta, mean (nats)':<36} {before['margin']:>8.3f} {after['margin']:>8.3f}"]
+    for by, figures in after.get("by", {}).items():
+        lines += [f"  {BY[by]:<36} {before['by'][by]['mean']:>8.3f} {figures['mean']:>8.3f}", f"  {'  worst client':<36} {before['by'][by]['worst']:>8.3f} {figures['worst']:>8.3f}"]
+    if federation.get("personal") or federation.get("private"):
+        what = "each client's own adapter, on its own pairs" if federation["personal"] else "each client's own parts with the server's adapter, on its own pairs"
+        lines += [f"  {what}", f"  {'reward margin over beta, mean (nats)':<36} {before['margin']:>8.3f} {after['margin']:>8.3f}"]
     if "assigned" in after:
         lines += ["  with the selector of each client's own group", *_accuracy_rows(before, after["assigned"])]
     report = read_json(run.prepared / "report.json")

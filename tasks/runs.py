@@ -6,7 +6,7 @@
         .lock            held by the process that works on the run
         <phase>.done     empty; the phase is complete and logged (report.done: the whole run is)
         prepared/        data (components/data/records.py)
-        federation/      adapters/, updates/, commits/, selectors/ (PEFT folders), result.json
+        federation/      adapters/, updates/, commits/, clients/ (what never leaves them), selectors/ (PEFT folders), result.json
         alignment/       completions.json, pairs.parquet, epoch-1/ ..., final/ (PEFT folders), result.json
         evaluation/      answers.json, judgements.json (of a judge that writes), questions/ (answers by policy and set), result.json, pictures
         report/          metrics.json, summary.txt, curves for `dvc plots`

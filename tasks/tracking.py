@@ -168,6 +168,10 @@ def log_data(run_id: str, prepared: Path, report: dict[str, Any]) -> None:
     log_numbers(client, run_id, [(name, value, 0) for name, value in numbers.items()])
 
 
+BYTES = ("bytes_received", "bytes_sent", "bytes_kept")
+"""Of a client in a round: the adapter files that it is sent and sends, and what stays in its own store."""
+
+
 @task()
 def log_steps(run_id: str, recipe: Recipe, records: list[dict[str, Any]], store: Path, known: dict[str, str | None]) -> None:
     """Log committed steps: numbers of each client and their means, who failed or was refused, and the server's adapters.
@@ -187,14 +191,15 @@ def log_steps(run_id: str, recipe: Recipe, records: list[dict[str, Any]], store:
             _log_grouping(client, run_id, record, known)
             continue
         numbers = [(f"clients/{name}/{key}", values[key], step) for name, values in record["clients"].items()
-                   for key in ("loss", "gradient_norm", "seconds") if key in values]
-        for key in ("loss", "loss_first", "loss_last", "gradient_norm", "tokens", "seconds"):
+                   for key in ("loss", "gradient_norm", "seconds", *BYTES, "own/loss", "scale") if key in values]
+        for key in ("loss", "loss_first", "loss_last", "gradient_norm", "tokens", "seconds", "own/loss", "scale", "decay", "excluded"):
             values = [v[key] for v in record["clients"].values() if key in v]
             if values:
                 numbers.append((f"train/{key}", sum(values) / len(values), step))
         numbers += [(f"server/{key}", value, step) for key, value in record["server"].items()]
         numbers += [("round/participants", len(record["clients"]), step), ("round/failed", len(record["failed"]), step), ("round/refused", len(record["refused"]), step)]
         numbers += [("round/aggregation_seconds", record["seconds"], step)] if "seconds" in record else []
+        numbers += [(f"round/{key}", sum(v[key] for v in record["clients"].values() if key in v), step) for key in BYTES if any(key in v for v in record["clients"].values())]
         log_numbers(client, run_id, numbers)
         if "graph" in record.get("memory", {}):
             _log_graph(client, run_id, record, known)

@@ -207,6 +207,8 @@ def kl_to_reference(policy: Policy, prompts: Sequence[str], seed: int) -> dict[s
     """
     import torch
 
+    from components.models.personalized import as_reference
+
     if not prompts:
         return {}
     completions = [c[0] for c in policy.generate(prompts, seed, temperature=1.0)]
@@ -221,7 +223,7 @@ def kl_to_reference(policy: Policy, prompts: Sequence[str], seed: int) -> dict[s
                 old = _completion_logprobs(policy.model, ids, len(start))
                 policy.model.set_adapter("default")
             else:
-                with policy.model.disable_adapter():
+                with as_reference(policy.model):
                     old = _completion_logprobs(policy.model, ids, len(start))
         total += float((new.exp() * (new - old)).sum())
         tokens += len(completion.ids)

@@ -85,7 +85,7 @@ def arm_figures(
     Args:
         federated, aligned, evaluated: the result.json of its phases.
         known: the clients' true groups.
-        local_steps: optimiser steps of a training job.
+        local_steps: optimiser steps of a training job, for runs of before each job's were kept.
         curve: of a policy, see reward_curve.
         answers: of the aligned policy to the held-out prompts.
 
@@ -98,7 +98,7 @@ def arm_figures(
         "common": after["domains"].get("common"), "own": after["domains"].get("own"), "worst": after["worst"],
         "own_assigned": after.get("assigned", after)["domains"].get("own"), "common_assigned": after.get("assigned", after)["domains"].get("common"), "kl": aligned["metrics"].get("kl_sequence"),
         "implicit_reward": evaluated.get("implicit_reward", {}).get("mean"),
-        "client_steps": local_steps * len(trained), "train_seconds": sum(client["seconds"] for client in trained)}
+        "client_steps": sum(client.get("steps", local_steps) for client in trained), "train_seconds": sum(client["seconds"] for client in trained)}
     timed = [record for record in records if "seconds" in record]  # not in runs of before it was kept
     if timed:
         figures["aggregation_seconds"] = sum(record["seconds"] for record in timed) / len({record["round"] for record in timed})

@@ -46,6 +46,7 @@ class Drift:
 
     trains: ClassVar[str] = "dpo"
     personal: ClassVar[bool] = True
+    private: ClassVar[bool] = False
 
     def __init__(self, config: FederationConfig, options: Options, store: AdapterStore) -> None:
         self.config, self.options, self.store = config, options, store

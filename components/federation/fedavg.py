@@ -39,11 +39,13 @@ class FedAvg:
     Attributes:
         trains: what the clients train.
         personal: whether each client has an adapter of its own.
+        private: whether clients keep parts of the model to themselves.
         slot: the server's name of the adapter.
     """
 
     trains: ClassVar[str] = "sft"
     personal: ClassVar[bool] = False
+    private: ClassVar[bool] = False
     slot: ClassVar[str] = "policy"
 
     def __init__(self, config: FederationConfig, options: Options, store: AdapterStore) -> None:

@@ -49,6 +49,7 @@ class FedBiscuit:
 
     trains = "selector"
     personal = False
+    private = False
 
     def __init__(self, config: FederationConfig, options: Options, store: AdapterStore) -> None:
         self.config, self.options, self.store = config, options, store

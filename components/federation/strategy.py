@@ -35,7 +35,10 @@ METHODS = {
     "fedcda": "components.federation.fedcda",
     "feddpo": "components.federation.feddpo",
     "fedopt": "components.federation.fedopt",
+    "fedpdpo": "components.federation.fedpdpo",
+    "fedper": "components.federation.fedper",
     "fedprox": "components.federation.fedprox",
+    "fedrep": "components.federation.fedrep",
 }
 """The file of each method. It has `Options` (a config.Section) and `build(config, options, store) -> Strategy`."""
 
@@ -166,10 +169,12 @@ class Strategy(Protocol):
         trains: the objective of its jobs, a key of LEARNERS in components/federation/clients.py. It says what the
             rounds end with: a selector, by which a policy is then aligned, or a policy.
         personal: whether each client ends with an adapter of its own, under its name, which nobody else uses.
+        private: whether clients have parts of the model that never leave them (components/federation/private.py).
     """
 
     trains: str
     personal: bool
+    private: bool
 
     def init(self, federation: Federation, seed: int) -> ServerState: ...
 

@@ -100,12 +100,12 @@ def train(
     seed: int,
     progress: Callable[[int, float], None] | None = None,
 ) -> TrainingCurve:
-    """Take one optimiser step per minibatch.
+    """Take one optimiser step per minibatch, or for as many as config.accumulation, whose gradients are averaged.
 
     Args:
         model: put into training mode for the duration, and back.
         parameters: what is trained (fp32).
-        batches: index arrays, one a step; their number is the length of the schedule.
+        batches: index arrays, config.accumulation a step; the number of steps is the length of the schedule.
         loss: gives the rows' losses [N] and the number of real tokens for an index array.
         config: the optimiser and its schedule.
         seed: dropout is a function of it; the process's generators are left as they were.
@@ -118,24 +118,28 @@ def train(
 
     device, batches = parameters[0].device, list(batches)
     optimizer = build_optimizer(parameters, config)
-    schedule = build_schedule(optimizer, config, len(batches))
+    steps = [batches[i : i + config.accumulation] for i in range(0, len(batches), config.accumulation)]
+    schedule = build_schedule(optimizer, config, len(steps))
     losses, norms, tokens, start = [], [], 0, time.perf_counter()
     model.train()
     try:
         with seeded(str(device), seed):
-            for step, indices in enumerate(batches):
+            for step, parts in enumerate(steps):
                 optimizer.zero_grad(set_to_none=True)
-                rows, count = loss(indices)
-                value = rows.mean()
-                if not value.isfinite():
-                    raise TrainingError(f"the loss is {value.item()} at step {step}: lower the learning rate, or look at the rows of this client")
-                value.backward()
+                found = 0.0
+                for indices in parts:
+                    rows, count = loss(indices)
+                    value = rows.mean() / len(parts)
+                    if not value.isfinite():
+                        raise TrainingError(f"the loss is {value.item()} at step {step}: lower the learning rate, or look at the rows of this client")
+                    value.backward()
+                    found += value.item()
+                    tokens += count
                 norm = torch.nn.utils.clip_grad_norm_(parameters, config.clip if config.clip is not None else float("inf"))
                 optimizer.step()
                 schedule.step()
-                losses.append(value.item())
+                losses.append(found)
                 norms.append(norm.item())
-                tokens += count
                 if progress is not None:
                     progress(step, losses[-1])
     finally:

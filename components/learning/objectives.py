@@ -51,3 +51,25 @@ def dpo_loss(
     from torch.nn.functional import logsigmoid
 
     return -logsigmoid(beta * ((policy_chosen - ref_chosen) - (policy_rejected - ref_rejected)))
+
+
+def pdpo_loss(
+    implicit_margin: torch.Tensor, explicit_margin: torch.Tensor, scale: torch.Tensor | float, reward_weight: float, beta: float
+) -> torch.Tensor:
+    """Personalized DPO: the implicit margin of DPO with that of an explicit reward head beside it (FedPDPO eqs. 6 and 8).
+
+    Args:
+        implicit_margin: [N], log pi / pi_ref of the chosen completion less that of the rejected one (eq. 4).
+        explicit_margin: [N], reward of the chosen completion less that of the rejected one (eq. 5).
+        scale: s of eq. 7, see components/learning/pdpo.py; no gradient goes through it.
+        reward_weight: w_r, 0 or more; with 0 it is DPO.
+        beta: inverse temperature.
+
+    Returns:
+        [N] losses in nats.
+    """
+    import torch
+    from torch.nn.functional import logsigmoid
+
+    fixed = scale.detach() if isinstance(scale, torch.Tensor) else scale
+    return -logsigmoid(beta * (implicit_margin + reward_weight * fixed * explicit_margin))

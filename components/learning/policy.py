@@ -18,6 +18,7 @@ from components.learning.local import TrainingCurve, minibatches, train
 from components.learning.objectives import dpo_loss, sft_loss
 from components.models.adapters import AdapterSlot, attach
 from components.models.head import check_head, head_logits
+from components.models.parts import PersonalParts
 from components.models.policy import Policy
 
 if TYPE_CHECKING:
@@ -40,13 +41,19 @@ class ResidentPolicy:
         policy: the language model, its tokenizer and its template.
         model: the PEFT-wrapped backbone.
         slot: the adapter slot; load an adapter before scoring.
+        personal: the slot of a client's own parts; None where there are none.
     """
 
-    def __init__(self, config: PolicyConfig, device: str) -> None:
+    def __init__(self, config: PolicyConfig, device: str, parts: PersonalParts | None = None) -> None:
         self.policy = Policy(config, device)
         check_head(self.policy.model, config.backbone.name)
         self.model = self.policy.model = attach(self.policy.model, config.lora)
-        self.slot = AdapterSlot(self.model)
+        self.slot, self.personal = AdapterSlot(self.model), None
+        if parts is not None:
+            from components.models.personalized import PersonalSlot
+
+            self.personal = PersonalSlot(self.model, parts)
+            self.slot = self.personal.shared
 
     def encode(self, prompt: str, completion: str) -> tuple[list[int], list[int]]:
         """Token ids of a prompt in its template, and of a completion with the end-of-sequence token.
@@ -73,9 +80,15 @@ class ResidentPolicy:
         """
         return completion_logprobs(self.model.get_base_model(), rows, self.policy.tokenizer.pad_token_id, self.policy.device)
 
+    def logprobs_and_features(self, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `logprobs`, with the mean last hidden state of each completion's tokens, [N, C, H]."""
+        return completion_features(self.model.get_base_model(), rows, self.policy.tokenizer.pad_token_id, self.policy.device)
+
     def score(self, rows: Sequence[Row], batch_size: int, reference: bool = False) -> np.ndarray:
-        """As `logprobs` without gradients, in batches of rows of like length; with the adapter off for the reference. [N, C] float64."""
+        """As `logprobs` without gradients, in batches of rows of like length; of the frozen backbone for the reference. [N, C] float64."""
         import torch
+
+        from components.models.personalized import as_reference
 
         order = sorted(range(len(rows)), key=lambda i: (sum(map(len, rows[i])), i))
         result = np.zeros((len(rows), len(rows[0]) - 1))
@@ -85,7 +98,7 @@ class ResidentPolicy:
                 chunk = order[start : start + batch_size]
                 asked = [rows[i] for i in chunk]
                 if reference:
-                    with self.model.disable_adapter():
+                    with as_reference(self.model):
                         result[chunk] = self.logprobs(asked).cpu().numpy()
                 else:
                     result[chunk] = self.logprobs(asked).cpu().numpy()
@@ -108,6 +121,15 @@ def completion_logprobs(model: PreTrainedModel, rows: Sequence[Row], pad: int, d
     Returns:
         [N, C] fp32, with gradients where the model has them.
     """
+    return _completions(model, rows, pad, device, features=False)[0]
+
+
+def completion_features(model: PreTrainedModel, rows: Sequence[Row], pad: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """As completion_logprobs, with the mean over each completion's tokens of the last hidden states, [N, C, H], which a reward head reads."""
+    return _completions(model, rows, pad, device, features=True)
+
+
+def _completions(model: PreTrainedModel, rows: Sequence[Row], pad: int, device: str, features: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
     import torch
     from torch.utils.checkpoint import checkpoint
 
@@ -115,7 +137,8 @@ def completion_logprobs(model: PreTrainedModel, rows: Sequence[Row], pad: int, d
     width = max(map(sum, lengths))
     if branches > 1 and not shares_prompts(model, width):
         alone = [(row[0], completion) for row in rows for completion in row[1:]]
-        return completion_logprobs(model, alone, pad, device).reshape(len(rows), branches)
+        sums, means = _completions(model, alone, pad, device, features)
+        return sums.reshape(len(rows), branches), None if means is None else means.reshape(len(rows), branches, -1)
     ids, positions, part = (torch.full((len(rows), width), value, dtype=torch.long) for value in (pad, 0, -1))
     at: list[tuple[int, int, int]] = []  # row, where a token is predicted, where it stands
     for i, (row, (start, *sizes)) in enumerate(zip(rows, lengths, strict=True)):
@@ -144,8 +167,9 @@ def completion_logprobs(model: PreTrainedModel, rows: Sequence[Row], pad: int, d
         piece = states[start : start + HEAD_CHUNK], targets[start : start + HEAD_CHUNK]
         whole = len(targets) <= HEAD_CHUNK or not torch.is_grad_enabled()
         parts.append(chosen(*piece) if whole else checkpoint(chosen, *piece, use_reentrant=False))  # logits are made again in the backward pass
-    sums = [part.sum() for part in torch.cat(parts).split([size for _, *sizes in lengths for size in sizes])]  # index_add has no fixed order on CUDA
-    return torch.stack(sums).reshape(len(rows), branches)
+    sizes = [size for _, *sizes in lengths for size in sizes]
+    sums = torch.stack([part.sum() for part in torch.cat(parts).split(sizes)]).reshape(len(rows), branches)  # index_add has no fixed order on CUDA
+    return sums, torch.stack([part.mean(0) for part in hidden[row, stands].float().split(sizes)]).reshape(len(rows), branches, -1) if features else None
 
 
 def shares_prompts(model: PreTrainedModel, width: int) -> bool:
@@ -230,7 +254,7 @@ def _fit(
         values, tokens = loss(indices)
         return values + proximal / 2 * sum((now - then).square().sum() for now, then in zip(parameters, start, strict=True)), tokens
 
-    curve = train(resident.model, parameters, minibatches(rows, batch_size, steps, seed), held if proximal else loss, optimizer, seed, progress)
+    curve = train(resident.model, parameters, minibatches(rows, batch_size, steps * optimizer.accumulation, seed), held if proximal else loss, optimizer, seed, progress)
     return resident.slot.read(), curve
 
 

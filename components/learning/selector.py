@@ -62,7 +62,7 @@ def train_selector(
         logits = selector.choice_logits(*selector.batch(rows))
         return selector_loss(logits, torch.as_tensor(labels[indices], device=logits.device)), sum(map(len, rows))
 
-    curve = train(selector.model, selector.slot.parameters, minibatches(len(encoded), batch_size, steps, seed), loss, optimizer, seed, progress)
+    curve = train(selector.model, selector.slot.parameters, minibatches(len(encoded), batch_size, steps * optimizer.accumulation, seed), loss, optimizer, seed, progress)
     return selector.slot.read(), curve
 
 

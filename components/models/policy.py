@@ -137,10 +137,18 @@ class PersonalPolicies:
         Raises:
             PolicyError: there is no such client.
         """
-        if client not in self._adapters:
-            raise PolicyError(f"client_id '{client}' has no policy here (there are {len(self.clients)}: {', '.join(self.clients[:5])}{', ...' if len(self.clients) > 5 else ''})")
+        self.check(client)
         self._slot.load(self._adapters[client])
         return self.policy
+
+    def check(self, client: str) -> None:
+        """Refuse a client that is none.
+
+        Raises:
+            PolicyError: naming the first that are.
+        """
+        if client not in self.clients:
+            raise PolicyError(f"client_id '{client}' has no policy here (there are {len(self.clients)}: {', '.join(self.clients[:5])}{', ...' if len(self.clients) > 5 else ''})")
 
     def generate(self, prompts: Sequence[str], clients: Sequence[str], seed: int, progress: Callable[[int, int], None] | None = None) -> list[list[Completion]]:
         """Greedy answers, each prompt's by the policy of its client; see Policy.generate."""

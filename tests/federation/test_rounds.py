@@ -138,7 +138,7 @@ def test_a_job_reads_the_rows_of_its_client_and_split_alone(prepared, tmp_path):
     seen = []
 
     class Learner:
-        def train(self, rows, adapter, seed):
+        def train(self, rows, adapter, seed, visit=None):
             seen.append(("train", rows, seed))
             return adapter, {"loss": 1.0}
 
@@ -152,7 +152,8 @@ def test_a_job_reads_the_rows_of_its_client_and_split_alone(prepared, tmp_path):
     score = run_job(Job("score", "dan", 0, "", (ref, ref), "selector", 8), Learner(), prepared / "pairs.parquet", store)
     assert [(kind, {r["client_id"] for r in rows}, {r["split"] for r in rows}, len(rows), seed) for kind, rows, seed in seen] == [
         ("train", {"bea"}, {"train"}, 6, 7), ("score", {"dan"}, {"validation"}, 2, None)]
-    assert train.adapter == ref and train.metrics == {"rows": 6, "loss": 1.0}
+    size = len(Path(ref.path).read_bytes())
+    assert train.adapter == ref and train.metrics == {"rows": 6, "loss": 1.0, "bytes_received": size, "bytes_sent": size, "bytes_kept": 0}
     assert score.adapter is None and score.losses == (0.5, 1.5)
 
 
@@ -241,7 +242,7 @@ def test_a_federation_stopped_within_a_round_trains_only_the_clients_that_are_le
     class Killed(BaseException):
         pass
 
-    def train(rows, adapter, seed):
+    def train(rows, adapter, seed, visit=None):
         calls.append(rows[0]["client_id"])
         if len(calls) == 4:
             raise Killed
@@ -273,7 +274,7 @@ def test_clients_never_train_the_servers_object(recipe, prepared, learner, tmp_p
     """In the reference all share one model, and the server's old adapter is the last client's."""
     given, real = [], SelectorLearner.train
 
-    def train(self, rows, adapter, seed):
+    def train(self, rows, adapter, seed, visit=None):
         kept = {n: t.clone() for n, t in adapter.items()}
         trained_one, metrics = real(self, rows, adapter, seed)
         assert all(torch.equal(adapter[n], kept[n]) for n in kept), "what the client was sent is not changed"

@@ -178,7 +178,7 @@ def test_each_owners_pairs_are_measured_against_their_own_reference(debug, adapt
     learner = LEARNERS["dpo"](recipe, "cpu")
     for rows in (PAIRS[:3], PAIRS[3:], PAIRS[:3]):
         alone = LEARNERS["dpo"](recipe, "cpu")
-        assert learner.score(rows, [adapter]) == alone.score(rows, [adapter]) and np.array_equal(learner.compare(rows, [adapter]), alone.compare(rows, [adapter]))
+        assert learner.score(rows, [adapter]) == alone.score(rows, [adapter]) and np.array_equal(learner.compare(rows, [adapter]).margins, alone.compare(rows, [adapter]).margins)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "feddpo"])
@@ -201,7 +201,8 @@ def test_a_learner_trains_and_scores_by_its_methods_objective(debug, method, ada
         lengths = torch.tensor([len(learner.resident.encode(p["prompt"], p["chosen"])[1]) for p in PAIRS])
         expected = [(-logprobs[n][:, 0] / lengths).mean().item() for n in ("zero", "adapter")]
     assert losses == pytest.approx(expected, abs=1e-4)
-    margins, rewards = learner.compare(PAIRS, [adapter, zero])
+    compared = learner.compare(PAIRS, [adapter, zero])
+    margins, rewards = compared.margins, compared.rewards
     assert np.allclose(margins[0], implicit_margins(logprobs["adapter"].numpy(), logprobs["zero"].numpy()), atol=1e-4) and np.allclose(margins[1], 0, atol=1e-5)
     assert np.allclose(rewards[0], (logprobs["adapter"] - logprobs["zero"]).numpy()[:, 0], atol=1e-4) and np.abs(rewards[0]).max() > 1e-3 and not rewards[1].any()
     assert all(math.isnan(loss) for loss in learner.score([], [zero, adapter]))

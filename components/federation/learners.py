@@ -1,0 +1,246 @@
+"""What a client trains and scores on a model that stays resident on one device: the selector, or the policy. One class for each kind of model.
+
+An objective names what is trained; components/federation/clients.py has the table of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from components.config import Recipe
+from components.federation.private import PrivateState, PrivateStore
+from components.federation.strategy import options_model
+from components.models import eight_bit
+from components.models.parts import PersonalParts
+
+if TYPE_CHECKING:
+    import torch
+
+    from components.learning.local import TrainingCurve
+    from components.models.adapters import Adapter
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What a client's own task knows beside its job's adapter and rows.
+
+    Attributes:
+        store: the client's own; learners of methods that keep nothing there do without a visit.
+        round: of the job.
+        key: of the job.
+    """
+
+    store: PrivateStore
+    round: int
+    key: str
+
+
+@dataclass(frozen=True)
+class Compared:
+    """How U models find the chosen completions of N pairs against the rejected ones.
+
+    Attributes:
+        margins: [U, N], above 0 where a model is right: log-odds of a selector, differences of the implicit rewards over beta of a policy.
+        rewards: [U, N], implicit rewards of the chosen completions over beta; None of a selector.
+        others: [U, N] each, other differences that a model is right by where they are above 0. Of a policy 'summed', of the completions'
+            log-likelihoods, and 'per_token', of their means over tokens; of a reward head 'explicit', of its rewards.
+    """
+
+    margins: np.ndarray
+    rewards: np.ndarray | None = None
+    others: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def of(self, models: Sequence[int]) -> Compared:
+        """Of these models, in this order; one may come twice."""
+        places = list(models)
+        return Compared(self.margins[places], None if self.rewards is None else self.rewards[places], {name: values[places] for name, values in self.others.items()})
+
+
+def joined(parts: Sequence[tuple[Sequence[int], Compared]]) -> Compared:
+    """One table of the columns that each part has; the parts have as many models, and all columns between them."""
+    order = np.argsort([n for rows, _ in parts for n in rows])
+
+    def columns(values: list[np.ndarray]) -> np.ndarray:
+        return np.concatenate(values, axis=1)[:, order]
+
+    given = [compared for _, compared in parts]
+    return Compared(
+        columns([one.margins for one in given]), None if given[0].rewards is None else columns([one.rewards for one in given]),
+        {name: columns([one.others[name] for one in given]) for name in given[0].others})
+
+
+class Learner(Protocol):
+    """What a client trains and scores, on a model that stays resident on one device."""
+
+    @property
+    def model(self) -> torch.nn.Module: ...
+
+    def initial_adapter(self, seed: int) -> Adapter: ...
+
+    def train(self, rows: list[dict], adapter: Adapter, seed: int, visit: Visit | None = None) -> tuple[Adapter, dict[str, float]]: ...
+
+    def score(self, rows: list[dict], adapters: Sequence[Adapter]) -> list[float]: ...
+
+    def compare(self, rows: list[dict], adapters: Sequence[Adapter], state: PrivateState | None = None) -> Compared: ...
+
+
+class SelectorLearner:
+    """Trains the binary selector by cross-entropy; scores it by its mean validation cross-entropy."""
+
+    def __init__(self, recipe: Recipe, device: str) -> None:
+        from components.models.selector import Selector
+
+        check_optimizer(recipe, device)
+        self.federation = recipe.federation
+        self.selector = Selector(recipe.selector, device)
+
+    @property
+    def model(self) -> torch.nn.Module:
+        return self.selector.model
+
+    def initial_adapter(self, seed: int) -> Adapter:
+        return self.selector.slot.initial_adapter(seed)
+
+    def train(self, rows: list[dict], adapter: Adapter, seed: int, visit: Visit | None = None) -> tuple[Adapter, dict[str, float]]:
+        from components.learning.selector import train_selector
+
+        config = self.federation
+        trained, curve = train_selector(
+            self.selector, rows, adapter, config.steps_of(len(rows)), config.batch_size, config.optimizer, seed)
+        return trained, curve_metrics(curve)
+
+    def score(self, rows: list[dict], adapters: Sequence[Adapter]) -> list[float]:
+        from components.learning.selector import validation_losses
+
+        return validation_losses(self.selector, rows, adapters)
+
+    def compare(self, rows: list[dict], adapters: Sequence[Adapter], state: PrivateState | None = None) -> Compared:
+        """Log-odds that the chosen completion is better under each adapter."""
+        from components.learning.selector import score_pairs
+
+        result = np.zeros((len(adapters), len(rows)))
+        for u, adapter in enumerate(adapters):
+            self.selector.slot.load(adapter)
+            result[u] = score_pairs(self.selector, rows)
+        return Compared(result)
+
+
+class PolicyLearner:
+    """Trains the policy on the chosen completions ('sft') or by DPO with the frozen backbone as the reference ('dpo').
+
+    The reference's log-probabilities of an owner's pairs are computed when a pair is first used, each by itself, and
+    kept: they depend on no other pair, so a resumed run has the same bytes.
+    """
+
+    def __init__(self, recipe: Recipe, device: str, objective: str, parts: PersonalParts | None = None) -> None:
+        from components.learning.policy import ResidentPolicy
+
+        check_optimizer(recipe, device)
+        self.federation, self.objective = recipe.federation, objective
+        self.options = options_model(recipe.federation.method, "recipe").model_validate(recipe.federation.options)
+        self.beta = None if objective == "sft" else self.options.beta
+        self.proximal = getattr(self.options, "proximal", 0.0)
+        self.resident = ResidentPolicy(recipe.policy, device, parts)
+        self._references: dict[tuple[str, ...], np.ndarray] = {}  # [N, 2] by the pairs' ids, NaN where not yet computed
+
+    @property
+    def model(self) -> torch.nn.Module:
+        return self.resident.model
+
+    def initial_adapter(self, seed: int) -> Adapter:
+        return self.resident.slot.initial_adapter(seed)
+
+    def train(self, rows: list[dict], adapter: Adapter, seed: int, visit: Visit | None = None) -> tuple[Adapter, dict[str, float]]:
+        from components.learning.policy import train_dpo, train_sft
+
+        config = self.federation
+        steps = config.steps_of(len(rows))
+        if self.objective == "sft":
+            trained, curve = train_sft(self.resident, rows, adapter, steps, config.batch_size, config.optimizer, seed, proximal=self.proximal)
+        else:
+            trained, curve = train_dpo(
+                self.resident, rows, adapter, self._reference(rows, self._drawn(rows, steps, seed)), self.beta, steps, config.batch_size, config.optimizer, seed,
+                proximal=self.proximal)
+        return trained, curve_metrics(curve)
+
+    def score(self, rows: list[dict], adapters: Sequence[Adapter]) -> list[float]:
+        """Mean DPO loss, or mean negative log-likelihood a token of the chosen completions, under each adapter; NaN without rows."""
+        import torch
+
+        from components.learning.objectives import dpo_loss, sft_loss
+        from components.learning.policy import pair_logprobs
+
+        if not rows:
+            return [float("nan")] * len(adapters)
+        losses, lengths = [], torch.tensor([len(self.resident.encode(row["prompt"], row["chosen"])[1]) for row in rows])
+        for adapter in adapters:
+            self.resident.slot.load(adapter)
+            chosen, rejected = torch.from_numpy(pair_logprobs(self.resident, rows, self.batch_size)).T
+            if self.objective == "sft":
+                losses.append(float(sft_loss(chosen, lengths).mean()))
+            else:
+                losses.append(float(dpo_loss(chosen, rejected, *torch.from_numpy(self._reference(rows)).T, self.beta).mean()))
+        return losses
+
+    def compare(self, rows: list[dict], adapters: Sequence[Adapter], state: PrivateState | None = None) -> Compared:
+        """Implicit rewards and log-likelihoods under each adapter. One whose B are all 0 is the reference itself, and nothing is computed for it."""
+        from components.learning.policy import pair_logprobs
+
+        reference = self._reference(rows)
+        found = np.zeros((len(adapters), len(rows), 2))
+        for u, adapter in enumerate(adapters):
+            if any(tensor.any() for name, tensor in adapter.items() if ".lora_B." in name):
+                self.resident.slot.load(adapter)
+                found[u] = pair_logprobs(self.resident, rows, self.batch_size)
+            else:
+                found[u] = reference
+        return self._compared(rows, found, reference)
+
+    def _compared(self, rows: list[dict], found: np.ndarray, reference: np.ndarray, explicit: np.ndarray | None = None) -> Compared:
+        lengths = np.array([[len(part) for part in self.resident.encode_pair(row)[1:]] for row in rows]).reshape(len(rows), 2)
+        ratios = found - reference
+        return Compared(
+            ratios[..., 0] - ratios[..., 1], ratios[..., 0],
+            {"summed": found[..., 0] - found[..., 1], "per_token": (found / lengths)[..., 0] - (found / lengths)[..., 1]} | ({} if explicit is None else {"explicit": explicit}))
+
+    @property
+    def batch_size(self) -> int:
+        """Pairs scored at once: twice a training step's."""
+        return 2 * self.federation.batch_size
+
+    def _drawn(self, rows: list[dict], steps: int, seed: int) -> np.ndarray:
+        """Indices of the rows that a training of so many steps draws."""
+        from components.learning.local import minibatches
+
+        config = self.federation
+        return np.unique(np.concatenate(list(minibatches(len(rows), config.batch_size, steps * config.optimizer.accumulation, seed))))
+
+    def _reference(self, rows: list[dict], used: np.ndarray | None = None) -> np.ndarray:
+        """The reference's log-probabilities, [N, 2]; NaN in rows that are not among the indices `used`, unless they are known."""
+        from components.learning.policy import pair_logprobs
+
+        known = self._references.setdefault(tuple(row["pair_id"] for row in rows), np.full((len(rows), 2), np.nan))
+        for n in range(len(rows)) if used is None else used:
+            if np.isnan(known[n]).any():
+                known[n] = pair_logprobs(self.resident, [rows[n]], 1, reference=True)
+        return known
+
+
+def check_optimizer(recipe: Recipe, device: str) -> None:
+    """Refuse an optimiser that a device cannot run, before anything is trained.
+
+    Raises:
+        EightBitError: see components/models/eight_bit.py.
+    """
+    eight_bit.check("federation.optimizer.name", recipe.federation.optimizer.name, device)
+
+
+def curve_metrics(curve: TrainingCurve) -> dict[str, float]:
+    """A local training as numbers for the record."""
+    return {
+        "loss_first": curve.losses[0], "loss_last": curve.losses[-1], "loss": sum(curve.losses) / len(curve.losses),
+        "gradient_norm": sum(curve.gradient_norms) / len(curve.gradient_norms), "steps": len(curve.losses), "tokens": curve.tokens, "seconds": curve.seconds}

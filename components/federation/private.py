@@ -1,0 +1,124 @@
+"""A client's own store: the parts that never leave it, and what it must remember from one round to the next.
+
+    <clients>/<client>/parts/<sha256>.safetensors    its parts, as in the adapter store
+    <clients>/<client>/00003.json                    after round 3 (counted from 0): which parts, and numbers
+    <clients>/<client>/00003.half.json               within round 3, after its first half
+
+A state is written atomically, after the parts that it names. A job starts from the newest state of an earlier round, so a job
+that is done again after a crash, or in a resumed run, starts from the same bytes; one that was killed in its second half takes up
+its own first half. The state before the newest is kept, since a round may be killed between its clients' last write and its commit.
+
+Only a client's own task opens its store: the methods, the server's step and the commits have no path to it (a contract in pyproject.toml).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from components.config import Explained
+from components.models.adapters import AdapterStore, write_atomically
+
+if TYPE_CHECKING:
+    from components.models.adapters import Adapter
+
+
+class PrivateStoreError(Explained, RuntimeError):
+    """A client's own store that cannot be gone on with."""
+
+
+@dataclass(frozen=True)
+class PrivateState:
+    """What a client has and knows.
+
+    Attributes:
+        tensors: its parts, fp32, by name.
+        numbers: what else it remembers, by name.
+        size: bytes of the parts' file; 0 before it is written.
+    """
+
+    tensors: Adapter
+    numbers: dict[str, float] = field(default_factory=dict)
+    size: int = 0
+
+
+class PrivateStore:
+    """One client's folder under the one of all clients' stores, which in a real federation is on its own machine."""
+
+    def __init__(self, clients: Path, client: str) -> None:
+        self.folder = Path(clients) / client_folder(client)
+        self._parts = AdapterStore(self.folder / "parts")
+
+    def before(self, round: int) -> PrivateState | None:
+        """The state after the last round before this one in which the client took part; None where there was none.
+
+        Raises:
+            PrivateStoreError: states of later rounds are there, but not the one that this round began with.
+        """
+        known = self._rounds()
+        earlier = [n for n in known if n < round]
+        if not earlier and known:
+            first = json.loads(self._path(min(known)).read_text(encoding="utf-8"))
+            if not first["first"]:
+                raise PrivateStoreError(
+                    f"{self.folder}: the client's parts from before round {round + 1} are gone (those after round {min(known) + 1} are there), so that the round cannot be run again with the same result: start a new run.")
+        return self._read(self._path(max(earlier))) if earlier else None
+
+    def half(self, round: int, key: str) -> PrivateState | None:
+        """The state after the first half of a job of this round, if that was done."""
+        path = self._path(round, ".half")
+        return self._read(path) if path.is_file() and json.loads(path.read_text(encoding="utf-8"))["key"] == key else None
+
+    def save(self, round: int, key: str, state: PrivateState, half: bool = False) -> PrivateState:
+        """Write the state after a round, or after its first half.
+
+        Args:
+            round: from 0.
+            key: of the job.
+            state: its size is not read.
+            half: whether the second half is still to come.
+
+        Returns:
+            the state with its size.
+        """
+        known = self._rounds()
+        earlier = [n for n in known if n < round]
+        ref = self._parts.put(state.tensors)
+        content = {"parts": ref.hash, "numbers": state.numbers, "key": key, "first": not earlier}
+        write_atomically(self._path(round, ".half" if half else ""), json.dumps(content, indent=1).encode())
+        if not half:
+            for stale in [*(self._path(n) for n in earlier[:-1]), *self.folder.glob("[0-9]*.half.json")]:
+                stale.unlink()
+            used = {json.loads(path.read_text(encoding="utf-8"))["parts"] for path in self.folder.glob("[0-9]*.json")}
+            for path in (self.folder / "parts").glob("*.safetensors"):
+                if path.stem not in used:
+                    path.unlink()
+        return PrivateState(state.tensors, state.numbers, Path(ref.path).stat().st_size)
+
+    def _rounds(self) -> list[int]:
+        return sorted(int(path.stem) for path in self.folder.glob("[0-9]*.json") if path.stem.isdigit())
+
+    def _path(self, round: int, kind: str = "") -> Path:
+        return self.folder / f"{round:05d}{kind}.json"
+
+    def _read(self, path: Path) -> PrivateState:
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            raise PrivateStoreError(f"{path} is damaged: start a new run.") from None
+        ref = self._parts.ref(content["parts"])
+        return PrivateState(self._parts.get(ref), content["numbers"], Path(ref.path).stat().st_size)
+
+
+def stores_beside(adapters: AdapterStore) -> Path:
+    """The folder of the clients' own stores: `clients`, beside the adapter store."""
+    return adapters.root.parent / "clients"
+
+
+def client_folder(name: str) -> str:
+    """The name of a client's folder: what a file system takes of its own name, and a hash of all of it."""
+    return f"{re.sub(r'[^A-Za-z0-9_.-]', '_', name)[:60]}-{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"
