@@ -127,7 +127,7 @@ def test_options_reach_the_loss_and_the_rates_of_each_half(prepared, tmp_path, m
     monkeypatch.setattr(pdpo, "train_half", watched)
     options = "federation.options={personal_lr: 2e-3, personal_epochs: 2, reward_weight: [0.5, 1.5], rate_decay: {factor: 0.5, least: 1.5e-3}, bottleneck: null, exclusion: null, beta: 0.3}"
     recipe = recipe_of("fedpdpo", options, "federation.local_epochs=1", "federation.batch_size=2", "federation.optimizer.accumulation=2", "federation.clients_per_round=4")
-    _, commits = run(recipe, prepared, tmp_path / "f")
+    _, _commits = run(recipe, prepared, tmp_path / "f")
     ada = [asked[8 * r + h] for r in range(3) for h in (0, 1)]
     assert [(own, steps) for own, _, _, steps, *_ in ada] == [(True, 4), (False, 2)] * 3, "8 pairs, 4 a step: one pass, and two of the first half"
     assert [o.reward_weight for _, o, *_ in ada] == [0.5, 0.5, 1.0, 1.0, 1.5, 1.5] and {o.beta for _, o, *_ in ada} == {0.3} and {o.exclusion for _, o, *_ in ada} == {None}
@@ -150,7 +150,7 @@ def test_learning_rates_fall_after_a_round_whose_loss_rose_and_not_below_the_lea
 
     monkeypatch.setattr(pdpo, "train_half", pretended)
     recipe = recipe_of("fedpdpo", "federation.options={personal_lr: 1e-3, rate_decay: {factor: 0.5, least: 3e-4}}", "federation.rounds=4", "federation.clients_per_round=1")
-    learner, commits, _ = begin(recipe, prepared, tmp_path / "f")
+    learner, _commits, _ = begin(recipe, prepared, tmp_path / "f")
     store, adapter = PrivateStore(tmp_path / "own", "ada"), learner.initial_adapter(0)
     rows = clients.read_rows(prepared / "pairs.parquet", "ada", "train").to_list()
     for round in range(4):
@@ -239,7 +239,7 @@ def test_policies_of_clients_generate_with_their_own_parts(prepared, tmp_path):
 def test_ablations_leave_their_part_out(prepared, tmp_path):
     for option, part in (("bottleneck", "bottleneck."), ("reward_head", "reward.")):
         recipe = recipe_of("fedpdpo", f"federation.options.{option}=null", "federation.rounds=1")
-        state, commits = run(recipe, prepared, tmp_path / option)
+        _state, commits = run(recipe, prepared, tmp_path / option)
         (own, *_) = private_parts(commits).values()
         assert not any(name.startswith(part) for name in own) and "head.weight" in own
         assert json.dumps(commits.latest()[1][0]["clients"])

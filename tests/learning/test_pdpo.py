@@ -138,7 +138,7 @@ def test_the_first_loss_is_that_of_the_reference_and_the_reward_head_learns_from
 
 def test_one_step_is_that_of_autograd_and_adamw_by_hand(resident, reference, start):
     """Both margins from the model's own parts, the loss from its formula, and one step of torch's AdamW."""
-    own, lora = start
+    own, _lora = start
     resident.model.eval()
     for module in resident.model.modules():     # so that the two passes see the same
         if isinstance(module, torch.nn.Dropout):
@@ -169,7 +169,7 @@ def test_one_step_is_that_of_autograd_and_adamw_by_hand(resident, reference, sta
 
 
 def test_a_pair_that_is_left_out_gives_no_gradient(resident, reference, start):
-    own, _ = start
+    _own, _ = start
     _, _, everyone = half(resident, reference, False, True, Pdpo(0.1, 0.8, 0.95, Exclusion(2.0, 0.0)), steps=1, batch_size=6)
     resident.slot.load(start[1])
     _, _, none = half(resident, reference, False, True, Pdpo(0.1, 0.8, 0.95, None), steps=1, batch_size=6)
