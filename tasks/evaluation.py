@@ -78,7 +78,7 @@ def measure_policy(recipe: Recipe, prepared: Path, adapter: Path, record: Path, 
     """
     from components.data.records import read_rows
     from components.evaluation.accuracy import client_accuracy
-    from components.federation.private import PrivateStore
+    from components.federation.private import home_of
     from components.learning.policy import ResidentPolicy, implicit_margins, pair_logprobs
     from components.models.adapters import read_adapter
     from components.models.policy import is_personal, personal_folders
@@ -94,10 +94,10 @@ def measure_policy(recipe: Recipe, prepared: Path, adapter: Path, record: Path, 
         pairs = [pairs[i] for i in sorted(generator(recipe.seed, "preference pairs").choice(len(pairs), most, replace=False))]
     if homes:
         margins = np.zeros(len(pairs))
-        with POOL.borrow_learner(recipe, "personal") as learner:
+        with POOL.borrow_learner(recipe, homes.trains) as learner:
             for name in sorted({pair["client_id"] for pair in pairs}):
                 rows = [n for n, pair in enumerate(pairs) if pair["client_id"] == name]
-                margins[rows] = learner.compare([pairs[n] for n in rows], [read_adapter(adapter)[0]], PrivateStore(homes.stores, name).before(homes.rounds)).margins[0]
+                margins[rows] = learner.compare([pairs[n] for n in rows], [read_adapter(adapter)[0]], home_of(name, AdapterStore(homes.adapters), homes.pairs, homes.rounds)).margins[0]
         measured = client_accuracy(margins[None, :], pairs)
         write_json(record, measured)
         return measured

@@ -125,8 +125,8 @@ def measure_accuracy(
     """
     from components.data.records import read_rows
     from components.evaluation.accuracy import assigned_accuracy, client_accuracy
-    from components.federation.clients import compare_own
     from components.federation.learners import joined
+    from components.federation.private import home_of
 
     if record.is_file():
         return read_json(record)
@@ -143,7 +143,7 @@ def measure_accuracy(
             for name in sorted({pair["client_id"] for pair in held_out}):
                 rows = [n for n, pair in enumerate(held_out) if pair["client_id"] == name]
                 some, stored = [held_out[n] for n in rows], AdapterStore(store)
-                found.append((rows, compare_own(learner, name, some, own[name], stored, state.round) if private else learner.compare(some, [stored.get(own[name])])))
+                found.append((rows, learner.compare(some, [stored.get(own[name])], home_of(name, stored, prepared / "pairs.parquet", state.round) if private else None)))
         compared = joined(found)
         measured = client_accuracy(compared.margins, held_out, compared.rewards, compared.others)
         write_json(record, measured)

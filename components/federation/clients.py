@@ -12,13 +12,12 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from components.config import PolicyConfig, Recipe, SelectorConfig
 from components.data.records import read_rows
-from components.federation.learners import Compared, Learner, PolicyLearner, SelectorLearner, Visit
-from components.federation.personal_client import PersonalLearner
-from components.federation.private import PrivateStore, stores_beside
+from components.federation.learners import Learner, PolicyLearner, SelectorLearner
+from components.federation.personal_client import MetaLearner, PersonalLearner
+from components.federation.private import home_of
 from components.federation.strategy import Job, Update
 from components.models.adapters import AdapterRef, AdapterStore, write_atomically
 
@@ -27,6 +26,7 @@ LEARNERS: dict[str, Callable[[Recipe, str], Learner]] = {
     "sft": partial(PolicyLearner, objective="sft"),
     "dpo": partial(PolicyLearner, objective="dpo"),
     "personal": PersonalLearner,
+    "meta": MetaLearner,
 }
 """What can be trained, by the `objective` of a job."""
 
@@ -58,18 +58,13 @@ def run_job(job: Job, learner: Learner, pairs: Path, store: AdapterStore) -> Upd
         losses = tuple(learner.score(rows, [store.get(ref) for ref in job.adapters]))
         update = Update(job, None, losses, {"rows": len(rows)})
     else:
-        trained, metrics = learner.train(rows, store.get(job.adapters[0]), job.seed, Visit(PrivateStore(stores_beside(store), job.client), job.round, job.key()))
+        trained, metrics = learner.train(rows, store.get(job.adapters[0]), job.seed, home_of(job.client, store, pairs, job.round), job.key())
         sent = store.put(trained)
         sizes = {"bytes_received": _size(job.adapters[0]), "bytes_sent": _size(sent)}
         update = Update(job, sent, (), {"rows": len(rows), **sizes, "bytes_kept": 0, **metrics})
     content = {"adapter": update.adapter and update.adapter.hash, "losses": update.losses, "metrics": update.metrics, "job": asdict(job)}
     write_atomically(_record(job, store), json.dumps(content).encode())
     return update
-
-
-def compare_own(learner: Learner, client: str, rows: list[dict[str, Any]], adapter: AdapterRef, store: AdapterStore, round: int) -> Compared:
-    """A client's own held-out rows under what it has when so many rounds are done: the server's adapter, and its own parts where it has any."""
-    return learner.compare(rows, [store.get(adapter)], PrivateStore(stores_beside(store), client).before(round))
 
 
 def finished_update(job: Job, store: AdapterStore) -> Update | None:

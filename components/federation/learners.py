@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from components.config import Recipe
-from components.federation.private import PrivateState, PrivateStore
+from components.federation.private import Home
 from components.federation.strategy import options_model
 from components.models import eight_bit
 from components.models.parts import PersonalParts
@@ -22,21 +22,6 @@ if TYPE_CHECKING:
 
     from components.learning.local import TrainingCurve
     from components.models.adapters import Adapter
-
-
-@dataclass(frozen=True)
-class Visit:
-    """What a client's own task knows beside its job's adapter and rows.
-
-    Attributes:
-        store: the client's own; learners of methods that keep nothing there do without a visit.
-        round: of the job.
-        key: of the job.
-    """
-
-    store: PrivateStore
-    round: int
-    key: str
 
 
 @dataclass(frozen=True)
@@ -74,18 +59,21 @@ def joined(parts: Sequence[tuple[Sequence[int], Compared]]) -> Compared:
 
 
 class Learner(Protocol):
-    """What a client trains and scores, on a model that stays resident on one device."""
+    """What a client trains and scores, on a model that stays resident on one device.
+
+    Methods whose clients keep something to themselves need the client's home, and the key of its job; others do without.
+    """
 
     @property
     def model(self) -> torch.nn.Module: ...
 
     def initial_adapter(self, seed: int) -> Adapter: ...
 
-    def train(self, rows: list[dict], adapter: Adapter, seed: int, visit: Visit | None = None) -> tuple[Adapter, dict[str, float]]: ...
+    def train(self, rows: list[dict], adapter: Adapter, seed: int, home: Home | None = None, key: str = "") -> tuple[Adapter, dict[str, float]]: ...
 
     def score(self, rows: list[dict], adapters: Sequence[Adapter]) -> list[float]: ...
 
-    def compare(self, rows: list[dict], adapters: Sequence[Adapter], state: PrivateState | None = None) -> Compared: ...
+    def compare(self, rows: list[dict], adapters: Sequence[Adapter], home: Home | None = None) -> Compared: ...
 
 
 class SelectorLearner:
@@ -105,7 +93,7 @@ class SelectorLearner:
     def initial_adapter(self, seed: int) -> Adapter:
         return self.selector.slot.initial_adapter(seed)
 
-    def train(self, rows: list[dict], adapter: Adapter, seed: int, visit: Visit | None = None) -> tuple[Adapter, dict[str, float]]:
+    def train(self, rows: list[dict], adapter: Adapter, seed: int, home: Home | None = None, key: str = "") -> tuple[Adapter, dict[str, float]]:
         from components.learning.selector import train_selector
 
         config = self.federation
@@ -118,7 +106,7 @@ class SelectorLearner:
 
         return validation_losses(self.selector, rows, adapters)
 
-    def compare(self, rows: list[dict], adapters: Sequence[Adapter], state: PrivateState | None = None) -> Compared:
+    def compare(self, rows: list[dict], adapters: Sequence[Adapter], home: Home | None = None) -> Compared:
         """Log-odds that the chosen completion is better under each adapter."""
         from components.learning.selector import score_pairs
 
@@ -154,7 +142,7 @@ class PolicyLearner:
     def initial_adapter(self, seed: int) -> Adapter:
         return self.resident.slot.initial_adapter(seed)
 
-    def train(self, rows: list[dict], adapter: Adapter, seed: int, visit: Visit | None = None) -> tuple[Adapter, dict[str, float]]:
+    def train(self, rows: list[dict], adapter: Adapter, seed: int, home: Home | None = None, key: str = "") -> tuple[Adapter, dict[str, float]]:
         from components.learning.policy import train_dpo, train_sft
 
         config = self.federation
@@ -186,7 +174,7 @@ class PolicyLearner:
                 losses.append(float(dpo_loss(chosen, rejected, *torch.from_numpy(self._reference(rows)).T, self.beta).mean()))
         return losses
 
-    def compare(self, rows: list[dict], adapters: Sequence[Adapter], state: PrivateState | None = None) -> Compared:
+    def compare(self, rows: list[dict], adapters: Sequence[Adapter], home: Home | None = None) -> Compared:
         """Implicit rewards and log-likelihoods under each adapter. One whose B are all 0 is the reference itself, and nothing is computed for it."""
         from components.learning.policy import pair_logprobs
 

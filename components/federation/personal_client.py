@@ -1,4 +1,4 @@
-"""The client's side of the personalised methods: its parts are swapped into the resident model, trained there, and written to its own store."""
+"""The client's side of the methods that end with another model for each client: what a client has of its own is put into the resident model, and trained there."""
 
 from __future__ import annotations
 
@@ -9,16 +9,93 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from components.config import PolicyConfig, Recipe
-from components.federation.learners import Compared, PolicyLearner, Visit, curve_metrics
-from components.federation.private import PrivateState, PrivateStore
+from components.config import Recipe
+from components.federation.learners import Compared, PolicyLearner, curve_metrics
+from components.federation.private import Home, PrivateState, home_of
 from components.federation.strategy import options_model
+from components.models.adapters import AdapterStore
 from components.models.policy import PersonalPolicies, Policy
 from components.seeding import derive
 
 if TYPE_CHECKING:
     from components.learning.pdpo import HalfCurve
     from components.models.adapters import Adapter
+
+
+class HomeLearner(PolicyLearner):
+    """A learner whose clients do not use the server's adapter as it is."""
+
+    def become(self, adapter: Adapter, home: Home) -> None:
+        """Put into the resident model what a client has made of the server's adapter."""
+        raise NotImplementedError
+
+    def compare(self, rows: list[dict], adapters: Sequence[Adapter], home: Home | None = None) -> Compared:
+        """Implicit rewards, rewards of a reward head, and log-likelihoods under what a client has made of each adapter."""
+        found, explicit = np.zeros((len(adapters), len(rows), 2)), np.zeros((len(adapters), len(rows)))
+        for u, adapter in enumerate(adapters):
+            self.become(adapter, at_home(home))
+            found[u], explicit[u] = self._measure(rows)
+        return self._compared(rows, found, self._reference(rows), explicit if self._reward is not None else None)
+
+    def score(self, rows: list[dict], adapters: Sequence[Adapter]) -> list[float]:
+        """Refused: none of these methods asks for losses, and an adapter without what a client makes of it would say nothing.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError("a personalised method has no 'score' jobs")
+
+    @property
+    def _reward(self):
+        return self.resident.personal.head.reward if self.resident.personal else None
+
+    def _measure(self, rows: list[dict]) -> tuple[np.ndarray, np.ndarray]:
+        """Log-probabilities, [N, 2], and explicit margins, [N], of what is in the resident model."""
+        import torch
+
+        if self._reward is None:
+            from components.learning.policy import pair_logprobs
+
+            return pair_logprobs(self.resident, rows, self.batch_size), np.zeros(len(rows))
+        encoded = [self.resident.encode_pair(row) for row in rows]
+        order = sorted(range(len(rows)), key=lambda i: (sum(map(len, encoded[i])), i))
+        found, explicit = np.zeros((len(rows), 2)), np.zeros(len(rows))
+        self.resident.model.eval()
+        with torch.inference_mode():
+            for start in range(0, len(order), self.batch_size):
+                chunk = order[start : start + self.batch_size]
+                logprobs, features = self.resident.logprobs_and_features([encoded[i] for i in chunk])
+                rewards = self._reward(features)
+                found[chunk], explicit[chunk] = logprobs.cpu().numpy(), (rewards[:, 0] - rewards[:, 1]).cpu().numpy()
+        return found, explicit
+
+
+class MetaLearner(HomeLearner):
+    """Trains an adapter from which a few steps on a client's own pairs lead to its own (components/federation/perfedavg.py)."""
+
+    def __init__(self, recipe: Recipe, device: str) -> None:
+        super().__init__(recipe, device, "meta")
+        self.seed = recipe.seed
+
+    def train(self, rows: list[dict], adapter: Adapter, seed: int, home: Home | None = None, key: str = "") -> tuple[Adapter, dict[str, float]]:
+        """The round's meta-steps."""
+        from components.learning.meta import meta_batches, train_meta
+
+        config, options = self.federation, self.options
+        batches = meta_batches(len(rows), config.batch_size, config.steps_of(len(rows)) * config.optimizer.accumulation, options.inner_steps, seed)
+        used = np.unique(np.concatenate([indices for step in batches for indices in step]))
+        trained, curve = train_meta(
+            self.resident, rows, adapter, self._reference(rows, used), self.beta, batches, options.inner_lr, config.optimizer.model_copy(update={"lr": options.outer_lr, "accumulation": 1}), seed)
+        return trained, curve_metrics(curve) | {"steps": sum(len(step) for step in batches)}  # gradients, so that it can be compared
+
+    def become(self, adapter: Adapter, home: Home) -> None:
+        """The inner steps on the client's own training pairs, the same each time that they are asked for with the same adapter."""
+        from components.learning.meta import adapt, meta_batches
+
+        rows, seed = home.training_rows(), derive(self.seed, "adapt", home.client)
+        ((*inner, _),) = meta_batches(len(rows), self.federation.batch_size, self.options.inner_steps + 1, self.options.inner_steps, seed)
+        self.resident.slot.load(adapter)
+        adapt(self.resident, rows, self._reference(rows, np.unique(np.concatenate(inner))), self.beta, inner, self.options.inner_lr, seed)
 
 
 @dataclass(frozen=True)
@@ -40,7 +117,7 @@ class Memory:
         return {"scale": self.scale, "decay": self.decay} | ({} if np.isnan(self.dpo) else {"dpo": self.dpo})
 
 
-class PersonalLearner(PolicyLearner):
+class PersonalLearner(HomeLearner):
     """Trains the LoRA that travels and a client's own parts, one after the other or together, by PDPO or DPO (components/federation/personal.py)."""
 
     def __init__(self, recipe: Recipe, device: str) -> None:
@@ -48,37 +125,36 @@ class PersonalLearner(PolicyLearner):
         super().__init__(recipe, device, "personal", options.parts())
         self.seed, self.slot = recipe.seed, self.resident.personal
 
-    def train(self, rows: list[dict], adapter: Adapter, seed: int, visit: Visit | None = None) -> tuple[Adapter, dict[str, float]]:
+    def train(self, rows: list[dict], adapter: Adapter, seed: int, home: Home | None = None, key: str = "") -> tuple[Adapter, dict[str, float]]:
         """A round of a client. Its state is written after each half, so that a job that is done again takes up a finished one."""
         from components.learning.pdpo import FIRST_SCALE
 
-        if visit is None:
-            raise TypeError("a personalised method trains in a visit to a client's own store")
-        before = visit.store.before(visit.round)
+        home = at_home(home)
+        before = home.state()
         memory = Memory(**before.numbers) if before else Memory(FIRST_SCALE)
         curves: dict[str, dict[str, float]] = {}
         self.slot.load(before.tensors if before else self.slot.initial(self.seed))
         self.slot.shared.load(adapter)
         if self.options.halves == "together":
-            curve = self._half(rows, visit.round, memory, seed, own=True, shared=True)
+            curve = self._half(rows, home.round, memory, seed, own=True, shared=True)
             memory, curves["shared"] = replace(memory, scale=curve.scale), half_metrics(curve)
         else:
-            half = visit.store.half(visit.round, visit.key)
+            half = home.store.half(home.round, key)
             if half is not None:
                 self.slot.load(half.tensors)
                 curves["own"] = {name.removeprefix("own/"): value for name, value in half.numbers.items() if name.startswith("own/")}
                 memory = replace(memory, scale=half.numbers["scale"])
             else:
-                curve = self._half(rows, visit.round, memory, derive(seed, "own half"), own=True, shared=False)
+                curve = self._half(rows, home.round, memory, derive(seed, "own half"), own=True, shared=False)
                 memory, curves["own"] = replace(memory, scale=curve.scale), half_metrics(curve)
-                visit.store.save(visit.round, visit.key, PrivateState(self.slot.read(), memory.numbers() | {f"own/{name}": value for name, value in curves["own"].items()}), half=True)
-            curve = self._half(rows, visit.round, memory, derive(seed, "shared half"), own=False, shared=True)
+                home.store.save(home.round, key, PrivateState(self.slot.read(), memory.numbers() | {f"own/{name}": value for name, value in curves["own"].items()}), half=True)
+            curve = self._half(rows, home.round, memory, derive(seed, "shared half"), own=False, shared=True)
             memory, curves["shared"] = replace(memory, scale=curve.scale), half_metrics(curve)
         now = float(np.mean([curve["dpo"] for curve in curves.values()]))
         decay = self.options.rate_decay
         if decay is not None and now > memory.dpo:  # not where it is NaN
             memory = replace(memory, decay=memory.decay * decay.factor)
-        kept = visit.store.save(visit.round, visit.key, PrivateState(self.slot.read(), replace(memory, dpo=now).numbers()))
+        kept = home.store.save(home.round, key, PrivateState(self.slot.read(), replace(memory, dpo=now).numbers()))
         together = {name: sum(curve[name] for curve in curves.values()) for name in ("steps", "tokens", "seconds")}
         halves = {f"{half}/{name}": value for half, curve in curves.items() for name, value in curve.items() if len(curves) > 1 and name in ("loss", "seconds", "steps", "excluded")}
         return self.slot.shared.read(), curves["shared"] | together | halves | {"scale": memory.scale, "decay": memory.decay, "bytes_kept": kept.size}
@@ -97,43 +173,11 @@ class PersonalLearner(PolicyLearner):
             self.resident, rows, self._reference(rows, self._drawn(rows, steps, seed)), own, shared, options.objective(round, config.rounds), memory.scale, steps,
             config.batch_size, config.optimizer.model_copy(update={"lr": rate}), seed)
 
-    def compare(self, rows: list[dict], adapters: Sequence[Adapter], state: PrivateState | None = None) -> Compared:
-        """Implicit and explicit rewards and log-likelihoods under each adapter with a client's own parts; its first ones where it has not trained yet."""
-        tensors = state.tensors if state else self.slot.initial(self.seed)
-        found, explicit = np.zeros((len(adapters), len(rows), 2)), np.zeros((len(adapters), len(rows)))
-        for u, adapter in enumerate(adapters):
-            self.slot.load(tensors)
-            self.slot.shared.load(adapter)
-            found[u], explicit[u] = self._measure(rows)
-        return self._compared(rows, found, self._reference(rows), explicit if self.slot.head.reward else None)
-
-    def score(self, rows: list[dict], adapters: Sequence[Adapter]) -> list[float]:
-        """Refused: no personalised method asks for losses, and without a client's own parts they would say nothing.
-
-        Raises:
-            TypeError: always.
-        """
-        raise TypeError("a personalised method has no 'score' jobs")
-
-    def _measure(self, rows: list[dict]) -> tuple[np.ndarray, np.ndarray]:
-        """Log-probabilities, [N, 2], and explicit margins, [N], of what is in the slots."""
-        import torch
-
-        if self.slot.head.reward is None:
-            from components.learning.policy import pair_logprobs
-
-            return pair_logprobs(self.resident, rows, self.batch_size), np.zeros(len(rows))
-        encoded = [self.resident.encode_pair(row) for row in rows]
-        order = sorted(range(len(rows)), key=lambda i: (sum(map(len, encoded[i])), i))
-        found, explicit = np.zeros((len(rows), 2)), np.zeros(len(rows))
-        self.resident.model.eval()
-        with torch.inference_mode():
-            for start in range(0, len(order), self.batch_size):
-                chunk = order[start : start + self.batch_size]
-                logprobs, features = self.resident.logprobs_and_features([encoded[i] for i in chunk])
-                rewards = self.slot.head.reward(features)
-                found[chunk], explicit[chunk] = logprobs.cpu().numpy(), (rewards[:, 0] - rewards[:, 1]).cpu().numpy()
-        return found, explicit
+    def become(self, adapter: Adapter, home: Home) -> None:
+        """The client's own parts, its first ones where it has not trained yet, with the server's adapter."""
+        state = home.state()
+        self.slot.load(state.tensors if state else self.slot.initial(self.seed))
+        self.slot.shared.load(adapter)
 
 
 def half_metrics(curve: HalfCurve) -> dict[str, float]:
@@ -141,31 +185,34 @@ def half_metrics(curve: HalfCurve) -> dict[str, float]:
     return curve_metrics(curve) | {"dpo": curve.dpo, "excluded": curve.excluded}
 
 
-class PrivatePolicies(PersonalPolicies):
-    """Policies of clients that have parts of their own, on one backbone: those of a client, from its own store, are swapped in when it asks."""
+def at_home(home: Home | None) -> Home:
+    """The home that a learner was given.
 
-    def __init__(self, recipe: Recipe, device: str, adapter: Adapter, clients: Path, names: Sequence[str], round: int) -> None:
-        """Load the backbone.
+    Raises:
+        TypeError: none was.
+    """
+    if home is None:
+        raise TypeError("this method's clients have something of their own: their home is needed")
+    return home
+
+
+class ClientPolicies(PersonalPolicies):
+    """Policies of clients that make something of their own of the server's adapter, on one resident model: a client's is put into it when it asks."""
+
+    def __init__(self, learner: HomeLearner, adapter: Adapter, store: AdapterStore, pairs: Path, names: Sequence[str], round: int) -> None:
+        """Over a learner.
 
         Args:
-            recipe: its policy, its method and its seed.
-            device: where to.
+            learner: of the method.
             adapter: the server's, the same for all.
-            clients: their own stores.
+            store: beside which the clients' own are.
+            pairs: the prepared pairs.
             names: of the clients.
             round: rounds that are done.
         """
-        from components.models.adapters import attach
-        from components.models.personalized import PersonalSlot
-
-        config: PolicyConfig = recipe.policy
-        self.clients = sorted(names)
-        self.policy = Policy(config, device)
-        self.policy.model = attach(self.policy.model, config.lora).eval()
-        options = options_model(recipe.federation.method, "recipe").model_validate(recipe.federation.options)
-        self._slot, self._adapter, self._stores, self._round = PersonalSlot(self.policy.model, options.parts()), adapter, clients, round
-        self._first, self._now = self._slot.initial(recipe.seed), ""
-        self.policy.model.eval()
+        self.clients, self.policy = sorted(names), learner.resident.policy
+        self._learner, self._adapter, self._homes, self._now = learner, adapter, {name: home_of(name, store, pairs, round) for name in names}, ""
+        learner.resident.model.eval()
 
     def of(self, client: str) -> Policy:
         """The policy of a client, until another one is asked for.
@@ -175,8 +222,6 @@ class PrivatePolicies(PersonalPolicies):
         """
         self.check(client)
         if client != self._now:
-            state = PrivateStore(self._stores, client).before(self._round)
-            self._slot.load(state.tensors if state else self._first)
-            self._slot.shared.load(self._adapter)
+            self._learner.become(self._adapter, self._homes[client])
             self._now = client
         return self.policy

@@ -18,9 +18,10 @@ import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from components.config import Explained
+from components.data.records import read_rows
 from components.models.adapters import AdapterStore, write_atomically
 
 if TYPE_CHECKING:
@@ -112,6 +113,36 @@ class PrivateStore:
             raise PrivateStoreError(f"{path} is damaged: start a new run.") from None
         ref = self._parts.ref(content["parts"])
         return PrivateState(self._parts.get(ref), content["numbers"], Path(ref.path).stat().st_size)
+
+
+@dataclass(frozen=True)
+class Home:
+    """A client's own side: what it has there when so many rounds are done.
+
+    Attributes:
+        client: its name.
+        store: its own.
+        pairs: the prepared pairs, of which it reads its own rows.
+        round: rounds that are done; in a round, its number from 0.
+    """
+
+    client: str
+    store: PrivateStore
+    pairs: Path
+    round: int
+
+    def state(self) -> PrivateState | None:
+        """What it has kept, see PrivateStore.before."""
+        return self.store.before(self.round)
+
+    def training_rows(self) -> list[dict[str, Any]]:
+        """Its own training pairs."""
+        return read_rows(self.pairs, self.client, "train").to_list()
+
+
+def home_of(client: str, adapters: AdapterStore, pairs: Path, round: int) -> Home:
+    """A client's own side, whose store is beside the adapter store."""
+    return Home(client, PrivateStore(stores_beside(adapters), client), pairs, round)
 
 
 def stores_beside(adapters: AdapterStore) -> Path:

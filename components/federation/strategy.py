@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 METHODS = {
     "drift": "components.federation.drift",
+    "fedamp": "components.federation.fedamp",
     "fedavg": "components.federation.fedavg",
     "fedbis": "components.federation.fedbis",
     "fedbiscuit": "components.federation.fedbiscuit",
@@ -39,6 +40,7 @@ METHODS = {
     "fedper": "components.federation.fedper",
     "fedprox": "components.federation.fedprox",
     "fedrep": "components.federation.fedrep",
+    "perfedavg": "components.federation.perfedavg",
 }
 """The file of each method. It has `Options` (a config.Section) and `build(config, options, store) -> Strategy`."""
 
@@ -169,7 +171,8 @@ class Strategy(Protocol):
         trains: the objective of its jobs, a key of LEARNERS in components/federation/clients.py. It says what the
             rounds end with: a selector, by which a policy is then aligned, or a policy.
         personal: whether each client ends with an adapter of its own, under its name, which nobody else uses.
-        private: whether clients have parts of the model that never leave them (components/federation/private.py).
+        private: whether each client makes something of its own of the server's adapter, by what never leaves it: its parts of the model
+            (components/federation/private.py), or its pairs.
     """
 
     trains: str

@@ -99,6 +99,7 @@ def train(
     config: OptimizerConfig,
     seed: int,
     progress: Callable[[int, float], None] | None = None,
+    before_step: Callable[[], None] | None = None,
 ) -> TrainingCurve:
     """Take one optimiser step per minibatch, or for as many as config.accumulation, whose gradients are averaged.
 
@@ -110,6 +111,7 @@ def train(
         config: the optimiser and its schedule.
         seed: dropout is a function of it; the process's generators are left as they were.
         progress: called with (step, loss) after each step.
+        before_step: called when a step's gradient is known and the parameters have not moved yet.
 
     Raises:
         TrainingError: a loss is not finite; says at which step.
@@ -136,6 +138,8 @@ def train(
                     found += value.item()
                     tokens += count
                 norm = torch.nn.utils.clip_grad_norm_(parameters, config.clip if config.clip is not None else float("inf"))
+                if before_step is not None:
+                    before_step()
                 optimizer.step()
                 schedule.step()
                 losses.append(found)

@@ -230,10 +230,15 @@ def train_dpo(
     Returns:
         the trained adapter (fp32, CPU) and the curve.
     """
+    resident.slot.load(adapter)
+    return _fit(resident, len(pairs), dpo_rows(resident, pairs, reference, beta), steps, batch_size, optimizer, seed, progress, proximal)
+
+
+def dpo_rows(resident: ResidentPolicy, pairs: Sequence[Pair], reference: np.ndarray, beta: float) -> Callable[[np.ndarray], tuple[torch.Tensor, int]]:
+    """The loss of DPO as a function of the pairs' indices, and the tokens that go through the model; arguments as in train_dpo."""
     import torch
 
     encoded = [resident.encode_pair(pair) for pair in pairs]
-    resident.slot.load(adapter)
 
     def loss(indices: np.ndarray) -> tuple[torch.Tensor, int]:
         rows = [encoded[i] for i in indices]
@@ -241,7 +246,7 @@ def train_dpo(
         known = torch.as_tensor(reference[indices], dtype=torch.float32, device=now.device)
         return dpo_loss(now[:, 0], now[:, 1], known[:, 0], known[:, 1], beta), sum(2 * len(p) + len(c) + len(r) for p, c, r in rows)
 
-    return _fit(resident, len(pairs), loss, steps, batch_size, optimizer, seed, progress, proximal)
+    return loss
 
 
 def _fit(

@@ -10,9 +10,9 @@ from safetensors import safe_open
 from components.config import OptimizerConfig
 from components.data.records import read_clients
 from components.federation import clients, personal_client
-from components.federation.clients import LEARNERS, compare_own, run_job
+from components.federation.clients import LEARNERS, run_job
 from components.federation.commits import Commits
-from components.federation.private import PrivateStore, stores_beside
+from components.federation.private import Home, PrivateStore, home_of, stores_beside
 from components.federation.rounds import close_step, run_federation
 from components.federation.strategy import build_federation, build_strategy
 from components.learning import pdpo
@@ -154,11 +154,11 @@ def test_learning_rates_fall_after_a_round_whose_loss_rose_and_not_below_the_lea
     store, adapter = PrivateStore(tmp_path / "own", "ada"), learner.initial_adapter(0)
     rows = clients.read_rows(prepared / "pairs.parquet", "ada", "train").to_list()
     for round in range(4):
-        learner.train(rows, adapter, 1, clients.Visit(store, round, str(round)))
+        learner.train(rows, adapter, 1, Home("ada", store, tmp_path, round), str(round))
     assert rates == pytest.approx([1e-3, 1e-2, 1e-3, 1e-2, 5e-4, 5e-3, 5e-4, 5e-3])
     assert store.before(4).numbers == {"scale": 1.0, "decay": 0.25, "dpo": 0.9}
     monkeypatch.setattr(pdpo, "train_half", lambda *a: rates.append(a[9].lr) or pdpo.HalfCurve([1.0], [1.0], 1, 0.1, 1.0, 0.9, 0.0))
-    learner.train(rows, adapter, 1, clients.Visit(store, 4, "4"))
+    learner.train(rows, adapter, 1, Home("ada", store, tmp_path, 4), "4")
     assert rates[-2:] == pytest.approx([3e-4, 2.5e-3])
 
 
@@ -207,12 +207,12 @@ def test_each_client_is_measured_with_its_own_parts_and_before_training_all_are_
     recipe = recipe_of(method, "federation.clients_per_round=4", "federation.optimizer.lr=0.1")
     learner, commits, federation = begin(recipe, prepared, tmp_path / "f")
     rows = {name: clients.read_rows(prepared / "pairs.parquet", name, "test").to_list() for name in ("ada", "bea")}
-    before = compare_own(learner, "ada", rows["ada"], federation.initial, commits.store, 0)
+    before = learner.compare(rows["ada"], [commits.store.get(federation.initial)], home_of("ada", commits.store, prepared / "pairs.parquet", 0))
     assert abs(before.margins).max() < 1e-4 and abs(before.rewards).max() < 1e-4 and abs(before.others["summed"]).min() > 0.1
     state = run_federation(recipe, federation, prepared / "pairs.parquet", commits, learner)
     final = state.adapters["policy"]
-    ada = compare_own(learner, "ada", rows["ada"], final, commits.store, state.round)
-    as_bea = learner.compare(rows["ada"], [commits.store.get(final)], PrivateStore(stores_beside(commits.store), "bea").before(state.round))
+    ada = learner.compare(rows["ada"], [commits.store.get(final)], home_of("ada", commits.store, prepared / "pairs.parquet", state.round))
+    as_bea = learner.compare(rows["ada"], [commits.store.get(final)], home_of("bea", commits.store, prepared / "pairs.parquet", state.round))
     assert ada.margins.shape == (1, 2) and abs(ada.margins).min() > 1e-4 and not (abs(ada.margins - as_bea.margins) < 1e-5).all()
     assert ("explicit" in ada.others) == (method == "fedpdpo")
     reference = learner._reference(rows["ada"])
@@ -227,7 +227,7 @@ def test_policies_of_clients_generate_with_their_own_parts(prepared, tmp_path):
     state, commits = run(recipe, prepared, tmp_path / "f")
     adapter = commits.store.get(state.adapters["policy"])
     names = [client.name for client in state.federation.clients]
-    policies = personal_client.PrivatePolicies(recipe, "cpu", adapter, stores_beside(commits.store), names, state.round)
+    policies = personal_client.ClientPolicies(LEARNERS["personal"](recipe, "cpu"), adapter, commits.store, prepared / "pairs.parquet", names, state.round)
     (ada,), (bea,) = policies.generate(["a prompt"] * 2, ["ada", "bea"], seed=0)
     assert ada.ids != bea.ids
     (again,) = policies.of("ada").generate(["a prompt"], seed=0)

@@ -1,0 +1,43 @@
+"""Per-FedAvg: an adapter from which each client's own is a few steps away (Fallah et al. 2020, Personalized Federated Learning with Theoretical Guarantees), by DPO.
+
+Clients take meta-steps (components/learning/meta.py, first order), and the server averages. A client uses the adapter that a few inner steps
+on its own pairs lead to from the server's; that adapter is made again when it is asked for, and never leaves the client.
+
+FedPDPO D.3.1 gives inner steps of 0.01 (5 of them) and outer ones of 0.001, and AdamW for all methods; read here as AdamW outside and, as Fallah et al.
+have it, plain gradient descent inside. A round's budget counts gradients: a meta-step takes as many minibatches as it has inner steps, and one more.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from components.config import FederationConfig
+from components.federation import fedavg, feddpo
+from components.models.adapters import AdapterStore
+
+
+class Options(feddpo.Options):
+    """Options of Per-FedAvg."""
+
+    inner_lr: float = Field(0.01, gt=0, description="Step of the adaptation, by plain gradient descent; FedPDPO D.3.1: 0.01.")
+    inner_steps: int = Field(5, ge=1, description="Steps of the adaptation; FedPDPO D.3.1: 5. Each takes a minibatch of the round's local_steps.")
+    outer_lr: float = Field(1e-3, gt=0, description="Learning rate of the meta-steps, in place of federation.optimizer.lr; FedPDPO D.3.1: 0.001.")
+
+
+class PerFedAvg(fedavg.FedAvg):
+    """The strategy; see the module's docstring."""
+
+    trains: ClassVar[str] = "meta"
+    private: ClassVar[bool] = True
+
+
+def build(config: FederationConfig, options: Options, store: AdapterStore) -> PerFedAvg:
+    """Per-FedAvg over a store.
+
+    Raises:
+        RecipeError: more than one selector is asked for.
+    """
+    fedavg.one_adapter(config)
+    return PerFedAvg(config, options, store)
