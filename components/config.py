@@ -369,6 +369,30 @@ class EvaluationConfig(Section):
     questions: QuestionAnswersConfig | None = Field(None, description="Questions with a right answer, by which the policies' accuracy is measured; None: none are asked.")
 
 
+class RewardConfig(Section):
+    """A frozen reward model, which is the same for all clients, see components/models/reward.py."""
+
+    kind: Literal["classifier", "judge"] = Field(
+        "classifier", description="classifier: a sequence classifier, whose output is the score of a response; judge: the recipe's own 'selector' judge, trained on owners outside the federation, whose log-odds are the difference of a pair's scores.")
+    name: str | None = Field(None, min_length=1, description="Of a classifier: a local folder, or a hub id, e.g. OpenAssistant/reward-model-deberta-v3-large-v2 (FedPDPO D.2.5).")
+    revision: str | None = Field(None, description="Hub revision (commit or tag).")
+    template: str | None = Field(None, description="Text with {prompt} and {response} that the classifier reads, e.g. '\n\nHuman: {prompt}\n\nAssistant: {response}'; None: the two as a pair of texts, as its tokenizer joins them.")
+    output: int = Field(0, ge=0, description="Which of the classifier's outputs is the score.")
+    max_length: int = Field(512, ge=16, description="Longest input (tokens); what is too long loses the start of the prompt.")
+    batch_size: int = Field(16, ge=1, description="Responses scored at once.")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: float32 on CPU, bfloat16 on CUDA.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RewardConfig:
+        if self.kind == "classifier" and self.name is None:
+            raise ValueError("a classifier needs a name: a local folder or a hub id")
+        if self.kind == "judge" and self.name is not None:
+            raise ValueError("kind 'judge' takes the recipe's own judge: leave out name")
+        if self.template is not None and not ("{prompt}" in self.template and "{response}" in self.template):
+            raise ValueError("template must hold {prompt} and {response}")
+        return self
+
+
 class TrackingConfig(Section):
     """Where the run is found afterwards."""
 
@@ -416,6 +440,7 @@ class Recipe(Section):
     policy: PolicyConfig = Field(default_factory=PolicyConfig)
     alignment: AlignmentConfig = Field(default_factory=AlignmentConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    rewards: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")], RewardConfig] = Field(default_factory=dict, description="Reward models by a name of your own, of methods that use some: one for the objective ppo of federation.options.")
     tracking: TrackingConfig = Field(default_factory=TrackingConfig)
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
 
@@ -437,6 +462,8 @@ class Recipe(Section):
             raise ValueError(f"data.min_margin is {self.data.min_margin}, but there are no trees of thoughts whose scores it could be of (a section thoughts, or data.trees): leave it out")
         if self.thoughts is not None and not self.thoughts.questions:
             raise ValueError("thoughts.questions is empty: name at least one question set")
+        if any(reward.kind == "judge" for reward in self.rewards.values()) and self.evaluation.judge.kind != "selector":
+            raise ValueError(f"a reward of kind 'judge' needs evaluation.judge.kind 'selector', which gives log-odds, and not '{self.evaluation.judge.kind}'")
         if self.policy.backbone.quantization != "none" and self.alignment.dpo.reference != "base":
             raise ValueError(f"alignment.dpo.reference '{self.alignment.dpo.reference}' begins with an adapter, which a policy of 8 bits would round: use 'base', or set policy.backbone.quantization to 'none'")
         return self

@@ -73,6 +73,11 @@ def parse_recipe(tree: Mapping[str, Any], where: str) -> Recipe:
         if prompts is not None:
             sources.check_prompts(prompts, key, where)
     check_section(strategy.options_model(recipe.federation.method, where), recipe.federation.options, where, "federation.options")
+    by_ppo = recipe.federation.options.get("objective") == "ppo"
+    if by_ppo and len(recipe.rewards) != 1:
+        raise RecipeError(f"{where}: federation.options.objective 'ppo' needs one reward model, but rewards names {len(recipe.rewards) or 'none'}: give a section such as rewards: {{preference: {{kind: judge}}}}.")
+    if recipe.rewards and not by_ppo:
+        raise RecipeError(f"{where}: rewards names {', '.join(recipe.rewards)}, which nothing uses: leave the section out, or set federation.options.objective to 'ppo'.")
     answers = recipe.evaluation.questions
     for key, section in (("thoughts", recipe.thoughts), ("evaluation.questions", answers)):
         for questions in section.questions if section else ():

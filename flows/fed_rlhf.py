@@ -25,7 +25,7 @@ from components.federation.rounds import shards
 from components.federation.strategy import ServerState, Strategy, build_strategy, federated_sections
 from components.recipes import check_surroundings, load_recipe
 from flows.runner import placement, task_runner
-from tasks import alignment, data, evaluation, federation, reporting, tracking
+from tasks import alignment, data, evaluation, federation, reporting, rewards, tracking
 from tasks.devices import POOL
 from tasks.policies import homes_of
 from tasks.runs import Run, file_hash, find_run, hold, judges_root, open_run, read_json, trees_root, write_json
@@ -90,6 +90,9 @@ def prepare(run: Run, recipe: Recipe) -> None:
     get_run_logger().info("partition: %s", reporting.partition_line(report))
     if "margins" in report:
         get_run_logger().info("thoughts: %s", reporting.margins_line(report))
+    for name in recipe.rewards:
+        figures = rewards.score_pairs(recipe, name, run.prepared, judges_root())
+        get_run_logger().info("reward %s: right on %.3f of %d pairs, mean difference %.3f", name, figures["accuracy"], figures["pairs"], figures["margin"])
     child = tracking.open_phase(run, recipe, "prepare")
     tracking.log_data(child, run.prepared, report)
     tracking.close_phase(run, child)

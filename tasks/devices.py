@@ -50,7 +50,7 @@ class DevicePool:
         Raises:
             RecipeError: clients are to train side by side on the CPU, and the model has dropout.
         """
-        key = f"{objective}/{recipe.fingerprint('selector', 'policy', 'federation', 'runtime')}"
+        key = f"{objective}/{recipe.fingerprint('selector', 'policy', 'federation', 'rewards', 'runtime')}"
         with self._borrow_slot(recipe, mapped) as slot:
             resident = self._residents.get(slot)
             if resident is None or resident[0] != key:

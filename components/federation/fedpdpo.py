@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from components.config import FederationConfig, Section
 from components.federation import fedavg, personal
@@ -40,11 +40,17 @@ class Options(personal.HalvesOptions):
     exclusion: ExclusionConfig | None = Field(default_factory=ExclusionConfig, description="Pairs that a step leaves out; null leaves none out.")
     rate_decay: personal.RateDecay | None = Field(default_factory=personal.RateDecay, description="Smaller steps where the loss rises; null: the recipe's learning rates in all rounds.")
 
+    @model_validator(mode="after")
+    def _own_objective(self) -> Options:
+        if self.objective != "dpo":
+            raise ValueError(f"objective is '{self.objective}', but FedPDPO has a loss of its own, which is DPO's with the reward head's margin: leave it out")
+        return self
+
     def parts(self) -> PersonalParts:
         """Both heads and the bottleneck."""
         return PersonalParts(head=True, bottleneck=self.bottleneck, reward=self.reward_head)
 
-    def objective(self, round: int, rounds: int) -> Pdpo:
+    def loss(self, round: int, rounds: int) -> Pdpo:
         """PDPO with the reward's weight of this round."""
         start, end = self.reward_weight
         out = self.exclusion and Exclusion(self.exclusion.deviations, self.exclusion.most)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from components.config import Recipe
+from components.config import OptimizerConfig, Recipe
 from components.federation.private import Home
 from components.federation.strategy import options_model
 from components.models import eight_bit
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from components.learning.local import TrainingCurve
+    from components.learning.offline_ppo import PpoCurve
     from components.models.adapters import Adapter
 
 
@@ -132,8 +133,11 @@ class PolicyLearner:
         self.options = options_model(recipe.federation.method, "recipe").model_validate(recipe.federation.options)
         self.beta = None if objective == "sft" else self.options.beta
         self.proximal = getattr(self.options, "proximal", 0.0)
+        self.by_ppo = getattr(self.options, "objective", "dpo") == "ppo"
+        self.reward = next(iter(recipe.rewards), "")
         self.resident = ResidentPolicy(recipe.policy, device, parts)
         self._references: dict[tuple[str, ...], np.ndarray] = {}  # [N, 2] by the pairs' ids, NaN where not yet computed
+        self._token_references: dict[str, list[torch.Tensor]] = {}  # those of chosen and of rejected, by the pair's id
 
     @property
     def model(self) -> torch.nn.Module:
@@ -149,6 +153,10 @@ class PolicyLearner:
         steps = config.steps_of(len(rows))
         if self.objective == "sft":
             trained, curve = train_sft(self.resident, rows, adapter, steps, config.batch_size, config.optimizer, seed, proximal=self.proximal)
+        elif self.by_ppo:
+            self.resident.slot.load(adapter)
+            curve = self._ppo(rows, at_home(home), self.resident.slot.parameters, steps, config.optimizer, seed)
+            return self.resident.slot.read(), ppo_metrics(curve)
         else:
             trained, curve = train_dpo(
                 self.resident, rows, adapter, self._reference(rows, self._drawn(rows, steps, seed)), self.beta, steps, config.batch_size, config.optimizer, seed,
@@ -207,6 +215,29 @@ class PolicyLearner:
         config = self.federation
         return np.unique(np.concatenate(list(minibatches(len(rows), config.batch_size, steps * config.optimizer.accumulation, seed))))
 
+    def _ppo(self, rows: list[dict], home: Home, parameters: Sequence[torch.nn.Parameter], steps: int, optimizer: OptimizerConfig, seed: int) -> PpoCurve:
+        """Train parameters by PPO, from what is in the resident model, with as many passes of pairs as so many steps of the recipe have."""
+        from components.learning.offline_ppo import Ppo, ppo_batches, train_offline_ppo
+
+        config = Ppo(**self.options.ppo.model_dump())
+        batches = ppo_batches(len(rows), steps * self.federation.batch_size * optimizer.accumulation, config, seed)
+        reference = self._token_reference(rows, np.unique(np.concatenate(batches)))
+        return train_offline_ppo(self.resident, rows, home.scores(rows, self.reward), reference, parameters, config, batches, optimizer, seed, self.proximal)
+
+    def _token_reference(self, rows: list[dict], used: np.ndarray) -> list[list[torch.Tensor]]:
+        """The reference's log-probabilities of each token of chosen and of rejected; none of rows that are not among the indices `used`. Each pair's by itself, once."""
+        import torch
+
+        from components.models.personalized import as_reference
+
+        self.resident.model.eval()
+        with torch.no_grad(), as_reference(self.resident.model):
+            for n in used:
+                if rows[n]["pair_id"] not in self._token_references:
+                    tokens = self.resident.tokens([self.resident.encode_pair(rows[n])])
+                    self._token_references[rows[n]["pair_id"]] = [values[there].cpu() for values, there in zip(tokens.logprobs, tokens.mask, strict=True)]
+        return [self._token_references.get(row["pair_id"], []) for row in rows]
+
     def _reference(self, rows: list[dict], used: np.ndarray | None = None) -> np.ndarray:
         """The reference's log-probabilities, [N, 2]; NaN in rows that are not among the indices `used`, unless they are known."""
         from components.learning.policy import pair_logprobs
@@ -216,6 +247,17 @@ class PolicyLearner:
             if np.isnan(known[n]).any():
                 known[n] = pair_logprobs(self.resident, [rows[n]], 1, reference=True)
         return known
+
+
+def at_home(home: Home | None) -> Home:
+    """The home that a learner was given.
+
+    Raises:
+        TypeError: none was.
+    """
+    if home is None:
+        raise TypeError("this method's clients have something of their own: their home is needed")
+    return home
 
 
 def check_optimizer(recipe: Recipe, device: str) -> None:
@@ -232,3 +274,8 @@ def curve_metrics(curve: TrainingCurve) -> dict[str, float]:
     return {
         "loss_first": curve.losses[0], "loss_last": curve.losses[-1], "loss": sum(curve.losses) / len(curve.losses),
         "gradient_norm": sum(curve.gradient_norms) / len(curve.gradient_norms), "steps": len(curve.losses), "tokens": curve.tokens, "seconds": curve.seconds}
+
+
+def ppo_metrics(curve: PpoCurve) -> dict[str, float]:
+    """A round of PPO as numbers for the record."""
+    return curve_metrics(curve) | {"kl": curve.kl, "stopped": float(curve.stopped)}

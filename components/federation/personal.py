@@ -40,7 +40,7 @@ class Options(feddpo.Options):
         """What a client keeps to itself."""
         raise NotImplementedError
 
-    def objective(self, round: int, rounds: int) -> Pdpo:
+    def loss(self, round: int, rounds: int) -> Pdpo:
         """The loss of a round: DPO."""
         return Pdpo(self.beta, 0.0, 0.0, None)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from components.config import Recipe
-from components.federation.learners import Compared, PolicyLearner, curve_metrics
+from components.federation.learners import Compared, PolicyLearner, at_home, curve_metrics
 from components.federation.private import Home, PrivateState, home_of
 from components.federation.strategy import options_model
 from components.models.adapters import AdapterStore
@@ -18,6 +18,7 @@ from components.models.policy import PersonalPolicies, Policy
 from components.seeding import derive
 
 if TYPE_CHECKING:
+    from components.learning.meta import Loss
     from components.learning.pdpo import HalfCurve
     from components.models.adapters import Adapter
 
@@ -83,9 +84,9 @@ class MetaLearner(HomeLearner):
 
         config, options = self.federation, self.options
         batches = meta_batches(len(rows), config.batch_size, config.steps_of(len(rows)) * config.optimizer.accumulation, options.inner_steps, seed)
-        used = np.unique(np.concatenate([indices for step in batches for indices in step]))
-        trained, curve = train_meta(
-            self.resident, rows, adapter, self._reference(rows, used), self.beta, batches, options.inner_lr, config.optimizer.model_copy(update={"lr": options.outer_lr, "accumulation": 1}), seed)
+        self.resident.slot.load(adapter)
+        loss = self._loss(rows, [indices for step in batches for indices in step], at_home(home))
+        trained, curve = train_meta(self.resident, loss, batches, options.inner_lr, config.optimizer.model_copy(update={"lr": options.outer_lr, "accumulation": 1}), seed)
         return trained, curve_metrics(curve) | {"steps": sum(len(step) for step in batches)}  # gradients, so that it can be compared
 
     def become(self, adapter: Adapter, home: Home) -> None:
@@ -95,7 +96,17 @@ class MetaLearner(HomeLearner):
         rows, seed = home.training_rows(), derive(self.seed, "adapt", home.client)
         ((*inner, _),) = meta_batches(len(rows), self.federation.batch_size, self.options.inner_steps + 1, self.options.inner_steps, seed)
         self.resident.slot.load(adapter)
-        adapt(self.resident, rows, self._reference(rows, np.unique(np.concatenate(inner))), self.beta, inner, self.options.inner_lr, seed)
+        adapt(self.resident, self._loss(rows, inner, home), inner, self.options.inner_lr, seed)
+
+    def _loss(self, rows: list[dict], batches: Sequence[np.ndarray], home: Home) -> Loss:
+        """Of DPO; or of PPO against the adapter that is in the slot, without a value head."""
+        from components.learning.offline_ppo import Ppo, ppo_rows
+        from components.learning.policy import dpo_rows
+
+        used = np.unique(np.concatenate(list(batches)))
+        if not self.by_ppo:
+            return dpo_rows(self.resident, rows, self._reference(rows, used), self.beta)
+        return ppo_rows(self.resident, rows, home.scores(rows, self.reward), self._token_reference(rows, used), used, Ppo(**self.options.ppo.model_dump()))[0]
 
 
 @dataclass(frozen=True)
@@ -136,7 +147,7 @@ class PersonalLearner(HomeLearner):
         self.slot.load(before.tensors if before else self.slot.initial(self.seed))
         self.slot.shared.load(adapter)
         if self.options.halves == "together":
-            curve = self._half(rows, home.round, memory, seed, own=True, shared=True)
+            curve = self._half(rows, home, memory, seed, own=True, shared=True)
             memory, curves["shared"] = replace(memory, scale=curve.scale), half_metrics(curve)
         else:
             half = home.store.half(home.round, key)
@@ -145,10 +156,10 @@ class PersonalLearner(HomeLearner):
                 curves["own"] = {name.removeprefix("own/"): value for name, value in half.numbers.items() if name.startswith("own/")}
                 memory = replace(memory, scale=half.numbers["scale"])
             else:
-                curve = self._half(rows, home.round, memory, derive(seed, "own half"), own=True, shared=False)
+                curve = self._half(rows, home, memory, derive(seed, "own half"), own=True, shared=False)
                 memory, curves["own"] = replace(memory, scale=curve.scale), half_metrics(curve)
                 home.store.save(home.round, key, PrivateState(self.slot.read(), memory.numbers() | {f"own/{name}": value for name, value in curves["own"].items()}), half=True)
-            curve = self._half(rows, home.round, memory, derive(seed, "shared half"), own=False, shared=True)
+            curve = self._half(rows, home, memory, derive(seed, "shared half"), own=False, shared=True)
             memory, curves["shared"] = replace(memory, scale=curve.scale), half_metrics(curve)
         now = float(np.mean([curve["dpo"] for curve in curves.values()]))
         decay = self.options.rate_decay
@@ -159,8 +170,8 @@ class PersonalLearner(HomeLearner):
         halves = {f"{half}/{name}": value for half, curve in curves.items() for name, value in curve.items() if len(curves) > 1 and name in ("loss", "seconds", "steps", "excluded")}
         return self.slot.shared.read(), curves["shared"] | together | halves | {"scale": memory.scale, "decay": memory.decay, "bytes_kept": kept.size}
 
-    def _half(self, rows: list[dict], round: int, memory: Memory, seed: int, own: bool, shared: bool) -> HalfCurve:
-        from components.learning.pdpo import train_half
+    def _half(self, rows: list[dict], home: Home, memory: Memory, seed: int, own: bool, shared: bool) -> HalfCurve:
+        from components.learning.pdpo import HalfCurve, train_half, trained_parts
 
         config, options = self.federation, self.options
         steps, rate = config.steps_of(len(rows)), config.optimizer.lr
@@ -169,9 +180,14 @@ class PersonalLearner(HomeLearner):
             steps = options.personal_steps or (config.steps_of(len(rows), options.personal_epochs) if options.personal_epochs else steps)
         least = options.rate_decay.least if options.rate_decay else 0.0
         rate = max(rate * memory.decay, min(rate, least))
+        optimizer = config.optimizer.model_copy(update={"lr": rate})
+        if self.by_ppo:
+            with trained_parts(self.resident, own, shared) as parameters:
+                curve = self._ppo(rows, home, parameters, steps, optimizer, seed)
+            return HalfCurve(curve.losses, curve.gradient_norms, curve.tokens, curve.seconds, memory.scale, sum(curve.losses) / len(curve.losses), 0.0)
         return train_half(
-            self.resident, rows, self._reference(rows, self._drawn(rows, steps, seed)), own, shared, options.objective(round, config.rounds), memory.scale, steps,
-            config.batch_size, config.optimizer.model_copy(update={"lr": rate}), seed)
+            self.resident, rows, self._reference(rows, self._drawn(rows, steps, seed)), own, shared, options.loss(home.round, config.rounds), memory.scale, steps,
+            config.batch_size, optimizer, seed)
 
     def become(self, adapter: Adapter, home: Home) -> None:
         """The client's own parts, its first ones where it has not trained yet, with the server's adapter."""
@@ -183,17 +199,6 @@ class PersonalLearner(HomeLearner):
 def half_metrics(curve: HalfCurve) -> dict[str, float]:
     """A half as numbers for the record."""
     return curve_metrics(curve) | {"dpo": curve.dpo, "excluded": curve.excluded}
-
-
-def at_home(home: Home | None) -> Home:
-    """The home that a learner was given.
-
-    Raises:
-        TypeError: none was.
-    """
-    if home is None:
-        raise TypeError("this method's clients have something of their own: their home is needed")
-    return home
 
 
 class ClientPolicies(PersonalPolicies):

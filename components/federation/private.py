@@ -16,15 +16,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.config import Explained
-from components.data.records import read_rows
+from components.data.records import DataError, read_rows
 from components.models.adapters import AdapterStore, write_atomically
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from components.models.adapters import Adapter
 
 
@@ -138,6 +141,25 @@ class Home:
     def training_rows(self) -> list[dict[str, Any]]:
         """Its own training pairs."""
         return read_rows(self.pairs, self.client, "train").to_list()
+
+    def scores(self, rows: Sequence[dict[str, Any]], reward: str) -> np.ndarray:
+        """What a frozen reward model gives its own pairs: chosen and rejected, [N, 2].
+
+        Raises:
+            DataError: there are no scores of this model, or not of all the pairs.
+        """
+        import numpy as np
+
+        known = {row["pair_id"]: (row["chosen"], row["rejected"]) for row in read_rows(rewards_file(self.pairs.parent, reward), self.client)}
+        missing = [row["pair_id"] for row in rows if row["pair_id"] not in known]
+        if missing:
+            raise DataError(f"{rewards_file(self.pairs.parent, reward)} has no scores of {len(missing)} of client {self.client}'s pairs (such as {missing[0]}): delete it, and resume the run.")
+        return np.array([known[row["pair_id"]] for row in rows]).reshape(len(rows), 2)
+
+
+def rewards_file(prepared: Path, name: str) -> Path:
+    """Where the scores of a frozen reward model lie: for each pair of a prepared folder, those of chosen and of rejected."""
+    return prepared / "rewards" / f"{name}.parquet"
 
 
 def home_of(client: str, adapters: AdapterStore, pairs: Path, round: int) -> Home:

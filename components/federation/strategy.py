@@ -201,10 +201,11 @@ def build_strategy(config: FederationConfig, store: AdapterStore) -> Strategy:
     return module.build(config, module.Options.model_validate(config.options), store)
 
 
-def federated_sections(recipe: Recipe) -> tuple[str, str]:
+def federated_sections(recipe: Recipe) -> tuple[str, ...]:
     """The sections of a recipe that its rounds depend on, beside the seed and the pairs."""
     trains = build_strategy(recipe.federation, AdapterStore(Path())).trains
-    return ("selector" if trains == "selector" else "policy"), "federation"
+    judges = any(reward.kind == "judge" for reward in recipe.rewards.values())
+    return ("selector" if trains == "selector" else "policy"), "federation", *(["rewards"] if recipe.rewards else []), *(["evaluation"] if judges else [])
 
 
 def build_federation(clients: dict[str, dict], initial: AdapterRef, clients_per_round: int) -> Federation:

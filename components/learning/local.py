@@ -100,6 +100,7 @@ def train(
     seed: int,
     progress: Callable[[int, float], None] | None = None,
     before_step: Callable[[], None] | None = None,
+    until: Callable[[], bool] | None = None,
 ) -> TrainingCurve:
     """Take one optimiser step per minibatch, or for as many as config.accumulation, whose gradients are averaged.
 
@@ -112,6 +113,7 @@ def train(
         seed: dropout is a function of it; the process's generators are left as they were.
         progress: called with (step, loss) after each step.
         before_step: called when a step's gradient is known and the parameters have not moved yet.
+        until: asked before each step; where it says so, no more are taken.
 
     Raises:
         TrainingError: a loss is not finite; says at which step.
@@ -127,6 +129,8 @@ def train(
     try:
         with seeded(str(device), seed):
             for step, parts in enumerate(steps):
+                if until is not None and until():
+                    break
                 optimizer.zero_grad(set_to_none=True)
                 found = 0.0
                 for indices in parts:

@@ -1,4 +1,4 @@
-"""First-order meta-training of an adapter by DPO (Fallah et al. 2020, Personalized Federated Learning with Theoretical Guarantees, section 5: the first-order approximation).
+"""First-order meta-training of an adapter (Fallah et al. 2020, Personalized Federated Learning with Theoretical Guarantees, section 5: the first-order approximation).
 
     for each meta-step:                              # their algorithm 1, for one client
         phi' = phi, then inner steps of plain gradient descent on minibatches of the client's pairs
@@ -9,14 +9,14 @@ The gradient of the outer step is that at phi', without the second derivatives o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from components.config import OptimizerConfig
 from components.learning.local import TrainingCurve, minibatches, train
-from components.learning.policy import Pair, ResidentPolicy, dpo_rows
+from components.learning.policy import ResidentPolicy
 
 if TYPE_CHECKING:
     import torch
@@ -40,32 +40,32 @@ def meta_batches(rows: int, batch_size: int, minibatches_in_all: int, inner_step
     return [drawn[step * size : (step + 1) * size] for step in range(steps)]
 
 
-def adapt(
-    resident: ResidentPolicy, pairs: Sequence[Pair], reference: np.ndarray, beta: float, batches: Sequence[np.ndarray], rate: float, seed: int,
-) -> TrainingCurve:
+Loss = Callable[[np.ndarray], tuple["torch.Tensor", int]]
+"""The loss of the rows with these indices, [n], and the tokens that go through the model."""
+
+
+def adapt(resident: ResidentPolicy, loss: Loss, batches: Sequence[np.ndarray], rate: float, seed: int) -> TrainingCurve:
     """Take plain gradient steps from the adapter in the slot, one a minibatch; it is in the slot afterwards.
 
     Args:
         resident: the model.
-        pairs, reference, beta: as in train_dpo.
+        loss: of an owner's pairs.
         batches: index arrays.
         rate: of each step; the gradient is not clipped.
         seed: dropout is a function of it.
     """
     plain = OptimizerConfig(name="sgd", lr=rate, weight_decay=0.0, clip=None)
-    return train(resident.model, resident.slot.parameters, batches, dpo_rows(resident, pairs, reference, beta), plain, seed)
+    return train(resident.model, resident.slot.parameters, batches, loss, plain, seed)
 
 
 def train_meta(
-    resident: ResidentPolicy, pairs: Sequence[Pair], adapter: Adapter, reference: np.ndarray, beta: float, batches: Sequence[Sequence[np.ndarray]],
-    inner_rate: float, optimizer: OptimizerConfig, seed: int,
+    resident: ResidentPolicy, loss: Loss, batches: Sequence[Sequence[np.ndarray]], inner_rate: float, optimizer: OptimizerConfig, seed: int,
 ) -> tuple[Adapter, TrainingCurve]:
-    """Train an adapter so that a few steps from it on one owner's pairs lead far.
+    """Train the adapter in the slot so that a few steps from it on one owner's pairs lead far.
 
     Args:
-        resident: the model; its slot is overwritten.
-        pairs, reference, beta: as in train_dpo.
-        adapter: where training starts; not changed.
+        resident: the model.
+        loss: of the owner's pairs.
         batches: of each meta-step, see meta_batches.
         inner_rate: of the inner steps.
         optimizer: of the outer steps.
@@ -79,29 +79,26 @@ def train_meta(
     from components.seeding import derive
 
     parameters, inside = resident.slot.parameters, 0
-    resident.slot.load(adapter)
-    outer_loss, numbers = dpo_rows(resident, pairs, reference, beta), list(range(len(batches)))
     start: list[torch.Tensor] = []
 
-    def loss(numbered: np.ndarray) -> tuple[torch.Tensor, int]:
+    def after_inner_steps(numbered: np.ndarray) -> tuple[torch.Tensor, int]:
         nonlocal inside, start
         (step,) = numbered
         *inner, outer = batches[step]
         start = [parameter.detach().clone() for parameter in parameters]
         for indices in inner:
-            values, tokens = outer_loss(indices)
+            values, tokens = loss(indices)
             gradients = torch.autograd.grad(values.mean(), parameters)
             with torch.no_grad():
                 for parameter, gradient in zip(parameters, gradients, strict=True):
                     parameter.sub_(gradient, alpha=inner_rate)
             inside += tokens
-        values, tokens = outer_loss(outer)
-        return values, tokens
+        return loss(outer)
 
     def back() -> None:
         with torch.no_grad():
             for parameter, value in zip(parameters, start, strict=True):
                 parameter.copy_(value)
 
-    curve = train(resident.model, parameters, [np.array([n]) for n in numbers], loss, optimizer, derive(seed, "meta"), before_step=back)
+    curve = train(resident.model, parameters, [np.array([n]) for n in range(len(batches))], after_inner_steps, optimizer, derive(seed, "meta"), before_step=back)
     return resident.slot.read(), TrainingCurve(curve.losses, curve.gradient_norms, curve.tokens + inside, curve.seconds)

@@ -6,7 +6,8 @@ way round. In the first half no gradient goes through the backbone. The same loo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -119,6 +120,26 @@ def excluded(margins: torch.Tensor, exclusion: Exclusion) -> torch.Tensor:
     return low & allowed
 
 
+@contextmanager
+def trained_parts(resident: ResidentPolicy, own: bool, shared: bool) -> Iterator[list[torch.nn.Parameter]]:
+    """The parameters that a half trains; those that rest take no gradient meanwhile.
+
+    Args:
+        resident: a model with personal parts.
+        own, shared: whether the client's own parts, and the LoRA that travels, are trained.
+    """
+    slot = resident.personal
+    parameters = [*(slot.parameters if own else []), *(slot.shared.parameters if shared else [])]
+    resting = [*([] if own else slot.parameters), *([] if shared else slot.shared.parameters)]
+    for parameter in resting:
+        parameter.requires_grad_(False)
+    try:
+        yield parameters
+    finally:
+        for parameter in resting:
+            parameter.requires_grad_(True)
+
+
 def train_half(
     resident: ResidentPolicy, pairs: Sequence[Pair], reference: np.ndarray, own: bool, shared: bool, objective: Pdpo, scale: float, steps: int, batch_size: int,
     optimizer: OptimizerConfig, seed: int, progress: Callable[[int, float], None] | None = None,
@@ -136,10 +157,7 @@ def train_half(
     """
     import torch
 
-    slot = resident.personal
-    parameters = [*(slot.parameters if own else []), *(slot.shared.parameters if shared else [])]
-    resting = [*([] if own else slot.parameters), *([] if shared else slot.shared.parameters)]
-    encoded, reward = [resident.encode_pair(pair) for pair in pairs], slot.head.reward
+    encoded, reward = [resident.encode_pair(pair) for pair in pairs], resident.personal.head.reward
     moved, plain, left_out, seen = scale, [], 0, 0
 
     def loss(indices: np.ndarray) -> tuple[torch.Tensor, int]:
@@ -168,11 +186,6 @@ def train_half(
             values = values[~out]
         return values, tokens
 
-    for parameter in resting:
-        parameter.requires_grad_(False)
-    try:
+    with trained_parts(resident, own, shared) as parameters:
         curve = train(resident.model, parameters, minibatches(len(pairs), batch_size, steps * optimizer.accumulation, seed), loss, optimizer, seed, progress)
-    finally:
-        for parameter in resting:
-            parameter.requires_grad_(True)
     return HalfCurve(curve.losses, curve.gradient_norms, curve.tokens, curve.seconds, moved, sum(plain) / len(plain), left_out / seen)

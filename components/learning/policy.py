@@ -9,6 +9,7 @@ computed once for an owner's rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -84,6 +85,10 @@ class ResidentPolicy:
         """As `logprobs`, with the mean last hidden state of each completion's tokens, [N, C, H]."""
         return completion_features(self.model.get_base_model(), rows, self.policy.tokenizer.pad_token_id, self.policy.device)
 
+    def tokens(self, rows: Sequence[Row]) -> Tokens:
+        """Each token of each completion, for the adapter in the slot; see completion_tokens."""
+        return completion_tokens(self.model.get_base_model(), rows, self.policy.tokenizer.pad_token_id, self.policy.device)
+
     def score(self, rows: Sequence[Row], batch_size: int, reference: bool = False) -> np.ndarray:
         """As `logprobs` without gradients, in batches of rows of like length; of the frozen backbone for the reference. [N, C] float64."""
         import torch
@@ -121,24 +126,71 @@ def completion_logprobs(model: PreTrainedModel, rows: Sequence[Row], pad: int, d
     Returns:
         [N, C] fp32, with gradients where the model has them.
     """
-    return _completions(model, rows, pad, device, features=False)[0]
+    at = _states(model, rows, pad, device)
+    return _sums(_chosen(model, at)[0], at.sizes).reshape(len(rows), -1)
 
 
 def completion_features(model: PreTrainedModel, rows: Sequence[Row], pad: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
     """As completion_logprobs, with the mean over each completion's tokens of the last hidden states, [N, C, H], which a reward head reads."""
-    return _completions(model, rows, pad, device, features=True)
-
-
-def _completions(model: PreTrainedModel, rows: Sequence[Row], pad: int, device: str, features: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
     import torch
-    from torch.utils.checkpoint import checkpoint
+
+    at = _states(model, rows, pad, device)
+    features = torch.stack([part.mean(0) for part in at.stands.float().split(at.sizes)])
+    return _sums(_chosen(model, at)[0], at.sizes).reshape(len(rows), -1), features.reshape(len(rows), len(rows[0]) - 1, -1)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Each token of M completions, padded on the right to T.
+
+    Attributes:
+        logprobs: [M, T], log-probability given what stands before; 0 where no token is.
+        entropies: [M, T], of the distribution that it was chosen from (nats).
+        states: [M, T, H], last hidden state that it was chosen from, which a value head reads.
+        mask: [M, T] bool, where a token is.
+    """
+
+    logprobs: torch.Tensor
+    entropies: torch.Tensor
+    states: torch.Tensor
+    mask: torch.Tensor
+
+
+def completion_tokens(model: PreTrainedModel, rows: Sequence[Row], pad: int, device: str) -> Tokens:
+    """The tokens of each completion, with gradients where the model has them; arguments as of completion_logprobs.
+
+    Returns:
+        M = N C completions: those of the first row, of the second, ...
+    """
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    at = _states(model, rows, pad, device)
+    logprobs, entropies = _chosen(model, at, entropy=True)
+
+    def padded(values: torch.Tensor) -> torch.Tensor:
+        return pad_sequence(list(values.split(at.sizes)), batch_first=True)
+
+    return Tokens(padded(logprobs), padded(entropies), padded(at.before.float()), padded(torch.ones_like(logprobs, dtype=torch.bool)))
+
+
+@dataclass(frozen=True)
+class _States:
+    """Last hidden states of S tokens of completions, one completion after the other: before each of them and where it stands, [S, H]; their ids, [S]; how many each completion has."""
+
+    before: torch.Tensor
+    stands: torch.Tensor
+    targets: torch.Tensor
+    sizes: list[int]
+
+
+def _states(model: PreTrainedModel, rows: Sequence[Row], pad: int, device: str) -> _States:
+    import torch
 
     lengths, branches = [[len(part) for part in row] for row in rows], len(rows[0]) - 1
     width = max(map(sum, lengths))
     if branches > 1 and not shares_prompts(model, width):
-        alone = [(row[0], completion) for row in rows for completion in row[1:]]
-        sums, means = _completions(model, alone, pad, device, features)
-        return sums.reshape(len(rows), branches), None if means is None else means.reshape(len(rows), branches, -1)
+        return _states(model, [(row[0], completion) for row in rows for completion in row[1:]], pad, device)
     ids, positions, part = (torch.full((len(rows), width), value, dtype=torch.long) for value in (pad, 0, -1))
     at: list[tuple[int, int, int]] = []  # row, where a token is predicted, where it stands
     for i, (row, (start, *sizes)) in enumerate(zip(rows, lengths, strict=True)):
@@ -156,20 +208,32 @@ def _completions(model: PreTrainedModel, rows: Sequence[Row], pad: int, device: 
         more = {"attention_mask": sees[:, None].to(device), "position_ids": positions.to(device)}
     hidden = model.base_model(input_ids=ids.to(device), use_cache=False, **more).last_hidden_state
     row, before, stands = torch.tensor(at, device=device).T
-    states, targets = hidden[row, before], ids.to(device)[row, stands]
+    return _States(hidden[row, before], hidden[row, stands], ids.to(device)[row, stands], [size for _, *sizes in lengths for size in sizes])
 
-    def chosen(part: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+
+def _chosen(model: PreTrainedModel, at: _States, entropy: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Log-probabilities of the tokens, [S], and entropies of the distributions that they were chosen from, [S]; in chunks, whose logits are made again in the backward pass."""
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    def chosen(part: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits = head_logits(model, part)
-        return logits.gather(1, wanted[:, None])[:, 0] - logits.logsumexp(1)
+        norm = logits.logsumexp(1)
+        return logits.gather(1, wanted[:, None])[:, 0] - norm, norm - (logits.softmax(1) * logits).sum(1) if entropy else norm[:0]
 
     parts = []
-    for start in range(0, len(targets), HEAD_CHUNK):
-        piece = states[start : start + HEAD_CHUNK], targets[start : start + HEAD_CHUNK]
-        whole = len(targets) <= HEAD_CHUNK or not torch.is_grad_enabled()
-        parts.append(chosen(*piece) if whole else checkpoint(chosen, *piece, use_reentrant=False))  # logits are made again in the backward pass
-    sizes = [size for _, *sizes in lengths for size in sizes]
-    sums = torch.stack([part.sum() for part in torch.cat(parts).split(sizes)]).reshape(len(rows), branches)  # index_add has no fixed order on CUDA
-    return sums, torch.stack([part.mean(0) for part in hidden[row, stands].float().split(sizes)]).reshape(len(rows), branches, -1) if features else None
+    for start in range(0, len(at.targets), HEAD_CHUNK):
+        piece = at.before[start : start + HEAD_CHUNK], at.targets[start : start + HEAD_CHUNK]
+        whole = len(at.targets) <= HEAD_CHUNK or not torch.is_grad_enabled()
+        parts.append(chosen(*piece) if whole else checkpoint(chosen, *piece, use_reentrant=False))
+    return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts]) if entropy else None
+
+
+def _sums(values: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    """Sums of consecutive values, so many at a time, in a fixed order (index_add has none on CUDA)."""
+    import torch
+
+    return torch.stack([part.sum() for part in values.split(list(sizes))])
 
 
 def shares_prompts(model: PreTrainedModel, width: int) -> bool:
@@ -253,14 +317,21 @@ def _fit(
     resident: ResidentPolicy, rows: int, loss: Callable, steps: int, batch_size: int, optimizer: OptimizerConfig, seed: int, progress: Callable | None, proximal: float,
 ):
     parameters = resident.slot.parameters
-    start = [parameter.detach().clone() for parameter in parameters] if proximal else []
+    curve = train(resident.model, parameters, minibatches(rows, batch_size, steps * optimizer.accumulation, seed), held_near(loss, parameters, proximal), optimizer, seed, progress)
+    return resident.slot.read(), curve
+
+
+def held_near(loss: Callable, parameters: Sequence[torch.nn.Parameter], proximal: float) -> Callable:
+    """A loss of rows with proximal / 2 |parameters - parameters as they are now|^2 added to each; the loss itself where proximal is 0."""
+    if not proximal:
+        return loss
+    start = [parameter.detach().clone() for parameter in parameters]
 
     def held(indices: np.ndarray) -> tuple[torch.Tensor, int]:
         values, tokens = loss(indices)
         return values + proximal / 2 * sum((now - then).square().sum() for now, then in zip(parameters, start, strict=True)), tokens
 
-    curve = train(resident.model, parameters, minibatches(rows, batch_size, steps * optimizer.accumulation, seed), held if proximal else loss, optimizer, seed, progress)
-    return resident.slot.read(), curve
+    return held
 
 
 def pair_logprobs(resident: ResidentPolicy, pairs: Sequence[Pair], batch_size: int, reference: bool = False) -> np.ndarray:

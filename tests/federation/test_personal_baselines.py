@@ -123,3 +123,53 @@ def test_per_fedavg_resumes_to_the_same_bytes(prepared, tmp_path):
         path.unlink()
     again, *_ = run(recipe, prepared, tmp_path / "cut", "meta")
     assert again.adapters["policy"].hash == whole.adapters["policy"].hash
+
+
+# --- each with PPO
+
+BY_PPO = {"feddpo": ("dpo", "{objective: ppo}"), "perfedavg": ("meta", "{objective: ppo, inner_lr: 0.5, inner_steps: 1, outer_lr: 1e-2}"), "fedamp": ("dpo", "{objective: ppo}"),
+          "fedper": ("personal", "{objective: ppo, shared_layers: 1}"), "fedrep": ("personal", "{objective: ppo, personal_lr: 1e-2}")}
+
+
+@pytest.fixture
+def scored(prepared, tmp_path):
+    """The prepared folder with scores of a reward model for each pair."""
+    import shutil
+
+    from datasets import Dataset
+
+    from components.federation.private import rewards_file
+
+    folder = tmp_path / "prepared"
+    shutil.copytree(prepared, folder)
+    rewards_file(folder, "mine").parent.mkdir()
+    rows = read_rows(folder / "pairs.parquet").to_list()
+    Dataset.from_list([{"pair_id": row["pair_id"], "client_id": row["client_id"], "chosen": float(len(row["chosen"])), "rejected": 0.5} for row in rows]).to_parquet(rewards_file(folder, "mine"))
+    return folder
+
+
+@pytest.mark.parametrize("method", list(BY_PPO))
+def test_each_baseline_trains_by_ppo_on_its_clients_own_pairs(method, scored, tmp_path):
+    objective, options = BY_PPO[method]
+    recipe = recipe_of(method, options, "rewards={mine: {name: not-loaded-here}}", "federation.local_steps=4", "federation.rounds=1", "federation.optimizer.lr=1e-2")
+    state, commits, learner = run(recipe, scored, tmp_path / "f", objective)
+    initial, (record, *_) = commits.store.get(state.federation.initial), commits.latest()[1]
+    for name, numbers in record["clients"].items():
+        assert numbers["rows"] > 0 and numbers["loss"] == numbers["loss"] and numbers["steps"] > 0, name
+    for name in sorted(state.adapters):
+        final = commits.store.get(state.adapters[name])
+        assert name == "dan" or name not in record["clients"] or any(not torch.equal(final[n], initial[n]) for n in final)
+    assert learner.by_ppo and learner.reward == "mine"
+
+
+def test_a_pair_without_a_score_is_named(scored, tmp_path):
+    from components.data.records import DataError
+    from components.federation.private import Home, PrivateStore
+
+    home = Home("ada", PrivateStore(tmp_path, "ada"), scored / "pairs.parquet", 0)
+    rows = home.training_rows()
+    assert home.scores(rows, "mine")[0].tolist() == [len(rows[0]["chosen"]), 0.5]
+    with pytest.raises(DataError, match=r"mine\.parquet has no scores of 1 of client ada's pairs \(such as new\)"):
+        home.scores([*rows, rows[0] | {"pair_id": "new"}], "mine")
+    with pytest.raises(DataError, match=r"theirs\.parquet"):
+        home.scores(rows, "theirs")

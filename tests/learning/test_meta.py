@@ -7,7 +7,7 @@ import torch
 from components.config import OptimizerConfig
 from components.learning.meta import adapt, meta_batches, train_meta
 from components.learning.objectives import dpo_loss
-from components.learning.policy import ResidentPolicy, pair_logprobs
+from components.learning.policy import ResidentPolicy, dpo_rows, pair_logprobs
 from tests.learning.test_pdpo import PAIRS
 
 
@@ -54,7 +54,8 @@ def test_a_meta_step_is_the_gradient_after_the_inner_steps_taken_from_before_the
     inner = resident.slot.read()
     outer = gradients(resident, reference, batches[0][2])
     expected = {name: adapter[name] - 0.1 * gradient for name, gradient in zip(resident.slot.names, outer, strict=True)}
-    trained, curve = train_meta(resident, PAIRS, adapter, reference, 0.1, batches, 0.5, OptimizerConfig(name="sgd", lr=0.1, clip=None), 3)
+    resident.slot.load(adapter)
+    trained, curve = train_meta(resident, dpo_rows(resident, PAIRS, reference, 0.1), batches, 0.5, OptimizerConfig(name="sgd", lr=0.1, clip=None), 3)
     assert all(torch.allclose(trained[name], expected[name], atol=1e-6) for name in expected)
     assert any(not torch.allclose(inner[name], adapter[name], atol=1e-3) for name in inner) and len(curve.losses) == 1
     assert curve.tokens == sum(2 * len(p) + len(c) + len(r) for p, c, r in map(resident.encode_pair, PAIRS)), "of all steps"
@@ -63,9 +64,9 @@ def test_a_meta_step_is_the_gradient_after_the_inner_steps_taken_from_before_the
 def test_the_adaptation_is_plain_gradient_descent_and_leaves_the_pairs_better(resident, reference, adapter):
     resident.slot.load(adapter)
     before = gradients(resident, reference, np.arange(6))
-    adapt(resident, PAIRS, reference, 0.1, [np.arange(6)], 0.5, 0)
+    adapt(resident, dpo_rows(resident, PAIRS, reference, 0.1), [np.arange(6)], 0.5, 0)
     once = resident.slot.read()
     assert all(torch.allclose(once[name], adapter[name] - 0.5 * gradient, atol=1e-6) for name, gradient in zip(resident.slot.names, before, strict=True))
     resident.slot.load(adapter)
-    curve = adapt(resident, PAIRS, reference, 0.1, [np.arange(6)] * 8, 0.5, 0)
+    curve = adapt(resident, dpo_rows(resident, PAIRS, reference, 0.1), [np.arange(6)] * 8, 0.5, 0)
     assert curve.losses[-1] < curve.losses[0]

@@ -149,7 +149,7 @@ def test_one_step_is_that_of_autograd_and_adamw_by_hand(resident, reference, sta
         implicit = (logprobs - torch.from_numpy(reference).float()) @ torch.tensor([1.0, -1.0])
         rewards = resident.personal.head.reward(features)
         explicit = rewards[:, 0] - rewards[:, 1]
-        scale = 0.5 * 1.0 + 0.5 * float(implicit.abs().mean() / (explicit.abs().mean() + 1e-8))
+        scale = 0.5 * 1.0 + 0.5 * float(implicit.detach().abs().mean() / (explicit.detach().abs().mean() + 1e-8))
         loss = torch.nn.functional.softplus(-0.1 * (implicit + 1.25 * scale * explicit)).mean()
         gradients = torch.autograd.grad(loss, resident.personal.parameters)
         copies = [p.detach().clone().requires_grad_() for p in resident.personal.parameters]

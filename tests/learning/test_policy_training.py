@@ -226,3 +226,21 @@ def test_the_reference_is_computed_for_the_rows_that_a_training_uses_and_is_the_
     first = lazy.train(rows, adapter, seed=3)[0]
     second = PolicyLearner(recipe, "cpu", "dpo").train(rows, adapter, seed=3)[0]
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_tokens_of_completions_are_those_of_the_full_logits_in_the_rows_order(resident, adapter):
+    from components.learning.policy import completion_tokens
+
+    resident.slot.load(adapter)
+    rows, base = [resident.encode_pair(pair) for pair in PAIRS], resident.model.get_base_model()
+    tokens = completion_tokens(base, rows, resident.policy.tokenizer.pad_token_id, "cpu")
+    assert torch.allclose((tokens.logprobs * tokens.mask).sum(1).reshape(len(rows), 2), resident.logprobs(rows), atol=1e-4)
+    assert tokens.mask.sum(1).tolist() == [len(completion) for row in rows for completion in row[1:]] and not tokens.logprobs[~tokens.mask].any()
+    with torch.no_grad():
+        for m, (prompt, completion) in enumerate((row[0], completion) for row in rows for completion in row[1:]):
+            out = base(input_ids=torch.tensor([[*prompt, *completion]]), output_hidden_states=True)
+            logs = out.logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+            size = len(completion)
+            assert torch.allclose(tokens.logprobs[m, :size], logs[torch.arange(size), torch.tensor(completion)], atol=1e-4)
+            assert torch.allclose(tokens.entropies[m, :size], -(logs.exp() * logs).sum(-1), atol=1e-4)
+            assert torch.allclose(tokens.states[m, :size], out.hidden_states[-1][0, len(prompt) - 1 : -1], atol=1e-4)

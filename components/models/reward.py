@@ -1,0 +1,71 @@
+"""A reward model: a sequence classifier of transformers whose output is the score of a response to a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from components.config import RewardConfig
+from components.models.backbone import BackboneError, choose_dtype, quiet_transformers
+
+
+class RewardModel:
+    """A frozen classifier on a device; it is the same for all clients."""
+
+    def __init__(self, config: RewardConfig, device: str) -> None:
+        """Load it.
+
+        Raises:
+            BackboneError: it cannot be had, has no safetensors weights, or not so many outputs.
+        """
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+        quiet_transformers()
+        self.config, self.device, revision = config, device, config.revision or "main"
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(config.name, revision=revision, trust_remote_code=False, truncation_side="left")
+            self.model = AutoModelForSequenceClassification.from_pretrained(
+                config.name, revision=revision, dtype=choose_dtype(config.dtype, device), trust_remote_code=False, use_safetensors=True)
+        except (OSError, ConnectionError, ValueError) as error:
+            raise BackboneError(
+                f"reward model '{config.name}' (revision {revision}) could not be loaded: {str(error).splitlines()[0]} "
+                "Give a folder with config.json and safetensors weights of a sequence classifier, or a hub id that this machine can reach.") from None
+        if config.output >= self.model.config.num_labels:
+            raise BackboneError(f"reward model '{config.name}' has {self.model.config.num_labels} outputs, but output is {config.output}: they are counted from 0.")
+        if self.tokenizer.pad_token_id is None:
+            self.tokenizer.pad_token = self.tokenizer.eos_token
+        self.model.config.pad_token_id = self.tokenizer.pad_token_id
+        self.model = self.model.requires_grad_(False).eval().to(device)
+
+    def score(self, prompts: Sequence[str], responses: Sequence[str], progress: Callable[[int, int], None] | None = None) -> np.ndarray:
+        """Scores of responses to prompts.
+
+        Args:
+            prompts, responses: N texts each.
+            progress: called with (rows done, rows in all) after each batch.
+
+        Returns:
+            [N] float64.
+        """
+        import torch
+
+        texts = list(zip(prompts, responses, strict=True))
+        order = sorted(range(len(texts)), key=lambda i: (sum(map(len, texts[i])), i))  # rows of like length share a batch, so little is padded
+        scores = np.zeros(len(texts))
+        for start in range(0, len(order), self.config.batch_size):
+            chunk = order[start : start + self.config.batch_size]
+            with torch.inference_mode():
+                logits = self.model(**self._encode([texts[i] for i in chunk])).logits
+            scores[chunk] = logits[:, self.config.output].double().cpu().numpy()
+            if progress is not None:
+                progress(start + len(chunk), len(order))
+        return scores
+
+    def _encode(self, texts: Sequence[tuple[str, str]]):
+        most = {"padding": True, "max_length": self.config.max_length, "return_tensors": "pt"}
+        if self.config.template is None:
+            return self.tokenizer([prompt for prompt, _ in texts], [response for _, response in texts], truncation="only_first", **most).to(self.device)
+        before, _, after = self.config.template.partition("{prompt}")  # in parts: what a prompt says is not filled in again
+        filled = [before.replace("{response}", response) + prompt + after.replace("{response}", response) for prompt, response in texts]
+        return self.tokenizer(filled, truncation=True, **most).to(self.device)

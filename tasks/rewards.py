@@ -1,0 +1,66 @@
+"""Tasks of frozen reward models: they score the clients' pairs once, before the rounds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from prefect import get_run_logger
+
+from components.config import Recipe
+from tasks.devices import POOL
+from tasks.runs import read_json, write_json
+from tasks.uncached import task
+
+
+@task(task_run_name="score pairs: {name}")
+def score_pairs(recipe: Recipe, name: str, prepared: Path, judges: Path) -> dict[str, float]:
+    """Score chosen and rejected of every pair of the clients; what was scored for this recipe before is taken as it is.
+
+    A reward of kind 'judge' gives log-odds of a pair, averaged over both orders: half of them to chosen, and their opposite to rejected.
+
+    Args:
+        recipe: its rewards, and its judge.
+        name: of the reward.
+        prepared: folder of prepared data; rewards/<name>.parquet and <name>.json are written into it.
+        judges: folder of trained judges.
+
+    Returns:
+        pairs, accuracy (share of the pairs whose chosen completion has the higher score, equal scores half) and margin (mean difference).
+    """
+    from datasets import Dataset
+
+    from components.data.records import read_rows
+    from components.federation.private import rewards_file
+
+    log, config, file = get_run_logger(), recipe.rewards[name], rewards_file(prepared, name)
+    content = recipe.fingerprint("rewards", "evaluation") if config.kind == "judge" else recipe.fingerprint("rewards")
+    record = file.with_suffix(".json")
+    if record.is_file() and file.is_file() and (known := read_json(record))["of"] == content:
+        return known["figures"]
+    rows = read_rows(prepared / "pairs.parquet").to_list()
+    with POOL.borrow(recipe) as device:
+        if config.kind == "judge":
+            from components.evaluation.judges import SelectorJudge, check_judge
+            from components.learning.selector import score_pairs as log_odds
+
+            check_judge(recipe.evaluation.judge, prepared)
+            judge = SelectorJudge(recipe.evaluation.judge, prepared, judges, recipe.seed, device)
+            half = log_odds(judge.selector, rows) / 2
+            scores = np.stack([half, -half], axis=1)
+        else:
+            from components.models.reward import RewardModel
+
+            model = RewardModel(config, device)
+            prompts = [row["prompt"] for row in rows for _ in range(2)]
+            given = model.score(prompts, [row[side] for row in rows for side in ("chosen", "rejected")], lambda done, total: log.info("reward %s: %d of %d", name, done, total) if done == total or done % 1024 < config.batch_size else None)
+            scores = given.reshape(len(rows), 2)
+    POOL.release()
+    margins = scores[:, 0] - scores[:, 1]
+    figures = {"pairs": len(rows), "accuracy": float(((margins > 0) + 0.5 * (margins == 0)).mean()), "margin": float(margins.mean())}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Dataset.from_list([
+        {"pair_id": row["pair_id"], "client_id": row["client_id"], "chosen": float(chosen), "rejected": float(rejected)}
+        for row, (chosen, rejected) in zip(rows, scores, strict=True)]).to_parquet(file)
+    write_json(record, {"of": content, "figures": figures})
+    return figures
