@@ -16,14 +16,17 @@ BENCHMARKS = RECIPES.parent / "benchmarks"
 FIGURES = {
     "common": "common taste", "common_assigned": "common taste, own adapter", "own": "own taste", "own_assigned": "own taste, own adapter", "worst": "worst client", "adjusted_rand_index": "adjusted Rand index",
     "accuracy": "pair accuracy", "margin": "reward margin", "reward": "reward", "best_reward": "best reward", "neighbours": "own-group neighbours", "neighbours_chance": "by chance",
-    "answer_accuracy": "answers to questions, accuracy", "success": "answers to questions, success",
+    "summed": "accuracy by log-likelihood", "summed_worst": "by it, worst client", "per_token": "accuracy by log-likelihood a token", "per_token_worst": "by it, worst client ",
+    "explicit": "accuracy by the reward head", "sent": "MB sent", "kept": "MB kept by a client", "answer_accuracy": "answers to questions, accuracy", "success": "answers to questions, success",
     "rougeLsum": "ROUGE-L", "characters": "characters an answer", "kl": "KL (nats)", "implicit_reward": "implicit reward", "client_steps": "client steps", "train_seconds": "training (s)",
     "aggregation_seconds": "aggregation (s a round)"}
 """What is averaged over seeds, by the name in the table. Accuracies are on held-out pairs, of the selectors' majority or of the trained policy's implicit reward; "own adapter": each
 client's pairs by the adapter that it uses (of its group, or its own; where all use the same, that one). Pair accuracy is the clients' mean. Reward and reward
 margin are implicit (beta log pi / pi_ref of the chosen completion, and its difference to the rejected one's), the clients' mean on held-out pairs, after the last
 round; best reward is the greatest of the rounds that were measured. Own-group neighbours are the mean over rounds. Wall time: training is the sum over clients and
-rounds, aggregation what the server takes for a round, the mean over rounds (DRIFT table 6)."""
+rounds, aggregation what the server takes for a round, the mean over rounds (DRIFT table 6). Accuracy by log-likelihood is FedPDPO's preference accuracy (its section 5),
+summed over a completion's tokens, or their mean; the clients' mean, and the worst of them. MB sent are of all clients over all rounds; kept is what never leaves a client, the mean over clients
+in the last round that each took part in."""
 
 WINS = "wins"
 """The figure of a claim on a contest: wins / (wins + losses), ties apart."""

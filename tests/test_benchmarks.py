@@ -1,10 +1,13 @@
 """Benchmarks are read as strictly as recipes."""
 
+import json
+
 import pytest
 import yaml
 
 from components.benchmarks import BENCHMARKS, benchmark_names, load_benchmark
 from components.config import RecipeError
+from components.federation.strategy import options_model
 
 GOOD = {"recipe": "debug", "seeds": [0], "arms": {"FedBis": [], "FedDPO": ["federation.method=feddpo"]}, "contests": [["FedBis", "FedDPO"]]}
 
@@ -15,13 +18,22 @@ def written(tmp_path, **changes) -> str:
     return str(path)
 
 
+def halves(federation) -> int:
+    """Trainings that a client makes a round, of local_steps each."""
+    options = options_model(federation.method, "test").model_validate(federation.options)
+    return 2 if getattr(options, "halves", "") == "apart" and options.personal_steps is None and options.personal_epochs is None else 1
+
+
 def test_the_projects_own_benchmarks_are_valid_and_give_every_method_the_same_client_steps():
     assert "summarization" in benchmark_names()
     for name in benchmark_names():
         plan = load_benchmark(name)
-        budgets = {arm: (r := plan.recipe_of(arm, plan.seeds[0]).federation).rounds * r.clients_per_round * r.local_steps for arm in plan.arms}
+        recipes = {arm: plan.recipe_of(arm, plan.seeds[0]) for arm in plan.arms}
+        budgets = {arm: (r := recipe.federation).rounds * r.clients_per_round * r.local_steps * halves(r) for arm, recipe in recipes.items()}
         assert len(set(budgets.values())) == 1, budgets
-        assert len({plan.recipe_of(arm, plan.seeds[0]).fingerprint("data", "policy", "evaluation") for arm in plan.arms}) == 1
+        assert len({recipe.fingerprint("data", "evaluation") for recipe in recipes.values()}) == 1
+        assert len({json.dumps(recipe.policy.model_dump(mode="json", exclude={"lora"})) for recipe in recipes.values()}) == 1
+        assert len({recipe.policy.lora.model_dump_json() for recipe in recipes.values()}) == 1 or name == "personalized-sensitivity"
     assert (BENCHMARKS / "summarization.yaml").is_file()
 
 

@@ -102,6 +102,11 @@ def arm_figures(
     timed = [record for record in records if "seconds" in record]  # not in runs of before it was kept
     if timed:
         figures["aggregation_seconds"] = sum(record["seconds"] for record in timed) / len({record["round"] for record in timed})
+    for by, found in after.get("by", {}).items():
+        figures |= {by: found["mean"]} | ({f"{by}_worst": found["worst"]} if by != "explicit" else {})
+    if any("bytes_sent" in client for client in trained):
+        kept = {name: client.get("bytes_kept", 0) for record in records if record["phase"] == "train" for name, client in record["clients"].items()}
+        figures |= {"sent": sum(client.get("bytes_sent", 0) for client in trained) / 1e6, "kept": float(np.mean(list(kept.values()))) / 1e6 if any(kept.values()) else None}
     if curve:
         figures |= {"accuracy": after["mean"], "margin": curve[-1]["margin"], "reward": curve[-1]["reward"], "best_reward": max(point["reward"] for point in curve)}
     weights = [record["memory"]["weights"] for record in records if "weights" in record.get("memory", {})]
@@ -141,13 +146,13 @@ def rand_curve(records: Sequence[dict[str, Any]], known: Mapping[str, str | None
 
 
 def reward_curve(measured: dict[int, dict[str, Any]], beta: float) -> list[dict[str, float]]:
-    """Implicit reward of the chosen completions, its margin, and the accuracy, by round (DRIFT section 7.1, figures 6 and 7).
+    """Implicit reward of the chosen completions, its margin, and the accuracies, by round (DRIFT section 7.1, figures 6 and 7; FedPDPO figures 3 and 4).
 
     Args:
         measured: clients' accuracy by the number of rounds done, see accuracy.client_accuracy; those of selectors have no reward.
         beta: inverse temperature of the clients' DPO.
     """
-    return [{"round": done, "reward": beta * found["reward"], "margin": beta * found["margin"], "accuracy": found["mean"]}
+    return [{"round": done, "reward": beta * found["reward"], "margin": beta * found["margin"], "accuracy": found["mean"]} | {by: of["mean"] for by, of in found.get("by", {}).items()}
             for done, found in sorted(measured.items()) if "reward" in found]
 
 

@@ -54,7 +54,7 @@ def picture(figures: Mapping[str, Mapping[int, Mapping[str, float]]], pools: Map
 
 
 def rewards_picture(curves: dict[str, dict[int, list[dict[str, float]]]], path: Path) -> None:
-    """Reward, reward margin and pair accuracy by round, a line for each arm (mean over seeds) in a band from the least to the greatest seed.
+    """Reward, reward margin and accuracies on held-out pairs by round, a line for each arm (mean over seeds) in a band from the least to the greatest seed.
 
     Args:
         curves: by arm and seed, see reward_curve.
@@ -65,13 +65,16 @@ def rewards_picture(curves: dict[str, dict[int, list[dict[str, float]]]], path: 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(1, 3, figsize=(14, 4.2), layout="constrained")
-    titles = (("reward", "reward of the chosen completions"), ("margin", "reward margin"), ("accuracy", "accuracy on held-out pairs"))
+    titles = (("reward", "reward of the chosen completions"), ("margin", "reward margin"), ("accuracy", "accuracy by the implicit reward"), ("summed", "accuracy by log-likelihood"))
+    titles = [title for title in titles if any(title[0] in point for runs in curves.values() for curve in runs.values() for point in curve)]
+    figure, panels = pyplot.subplots(1, len(titles), figsize=(1.4 + 4.2 * len(titles), 4.2), layout="constrained")
     for axes, (key, title) in zip(panels, titles, strict=True):
         for arm, runs in curves.items():
             by_round: dict[int, list[float]] = {}
-            for point in (point for curve in runs.values() for point in curve):
+            for point in (point for curve in runs.values() for point in curve if key in point):
                 by_round.setdefault(int(point["round"]), []).append(point[key])
+            if not by_round:
+                continue
             rounds = sorted(by_round)
             (line,) = axes.plot(rounds, [np.mean(by_round[n]) for n in rounds], marker="o", markersize=3, label=arm)
             axes.fill_between(rounds, [min(by_round[n]) for n in rounds], [max(by_round[n]) for n in rounds], color=line.get_color(), alpha=0.12, linewidth=0)
