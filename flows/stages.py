@@ -26,6 +26,8 @@ from prefect import flow, get_run_logger, runtime
 from components.config import Recipe
 from components.environment import quiet
 from components.federation.commits import CommitError
+from components.federation.private import stores_beside
+from components.models.adapters import AdapterStore
 from flows.fed_rlhf import align, backbones, evaluate, federate, grow, open_commits, prepare
 from flows.runner import task_runner
 from tasks import data, reporting, tracking
@@ -83,11 +85,10 @@ def _keep_or_start_anew(run: Run, recipe: Recipe) -> None:
     DVC leaves the folder in place (persist: true). Where its rounds are complete and DVC still asks for the stage,
     something that they depend on has changed.
     """
-    complete = (run.federation / "result.json").is_file()
-    if not complete:
-        try:
-            open_commits(run, recipe).latest()
-        except CommitError:
-            complete = True
-    if complete:
-        shutil.rmtree(run.federation)
+    try:
+        anew = (run.federation / "result.json").is_file() or open_commits(run, recipe).latest() is None
+    except CommitError:
+        anew = True
+    if anew:  # the clients' own stores, which DVC knows nothing of, begin anew with the rounds
+        shutil.rmtree(run.federation, ignore_errors=True)
+        shutil.rmtree(stores_beside(AdapterStore(run.federation / "adapters")), ignore_errors=True)

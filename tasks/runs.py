@@ -6,7 +6,8 @@
         .lock            held by the process that works on the run
         <phase>.done     empty; the phase is complete and logged (report.done: the whole run is)
         prepared/        data (components/data/records.py); rewards/, scores of frozen reward models
-        federation/      adapters/, updates/, commits/, clients/ (what never leaves them), selectors/ (PEFT folders), result.json
+        federation/      adapters/, updates/, commits/, selectors/ (PEFT folders), result.json
+        federation-clients/   what never leaves the clients, a folder each (components/federation/private.py)
         alignment/       completions.json, pairs.parquet, epoch-1/ ..., final/ (PEFT folders), result.json
         evaluation/      answers.json, judgements.json (of a judge that writes), questions/ (answers by policy and set), result.json, pictures
         report/          metrics.json, summary.txt, curves for `dvc plots`

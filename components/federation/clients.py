@@ -43,8 +43,8 @@ def run_job(job: Job, learner: Learner, pairs: Path, store: AdapterStore) -> Upd
         job: what to do.
         learner: on the device that this task holds.
         pairs: the prepared pairs; only rows of the job's client are read.
-        store: where adapters are read and written; updates lie in the folder `updates` beside it, and the clients' own stores, of which
-            this one's alone is opened, in the folder `clients`.
+        store: where adapters are read and written; updates lie in the folder `updates` beside it. Of the clients' own stores
+            this one's alone is opened.
 
     Raises:
         AdapterError, TrainingError: the adapter is damaged, or training does not stay finite.

@@ -11,7 +11,7 @@ import numpy as np
 
 from components.config import Recipe
 from components.federation.learners import Compared, PolicyLearner, at_home, curve_metrics
-from components.federation.private import Home, PrivateState, home_of
+from components.federation.private import Home, PrivateState, PrivateStoreError, home_of
 from components.federation.strategy import options_model
 from components.models.adapters import AdapterStore
 from components.models.policy import PersonalPolicies, Policy
@@ -192,6 +192,8 @@ class PersonalLearner(HomeLearner):
     def become(self, adapter: Adapter, home: Home) -> None:
         """The client's own parts, its first ones where it has not trained yet, with the server's adapter."""
         state = home.state()
+        if state is None and home.round and not home.store.folder.parent.is_dir():
+            raise PrivateStoreError(f"{home.store.folder.parent}: the clients' own stores are not here, so that client {home.client} cannot be asked after {home.round} rounds: go on where they were trained, or start a new run.")
         self.slot.load(state.tensors if state else self.slot.initial(self.seed))
         self.slot.shared.load(adapter)
 

@@ -1,8 +1,8 @@
 """A client's own store: the parts that never leave it, and what it must remember from one round to the next.
 
-    <clients>/<client>/parts/<sha256>.safetensors    its parts, as in the adapter store
-    <clients>/<client>/00003.json                    after round 3 (counted from 0): which parts, and numbers
-    <clients>/<client>/00003.half.json               within round 3, after its first half
+    federation-clients/<client>/parts/<sha256>.safetensors    its parts, as in the adapter store
+    federation-clients/<client>/00003.json                    after round 3 (counted from 0): which parts, and numbers
+    federation-clients/<client>/00003.half.json               within round 3, after its first half
 
 A state is written atomically, after the parts that it names. A job starts from the newest state of an earlier round, so a job
 that is done again after a crash, or in a resumed run, starts from the same bytes; one that was killed in its second half takes up
@@ -163,13 +163,13 @@ def rewards_file(prepared: Path, name: str) -> Path:
 
 
 def home_of(client: str, adapters: AdapterStore, pairs: Path, round: int) -> Home:
-    """A client's own side, whose store is beside the adapter store."""
+    """A client's own side, whose store is beside the federation's folder."""
     return Home(client, PrivateStore(stores_beside(adapters), client), pairs, round)
 
 
 def stores_beside(adapters: AdapterStore) -> Path:
-    """The folder of the clients' own stores: `clients`, beside the adapter store."""
-    return adapters.root.parent / "clients"
+    """The folder of the clients' own stores: beside the federation's, and not in it, so that whoever keeps or sends that folder (DVC does) has nothing of theirs."""
+    return adapters.root.parent.with_name(f"{adapters.root.parent.name}-clients")
 
 
 def client_folder(name: str) -> str:

@@ -56,7 +56,8 @@ def test_nothing_but_the_shared_lora_leaves_a_clients_task(method, prepared, tmp
     assert shared and all(".lora_" in name for name in shared)
     for own in private.values():
         assert not shared & set(own) and any(name.startswith("head.") for name in own)
-    outside = [path for path in (tmp_path / "f").rglob("*") if path.is_file() and "clients" not in path.relative_to(tmp_path / "f").parts]
+    outside = [path for path in (tmp_path / "f").rglob("*") if path.is_file()]
+    assert stores_beside(commits.store) == tmp_path / "f-clients" and len(outside) > 10
     assert {path.suffix for path in outside} == {".json", ".safetensors"}
     for path in outside:
         if path.suffix == ".safetensors":
@@ -220,6 +221,19 @@ def test_each_client_is_measured_with_its_own_parts_and_before_training_all_are_
     lengths = [[len(ids) for ids in learner.resident.encode_pair(row)[1:]] for row in rows["ada"]]
     chosen = ada.rewards[0] + reference[:, 0]
     assert ada.others["per_token"][0] == pytest.approx([c / n - (c - d) / m for c, d, (n, m) in zip(chosen, ada.others["summed"][0], lengths, strict=True)], abs=1e-6)
+
+
+def test_without_the_clients_stores_nobody_is_taken_for_untrained(prepared, tmp_path):
+    import shutil
+
+    from components.federation.private import PrivateStoreError
+
+    recipe = recipe_of("fedpdpo", "federation.rounds=1")
+    state, commits = run(recipe, prepared, tmp_path / "f")
+    shutil.rmtree(stores_beside(commits.store))
+    learner, adapter = LEARNERS["personal"](recipe, "cpu"), commits.store.get(state.adapters["policy"])
+    with pytest.raises(PrivateStoreError, match=r"f-clients: the clients' own stores are not here, so that client ada cannot be asked after 1 rounds"):
+        learner.become(adapter, home_of("ada", commits.store, prepared / "pairs.parquet", state.round))
 
 
 def test_policies_of_clients_generate_with_their_own_parts(prepared, tmp_path):

@@ -77,7 +77,7 @@ def test_two_clients_never_share_a_folder(tmp_path):
     names = ["ada", "Ada", "a/da", "a_da", "..", "x" * 200, "x" * 201]
     folders = [client_folder(name) for name in names]
     assert len({folder.lower() for folder in folders}) == len(names) and all("/" not in folder and len(folder) < 80 and folder.strip(".") for folder in folders)
-    assert stores_beside(AdapterStore(tmp_path / "adapters")) == tmp_path / "clients"
+    assert stores_beside(AdapterStore(tmp_path / "federation" / "adapters")) == tmp_path / "federation-clients"
 
 
 def test_a_state_that_is_cut_off_while_it_is_written_leaves_the_last_one(store, monkeypatch):

@@ -25,7 +25,7 @@ def whole(tmp_path_factory):
 
 
 def parts_of(folder):
-    return {path.name: path.read_bytes() for path in (folder / "federation" / "clients").rglob("*.safetensors")}
+    return {path.name: path.read_bytes() for path in (folder / "federation-clients").rglob("*.safetensors")}
 
 
 def test_each_client_is_measured_with_its_own_parts_and_by_the_log_likelihood_too(whole):
@@ -50,7 +50,7 @@ def test_the_clients_answer_in_turn_and_not_one_for_all(whole):
 
 def test_nothing_of_the_clients_own_is_outside_their_stores_or_in_mlflow(whole, tmp_path):
     place, folder, _ = whole
-    stores = folder / "federation" / "clients"
+    stores = folder / "federation-clients"
     own = {name for path in stores.rglob("*.safetensors") for name in safe_open(path, framework="pt").keys()}  # noqa: SIM118
     assert {name.split(".")[0] for name in own} == {"head", "bottleneck", "reward"}
     client = MlflowClient(place.tracking)
@@ -103,4 +103,4 @@ def test_per_fedavg_whose_clients_adapt_when_they_are_asked_runs_to_its_end(tmp_
     result = result_of(place.newest())
     assert result["private"] and not result["personal"] and "by log-likelihood, summed" in output and result["after"]["pairs"] > 0
     answered = json.loads((place.newest() / "evaluation" / "answers.json").read_text())
-    assert {row["aligned"]["client_id"] for row in answered} == set(result["clients"]) and not (place.newest() / "federation" / "clients").exists()
+    assert {row["aligned"]["client_id"] for row in answered} == set(result["clients"]) and not (place.newest() / "federation-clients").exists()
