@@ -70,7 +70,9 @@ def read_pairs(path: Path, column: str | None = None) -> list[dict[str, Any]]:
             raise DataError(f"{where}: column '{empty[0]}' is null, but text is needed")
         if row.get("split") and row["split"] not in SPLITS:
             raise DataError(f"{where}: split '{row['split']}' is not known; there are: {', '.join(SPLITS)} (or leave it empty)")
-        pair = {c: row[c] for c in NEEDED} | {c: row[c] for c in OPTIONAL if row.get(c)} | {"column": row[c] or "" for c in own}
+        pair = {c: row[c] for c in NEEDED} | {c: row[c] for c in OPTIONAL if row.get(c)}
+        if own:
+            pair["column"] = row[column] or ""
         check_number(row, ("margin",), where)
         if row.get("margin") is not None:
             pair["margin"] = float(row["margin"])

@@ -64,7 +64,7 @@ def test_every_row_becomes_a_pair_or_is_counted_and_splits_are_drawn_by_prompt(s
     data = load(source, rows, tmp_path, options={})
     assert len(data.pairs) + len(data.judge) + data.dropped["prompt given to the server"] == 160 and set(data.dropped) == {"prompt given to the server"}
     assert set(data.pairs["split"]) == {"train", "validation", "test"} and len(data.judge)
-    splits = {prompt: split for prompt, split in zip(data.pairs["prompt"], data.pairs["split"], strict=True)}
+    splits = dict(zip(data.pairs["prompt"], data.pairs["split"], strict=True))
     assert len(set(zip(data.pairs["prompt"], data.pairs["split"], strict=True))) == len(splits)
     assert {p["prompt"] for p in data.prompts if p["split"] == "test"} == {prompt for prompt, split in splits.items() if split == "test"}
     assert set(data.pairs["source"]) == {source} and set(data.pairs["client_id"]) == {""} and tuple(data.pairs.column_names)[:len(PAIR_COLUMNS)] == PAIR_COLUMNS
