@@ -76,8 +76,8 @@ def check(data: DataConfig, where: str) -> None:
     Raises:
         RecipeError: an unknown source, option or column; the nearest one is named.
     """
-    found = _find(data.source, where)
-    options = check_section(found.options, data.options, where, "data.options")
+    options = check_section(options_model(data.source, where), data.options, where, "data.options")
+    found = SOURCES[data.source]
     if found.check is not None:
         found.check(options, where)
     if data.column is not None and not found.own_columns and data.column not in TEXT_COLUMNS:
