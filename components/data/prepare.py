@@ -190,7 +190,7 @@ def _owned(pairs: pd.DataFrame, data: DataConfig) -> tuple[pd.DataFrame, dict[st
     given, left_out = len(pairs), {}
     if data.partition == "natural":
         partition.natural(list(pairs["client_id"]))
-        there = f"source {data.source} has only {{}} owners with pairs"
+        there, what = f"source {data.source} has", "owners"
     else:
         texts = [c for c in TEXT_COLUMNS if c in pairs]
         if "column" not in pairs and data.column not in texts:
@@ -200,10 +200,10 @@ def _owned(pairs: pd.DataFrame, data: DataConfig) -> tuple[pd.DataFrame, dict[st
         pairs["client_id"] = partition.by_column(values, data.column_clients)
         pairs = pairs[pairs["client_id"].notna()]
         left_out["value of data.column not among the clients"] = given - len(pairs)
-        there = f"data.column '{data.column}' gives only {{}} with pairs"
+        there, what = f"data.column '{data.column}' gives", "clients"
     held = Counter(pairs["client_id"])
     if data.clients is not None and data.clients > len(held):
-        raise ValueError(f"data.clients is {data.clients}, but {there.format(len(held))} (those of the judge are set apart, see data.options): use at most that many, or another data.partition")
+        raise ValueError(f"data.clients is {data.clients}, but {there} only {len(held)} {what} with pairs (those of the judge are set apart, see data.options): use at most that many, or another data.partition")
     kept = sorted(held, key=lambda c: (-held[c], c))[:data.clients]
     chosen = pairs[pairs["client_id"].isin(kept)]
     return chosen, left_out | {"owner not among the clients": len(pairs) - len(chosen)}

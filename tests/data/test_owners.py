@@ -88,7 +88,7 @@ def test_fewer_clients_than_a_column_gives_keep_the_largest(tmp_path):
     data = written(tmp_path / "p.jsonl", [pair(i, domain="large" if i % 2 else f"small{i % 3}") for i in range(60)])
     report, rows = prepared(data, tmp_path / "data", partition="column", column="domain", clients=2)
     assert {r["client_id"] for r in rows} == {"large", "small0"} and report["rows"]["left_out"] == {"owner not among the clients": 20}
-    with pytest.raises(DataError, match=r"partition 'column': data.clients is 5, but data.column 'domain' gives only 4 with pairs"):
+    with pytest.raises(DataError, match=r"partition 'column': data.clients is 5, but data.column 'domain' gives only 4 clients with pairs"):
         prepared(data, tmp_path / "data", partition="column", column="domain", clients=5)
 
 
