@@ -99,11 +99,11 @@ def test_a_training_prompt_of_the_judge_that_another_source_holds_out_is_dropped
 
 
 def test_groups_of_two_sources_do_not_meet_unless_they_are_the_prompt(tmp_path):
-    parts = [own(tmp_path, name, [pair(i, name, prompt=f"{name} {i}", group=f"g{i % 20}") for i in range(60)] + [pair(99, name, prompt=spelled)])
-             for name, spelled in (("a", "Shared?"), ("b", "shared? "))]
+    parts = [own(tmp_path, name, [pair(i, name, prompt=f"{name} {i}", group=f"g{i % 20}") for i in range(60)] + [pair(99, name, prompt=text) for text in spelled])
+             for name, spelled in (("a", ["Shared?", "SHARED?"]), ("b", ["shared? "]))]
     data = sources.load(mixture(*parts), 0)
-    assert {r["group"] for r in data.pairs if r["client_id"] == "a"} - {"Shared?"} == {f"a/g{i}" for i in range(20)}
-    assert {r["group"] for r in data.pairs if normal(r["prompt"]) == "shared?"} == {"Shared?"}
+    assert {r["group"] for r in data.pairs if r["client_id"] == "a"} - {"SHARED?"} == {f"a/g{i}" for i in range(20)}
+    assert {r["group"] for r in data.pairs if normal(r["prompt"]) == "shared?"} == {"SHARED?"}
     prepare(mixture(*parts, partition="iid", clients=4), 0, tmp_path / "data")
     owners = defaultdict(set)
     for row in rows_of(tmp_path / "data"):
