@@ -99,7 +99,7 @@ def test_a_training_prompt_of_the_judge_that_another_source_holds_out_is_dropped
 
 
 def test_groups_of_two_sources_do_not_meet_unless_they_are_the_prompt(tmp_path):
-    parts = [own(tmp_path, name, [pair(i, name, prompt=f"{name} {i}", group=f"g{i % 20}") for i in range(60)] + [pair(99, name, prompt=text) for text in spelled])
+    parts = [own(tmp_path, name, [pair(i, name, prompt=f"{name} {i}", group=f"g{i % 20}") for i in range(60)] + [pair(99, name, prompt=text, split="train") for text in spelled])
              for name, spelled in (("a", ["Shared?", "SHARED?"]), ("b", ["shared? "]))]
     data = sources.load(mixture(*parts), 0)
     assert {r["group"] for r in data.pairs if r["client_id"] == "a"} - {"SHARED?"} == {f"a/g{i}" for i in range(20)}
