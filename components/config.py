@@ -55,9 +55,14 @@ class DataConfig(Section):
     trees: str | None = Field(None, description="File or folder of trees of thoughts whose pairs are dealt among the clients, beside those of the source; see the section thoughts, which grows them.")
     min_margin: float = Field(0.0, ge=0, lt=9, description="Thoughts whose scores differ by no more than this are tied, and give no pair. With thoughts.evaluator.read 'expected' scores are means, of which hardly two are equal.")
     options: dict[str, Any] = Field(default_factory=dict, description="Options of the source, checked by the source itself.")
-    partition: Literal["natural", "dirichlet", "iid"] = Field(
-        "natural", description="natural: the source's own owners; dirichlet: by domain, questions kept together; iid.")
-    clients: int | None = Field(None, ge=1, description="Number of clients; None with 'natural' keeps every owner. FedBiscuit table 5: 53 (TL;DR).")
+    partition: Literal["natural", "dirichlet", "iid", "margin", "column"] = Field(
+        "natural", description="natural: the source's own owners; dirichlet: by domain, questions kept together; iid; margin: from the greatest margins to the least, questions kept together "
+                               "(FedPDPO D.1.2, IMDB); column: by the values of a column (FedPDPO D.1.2, code by language).")
+    clients: int | None = Field(None, ge=1, description="Number of clients; None with 'natural' and 'column' keeps every owner. FedBiscuit table 5: 53 (TL;DR).")
+    column: str | None = Field(None, min_length=1, description="Column whose values say who owns a pair, with partition 'column': a column of text of the record, such as domain or source, "
+                               "or, with the sources jsonl and parquet, any of the file's own.")
+    column_clients: dict[Annotated[str, Field(min_length=1)], Annotated[list[str], Field(min_length=1)]] | None = Field(
+        None, min_length=1, description="By client, the values of data.column whose pairs it owns; pairs of other values are left out. None: each value is a client of that name.")
     alpha: float = Field(0.3, gt=0, description="Concentration of the Dirichlet partition; FedBiscuit section 6 uses 0.3.")
     validation: float = Field(0.1, ge=0, lt=1, description="Share of a source's prompts held out as the clients' validation sets, where the source has no split of its own.")
     test: float = Field(0.2, gt=0, lt=1, description="Share of a source's prompts held out for the figures that are reported.")
@@ -65,6 +70,21 @@ class DataConfig(Section):
     max_characters: int = Field(20_000, ge=1, description="A pair with a longer prompt or completion fails validation (characters).")
     align_prompts: PromptsConfig | None = Field(None, description="Server prompts to align on, in place of the source's own; FedBiscuit table 5: safe-rlhf for QA.")
     test_prompts: PromptsConfig | None = Field(None, description="Held-out prompts to evaluate policies on, in place of the source's own; FedBiscuit 7.1: alpaca_eval for QA.")
+
+    @model_validator(mode="after")
+    def _columns(self) -> DataConfig:
+        if self.partition == "column" and self.column is None:
+            raise ValueError("column is needed with partition 'column': name the column whose values say who owns a pair, such as domain")
+        for key in ("column", "column_clients"):
+            if self.partition != "column" and getattr(self, key) is not None:
+                raise ValueError(f"{key} is not used with partition '{self.partition}': set partition to 'column', or leave it out")
+        owner: dict[str, str] = {}
+        for client, values in (self.column_clients or {}).items():
+            for value in values:
+                if value in owner:
+                    raise ValueError(f"column_clients names the value '{value}' twice ({owner[value]}, {client}): a value has one client")
+                owner[value] = client
+        return self
 
 
 class BackboneConfig(Section):
@@ -447,7 +467,7 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:
         check_cohort(self.federation.clients_per_round, self.data.clients)
-        if self.data.partition != "natural" and self.data.clients is None:
+        if self.data.partition not in ("natural", "column") and self.data.clients is None:
             raise ValueError(f"data.clients is needed with data.partition '{self.data.partition}': give the number of clients")
         if self.data.validation + self.data.test >= 1:
             raise ValueError(f"data.validation {self.data.validation} and data.test {self.data.test} leave nothing to train on: their sum must be below 1")
@@ -518,8 +538,8 @@ def kind_of(value: Any) -> str:
 
 def _sentence(model: type[BaseModel], values: Any, error: Mapping[str, Any], prefix: str) -> str:
     location = [p for p in error["loc"] if not (isinstance(p, str) and ("[" in p or p.startswith("literal") or p in {"str", "int"}))]
-    names = [re.split(r"[\s:=]", str(part), maxsplit=1)[0] for part in location]     # what is glued to a key may be a secret
-    key = ".".join([*([prefix] if prefix else []), *names])
+    names = [part if isinstance(part, int) else re.split(r"[\s:=]", part, maxsplit=1)[0] for part in location]     # what is glued to a key may be a secret
+    key = _dotted(prefix, names)
     kind, context = error["type"], error.get("ctx", {})
     if kind == "extra_forbidden":
         fields = _fields_at(model, location[:-1])
@@ -569,9 +589,14 @@ def _nearest(model: type[BaseModel], last: str, section: list, fields: list[str]
     everywhere = {path.rsplit(".", 1)[-1]: path for path in reversed(list(_paths(model)))}      # of keys with one name the first
     near = difflib.get_close_matches(last, fields, n=1, cutoff=0.6)
     if near and last not in everywhere:    # the very name in another section is nearer than a like one in this
-        return f"; did you mean '{'.'.join([*([prefix] if prefix else []), *map(str, section), near[0]])}'?"
+        return f"; did you mean '{_dotted(prefix, [*section, near[0]])}'?"
     near = difflib.get_close_matches(last, list(everywhere), n=1, cutoff=0.75)
     return f"; did you mean '{everywhere[near[0]]}'?" if near else "."
+
+
+def _dotted(prefix: str, parts: Iterable[str | int]) -> str:
+    """A key as people write it: data.options.sources[1].path."""
+    return (prefix + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)).removeprefix(".")
 
 
 def _paths(model: type[BaseModel], prefix: str = "") -> Iterable[str]:

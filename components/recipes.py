@@ -68,7 +68,7 @@ def parse_recipe(tree: Mapping[str, Any], where: str) -> Recipe:
     from components.federation import strategy
     from components.models.adapters import AdapterStore
 
-    check_section(sources.options_model(recipe.data.source, where), recipe.data.options, where, "data.options")
+    sources.check(recipe.data, where)
     for key, prompts in (("data.align_prompts", recipe.data.align_prompts), ("data.test_prompts", recipe.data.test_prompts)):
         if prompts is not None:
             sources.check_prompts(prompts, key, where)

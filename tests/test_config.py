@@ -129,6 +129,15 @@ def test_an_even_ensemble_is_refused_and_the_odd_neighbours_are_offered():
 
 @pytest.mark.parametrize(("overrides", "part"), [
     (["data.partition=iid", "data.clients=null"], "data.clients is needed with data.partition 'iid'"),
+    (["data.partition=margin", "data.clients=null"], "data.clients is needed with data.partition 'margin'"),
+    (["data.partition=column"], "key 'data': column is needed with partition 'column': name the column"),
+    (["data.column=domain"], "key 'data': column is not used with partition 'natural'"),
+    (["data.partition=iid", "data.column_clients={a: [x]}"], "key 'data': column_clients is not used with partition 'iid'"),
+    (["data.partition=column", "data.column=domain", "data.column_clients={a: [x, y], b: [y]}"], "column_clients names the value 'y' twice (a, b)"),
+    (["data.partition=column", "data.column=domain", "data.column_clients={}"], "'data.column_clients'"),
+    (["data.partition=column", "data.column=domain", "data.column_clients={a: []}"], "'data.column_clients.a'"),
+    (["data.partition=column", "data.column=domian"], "data.column 'domian' is not known"),
+    (["data.partition=column", "data.column=domian"], "Did you mean 'domain'? A column of a file's own can be named with the sources jsonl, mixture, parquet."),
     (["data.validation=0.5", "data.test=0.5"], "leave nothing to train on"),
     (["federation.local_steps=4", "federation.optimizer.warmup_steps=4"],
      "key 'federation': optimizer.warmup_steps is 4, but local_steps is 4, so that no step would have the full learning rate: use at most 3."),
@@ -140,6 +149,27 @@ def test_an_even_ensemble_is_refused_and_the_odd_neighbours_are_offered():
     (["alignment.dpo.reference_adapter=somewhere"], "reference_adapter is not used with reference 'base'")])
 def test_values_that_do_not_go_together_are_refused(overrides, part):
     assert part in refusal(*overrides)
+
+
+@pytest.mark.parametrize(("sources", "part"), [
+    ("[{source: auto-j}, {source: hh-rlhf, options: {subst: x}}]", "unknown key 'data.options.sources[1].options.subst'; did you mean 'data.options.sources[1].options.subset'?"),
+    ("[{source: auto-j}, {source: hh-rlhf, options: {judge_share: 2}}]", "key 'data.options.sources[1].options.judge_share' is 2: "),
+    ("[{source: auto-j}, {source: hh-rlfh}]", "data.options.sources[1].source 'hh-rlfh' is not known"),
+    ("[{source: mixture}, {source: hh-rlhf}]", "data.options.sources[0].source is 'mixture', but a mixture is made of other sources"),
+    ("[{source: auto-j}, {source: hh-rlhf, pth: x}]", "unknown key 'data.options.sources[1].pth'; did you mean 'data.options.sources[1].path'?"),
+    ("[{source: auto-j}, {path: x}]", "key 'data.options.sources[1].source' is missing"),
+    ("[{source: auto-j}, {source: auto-j}]", "data.options.sources names 'auto-j' more than once, but each source is a client of its own: give each a name"),
+    ("[{source: auto-j, name: hh-rlhf}, {source: hh-rlhf}]", "data.options.sources names 'hh-rlhf' more than once"),
+    ("[{source: auto-j}]", "'data.options.sources'")])
+def test_a_mixture_is_checked_to_the_options_of_its_sources(sources, part):
+    message = refusal("data.source=mixture", f"data.options={{sources: {sources}}}")
+    assert part in message, message
+
+
+def test_columns_and_mixtures_that_go_together_are_taken():
+    recipe = load_recipe("debug", ["data.source=jsonl", "data.options={}", "data.partition=column", "data.column=region", "data.clients=null", "data.column_clients={a: [x], b: [y, z]}"])
+    assert recipe.data.column_clients == {"a": ["x"], "b": ["y", "z"]}
+    load_recipe("debug", ["data.source=mixture", "data.options={sources: [{source: auto-j}, {source: auto-j, name: other, options: {judge_share: 0.3}}]}"])
 
 
 def test_a_warm_up_that_leaves_one_step_is_taken():

@@ -1,7 +1,8 @@
 """Sources `jsonl` and `parquet`: the user's own preference pairs from one file.
 
 Three columns are needed: prompt, chosen, rejected. Optional ones: client_id (owner), domain, group (what must stay
-with one client and in one split), split (train, validation or test), margin (a number).
+with one client and in one split), split (train, validation or test), margin (a number); and a column of text of any
+name, where data.column names it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class FileOptions(Section):
     judge_clients: float = Field(0.1, ge=0, lt=1, description="Share of the owners whose pairs train the judge; of the prompts where there are fewer than 10 owners.")
 
 
-@source("jsonl", FileOptions)
+@source("jsonl", FileOptions, own_columns=True)
 def load_jsonl(data: DataConfig, options: FileOptions, seed: int) -> SourceData:
     """Pairs from a JSON-lines file (.jsonl, .jsonl.gz), one object a line.
 
@@ -39,7 +40,7 @@ def load_jsonl(data: DataConfig, options: FileOptions, seed: int) -> SourceData:
     return _load(data, options, seed, "jsonl", (".jsonl", ".jsonl.gz", ".json.gz"))
 
 
-@source("parquet", FileOptions)
+@source("parquet", FileOptions, own_columns=True)
 def load_parquet(data: DataConfig, options: FileOptions, seed: int) -> SourceData:
     """Pairs from a parquet file.
 
@@ -49,22 +50,29 @@ def load_parquet(data: DataConfig, options: FileOptions, seed: int) -> SourceDat
     return _load(data, options, seed, "parquet", (".parquet",))
 
 
-def read_pairs(path: Path) -> list[dict[str, Any]]:
+def read_pairs(path: Path, column: str | None = None) -> list[dict[str, Any]]:
     """The pairs of a file, checked; absent optional columns stay absent, extra columns are left out.
+
+    Args:
+        path: of the file.
+        column: data.column of the recipe. Where it is none of the columns that are read anyway, its value is the pair's `column`.
 
     Raises:
         DataError: the file or a column is missing, a line is not JSON, a value has the wrong type, or a split is unknown.
     """
     pairs = []
-    for number, row in enumerate(read_file(path, NEEDED), 1):
+    own = [column] if column is not None and column not in (*NEEDED, *OPTIONAL) else []
+    for number, row in enumerate(read_file(path, (*NEEDED, *own)), 1):
         where = f"{path}, row {number}"
-        check_text(row, (*NEEDED, *OPTIONAL), where)
+        check_text(row, (*NEEDED, *OPTIONAL, *own), where)
         empty = [c for c in NEEDED if row[c] is None]
         if empty:
             raise DataError(f"{where}: column '{empty[0]}' is null, but text is needed")
         if row.get("split") and row["split"] not in SPLITS:
             raise DataError(f"{where}: split '{row['split']}' is not known; there are: {', '.join(SPLITS)} (or leave it empty)")
         pair = {c: row[c] for c in NEEDED} | {c: row[c] for c in OPTIONAL if row.get(c)}
+        if own:
+            pair["column"] = row[column] or ""
         check_number(row, ("margin",), where)
         if row.get("margin") is not None:
             pair["margin"] = float(row["margin"])
@@ -77,7 +85,7 @@ def _load(data: DataConfig, options: FileOptions, seed: int, name: str, suffixes
         raise DataError(f"the data source {name} reads your own pairs: give the file as data.path")
     if Path(data.path).is_file() and not data.path.endswith(suffixes):
         raise DataError(f"{data.path}: the data source {name} reads {' or '.join(suffixes)} files; for another kind, choose another data.source")
-    rows = grouped(read_pairs(Path(data.path)))
+    rows = grouped(read_pairs(Path(data.path), data.column))
     splits = assign(map(group_of, rows), data.validation, data.test, seed)
     rows = [r if r.get("split") else r | {"split": split} for r, split in zip(rows, splits, strict=True)]
     return set_apart(rows, name, options.align_share, options.judge_clients, seed, {})

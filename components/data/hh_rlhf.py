@@ -8,29 +8,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
-from components.config import DataConfig, Section
-from components.data.records import DataError, SourceData
+from components.config import DataConfig
+from components.data.plain import PlainOptions, in_splits, raw_rows
+from components.data.records import SourceData
 from components.data.registry import source
 from components.data.reserve import set_apart
-from components.data.rows import SUFFIXES, check_text, find_file, from_hub, read_file
-from components.data.splits import assign, group_of, grouped, normal
+from components.data.rows import check_text
 
 HUB = "Anthropic/hh-rlhf"
 TURN = "\n\nAssistant:"
 COLUMNS = ("chosen", "rejected")
 
 
-class HhOptions(Section):
+class HhOptions(PlainOptions):
     """Options of the source hh-rlhf."""
 
     subset: str = Field("harmless-base", min_length=1, description="Folder of the hub data set: harmless-base, helpful-base, helpful-online, helpful-rejection-sampled.")
-    align_share: float = Field(0.2, ge=0, lt=1, description="Share of the training prompts that become the server's unlabelled prompts; their pairs are left out.")
-    judge_share: float = Field(0.1, ge=0, lt=1, description="Share of the prompts whose pairs train the judge.")
 
 
 @source("hh-rlhf", HhOptions)
@@ -44,21 +41,11 @@ def load(data: DataConfig, options: HhOptions, seed: int) -> SourceData:
     Raises:
         DataError: the data cannot be read or hold no usable pair.
     """
-    raw = _raw(data, options.subset)
-    split, dropped = {}, Counter()
-    for name, rows in raw.items():
-        split[name], counts = split_dialogues(rows, data.path or f"{HUB} ({options.subset}, {name})")
+    by_split, dropped = {}, Counter()
+    for split, (rows, where) in raw_rows(data, HUB, COLUMNS, ("train", "test"), options.subset).items():
+        by_split[split], counts = split_dialogues(rows, where)
         dropped.update(counts)
-    if "test" in split:
-        held_out = {normal(r["prompt"]) for r in split["test"]}
-        kept = grouped([r for r in split["train"] if normal(r["prompt"]) not in held_out])
-        dropped["prompt also in the test split"] += len(split["train"]) - len(kept)
-        parts = assign(map(group_of, kept), data.validation, 0.0, seed)
-        rows = [r | {"split": s} for r, s in zip(kept, parts, strict=True)] + [r | {"split": "test"} for r in grouped(split["test"])]
-    else:
-        kept = grouped(split["train"])
-        parts = assign(map(group_of, kept), data.validation, data.test, seed)
-        rows = [r | {"split": s} for r, s in zip(kept, parts, strict=True)]
+    rows, dropped["prompt also in the test split"] = in_splits(by_split, data, seed)
     rows = [r | {"domain": options.subset} for r in rows]
     return set_apart(rows, "hh-rlhf", options.align_share, options.judge_share, seed, {k: n for k, n in dropped.items() if n})
 
@@ -91,15 +78,3 @@ def split_dialogues(rows: Iterable[Mapping[str, Any]], where: str) -> tuple[list
         else:
             pairs.append({"prompt": prompt.strip(), "chosen": chosen, "rejected": rejected})
     return pairs, dict(dropped)
-
-
-def _raw(data: DataConfig, subset: str) -> dict[str, Iterable[Mapping[str, Any]]]:
-    if data.path is None:
-        return {name: from_hub(HUB, split=name, revision=data.revision, data_dir=subset) for name in ("train", "test")}
-    path = Path(data.path)
-    if not path.is_dir():
-        return {"train": read_file(path, COLUMNS)}
-    files = {name: find_file(path, name) for name in ("train", "test")}
-    if files["train"] is None:
-        raise DataError(f"{path}: expected a file train ({', '.join(SUFFIXES)}), and optionally test, in this folder")
-    return {name: read_file(file, COLUMNS) for name, file in files.items() if file}

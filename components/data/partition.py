@@ -1,16 +1,19 @@
-"""Who owns which row: by natural owner, by a Dirichlet draw over domains, or evenly (FedBiscuit section 6).
+"""Who owns which row: by natural owner, by a Dirichlet draw over domains, or evenly (FedBiscuit section 6); by margin, or by a column (FedPDPO D.1.2).
 
-Rows of one group (a question, a post) always go to one client, "ensuring that no questions overlap between clients".
+But for natural owners and columns, the rows of one group (a question, a post) go to one client, "ensuring that no questions
+overlap between clients".
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 
+from components.config import unknown_name
 from components.seeding import generator
 
 
@@ -81,6 +84,72 @@ def iid(groups: Sequence[Hashable], n_clients: int, seed: int) -> np.ndarray:
         owner[names[i]] = client
         heapq.heappush(heap, (rows + sizes[names[i]], client))
     return np.array([owner[str(group)] for group in groups], dtype=np.int64)
+
+
+def by_margin(margins: Sequence[float | None], groups: Sequence[Hashable], n_clients: int) -> np.ndarray:
+    """Sort groups by margin, the greatest first, and cut them into contiguous shards, the easiest for client 0 (FedPDPO D.1.2, IMDB).
+
+    A group's margin is the mean of its rows'; equal ones are in the order of the groups' names. Each cut is at the end of
+    the group that is nearest to an even share of the rows, the earlier of two as near, and leaves every client a group.
+    Nothing is drawn, and the result does not depend on the order of rows.
+
+    Args:
+        margins: how much better chosen is than rejected, of each row [N], in any unit.
+        groups: group of each row [N].
+        n_clients: number of clients, at most the number of groups.
+
+    Returns:
+        Client of each row, int64 [N] in [0, n_clients).
+
+    Raises:
+        ValueError: lengths differ, a margin is missing or not finite, or there are more clients than groups.
+    """
+    if len(margins) != len(groups):
+        raise ValueError(f"margins has {len(margins)} rows and groups has {len(groups)}: each row needs one of both")
+    bare = sum(margin is None or not math.isfinite(margin) for margin in margins)
+    if bare:
+        raise ValueError(f"{bare} of {len(margins)} rows have no margin, which must be a finite number: bring one for each, or use another partition")
+    sizes = _sizes(groups, n_clients)
+    of_group: dict[str, list[float]] = {group: [] for group in sizes}
+    for margin, group in zip(margins, groups, strict=True):
+        of_group[str(group)].append(float(margin))
+    ranked = sorted(sizes, key=lambda group: (-math.fsum(of_group[group]) / sizes[group], group))   # fsum knows no order
+    ends = np.cumsum([sizes[group] for group in ranked])
+    owner, start = {}, 0
+    for client in range(n_clients):
+        last = len(ranked) - (n_clients - client)       # of the groups that leave one for each client after this
+        off = np.abs(ends[start:last + 1] * n_clients - (client + 1) * len(groups))
+        cut = start + int(np.argmin(off)) + 1
+        owner |= dict.fromkeys(ranked[start:cut], client)
+        start = cut
+    return np.array([owner[str(group)] for group in groups], dtype=np.int64)
+
+
+def by_column(values: Sequence[str | None], clients: Mapping[str, Sequence[str]] | None = None) -> list[str | None]:
+    """The client of each row by its value in a column (FedPDPO D.1.2, code by language); rows of one group may go to several clients.
+
+    Args:
+        values: of each row [N], compared as they stand.
+        clients: by client, its values; None: each value is a client of that name.
+
+    Returns:
+        Name of each row's client [N], None where no client has its value.
+
+    Raises:
+        ValueError: a row has no value, or a client's value is that of no row; the nearest one is named.
+    """
+    bare = sum(not (value or "").strip() for value in values)
+    if bare:
+        raise ValueError(f"{bare} of {len(values)} rows have no value in the column: fill them, or leave these rows out of the data")
+    if clients is None:
+        return list(values)
+    known = set(values)
+    for client, own in clients.items():
+        for value in own:
+            if value not in known:
+                raise ValueError(unknown_name(f"data.column_clients.{client}: value", value, known))
+    owner = {value: client for client, own in clients.items() for value in own}
+    return [owner.get(value) for value in values]
 
 
 def natural(client_ids: Sequence[str]) -> np.ndarray:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from components.config import DataConfig
+from components.config import DataConfig, unknown_name
 from components.data import partition, sources
 from components.data.picture import partition_picture
 from components.data.prompts import server_prompts
 from components.data.records import PAIR_COLUMNS, PROMPT_COLUMNS, SPLITS, DataError
-from components.data.registry import EXTRA, pairs_dataset
-from components.data.splits import assign, one_spelling
+from components.data.registry import EXTRA, TEXT_COLUMNS, pairs_dataset
+from components.data.splits import assign, one_spelling, sample
 from components.data.trees import thought_pairs
 from components.data.validation import validate
 from components.seeding import generator
@@ -62,11 +62,11 @@ def prepare(data: DataConfig, seed: int, folder: Path) -> dict[str, Any]:
     loaded = sources.load(data, seed)
     spelling = one_spelling((*loaded.pairs["prompt"], *loaded.judge["prompt"]))
     pairs, judge = (_frame(rows, spelling, data, seed) for rows in (loaded.pairs, loaded.judge))
-    given, left_out = len(pairs), {}
+    given = len(pairs)
     if not given:
         raise DataError(f"source {data.source} gives no pairs")
 
-    pairs, left_out["owner not among the clients"] = _partition(pairs, data, seed)
+    pairs, left_out = _partition(pairs, data, seed)
     clients = sorted(set(pairs["client_id"]))
     shared = sorted(set(clients) & set(judge["client_id"]))
     if shared:
@@ -93,7 +93,7 @@ def prepare(data: DataConfig, seed: int, folder: Path) -> dict[str, Any]:
     try:
         try:
             expectations = validate(
-                pairs, prompts, clients, judge=judge, max_characters=data.max_characters, one_client_groups=data.partition != "natural", docs=building / "docs")
+                pairs, prompts, clients, judge=judge, max_characters=data.max_characters, one_client_groups=data.partition not in ("natural", "column"), docs=building / "docs")
         except DataError as error:
             shutil.rmtree(rejected, ignore_errors=True)
             rejected.mkdir()
@@ -159,44 +159,73 @@ def _frame(rows: Any, spelling: Mapping[str, str], data: DataConfig, seed: int) 
     return frame
 
 
-def _partition(pairs: pd.DataFrame, data: DataConfig, seed: int) -> tuple[pd.DataFrame, int]:
-    """The pairs with their clients, and how many rows of owners that are none were left out."""
+def _partition(pairs: pd.DataFrame, data: DataConfig, seed: int) -> tuple[pd.DataFrame, dict[str, int]]:
+    """The pairs with their clients, and how many rows of owners or values that are no client's were left out, by reason."""
     pairs = pairs.copy()
     try:
-        if data.partition == "natural":
-            partition.natural(list(pairs["client_id"]))
-            held = Counter(pairs["client_id"])
-            if data.clients is not None and data.clients > len(held):
-                raise ValueError(f"data.clients is {data.clients}, but source {data.source} has only {len(held)} owners with pairs "
-                                 "(those of the judge are set apart, see data.options): use at most that many, or another data.partition")
-            kept = sorted(held, key=lambda c: (-held[c], c))[:data.clients]
-            chosen = pairs[pairs["client_id"].isin(kept)]
-            return chosen, len(pairs) - len(chosen)
+        if data.partition in ("natural", "column"):
+            return _owned(pairs, data)
         assert data.clients is not None     # the recipe's own check
         groups = list(pairs["group"])
-        owners = (partition.dirichlet(list(pairs["domain"]), groups, data.clients, data.alpha, seed) if data.partition == "dirichlet"
-                  else partition.iid(groups, data.clients, seed))
+        if data.partition == "margin":
+            _refuse_bare(pairs, ~np.isfinite(pairs["margin"].to_numpy(np.float64)) if "margin" in pairs else np.ones(len(pairs), dtype=bool), "no margin (a finite number)")
+            owners = partition.by_margin(list(pairs["margin"]), groups, data.clients)
+        elif data.partition == "dirichlet":
+            owners = partition.dirichlet(list(pairs["domain"]), groups, data.clients, data.alpha, seed)
+        else:
+            owners = partition.iid(groups, data.clients, seed)
     except ValueError as error:
         raise DataError(f"partition '{data.partition}': {error}") from None
     width = max(2, len(str(data.clients - 1)))
     pairs["client_id"] = [f"client-{i:0{width}d}" for i in owners]
-    return pairs, 0
+    return pairs, {}
+
+
+def _owned(pairs: pd.DataFrame, data: DataConfig) -> tuple[pd.DataFrame, dict[str, int]]:
+    """The pairs of the largest data.clients owners, or of all, who are the source's own or those that a column gives; and the rows left out by reason.
+
+    Raises:
+        ValueError: a row has no owner or no value, there is no such column or value, or there are fewer owners than asked for.
+    """
+    given, left_out = len(pairs), {}
+    if data.partition == "natural":
+        partition.natural(list(pairs["client_id"]))
+        there, what = f"source {data.source} has", "owners"
+    else:
+        texts = [c for c in TEXT_COLUMNS if c in pairs]
+        if "column" not in pairs and data.column not in texts:
+            raise ValueError(unknown_name("data.column", data.column, texts))
+        values = [None if _missing(value) else value for value in pairs["column" if "column" in pairs else data.column]]
+        _refuse_bare(pairs, np.array([not (value or "").strip() for value in values]), f"no value in the column '{data.column}'")
+        pairs["client_id"] = partition.by_column(values, data.column_clients)
+        pairs = pairs[pairs["client_id"].notna()]
+        left_out["value of data.column not among the clients"] = given - len(pairs)
+        there, what = f"data.column '{data.column}' gives", "clients"
+    held = Counter(pairs["client_id"])
+    if data.clients is not None and data.clients > len(held):
+        raise ValueError(f"data.clients is {data.clients}, but {there} only {len(held)} {what} with pairs (those of the judge are set apart, see data.options): use at most that many, or another data.partition")
+    kept = sorted(held, key=lambda c: (-held[c], c))[:data.clients]
+    chosen = pairs[pairs["client_id"].isin(kept)]
+    return chosen, left_out | {"owner not among the clients": len(pairs) - len(chosen)}
+
+
+def _refuse_bare(pairs: pd.DataFrame, bare: Any, what: str) -> None:
+    """Refuse rows that lack what a partition needs, saying how many of which source.
+
+    Raises:
+        ValueError: there are such rows.
+    """
+    if bare.any():
+        lacking = ", ".join(f"{n} of source {name}" for name, n in sorted(Counter(pairs.loc[bare, "source"]).items()))
+        raise ValueError(f"{int(bare.sum())} of {len(pairs)} rows have {what}: {lacking}; bring one for each row, or use another data.partition")
 
 
 def _sample(pairs: pd.DataFrame, most: int | None, seed: int) -> tuple[pd.DataFrame, int]:
-    """At most so many pairs: whole prompts in a seeded order, each split in its own proportion (rounded down)."""
+    """At most so many pairs, see splits.sample; and how many were left out."""
     if most is None or len(pairs) <= most:
         return pairs, 0
-    kept: set[str] = set()
-    for split, rows in pairs.groupby("split"):
-        sizes = rows.groupby("prompt").size()
-        room = most * len(rows) // len(pairs)
-        for i in generator(seed, "max_pairs", str(split)).permutation(len(sizes)):
-            if sizes.iloc[i] <= room:
-                kept.add(sizes.index[i])
-                room -= int(sizes.iloc[i])
-    sample = pairs[pairs["prompt"].isin(kept)]
-    return sample, len(pairs) - len(sample)
+    kept = pairs[pairs["prompt"].isin(sample(list(pairs["prompt"]), list(pairs["split"]), most, seed))]
+    return kept, len(pairs) - len(kept)
 
 
 def _write(folder: Path, pairs: pd.DataFrame, judge: pd.DataFrame, prompts: pd.DataFrame, clients: dict, report: dict) -> None:

@@ -27,8 +27,12 @@ from components.data.records import PAIR_COLUMNS, PROMPT_COLUMNS, SourceData, pa
 if TYPE_CHECKING:
     from datasets import Dataset
 
-EXTRA = {"margin": "float64", "group": "string", "tree": "string", "depth": "int64"}
-"""Columns that some sources have beside PAIR_COLUMNS, with their types; tree and depth say where a pair of thoughts comes from."""
+EXTRA = {"margin": "float64", "group": "string", "tree": "string", "depth": "int64", "column": "string"}
+"""Columns that some sources have beside PAIR_COLUMNS, with their types; tree and depth say where a pair of thoughts comes from,
+column is the value of data.column where that is a column of the user's own file."""
+
+TEXT_COLUMNS = (*PAIR_COLUMNS, *(c for c, kind in EXTRA.items() if kind == "string" and c != "column"))
+"""The columns of the record that data.column may name with any source."""
 
 Load = Callable[[DataConfig, Any, int], SourceData]
 LoadPrompts = Callable[[PromptsConfig, Any, int], "PromptData"]
@@ -36,10 +40,19 @@ LoadPrompts = Callable[[PromptsConfig, Any, int], "PromptData"]
 
 @dataclass(frozen=True)
 class Source:
-    """A registered source: its options' model and its loading function."""
+    """A registered source.
+
+    Attributes:
+        options: the model of its options.
+        load: its loading function.
+        own_columns: whether data.column may name a column of the user's own file.
+        check: looks at what is inside checked options, (options, where), and raises a RecipeError; None: there is nothing more to check.
+    """
 
     options: type[Section]
     load: Load
+    own_columns: bool = False
+    check: Callable[[Any, str], Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -80,8 +93,8 @@ SOURCES: dict[str, Source] = {}
 PROMPT_SOURCES: dict[str, PromptSource] = {}
 
 
-def source(name: str, options: type[Section]) -> Callable[[Load], Load]:
-    """Register a source under a name.
+def source(name: str, options: type[Section], own_columns: bool = False, check: Callable[[Any, str], Any] | None = None) -> Callable[[Load], Load]:
+    """Register a source under a name; see Source for the rest.
 
     Raises:
         ValueError: the name is taken.
@@ -89,7 +102,7 @@ def source(name: str, options: type[Section]) -> Callable[[Load], Load]:
     def register(load: Load) -> Load:
         if name in SOURCES:
             raise ValueError(f"two data sources are named '{name}'")
-        SOURCES[name] = Source(options, load)
+        SOURCES[name] = Source(options, load, own_columns, check)
         return load
 
     return register
@@ -110,13 +123,13 @@ def prompt_source(name: str, options: type[Section]) -> Callable[[LoadPrompts], 
     return register
 
 
-def pairs_dataset(rows: Iterable[Mapping[str, Any]], source: str) -> Dataset:
+def pairs_dataset(rows: Iterable[Mapping[str, Any]], source: str | None) -> Dataset:
     """Rows as a Dataset of PAIR_COLUMNS, with those of EXTRA that any row has.
 
     Args:
         rows: mappings with prompt, chosen and rejected; client_id, domain, split, and those of EXTRA where known.
-        source: written to every row. pair_id is derived from source, owner, prompt and completions; an owner's
-            repeated judgement of one pair counts up, so that ids stay unique.
+        source: written to every row; None: each row has its own. pair_id is derived from source, owner, prompt and
+            completions; an owner's repeated judgement of one pair counts up, so that ids stay unique.
     """
     from datasets import Dataset, Features, Value
 
@@ -125,10 +138,11 @@ def pairs_dataset(rows: Iterable[Mapping[str, Any]], source: str) -> Dataset:
     columns: dict[str, list] = {c: [] for c in (*PAIR_COLUMNS, *extra)}
     seen: dict[tuple[str, ...], int] = {}
     for row in rows:
-        identity = (source, row.get("client_id") or "", row["prompt"], row["chosen"], row["rejected"])
+        origin = row["source"] if source is None else source
+        identity = (origin, row.get("client_id") or "", row["prompt"], row["chosen"], row["rejected"])
         again = seen[identity] = seen.get(identity, -1) + 1
         values = {"client_id": "", "domain": "", "split": ""} | {k: v for k, v in row.items() if v is not None}
-        values |= {"source": source, "pair_id": pair_id(*identity, *([str(again)] if again else []))}
+        values |= {"source": origin, "pair_id": pair_id(*identity, *([str(again)] if again else []))}
         for column in columns:
             columns[column].append(values.get(column))
     features = Features({c: Value(EXTRA.get(c, "string")) for c in columns})

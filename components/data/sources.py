@@ -7,6 +7,12 @@
     hh-rlhf    hub: Anthropic's helpful and harmless dialogues
     thoughts   file: preferred thoughts along trees that were grown before, a question set is a client (DRIFT section 2.2)
     auto-j     file: Auto-J's pairwise set, human verdicts in 58 scenarios
+    imdb       hub: film reviews carried on in two ways, a classifier's scores (FedPDPO D.1.1)
+    code-vulnerability   hub: secure and vulnerable code in 11 languages (FedPDPO D.1.1)
+    webgpt     hub: OpenAI's comparisons of long answers from the web (FedPDPO D.1.1)
+    py-dpo     hub: Python code (FedPDPO D.1.1)
+    ultrafeedback   hub: instructions of many kinds (FedPDPO D.1.1)
+    mixture    several of these, each a client (FedPDPO D.1.2, cross-domain)
     jsonl      the user's own pairs
     parquet    the user's own pairs
 
@@ -20,9 +26,26 @@ data.test_prompts):
 from __future__ import annotations
 
 from components.config import DataConfig, PromptsConfig, RecipeError, Section, check_section, unknown_name
-from components.data import aclsum, alpaca_eval, auto_j, chitchat, files, hh_rlhf, safe_rlhf, shp, tldr, trees  # noqa: F401  (importing them registers them)
+from components.data import (  # noqa: F401  (importing them registers them)
+    aclsum,
+    alpaca_eval,
+    auto_j,
+    chitchat,
+    code_vulnerability,
+    files,
+    hh_rlhf,
+    imdb,
+    mixture,
+    py_dpo,
+    safe_rlhf,
+    shp,
+    tldr,
+    trees,
+    ultrafeedback,
+    webgpt,
+)
 from components.data.records import DataError, SourceData
-from components.data.registry import PROMPT_SOURCES, SOURCES, PromptData, PromptSource, Source
+from components.data.registry import PROMPT_SOURCES, SOURCES, TEXT_COLUMNS, PromptData, PromptSource, Source
 
 
 def names() -> list[str]:
@@ -41,6 +64,25 @@ def options_model(name: str, where: str) -> type[Section]:
         RecipeError: no source has this name; the nearest one is named.
     """
     return _find(name, where).options
+
+
+def check(data: DataConfig, where: str) -> None:
+    """Check that a recipe's source exists, that its options fit it, and that it has the column which data.column names.
+
+    Args:
+        data: the recipe's section.
+        where: the file or command it comes from, for the error.
+
+    Raises:
+        RecipeError: an unknown source, option or column; the nearest one is named.
+    """
+    options = check_section(options_model(data.source, where), data.options, where, "data.options")
+    found = SOURCES[data.source]
+    if found.check is not None:
+        found.check(options, where)
+    if data.column is not None and not found.own_columns and data.column not in TEXT_COLUMNS:
+        others = ", ".join(sorted(name for name, other in SOURCES.items() if other.own_columns))
+        raise RecipeError(f"{where}: {unknown_name('data.column', data.column, TEXT_COLUMNS)} A column of a file's own can be named with the sources {others}.")
 
 
 def load(data: DataConfig, seed: int) -> SourceData:

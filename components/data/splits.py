@@ -9,10 +9,11 @@ of the spellings is hashed; one that has a single spelling is hashed as it stand
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from components.seeding import derive
+from components.seeding import derive, generator
 
 
 def normal(prompt: str) -> str:
@@ -60,3 +61,24 @@ def assign(groups: Iterable[str], validation: float, test: float, seed: int) -> 
         return "test" if at < test else "validation" if at < test + validation else "train"
 
     return [one(group) for group in groups]
+
+
+def sample(prompts: Sequence[str], splits: Sequence[str], most: int, seed: int) -> set[str]:
+    """Whole prompts in a seeded order, of at most so many rows, each split in its own proportion (rounded down).
+
+    Args:
+        prompts: of each row [N].
+        splits: of each row [N]; a prompt is in one.
+        most: rows to keep.
+        seed: of the recipe.
+    """
+    kept: set[str] = set()
+    for split in sorted(set(splits)):
+        sizes = sorted(Counter(prompt for prompt, own in zip(prompts, splits, strict=True) if own == split).items())
+        room = most * sum(rows for _, rows in sizes) // len(prompts)
+        for i in generator(seed, "max_pairs", split).permutation(len(sizes)):
+            prompt, rows = sizes[i]
+            if rows <= room:
+                kept.add(prompt)
+                room -= rows
+    return kept

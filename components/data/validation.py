@@ -45,7 +45,7 @@ def validate(pairs: pd.DataFrame, prompts: pd.DataFrame, clients: Collection[str
         clients: the clients there are.
         judge: pairs of owners that must not be among the clients; may have no rows.
         max_characters: longest prompt or completion (characters).
-        one_client_groups: whether the partition promises that a group has one client (dirichlet and iid do).
+        one_client_groups: whether the partition promises that a group has one client (dirichlet, iid and margin do).
         docs: folder for the Data Docs (its index.html is the entry), or None.
 
     Returns:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from components.data.partition import dirichlet, iid, natural, statistics
+from components.data.partition import by_column, by_margin, dirichlet, iid, natural, statistics
 
 
 def questions(domains: int = 4, each: int = 200, rows: int = 3) -> tuple[list[str], list[str]]:
@@ -95,3 +95,55 @@ def test_natural_keeps_owners_and_refuses_rows_without_one():
 def test_statistics_are_the_columns_of_table_five():
     assert statistics([5, 1]) == {"samples": 6, "clients": 2, "max": 5, "min": 1, "std": 2.0}
     assert statistics([3, 0])["min"] == 0 and statistics([])["clients"] == 0
+
+
+def test_margin_cuts_the_sorted_groups_into_shards_the_greatest_margins_first():
+    margins = np.random.default_rng(0).normal(size=90)
+    owners = by_margin(margins, [f"q{i}" for i in range(90)], 3)
+    assert owners[np.argsort(-margins)].tolist() == [0] * 30 + [1] * 30 + [2] * 30 and np.issubdtype(owners.dtype, np.integer)
+
+
+def test_margin_ranks_a_group_by_the_mean_of_its_rows_and_keeps_it_whole():
+    owners = by_margin([9.0, 0.0, 5.0, 5.0, 4.0, 4.0], ["mixed", "mixed", "high", "high", "low", "low"], 3)
+    assert owners.tolist() == [1, 1, 0, 0, 2, 2]       # the means are 4.5, 5 and 4
+
+
+def test_margin_does_not_depend_on_the_order_of_rows_and_equal_margins_are_in_the_order_of_the_groups_names():
+    draw = np.random.default_rng(1)
+    groups = [f"q{i:02d}" for i in draw.integers(0, 40, 200)]
+    margins = draw.integers(0, 3, 200) / 10
+    owners = by_margin(margins, groups, 4)
+    for order in (draw.permutation(200) for _ in range(20)):
+        assert (by_margin(margins[order], [groups[i] for i in order], 4) == owners[order]).all()
+    assert by_margin([1.0] * 4, ["d", "b", "a", "c"], 4).tolist() == [3, 1, 0, 2]
+
+
+@pytest.mark.parametrize(("sizes", "clients", "wanted"), [
+    ([3, 1, 1, 1], 2, [0, 1, 1, 1]), ([1, 1, 1, 3], 2, [0, 0, 0, 1]), ([9, 1, 1], 3, [0, 1, 2]), ([1, 1, 9], 3, [0, 1, 2]), ([2, 2, 2, 2, 2], 2, [0, 0, 1, 1, 1]), ([4, 1, 1, 4], 2, [0, 0, 1, 1])])
+def test_margin_cuts_where_a_group_ends_nearest_to_an_even_share_and_leaves_no_client_empty(sizes, clients, wanted):
+    rows = [g for g, size in enumerate(sizes) for _ in range(size)]
+    owners = by_margin([-float(g) for g in rows], rows, clients)
+    assert [int(owners[rows.index(g)]) for g in range(len(sizes))] == wanted
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), [
+    (([1.0, None], ["g", "h"], 1), "1 of 2 rows have no margin, which must be a finite number"),
+    (([float("nan"), float("inf")], ["g", "h"], 1), "2 of 2 rows have no margin"),
+    (([1.0, 2.0], ["g", "g"], 2), "2 clients cannot each own one of 1 groups"),
+    (([1.0], ["g", "h"], 1), "margins has 1 rows and groups has 2"),
+    (([1.0], ["g"], 0), "n_clients is 0")])
+def test_margin_refuses_what_cannot_be_partitioned_in_a_sentence(arguments, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        by_margin(*arguments)
+
+
+def test_a_column_gives_each_value_a_client_or_those_that_a_client_names():
+    assert by_column(["Go", "C#", "Go"]) == ["Go", "C#", "Go"]
+    assert by_column(["Go", "C#", "PHP"], {"a": ["Go", "PHP"]}) == ["a", None, "a"]
+
+
+def test_a_column_refuses_rows_without_a_value_and_values_that_no_row_has():
+    with pytest.raises(ValueError, match="2 of 3 rows have no value"):
+        by_column(["Go", "", None])
+    with pytest.raises(ValueError, match=r"data.column_clients.web: value 'PHQ' is not known; there are: Go, PHP. Did you mean 'PHP'\?"):
+        by_column(["Go", "PHP"], {"web": ["PHQ"]})
