@@ -16,7 +16,7 @@ BENCHMARKS = RECIPES.parent / "benchmarks"
 FIGURES = {
     "common": "common taste", "common_assigned": "common taste, own adapter", "own": "own taste", "own_assigned": "own taste, own adapter", "worst": "worst client", "adjusted_rand_index": "adjusted Rand index",
     "accuracy": "pair accuracy", "margin": "reward margin", "reward": "reward", "best_reward": "best reward", "neighbours": "own-group neighbours", "neighbours_chance": "by chance",
-    "summed": "accuracy by log-likelihood", "summed_worst": "by it, worst client", "per_token": "accuracy by log-likelihood a token", "per_token_worst": "by it, worst client ",
+    "summed": "accuracy by log-likelihood", "summed_worst": "by log-likelihood, worst client", "per_token": "accuracy by log-likelihood a token", "per_token_worst": "by log-likelihood a token, worst client",
     "explicit": "accuracy by the reward head", "sent": "MB sent", "kept": "MB kept by a client", "answer_accuracy": "answers to questions, accuracy", "success": "answers to questions, success",
     "rougeLsum": "ROUGE-L", "characters": "characters an answer", "kl": "KL (nats)", "implicit_reward": "implicit reward", "client_steps": "client steps", "train_seconds": "training (s)",
     "aggregation_seconds": "aggregation (s a round)"}

@@ -398,9 +398,9 @@ class RewardConfig(Section):
     revision: str | None = Field(None, description="Hub revision (commit or tag).")
     template: str | None = Field(None, description="Text with {prompt} and {response} that the classifier reads, e.g. '\n\nHuman: {prompt}\n\nAssistant: {response}'; None: the two as a pair of texts, as its tokenizer joins them.")
     output: int = Field(0, ge=0, description="Which of the classifier's outputs is the score.")
-    max_length: int = Field(512, ge=16, description="Longest input (tokens); what is too long loses the start of the prompt.")
+    max_length: int = Field(512, ge=16, description="Longest input (tokens); a response loses what is beyond three quarters of it, then the prompt its start.")
     batch_size: int = Field(16, ge=1, description="Responses scored at once.")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: float32 on CPU, bfloat16 on CUDA.")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("float32", description="In bfloat16 (auto takes it on CUDA) scores that lie near each other are the same.")
 
     @model_validator(mode="after")
     def _consistent(self) -> RewardConfig:

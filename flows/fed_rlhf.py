@@ -21,6 +21,7 @@ from components.config import Recipe
 from components.data.records import known_groups
 from components.environment import quiet
 from components.federation.commits import Commits
+from components.federation.private import rewards_beside
 from components.federation.rounds import shards
 from components.federation.strategy import ServerState, Strategy, build_strategy, federated_sections
 from components.recipes import check_surroundings, load_recipe
@@ -90,9 +91,6 @@ def prepare(run: Run, recipe: Recipe) -> None:
     get_run_logger().info("partition: %s", reporting.partition_line(report))
     if "margins" in report:
         get_run_logger().info("thoughts: %s", reporting.margins_line(report))
-    for name in recipe.rewards:
-        figures = rewards.score_pairs(recipe, name, run.prepared, judges_root())
-        get_run_logger().info("reward %s: right on %.3f of %d pairs, mean difference %.3f", name, figures["accuracy"], figures["pairs"], figures["margin"])
     child = tracking.open_phase(run, recipe, "prepare")
     tracking.log_data(child, run.prepared, report)
     tracking.close_phase(run, child)
@@ -113,6 +111,9 @@ def federate(run: Run, recipe: Recipe) -> None:
     pairs = run.prepared / "pairs.parquet"
     commits = open_commits(run, recipe)
     store, known = commits.store.root, known_groups(run.prepared)
+    for name in recipe.rewards:
+        figures = rewards.score_pairs(recipe, name, run.prepared, rewards_beside(commits.store), judges_root())
+        log.info("reward %s: right on %.3f of %d training pairs, mean difference %.3f", name, figures["accuracy"], figures["pairs"], figures["margin"])
     strategy = build_strategy(config, commits.store)
     committed = commits.latest()
     if committed is None:
@@ -136,7 +137,7 @@ def federate(run: Run, recipe: Recipe) -> None:
     after = measure(state, "after")
     folders = federation.export_adapters(recipe, strategy.trains, store, state.adapters, run.federation / "final")
     write_json(run.federation / "result.json", {
-        "trains": strategy.trains, "personal": strategy.personal, "private": strategy.private, "clients": [client.name for client in state.federation.clients], "before": before, "after": after, "rounds": state.round, "records": records, "assigned": state.assigned,
+        "trains": strategy.trains, "personal": strategy.personal, "private": strategy.private, "last": {client.name: state.memory.get("last", {}).get(client.name, "") for client in state.federation.clients}, "before": before, "after": after, "rounds": state.round, "records": records, "assigned": state.assigned,
         "adapters": {name: {"hash": ref.hash, "folder": str(folders[name])} for name, ref in state.adapters.items()}})
     tracking.log_federation(child, recipe, run.federation)
     tracking.close_phase(run, child)

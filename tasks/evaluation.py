@@ -88,7 +88,7 @@ def measure_policy(recipe: Recipe, prepared: Path, adapter: Path, record: Path, 
     pairs = read_rows(prepared / "pairs.parquet", split="test").to_list()
     folders = {name: adapter / sub for name, sub in personal_folders(adapter).items()} if is_personal(adapter) else {}
     pairs = [pair for pair in pairs if pair["client_id"] in folders] if folders else pairs
-    pairs = [pair for pair in pairs if pair["client_id"] in homes.names] if homes else pairs
+    pairs = [pair for pair in pairs if pair["client_id"] in homes.last] if homes else pairs
     most = recipe.evaluation.preference_pairs
     if most < len(pairs):
         pairs = [pairs[i] for i in sorted(generator(recipe.seed, "preference pairs").choice(len(pairs), most, replace=False))]
@@ -97,7 +97,7 @@ def measure_policy(recipe: Recipe, prepared: Path, adapter: Path, record: Path, 
         with POOL.borrow_learner(recipe, homes.trains) as learner:
             for name in sorted({pair["client_id"] for pair in pairs}):
                 rows = [n for n, pair in enumerate(pairs) if pair["client_id"] == name]
-                margins[rows] = learner.compare([pairs[n] for n in rows], [read_adapter(adapter)[0]], home_of(name, AdapterStore(homes.adapters), homes.pairs, homes.rounds)).margins[0]
+                margins[rows] = learner.compare([pairs[n] for n in rows], [read_adapter(adapter)[0]], home_of(name, AdapterStore(homes.adapters), homes.pairs, homes.last[name])).margins[0]
         measured = client_accuracy(margins[None, :], pairs)
         write_json(record, measured)
         return measured

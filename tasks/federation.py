@@ -143,7 +143,7 @@ def measure_accuracy(
             for name in sorted({pair["client_id"] for pair in held_out}):
                 rows = [n for n, pair in enumerate(held_out) if pair["client_id"] == name]
                 some, stored = [held_out[n] for n in rows], AdapterStore(store)
-                found.append((rows, learner.compare(some, [stored.get(own[name])], home_of(name, stored, prepared / "pairs.parquet", state.round) if private else None)))
+                found.append((rows, learner.compare(some, [stored.get(own[name])], home_of(name, stored, prepared / "pairs.parquet", state.memory.get("last", {}).get(name, "")) if private else None)))
         compared = joined(found)
         measured = client_accuracy(compared.margins, held_out, compared.rewards, compared.others)
         write_json(record, measured)

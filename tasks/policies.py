@@ -22,21 +22,19 @@ class Homes:
         trains: the method's objective.
         adapters: folder of the adapter store, which theirs are beside.
         pairs: the prepared pairs.
-        names: of the clients.
-        rounds: that are done.
+        last: key of each client's last job; empty where it has none.
     """
 
     trains: str
     adapters: Path
     pairs: Path
-    names: tuple[str, ...]
-    rounds: int
+    last: dict[str, str]
 
 
 def homes_of(run: Run) -> Homes | None:
     """Of a run whose rounds are done; None where its clients use what the server has."""
     result = read_json(run.federation / "result.json")
-    return Homes(result["trains"], run.federation / "adapters", run.prepared / "pairs.parquet", tuple(result["clients"]), result["rounds"]) if result.get("private") else None
+    return Homes(result["trains"], run.federation / "adapters", run.prepared / "pairs.parquet", result["last"]) if result.get("private") else None
 
 
 def open_policies(recipe: Recipe, device: str, adapter: Path | None, homes: Homes | None) -> Policy | PersonalPolicies:
@@ -54,5 +52,5 @@ def open_policies(recipe: Recipe, device: str, adapter: Path | None, homes: Home
     from components.models.policy import PersonalPolicies, Policy, is_personal
 
     if adapter is not None and homes is not None:
-        return ClientPolicies(LEARNERS[homes.trains](recipe, device), read_adapter(adapter)[0], AdapterStore(homes.adapters), homes.pairs, homes.names, homes.rounds)
+        return ClientPolicies(LEARNERS[homes.trains](recipe, device), read_adapter(adapter)[0], AdapterStore(homes.adapters), homes.pairs, homes.last)
     return (PersonalPolicies if is_personal(adapter) else Policy)(recipe.policy, device, *([] if adapter is None else [adapter]))

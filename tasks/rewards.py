@@ -14,15 +14,16 @@ from tasks.uncached import task
 
 
 @task(task_run_name="score pairs: {name}")
-def score_pairs(recipe: Recipe, name: str, prepared: Path, judges: Path) -> dict[str, float]:
-    """Score chosen and rejected of every pair of the clients; what was scored for this recipe before is taken as it is.
+def score_pairs(recipe: Recipe, name: str, prepared: Path, folder: Path, judges: Path) -> dict[str, float]:
+    """Score chosen and rejected of every training pair of the clients; what was scored for this recipe before is taken as it is.
 
     A reward of kind 'judge' gives log-odds of a pair, averaged over both orders: half of them to chosen, and their opposite to rejected.
 
     Args:
         recipe: its rewards, and its judge.
         name: of the reward.
-        prepared: folder of prepared data; rewards/<name>.parquet and <name>.json are written into it.
+        prepared: folder of prepared data.
+        folder: <name>.parquet and <name>.json are written into it.
         judges: folder of trained judges.
 
     Returns:
@@ -31,14 +32,13 @@ def score_pairs(recipe: Recipe, name: str, prepared: Path, judges: Path) -> dict
     from datasets import Dataset
 
     from components.data.records import read_rows
-    from components.federation.private import rewards_file
 
-    log, config, file = get_run_logger(), recipe.rewards[name], rewards_file(prepared, name)
+    log, config, file = get_run_logger(), recipe.rewards[name], folder / f"{name}.parquet"
     content = recipe.fingerprint("rewards", "evaluation") if config.kind == "judge" else recipe.fingerprint("rewards")
     record = file.with_suffix(".json")
     if record.is_file() and file.is_file() and (known := read_json(record))["of"] == content:
         return known["figures"]
-    rows = read_rows(prepared / "pairs.parquet").to_list()
+    rows = read_rows(prepared / "pairs.parquet", split="train").to_list()
     with POOL.borrow(recipe) as device:
         if config.kind == "judge":
             from components.evaluation.judges import SelectorJudge, check_judge

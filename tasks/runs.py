@@ -5,8 +5,8 @@
         run.json         ids of the MLflow run and of the Prefect run, the commits that the run was opened with
         .lock            held by the process that works on the run
         <phase>.done     empty; the phase is complete and logged (report.done: the whole run is)
-        prepared/        data (components/data/records.py); rewards/, scores of frozen reward models
-        federation/      adapters/, updates/, commits/, selectors/ (PEFT folders), result.json
+        prepared/        data (components/data/records.py)
+        federation/      adapters/, updates/, commits/, rewards/ (scores of frozen reward models), selectors/ (PEFT folders), result.json
         federation-clients/   what never leaves the clients, a folder each (components/federation/private.py)
         alignment/       completions.json, pairs.parquet, epoch-1/ ..., final/ (PEFT folders), result.json
         evaluation/      answers.json, judgements.json (of a judge that writes), questions/ (answers by policy and set), result.json, pictures

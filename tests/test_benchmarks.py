@@ -80,7 +80,7 @@ def test_an_arm_is_the_recipe_with_its_settings_and_the_seed(tmp_path):
     ({"claims": [{"arm": "FedBis", "figure": "common", "against": ["FedBis"], "above": 0}]}, "cannot be compared with itself"),
     ({"claims": [{"arm": "FedBis", "figure": "wins", "above": 0.5}]}, "name in 'against' whom"),
     ({"claims": [{"arm": "FedDPO", "figure": "wins", "against": ["FedBis"], "above": 0.5}]}, "there is no such contest, add [FedDPO, FedBis]"),
-    ({"claims": [{"arm": "FedBis", "figure": "common", "atleast": 0}]}, "did you mean 'claims.0.at_least'? Keys allowed here: arm, figure, against, at_least, above.")])
+    ({"claims": [{"arm": "FedBis", "figure": "common", "atleast": 0}]}, "did you mean 'claims[0].at_least'? Keys allowed here: arm, figure, against, at_least, above.")])
 def test_what_cannot_be_run_is_refused_in_a_sentence_before_anything_runs(tmp_path, changes, words):
     with pytest.raises(RecipeError) as error:
         load_benchmark(written(tmp_path, **changes))

@@ -58,7 +58,7 @@ def run_job(job: Job, learner: Learner, pairs: Path, store: AdapterStore) -> Upd
         losses = tuple(learner.score(rows, [store.get(ref) for ref in job.adapters]))
         update = Update(job, None, losses, {"rows": len(rows)})
     else:
-        trained, metrics = learner.train(rows, store.get(job.adapters[0]), job.seed, home_of(job.client, store, pairs, job.round), job.key())
+        trained, metrics = learner.train(rows, store.get(job.adapters[0]), job.seed, home_of(job.client, store, pairs, job.before), job)
         sent = store.put(trained)
         sizes = {"bytes_received": _size(job.adapters[0]), "bytes_sent": _size(sent)}
         update = Update(job, sent, (), {"rows": len(rows), **sizes, "bytes_kept": 0, **metrics})

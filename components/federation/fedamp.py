@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from components.config import FederationConfig
 from components.federation import aggregation, fedavg, feddpo
@@ -35,6 +35,12 @@ class Options(feddpo.Options):
     temperature: float = Field(0.5, gt=0, description="tau of the softmax over similarities; FedPDPO D.3.1: 0.5.")
     floor: float = Field(0.05, ge=0, lt=1, description="No weight is below it before they are normalised; FedPDPO D.3.1: 0.05.")
     proximal: float = Field(0.01, ge=0, description="Weight of the term that holds a client near what the server sent it (lambda / alpha of Huang et al.); FedPDPO names none.")
+
+    @model_validator(mode="after")
+    def _weighs_by_likeness(self) -> Options:
+        if "weighting" in self.model_fields_set:
+            raise ValueError("weighting is of methods that average by the clients' pairs; FedAMP weighs by likeness: leave it out")
+        return self
 
 
 class FedAMP(feddpo.FedDPO):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from components.config import FederationConfig, Section
 from components.federation import fedavg
@@ -33,6 +33,12 @@ class Options(fedavg.Options):
     beta: float = Field(0.1, gt=0, description="Inverse temperature of the implicit reward; Rafailov et al. use 0.1.")
     objective: Literal["dpo", "ppo"] = Field("dpo", description="dpo; or ppo, on the clients' own pairs, scored by the recipe's one reward model (FedPDPO section 5).")
     ppo: PpoConfig = Field(default_factory=PpoConfig, description="Of the objective ppo.")
+
+    @model_validator(mode="after")
+    def _ppo_is_used(self) -> Options:
+        if self.objective == "dpo" and "ppo" in self.model_fields_set:
+            raise ValueError("ppo is of objective 'ppo', and the objective is 'dpo': leave out one of them")
+        return self
 
 
 class FedDPO(fedavg.FedAvg):

@@ -34,7 +34,7 @@ class Options(personal.HalvesOptions):
     """Options of FedPDPO."""
 
     bottleneck: BottleneckConfig | None = Field(default_factory=BottleneckConfig, description="The bottleneck adapter; null leaves it out (ablation A1).")
-    reward_head: RewardHeadConfig | None = Field(default_factory=RewardHeadConfig, description="The explicit reward head; null leaves it out, which is DPO (ablation A2).")
+    reward_head: RewardHeadConfig | None = Field(default_factory=RewardHeadConfig, description="The explicit reward head; null leaves it out: DPO, with exclusion as it is set (ablation A2).")
     reward_weight: Annotated[list[float], Field(min_length=2, max_length=2)] = Field([0.5, 1.5], description="w_r in the first and in the last round, linear between them; FedPDPO D.3: 0.5 and 1.5.")
     scale_momentum: float = Field(0.95, ge=0, lt=1, description="Memory of the moving average of s; FedPDPO D.3: 0.95.")
     exclusion: ExclusionConfig | None = Field(default_factory=ExclusionConfig, description="Pairs that a step leaves out; null leaves none out.")

@@ -13,7 +13,7 @@ import numpy as np
 
 from components.config import OptimizerConfig, Recipe
 from components.federation.private import Home
-from components.federation.strategy import options_model
+from components.federation.strategy import Job, options_model
 from components.models import eight_bit
 from components.models.parts import PersonalParts
 
@@ -62,7 +62,7 @@ def joined(parts: Sequence[tuple[Sequence[int], Compared]]) -> Compared:
 class Learner(Protocol):
     """What a client trains and scores, on a model that stays resident on one device.
 
-    Methods whose clients keep something to themselves need the client's home, and the key of its job; others do without.
+    Methods whose clients keep something to themselves need the client's home, and its job; others do without.
     """
 
     @property
@@ -70,7 +70,7 @@ class Learner(Protocol):
 
     def initial_adapter(self, seed: int) -> Adapter: ...
 
-    def train(self, rows: list[dict], adapter: Adapter, seed: int, home: Home | None = None, key: str = "") -> tuple[Adapter, dict[str, float]]: ...
+    def train(self, rows: list[dict], adapter: Adapter, seed: int, home: Home | None = None, job: Job | None = None) -> tuple[Adapter, dict[str, float]]: ...
 
     def score(self, rows: list[dict], adapters: Sequence[Adapter]) -> list[float]: ...
 
@@ -94,7 +94,7 @@ class SelectorLearner:
     def initial_adapter(self, seed: int) -> Adapter:
         return self.selector.slot.initial_adapter(seed)
 
-    def train(self, rows: list[dict], adapter: Adapter, seed: int, home: Home | None = None, key: str = "") -> tuple[Adapter, dict[str, float]]:
+    def train(self, rows: list[dict], adapter: Adapter, seed: int, home: Home | None = None, job: Job | None = None) -> tuple[Adapter, dict[str, float]]:
         from components.learning.selector import train_selector
 
         config = self.federation
@@ -136,8 +136,8 @@ class PolicyLearner:
         self.by_ppo = getattr(self.options, "objective", "dpo") == "ppo"
         self.reward = next(iter(recipe.rewards), "")
         self.resident = ResidentPolicy(recipe.policy, device, parts)
-        self._references: dict[tuple[str, ...], np.ndarray] = {}  # [N, 2] by the pairs' ids, NaN where not yet computed
-        self._token_references: dict[str, list[torch.Tensor]] = {}  # those of chosen and of rejected, by the pair's id
+        self._references: dict[tuple[str, ...], np.ndarray] = {}  # [N, 2] by the threads and the pairs' ids, NaN where not yet computed
+        self._token_references: dict[tuple[str, str], list[torch.Tensor]] = {}  # those of chosen and of rejected, by the threads and the pair's id
 
     @property
     def model(self) -> torch.nn.Module:
@@ -146,7 +146,7 @@ class PolicyLearner:
     def initial_adapter(self, seed: int) -> Adapter:
         return self.resident.slot.initial_adapter(seed)
 
-    def train(self, rows: list[dict], adapter: Adapter, seed: int, home: Home | None = None, key: str = "") -> tuple[Adapter, dict[str, float]]:
+    def train(self, rows: list[dict], adapter: Adapter, seed: int, home: Home | None = None, job: Job | None = None) -> tuple[Adapter, dict[str, float]]:
         from components.learning.policy import train_dpo, train_sft
 
         config = self.federation
@@ -233,20 +233,27 @@ class PolicyLearner:
         self.resident.model.eval()
         with torch.no_grad(), as_reference(self.resident.model):
             for n in used:
-                if rows[n]["pair_id"] not in self._token_references:
+                if (threads(), rows[n]["pair_id"]) not in self._token_references:
                     tokens = self.resident.tokens([self.resident.encode_pair(rows[n])])
-                    self._token_references[rows[n]["pair_id"]] = [values[there].cpu() for values, there in zip(tokens.logprobs, tokens.mask, strict=True)]
-        return [self._token_references.get(row["pair_id"], []) for row in rows]
+                    self._token_references[threads(), rows[n]["pair_id"]] = [values[there].cpu() for values, there in zip(tokens.logprobs, tokens.mask, strict=True)]
+        return [self._token_references.get((threads(), row["pair_id"]), []) for row in rows]
 
     def _reference(self, rows: list[dict], used: np.ndarray | None = None) -> np.ndarray:
         """The reference's log-probabilities, [N, 2]; NaN in rows that are not among the indices `used`, unless they are known."""
         from components.learning.policy import pair_logprobs
 
-        known = self._references.setdefault(tuple(row["pair_id"] for row in rows), np.full((len(rows), 2), np.nan))
+        known = self._references.setdefault((threads(), *(row["pair_id"] for row in rows)), np.full((len(rows), 2), np.nan))
         for n in range(len(rows)) if used is None else used:
             if np.isnan(known[n]).any():
                 known[n] = pair_logprobs(self.resident, [rows[n]], 1, reference=True)
         return known
+
+
+def threads() -> str:
+    """Threads of a CPU operation, on which a result depends in its last bits; mapped tasks have fewer than those that measure."""
+    import torch
+
+    return str(torch.get_num_threads())
 
 
 def at_home(home: Home | None) -> Home:

@@ -12,12 +12,15 @@ The server's side is FedAvg's; it knows nothing of own_m, which is in the client
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from components.config import Section
 from components.federation import fedavg, feddpo
+from components.federation.strategy import Job, ServerState, Update
 from components.learning.pdpo import Pdpo
 from components.models.parts import PersonalParts
 
@@ -35,6 +38,12 @@ class Options(feddpo.Options):
     halves: ClassVar[Literal["apart", "together"]] = "apart"
 
     rate_decay: RateDecay | None = Field(None, description="Smaller steps where the loss rises; None: the recipe's learning rates in all rounds.")
+
+    @model_validator(mode="after")
+    def _decays_by_dpo(self) -> Options:
+        if "rate_decay" in self.model_fields_set and self.rate_decay is not None and self.objective == "ppo":
+            raise ValueError("rate_decay goes by the loss of DPO, which objective 'ppo' does not have: leave it out")
+        return self
 
     def parts(self) -> PersonalParts:
         """What a client keeps to itself."""
@@ -60,7 +69,15 @@ class HalvesOptions(Options):
 
 
 class Personal(fedavg.FedAvg):
-    """The strategy; see the module's docstring."""
+    """The strategy; see the module's docstring. Its memory holds the key of each client's last accepted job, and nothing of what the client keeps."""
 
     trains: ClassVar[str] = "personal"
     private: ClassVar[bool] = True
+
+    def plan(self, state: ServerState, round: int) -> list[Job]:
+        """As FedAvg's; each job names the one that its client goes on from."""
+        return [replace(job, before=state.memory.get("last", {}).get(job.client, "")) for job in super().plan(state, round)]
+
+    def aggregate(self, state: ServerState, updates: Sequence[Update]) -> ServerState:
+        """As FedAvg's, over what travels."""
+        return replace(super().aggregate(state, updates), memory={"last": state.memory.get("last", {}) | {update.job.client: update.job.key() for update in updates}})

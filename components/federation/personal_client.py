@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,8 +11,9 @@ import numpy as np
 
 from components.config import Recipe
 from components.federation.learners import Compared, PolicyLearner, at_home, curve_metrics
-from components.federation.private import Home, PrivateState, PrivateStoreError, home_of
-from components.federation.strategy import options_model
+from components.federation.private import Home, PrivateState, home_of
+from components.federation.strategy import Job, options_model
+from components.learning.local import TrainingError
 from components.models.adapters import AdapterStore
 from components.models.policy import PersonalPolicies, Policy
 from components.seeding import derive
@@ -78,7 +79,7 @@ class MetaLearner(HomeLearner):
         super().__init__(recipe, device, "meta")
         self.seed = recipe.seed
 
-    def train(self, rows: list[dict], adapter: Adapter, seed: int, home: Home | None = None, key: str = "") -> tuple[Adapter, dict[str, float]]:
+    def train(self, rows: list[dict], adapter: Adapter, seed: int, home: Home | None = None, job: Job | None = None) -> tuple[Adapter, dict[str, float]]:
         """The round's meta-steps."""
         from components.learning.meta import meta_batches, train_meta
 
@@ -116,7 +117,7 @@ class Memory:
     Attributes:
         scale: s of eq. 7.
         decay: by which its learning rates are multiplied.
-        dpo: mean DPO loss of its last round; NaN before that.
+        dpo: mean DPO loss of its last round (of PPO its own); NaN before that.
     """
 
     scale: float
@@ -136,41 +137,40 @@ class PersonalLearner(HomeLearner):
         super().__init__(recipe, device, "personal", options.parts())
         self.seed, self.slot = recipe.seed, self.resident.personal
 
-    def train(self, rows: list[dict], adapter: Adapter, seed: int, home: Home | None = None, key: str = "") -> tuple[Adapter, dict[str, float]]:
+    def train(self, rows: list[dict], adapter: Adapter, seed: int, home: Home | None = None, job: Job | None = None) -> tuple[Adapter, dict[str, float]]:
         """A round of a client. Its state is written after each half, so that a job that is done again takes up a finished one."""
         from components.learning.pdpo import FIRST_SCALE
 
-        home = at_home(home)
-        before = home.state()
+        home, before, key = at_home(home), at_home(home).state(), job.key()
         memory = Memory(**before.numbers) if before else Memory(FIRST_SCALE)
         curves: dict[str, dict[str, float]] = {}
         self.slot.load(before.tensors if before else self.slot.initial(self.seed))
         self.slot.shared.load(adapter)
         if self.options.halves == "together":
-            curve = self._half(rows, home, memory, seed, own=True, shared=True)
+            curve = self._half(rows, home, job.round, memory, seed, own=True, shared=True)
             memory, curves["shared"] = replace(memory, scale=curve.scale), half_metrics(curve)
         else:
-            half = home.store.half(home.round, key)
+            half = home.store.half(key)
             if half is not None:
                 self.slot.load(half.tensors)
                 curves["own"] = {name.removeprefix("own/"): value for name, value in half.numbers.items() if name.startswith("own/")}
                 memory = replace(memory, scale=half.numbers["scale"])
             else:
-                curve = self._half(rows, home, memory, derive(seed, "own half"), own=True, shared=False)
+                curve = self._half(rows, home, job.round, memory, derive(seed, "own half"), own=True, shared=False)
                 memory, curves["own"] = replace(memory, scale=curve.scale), half_metrics(curve)
-                home.store.save(home.round, key, PrivateState(self.slot.read(), memory.numbers() | {f"own/{name}": value for name, value in curves["own"].items()}), half=True)
-            curve = self._half(rows, home, memory, derive(seed, "shared half"), own=False, shared=True)
+                home.store.save(key, home.last, PrivateState(self._finite(), memory.numbers() | {f"own/{name}": value for name, value in curves["own"].items()}), half=True)
+            curve = self._half(rows, home, job.round, memory, derive(seed, "shared half"), own=False, shared=True)
             memory, curves["shared"] = replace(memory, scale=curve.scale), half_metrics(curve)
         now = float(np.mean([curve["dpo"] for curve in curves.values()]))
         decay = self.options.rate_decay
         if decay is not None and now > memory.dpo:  # not where it is NaN
             memory = replace(memory, decay=memory.decay * decay.factor)
-        kept = home.store.save(home.round, key, PrivateState(self.slot.read(), replace(memory, dpo=now).numbers()))
+        kept = home.store.save(key, home.last, PrivateState(self._finite(), replace(memory, dpo=now).numbers()))
         together = {name: sum(curve[name] for curve in curves.values()) for name in ("steps", "tokens", "seconds")}
         halves = {f"{half}/{name}": value for half, curve in curves.items() for name, value in curve.items() if len(curves) > 1 and name in ("loss", "seconds", "steps", "excluded")}
         return self.slot.shared.read(), curves["shared"] | together | halves | {"scale": memory.scale, "decay": memory.decay, "bytes_kept": kept.size}
 
-    def _half(self, rows: list[dict], home: Home, memory: Memory, seed: int, own: bool, shared: bool) -> HalfCurve:
+    def _half(self, rows: list[dict], home: Home, round: int, memory: Memory, seed: int, own: bool, shared: bool) -> HalfCurve:
         from components.learning.pdpo import HalfCurve, train_half, trained_parts
 
         config, options = self.federation, self.options
@@ -186,14 +186,24 @@ class PersonalLearner(HomeLearner):
                 curve = self._ppo(rows, home, parameters, steps, optimizer, seed)
             return HalfCurve(curve.losses, curve.gradient_norms, curve.tokens, curve.seconds, memory.scale, sum(curve.losses) / len(curve.losses), 0.0)
         return train_half(
-            self.resident, rows, self._reference(rows, self._drawn(rows, steps, seed)), own, shared, options.loss(home.round, config.rounds), memory.scale, steps,
+            self.resident, rows, self._reference(rows, self._drawn(rows, steps, seed)), own, shared, options.loss(round, config.rounds), memory.scale, steps,
             config.batch_size, optimizer, seed)
+
+    def _finite(self) -> Adapter:
+        """What is in the slot of the client's own parts.
+
+        Raises:
+            TrainingError: a value is NaN or infinite, by the tensor's name; the client keeps what it had.
+        """
+        tensors = self.slot.read()
+        for name, tensor in tensors.items():
+            if not tensor.isfinite().all():
+                raise TrainingError(f"the client's own tensor '{name}' has values that are NaN or infinite after its last step: lower the learning rates")
+        return tensors
 
     def become(self, adapter: Adapter, home: Home) -> None:
         """The client's own parts, its first ones where it has not trained yet, with the server's adapter."""
         state = home.state()
-        if state is None and home.round and not home.store.folder.parent.is_dir():
-            raise PrivateStoreError(f"{home.store.folder.parent}: the clients' own stores are not here, so that client {home.client} cannot be asked after {home.round} rounds: go on where they were trained, or start a new run.")
         self.slot.load(state.tensors if state else self.slot.initial(self.seed))
         self.slot.shared.load(adapter)
 
@@ -206,7 +216,7 @@ def half_metrics(curve: HalfCurve) -> dict[str, float]:
 class ClientPolicies(PersonalPolicies):
     """Policies of clients that make something of their own of the server's adapter, on one resident model: a client's is put into it when it asks."""
 
-    def __init__(self, learner: HomeLearner, adapter: Adapter, store: AdapterStore, pairs: Path, names: Sequence[str], round: int) -> None:
+    def __init__(self, learner: HomeLearner, adapter: Adapter, store: AdapterStore, pairs: Path, last: Mapping[str, str]) -> None:
         """Over a learner.
 
         Args:
@@ -214,11 +224,10 @@ class ClientPolicies(PersonalPolicies):
             adapter: the server's, the same for all.
             store: beside which the clients' own are.
             pairs: the prepared pairs.
-            names: of the clients.
-            round: rounds that are done.
+            last: key of each client's last job, see Home; empty where it has none.
         """
-        self.clients, self.policy = sorted(names), learner.resident.policy
-        self._learner, self._adapter, self._homes, self._now = learner, adapter, {name: home_of(name, store, pairs, round) for name in names}, ""
+        self.clients, self.policy = sorted(last), learner.resident.policy
+        self._learner, self._adapter, self._homes, self._now = learner, adapter, {name: home_of(name, store, pairs, key) for name, key in last.items()}, ""
         learner.resident.model.eval()
 
     def of(self, client: str) -> Policy:

@@ -1,14 +1,15 @@
 """A client's own store: the parts that never leave it, and what it must remember from one round to the next.
 
     federation-clients/<client>/parts/<sha256>.safetensors    its parts, as in the adapter store
-    federation-clients/<client>/00003.json                    after round 3 (counted from 0): which parts, and numbers
-    federation-clients/<client>/00003.half.json               within round 3, after its first half
+    federation-clients/<client>/<key>.json                    after the job of this key: which parts, and numbers
+    federation-clients/<client>/<key>.half.json               within it, after its first half
 
-A state is written atomically, after the parts that it names. A job starts from the newest state of an earlier round, so a job
-that is done again after a crash, or in a resumed run, starts from the same bytes; one that was killed in its second half takes up
-its own first half. The state before the newest is kept, since a round may be killed between its clients' last write and its commit.
+A state is written atomically, after the parts that it names. The server remembers the key of each client's last job whose update it accepted, and a job
+names it: the client starts from exactly that state, or refuses. So a job that is done again after a crash, or in a resumed run, starts from the same
+bytes; one that was killed in its second half takes up its own first half; and a store that is missing, or belongs to other rounds, is never taken for that of a
+client that has not trained. The state that a job started from is kept beside its own, since a round may be killed between its clients' last write and its commit.
 
-Only a client's own task opens its store: the methods, the server's step and the commits have no path to it (a contract in pyproject.toml).
+The methods' files and the commits cannot import this (a contract in pyproject.toml); what opens a store does so in its client's place.
 """
 
 from __future__ import annotations
@@ -54,60 +55,53 @@ class PrivateStore:
     """One client's folder under the one of all clients' stores, which in a real federation is on its own machine."""
 
     def __init__(self, clients: Path, client: str) -> None:
-        self.folder = Path(clients) / client_folder(client)
+        self.client, self.folder = client, Path(clients) / client_folder(client)
         self._parts = AdapterStore(self.folder / "parts")
 
-    def before(self, round: int) -> PrivateState | None:
-        """The state after the last round before this one in which the client took part; None where there was none.
+    def after(self, key: str) -> PrivateState | None:
+        """The state after a job; None where the key is empty, which is that of no job.
 
         Raises:
-            PrivateStoreError: states of later rounds are there, but not the one that this round began with.
+            PrivateStoreError: it is not there, or damaged.
         """
-        known = self._rounds()
-        earlier = [n for n in known if n < round]
-        if not earlier and known:
-            first = json.loads(self._path(min(known)).read_text(encoding="utf-8"))
-            if not first["first"]:
-                raise PrivateStoreError(
-                    f"{self.folder}: the client's parts from before round {round + 1} are gone (those after round {min(known) + 1} are there), so that the round cannot be run again with the same result: start a new run.")
-        return self._read(self._path(max(earlier))) if earlier else None
+        if not key:
+            return None
+        if not self._path(key).is_file():
+            raise PrivateStoreError(
+                f"{self.folder}: what client {self.client} has kept to itself since its last job ({key}) is not here, and without it nothing it does would be the same: go on where it was trained, or start a new run.")
+        return self._read(self._path(key))
 
-    def half(self, round: int, key: str) -> PrivateState | None:
-        """The state after the first half of a job of this round, if that was done."""
-        path = self._path(round, ".half")
-        return self._read(path) if path.is_file() and json.loads(path.read_text(encoding="utf-8"))["key"] == key else None
+    def half(self, key: str) -> PrivateState | None:
+        """The state after the first half of a job, if that was done."""
+        path = self._path(key, ".half")
+        return self._read(path) if path.is_file() else None
 
-    def save(self, round: int, key: str, state: PrivateState, half: bool = False) -> PrivateState:
-        """Write the state after a round, or after its first half.
+    def save(self, key: str, before: str, state: PrivateState, half: bool = False) -> PrivateState:
+        """Write the state after a job, or after its first half.
 
         Args:
-            round: from 0.
             key: of the job.
+            before: of the one that it started from; that state is kept, and others are removed when the job is done.
             state: its size is not read.
             half: whether the second half is still to come.
 
         Returns:
             the state with its size.
         """
-        known = self._rounds()
-        earlier = [n for n in known if n < round]
         ref = self._parts.put(state.tensors)
-        content = {"parts": ref.hash, "numbers": state.numbers, "key": key, "first": not earlier}
-        write_atomically(self._path(round, ".half" if half else ""), json.dumps(content, indent=1).encode())
+        write_atomically(self._path(key, ".half" if half else ""), json.dumps({"parts": ref.hash, "numbers": state.numbers}, indent=1).encode())
         if not half:
-            for stale in [*(self._path(n) for n in earlier[:-1]), *self.folder.glob("[0-9]*.half.json")]:
-                stale.unlink()
-            used = {json.loads(path.read_text(encoding="utf-8"))["parts"] for path in self.folder.glob("[0-9]*.json")}
+            for path in self.folder.glob("*.json"):
+                if path not in (self._path(key), self._path(before)):
+                    path.unlink()
+            used = {json.loads(path.read_text(encoding="utf-8"))["parts"] for path in self.folder.glob("*.json")}
             for path in (self.folder / "parts").glob("*.safetensors"):
                 if path.stem not in used:
                     path.unlink()
         return PrivateState(state.tensors, state.numbers, Path(ref.path).stat().st_size)
 
-    def _rounds(self) -> list[int]:
-        return sorted(int(path.stem) for path in self.folder.glob("[0-9]*.json") if path.stem.isdigit())
-
-    def _path(self, round: int, kind: str = "") -> Path:
-        return self.folder / f"{round:05d}{kind}.json"
+    def _path(self, key: str, kind: str = "") -> Path:
+        return self.folder / f"{key}{kind}.json"
 
     def _read(self, path: Path) -> PrivateState:
         try:
@@ -120,23 +114,25 @@ class PrivateStore:
 
 @dataclass(frozen=True)
 class Home:
-    """A client's own side: what it has there when so many rounds are done.
+    """A client's own side.
 
     Attributes:
         client: its name.
         store: its own.
         pairs: the prepared pairs, of which it reads its own rows.
-        round: rounds that are done; in a round, its number from 0.
+        rewards: folder with the scores of frozen reward models, of which it reads those of its own pairs.
+        last: key of its last job whose update was accepted; empty before it has one.
     """
 
     client: str
     store: PrivateStore
     pairs: Path
-    round: int
+    rewards: Path
+    last: str = ""
 
     def state(self) -> PrivateState | None:
-        """What it has kept, see PrivateStore.before."""
-        return self.store.before(self.round)
+        """What it has kept since that job, see PrivateStore.after."""
+        return self.store.after(self.last)
 
     def training_rows(self) -> list[dict[str, Any]]:
         """Its own training pairs."""
@@ -150,21 +146,22 @@ class Home:
         """
         import numpy as np
 
-        known = {row["pair_id"]: (row["chosen"], row["rejected"]) for row in read_rows(rewards_file(self.pairs.parent, reward), self.client)}
+        file = self.rewards / f"{reward}.parquet"
+        known = {row["pair_id"]: (row["chosen"], row["rejected"]) for row in read_rows(file, self.client)}
         missing = [row["pair_id"] for row in rows if row["pair_id"] not in known]
         if missing:
-            raise DataError(f"{rewards_file(self.pairs.parent, reward)} has no scores of {len(missing)} of client {self.client}'s pairs (such as {missing[0]}): delete it, and resume the run.")
+            raise DataError(f"{file} has no scores of {len(missing)} of client {self.client}'s pairs (such as {missing[0]}): delete it, and resume the run.")
         return np.array([known[row["pair_id"]] for row in rows]).reshape(len(rows), 2)
 
 
-def rewards_file(prepared: Path, name: str) -> Path:
-    """Where the scores of a frozen reward model lie: for each pair of a prepared folder, those of chosen and of rejected."""
-    return prepared / "rewards" / f"{name}.parquet"
+def rewards_beside(adapters: AdapterStore) -> Path:
+    """The folder with the scores of frozen reward models: `rewards`, beside the adapter store."""
+    return adapters.root.parent / "rewards"
 
 
-def home_of(client: str, adapters: AdapterStore, pairs: Path, round: int) -> Home:
-    """A client's own side, whose store is beside the federation's folder."""
-    return Home(client, PrivateStore(stores_beside(adapters), client), pairs, round)
+def home_of(client: str, adapters: AdapterStore, pairs: Path, last: str) -> Home:
+    """A client's own side, whose store is beside the federation's folder; arguments as of Home."""
+    return Home(client, PrivateStore(stores_beside(adapters), client), pairs, rewards_beside(adapters), last)
 
 
 def stores_beside(adapters: AdapterStore) -> Path:

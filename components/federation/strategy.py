@@ -123,6 +123,8 @@ class Job:
         adapters: what the client is sent.
         objective: what is trained or scored, see components/federation/clients.py.
         seed: the client's random choices are functions of it.
+        before: key of the client's last job whose update was accepted, from which what it keeps to itself goes on; empty where there was none, and
+            of methods whose clients keep nothing.
     """
 
     kind: Literal["train", "score"]
@@ -132,6 +134,7 @@ class Job:
     adapters: tuple[AdapterRef, ...]
     objective: str
     seed: int
+    before: str = ""
 
     def key(self) -> str:
         """Hash of what determines the result (adapters by content, not by path)."""

@@ -83,12 +83,12 @@ def build_optimizer(parameters: Sequence[torch.nn.Parameter], config: OptimizerC
 def build_schedule(optimizer: torch.optim.Optimizer, config: OptimizerConfig, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
     """The learning rate over a training of `steps` steps, by transformers' own schedules.
 
-    With W warm-up steps, step s (from 0) has the rate lr s / W while s < W, so the first one has none; after that lr
+    With W warm-up steps, of which a training of so many steps or fewer has one less than it has steps, step s (from 0) has the rate lr s / W while s < W, so the first one has none; after that lr
     (constant), lr (steps - s) / (steps - W) (linear), or lr (1 + cos(pi (s - W) / (steps - W))) / 2 (cosine).
     """
     from transformers import get_scheduler
 
-    return get_scheduler("constant_with_warmup" if config.scheduler == "constant" else config.scheduler, optimizer, config.warmup_steps, steps)
+    return get_scheduler("constant_with_warmup" if config.scheduler == "constant" else config.scheduler, optimizer, min(config.warmup_steps, steps - 1), steps)
 
 
 def train(
@@ -101,6 +101,7 @@ def train(
     progress: Callable[[int, float], None] | None = None,
     before_step: Callable[[], None] | None = None,
     until: Callable[[], bool] | None = None,
+    dropout: bool = True,
 ) -> TrainingCurve:
     """Take one optimiser step per minibatch, or for as many as config.accumulation, whose gradients are averaged.
 
@@ -114,6 +115,7 @@ def train(
         progress: called with (step, loss) after each step.
         before_step: called when a step's gradient is known and the parameters have not moved yet.
         until: asked before each step; where it says so, no more are taken.
+        dropout: whether the model's dropout is on, as it is in training mode.
 
     Raises:
         TrainingError: a loss is not finite; says at which step.
@@ -125,7 +127,7 @@ def train(
     steps = [batches[i : i + config.accumulation] for i in range(0, len(batches), config.accumulation)]
     schedule = build_schedule(optimizer, config, len(steps))
     losses, norms, tokens, start = [], [], 0, time.perf_counter()
-    model.train()
+    model.train(dropout)
     try:
         with seeded(str(device), seed):
             for step, parts in enumerate(steps):

@@ -173,7 +173,7 @@ def train_offline_ppo(
         config: coefficients.
         batches: see ppo_batches; each is a step of its own.
         optimizer: of the steps; its accumulation is not used.
-        seed: dropout is a function of it.
+        seed: of the run; dropout is off, or the ratio to the received policy would be noise.
         proximal: as in train_dpo.
     """
     import torch
@@ -184,5 +184,5 @@ def train_offline_ppo(
     loss, distances = ppo_rows(resident, pairs, scores, reference, np.unique(np.concatenate(list(batches))), config, head)
     curve = train(
         resident.model, [*parameters, *head.parameters()], batches, held_near(loss, parameters, proximal), optimizer.model_copy(update={"accumulation": 1}),
-        derive(seed, "ppo"), until=lambda: bool(distances) and distances[-1] > config.target_kl)
+        derive(seed, "ppo"), until=lambda: bool(distances) and distances[-1] > config.target_kl, dropout=False)
     return PpoCurve(curve.losses, curve.gradient_norms, curve.tokens, curve.seconds, distances[-1], len(curve.losses) < len(batches))

@@ -54,13 +54,15 @@ class Bottleneck(torch.nn.Module):
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """[..., H] to [..., H]; fp32 where the personal model is computed."""
         if not self.own:
-            return self.backbone_norm(states)
+            return in_fp32(self.backbone_norm, states) if self.kind == "backbone" else self.backbone_norm(states)
         given = (states if self.kind == "backbone" else self.backbone_norm(states)).float()
         return self.norm(given + self.decode(self.dropout(self.activation(self.encode(given)))))
 
 
 class PersonalHead(torch.nn.Module):
     """The client's language-model head in the place of the backbone's, and its reward head beside it, which reads the same features.
+
+    Both heads are computed in fp32, the backbone's too: in bf16 its rounding would stand between a personal model and its reference.
 
     Attributes:
         own: whether the personal head is used, and not the backbone's.
@@ -89,7 +91,8 @@ class PersonalHead(torch.nn.Module):
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """[..., H] to logits [..., V]."""
         active = self._active
-        return active(states.to(active.weight.dtype))
+        bias = None if active.bias is None else active.bias.float()
+        return torch.nn.functional.linear(states.float(), active.weight.float(), bias)
 
 
 class RewardHead(torch.nn.Module):
@@ -190,12 +193,12 @@ def final_norm(model: PreTrainedModel) -> tuple[str, torch.nn.Module]:
     """The last module of a backbone, whose output are its last hidden states, and its name in the model. Takes one forward pass.
 
     Raises:
-        BackboneError: no module with weights gives them.
+        BackboneError: no module whose weights are vectors, as a norm's are, gives them.
     """
     given: list[tuple[str, torch.Tensor]] = []
     hooks = [
         module.register_forward_hook(lambda _, __, output, name=name: given.append((name, output)))
-        for name, module in model.named_modules() if not list(module.children()) and list(module.parameters())]
+        for name, module in model.named_modules() if not list(module.children()) and list(module.parameters()) and all(p.dim() == 1 for p in module.parameters())]
     try:
         with torch.no_grad():
             last = model.base_model(input_ids=torch.arange(4, device=model.device)[None], use_cache=False).last_hidden_state
@@ -208,9 +211,15 @@ def final_norm(model: PreTrainedModel) -> tuple[str, torch.nn.Module]:
     return found, model.get_submodule(found)
 
 
+def in_fp32(module: torch.nn.Module, states: torch.Tensor) -> torch.Tensor:
+    """What a module gives with its weights and its input in fp32; the module stays as it is."""
+    return torch.func.functional_call(module, {name: value.float() for name, value in module.named_parameters()}, (states.float(),))
+
+
 @contextmanager
 def as_reference(model: PeftModel) -> Iterator[None]:
-    """The frozen backbone with its own norm and head: LoRA off, personal parts out."""
+    """The frozen backbone with its own norm and head: LoRA off, personal parts out. What takes gradients afterwards is what did before (PEFT would let all LoRA)."""
+    took = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     personal = [module for module in model.modules() if isinstance(module, Bottleneck | PersonalHead)]
     try:
         for module in personal:
@@ -220,3 +229,5 @@ def as_reference(model: PeftModel) -> Iterator[None]:
     finally:
         for module in personal:
             module.own = True
+        for parameter, gradient in took:
+            parameter.requires_grad_(gradient)

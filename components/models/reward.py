@@ -25,12 +25,14 @@ class RewardModel:
         self.config, self.device, revision = config, device, config.revision or "main"
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(config.name, revision=revision, trust_remote_code=False, truncation_side="left")
-            self.model = AutoModelForSequenceClassification.from_pretrained(
-                config.name, revision=revision, dtype=choose_dtype(config.dtype, device), trust_remote_code=False, use_safetensors=True)
+            self.model, found = AutoModelForSequenceClassification.from_pretrained(
+                config.name, revision=revision, dtype=choose_dtype(config.dtype, device), trust_remote_code=False, use_safetensors=True, output_loading_info=True)
         except (OSError, ConnectionError, ValueError) as error:
             raise BackboneError(
                 f"reward model '{config.name}' (revision {revision}) could not be loaded: {str(error).splitlines()[0]} "
                 "Give a folder with config.json and safetensors weights of a sequence classifier, or a hub id that this machine can reach.") from None
+        if found["missing_keys"]:
+            raise BackboneError(f"reward model '{config.name}' has no weights for {sorted(found['missing_keys'])[0]}, so that its scores would be random: it is no sequence classifier, give one.")
         if config.output >= self.model.config.num_labels:
             raise BackboneError(f"reward model '{config.name}' has {self.model.config.num_labels} outputs, but output is {config.output}: they are counted from 0.")
         if self.tokenizer.pad_token_id is None:
@@ -50,7 +52,7 @@ class RewardModel:
         """
         import torch
 
-        texts = list(zip(prompts, responses, strict=True))
+        texts = [(prompt, self._short(response)) for prompt, response in zip(prompts, responses, strict=True)]
         order = sorted(range(len(texts)), key=lambda i: (sum(map(len, texts[i])), i))  # rows of like length share a batch, so little is padded
         scores = np.zeros(len(texts))
         for start in range(0, len(order), self.config.batch_size):
@@ -61,6 +63,12 @@ class RewardModel:
             if progress is not None:
                 progress(start + len(chunk), len(order))
         return scores
+
+    def _short(self, response: str) -> str:
+        """A response of at most three quarters of the input, so that something of the prompt stays."""
+        ids = self.tokenizer(response, add_special_tokens=False)["input_ids"]
+        most = self.config.max_length * 3 // 4
+        return response if len(ids) <= most else self.tokenizer.decode(ids[:most])
 
     def _encode(self, texts: Sequence[tuple[str, str]]):
         most = {"padding": True, "max_length": self.config.max_length, "return_tensors": "pt"}

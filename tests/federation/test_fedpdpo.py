@@ -1,6 +1,7 @@
 """FedPDPO, FedRep and FedPer on the tiny model: what travels and what stays, what the server does, and resume within a round."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,9 @@ from components.data.records import read_clients
 from components.federation import clients, personal_client
 from components.federation.clients import LEARNERS, run_job
 from components.federation.commits import Commits
-from components.federation.private import Home, PrivateStore, home_of, stores_beside
+from components.federation.private import Home, PrivateStore, PrivateStoreError, home_of, stores_beside
 from components.federation.rounds import close_step, run_federation
-from components.federation.strategy import build_federation, build_strategy
+from components.federation.strategy import Job, build_federation, build_strategy
 from components.learning import pdpo
 from components.recipes import load_recipe
 
@@ -43,8 +44,16 @@ def tensors_in(path):
         return set(file.keys())
 
 
-def private_parts(commits, names=("ada", "bea", "cyd", "dan"), round=99):
-    return {name: state.tensors for name in names if (state := PrivateStore(stores_beside(commits.store), name).before(round))}
+def last_of(commits):
+    return commits.latest()[0].memory["last"]
+
+
+def at_home(commits, prepared, name):
+    return home_of(name, commits.store, prepared / "pairs.parquet", last_of(commits).get(name, ""))
+
+
+def private_parts(commits):
+    return {name: PrivateStore(stores_beside(commits.store), name).after(key).tensors for name, key in sorted(last_of(commits).items())}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -87,7 +96,7 @@ def test_clients_become_different_and_the_server_takes_the_mean_of_what_they_sen
     parts = list(private_parts(commits).values())
     assert len(parts) == 3 and any(not torch.equal(parts[0][name], parts[1][name]) for name in parts[0])
     for update in updates:
-        own = PrivateStore(stores_beside(commits.store), update.job.client).before(1)
+        own = PrivateStore(stores_beside(commits.store), update.job.client).after(after.memory["last"][update.job.client])
         assert update.metrics["bytes_kept"] == own.size > update.metrics["bytes_sent"] == Path(update.adapter.path).stat().st_size == update.metrics["bytes_received"]
         assert update.metrics["steps"] == (4 if method != "fedper" else 2), "two halves of 2, or both at once"
     assert record["clients"]["ada"]["bytes_kept"] == updates[0].metrics["bytes_kept"]
@@ -154,12 +163,14 @@ def test_learning_rates_fall_after_a_round_whose_loss_rose_and_not_below_the_lea
     learner, _commits, _ = begin(recipe, prepared, tmp_path / "f")
     store, adapter = PrivateStore(tmp_path / "own", "ada"), learner.initial_adapter(0)
     rows = clients.read_rows(prepared / "pairs.parquet", "ada", "train").to_list()
+    jobs = [Job("train", "ada", round, "policy", (), "personal", 1) for round in range(5)]
+    keys = ["", *(f"{job.key()}" for job in jobs)]
     for round in range(4):
-        learner.train(rows, adapter, 1, Home("ada", store, tmp_path, round), str(round))
+        learner.train(rows, adapter, 1, Home("ada", store, tmp_path, tmp_path, keys[round]), jobs[round])
     assert rates == pytest.approx([1e-3, 1e-2, 1e-3, 1e-2, 5e-4, 5e-3, 5e-4, 5e-3])
-    assert store.before(4).numbers == {"scale": 1.0, "decay": 0.25, "dpo": 0.9}
+    assert store.after(keys[4]).numbers == {"scale": 1.0, "decay": 0.25, "dpo": 0.9}
     monkeypatch.setattr(pdpo, "train_half", lambda *a: rates.append(a[9].lr) or pdpo.HalfCurve([1.0], [1.0], 1, 0.1, 1.0, 0.9, 0.0))
-    learner.train(rows, adapter, 1, Home("ada", store, tmp_path, 4), "4")
+    learner.train(rows, adapter, 1, Home("ada", store, tmp_path, tmp_path, keys[4]), jobs[4])
     assert rates[-2:] == pytest.approx([3e-4, 2.5e-3])
 
 
@@ -199,8 +210,8 @@ def test_a_client_that_is_not_sampled_keeps_its_parts(prepared, tmp_path):
     _, commits = run(recipe, prepared, tmp_path / "f")
     took_part = {c: [r["round"] for r in commits.latest()[1] if c in r["clients"]] for c in ("ada", "bea", "cyd", "dan")}
     for client, rounds in took_part.items():
-        files = sorted(int(path.stem) for path in PrivateStore(stores_beside(commits.store), client).folder.glob("*.json"))
-        assert files == rounds[-2:]
+        files = {path.stem for path in PrivateStore(stores_beside(commits.store), client).folder.glob("*.json")}
+        assert len(files) == min(2, len(rounds)) and (not rounds or last_of(commits)[client] in files)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -208,12 +219,12 @@ def test_each_client_is_measured_with_its_own_parts_and_before_training_all_are_
     recipe = recipe_of(method, "federation.clients_per_round=4", "federation.optimizer.lr=0.1")
     learner, commits, federation = begin(recipe, prepared, tmp_path / "f")
     rows = {name: clients.read_rows(prepared / "pairs.parquet", name, "test").to_list() for name in ("ada", "bea")}
-    before = learner.compare(rows["ada"], [commits.store.get(federation.initial)], home_of("ada", commits.store, prepared / "pairs.parquet", 0))
+    before = learner.compare(rows["ada"], [commits.store.get(federation.initial)], home_of("ada", commits.store, prepared / "pairs.parquet", ""))
     assert abs(before.margins).max() < 1e-4 and abs(before.rewards).max() < 1e-4 and abs(before.others["summed"]).min() > 0.1
     state = run_federation(recipe, federation, prepared / "pairs.parquet", commits, learner)
     final = state.adapters["policy"]
-    ada = learner.compare(rows["ada"], [commits.store.get(final)], home_of("ada", commits.store, prepared / "pairs.parquet", state.round))
-    as_bea = learner.compare(rows["ada"], [commits.store.get(final)], home_of("bea", commits.store, prepared / "pairs.parquet", state.round))
+    ada = learner.compare(rows["ada"], [commits.store.get(final)], at_home(commits, prepared, "ada"))
+    as_bea = learner.compare(rows["ada"], [commits.store.get(final)], at_home(commits, prepared, "bea"))
     assert ada.margins.shape == (1, 2) and abs(ada.margins).min() > 1e-4 and not (abs(ada.margins - as_bea.margins) < 1e-5).all()
     assert ("explicit" in ada.others) == (method == "fedpdpo")
     reference = learner._reference(rows["ada"])
@@ -223,25 +234,59 @@ def test_each_client_is_measured_with_its_own_parts_and_before_training_all_are_
     assert ada.others["per_token"][0] == pytest.approx([c / n - (c - d) / m for c, d, (n, m) in zip(chosen, ada.others["summed"][0], lengths, strict=True)], abs=1e-6)
 
 
-def test_without_the_clients_stores_nobody_is_taken_for_untrained(prepared, tmp_path):
-    import shutil
+@pytest.mark.parametrize("kept", [0, 2])
+def test_without_what_a_client_has_kept_neither_a_resumed_round_nor_a_measurement_begins_anew(kept, prepared, tmp_path):
+    recipe = recipe_of("fedpdpo", "federation.clients_per_round=4")
+    _, commits = run(recipe, prepared, tmp_path / "f")
+    learner, adapter, home = LEARNERS["personal"](recipe, "cpu"), commits.store.get(commits.latest()[0].adapters["policy"]), at_home(commits, prepared, "ada")
+    shutil.rmtree(home.store.folder)
+    with pytest.raises(PrivateStoreError, match=r"what client ada has kept to itself .* is not here"):
+        learner.become(adapter, home)
+    learner.become(adapter, at_home(commits, prepared, "bea"))
+    for path in (*(tmp_path / "f" / "updates").iterdir(), *(p for p in (tmp_path / "f" / "commits").iterdir() if int(p.stem) > kept)):
+        path.unlink()
+    if kept:
+        with pytest.raises(PrivateStoreError, match="client ada"):
+            run(recipe, prepared, tmp_path / "f")
+    else:
+        state, _ = run(recipe, prepared, tmp_path / "f")
+        assert state.round == 3, "from the first round on nobody has kept anything yet"
 
-    from components.federation.private import PrivateStoreError
 
+def test_another_runs_stores_are_not_taken_for_this_ones(prepared, tmp_path):
     recipe = recipe_of("fedpdpo", "federation.rounds=1")
-    state, commits = run(recipe, prepared, tmp_path / "f")
-    shutil.rmtree(stores_beside(commits.store))
-    learner, adapter = LEARNERS["personal"](recipe, "cpu"), commits.store.get(state.adapters["policy"])
-    with pytest.raises(PrivateStoreError, match=r"f-clients: the clients' own stores are not here, so that client ada cannot be asked after 1 rounds"):
-        learner.become(adapter, home_of("ada", commits.store, prepared / "pairs.parquet", state.round))
+    _, ours = run(recipe, prepared, tmp_path / "ours")
+    _, theirs = run(recipe.model_copy(update={"seed": 7}), prepared, tmp_path / "theirs")
+    shutil.rmtree(stores_beside(ours.store))
+    shutil.copytree(stores_beside(theirs.store), stores_beside(ours.store))
+    learner = LEARNERS["personal"](recipe, "cpu")
+    for client in last_of(ours):
+        with pytest.raises(PrivateStoreError, match=f"client {client}"):
+            learner.become(learner.initial_adapter(0), at_home(ours, prepared, client))
+
+
+def test_parts_that_are_not_finite_are_not_kept(prepared, tmp_path, monkeypatch):
+    from components.learning.local import TrainingError
+
+    def poisoned(resident, *rest):
+        with torch.no_grad():
+            resident.personal.parameters[0].view(-1)[0] = float("nan")
+        return pdpo.HalfCurve([1.0], [1.0], 1, 0.1, 1.0, 0.5, 0.0)
+
+    recipe = recipe_of("fedper")
+    learner, commits, federation = begin(recipe, prepared, tmp_path / "f")
+    (job, *_) = build_strategy(recipe.federation, commits.store).plan(build_strategy(recipe.federation, commits.store).init(federation, 0), 0)
+    monkeypatch.setattr(pdpo, "train_half", poisoned)
+    with pytest.raises(TrainingError, match="own tensor '.*' has values that are NaN or infinite"):
+        run_job(job, learner, prepared / "pairs.parquet", commits.store)
+    assert not list(stores_beside(commits.store).rglob("*.json"))
 
 
 def test_policies_of_clients_generate_with_their_own_parts(prepared, tmp_path):
     recipe = recipe_of("fedpdpo", "federation.clients_per_round=4", "federation.options.personal_lr=0.3")
     state, commits = run(recipe, prepared, tmp_path / "f")
     adapter = commits.store.get(state.adapters["policy"])
-    names = [client.name for client in state.federation.clients]
-    policies = personal_client.ClientPolicies(LEARNERS["personal"](recipe, "cpu"), adapter, commits.store, prepared / "pairs.parquet", names, state.round)
+    policies = personal_client.ClientPolicies(LEARNERS["personal"](recipe, "cpu"), adapter, commits.store, prepared / "pairs.parquet", last_of(commits))
     (ada,), (bea,) = policies.generate(["a prompt"] * 2, ["ada", "bea"], seed=0)
     assert ada.ids != bea.ids
     (again,) = policies.of("ada").generate(["a prompt"], seed=0)

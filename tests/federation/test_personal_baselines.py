@@ -12,7 +12,7 @@ from components.federation.clients import LEARNERS, read_rows
 from components.federation.commits import Commits
 from components.federation.fedamp import attention, movement_cosines
 from components.federation.personal_client import ClientPolicies
-from components.federation.private import home_of
+from components.federation.private import home_of, rewards_beside
 from components.federation.rounds import run_federation
 from components.federation.strategy import Client, Federation, Job, Update, build_federation, build_strategy
 from components.models.adapters import AdapterStore
@@ -97,7 +97,7 @@ def test_per_fedavg_measures_and_answers_by_what_a_few_steps_on_a_clients_own_pa
     assert all(client["steps"] == 6 and client["bytes_kept"] == 0 for client in record["clients"].values()), "two meta-steps of three gradients"
     adapter, pairs = commits.store.get(state.adapters["policy"]), prepared / "pairs.parquet"
     rows = read_rows(pairs, "ada", "test").to_list()
-    homes = {name: home_of(name, commits.store, pairs, state.round) for name in ("ada", "bea")}
+    homes = {name: home_of(name, commits.store, pairs, "") for name in ("ada", "bea")}
     ada, bea = (learner.compare(rows, [adapter], homes[name]) for name in ("ada", "bea"))
     again = learner.compare(rows, [adapter], homes["ada"])
     assert np.array_equal(ada.margins, again.margins) and not np.allclose(ada.margins, bea.margins, atol=1e-5)
@@ -106,7 +106,7 @@ def test_per_fedavg_measures_and_answers_by_what_a_few_steps_on_a_clients_own_pa
     learner.become(adapter, homes["ada"])
     adapted = learner.resident.slot.read()
     assert any(not torch.equal(adapted[name], adapter[name]) for name in adapter)
-    policies = ClientPolicies(learner, adapter, commits.store, pairs, ["ada", "bea"], state.round)
+    policies = ClientPolicies(learner, adapter, commits.store, pairs, {"ada": "", "bea": ""})
     policies.of("bea")
     policies.of("ada")
     assert all(torch.equal(learner.resident.slot.read()[name], adapted[name]) for name in adapted)
@@ -133,43 +133,55 @@ BY_PPO = {"feddpo": ("dpo", "{objective: ppo}"), "perfedavg": ("meta", "{objecti
 
 @pytest.fixture
 def scored(prepared, tmp_path):
-    """The prepared folder with scores of a reward model for each pair."""
-    import shutil
-
+    """A federation's folder with scores of a reward model for each training pair."""
     from datasets import Dataset
 
-    from components.federation.private import rewards_file
+    rewards = rewards_beside(AdapterStore(tmp_path / "f" / "adapters"))
+    rewards.mkdir(parents=True)
+    rows = read_rows(prepared / "pairs.parquet", split="train").to_list()
+    Dataset.from_list([{"pair_id": row["pair_id"], "client_id": row["client_id"], "chosen": float(len(row["chosen"])), "rejected": 0.5} for row in rows]).to_parquet(rewards / "mine.parquet")
+    return tmp_path / "f"
 
-    folder = tmp_path / "prepared"
-    shutil.copytree(prepared, folder)
-    rewards_file(folder, "mine").parent.mkdir()
-    rows = read_rows(folder / "pairs.parquet").to_list()
-    Dataset.from_list([{"pair_id": row["pair_id"], "client_id": row["client_id"], "chosen": float(len(row["chosen"])), "rejected": 0.5} for row in rows]).to_parquet(rewards_file(folder, "mine"))
-    return folder
+
+def differs(one, other):
+    return any(not torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize("method", list(BY_PPO))
-def test_each_baseline_trains_by_ppo_on_its_clients_own_pairs(method, scored, tmp_path):
+def test_each_baseline_trains_by_ppo_on_its_clients_own_pairs(method, scored, prepared):
     objective, options = BY_PPO[method]
     recipe = recipe_of(method, options, "rewards={mine: {name: not-loaded-here}}", "federation.local_steps=4", "federation.rounds=1", "federation.optimizer.lr=1e-2")
-    state, commits, learner = run(recipe, scored, tmp_path / "f", objective)
+    state, commits, learner = run(recipe, prepared, scored, objective)
     initial, (record, *_) = commits.store.get(state.federation.initial), commits.latest()[1]
     for name, numbers in record["clients"].items():
-        assert numbers["rows"] > 0 and numbers["loss"] == numbers["loss"] and numbers["steps"] > 0, name
-    for name in sorted(state.adapters):
-        final = commits.store.get(state.adapters[name])
-        assert name == "dan" or name not in record["clients"] or any(not torch.equal(final[n], initial[n]) for n in final)
-    assert learner.by_ppo and learner.reward == "mine"
+        assert numbers["rows"] > 0 and math.isfinite(numbers["loss"]) and numbers["steps"] > 0
+        trained = state.adapters[name] if method == "fedamp" else state.adapters["policy"]
+        assert differs(commits.store.get(trained), initial)
+        if objective == "personal":
+            own = home_of(name, commits.store, prepared / "pairs.parquet", state.memory["last"][name]).state().tensors
+            assert differs(own, learner.slot.initial(recipe.seed))
+    assert learner.by_ppo and learner.reward == "mine" and (len(record["clients"]) == 3)
+    plain, *_ = run(recipe_of(method, options.replace("objective: ppo, ", "").replace("objective: ppo", ""), "federation.local_steps=4", "federation.rounds=1", "federation.optimizer.lr=1e-2"), prepared, scored.with_name("dpo"), objective)
+    assert any(plain.adapters[name].hash != state.adapters[name].hash for name in state.adapters), "and not by DPO"
 
 
-def test_a_pair_without_a_score_is_named(scored, tmp_path):
+def test_a_pair_without_a_score_is_named(scored, prepared):
     from components.data.records import DataError
-    from components.federation.private import Home, PrivateStore
 
-    home = Home("ada", PrivateStore(tmp_path, "ada"), scored / "pairs.parquet", 0)
+    home = home_of("ada", AdapterStore(scored / "adapters"), prepared / "pairs.parquet", "")
     rows = home.training_rows()
     assert home.scores(rows, "mine")[0].tolist() == [len(rows[0]["chosen"]), 0.5]
     with pytest.raises(DataError, match=r"mine\.parquet has no scores of 1 of client ada's pairs \(such as new\)"):
         home.scores([*rows, rows[0] | {"pair_id": "new"}], "mine")
     with pytest.raises(DataError, match=r"theirs\.parquet"):
         home.scores(rows, "theirs")
+
+
+@pytest.mark.parametrize(("method", "options", "message"), [
+    ("feddpo", "{ppo: {clip: 0.1}}", "leave out one of them"), ("fedamp", "{weighting: paper}", "FedAMP weighs by likeness"), ("fedpdpo", "{ppo: {clip: 0.1}}", "leave out one of them"),
+    ("perfedavg", "{objective: ppo, ppo: {epochs: 2}}", r"ppo\.epochs is not used by Per-FedAvg"), ("fedrep", "{objective: ppo, rate_decay: {}}", "ate_decay goes by the loss of DPO")])
+def test_options_that_would_be_ignored_are_refused(method, options, message):
+    from components.config import RecipeError
+
+    with pytest.raises(RecipeError, match=message):
+        recipe_of(method, options, "rewards={mine: {kind: judge}}" if "objective" in options else "seed=0")

@@ -138,7 +138,7 @@ def test_a_job_reads_the_rows_of_its_client_and_split_alone(prepared, tmp_path):
     seen = []
 
     class Learner:
-        def train(self, rows, adapter, seed, visit=None):
+        def train(self, rows, adapter, seed, home=None, job=None):
             seen.append(("train", rows, seed))
             return adapter, {"loss": 1.0}
 
@@ -242,7 +242,7 @@ def test_a_federation_stopped_within_a_round_trains_only_the_clients_that_are_le
     class Killed(BaseException):
         pass
 
-    def train(rows, adapter, seed, visit=None):
+    def train(rows, adapter, seed, home=None, job=None):
         calls.append(rows[0]["client_id"])
         if len(calls) == 4:
             raise Killed
@@ -274,7 +274,7 @@ def test_clients_never_train_the_servers_object(recipe, prepared, learner, tmp_p
     """In the reference all share one model, and the server's old adapter is the last client's."""
     given, real = [], SelectorLearner.train
 
-    def train(self, rows, adapter, seed, visit=None):
+    def train(self, rows, adapter, seed, home=None, job=None):
         kept = {n: t.clone() for n, t in adapter.items()}
         trained_one, metrics = real(self, rows, adapter, seed)
         assert all(torch.equal(adapter[n], kept[n]) for n in kept), "what the client was sent is not changed"

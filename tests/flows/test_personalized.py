@@ -31,15 +31,15 @@ def parts_of(folder):
 def test_each_client_is_measured_with_its_own_parts_and_by_the_log_likelihood_too(whole):
     _, folder, output = whole
     result = result_of(folder)
-    assert result["private"] and not result["personal"] and list(result["adapters"]) == ["policy"] and len(result["clients"]) == 4
+    assert result["private"] and not result["personal"] and list(result["adapters"]) == ["policy"] and len(result["last"]) == 4
     assert result["before"]["margin"] == pytest.approx(0, abs=1e-4) and abs(result["after"]["margin"]) > 1e-4
-    assert result["after"]["by"].keys() == {"summed", "per_token", "explicit"} and result["after"]["by"]["summed"]["clients"].keys() == set(result["clients"])
+    assert result["after"]["by"].keys() == {"summed", "per_token", "explicit"} and result["after"]["by"]["summed"]["clients"].keys() == set(result["last"])
     for line in ("by log-likelihood, summed", "by log-likelihood a token", "by the reward head", "each client's own parts with the server's adapter, on its own pairs"):
         assert line in output
     metrics = json.loads((folder / "report" / "metrics.json").read_text())
     assert metrics["accuracy"]["after"]["summed/worst"] == result["after"]["by"]["summed"]["worst"]
     evaluated = json.loads((folder / "evaluation" / "result.json").read_text())
-    assert set(evaluated["implicit_reward"]["clients"]) <= set(result["clients"])
+    assert set(evaluated["implicit_reward"]["clients"]) <= set(result["last"])
 
 
 def test_the_clients_answer_in_turn_and_not_one_for_all(whole):
@@ -103,4 +103,4 @@ def test_per_fedavg_whose_clients_adapt_when_they_are_asked_runs_to_its_end(tmp_
     result = result_of(place.newest())
     assert result["private"] and not result["personal"] and "by log-likelihood, summed" in output and result["after"]["pairs"] > 0
     answered = json.loads((place.newest() / "evaluation" / "answers.json").read_text())
-    assert {row["aligned"]["client_id"] for row in answered} == set(result["clients"]) and not (place.newest() / "federation-clients").exists()
+    assert {row["aligned"]["client_id"] for row in answered} == set(result["last"]) and not (place.newest() / "federation-clients").exists()

@@ -58,7 +58,9 @@ def test_every_key_that_a_stage_follows_is_in_every_recipe():
 
 def test_every_section_that_changes_a_result_is_followed_by_a_stage():
     sections = set(load_recipe("debug").model_dump()) - {"runtime"}
-    assert {key.split(".")[0] for keys in followed().values() for key in keys} == sections
+    by_ppo = load_recipe("debug", ["federation.method=feddpo", "federation.options={objective: ppo}", "rewards={judge: {kind: judge}}"])
+    assert {key.split(".")[0] for keys in followed().values() for key in keys} | set(federated_sections(by_ppo)) == sections
+    assert {"rewards", "evaluation"} <= set(federated_sections(by_ppo)), "the judge scores the pairs"
 
 
 @pytest.mark.parametrize(("changed", "rerun", "method"), [(*case, "fedbis") for case in [

@@ -157,6 +157,30 @@ def test_shared_layers_part_the_lora(config):
         ResidentPolicy(config, "cpu", PersonalParts(shared_layers=2))
 
 
+def test_in_bf16_an_untrained_personal_model_gives_the_margins_of_its_reference_exactly(config):
+    half = config.model_copy(update={"backbone": config.backbone.model_copy(update={"dtype": "bfloat16"})})
+    resident = ResidentPolicy(half, "cpu", ALL)
+    resident.slot.load(resident.slot.initial_adapter(0))
+    resident.personal.load(resident.personal.initial(0))
+    rows = [resident.encode_pair({"prompt": "about trees", "chosen": "it holds", "rejected": "not at all"})]
+    with torch.no_grad():
+        own = resident.logprobs(rows)
+        with as_reference(resident.model):
+            assert torch.allclose(own, resident.logprobs(rows), atol=1e-5)
+
+
+def test_what_rests_takes_no_gradient_after_the_reference_was_asked_either(resident):
+    for parameter in resident.slot.parameters:
+        parameter.requires_grad_(False)
+    try:
+        with as_reference(resident.model):
+            pass
+        assert not any(parameter.requires_grad for parameter in resident.slot.parameters) and all(parameter.requires_grad for parameter in resident.personal.parameters)
+    finally:
+        for parameter in resident.slot.parameters:
+            parameter.requires_grad_(True)
+
+
 @pytest.mark.parametrize("family", ["gpt2", "llama", "gpt_neox", "qwen2", "opt"])
 def test_the_last_norm_is_found_in_other_families(family):
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -171,3 +195,11 @@ def test_the_last_norm_is_found_in_other_families(family):
         assert torch.equal(model.base_model(input_ids=IDS).last_hidden_state, states[0])
         hook.remove()
     assert "norm" in type(norm).__name__.lower() and model.get_submodule(name) is norm
+
+
+def test_a_backbone_that_ends_in_a_projection_is_refused():
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    projecting = AutoConfig.for_model("opt", hidden_size=16, num_hidden_layers=2, num_attention_heads=2, ffn_dim=32, vocab_size=40, word_embed_proj_dim=8)
+    with pytest.raises(BackboneError, match="does not end in a norm of its own"):
+        final_norm(AutoModelForCausalLM.from_config(projecting).eval())

@@ -58,6 +58,19 @@ def test_what_a_prompt_says_is_not_filled_in_again_and_a_long_one_loses_its_star
     assert model.tokenizer.decode(pair["input_ids"][0]).endswith("yes") and pair["input_ids"].shape[1] == 16
 
 
+def test_a_response_longer_than_the_input_loses_its_end_and_not_the_prompt(folder):
+    for template in (None, "{prompt}|{response}"):
+        model = RewardModel(RewardConfig(name=str(folder), max_length=16, template=template), "cpu")
+        score = model.score(["why"], ["yes " * 50])
+        assert np.isfinite(score).all() and score[0] == pytest.approx(model.score(["why"], ["yes " * 60])[0], abs=1e-6)
+        assert score[0] != pytest.approx(model.score(["how"], ["yes " * 50])[0], abs=1e-6)
+
+
+def test_a_model_without_a_score_head_is_refused(folder):
+    with pytest.raises(BackboneError, match=r"has no weights for score\.weight, so that its scores would be random"):
+        RewardModel(RewardConfig(name=str(fetch_backbone("tiny-random"))), "cpu")
+
+
 def test_a_model_that_cannot_be_had_is_named(folder, tmp_path):
     with pytest.raises(BackboneError, match=r"reward model '.*nowhere' \(revision main\) could not be loaded"):
         RewardModel(RewardConfig(name=str(tmp_path / "nowhere")), "cpu")

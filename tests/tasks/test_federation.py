@@ -32,7 +32,7 @@ class Fragile:
     def __init__(self, recipe, device):
         self.device = device
 
-    def train(self, rows, adapter, seed, visit=None):
+    def train(self, rows, adapter, seed, home=None, job=None):
         name = rows[0]["client_id"]
         Fragile.calls.append(name)
         if Fragile.failures[name] > 0:
