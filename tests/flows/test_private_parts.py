@@ -45,7 +45,7 @@ def test_each_client_is_measured_with_its_own_parts_and_by_the_log_likelihood_to
 def test_the_clients_answer_in_turn_and_not_one_for_all(whole):
     _, folder, _ = whole
     answered = json.loads((folder / "evaluation" / "answers.json").read_text())
-    assert {row["aligned"]["client_id"] for row in answered} == set(result_of(folder)["clients"]) and all("client_id" not in row["raw"] for row in answered)
+    assert {row["aligned"]["client_id"] for row in answered} == set(result_of(folder)["last"]) and all("client_id" not in row["raw"] for row in answered)
 
 
 def test_nothing_of_the_clients_own_is_outside_their_stores_or_in_mlflow(whole, tmp_path):
