@@ -31,7 +31,7 @@ class DevicePool:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._building = threading.Lock()
-        self._free: queue.LifoQueue[Slot] | None = None
+        self._free: queue.PriorityQueue[Slot] | None = None
         self._residents: dict[Slot, tuple[str, Learner]] = {}
 
     @contextmanager
@@ -68,8 +68,8 @@ class DevicePool:
     def _borrow_slot(self, recipe: Recipe, mapped: bool = False) -> Iterator[Slot]:
         with self._lock:
             if self._free is None:
-                self._free = queue.LifoQueue()  # the last one used is the next one lent: it has its learner already
-                for slot in reversed(device_slots(recipe)):
+                self._free = queue.PriorityQueue()  # the first one that is free: tasks that run alone have the same one each time, with its learner and what that remembers
+                for slot in device_slots(recipe):
                     self._free.put(slot)
             free = self._free
         slot = free.get()

@@ -240,6 +240,18 @@ def test_a_learner_is_built_once_on_each_device_and_stays_there(debug, built):
     assert sorted(built) == ["one", "two"]
 
 
+def test_a_task_alone_has_the_same_learner_each_time_whichever_was_used_last(debug, built):
+    recipe, pool = on(debug, "one", "two"), DevicePool()
+    with pool.borrow_learner(recipe, "selector") as alone:
+        pass
+    first, second = pool.borrow_learner(recipe, "selector", mapped=True), pool.borrow_learner(recipe, "selector", mapped=True)
+    assert first.__enter__() is alone is not second.__enter__()
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)      # the last one used
+    with pool.borrow_learner(recipe, "selector") as again:
+        assert again is alone
+
+
 def test_another_recipe_gets_a_learner_of_its_own(debug, built):
     pool, recipe = DevicePool(), on(debug, "one")
     other = recipe.model_copy(update={"selector": recipe.selector.model_copy(update={"max_length": 128})})
