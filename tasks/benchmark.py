@@ -216,7 +216,7 @@ def write_benchmark_report(folder: Path, benchmark: Benchmark) -> Path:
         if curves:
             draw(curves, out / name)
             parts.append(report.Picture(heading, out / name, caption))
-    parts += objective_parts(found, out)
+    parts += [*objective_parts(found, out), *sample_tables(folder, benchmark, found)]
     parts.append(single)
     write_json(out / "figures.json", asdict(found) | {"pooled": {name: asdict(pooled) for name, pooled in pools.items()}, "claims": [asdict(finding) for finding in findings]})
     (out / "report.md").write_text(report.markdown(title, parts, notes), encoding="utf-8")
@@ -241,6 +241,14 @@ def objective_parts(found: Gathered, out: Path) -> list[Any]:
         pictures.fronts_picture(found.fronts, out / "fronts.png")
         parts.append(Picture("Fronts", out / "fronts.png", "A point is an arm's policy; a hollow one is dominated by another of its front."))
     return parts
+
+
+def sample_tables(folder: Path, benchmark: Benchmark, found: Gathered) -> list[Any]:
+    """Answers of the policies of each front, of the first seed that it is complete with (benchmark.Table)."""
+    from components.evaluation.benchmark import samples_table
+
+    return [samples_table(f"{name}, seed {min(by_seed)}", {arm: read_json(arm_run(folder, arm, min(by_seed)).evaluation / "answers.json") for arm in benchmark.fronts[name]})
+            for name, by_seed in found.fronts.items()]
 
 
 def measured_objectives(run: Run, federated: dict[str, Any]) -> dict[int, dict[str, float]]:

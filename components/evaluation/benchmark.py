@@ -295,13 +295,31 @@ def figures_tables(figures: Mapping[str, Mapping[int, Mapping[str, float]]], raw
     return (Table("Means over seeds", header, means, "Mean ± sample standard deviation over seeds."), Table("Each seed", ["method", "seed", *header[2:]], single))
 
 
+def samples_table(name: str, answers: Mapping[str, Sequence[Mapping[str, Any]]], most: int = 4) -> Table:
+    """What the policies of a front, one a preference, answer to the same prompts.
+
+    Args:
+        name: of the front.
+        answers: by arm, rows with prompt_id, prompt, and the texts of aligned and raw, as evaluation keeps them.
+        most: prompts that are shown, the first by id of those that all arms answered.
+    """
+    by_arm = {arm: {row["prompt_id"]: row for row in rows} for arm, rows in answers.items()}
+    shared = sorted(set.intersection(*map(set, by_arm.values())))[:most]
+    first = next(iter(by_arm.values()))
+    rows = [[first[prompt]["prompt"], first[prompt]["raw"]["text"], *(rows[prompt]["aligned"]["text"] for rows in by_arm.values())] for prompt in shared]
+    return Table(f"Answers by preference, {name}", ["prompt", RAW, *by_arm], rows, "The same held-out prompts for all, as they come by id; nothing is chosen.")
+
+
 def markdown(title: str, parts: Sequence[Table | Picture], notes: Sequence[str]) -> str:
     """The report as markdown, e.g. for a README; without pictures."""
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(" ".join(cell.replace("|", "\\|").splitlines()) for cell in cells) + " |"
+
     lines = [f"# {title}", "", *(f"- {note}" for note in notes)]
     for part in parts:
         if isinstance(part, Table):
             lines += ["", f"## {part.title}", "", *([part.caption, ""] if part.caption else []),
-                      f"| {' | '.join(part.header)} |", f"|{'---|' * len(part.header)}", *(f"| {' | '.join(row)} |" for row in part.rows)]
+                      line(part.header), f"|{'---|' * len(part.header)}", *map(line, part.rows)]
     return "\n".join(lines) + "\n"
 
 

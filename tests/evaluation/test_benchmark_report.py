@@ -20,6 +20,7 @@ from components.evaluation.benchmark import (
     pool,
     rand_curve,
     reward_curve,
+    samples_table,
     weights_curves,
 )
 from components.evaluation.benchmark_pictures import hacking_grid, picture, rand_picture, rewards_picture
@@ -256,6 +257,15 @@ def test_a_fronts_figures_are_its_volume_and_its_least_rank_correlation():
     three = {arm: scores | {"z": 1.0 + scores["x"]} for arm, scores in points.items()}
     assert front_figures(three, {arm: {"x": share, "y": 1 - share, "z": 1.0} for arm, share in (("a", 0.9), ("b", 0.5), ("c", 0.1))}, {"x": 0.0, "y": 0.0, "z": 0.0})["rank"] == pytest.approx(1.0)     # of z all shares are the same
     assert set(front_figures(points, {arm: {"x": 1.0, "y": 1.0} for arm in points}, {"x": 0.0, "y": 0.0})) == {"hypervolume"}
+
+
+def test_a_fronts_policies_answer_the_same_prompts_side_by_side_in_a_line_each():
+    def rows(arm: str, prompts: str):
+        return [{"prompt_id": p, "prompt": f"to {p} |\nline", "aligned": {"text": f"{arm} {p}"}, "raw": {"text": f"raw {p}"}} for p in prompts]
+
+    table = samples_table("FIRM, seed 0", {"FIRM-1-9": rows("one", "dbac"), "FIRM-9-1": rows("nine", "cab")}, most=2)
+    assert table.header == ["prompt", "raw policy", "FIRM-1-9", "FIRM-9-1"] and [row[1:] for row in table.rows] == [["raw a", "one a", "nine a"], ["raw b", "one b", "nine b"]]
+    assert "| to a \\| line | raw a | one a | nine a |" in markdown("B", [table], []).splitlines()
 
 
 def test_objectives_are_followed_over_the_rounds_and_drawn(tmp_path):
