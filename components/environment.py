@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import warnings
@@ -34,6 +35,14 @@ machine; where another program wants a core too (this run's own Prefect server d
 7.8 s spinning and 0.9 s sleeping."""
 
 
+MALLOC = {"MALLOC_MMAP_MAX_": 0, "MALLOC_TRIM_THRESHOLD_": 2**31 - 1, "MALLOC_TOP_PAD_": 2**28, "MALLOC_ARENA_MAX": 1}
+"""Settings of glibc's malloc (mallopt(3)), by which a freed tensor's memory serves the next one. As they come, every tensor above 32 MB is mapped anew and given
+back when it is freed, so that a step touches each of its pages for the first time: 170,000 page faults in a step of DPO with SmolLM2-135M-Instruct and 4 pairs,
+and about a quarter of its time. Memory beyond 2 GB at the heap's end is given back, and all of it by give_back_memory."""
+_PARAMETERS = {"MALLOC_MMAP_MAX_": -4, "MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_TOP_PAD_": -2, "MALLOC_ARENA_MAX": -8}
+"""Their numbers in malloc.h."""
+
+
 class WithoutTraces(logging.Filter):
     """Takes the stack trace off a log record whose error is explained by its message."""
 
@@ -50,6 +59,7 @@ def quiet() -> None:
     """Set what the person has not set already. Call it before the first heavy import of a process."""
     for name, value in (QUIET | THREADS).items():
         os.environ.setdefault(name, value)
+    keep_memory()
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", message=".*An input example was not provided.*")  # the signature is given instead
@@ -59,6 +69,37 @@ def quiet() -> None:
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns at each product that it computes in float16
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logging.getLogger(name).addFilter(TRACES)
+
+
+def malloc_variables() -> dict[str, str]:
+    """MALLOC for the environment of a process that is to be started; empty where the person has set one of malloc's variables."""
+    return {} if any(name.startswith("MALLOC_") for name in os.environ) else {name: str(value) for name, value in MALLOC.items()}
+
+
+def keep_memory() -> None:
+    """Set MALLOC in this process; before it has threads, since those that have an arena of their own keep it.
+
+    Left as it is where the person has set one of malloc's variables, and where the C library is not glibc.
+    """
+    mallopt = _of_glibc("mallopt")
+    if mallopt is not None:
+        for name, value in malloc_variables().items():
+            mallopt(_PARAMETERS[name], int(value))
+
+
+def give_back_memory() -> None:
+    """Return to the system what malloc holds and nobody uses; between models, not between steps."""
+    trim = _of_glibc("malloc_trim")
+    if trim is not None:
+        trim(0)
+
+
+def _of_glibc(name: str) -> ctypes._NamedFuncPointer | None:
+    try:
+        library = ctypes.CDLL(None)
+        return getattr(library, name) if hasattr(library, "gnu_get_libc_version") else None
+    except (OSError, TypeError, AttributeError):  # e.g. TypeError on Windows
+        return None
 
 
 def quiet_transformers() -> None:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from components.config import Explained
+from components.environment import malloc_variables
 
 PROJECT = Path(__file__).resolve().parent.parent
 STATE = PROJECT / ".state"
@@ -177,7 +178,7 @@ def up() -> None:
                 done = subprocess.run([sys.executable, "-m", "prefect", *command], cwd=PROJECT, env=settings, stdin=subprocess.DEVNULL, capture_output=True, text=True)
                 if done.returncode:
                     raise ServerError(f"prefect {' '.join(command)} failed:\n{done.stdout}{done.stderr}")
-            _start("prefect-worker", [sys.executable, "-m", "prefect", "worker", "start", "--pool", "fed-rlhf", "--type", "process", "--name", "local"], settings, started)
+            _start("prefect-worker", [sys.executable, "-m", "prefect", "worker", "start", "--pool", "fed-rlhf", "--type", "process", "--name", "local"], settings | malloc_variables(), started)
         except BaseException:
             for name in reversed(started):
                 _stop(name)

@@ -9,8 +9,6 @@ benchmark would otherwise each compute again.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import gc
 import os
 import queue
@@ -19,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from components.config import Recipe, RecipeError
+from components.environment import give_back_memory
 from components.federation.clients import LEARNERS
 from components.federation.learners import Learner, PolicyLearner
 from components.learning.references import References
@@ -98,8 +97,7 @@ class DevicePool:
             self._residents.clear()
             self._free = None
         gc.collect()
-        with contextlib.suppress(OSError, AttributeError):  # glibc keeps what was freed until it is asked for it
-            ctypes.CDLL("libc.so.6").malloc_trim(0)
+        give_back_memory()
 
 
 POOL = DevicePool()

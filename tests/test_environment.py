@@ -1,0 +1,59 @@
+"""What a process is told before anything heavy is imported: here, that malloc keeps what is freed."""
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from components.environment import MALLOC, malloc_variables
+
+ROOT = Path(__file__).resolve().parent.parent
+FAULTS = """
+import resource
+from components.environment import give_back_memory, quiet
+quiet()
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    bytearray(64 * 2**20)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+faults()
+again = faults()
+give_back_memory()
+print(again, faults())
+"""
+PAGES = 64 * 2**20 // os.sysconf("SC_PAGE_SIZE")
+glibc = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"), reason="the C library is not glibc")
+
+
+def count_faults(**variables: str) -> tuple[int, int]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")} | variables
+    done = subprocess.run([sys.executable, "-c", FAULTS], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    again, trimmed = map(int, done.stdout.split())
+    return again, trimmed
+
+
+@glibc
+def test_freed_memory_serves_the_next_tensor_until_it_is_given_back():
+    again, trimmed = count_faults()
+    assert again < PAGES // 20 and trimmed > PAGES // 2
+
+
+@glibc
+def test_malloc_is_left_alone_where_the_person_has_set_it(monkeypatch):
+    again, _ = count_faults(MALLOC_ARENA_MAX="2")
+    assert again > PAGES // 2
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
+    assert malloc_variables() == {}
+
+
+def test_processes_that_are_started_get_what_this_one_has_and_the_image_too(monkeypatch):
+    for name in [name for name in os.environ if name.startswith("MALLOC_")]:
+        monkeypatch.delenv(name)
+    assert malloc_variables() == {name: str(value) for name, value in MALLOC.items()}
+    image = (ROOT / "infra" / "Dockerfile").read_text(encoding="utf-8")
+    assert " ".join(f"{name}={value}" for name, value in malloc_variables().items()) in image
