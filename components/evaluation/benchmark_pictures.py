@@ -11,9 +11,11 @@ import numpy as np
 from components.benchmarks import FIGURES
 from components.evaluation.benchmark import Pooled
 
+COLORS = ("tab:grey", "tab:blue", "tab:orange", "tab:green")
+
 
 def picture(figures: Mapping[str, Mapping[int, Mapping[str, float]]], pools: Mapping[str, Pooled], path: Path) -> None:
-    """Accuracies by method and win rates over all seeds with their intervals; a dot is a seed.
+    """Accuracies by method (by taste, where the pairs have tastes) and win rates over all seeds with their intervals; a dot is a seed.
 
     Args:
         figures: by arm and seed, see benchmark.arm_figures.
@@ -26,17 +28,20 @@ def picture(figures: Mapping[str, Mapping[int, Mapping[str, float]]], pools: Map
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(14, max(4.5, 1.5 + 0.3 * len(pools))), layout="constrained")
-    arms, kinds = list(figures), [("common", "tab:grey"), ("own", "tab:blue"), ("own_assigned", "tab:orange")]
-    for k, (name, color) in enumerate(kinds):
+    kinds = accuracy_kinds([run for runs in figures.values() for run in runs.values()])
+    arms = [arm for arm, runs in figures.items() if any(name in run for run in runs.values() for name in kinds)]
+    for k, name in enumerate(kinds):
         values = [[run[name] for run in figures[arm].values() if name in run] for arm in arms]
-        places = [i + (k - 1) * 0.25 for i in range(len(arms))]
-        left.bar(places, [np.mean(v) if v else 0 for v in values], width=0.23, color=color, alpha=0.6, label=FIGURES[name])
+        places = [i + (k - (len(kinds) - 1) / 2) * 0.9 / len(kinds) for i in range(len(arms))]
+        left.bar(places, [np.mean(v) if v else 0 for v in values], width=0.8 / len(kinds), color=COLORS[k], alpha=0.6, label=FIGURES[name])
         for place, given in zip(places, values, strict=True):
             left.scatter([place] * len(given), given, color="black", s=10, zorder=3)
     left.axhline(0.5, color="black", linewidth=0.8, linestyle="--")
     left.set(title="Accuracy on held-out pairs (dots: seeds)", ylim=(0, 1))
-    left.set_xticks(range(len(arms)), arms)
-    left.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=3)
+    many = sum(map(len, arms)) > 40
+    left.set_xticks(range(len(arms)), arms, rotation=30 if many else 0, ha="right" if many else "center", rotation_mode="anchor")
+    if arms:
+        figure.legend(*left.get_legend_handles_labels(), fontsize=8, loc="outside lower left", ncols=4)
     for i, found in enumerate(pools.values()):
         rate = found.rate
         if not math.isnan(rate.rate):
@@ -48,9 +53,17 @@ def picture(figures: Mapping[str, Mapping[int, Mapping[str, float]]], pools: Map
     right.grid(axis="x", alpha=0.3)
     right.set(title="Win rate", xlim=(0, 1))
     if pools:
-        right.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=3)
+        figure.legend(*right.get_legend_handles_labels(), fontsize=8, loc="outside lower right", ncols=3)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
+
+
+def accuracy_kinds(runs: Sequence[Mapping[str, float]]) -> list[str]:
+    """Which accuracies of FIGURES say most of these runs: by taste where there are tastes, own adapters' where they differ; else by what a pair is found right."""
+    by_taste = [name for name in ("common", "own") if any(name in run for run in runs)]
+    if by_taste:
+        return by_taste + (["own_assigned"] if any(run.get("own_assigned") != run.get("own") for run in runs) else [])
+    return [name for name in ("accuracy", "summed", "per_token", "explicit") if any(name in run for run in runs)]
 
 
 def rewards_picture(curves: dict[str, dict[int, list[dict[str, float]]]], path: Path) -> None:

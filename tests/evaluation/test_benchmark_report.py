@@ -23,7 +23,7 @@ from components.evaluation.benchmark import (
     samples_table,
     weights_curves,
 )
-from components.evaluation.benchmark_pictures import hacking_grid, picture, rand_picture, rewards_picture
+from components.evaluation.benchmark_pictures import accuracy_kinds, hacking_grid, picture, rand_picture, rewards_picture
 from components.evaluation.claims import check_claims, claims_table
 from components.evaluation.length_control import control_length
 from components.evaluation.objective_pictures import fronts_picture, objectives_picture, weights_picture
@@ -257,6 +257,15 @@ def test_a_fronts_figures_are_its_volume_and_its_least_rank_correlation():
     three = {arm: scores | {"z": 1.0 + scores["x"]} for arm, scores in points.items()}
     assert front_figures(three, {arm: {"x": share, "y": 1 - share, "z": 1.0} for arm, share in (("a", 0.9), ("b", 0.5), ("c", 0.1))}, {"x": 0.0, "y": 0.0, "z": 0.0})["rank"] == pytest.approx(1.0)     # of z all shares are the same
     assert set(front_figures(points, {arm: {"x": 1.0, "y": 1.0} for arm in points}, {"x": 0.0, "y": 0.0})) == {"hypervolume"}
+
+
+@pytest.mark.parametrize(("runs", "kinds"), [
+    ([{"common": 0.9, "own": 0.5, "own_assigned": 0.5, "accuracy": 0.7}], ["common", "own"]), ([{"own": 0.5, "own_assigned": 0.6}], ["own", "own_assigned"]),
+    ([{"accuracy": 0.7, "per_token": 0.6}, {"summed": 0.5}], ["accuracy", "summed", "per_token"]), ([{"hypervolume": 1.0}], [])])
+def test_the_picture_shows_accuracies_by_taste_where_there_are_tastes_and_none_twice(tmp_path, runs, kinds):
+    assert accuracy_kinds(runs) == kinds
+    picture({"a method": dict(enumerate(runs)), "front": {0: {"rank": 1.0}}}, {}, tmp_path / "p.png")
+    assert (tmp_path / "p.png").stat().st_size > 5000
 
 
 def test_a_fronts_policies_answer_the_same_prompts_side_by_side_in_a_line_each():
