@@ -7,7 +7,7 @@ import ctypes
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from components.config import Explained
 
@@ -35,12 +35,10 @@ machine; where another program wants a core too (this run's own Prefect server d
 7.8 s spinning and 0.9 s sleeping."""
 
 
-MALLOC = {"MALLOC_MMAP_MAX_": 0, "MALLOC_TRIM_THRESHOLD_": 2**31 - 1, "MALLOC_TOP_PAD_": 2**28, "MALLOC_ARENA_MAX": 1}
-"""Settings of glibc's malloc (mallopt(3)), by which a freed tensor's memory serves the next one. As they come, every tensor above 32 MB is mapped anew and given
-back when it is freed, so that a step touches each of its pages for the first time: 170,000 page faults in a step of DPO with SmolLM2-135M-Instruct and 4 pairs,
-and about a quarter of its time. Memory beyond 2 GB at the heap's end is given back, and all of it by give_back_memory."""
-_PARAMETERS = {"MALLOC_MMAP_MAX_": -4, "MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_TOP_PAD_": -2, "MALLOC_ARENA_MAX": -8}
-"""Their numbers in malloc.h."""
+MALLOC = {"MALLOC_MMAP_MAX_": (-4, 0), "MALLOC_TRIM_THRESHOLD_": (-1, 2**31 - 1), "MALLOC_TOP_PAD_": (-2, 2**28), "MALLOC_ARENA_MAX": (-8, 1)}
+"""Settings of glibc's malloc by which a freed tensor's memory serves the next one: variable, its number for mallopt(3) (malloc.h), and value. As they come, every
+tensor above 32 MB is mapped anew and given back when it is freed, so that a step touches each of its pages for the first time: 170,000 page faults in a step of DPO
+with SmolLM2-135M-Instruct and 4 pairs, and about a quarter of its time. Memory beyond 2 GB at the heap's end is given back, and all of it by give_back_memory."""
 
 
 class WithoutTraces(logging.Filter):
@@ -73,7 +71,7 @@ def quiet() -> None:
 
 def malloc_variables() -> dict[str, str]:
     """MALLOC for the environment of a process that is to be started; empty where the person has set one of malloc's variables."""
-    return {} if any(name.startswith("MALLOC_") for name in os.environ) else {name: str(value) for name, value in MALLOC.items()}
+    return {} if any(name.startswith("MALLOC_") for name in os.environ) else {name: str(value) for name, (_, value) in MALLOC.items()}
 
 
 def keep_memory() -> None:
@@ -84,7 +82,7 @@ def keep_memory() -> None:
     mallopt = _of_glibc("mallopt")
     if mallopt is not None:
         for name, value in malloc_variables().items():
-            mallopt(_PARAMETERS[name], int(value))
+            mallopt(MALLOC[name][0], int(value))
 
 
 def give_back_memory() -> None:
@@ -94,7 +92,7 @@ def give_back_memory() -> None:
         trim(0)
 
 
-def _of_glibc(name: str) -> ctypes._NamedFuncPointer | None:
+def _of_glibc(name: str) -> Callable[..., int] | None:
     try:
         library = ctypes.CDLL(None)
         return getattr(library, name) if hasattr(library, "gnu_get_libc_version") else None

@@ -51,9 +51,9 @@ def test_malloc_is_left_alone_where_the_person_has_set_it(monkeypatch):
     assert malloc_variables() == {}
 
 
-def test_processes_that_are_started_get_what_this_one_has_and_the_image_too(monkeypatch):
+def test_the_variables_for_other_processes_are_the_settings_of_this_one_and_stand_in_the_image(monkeypatch):
     for name in [name for name in os.environ if name.startswith("MALLOC_")]:
         monkeypatch.delenv(name)
-    assert malloc_variables() == {name: str(value) for name, value in MALLOC.items()}
+    assert malloc_variables() == {name: str(value) for name, (_, value) in MALLOC.items()}
     image = (ROOT / "infra" / "Dockerfile").read_text(encoding="utf-8")
     assert " ".join(f"{name}={value}" for name, value in malloc_variables().items()) in image

@@ -62,7 +62,7 @@ def accuracy_kinds(runs: Sequence[Mapping[str, float]]) -> list[str]:
     """Which accuracies of FIGURES say most of these runs: by taste where there are tastes, own adapters' where they differ; else by what a pair is found right."""
     by_taste = [name for name in ("common", "own") if any(name in run for run in runs)]
     if by_taste:
-        return by_taste + (["own_assigned"] if any(run.get("own_assigned") != run.get("own") for run in runs) else [])
+        return by_taste + (["own_assigned"] if any(run["own_assigned"] != run.get("own") for run in runs if "own_assigned" in run) else [])
     return [name for name in ("accuracy", "summed", "per_token", "explicit") if any(name in run for run in runs)]
 
 
