@@ -396,7 +396,7 @@ class RewardTrainingConfig(Section):
     lora: LoraConfig = Field(default_factory=LoraConfig, description="Trained with the output, and merged afterwards.")
     steps: int = Field(100, ge=1, description="Optimiser steps.")
     batch_size: int = Field(8, ge=1, description="Pairs a step.")
-    lr: float = Field(1e-3, gt=0, description="Learning rate of AdamW, constant.")
+    lr: float = Field(1e-3, gt=0, description="Learning rate of AdamW; it falls linearly to 0, as TRL's does.")
 
 
 class RewardConfig(Section):

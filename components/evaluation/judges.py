@@ -1,7 +1,8 @@
 """Judges: who says which of two responses is better. Every judge is asked in both orders.
 
 A judge is registered by its `kind` and built from the recipe. `autoj` is a large language model that compares in
-words, the paper's judge (components/evaluation/autoj.py). The embedded one, `selector`, is a deeper selector of the same
+words, the paper's judge (components/evaluation/autoj.py). `reward` is a reward model that scores each response by
+itself (components/evaluation/reward_judge.py). The embedded one, `selector`, is a deeper selector of the same
 family, trained once, centrally, on owners that never take part in the federation. It is a gold-model proxy: it stands
 for the population's taste as far as that can be learnt from those owners, not for human judgement.
 """
@@ -19,7 +20,8 @@ from components.config import JudgeConfig, RecipeError, Section, check_section, 
 from components.data.records import read_rows
 from components.data.templates import Template
 from components.evaluation.autoj import AutoJ, parse_autoj
-from components.evaluation.judge_protocol import Judge, JudgeError
+from components.evaluation.judge_protocol import Judge, JudgeError, check_judges_rows
+from components.evaluation.reward_judge import RewardJudge
 from components.evaluation.winrate import Verdict, WinRate, combine_orders, orders_agree, win_rate
 from components.models.selector import Comparison
 
@@ -116,12 +118,7 @@ class SelectorJudge:
         Raises:
             JudgeError: there are no pairs to learn from, or none to be measured on.
         """
-        table = prepared / "judge.parquet"
-        train, held_out = len(read_rows(table, split="train")), len(read_rows(table, split="test"))
-        if not train or not held_out:
-            raise JudgeError(
-                f"{table} has {train} training and {held_out} held-out pairs, but a 'selector' judge needs both, of owners that are not in the federation: "
-                "set more owners apart in data.options.")
+        check_judges_rows(prepared, "a 'selector' judge")
 
     def compare(self, comparisons: Sequence[Comparison]) -> list[Verdict]:
         """The completion with the larger logit, each comparison in its one given order."""
@@ -129,7 +126,7 @@ class SelectorJudge:
         return [Verdict.FIRST if margin > 0 else Verdict.SECOND if margin < 0 else Verdict.TIE for margin in margins]
 
 
-JUDGES: dict[str, Callable[..., Judge]] = {"autoj": AutoJ, "selector": SelectorJudge}
+JUDGES: dict[str, Callable[..., Judge]] = {"autoj": AutoJ, "reward": RewardJudge, "selector": SelectorJudge}
 """Judges by kind; each is called with (config, prepared, cache, seed, device, progress, policy)."""
 
 

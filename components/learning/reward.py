@@ -22,6 +22,10 @@ from components.models.reward_functions import RewardFunction, find_reward_funct
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+WAY = 2
+"""Of training, in the cache's keys: a change of train_reward that changes its weights raises it, so that no reward of before is taken for one of now."""
+
+
 def build_reward(
     config: RewardConfig, prepared: Path, cache: Path, seed: int, device: str, progress: Callable[[int, float], None] | None = None,
 ) -> tuple[RewardFunction, dict[str, float]]:
@@ -74,7 +78,7 @@ def trained_reward(
 ) -> tuple[Path, dict[str, float]]:
     """The folder of a sequence classifier that is trained here, and its figures; from the cache where it was trained before.
 
-    The cache's key is the hash of its recipe, the seed and the judges' rows.
+    The cache's key is the hash of its recipe, the way of training, the seed and the judges' rows.
 
     Raises:
         DataError: there are no pairs to learn from, or none to measure it on.
@@ -84,7 +88,7 @@ def trained_reward(
     rows, held_out = read_rows(table, split="train").to_list(), read_rows(table, split="test").to_list()
     if not rows or not held_out:
         raise DataError(f"{table} has {len(rows)} training and {len(held_out)} held-out pairs, but a reward of kind 'trained' needs both, of owners that are not in the federation: set more owners apart in data.options.")
-    content = {"reward": config.model_dump(mode="json"), "seed": seed, "rows": hashlib.sha256(table.read_bytes()).hexdigest()}
+    content = {"reward": config.model_dump(mode="json"), "way": WAY, "seed": seed, "rows": hashlib.sha256(table.read_bytes()).hexdigest()}
     folder = cache / hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
     record = folder / "figures.json"
     if not record.is_file():  # the last thing that is written
@@ -110,7 +114,7 @@ def trained_reward(
 def train_reward(
     config: RewardConfig, rows: Sequence[Mapping[str, Any]], seed: int, device: str, progress: Callable[[int, float], None] | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, list[float]]:
-    """Train a classifier with one output on pairs: the mean of -log sigmoid(score of chosen - score of rejected).
+    """Train a classifier with one output on pairs: the mean of -log sigmoid(score of chosen - score of rejected). The output begins at 0, and the learning rate falls linearly to 0.
 
     Returns:
         the model, its LoRA merged; its tokenizer; and the loss of each step.
@@ -120,7 +124,6 @@ def train_reward(
     from transformers import AutoConfig, AutoModelForSequenceClassification, PrinterCallback, TrainerCallback
     from trl import RewardConfig as Arguments
     from trl import RewardTrainer
-    from trl.trainer.reward_trainer import suppress_seqcls_warning
 
     class Progress(TrainerCallback):
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
@@ -140,19 +143,23 @@ def train_reward(
         raise BackboneError(f"the backbone '{training.backbone.name}' of a reward could not be loaded: {str(error).splitlines()[0]}") from None
     tokenizer.truncation_side = "left"
     first_layers(shape, training.backbone)
-    with suppress_seqcls_warning(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed % 2**31)  # of the output, which the backbone does not have
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed % 2**31)  # of a head's inner layers, which the backbone does not have
         model, loaded = AutoModelForSequenceClassification.from_pretrained(
             source, config=shape, revision=revision, dtype=torch.float32, trust_remote_code=False, use_safetensors=True, output_loading_info=True)
     missing = sorted(name for name in loaded["missing_keys"] if "score" not in name and "classifier" not in name)
     if missing:
         raise BackboneError(f"the backbone '{training.backbone.name}' of a reward has no weights for {missing[0]}, so that they would be random.")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in loaded["missing_keys"] and len(parameter) == shape.num_labels:
+                parameter.zero_()  # the output: every response has the score 0 at first, where random weights would give it noise that training has to undo
     on_cuda = device.startswith("cuda")
     with torch.random.fork_rng(devices=[]), tempfile.TemporaryDirectory() as scratch:
         trainer = RewardTrainer(
             model=model,
             args=Arguments(
-                output_dir=scratch, max_steps=training.steps, per_device_train_batch_size=training.batch_size, learning_rate=training.lr, lr_scheduler_type="constant", max_length=None,
+                output_dir=scratch, max_steps=training.steps, per_device_train_batch_size=training.batch_size, learning_rate=training.lr, lr_scheduler_type="linear", max_length=None,
                 bf16=False, fp16=False, use_cpu=not on_cuda, gradient_checkpointing=False, seed=seed % 2**31, data_seed=seed % 2**31, logging_steps=1, logging_nan_inf_filter=False,
                 save_strategy="no", report_to="none", disable_tqdm=True, dataloader_pin_memory=on_cuda),
             train_dataset=Dataset.from_list([

@@ -193,3 +193,59 @@ def test_a_new_judge_needs_no_more_than_its_name_in_the_registry(config, prepare
     judge = build_judge(config.model_copy(update={"kind": "scripted"}), prepared, tmp_path, 0, "cpu")
     assert judge_pairs(judge, PROMPTS, OURS, THEIRS, 200, 0).rate.wins == 3
     assert JUDGES["selector"] is SelectorJudge is judges.SelectorJudge
+
+
+# --- the reward judge
+
+def by_reward(config, **reward):
+    return config.model_copy(update={"kind": "reward", "options": {"reward": reward}})
+
+
+@pytest.fixture
+def brief(monkeypatch):
+    import numpy as np
+
+    from components.models.reward_functions import REWARD_FUNCTIONS
+
+    monkeypatch.setitem(REWARD_FUNCTIONS, "brief", lambda prompts, responses: np.array([-float(len(text)) for text in responses]))
+
+
+def test_a_reward_judges_by_the_higher_score_and_says_the_same_in_both_orders(config, prepared, tmp_path, brief):
+    judge = build_judge(by_reward(config, kind="function", name="brief"), prepared, tmp_path, 0, "cpu")
+    assert judge.compare([Comparison("p", "a", "bb"), Comparison("p", "aaa", "bb"), Comparison("p", "aa", "bb")]) == [FIRST, SECOND, TIE] and judge.compare([]) == []
+    result = judge_pairs(judge, PROMPTS[:3], ["a", "aaa", "aa"], ["bb", "bb", "bb"], 200, 0)
+    assert (result.rate.wins, result.rate.losses, result.rate.ties, result.consistency) == (1, 1, 1, 1.0)
+    assert judge.description == "reward model, function brief" and judge.figures == {}
+
+
+def test_a_reward_that_the_recipe_trains_is_trained_once_for_its_objective_and_the_judge(config, prepared, tmp_path, monkeypatch):
+    from components.config import RewardConfig
+    from components.learning import reward
+
+    given = {"kind": "trained", "template": "{prompt}|{response}", "max_length": 32, "training": {"backbone": {"name": "tiny-random", "layers": 1}, "lora": {"dropout": 0.0}, "steps": 2, "batch_size": 2}}
+    score, figures = reward.build_reward(RewardConfig(**given), prepared, tmp_path / "rewards", 0, "cpu")
+    monkeypatch.setattr(reward, "train_reward", lambda *_: pytest.fail("trained again"))
+    judge = build_judge(by_reward(config, **given), prepared, tmp_path, 0, "cpu")
+    first, second = score(["p", "q"], ["a b c", "d"]), score(["p", "q"], ["e f", "g h i"])
+    assert judge.compare([Comparison("p", "a b c", "e f"), Comparison("q", "d", "g h i")]) == [FIRST if a > b else SECOND for a, b in zip(first, second, strict=True)]
+    assert judge.figures == {"judge_accuracy": figures["accuracy"], "judge_pairs": 6, "judge_held_out_pairs": 4}
+    assert judge.description == "reward model, tiny-random, first 1 layers, trained centrally on owners outside the federation"
+
+
+def test_a_reward_judge_that_could_not_be_had_is_refused_before_anything_is_trained(config, prepared, tmp_path, brief):
+    import shutil
+
+    from datasets import Dataset
+
+    for given, words in (({"kind": "judge"}, "is the recipe's judge itself"), ({}, "a classifier needs a name"), ({"kind": "function", "name": "brif"}, "Did you mean 'brief'")):
+        with pytest.raises(RecipeError, match=words):
+            check_judge(by_reward(config, **given), prepared)
+    with pytest.raises(RecipeError, match="evaluation.judge.options"):
+        check_judge(config.model_copy(update={"kind": "reward", "options": {}}), prepared)
+    folder = tmp_path / "prepared"
+    shutil.copytree(prepared, folder)
+    rows = Dataset.from_parquet(str(folder / "judge.parquet")).to_list()
+    Dataset.from_list([r for r in rows if r["split"] == "train"]).to_parquet(folder / "judge.parquet")
+    with pytest.raises(DataError, match="6 training and 0 held-out pairs, but a 'reward' judge that is trained here needs both"):
+        check_judge(by_reward(config, kind="trained", template="{prompt}|{response}"), folder)
+    check_judge(by_reward(config, kind="function", name="brief"), folder)
