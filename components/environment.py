@@ -70,8 +70,8 @@ def quiet() -> None:
 
 
 def malloc_variables() -> dict[str, str]:
-    """MALLOC for the environment of a process that is to be started; empty where the person has set one of malloc's variables."""
-    return {} if any(name.startswith("MALLOC_") for name in os.environ) else {name: str(value) for name, (_, value) in MALLOC.items()}
+    """MALLOC for the environment of a process that is to be started; empty where the person has set one of malloc's variables, or tunables of the C library."""
+    return {} if any(name.startswith("MALLOC_") for name in os.environ) or "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", "") else {name: str(value) for name, (_, value) in MALLOC.items()}
 
 
 def keep_memory() -> None:

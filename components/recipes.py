@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from components.config import Recipe, RecipeError, check_section, kind_of, unknown_name
+from components.config import JudgeConfig, Recipe, RecipeError, check_section, kind_of, unknown_name
 from components.data.records import DataError
 
 RECIPES = Path(__file__).resolve().parent.parent / "flows" / "recipes"
@@ -50,6 +50,7 @@ def load_recipe(name_or_path: str, overrides: Iterable[str] = ()) -> Recipe:
         raise RecipeError(f"{path}{line}: this is not valid YAML ({getattr(error, 'problem', None) or error}).") from None
     if not isinstance(tree, dict):
         raise RecipeError(f"{path}: a recipe is a mapping of sections ({', '.join(Recipe.model_fields)}), but this file holds {kind_of(tree)}.")
+    tree = _unshared(tree)
     for override in overrides:
         _apply(tree, override)
     return parse_recipe(tree, str(path))
@@ -61,10 +62,9 @@ def parse_recipe(tree: Mapping[str, Any], where: str) -> Recipe:
     Raises:
         RecipeError: as load_recipe.
     """
-    recipe = check_section(Recipe, tree, where)
+    recipe = _with_judges_reward(check_section(Recipe, tree, where), where)
     from components.data import sources, templates
     from components.data.questions import names as question_sets
-    from components.evaluation import judges
     from components.federation import strategy
     from components.models.adapters import AdapterStore
     from components.models.reward_functions import find_reward_function
@@ -92,7 +92,7 @@ def parse_recipe(tree: Mapping[str, Any], where: str) -> Recipe:
                 raise RecipeError(f"{where}: {unknown_name(f'{key}.questions.set', questions.set, question_sets())}")
     _check_parts(recipe, where)
     judge = recipe.evaluation.judge
-    check_section(judges.options_model(judge.kind, where), judge.options, where, "evaluation.judge.options")
+    _check_judge(judge, where)
     try:
         strategy.build_strategy(recipe.federation, AdapterStore(Path()))
         asked = [(answers.template, "answer")] if answers else []
@@ -109,6 +109,35 @@ def _named(where: str, check: Callable[[], Any]) -> None:
         check()
     except RecipeError as error:
         raise RecipeError(f"{where}: {error}") from None
+
+
+def _with_judges_reward(recipe: Recipe, where: str) -> Recipe:
+    """The recipe with the reward itself where evaluation.judge.options.reward names one of its own."""
+    judge = recipe.evaluation.judge
+    name = judge.options.get("reward")
+    if judge.kind != "reward" or not isinstance(name, str):
+        return recipe
+    if name not in recipe.rewards:
+        raise RecipeError(f"{where}: {unknown_name('evaluation.judge.options.reward', name, recipe.rewards)} A section such as those under rewards works too.")
+    found = judge.model_copy(update={"options": judge.options | {"reward": recipe.rewards[name].model_dump(mode="json")}})
+    return recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"judge": found})})
+
+
+def _check_judge(judge: JudgeConfig, where: str) -> None:
+    """Refuse a judge that is not known, options that are not its own, and a reward function that is not there."""
+    from components.evaluation import judges
+    from components.evaluation.reward_judge import RewardJudge
+    from components.models.reward_functions import find_reward_function
+
+    try:
+        options = check_section(judges.options_model(judge.kind, where), judge.options, where, "evaluation.judge.options")
+    except RecipeError as error:
+        own = judges.options_model(judge.kind, where).model_fields
+        others = [kind for kind in sorted(judges.JUDGES) if not judge.options.keys() <= own.keys() and judge.options.keys() <= judges.options_model(kind, where).model_fields.keys()]
+        hint = f" These are options of the judge '{others[0]}': with another kind give evaluation.judge.options={{}} too, or options of its own." if others else ""
+        raise RecipeError(f"{error}{hint}") from None
+    if isinstance(options, RewardJudge.Options) and options.reward.kind == "function":
+        _named(where, lambda: find_reward_function(options.reward.name))
 
 
 def _check_objectives(recipe: Recipe, objectives: dict[str, list[str]], where: str) -> None:
@@ -175,6 +204,13 @@ def _locate(name_or_path: str) -> Path:
         if candidate.is_file():
             return candidate
     raise RecipeError(f"{unknown_name('recipe', name_or_path, recipe_names())} A path to a YAML file works too.")
+
+
+def _unshared(node: Any) -> Any:
+    """YAML with each alias as a value of its own, so that an override of one place changes no other."""
+    if isinstance(node, dict):
+        return {key: _unshared(value) for key, value in node.items()}
+    return [_unshared(value) for value in node] if isinstance(node, list) else node
 
 
 def _apply(tree: dict[str, Any], override: str) -> None:

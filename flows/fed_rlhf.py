@@ -20,6 +20,7 @@ from prefect import flow, get_run_logger, runtime, unmapped
 from components.config import Recipe, RewardTrainingConfig
 from components.data.records import known_groups
 from components.environment import quiet
+from components.evaluation.reward_judge import RewardJudge
 from components.federation.commits import Commits
 from components.federation.private import rewards_beside
 from components.federation.rounds import shards
@@ -163,7 +164,8 @@ def backbones(recipe: Recipe) -> list[str]:
     """Names of the backbones that a recipe uses."""
     judge = recipe.evaluation.judge
     scores = [recipe.thoughts.evaluator.model] if recipe.thoughts and recipe.thoughts.evaluator.base_url is None else []
-    trained = [(reward.training or RewardTrainingConfig()).backbone.name for reward in recipe.rewards.values() if reward.kind == "trained"]
+    given = [*recipe.rewards.values(), *([RewardJudge.Options.model_validate(judge.options).reward] if judge.kind == "reward" else [])]
+    trained = [(reward.training or RewardTrainingConfig()).backbone.name for reward in given if reward.kind == "trained"]
     return sorted({*scores, *trained, recipe.selector.backbone.name, recipe.policy.backbone.name, *([judge.selector.backbone.name] if judge.kind == "selector" else [])})
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from components.config import Recipe, RecipeError
+from components.environment import malloc_variables
 from components.models.backbone import choose_device
 from tasks.devices import device_slots
 
@@ -23,7 +25,7 @@ def task_runner(recipe: Recipe) -> TaskRunner:
         from prefect_ray import RayTaskRunner
     except ImportError:
         raise RecipeError("runtime.task_runner is 'ray', but prefect-ray is not installed: pip install 'fed-rlhf[ray]'.") from None
-    init = {"include_dashboard": False} if recipe.runtime.ray_address is None else {}
+    init: dict[str, Any] = {"runtime_env": {"env_vars": malloc_variables()}} | ({"include_dashboard": False} if recipe.runtime.ray_address is None else {})
     return RayTaskRunner(address=recipe.runtime.ray_address, init_kwargs=init)
 
 

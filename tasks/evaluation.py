@@ -218,7 +218,7 @@ def judge_answers(recipe: Recipe, prepared: Path, judges: Path, answers: Path) -
     with POOL.borrow(recipe) as device:
         judge = build_judge(
             recipe.evaluation.judge, prepared, judges, recipe.seed, device, policy=load_template(recipe.policy.template, "policy"),
-            progress=lambda step, loss: log.info("judge: training step %d of %d, loss %.3f", step + 1, recipe.evaluation.judge.steps, loss) if step % 10 == 9 else None)
+            progress=lambda step, loss: log.info("judge: training step %d, loss %.3f", step + 1, loss) if step % 10 == 9 else None)
         human = [row for row in rows if row["references"]]
         contests = {
             "aligned_vs_raw": (rows, "aligned", lambda row: row["raw"]["text"]),

@@ -19,8 +19,11 @@ from tasks.uncached import task
 
 
 def judges_rows(recipe: Recipe, prepared: Path) -> str:
-    """Hash of the pairs of owners outside the federation, where a reward of the recipe is trained on them."""
-    return f"-{file_hash(prepared / 'judge.parquet')[:16]}" if any(reward.kind in ("judge", "trained") for reward in recipe.rewards.values()) else ""
+    """Hash of the pairs of owners outside the federation, where a reward of the recipe is trained on them, and how that is done."""
+    from components.learning.reward import WAY
+
+    kinds = {reward.kind for reward in recipe.rewards.values()}
+    return (f"-{file_hash(prepared / 'judge.parquet')[:16]}" if kinds & {"judge", "trained"} else "") + (f"-{WAY}" if "trained" in kinds else "")
 
 
 @task(task_run_name="score pairs: {name}")

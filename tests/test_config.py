@@ -287,3 +287,25 @@ def test_help_and_recipe_checks_answer_without_heavy_imports_and_without_a_stack
 ])
 def test_what_would_only_fail_after_the_rounds_is_refused_before_them(override, words):
     assert words in refusal(override)
+
+
+def test_an_alias_in_a_recipe_is_a_value_of_its_own(tmp_path):
+    """Else an override of one of two places that a YAML alias fills would change both."""
+    file = tmp_path / "shared.yaml"
+    file.write_text(
+        "name: shared\ndata: {source: aclsum}\nselector: {backbone: &one {name: tiny-random}}\npolicy: {backbone: *one}\n", encoding="utf-8")
+    recipe = load_recipe(str(file), ["policy.backbone.layers=1"])
+    assert (recipe.policy.backbone.layers, recipe.selector.backbone.layers, recipe.selector.backbone.name) == (1, None, "tiny-random")
+
+
+def test_a_judge_may_be_a_reward_of_the_recipe_by_its_name():
+    recipe = load_recipe("multi-objective/demo", ["rewards.helpful.training.steps=7"])
+    assert recipe.evaluation.judge.options == {"reward": recipe.rewards["helpful"].model_dump(mode="json")} and recipe.rewards["helpful"].training.steps == 7
+    for override, words in (
+            ("evaluation.judge.options.reward=helpfull", "Did you mean 'helpful'"),
+            ("evaluation.judge.options.reward={kind: function, name: cleann}", "Did you mean 'clean'"),
+            ("evaluation.judge.options.reward={kind: judge}", "is the recipe's judge itself"),
+            ("evaluation.judge.kind=autoj", "options of the judge 'reward': with another kind give evaluation.judge.options={} too")):
+        with pytest.raises(RecipeError, match=words):
+            load_recipe("multi-objective/demo", [override])
+    assert load_recipe("multi-objective/demo", ["evaluation.judge.kind=selector", "evaluation.judge.options={}"]).evaluation.judge.options == {}

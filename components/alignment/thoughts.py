@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-VERSIONS = {"text": 2, "expected": 1}
-"""By thoughts.evaluator.read: raised by a change of this file after which the same settings grow other trees, so that those that are kept are not taken for them."""
+VERSIONS = {"text": 3, "expected": 2}
+"""By thoughts.evaluator.read: raised by a change of this file, or of how completions are sampled (components/models/policy.py), after which the same settings grow other trees, so that those that are kept are not taken for them."""
 
 
 class ThoughtsError(Explained, RuntimeError):

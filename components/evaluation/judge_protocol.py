@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol
 
-from components.data.records import DataError, read_rows
+from components.data.records import DataError
 from components.evaluation.winrate import Verdict
 from components.models.selector import Comparison
 
@@ -29,20 +28,3 @@ class Judge(Protocol):
     description: str
 
     def compare(self, comparisons: Sequence[Comparison]) -> list[Verdict]: ...
-
-
-def check_judges_rows(prepared: Path, who: str) -> None:
-    """Refuse prepared data that a judge could not be trained or measured on.
-
-    Args:
-        prepared: folder of prepared data.
-        who: the judge, for the error.
-
-    Raises:
-        JudgeError: there are no pairs to learn from, or none to be measured on.
-    """
-    table = prepared / "judge.parquet"
-    train, held_out = len(read_rows(table, split="train")), len(read_rows(table, split="test"))
-    if not train or not held_out:
-        raise JudgeError(
-            f"{table} has {train} training and {held_out} held-out pairs, but {who} needs both, of owners that are not in the federation: set more owners apart in data.options.")

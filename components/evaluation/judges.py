@@ -20,7 +20,7 @@ from components.config import JudgeConfig, RecipeError, Section, check_section, 
 from components.data.records import read_rows
 from components.data.templates import Template
 from components.evaluation.autoj import AutoJ, parse_autoj
-from components.evaluation.judge_protocol import Judge, JudgeError, check_judges_rows
+from components.evaluation.judge_protocol import Judge, JudgeError
 from components.evaluation.reward_judge import RewardJudge
 from components.evaluation.winrate import Verdict, WinRate, combine_orders, orders_agree, win_rate
 from components.models.selector import Comparison
@@ -116,9 +116,11 @@ class SelectorJudge:
         """Refuse prepared data that it could not be trained or measured on.
 
         Raises:
-            JudgeError: there are no pairs to learn from, or none to be measured on.
+            DataError: there are no pairs to learn from, or none to be measured on.
         """
-        check_judges_rows(prepared, "a 'selector' judge")
+        from components.learning.reward import rows_of_judges
+
+        rows_of_judges(prepared, "a 'selector' judge")
 
     def compare(self, comparisons: Sequence[Comparison]) -> list[Verdict]:
         """The completion with the larger logit, each comparison in its one given order."""

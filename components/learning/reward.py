@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 WAY = 2
-"""Of training, in the cache's keys: a change of train_reward that changes its weights raises it, so that no reward of before is taken for one of now."""
+"""Of training, in the cache's keys and in the commits of runs with such rewards: a change of train_reward that changes its weights raises it, so that no reward of before is taken for one of now."""
 
 
 def build_reward(
@@ -85,9 +85,7 @@ def trained_reward(
         BackboneError: the backbone cannot be had.
     """
     table = prepared / "judge.parquet"
-    rows, held_out = read_rows(table, split="train").to_list(), read_rows(table, split="test").to_list()
-    if not rows or not held_out:
-        raise DataError(f"{table} has {len(rows)} training and {len(held_out)} held-out pairs, but a reward of kind 'trained' needs both, of owners that are not in the federation: set more owners apart in data.options.")
+    rows, held_out = rows_of_judges(prepared, "a reward of kind 'trained'")
     content = {"reward": config.model_dump(mode="json"), "way": WAY, "seed": seed, "rows": hashlib.sha256(table.read_bytes()).hexdigest()}
     folder = cache / hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
     record = folder / "figures.json"
@@ -101,7 +99,8 @@ def trained_reward(
         chosen, rejected = (scorer.score([row["prompt"] for row in held_out], [row[side] for row in held_out]) for side in ("chosen", "rejected"))
         figures = {"accuracy": float(((chosen > rejected) + 0.5 * (chosen == rejected)).mean()), "pairs": len(rows), "held_out_pairs": len(held_out), "loss_last": losses[-1]}
         write_atomically(building / record.name, json.dumps({"figures": figures, "losses": losses, **content}).encode())
-        shutil.rmtree(folder, ignore_errors=not record.is_file())
+        if not record.is_file():
+            shutil.rmtree(folder, ignore_errors=True)  # of one that was stopped
         try:
             building.rename(folder)
         except OSError:  # the other one was first, and its folder is as good
@@ -109,6 +108,24 @@ def trained_reward(
                 raise
             shutil.rmtree(building)
     return folder, json.loads(record.read_text(encoding="utf-8"))["figures"]
+
+
+def rows_of_judges(prepared: Path, who: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The training and the held-out pairs of owners outside the federation.
+
+    Args:
+        prepared: folder of prepared data.
+        who: needs them, for the error.
+
+    Raises:
+        DataError: there are none of one kind.
+    """
+    table = prepared / "judge.parquet"
+    rows, held_out = (read_rows(table, split=split).to_list() for split in ("train", "test"))
+    if not rows or not held_out:
+        raise DataError(
+            f"{table} has {len(rows)} training and {len(held_out)} held-out pairs, but {who} needs both, of owners that are not in the federation: set more owners apart in data.options.")
+    return rows, held_out
 
 
 def train_reward(

@@ -33,9 +33,7 @@ class RewardModel:
             self.model, found = AutoModelForSequenceClassification.from_pretrained(
                 config.name, revision=revision, dtype=torch.float32, trust_remote_code=False, use_safetensors=True, output_loading_info=True)
         except (OSError, ConnectionError, ValueError) as error:
-            raise BackboneError(
-                f"reward model '{config.name}' (revision {revision}) could not be loaded: {str(error).splitlines()[0]} "
-                "Give a folder with config.json and safetensors weights of a sequence classifier, or a hub id that this machine can reach.") from None
+            raise _unreadable(config, error) from None
         if found["missing_keys"]:
             raise BackboneError(f"reward model '{config.name}' has no weights for {sorted(found['missing_keys'])[0]}, so that its scores would be random: it is no sequence classifier, give one.")
         if config.output >= self.model.config.num_labels:
@@ -68,6 +66,26 @@ class RewardModel:
             if progress is not None:
                 progress(start + len(chunk), len(order))
         return scores
+
+
+def read_config(config: RewardConfig) -> None:
+    """Refuse early what can be refused by a classifier's configuration, which is small.
+
+    Raises:
+        BackboneError: it cannot be read.
+    """
+    from transformers import AutoConfig
+
+    try:
+        AutoConfig.from_pretrained(config.name, revision=config.revision or "main", trust_remote_code=False)
+    except (OSError, ConnectionError, ValueError) as error:
+        raise _unreadable(config, error) from None
+
+
+def _unreadable(config: RewardConfig, error: Exception) -> BackboneError:
+    return BackboneError(
+        f"reward model '{config.name}' (revision {config.revision or 'main'}) could not be loaded: {str(error).splitlines()[0]} "
+        "Give a folder with config.json and safetensors weights of a sequence classifier, or a hub id that this machine can reach.")
 
 
 def shortened(tokenizer: PreTrainedTokenizerBase, config: RewardConfig, response: str) -> str:

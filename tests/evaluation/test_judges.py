@@ -10,6 +10,8 @@ from components.data.templates import load as load_template
 from components.evaluation import judges
 from components.evaluation.judges import JUDGES, SelectorJudge, build_judge, check_judge, judge_pairs
 from components.evaluation.winrate import Verdict
+from components.learning.local import TrainingError
+from components.models.backbone import BackboneError
 from components.models.selector import Comparison
 
 FIRST, SECOND, TIE, UNPARSABLE = Verdict
@@ -207,7 +209,9 @@ def brief(monkeypatch):
 
     from components.models.reward_functions import REWARD_FUNCTIONS
 
-    monkeypatch.setitem(REWARD_FUNCTIONS, "brief", lambda prompts, responses: np.array([-float(len(text)) for text in responses]))
+    asked = []
+    monkeypatch.setitem(REWARD_FUNCTIONS, "brief", lambda prompts, responses: (asked.extend(responses), np.array([-float(len(text)) for text in responses]))[1])
+    return asked
 
 
 def test_a_reward_judges_by_the_higher_score_and_says_the_same_in_both_orders(config, prepared, tmp_path, brief):
@@ -216,6 +220,7 @@ def test_a_reward_judges_by_the_higher_score_and_says_the_same_in_both_orders(co
     result = judge_pairs(judge, PROMPTS[:3], ["a", "aaa", "aa"], ["bb", "bb", "bb"], 200, 0)
     assert (result.rate.wins, result.rate.losses, result.rate.ties, result.consistency) == (1, 1, 1, 1.0)
     assert judge.description == "reward model, function brief" and judge.figures == {}
+    assert brief[:5] == ["an answer", "a", "bb", "aaa", "aa"] and len(brief) == 5 + 6       # the check's; and each response to a prompt once, in whatever order it is asked for
 
 
 def test_a_reward_that_the_recipe_trains_is_trained_once_for_its_objective_and_the_judge(config, prepared, tmp_path, monkeypatch):
@@ -237,8 +242,10 @@ def test_a_reward_judge_that_could_not_be_had_is_refused_before_anything_is_trai
 
     from datasets import Dataset
 
-    for given, words in (({"kind": "judge"}, "is the recipe's judge itself"), ({}, "a classifier needs a name"), ({"kind": "function", "name": "brif"}, "Did you mean 'brief'")):
-        with pytest.raises(RecipeError, match=words):
+    for given, error, words in (
+            ({"kind": "judge"}, RecipeError, "is the recipe's judge itself"), ({}, RecipeError, "a classifier needs a name"), ({"kind": "function", "name": "brif"}, RecipeError, "Did you mean 'brief'"),
+            ({"kind": "function", "name": "math:sqrt"}, TrainingError, "reward 'evaluation.judge.options.reward' failed"), ({"name": "/no/such/folder"}, BackboneError, "'/no/such/folder'.*could not be loaded")):
+        with pytest.raises(error, match=words):
             check_judge(by_reward(config, **given), prepared)
     with pytest.raises(RecipeError, match="evaluation.judge.options"):
         check_judge(config.model_copy(update={"kind": "reward", "options": {}}), prepared)

@@ -12,7 +12,7 @@ OVERRIDES = [
     "federation.method=firm", "federation.options={objectives: {helpful: [helpful], clean: [clean]}, ppo: {minibatch: 2, epochs: 1}, reward_prompts: 3}",
     "rewards={helpful: {kind: trained, template: '{prompt}|{response}', max_length: 96, training: {backbone: {name: tiny-random}, steps: 4}}, clean: {kind: function, name: clean}}",
     "federation.clients_per_round=3", "federation.batch_size=4", "federation.local_steps=2", "federation.rounds=5", "federation.evaluate_every=2", "policy.max_new_tokens=8",
-    "policy.lora={r: 2, alpha: 4, dropout: 0.0}", "runtime={cpu_workers: 2, torch_threads: 2}", "seed=3"]
+    "policy.lora={r: 2, alpha: 4, dropout: 0.0}", "runtime={cpu_workers: 2, torch_threads: 2}", "seed=3", "evaluation.judge.kind=reward", "evaluation.judge.options={reward: helpful}"]
 
 pytestmark = pytest.mark.slow
 
@@ -31,6 +31,7 @@ def test_rewards_are_trained_before_the_rounds_and_the_policy_is_measured_by_the
     assert result["before"]["objectives"]["kl"] == pytest.approx(0, abs=1e-5) and result["after"]["objectives"] != result["before"]["objectives"]
     assert output.index("reward helpful: accuracy") < output.index("round 1 of 5") and "Rewards on 3 held-out prompts" in output and "KL to the reference (nats)" in output
     assert result["adapters"].keys() == {"policy"} and not result["personal"] and not result["private"]
+    assert "judge: reward model, tiny-random, all layers, trained centrally" in output and "judge: training step" not in output     # it is the one of the objective
 
 
 def test_weights_rewards_and_disagreement_are_metrics(whole):

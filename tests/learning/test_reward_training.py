@@ -57,6 +57,24 @@ def test_it_is_trained_once_for_its_recipe_seed_and_rows_and_one_that_was_stoppe
     (folder / "model.safetensors").write_bytes(b"half")
     assert trained_reward(CONFIG, prepared, tmp_path / "rewards", 3, "cpu") == (folder, figures) and (folder / "model.safetensors").read_bytes() == weights
     assert json.loads((folder / "figures.json").read_text())["seed"] == 3
+    monkeypatch.setattr(reward, "WAY", reward.WAY + 1)
+    assert trained_reward(CONFIG, prepared, tmp_path / "rewards", 3, "cpu")[0] != folder
+
+
+def test_of_two_runs_that_train_the_same_reward_the_later_one_takes_the_first_ones(prepared, tmp_path, monkeypatch):
+    from components.learning import reward
+
+    real, seen = reward.train_reward, []
+
+    def while_another_finishes(*given):
+        monkeypatch.setattr(reward, "train_reward", real)
+        folder, _ = trained_reward(CONFIG, prepared, tmp_path / "rewards", 3, "cpu")
+        seen.append((folder, (folder / "model.safetensors").stat().st_ino))
+        return real(*given)
+
+    monkeypatch.setattr(reward, "train_reward", while_another_finishes)
+    folder, _ = trained_reward(CONFIG, prepared, tmp_path / "rewards", 3, "cpu")
+    assert seen == [(folder, (folder / "model.safetensors").stat().st_ino)] and list((tmp_path / "rewards").iterdir()) == [folder]
 
 
 def test_more_layers_than_the_backbone_has_are_refused_and_so_is_a_backbone_that_is_not_there():
