@@ -166,7 +166,7 @@ def test_trees_belong_to_the_settings_that_change_them_and_not_to_an_endpoints_p
     assert len({key, *others}) == 5
     expected = config.model_copy(update={"evaluator": EvaluatorOptions(read="expected")})
     before = settings_key(expected, {"name": "x"}, TEMPLATES, 0)
-    monkeypatch.setattr(thoughts, "VERSIONS", {"text": thoughts.VERSIONS["text"] + 1, "expected": 1})
+    monkeypatch.setattr(thoughts, "VERSIONS", thoughts.VERSIONS | {"text": thoughts.VERSIONS["text"] + 1})
     assert settings_key(config, {"name": "x"}, TEMPLATES, 0) != key, "scores are read otherwise"
     assert settings_key(expected, {"name": "x"}, TEMPLATES, 0) == before, "and probabilities as before"
 
