@@ -37,6 +37,7 @@ MARK = "FED_RLHF_STARTED_BY_UP"
 NAMES = ("prefect-server", "mlflow-server", "prefect-worker")
 GUARD = """
 import signal, subprocess, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # of a run in the background of a shell it is ignored, and the child would inherit that
 child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
 sys.stdin.buffer.read()
 child.send_signal(signal.SIGINT)

@@ -147,17 +147,19 @@ def test_a_named_api_that_does_not_answer_is_an_error_and_not_replaced():
         pass
 
 
-def test_the_server_of_a_run_ends_when_the_run_is_killed(tmp_path):
+@pytest.mark.parametrize("background", [False, True], ids=["foreground", "in a shell's background, where SIGINT is ignored"])
+def test_the_server_of_a_run_ends_when_the_run_is_killed(tmp_path, background):
     pid_file = tmp_path / "pid"
     server = [sys.executable, "-c", f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(60)"]
-    run = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {servers.GUARD!r}, *{server!r}], stdin=subprocess.PIPE, start_new_session=True); time.sleep(60)"
+    ignore = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); " if background else ""
+    run = f"{ignore}import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {servers.GUARD!r}, *{server!r}], stdin=subprocess.PIPE, start_new_session=True); time.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", run], stderr=subprocess.DEVNULL)
     assert eventually(lambda: pid_file.exists() and pid_file.read_text())
     pid = int(pid_file.read_text())
     assert servers.start_time(pid)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert eventually(lambda: servers.start_time(pid) is None)
+    assert eventually(lambda: servers.start_time(pid) is None, 5)      # before the guard would kill it
 
 
 def test_loopback_never_goes_through_a_proxy(monkeypatch):
