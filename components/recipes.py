@@ -124,20 +124,16 @@ def _with_judges_reward(recipe: Recipe, where: str) -> Recipe:
 
 
 def _check_judge(judge: JudgeConfig, where: str) -> None:
-    """Refuse a judge that is not known, options that are not its own, and a reward function that is not there."""
+    """Refuse a judge that is not known, and options that are not its own."""
     from components.evaluation import judges
-    from components.evaluation.reward_judge import RewardJudge
-    from components.models.reward_functions import find_reward_function
 
     try:
-        options = check_section(judges.options_model(judge.kind, where), judge.options, where, "evaluation.judge.options")
+        check_section(judges.options_model(judge.kind, where), judge.options, where, "evaluation.judge.options")
     except RecipeError as error:
         own = judges.options_model(judge.kind, where).model_fields
         others = [kind for kind in sorted(judges.JUDGES) if not judge.options.keys() <= own.keys() and judge.options.keys() <= judges.options_model(kind, where).model_fields.keys()]
         hint = f" These are options of the judge '{others[0]}': with another kind give evaluation.judge.options={{}} too, or options of its own." if others else ""
         raise RecipeError(f"{error}{hint}") from None
-    if isinstance(options, RewardJudge.Options) and options.reward.kind == "function":
-        _named(where, lambda: find_reward_function(options.reward.name))
 
 
 def _check_objectives(recipe: Recipe, objectives: dict[str, list[str]], where: str) -> None:

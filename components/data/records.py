@@ -19,7 +19,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from components.config import Explained
 
@@ -75,6 +75,24 @@ def read_rows(path: Path, client_id: str | None = None, split: str | None = None
         return Dataset(pyarrow.parquet.read_table(path, filters=wanted or None))
     except (FileNotFoundError, pyarrow.ArrowInvalid) as error:
         raise DataError(f"{path}: expected a parquet file of prepared data ({error}); run the prepare stage first.") from None
+
+
+def read_judges_rows(folder: Path, who: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The training and the held-out pairs of owners that never take part in the federation.
+
+    Args:
+        folder: of prepared data.
+        who: needs them, for the error.
+
+    Raises:
+        DataError: there are none of one kind.
+    """
+    table = folder / "judge.parquet"
+    rows, held_out = (read_rows(table, split=split).to_list() for split in ("train", "test"))
+    if not rows or not held_out:
+        raise DataError(
+            f"{table} has {len(rows)} training and {len(held_out)} held-out pairs, but {who} needs both, of owners that are not in the federation: set more owners apart in data.options.")
+    return rows, held_out
 
 
 def read_clients(folder: Path) -> dict[str, dict]:

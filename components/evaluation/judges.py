@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from components.config import JudgeConfig, RecipeError, Section, check_section, unknown_name
-from components.data.records import read_rows
+from components.data.records import read_judges_rows
 from components.data.templates import Template
 from components.evaluation.autoj import AutoJ, parse_autoj
 from components.evaluation.judge_protocol import Judge, JudgeError
@@ -66,6 +66,9 @@ def judge_pairs(judge: Judge, prompts: Sequence[str], ours: Sequence[str], their
     return JudgedPairs(verdicts, given, exchanged, consistency, win_rate(verdicts, resamples, seed))
 
 
+A_SELECTOR = "a 'selector' judge"
+
+
 class SelectorJudge:
     """A selector used as a judge, in each single order; see the module's docstring."""
 
@@ -96,7 +99,7 @@ class SelectorJudge:
         self.selector = Selector(config.selector, device)
         store, record = AdapterStore(cache / "adapters"), cache / f"{key}.json"
         if not record.is_file():
-            rows, held_out = read_rows(table, split="train").to_list(), read_rows(table, split="test").to_list()
+            rows, held_out = read_judges_rows(prepared, A_SELECTOR)
             initial = self.selector.slot.initial_adapter(seed)
             adapter, curve = train_selector(self.selector, rows, initial, config.steps, config.batch_size, config.optimizer, seed, progress)
             self.selector.slot.load(adapter)
@@ -118,9 +121,7 @@ class SelectorJudge:
         Raises:
             DataError: there are no pairs to learn from, or none to be measured on.
         """
-        from components.learning.reward import rows_of_judges
-
-        rows_of_judges(prepared, "a 'selector' judge")
+        read_judges_rows(prepared, A_SELECTOR)
 
     def compare(self, comparisons: Sequence[Comparison]) -> list[Verdict]:
         """The completion with the larger logit, each comparison in its one given order."""

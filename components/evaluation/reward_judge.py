@@ -8,8 +8,10 @@ from pathlib import Path
 from pydantic import Field, field_validator
 
 from components.config import JudgeConfig, RewardConfig, RewardTrainingConfig, Section
+from components.data.records import read_judges_rows
 from components.data.templates import Template
 from components.evaluation.winrate import Verdict
+from components.models.reward_functions import find_reward_function
 from components.models.selector import Comparison
 
 WHERE = "evaluation.judge.options.reward"
@@ -28,6 +30,8 @@ class RewardJudge:
         def _scores_one(cls, reward: RewardConfig) -> RewardConfig:
             if reward.kind == "judge":
                 raise ValueError("a reward of kind 'judge' is the recipe's judge itself: give a classifier, a trained one or a function")
+            if reward.kind == "function":
+                find_reward_function(reward.name)
             return reward
 
     def __init__(
@@ -66,7 +70,7 @@ class RewardJudge:
             DataError: there are no pairs to learn from, or none to be measured on.
         """
         from components.learning.multi_objective import checked_scores
-        from components.learning.reward import build_reward, rows_of_judges
+        from components.learning.reward import build_reward
         from components.models.reward import read_config
 
         reward = _options(config).reward
@@ -75,7 +79,7 @@ class RewardJudge:
         if reward.kind == "classifier":
             read_config(reward)
         if reward.kind == "trained":
-            rows_of_judges(prepared, "a 'reward' judge that is trained here")
+            read_judges_rows(prepared, "a 'reward' judge that is trained here")
 
     def compare(self, comparisons: Sequence[Comparison]) -> list[Verdict]:
         """The completion with the higher score; equal scores are ties.

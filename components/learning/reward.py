@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from components.config import RewardConfig, RewardTrainingConfig
-from components.data.records import DataError, read_rows
+from components.data.records import DataError, read_judges_rows
 from components.models.adapters import peft_config, write_atomically
 from components.models.backbone import BackboneError, fetch_backbone, first_layers, load_tokenizer, quiet_transformers
 from components.models.reward import RewardModel, encode, shortened
@@ -85,7 +85,7 @@ def trained_reward(
         BackboneError: the backbone cannot be had.
     """
     table = prepared / "judge.parquet"
-    rows, held_out = rows_of_judges(prepared, "a reward of kind 'trained'")
+    rows, held_out = read_judges_rows(prepared, "a reward of kind 'trained'")
     content = {"reward": config.model_dump(mode="json"), "way": WAY, "seed": seed, "rows": hashlib.sha256(table.read_bytes()).hexdigest()}
     folder = cache / hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
     record = folder / "figures.json"
@@ -108,24 +108,6 @@ def trained_reward(
                 raise
             shutil.rmtree(building)
     return folder, json.loads(record.read_text(encoding="utf-8"))["figures"]
-
-
-def rows_of_judges(prepared: Path, who: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The training and the held-out pairs of owners outside the federation.
-
-    Args:
-        prepared: folder of prepared data.
-        who: needs them, for the error.
-
-    Raises:
-        DataError: there are none of one kind.
-    """
-    table = prepared / "judge.parquet"
-    rows, held_out = (read_rows(table, split=split).to_list() for split in ("train", "test"))
-    if not rows or not held_out:
-        raise DataError(
-            f"{table} has {len(rows)} training and {len(held_out)} held-out pairs, but {who} needs both, of owners that are not in the federation: set more owners apart in data.options.")
-    return rows, held_out
 
 
 def train_reward(
