@@ -205,6 +205,7 @@ class PolicyConfig(Section):
     backbone: BackboneConfig = Field(default_factory=BackboneConfig)
     lora: LoraConfig = Field(default_factory=LoraConfig)
     template: str = Field("summarization/policy", description="Template name under components/data/templates, or the path of a file.")
+    system: str | None = Field(None, description="System turn before a prompt, where the backbone has a chat template; None leaves it to that, which may have one of its own.")
     max_prompt_tokens: int = Field(512, ge=8, description="Longest prompt (tokens); the context is cut, the template never.")
     truncation_mode: Literal["keep_start", "keep_end"] = Field("keep_start", description="What stays of a longer one: its start, or its end, where a chain of thoughts and the cue to go on stand.")
     max_new_tokens: int = Field(80, ge=1, description="Longest completion (tokens); FedBiscuit B.1: 80 for summarization, 300 for QA.")

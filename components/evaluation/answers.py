@@ -111,7 +111,7 @@ def ask(policy: Policy, questions: Sequence[Question], config: QuestionAnswersCo
 
     return [{
         "set": question.set, "id": question.id, "question": render(question), "options": dict(question.options), "key": question.answer,
-        "cut": len(encode_prompt(policy.tokenizer, policy.template, prompt, sys.maxsize)) > policy.config.max_prompt_tokens,
+        "cut": len(encode_prompt(policy.tokenizer, policy.template, prompt, sys.maxsize, system=policy.config.system)) > policy.config.max_prompt_tokens,
         **read(question, first), "samples": [read(question, other) for other in others]}
         for question, prompt, (first,), others in zip(questions, prompts, greedy, sampled, strict=True)]
 

@@ -38,6 +38,7 @@ class PpoConfig(Section):
 
     epochs: int = Field(3, ge=1, description="Passes over the completions of a local step; FIRM A.1: 3.")
     minibatch: int = Field(8, ge=1, description="Completions an optimiser step; FIRM A.1: 8, of batches of 16.")
+    temperature: float = Field(1.0, gt=0, description="Of the policy that samples, and at which log-probabilities, gradients and the KL are taken; rewards are measured at it, too.")
     clip: float = Field(0.2, gt=0, lt=1, description="Clip of the ratio, and of the values; Schulman et al. 2017: 0.2.")
     lam: float = Field(0.95, ge=0, le=1, description="Lambda of GAE; rewards are not discounted.")
     kl: float = Field(0.1, ge=0, description="First coefficient of the penalty to the reference, nats to normalised reward.")
@@ -103,7 +104,7 @@ class Options(CommonOptions):
         fixed = dict(zip(self.objectives, weights, strict=True)) if weights else self.weights
         whole = sum(fixed.values()) if fixed else 1.0
         return Coefficients(
-            clip=self.ppo.clip, lam=self.ppo.lam, epochs=self.ppo.epochs, minibatch=self.ppo.minibatch, target_kl=self.ppo.target_kl, horizon=self.ppo.horizon, normalise=self.ppo.normalise,
+            temperature=self.ppo.temperature, clip=self.ppo.clip, lam=self.ppo.lam, epochs=self.ppo.epochs, minibatch=self.ppo.minibatch, target_kl=self.ppo.target_kl, horizon=self.ppo.horizon, normalise=self.ppo.normalise,
             beta=self.beta, preference=self.preference, weights=fixed and {name: value / whole for name, value in fixed.items()})
 
 

@@ -38,6 +38,7 @@ class Coefficients:
     """Of PPO and of MGDA; defaults and sources in components/federation/firm.py.
 
     Attributes:
+        temperature: of the policy, that samples and whose log-probabilities are taken at it; and of the reference.
         clip: epsilon of the ratio and of the values.
         lam: of GAE; rewards are not discounted.
         epochs, minibatch: passes over a batch of completions, and completions a step.
@@ -49,6 +50,7 @@ class Coefficients:
         weights: fixed weights by objective in place of MGDA's; they sum to 1.
     """
 
+    temperature: float = 1.0
     clip: float = 0.2
     lam: float = 0.95
     epochs: int = 3
@@ -115,6 +117,7 @@ class Rollout:
         mask: [B, T] bool.
         values, advantages, returns: [M, B, T]; the advantages are whitened.
         kl: mean of the completions' log pi_old - log pi_ref (nats a completion).
+        temperature: of both policies.
     """
 
     rows: list[Row]
@@ -126,6 +129,7 @@ class Rollout:
     advantages: torch.Tensor
     returns: torch.Tensor
     kl: float
+    temperature: float
 
 
 @dataclass(frozen=True)
@@ -177,15 +181,15 @@ def roll_out(
     import torch
 
     resident.model.eval()
-    answers = [some[0] for some in resident.policy.generate(prompts, seed, 1.0, max_new_tokens=max_new_tokens)]
+    answers = [some[0] for some in resident.policy.generate(prompts, seed, config.temperature, max_new_tokens=max_new_tokens)]
     rows: list[Row] = [(resident.policy.encode(prompt), list(answer.ids)) for prompt, answer in zip(prompts, answers, strict=True)]
     texts = [answer.text for answer in answers]
     scores = np.stack([checked_scores(name, scorer, prompts, texts) for name, scorer in scorers.items()], axis=1)
     moments = {name: state.moments[name].joined(scores[:, j]) for j, name in enumerate(scorers)}
     rewards = np.stack([moments[name].normalised(scores[:, j]) if config.normalise else scores[:, j] for j, name in enumerate(scorers)], axis=1)
     with torch.no_grad():
-        now = resident.tokens(rows)
-        away = (now.logprobs - resident.tokens(rows, reference=True).logprobs) * now.mask
+        now = resident.tokens(rows, temperature=config.temperature)
+        away = (now.logprobs - resident.tokens(rows, reference=True, temperature=config.temperature).logprobs) * now.mask
         heads = torch.stack([state.heads[name] for name in scorers]).to(now.states.device)
         values = _values(heads, now.states) * now.mask
         last = now.mask.sum(1) - 1
@@ -196,7 +200,7 @@ def roll_out(
             advantages, returns = gae(given, values[j], now.mask, 1.0, config.lam)
             found.append((whiten(advantages, now.mask), returns))
     advantages, returns = (torch.stack(each) for each in zip(*found, strict=True))
-    return Rollout(rows, texts, scores, now.logprobs, now.mask, values, advantages, returns, float(away.sum(1).mean())), replace(state, moments=moments)
+    return Rollout(rows, texts, scores, now.logprobs, now.mask, values, advantages, returns, float(away.sum(1).mean()), config.temperature), replace(state, moments=moments)
 
 
 def objective_gradients(
@@ -218,7 +222,7 @@ def objective_gradients(
     import torch
 
     rows = [rollout.rows[n] for n in indices]
-    now = resident.tokens(rows)
+    now = resident.tokens(rows, temperature=rollout.temperature)
     width = now.mask.shape[1]
     old = rollout.old[indices, :width]
     losses = [masked_mean(policy_loss(now.logprobs, old, advantages[indices, :width], clip), now.mask) for advantages in rollout.advantages]

@@ -86,12 +86,12 @@ class ResidentPolicy:
         """As `logprobs`, with the mean last hidden state of each completion's tokens, [N, C, H]."""
         return completion_features(self.model.get_base_model(), rows, self.policy.tokenizer.pad_token_id, self.policy.device)
 
-    def tokens(self, rows: Sequence[Row], reference: bool = False) -> Tokens:
+    def tokens(self, rows: Sequence[Row], reference: bool = False, temperature: float = 1.0) -> Tokens:
         """Each token of each completion, for the adapter in the slot, or of the frozen backbone for the reference; see completion_tokens."""
         from components.models.personalized import as_reference
 
         with as_reference(self.model) if reference else nullcontext():
-            return completion_tokens(self.model.get_base_model(), rows, self.policy.tokenizer.pad_token_id, self.policy.device)
+            return completion_tokens(self.model.get_base_model(), rows, self.policy.tokenizer.pad_token_id, self.policy.device, temperature)
 
     def score(self, rows: Sequence[Row], batch_size: int, reference: bool = False) -> np.ndarray:
         """As `logprobs` without gradients, in batches of rows of like length; of the frozen backbone for the reference. [N, C] float64."""
@@ -162,8 +162,12 @@ class Tokens:
     mask: torch.Tensor
 
 
-def completion_tokens(model: PreTrainedModel, rows: Sequence[Row], pad: int, device: str) -> Tokens:
-    """The tokens of each completion, with gradients where the model has them; arguments as of completion_logprobs.
+def completion_tokens(model: PreTrainedModel, rows: Sequence[Row], pad: int, device: str, temperature: float = 1.0) -> Tokens:
+    """The tokens of each completion, with gradients where the model has them.
+
+    Args:
+        model, rows, pad, device: as of completion_logprobs.
+        temperature: the distributions are those of the logits divided by it, from which a sampler at this temperature draws.
 
     Returns:
         M = N C completions: those of the first row, of the second, ...
@@ -172,7 +176,7 @@ def completion_tokens(model: PreTrainedModel, rows: Sequence[Row], pad: int, dev
     from torch.nn.utils.rnn import pad_sequence
 
     at = _states(model, rows, pad, device)
-    logprobs, entropies = _chosen(model, at, entropy=True)
+    logprobs, entropies = _chosen(model, at, entropy=True, temperature=temperature)
 
     def padded(values: torch.Tensor) -> torch.Tensor:
         return pad_sequence(list(values.split(at.sizes)), batch_first=True)
@@ -217,13 +221,14 @@ def _states(model: PreTrainedModel, rows: Sequence[Row], pad: int, device: str) 
     return _States(hidden[row, before], hidden[row, stands], ids.to(device)[row, stands], [size for _, *sizes in lengths for size in sizes])
 
 
-def _chosen(model: PreTrainedModel, at: _States, entropy: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _chosen(model: PreTrainedModel, at: _States, entropy: bool = False, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Log-probabilities of the tokens, [S], and entropies of the distributions that they were chosen from, [S]; in chunks, whose logits are made again in the backward pass."""
     import torch
     from torch.utils.checkpoint import checkpoint
 
     def chosen(part: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits = head_logits(model, part)
+        logits = logits if temperature == 1 else logits / temperature
         norm = logits.logsumexp(1)
         return logits.gather(1, wanted[:, None])[:, 0] - norm, norm - (logits.softmax(1) * logits).sum(1) if entropy else norm[:0]
 

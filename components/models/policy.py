@@ -42,9 +42,9 @@ class Completion:
 
 
 def encode_prompt(
-    tokenizer: PreTrainedTokenizerBase, template: Template, prompt: str, max_prompt_tokens: int, truncation_mode: Literal["keep_start", "keep_end"] = "keep_start",
+    tokenizer: PreTrainedTokenizerBase, template: Template, prompt: str, max_prompt_tokens: int, truncation_mode: Literal["keep_start", "keep_end"] = "keep_start", system: str | None = None,
 ) -> list[int]:
-    """Token ids of a prompt in its template, as a user's turn where the backbone has a chat template.
+    """Token ids of a prompt in its template, as a user's turn where the backbone has a chat template, behind a system turn where one is given.
 
     What is too long is cut from the end of the prompt itself (from its start with keep_end); the template and the start of the answer always stay.
 
@@ -52,10 +52,11 @@ def encode_prompt(
         PolicyError: the template alone takes more than max_prompt_tokens.
     """
     context = tokenizer.encode(prompt.strip(), add_special_tokens=False)
+    before = [] if system is None else [{"role": "system", "content": system}]
     while True:
         text = template.render(prompt=tokenizer.decode(context))
         if tokenizer.chat_template:
-            text = tokenizer.apply_chat_template([{"role": "user", "content": text.strip()}], tokenize=False, add_generation_prompt=True)
+            text = tokenizer.apply_chat_template([*before, {"role": "user", "content": text.strip()}], tokenize=False, add_generation_prompt=True)
         ids = tokenizer.encode(text, add_special_tokens=not tokenizer.chat_template)
         surplus = len(ids) - max_prompt_tokens
         if surplus <= 0:
@@ -86,7 +87,8 @@ class Policy:
 
     def encode(self, prompt: str) -> list[int]:
         """Token ids of one prompt, see encode_prompt."""
-        return encode_prompt(self.tokenizer, self.template, prompt, self.config.max_prompt_tokens, self.config.truncation_mode)
+        config = self.config
+        return encode_prompt(self.tokenizer, self.template, prompt, config.max_prompt_tokens, config.truncation_mode, config.system)
 
     def generate(
         self, prompts: Sequence[str], seed: int, temperature: float = 0.0, count: int = 1, max_new_tokens: int | None = None,

@@ -93,6 +93,18 @@ def test_a_rollouts_rewards_are_the_penalty_at_each_token_and_the_normalised_sco
     assert raw.texts == rollout.texts and np.allclose([row[mask][0] for row, mask in zip(raw.returns[0], raw.mask, strict=True)], raw.scores[:, 0])
 
 
+def test_a_policy_at_a_temperature_samples_from_and_is_scored_by_the_logits_over_it(moved):
+    cool, _ = roll_out(moved, PROMPTS, SCORERS, first(moved), Coefficients(temperature=0.5), seed=4)
+    assert cool.texts == [some[0].text for some in moved.policy.generate(PROMPTS, 4, 0.5)] != [some[0].text for some in moved.policy.generate(PROMPTS, 4, 1.0)]
+    with torch.no_grad():
+        for n, (prompt, completion) in enumerate(cool.rows):
+            logits = moved.model.get_base_model()(torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
+            wanted = (logits / 0.5).log_softmax(1).gather(1, torch.tensor(completion)[:, None])[:, 0]
+            assert torch.allclose(cool.old[n, : len(completion)], wanted, atol=1e-4)
+    _, _, drift, _, _ = objective_gradients(moved, cool, np.arange(6), moved.slot.parameters, 0.2)
+    assert drift < 1e-9  # the policy is still the one that sampled, at the same temperature
+
+
 def test_before_anything_is_trained_the_policy_is_the_reference(resident):
     resident.slot.load(resident.slot.initial_adapter(0))
     assert roll_out(resident, PROMPTS, SCORERS, first(resident), Coefficients(), 0)[0].kl == 0
@@ -102,7 +114,7 @@ def test_the_gradients_of_all_objectives_come_from_one_forward_pass_and_are_each
     rollout, _ = roll_out(moved, PROMPTS, SCORERS, first(moved), Coefficients(), seed=2)
     parameters, indices, asked = moved.slot.parameters, np.array([4, 1, 0]), []
     tokens = ResidentPolicy.tokens
-    monkeypatch.setattr(ResidentPolicy, "tokens", lambda self, rows, reference=False: asked.append(len(rows)) or tokens(self, rows, reference))
+    monkeypatch.setattr(ResidentPolicy, "tokens", lambda self, rows, **more: asked.append(len(rows)) or tokens(self, rows, **more))
     gradients, losses, kl, states, count = objective_gradients(moved, rollout, indices, parameters, 0.2)
     assert asked == [3] and gradients.shape == (2, sum(p.numel() for p in parameters)) and not states.requires_grad and kl == pytest.approx(0, abs=1e-9)
     assert count == sum(len(part) for n in indices for part in rollout.rows[n])
@@ -206,12 +218,11 @@ class Table:
         self.model, self.policy = SimpleNamespace(eval=lambda: None), SimpleNamespace(device="cpu", generate=self.generate, encode=lambda prompt: [0])
 
     def generate(self, prompts, seed, temperature, max_new_tokens=None):
-        assert temperature == 1.0
-        drawn = np.random.default_rng(seed).choice(len(self.logits), len(prompts), p=self.logits.detach().double().softmax(0).numpy())
+        drawn = np.random.default_rng(seed).choice(len(self.logits), len(prompts), p=(self.logits / temperature).detach().double().softmax(0).numpy())
         return [[SimpleNamespace(ids=(int(n),), text=str(n))] for n in drawn]
 
-    def tokens(self, rows, reference=False):
-        logprobs = (self.reference if reference else self.logits).log_softmax(0)[[completion[0] for _, completion in rows]][:, None]
+    def tokens(self, rows, reference=False, temperature=1.0):
+        logprobs = ((self.reference if reference else self.logits) / temperature).log_softmax(0)[[completion[0] for _, completion in rows]][:, None]
         return Tokens(logprobs, torch.zeros_like(logprobs), torch.ones(len(rows), 1, 1), torch.ones(len(rows), 1, dtype=torch.bool))
 
     def trained(self, rewards, kl, steps, seed=0, lr=0.02, **more):
@@ -219,15 +230,17 @@ class Table:
         state = ClientState.first(list(rewards), 1, kl)
         _, curve = train_multi(
             self, ["x"] * 128, scorers, state, [self.logits], Coefficients(epochs=2, minibatch=64, normalise=False, **more), steps, 128, OPTIMIZER.model_copy(update={"lr": lr}), 0.05, seed)
-        return self.logits.detach().softmax(0).numpy(), curve
+        return (self.logits / more.get("temperature", 1.0)).detach().softmax(0).numpy(), curve
 
 
-def test_ppo_reaches_the_known_optimum_of_a_reward_with_a_penalty():
-    """argmax of E r - kl KL(pi, pi_ref) is pi_ref exp(r / kl), normalised."""
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_ppo_reaches_the_known_optimum_of_a_reward_with_a_penalty(temperature):
+    """argmax of E r - kl KL(pi, pi_ref) is pi_ref exp(r / kl), normalised; at a temperature both are the tempered policies."""
     reference, reward, kl = np.array([0.4, 0.3, 0.2, 0.1]), [0.0, 1.0, 2.0, 1.5], 1.0
+    found, curve = Table(reference).trained({"r": reward}, kl, 150, temperature=temperature)
+    reference = reference ** (1 / temperature) / (reference ** (1 / temperature)).sum()
     best = reference * np.exp(np.array(reward) / kl)
     best /= best.sum()
-    found, curve = Table(reference).trained({"r": reward}, kl, 150)
     assert np.abs(found - best).max() < 0.04 < np.abs(reference - best).max() and np.mean(curve.kl[-20:]) == pytest.approx(float((best * np.log(best / reference)).sum()), abs=0.06)
 
 

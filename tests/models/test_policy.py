@@ -24,6 +24,14 @@ def test_a_prompt_is_a_users_turn_in_the_chat_template_and_the_answer_begins_aft
     assert text == f"<bos>user: {policy.template.render(prompt='the paper').strip()}<eos><bos>assistant: "
 
 
+def test_a_system_turn_stands_before_the_users_and_is_never_cut(policy, monkeypatch):
+    plain = policy.tokenizer.decode(policy.encode("the paper"))
+    for system in ("", "be brief"):
+        monkeypatch.setattr(policy, "config", policy.config.model_copy(update={"system": system}))
+        assert policy.tokenizer.decode(policy.encode("the paper")) == f"<bos>system: {system}<eos>{plain}"
+    assert policy.tokenizer.decode(policy.encode("long " * 400)).startswith("<bos>system: be brief<eos><bos>user: ")
+
+
 def test_without_a_chat_template_the_prompt_is_the_policy_template(policy, monkeypatch):
     monkeypatch.setattr(policy.tokenizer, "chat_template", None)
     assert policy.tokenizer.decode(policy.encode("the paper")) == policy.template.render(prompt="the paper")
