@@ -76,7 +76,8 @@ class Benchmark(Section):
 
     recipe: str = Field(min_length=1, description="Recipe that all arms share.")
     seeds: Annotated[list[int], Field(min_length=1)] = Field(description="Seeds; each arm is run with each.")
-    arms: dict[str, list[str]] = Field(min_length=1, description="'key.path=value' settings of each arm on top of the recipe.")
+    settings: list[str] = Field(default_factory=list, description="'key.path=value' settings of all arms on top of the recipe, such as how much is measured.")
+    arms: dict[str, list[str]] = Field(min_length=1, description="Settings of each arm on top of these.")
     contests: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = Field(
         default_factory=list, description="Pairs of arms whose policies' answers are compared by the judge.")
     fronts: dict[str, Annotated[list[str], Field(min_length=2)]] = Field(
@@ -91,9 +92,9 @@ class Benchmark(Section):
         for name in self.arms:
             if not name.replace("-", "").replace("_", "").isalnum():
                 raise ValueError(f"arm '{name}': use letters, digits, '-' and '_', because it names a folder")
-        for name, settings in self.arms.items():
+        for whose, settings in {"the benchmark": self.settings, **{f"arm '{name}'": settings for name, settings in self.arms.items()}}.items():
             if any(setting.startswith("seed=") for setting in settings):
-                raise ValueError(f"arm '{name}' sets the seed: leave it out, the seeds are set by 'seeds'")
+                raise ValueError(f"{whose} sets the seed: leave it out, the seeds are set by 'seeds'")
         for ours, theirs in self.contests:
             if ours == theirs:
                 raise ValueError(f"contest [{ours}, {theirs}]: an arm cannot be compared with itself")
@@ -125,7 +126,7 @@ class Benchmark(Section):
         Raises:
             RecipeError: see load_recipe.
         """
-        return load_recipe(self.recipe, [*self.arms[arm], f"seed={seed}"])
+        return load_recipe(self.recipe, [*self.settings, *self.arms[arm], f"seed={seed}"])
 
 
 def benchmark_names() -> list[str]:
@@ -138,7 +139,7 @@ def load_benchmark(name_or_path: str, overrides: Sequence[str] = ()) -> Benchmar
 
     Args:
         name_or_path: of a YAML file.
-        overrides: 'key.path=value' settings on top of the recipe for all arms, such as where the data are; an arm's own win.
+        overrides: 'key.path=value' settings on top of the recipe and of the benchmark's own settings for all arms, such as where the data are; an arm's own win.
 
     Raises:
         RecipeError: there is none, or it or one of its recipes cannot be run.

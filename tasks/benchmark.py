@@ -20,7 +20,7 @@ OTHERS = {"aligned_vs_raw": RAW, "aligned_vs_human": REFERENCES}
 
 @task(task_run_name="share {run.id}")
 def share_generations(run: Run, others: list[Run]) -> list[str]:
-    """Take the raw policy's completions and answers from a run of the same seed, data and policy that has them; gives what was taken."""
+    """Take the raw policy's completions, answers and rewards from a run of the same seed, data and policy that has them; gives what was taken."""
     taken = []
     recipe = run.recipe()
     for other in others:
@@ -30,6 +30,7 @@ def share_generations(run: Run, others: list[Run]) -> list[str]:
         same = (
             ("completions.json", "alignment", [getattr(recipe.alignment, key) == getattr(theirs.alignment, key) for key in ("prompts", "completions", "temperature")]),
             ("answers-raw.json", "evaluation", [recipe.evaluation.prompts == theirs.evaluation.prompts]),
+            ("rewards-before.json", "federation", [rewards_measured(recipe) == rewards_measured(theirs)]),
             *((f"questions/{file.name}", "evaluation", [recipe.evaluation.questions == theirs.evaluation.questions])
               for file in sorted((other.evaluation / "questions").glob("raw-*.json"))))
         for name, phase, conditions in same:
@@ -39,6 +40,15 @@ def share_generations(run: Run, others: list[Run]) -> list[str]:
                 write_atomically(target, source.read_bytes())
                 taken.append(name)
     return taken
+
+
+def rewards_measured(recipe: Recipe) -> tuple[Any, ...]:
+    """What the rewards of a policy that is not trained yet depend on, beside the seed, the data and the policy: those that measure it, on what, and how it samples."""
+    options = options_model(recipe.federation.method, "recipe").model_validate(recipe.federation.options)
+    if not hasattr(options, "reward_prompts"):
+        return ()
+    first = {name: recipe.rewards[given[0]] for name, given in options.objectives.items()}
+    return first, options.ppo.temperature, options.reward_prompts, recipe.federation.batch_size
 
 
 @task(task_run_name="judge {ours} against {theirs}, seed {seed}")
@@ -200,6 +210,7 @@ def write_benchmark_report(folder: Path, benchmark: Benchmark) -> Path:
     out.mkdir(exist_ok=True)
     title, notes = folder.name, [f"recipe {benchmark.recipe}, seeds {', '.join(map(str, benchmark.seeds))}", commits_line(found.commits), f"report written by commit {short(git_commit())}"]
     notes += ["accuracies are of the selectors' majority (FedBis, FedBiscuit) or of the trained policy's implicit reward (the others); a client step is an optimiser step of the arm's own batch size"]
+    notes += [f"all arms: {'; '.join(benchmark.settings)}"] * bool(benchmark.settings)
     notes += [f"{arm}: {'; '.join(settings)}" for arm, settings in benchmark.arms.items()]
     pools = {name: report.pool(by_seed) for name, by_seed in found.contests.items()}
     findings = check_claims(benchmark.claims, found.figures, pools, benchmark.seeds)

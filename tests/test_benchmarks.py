@@ -70,7 +70,7 @@ def test_an_arm_is_the_recipe_with_its_settings_and_the_seed(tmp_path):
 
 @pytest.mark.parametrize(("changes", "words"), [
     ({"seeds": [1, 1]}, "each is named once"), ({"seeds": []}, "seeds"), ({"arms": {"a/b": []}, "contests": []}, "Arm 'a/b': use letters"),
-    ({"contests": [["FedBis", "FedBis"]]}, "cannot be compared with itself"), ({"arms": {"FedBis": ["seed=3"]}, "contests": []}, "sets the seed"), ({"seeds": [0, -1]}, "seed"),
+    ({"contests": [["FedBis", "FedBis"]]}, "cannot be compared with itself"), ({"arms": {"FedBis": ["seed=3"]}, "contests": []}, "sets the seed"), ({"settings": ["seed=3"]}, "The benchmark sets the seed"), ({"seeds": [0, -1]}, "seed"),
     ({"contests": [["FedBis", "FedAvg"]]}, "there is no arm 'FedAvg' (there are: FedBis, FedDPO)"),
     ({"arms": {"FedBis": ["federation.round=3"]}, "contests": []}, "arm FedBis: "), ({"recipe": "debgu"}, "Did you mean 'debug'?"), ({"seed": 3}, "did you mean 'seeds'?"),
     ({"claims": [{"arm": "FedBis", "figure": "comon", "above": 0}]}, "Did you mean 'common'?"), ({"claims": [{"arm": "FedBis", "figure": "common"}]}, "set one of at_least and above"),
@@ -101,9 +101,11 @@ def test_fronts_are_of_arms_with_the_same_objectives_and_may_be_claimed_of(tmp_p
             load_benchmark(str(path))
 
 
-def test_settings_of_the_command_line_are_for_all_arms_whose_own_win(tmp_path):
-    plan = load_benchmark(written(tmp_path, arms={"FedBis": ["federation.rounds=2"], "FedDPO": ["federation.method=feddpo"]}), ["federation.rounds=5", "data.clients=3"])
-    assert [(recipe.federation.rounds, recipe.data.clients) for recipe in (plan.recipe_of("FedBis", 0), plan.recipe_of("FedDPO", 0))] == [(2, 3), (5, 3)]
+def test_settings_of_all_arms_give_way_to_those_of_the_command_line_and_these_to_an_arms_own(tmp_path):
+    arms, given = {"FedBis": ["federation.rounds=2"], "FedDPO": ["federation.method=feddpo"]}, ["federation.rounds=7", "data.clients=2", "federation.batch_size=3"]
+    plan = load_benchmark(written(tmp_path, arms=arms, settings=given), ["federation.rounds=5", "data.clients=3"])
+    found = [(recipe.federation.rounds, recipe.data.clients, recipe.federation.batch_size) for recipe in (plan.recipe_of("FedBis", 0), plan.recipe_of("FedDPO", 0))]
+    assert found == [(2, 3, 3), (5, 3, 3)]
     for setting, words in (("federation.round=5", "did you mean"), ("seed=4", "sets the seed")):
         with pytest.raises(RecipeError, match=words):
             load_benchmark(written(tmp_path), [setting])

@@ -29,6 +29,8 @@ from components.learning.multi_objective import Coefficients
 
 Preference = Annotated[float, Field(ge=1e-3, le=1e3)]
 ObjectiveName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
+BETA = 0.1
+"""Of MGDA where a recipe says nothing."""
 TRAJECTORY = "lambda_steps"
 """Among a client's metrics: lambda of each of its steps, by objective."""
 
@@ -84,7 +86,7 @@ def check_names(kind: str, given: Sequence[str], objectives: Sequence[str]) -> N
 class Options(CommonOptions):
     """Options of FIRM."""
 
-    beta: float = Field(0.1, ge=0, description="Regularisation of MGDA over the Gram matrix divided by its trace (eq. 9); 0: none. The value of FIRM A.1 is lost in the text that this was written from.")
+    beta: float | None = Field(None, ge=0, description="Regularisation of MGDA over the Gram matrix divided by its trace (eq. 9); 0: none; None: 0.1, and with weights there is none. The value of FIRM A.1 is lost in the text that this was written from.")
     preference: dict[str, Preference] | None = Field(None, description="p of eq. 3 by objective, 1 where one is not named; larger weighs more.")
     weights: dict[str, Annotated[float, Field(ge=0)]] | None = Field(None, description="Fixed weights by objective in place of MGDA's, 0 where one is not named; they are divided by their sum.")
 
@@ -95,8 +97,8 @@ class Options(CommonOptions):
         if self.weights is not None:
             if not sum(self.weights.values()):
                 raise ValueError("weights are all 0: give one objective a weight")
-            if self.preference is not None or "beta" in self.model_fields_set:
-                raise ValueError("weights take the place of MGDA's, to which beta and preference belong: leave out one or the other")
+            if self.preference is not None or self.beta is not None:
+                raise ValueError("weights take the place of MGDA's, to which beta and preference belong: leave out one or the other (federation.options.beta=null)")
         return self
 
     def coefficients(self, weights: Sequence[float] = ()) -> Coefficients:
@@ -105,7 +107,7 @@ class Options(CommonOptions):
         whole = sum(fixed.values()) if fixed else 1.0
         return Coefficients(
             temperature=self.ppo.temperature, clip=self.ppo.clip, lam=self.ppo.lam, epochs=self.ppo.epochs, minibatch=self.ppo.minibatch, target_kl=self.ppo.target_kl, horizon=self.ppo.horizon, normalise=self.ppo.normalise,
-            beta=self.beta, preference=self.preference, weights=fixed and {name: value / whole for name, value in fixed.items()})
+            beta=BETA if self.beta is None else self.beta, preference=self.preference, weights=fixed and {name: value / whole for name, value in fixed.items()})
 
 
 class Firm(personal.Remembering):

@@ -114,6 +114,24 @@ def test_what_is_shared_is_of_the_same_seed_data_and_policy(tmp_path):
         assert share_generations.fn(run, [other]) == taken, changes
 
 
+def test_rewards_of_the_raw_policy_are_shared_where_they_are_measured_alike(tmp_path):
+    from components.recipes import load_recipe
+    from tasks.benchmark import share_generations
+    from tasks.runs import claim_folder
+
+    base = ["rewards={one: {kind: function, name: clean}, two: {kind: function, name: 'builtins:len'}}", "policy.lora.dropout=0", "federation.method=firm"]
+    firm = [*base, "federation.options={objectives: {good: [one], long: [two, one]}}"]
+    other = claim_folder(load_recipe("debug", firm), tmp_path / "other")
+    (other.folder / "federation").mkdir()
+    (other.folder / "federation" / "rewards-before.json").write_text("{}")
+    for n, (changes, shared) in enumerate([
+            ([], True), (["federation.options.beta=0", "federation.rounds=9", "federation.options.ppo.epochs=1"], True), (["federation.method=fedcmoo"], True), (["seed=1"], False),
+            (["federation.options.ppo={temperature: 0.5}"], False), (["federation.options.reward_prompts=3"], False), (["federation.batch_size=1"], False), (["policy.max_new_tokens=3"], False),
+            (["federation.options.objectives={good: [one], long: [one, two]}"], False), (["rewards.one.name=builtins:sum"], False)]):
+        assert share_generations.fn(claim_folder(load_recipe("debug", [*firm, *changes]), tmp_path / f"run-{n}"), [other]) == ["rewards-before.json"] * shared, changes
+    assert share_generations.fn(claim_folder(load_recipe("debug"), tmp_path / "plain"), [other]) == []
+
+
 def mlflow_run(folder: Path, arm: str):
     """A client and the MLflow run of an arm."""
     from mlflow import MlflowClient
