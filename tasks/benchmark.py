@@ -12,6 +12,7 @@ from components.federation.strategy import options_model
 from components.models.adapters import write_atomically
 from components.seeding import derive
 from tasks.devices import POOL
+from tasks.reporting import measured_objectives
 from tasks.runs import Run, arm_run, contest_file, git_commit, read_json, write_json
 from tasks.uncached import task
 
@@ -104,7 +105,7 @@ def gather(folder: Path, benchmark: Benchmark) -> Gathered:
             texts = {name: [row[name]["text"] for row in answers] for name in ("aligned", "raw")}
             rewards = report.reward_curve(measured_rounds(run, federated), beta) if (beta := dpo_beta(recipe)) else []
             curves = {"rewards": rewards, "groups": report.rand_curve(federated["records"], known), "hacking": evaluated.get("curve"),
-                      "objectives": report.objectives_curve(measured_objectives(run, federated), federated["records"]), "weights": report.weights_curves(federated["records"])}
+                      "objectives": report.objectives_curve(measured_objectives(run.federation, federated), federated["records"]), "weights": report.weights_curves(federated["records"])}
             for name, curve in curves.items():
                 if curve:
                     getattr(found, name).setdefault(arm, {})[seed] = curve
@@ -260,14 +261,6 @@ def sample_tables(folder: Path, benchmark: Benchmark, found: Gathered) -> list[A
 
     return [samples_table(f"{name}, seed {min(by_seed)}", {arm: read_json(arm_run(folder, arm, min(by_seed)).evaluation / "answers.json") for arm in benchmark.fronts[name]})
             for name, by_seed in found.fronts.items()]
-
-
-def measured_objectives(run: Run, federated: dict[str, Any]) -> dict[int, dict[str, float]]:
-    """Rewards of the policy by the rounds done, as measured_rounds; empty of methods without objectives."""
-    if "objectives" not in federated["after"]:
-        return {}
-    between = {int(path.stem.rsplit("-", 1)[1]): read_json(path) for path in run.federation.glob("rewards-round-*.json")}
-    return between | {0: federated["before"]["objectives"], federated["rounds"]: federated["after"]["objectives"]}
 
 
 def measured_rounds(run: Run, federated: dict[str, Any]) -> dict[int, dict[str, Any]]:

@@ -19,6 +19,19 @@ LENGTH_CONTROLLED = ("length_controlled", "length_controlled_low", "length_contr
 CONTESTS = {"aligned_vs_raw": "aligned against raw policy", "aligned_vs_human": "aligned against {references}", "raw_vs_human": "raw against {references}"}
 
 
+def measured_objectives(folder: Path, federated: dict[str, Any]) -> dict[int, dict[str, float]]:
+    """Rewards of the policy by the rounds done: before the first, every federation.evaluate_every, after the last; empty of methods without objectives.
+
+    Args:
+        folder: of the federation.
+        federated: its result.
+    """
+    if "objectives" not in federated["after"]:
+        return {}
+    between = {int(path.stem.rsplit("-", 1)[1]): read_json(path) for path in folder.glob("rewards-round-*.json")}
+    return between | {0: federated["before"]["objectives"], federated["rounds"]: federated["after"]["objectives"]}
+
+
 def accuracy_metrics(measured: dict[str, Any]) -> dict[str, float]:
     """Held-out accuracy as metrics: of the majority, and of the adapter that each client is assigned."""
     rewards = {f"rewards/{name}": value for name, value in measured.get("objectives", {}).items() if name != "prompts"}

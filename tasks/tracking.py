@@ -249,16 +249,23 @@ def _log_graph(client: Any, run_id: str, record: dict[str, Any], known: dict[str
 
 @task()
 def log_federation(run_id: str, recipe: Recipe, folder: Path) -> None:
-    """Log accuracies before and after, the learning curves, and the final selectors."""
+    """Log accuracies before and after, the learning curves, of several objectives the rewards and every client's weights, and the final selectors."""
+    from components.evaluation.benchmark import objectives_curve, weights_curves
+    from components.evaluation.objective_pictures import objectives_picture, weights_picture
     from components.evaluation.plots import accuracy_picture, learning_curves
-    from tasks.reporting import accuracy_metrics
+    from tasks.reporting import accuracy_metrics, measured_objectives
 
     client, result = mlflow_client(), read_json(folder / "result.json")
     for moment, step in (("before", 0), ("after", result["rounds"])):
         log_numbers(client, run_id, [(name, value, step) for name, value in accuracy_metrics(result[moment]).items()])
     learning_curves(result["records"], folder / "learning-curves.png")
     accuracy_picture(result["before"], result["after"], folder / "accuracy.png")
-    for name in ("learning-curves.png", "accuracy.png", "result.json"):
+    names = ["learning-curves.png", "accuracy.png", "result.json"]
+    if measured := measured_objectives(folder, result):
+        objectives_picture({recipe.federation.method: {recipe.seed: objectives_curve(measured, result["records"])}}, folder / "objectives.png")
+        weights_picture({recipe.federation.method: weights_curves(result["records"])}, folder / "weights.png")
+        names += ["objectives.png", "weights.png"]
+    for name in names:
         client.log_artifact(run_id, str(folder / name), "federation")
     client.log_artifacts(run_id, str(folder / "final"), "federation/adapters")
 

@@ -43,6 +43,7 @@ def test_weights_rewards_and_disagreement_are_metrics(whole):
     assert all(0 <= metric.value <= 1 for metric in history) and len(history) == sum(name in record["clients"] for record in result_of(folder)["records"])
     assert {"server/lambda_drift", "server/update_drift", "rewards/helpful", "rewards/clean", "rewards/kl", f"clients/{name}/bytes_kept"} <= run.data.metrics.keys()
     assert sorted(metric.step for metric in client.get_metric_history(run.info.run_id, "rewards/clean")) == [0, 2, 4, 5]
+    assert {"federation/objectives.png", "federation/weights.png"} <= {found.path for found in client.list_artifacts(run.info.run_id, "federation")}
 
 
 @pytest.mark.parametrize("method", ["firm", "fedcmoo"])
