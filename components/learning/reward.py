@@ -93,20 +93,22 @@ def trained_reward(
         model, tokenizer, losses = train_reward(config, rows, seed, device, progress)
         cache.mkdir(parents=True, exist_ok=True)
         building = Path(tempfile.mkdtemp(prefix=".building-", dir=cache))  # another run may be at the same reward
-        model.save_pretrained(building)
-        tokenizer.save_pretrained(building)
-        scorer = RewardModel(as_classifier(config, building), device)
-        chosen, rejected = (scorer.score([row["prompt"] for row in held_out], [row[side] for row in held_out]) for side in ("chosen", "rejected"))
-        figures = {"accuracy": float(((chosen > rejected) + 0.5 * (chosen == rejected)).mean()), "pairs": len(rows), "held_out_pairs": len(held_out), "loss_last": losses[-1]}
-        write_atomically(building / record.name, json.dumps({"figures": figures, "losses": losses, **content}).encode())
-        if not record.is_file():
-            shutil.rmtree(folder, ignore_errors=True)  # of one that was stopped
         try:
-            building.rename(folder)
-        except OSError:  # the other one was first, and its folder is as good
+            model.save_pretrained(building)
+            tokenizer.save_pretrained(building)
+            scorer = RewardModel(as_classifier(config, building), device)
+            chosen, rejected = (scorer.score([row["prompt"] for row in held_out], [row[side] for row in held_out]) for side in ("chosen", "rejected"))
+            figures = {"accuracy": float(((chosen > rejected) + 0.5 * (chosen == rejected)).mean()), "pairs": len(rows), "held_out_pairs": len(held_out), "loss_last": losses[-1]}
+            write_atomically(building / record.name, json.dumps({"figures": figures, "losses": losses, **content}).encode())
             if not record.is_file():
-                raise
-            shutil.rmtree(building)
+                shutil.rmtree(folder, ignore_errors=True)  # of one that was stopped
+            try:
+                building.rename(folder)
+            except OSError:  # the other one was first, and its folder is as good
+                if not record.is_file():
+                    raise
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
     return folder, json.loads(record.read_text(encoding="utf-8"))["figures"]
 
 
