@@ -153,9 +153,18 @@ def load_benchmark(name_or_path: str, overrides: Sequence[str] = ()) -> Benchmar
             try:
                 benchmark.recipe_of(arm, seed)
             except RecipeError as error:
-                raise RecipeError(f"{name_or_path}: arm {arm}: {error}") from None
+                raise RecipeError(f"{name_or_path}: {'settings' if _fails_alike(benchmark, error) else f'arm {arm}'}: {error}") from None
     _check_objectives(benchmark, name_or_path)
     return benchmark
+
+
+def _fails_alike(benchmark: Benchmark, error: RecipeError) -> bool:
+    """Whether what all arms share is refused for the same reason as an arm."""
+    try:
+        load_recipe(benchmark.recipe, benchmark.settings)
+    except RecipeError as alone:
+        return bool(benchmark.settings) and str(alone) == str(error)
+    return False
 
 
 def _check_objectives(benchmark: Benchmark, where: str) -> None:

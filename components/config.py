@@ -586,6 +586,7 @@ def _sentence(model: type[BaseModel], values: Any, error: Mapping[str, Any], pre
             given = error.get("input")
             break
     reason = str(context["error"]) if kind == "value_error" and "error" in context else error["msg"].removeprefix("Value error, ")
+    reason = reason.removesuffix(".")
     if not location:
         return (reason if "." in reason.split(" ", 1)[0] else reason[:1].upper() + reason[1:]) + "."
     shown = "" if isinstance(given, dict) else f" is {kind_of(given)}" if kind in ("dict_type", "model_type") else f" is {given!r}"

@@ -25,6 +25,7 @@ from components.federation.commits import Commits
 from components.federation.private import rewards_beside
 from components.federation.rounds import shards
 from components.federation.strategy import ServerState, Strategy, build_strategy, federated_sections
+from components.models.policy import check_prompts
 from components.recipes import check_surroundings, load_recipe
 from flows.runner import placement, task_runner
 from tasks import alignment, data, evaluation, federation, reporting, rewards, tracking
@@ -109,6 +110,7 @@ def federate(run: Run, recipe: Recipe) -> None:
     """The federated rounds, each committed; goes on from the last commit."""
     log, config = get_run_logger(), recipe.federation
     child = tracking.open_phase(run, recipe, "federate")
+    check_prompts(recipe.policy)
     pairs = run.prepared / "pairs.parquet"
     commits = open_commits(run, recipe)
     store, known = commits.store.root, known_groups(run.prepared)
@@ -172,7 +174,7 @@ def backbones(recipe: Recipe) -> list[str]:
 def open_commits(run: Run, recipe: Recipe) -> Commits:
     """The commits of a run; they belong to the sections of its recipe that the rounds depend on, and to its pairs."""
     pairs = file_hash(run.prepared / "pairs.parquet")
-    return Commits(run.federation, f"{recipe.fingerprint(*federated_sections(recipe))}-{pairs[:16]}{rewards.judges_rows(recipe, run.prepared)}")
+    return Commits(run.federation, f"{recipe.fingerprint(*federated_sections(recipe))}-{pairs[:16]}{rewards.judges_rows(recipe, run.prepared)}{rewards.prompts_asked(recipe, run.prepared)}")
 
 
 def federated_rounds(

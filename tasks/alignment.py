@@ -9,6 +9,7 @@ from typing import Any
 from prefect import get_run_logger
 
 from components.config import Recipe
+from components.federation.strategy import options_model
 from components.models.adapters import AdapterStore
 from components.seeding import derive, generator
 from tasks.devices import POOL
@@ -101,6 +102,8 @@ def adopt_policy(recipe: Recipe, store: Path, digests: dict[str, str], prepared:
     adapters = AdapterStore(store)
     prompts = [row["prompt"] for row in choose_prompts(prepared, "test", recipe.alignment.dpo.kl_prompts, recipe.seed)]
     seed = derive(recipe.seed, "dpo")
+    options = options_model(recipe.federation.method, recipe.name).model_validate(recipe.federation.options)
+    temperature = options.ppo.temperature if hasattr(options, "objectives") else 1.0  # at which it was trained
     if personal:
         adapter = save_personal({name: adapters.get(adapters.ref(digest)) for name, digest in digests.items()}, recipe.policy, folder / "final")
     else:
@@ -110,10 +113,10 @@ def adopt_policy(recipe: Recipe, store: Path, digests: dict[str, str], prepared:
         policies = open_policies(recipe, device, adapter, homes)
         if isinstance(policies, PersonalPolicies):
             dealt = deal(len(prompts), policies.clients)
-            measured = [kl_to_reference(policies.of(name), [prompt], derive(seed, n)) for n, (name, prompt) in enumerate(zip(dealt, prompts, strict=True))]
+            measured = [kl_to_reference(policies.of(name), [prompt], derive(seed, n), temperature) for n, (name, prompt) in enumerate(zip(dealt, prompts, strict=True))]
             metrics = {"kl_sequence": sum(numbers["kl_sequence"] for numbers in measured) / len(measured)} if measured else {}
         else:
-            metrics = kl_to_reference(policies, prompts, seed)
+            metrics = kl_to_reference(policies, prompts, seed, temperature)
     return {"history": [], "metrics": metrics, "reference": "base", "adapter": str(adapter), "checkpoints": {}}
 
 

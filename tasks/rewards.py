@@ -26,6 +26,11 @@ def judges_rows(recipe: Recipe, prepared: Path) -> str:
     return (f"-{file_hash(prepared / 'judge.parquet')[:16]}" if kinds & {"judge", "trained"} else "") + (f"-{WAY}" if "trained" in kinds else "")
 
 
+def prompts_asked(recipe: Recipe, prepared: Path) -> str:
+    """Hash of the held-out prompts, where the policy's rewards are measured on them."""
+    return f"-{file_hash(prepared / 'prompts.parquet')[:16]}" if "objectives" in recipe.federation.options else ""
+
+
 @task(task_run_name="score pairs: {name}")
 def score_pairs(recipe: Recipe, name: str, prepared: Path, folder: Path, judges: Path) -> dict[str, float]:
     """Score chosen and rejected of every training pair of the clients; what was scored for this recipe before is taken as it is.

@@ -70,7 +70,7 @@ def test_an_arm_is_the_recipe_with_its_settings_and_the_seed(tmp_path):
 
 @pytest.mark.parametrize(("changes", "words"), [
     ({"seeds": [1, 1]}, "each is named once"), ({"seeds": []}, "seeds"), ({"arms": {"a/b": []}, "contests": []}, "Arm 'a/b': use letters"),
-    ({"contests": [["FedBis", "FedBis"]]}, "cannot be compared with itself"), ({"arms": {"FedBis": ["seed=3"]}, "contests": []}, "sets the seed"), ({"settings": ["seed=3"]}, "The benchmark sets the seed"), ({"seeds": [0, -1]}, "seed"),
+    ({"contests": [["FedBis", "FedBis"]]}, "cannot be compared with itself"), ({"arms": {"FedBis": ["seed=3"]}, "contests": []}, "sets the seed"), ({"settings": ["seed=3"]}, "The benchmark sets the seed"), ({"settings": ["federation.round=3"]}, "plan.yaml: settings: "), ({"settings": ["federation.rounds=3"], "arms": {"FedBis": ["federation.round=3"]}, "contests": []}, "arm FedBis: "), ({"seeds": [0, -1]}, "seed"),
     ({"contests": [["FedBis", "FedAvg"]]}, "there is no arm 'FedAvg' (there are: FedBis, FedDPO)"),
     ({"arms": {"FedBis": ["federation.round=3"]}, "contests": []}, "arm FedBis: "), ({"recipe": "debgu"}, "Did you mean 'debug'?"), ({"seed": 3}, "did you mean 'seeds'?"),
     ({"claims": [{"arm": "FedBis", "figure": "comon", "above": 0}]}, "Did you mean 'common'?"), ({"claims": [{"arm": "FedBis", "figure": "common"}]}, "set one of at_least and above"),

@@ -191,8 +191,8 @@ def align_policy(
     return AlignmentResult(save_adapter(policy.model, policy_config, config, folder / "final"), checkpoints, history, metrics)
 
 
-def kl_to_reference(policy: Policy, prompts: Sequence[str], seed: int) -> dict[str, float]:
-    """KL(policy || reference) in nats, on completions that the policy samples at temperature 1.
+def kl_to_reference(policy: Policy, prompts: Sequence[str], seed: int, temperature: float = 1.0) -> dict[str, float]:
+    """KL(policy || reference) in nats, on completions that the policy samples; both at a temperature.
 
     At each position of a sampled completion the KL of the two next-token distributions is summed exactly over the
     vocabulary (the Rao-Blackwellised estimator of the sequence KL), so one sample a prompt serves.
@@ -201,6 +201,7 @@ def kl_to_reference(policy: Policy, prompts: Sequence[str], seed: int) -> dict[s
         policy: a PEFT model whose adapter "ref", or whose bare backbone, is the reference.
         prompts: texts; may be empty.
         seed: of the samples.
+        temperature: what the logits of both are divided by.
 
     Returns:
         kl_sequence (mean over completions) and kl_token (mean over their tokens); nothing without prompts.
@@ -211,25 +212,25 @@ def kl_to_reference(policy: Policy, prompts: Sequence[str], seed: int) -> dict[s
 
     if not prompts:
         return {}
-    completions = [c[0] for c in policy.generate(prompts, seed, temperature=1.0)]
+    completions = [c[0] for c in policy.generate(prompts, seed, temperature)]
     total, tokens = 0.0, 0
     for prompt, completion in zip(prompts, completions, strict=True):
         start = policy.encode(prompt)
         ids = torch.tensor([[*start, *completion.ids]], device=policy.device)
         with torch.inference_mode():
-            new = _completion_logprobs(policy.model, ids, len(start))
+            new = _completion_logprobs(policy.model, ids, len(start), temperature)
             if "ref" in policy.model.peft_config:
                 policy.model.set_adapter("ref")
-                old = _completion_logprobs(policy.model, ids, len(start))
+                old = _completion_logprobs(policy.model, ids, len(start), temperature)
                 policy.model.set_adapter("default")
             else:
                 with as_reference(policy.model):
-                    old = _completion_logprobs(policy.model, ids, len(start))
+                    old = _completion_logprobs(policy.model, ids, len(start), temperature)
         total += float((new.exp() * (new - old)).sum())
         tokens += len(completion.ids)
     return {"kl_sequence": total / len(prompts), "kl_token": total / max(tokens, 1)}
 
 
-def _completion_logprobs(model: PeftModel, ids: Any, start: int) -> Any:
+def _completion_logprobs(model: PeftModel, ids: Any, start: int, temperature: float) -> Any:
     length = ids.shape[1] - start
-    return model(input_ids=ids, use_cache=False, logits_to_keep=length + 1).logits[0, :-1].float().log_softmax(-1)
+    return model(input_ids=ids, use_cache=False, logits_to_keep=length + 1).logits[0, :-1].float().div(temperature).log_softmax(-1)

@@ -53,7 +53,7 @@ class Commits:
         for path, content in zip(paths, contents, strict=True):
             if content["fingerprint"] != self.fingerprint:
                 raise CommitError(
-                    f"{path} was written by another recipe or on other data (fingerprint {content['fingerprint']}, this run has {self.fingerprint}): "
+                    f"{path} was written by another recipe, on other data, or by another version of this project (fingerprint {content['fingerprint']}, this run has {self.fingerprint}): "
                     "resume it with its own recipe, or start a new run.")
         return self._load(contents[-1]["state"]), [content["record"] for content in contents if content["record"]]
 

@@ -33,7 +33,7 @@ GRADIENTS = "gradients"
 class Options(firm.CommonOptions):
     """Options of FedCMOO-A."""
 
-    beta: float = Field(0.0, ge=0, description="Regularisation of the server's MGDA; Askin et al. have none.")
+    beta: float | None = Field(None, ge=0, description="Regularisation of the server's MGDA; None: 0, as Askin et al. have none.")
     preference: dict[str, firm.Preference] | None = Field(None, description="As FIRM's, where there is a beta.")
 
     @model_validator(mode="after")
@@ -76,7 +76,7 @@ class FedCMOO(firm.Firm):
         answered = sorted(updates, key=lambda update: update.job.client)
         mean = aggregation.weighted_average((self.store.get(update.adapter), weights[update.job.client]) for update in answered)
         objectives = list(self.options.objectives)
-        found = mgda.solve(gram_of(mean, objectives), self.options.beta, preference_list(self.options.preference, objectives))
+        found = mgda.solve(gram_of(mean, objectives), self.options.beta or 0.0, preference_list(self.options.preference, objectives))
         log = {f"lambda/{name}": float(share) for name, share in zip(self.options.objectives, found, strict=True)}
         return state.after(round_done=False, phase="train", memory=state.memory | {"lambda": found.tolist()}, log=log)
 

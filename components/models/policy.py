@@ -49,14 +49,19 @@ def encode_prompt(
     What is too long is cut from the end of the prompt itself (from its start with keep_end); the template and the start of the answer always stay.
 
     Raises:
-        PolicyError: the template alone takes more than max_prompt_tokens.
+        PolicyError: the template alone takes more than max_prompt_tokens, or the chat template takes no system turn.
     """
+    from jinja2 import TemplateError
+
     context = tokenizer.encode(prompt.strip(), add_special_tokens=False)
     before = [] if system is None else [{"role": "system", "content": system}]
     while True:
         text = template.render(prompt=tokenizer.decode(context))
         if tokenizer.chat_template:
-            text = tokenizer.apply_chat_template([*before, {"role": "user", "content": text.strip()}], tokenize=False, add_generation_prompt=True)
+            try:
+                text = tokenizer.apply_chat_template([*before, {"role": "user", "content": text.strip()}], tokenize=False, add_generation_prompt=True)
+            except TemplateError as error:
+                raise PolicyError(f"the chat template of {tokenizer.name_or_path} refuses the prompt ({error}){'' if system is None else ', before which policy.system puts a system turn: leave that out if it has none'}.") from None
         ids = tokenizer.encode(text, add_special_tokens=not tokenizer.chat_template)
         surplus = len(ids) - max_prompt_tokens
         if surplus <= 0:
@@ -65,6 +70,17 @@ def encode_prompt(
             raise PolicyError(f"the template '{template.name}' alone takes {len(ids)} tokens, more than policy.max_prompt_tokens {max_prompt_tokens}: raise it.")
         kept = max(0, len(context) - surplus)
         context = context[:kept] if truncation_mode == "keep_start" else context[len(context) - kept :]
+
+
+def check_prompts(config: PolicyConfig) -> None:
+    """Refuse a template, or a system turn, that a policy's prompts cannot have; the model is not loaded.
+
+    Raises:
+        PolicyError: see encode_prompt.
+        DataError: there is no such template.
+        BackboneError: the backbone cannot be had.
+    """
+    encode_prompt(load_tokenizer(config.backbone), load_template(config.template, "policy"), "", config.max_prompt_tokens, config.truncation_mode, config.system)
 
 
 class Policy:

@@ -206,18 +206,19 @@ def test_the_saved_policy_is_the_one_that_was_trained(debug, dpo, earlier, tmp_p
         assert torch.allclose(saved.model(input_ids=ids).logits, ends[0], atol=1e-5)
 
 
-def test_the_kl_is_summed_over_the_vocabulary_at_each_sampled_token(debug, dpo, earlier, tmp_path):
-    """By hand for one greedy-free sample: sum_t sum_v p log(p / q), p the policy and q the bare backbone."""
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_kl_is_summed_over_the_vocabulary_at_each_sampled_token(debug, dpo, earlier, tmp_path, temperature):
+    """By hand for one greedy-free sample: sum_t sum_v p log(p / q), p the policy and q the bare backbone, both at a temperature."""
     policy = Policy(debug.policy, "cpu", earlier)
-    completion = policy.generate(["a paper"], 4, temperature=1.0)[0][0]
+    completion = policy.generate(["a paper"], 4, temperature)[0][0]
     start = policy.encode("a paper")
     ids = torch.tensor([[*start, *completion.ids]])
     with torch.no_grad():
-        p = policy.model(input_ids=ids).logits[0, len(start) - 1:-1].log_softmax(-1)
+        p = (policy.model(input_ids=ids).logits[0, len(start) - 1:-1] / temperature).log_softmax(-1)
         with policy.model.disable_adapter():
-            q = policy.model(input_ids=ids).logits[0, len(start) - 1:-1].log_softmax(-1)
+            q = (policy.model(input_ids=ids).logits[0, len(start) - 1:-1] / temperature).log_softmax(-1)
     expected = (p.exp() * (p - q)).sum().item()
-    found = kl_to_reference(policy, ["a paper"], seed=4)
+    found = kl_to_reference(policy, ["a paper"], 4, temperature)
     assert found["kl_sequence"] == pytest.approx(expected, rel=1e-4) and found["kl_token"] == pytest.approx(expected / len(completion.ids), rel=1e-4)
     assert expected > 1e-3 and kl_to_reference(policy, [], seed=4) == {}
 

@@ -85,7 +85,7 @@ def test_a_commit_is_flushed_to_disk_before_it_gets_its_name(commits, monkeypatc
 
 def test_commits_of_another_recipe_or_other_data_are_refused(commits):
     commits.write(state_of(commits, 1), {"step": 1})
-    with pytest.raises(CommitError, match=r"00001.json was written by another recipe or on other data \(fingerprint recipe-1, this run has recipe-2\)"):
+    with pytest.raises(CommitError, match=r"00001.json was written by another recipe, on other data, or by another version of this project \(fingerprint recipe-1, this run has recipe-2\)"):
         Commits(commits.folder, "recipe-2").latest()
 
 

@@ -9,6 +9,8 @@ import torch
 
 from components.config import RecipeError
 from components.data.records import read_clients, read_rows
+from components.federation import fedcmoo
+from components.federation import firm as firm_method
 from components.federation.clients import LEARNERS, run_job
 from components.federation.commits import Commits
 from components.federation.fedcmoo import gram_of
@@ -60,6 +62,18 @@ def test_one_adapter_goes_up_whatever_the_objectives_and_the_clients_weights_are
         assert record["server"]["lambda_drift"] == pytest.approx(np.mean([mean_distance(steps[:, :, n]) for n in range(6)]))
         assert record["server"]["mean_lambda_drift"] == pytest.approx(mean_distance(weights)) and record["server"]["mean_lambda_drift"] < record["server"]["lambda_drift"] and record["server"]["update_drift"] > 0
         assert record["server"]["lambda/long"] == pytest.approx(weights[:, 0].mean())
+
+
+def test_options_are_what_the_clients_train_by():
+    given = {"objectives": {"long": ["long"], "vowels": ["vowels"]}, "ppo": {"temperature": 0.7, "clip": 0.3, "lam": 0.9, "epochs": 2, "minibatch": 5, "target_kl": 4.0, "horizon": 9, "normalise": False}}
+    wanted = {"temperature": 0.7, "clip": 0.3, "lam": 0.9, "epochs": 2, "minibatch": 5, "target_kl": 4.0, "horizon": 9, "normalise": False}
+    for options, more in (
+            (firm_method.Options(**given), {"beta": 0.1, "weights": None, "preference": None}), (firm_method.Options(**given, beta=0), {"beta": 0}),
+            (firm_method.Options(**given, beta=2, preference={"long": 3}), {"beta": 2, "preference": {"long": 3}}), (firm_method.Options(**given, beta=None, weights={"long": 3, "vowels": 1}), {"weights": {"long": 0.75, "vowels": 0.25}}),
+            (fedcmoo.Options(**given), {}), (fedcmoo.Options(**given, beta=None), {})):
+        found = options.coefficients()
+        assert {key: getattr(found, key) for key in (*wanted, *more)} == wanted | more
+    assert fedcmoo.Options(**given, beta=3).coefficients([0.2, 0.8]).weights == {"long": 0.2, "vowels": 0.8}
 
 
 def test_the_drift_is_the_mean_distance_of_two_clients():

@@ -8,7 +8,7 @@ import torch
 from components.data.templates import load
 from components.learning.policy import ResidentPolicy
 from components.models.adapters import AdapterSlot, attach, export_adapter
-from components.models.policy import Policy, PolicyError, complete, encode_prompt, stop_ids
+from components.models.policy import Policy, PolicyError, check_prompts, complete, encode_prompt, stop_ids
 
 PROMPTS = ["a paper", "quite another and a longer paper", "x", "the fourth of the papers is the longest by far, and says little"]
 
@@ -30,6 +30,16 @@ def test_a_system_turn_stands_before_the_users_and_is_never_cut(policy, monkeypa
         monkeypatch.setattr(policy, "config", policy.config.model_copy(update={"system": system}))
         assert policy.tokenizer.decode(policy.encode("the paper")) == f"<bos>system: {system}<eos>{plain}"
     assert policy.tokenizer.decode(policy.encode("long " * 400)).startswith("<bos>system: be brief<eos><bos>user: ")
+
+
+def test_a_chat_template_that_takes_no_system_turn_is_named_before_a_model_is_loaded(policy, monkeypatch):
+    monkeypatch.setattr(policy.tokenizer, "chat_template", "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}" + policy.tokenizer.chat_template)
+    monkeypatch.setattr("components.models.policy.load_tokenizer", lambda backbone: policy.tokenizer)
+    check_prompts(policy.config)
+    with pytest.raises(PolicyError, match=r"refuses the prompt \(System role not supported\), before which policy.system puts a system turn"):
+        check_prompts(policy.config.model_copy(update={"system": "be brief"}))
+    with pytest.raises(PolicyError, match="more than policy.max_prompt_tokens 20"):
+        check_prompts(policy.config.model_copy(update={"max_prompt_tokens": 20}))
 
 
 def test_without_a_chat_template_the_prompt_is_the_policy_template(policy, monkeypatch):

@@ -5,7 +5,7 @@ import pytest
 from components.learning import reward
 from components.recipes import load_recipe
 from flows.fed_rlhf import backbones
-from tasks.rewards import judges_rows
+from tasks.rewards import judges_rows, prompts_asked
 
 TRAINED = "rewards={one: {kind: trained, template: '{prompt}|{response}', training: {backbone: {name: tiny-random}, steps: 1}}}"
 OBJECTIVES = ["federation.method=firm", "federation.options={objectives: {good: [one]}}", "policy.lora.dropout=0"]
@@ -25,6 +25,14 @@ def test_commits_belong_to_the_rows_and_to_the_way_that_rewards_are_trained_on(p
     other = judges_rows(trained, prepared)
     monkeypatch.setattr(reward, "WAY", reward.WAY + 1)
     assert len({key, other, judges_rows(trained, prepared)}) == 3
+
+
+def test_commits_of_several_objectives_belong_to_the_prompts_that_rewards_are_measured_on(prepared):
+    recipe, seen = load_recipe("debug", [TRAINED, *OBJECTIVES]), []
+    for content in (b"prompts", b"others"):
+        (prepared / "prompts.parquet").write_bytes(content)
+        seen.append(prompts_asked(recipe, prepared))
+    assert len({*seen, ""}) == 3 and prompts_asked(load_recipe("debug"), prepared) == ""
 
 
 def test_a_reward_judge_brings_the_backbone_that_it_is_trained_on():
