@@ -9,7 +9,7 @@ from typing import Any
 from prefect import get_run_logger
 
 from components.config import Recipe
-from components.federation.strategy import options_model
+from components.federation.strategy import options_of
 from components.models.adapters import AdapterStore
 from components.seeding import derive, generator
 from tasks.devices import POOL
@@ -102,7 +102,7 @@ def adopt_policy(recipe: Recipe, store: Path, digests: dict[str, str], prepared:
     adapters = AdapterStore(store)
     prompts = [row["prompt"] for row in choose_prompts(prepared, "test", recipe.alignment.dpo.kl_prompts, recipe.seed)]
     seed = derive(recipe.seed, "dpo")
-    options = options_model(recipe.federation.method, recipe.name).model_validate(recipe.federation.options)
+    options = options_of(recipe.federation)
     temperature = options.ppo.temperature if hasattr(options, "objectives") else 1.0  # at which it was trained
     if personal:
         adapter = save_personal({name: adapters.get(adapters.ref(digest)) for name, digest in digests.items()}, recipe.policy, folder / "final")

@@ -8,7 +8,7 @@ from typing import Any
 
 from components.benchmarks import RAW, REFERENCES, Benchmark
 from components.config import Recipe
-from components.federation.strategy import options_model
+from components.federation.strategy import options_of
 from components.models.adapters import write_atomically
 from components.seeding import derive
 from tasks.devices import POOL
@@ -45,7 +45,7 @@ def share_generations(run: Run, others: list[Run]) -> list[str]:
 
 def rewards_measured(recipe: Recipe) -> tuple[Any, ...]:
     """What the rewards of a policy that is not trained yet depend on, beside the seed, the data and the policy: those that measure it, on what, and how it samples."""
-    options = options_model(recipe.federation.method, "recipe").model_validate(recipe.federation.options)
+    options = options_of(recipe.federation)
     if not hasattr(options, "reward_prompts"):
         return ()
     first = {name: recipe.rewards[given[0]] for name, given in options.objectives.items()}
@@ -271,7 +271,7 @@ def measured_rounds(run: Run, federated: dict[str, Any]) -> dict[int, dict[str, 
 
 def dpo_beta(recipe: Recipe) -> float | None:
     """The beta of the clients' DPO; None where they train something else."""
-    options = options_model(recipe.federation.method, recipe.name).model_validate(recipe.federation.options)
+    options = options_of(recipe.federation)
     return None if hasattr(options, "objectives") else getattr(options, "beta", None)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from components.config import OptimizerConfig, Recipe
 from components.federation.private import Home
-from components.federation.strategy import Job, options_model
+from components.federation.strategy import Job, options_of
 from components.learning.references import References
 from components.models import eight_bit
 from components.models.parts import PersonalParts
@@ -131,7 +131,7 @@ class PolicyLearner:
 
         check_optimizer(recipe, device)
         self.federation, self.objective = recipe.federation, objective
-        self.options = options_model(recipe.federation.method, "recipe").model_validate(recipe.federation.options)
+        self.options = options_of(recipe.federation)
         self.beta = None if objective == "sft" else self.options.beta
         self.proximal = getattr(self.options, "proximal", 0.0)
         self.by_ppo = getattr(self.options, "objective", "dpo") == "ppo"

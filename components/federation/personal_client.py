@@ -13,7 +13,7 @@ import numpy as np
 from components.config import Recipe
 from components.federation.learners import Compared, PolicyLearner, at_home, curve_metrics
 from components.federation.private import Home, PrivateState, home_of
-from components.federation.strategy import Job, options_model
+from components.federation.strategy import Job, options_of
 from components.learning.local import TrainingError
 from components.models.adapters import AdapterStore
 from components.models.policy import PersonalPolicies, Policy
@@ -134,7 +134,7 @@ class PersonalLearner(HomeLearner):
     """Trains the LoRA that travels and a client's own parts, one after the other or together, by PDPO or DPO (components/federation/personal.py)."""
 
     def __init__(self, recipe: Recipe, device: str) -> None:
-        options = options_model(recipe.federation.method, "recipe").model_validate(recipe.federation.options)
+        options = options_of(recipe.federation)
         super().__init__(recipe, device, "personal", options.parts())
         self.seed, self.slot = recipe.seed, self.resident.personal
 

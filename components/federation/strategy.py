@@ -208,10 +208,14 @@ def options_model(method: str, where: str) -> type[Section]:
     return _module(method, where).Options
 
 
+def options_of(config: FederationConfig) -> Any:
+    """The options of a recipe's method, as its own model has them."""
+    return options_model(config.method, "recipe").model_validate(config.options)
+
+
 def build_strategy(config: FederationConfig, store: AdapterStore) -> Strategy:
     """The method of a recipe, with its options, over an adapter store."""
-    module = _module(config.method, "recipe")
-    return module.build(config, module.Options.model_validate(config.options), store)
+    return _module(config.method, "recipe").build(config, options_of(config), store)
 
 
 def federated_sections(recipe: Recipe) -> tuple[str, ...]:
