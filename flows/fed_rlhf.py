@@ -124,7 +124,7 @@ def federate(run: Run, recipe: Recipe) -> None:
     else:
         state, records = committed
         log.info("continuing after round %d of %d", state.round, config.rounds)
-        tracking.log_steps(child, recipe, records[-1:], store, known)  # it may not have been logged when the run was stopped
+        tracking.log_steps(child, recipe, records, store, known, max(len(records) - 1, 0))  # it may not have been logged when the run was stopped
 
     def measure(state: ServerState, moment: str) -> dict[str, Any]:
         measured = federation.measure_accuracy(
@@ -200,7 +200,7 @@ def federated_rounds(
         outcomes = federation.gather(futures, parts, commits.store)
         state, record = federation.close_step(strategy, state, jobs, outcomes, recipe, commits)
         records.append(record)
-        tracking.log_steps(tracked, recipe, [record], store, known)
+        tracking.log_steps(tracked, recipe, records, store, known, len(records) - 1)
         log.info("round %d of %d: %s", record["round"] + 1, config.rounds, reporting.round_line(record))
         if measure and measured_now(recipe, record):
             tracking.log_metrics(tracked, reporting.accuracy_metrics(measure(state, f"round-{state.round}")), state.round)

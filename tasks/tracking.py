@@ -169,34 +169,36 @@ def log_data(run_id: str, prepared: Path, report: dict[str, Any]) -> None:
 
 
 BYTES = ("bytes_received", "bytes_sent", "bytes_kept")
-"""Of a client in a round: the adapter files that it is sent and sends, and what stays in its own store."""
+"""Of a client in a round, all its steps together: the adapter files that it is sent and sends; and what stays in its own store after it."""
 
 
 @task()
-def log_steps(run_id: str, recipe: Recipe, records: list[dict[str, Any]], store: Path, known: dict[str, str | None]) -> None:
+def log_steps(run_id: str, recipe: Recipe, records: list[dict[str, Any]], store: Path, known: dict[str, str | None], start: int = 0) -> None:
     """Log committed steps: numbers of each client and their means, who failed or was refused, and the server's adapters.
 
     Args:
         run_id: the federate phase.
         recipe: its `keep_every` says which rounds' adapters are logged; the last round's always are.
-        records: as committed.
+        records: as committed, from the first on: what is sent in a round is the sum over its steps.
         store: the adapter store.
         known: the clients' groups where the source knows them, by client.
+        start: how many of them are logged already.
     """
     client = mlflow_client()
-    for record in records:
+    for place, record in enumerate(records[start:], start):
         step = record["rounds_done"]
         client.log_dict(run_id, record, f"rounds/{record['step']:05d}.json")
         if record["phase"] == "group":
             _log_grouping(client, run_id, record, known)
             continue
         if record["phase"] == "gradients":  # of the round that its training will end
-            sums = [(f"gradients/{key}", sum(v[key] for v in record["clients"].values()), step + 1) for key in ("bytes_sent", "bytes_received")]
-            log_numbers(client, run_id, [*sums, *((f"gradients/{key}", value, step + 1) for key, value in record["server"].items())])
+            log_numbers(client, run_id, [(f"gradients/{key}", value, step + 1) for key, value in record["server"].items()])
             continue
+        carried = _bytes_of_round(records[: place + 1])
         of_objectives = sorted({key for values in record["clients"].values() for key in values if key.partition("/")[0] in ("lambda", "score") or key in ("kl", "kl_coefficient")})
         numbers = [(f"clients/{name}/{key}", values[key], step) for name, values in record["clients"].items()
-                   for key in ("loss", "gradient_norm", "seconds", *BYTES, "own/loss", "scale", *of_objectives) if key in values]
+                   for key in ("loss", "gradient_norm", "seconds", "own/loss", "scale", *of_objectives) if key in values]
+        numbers += [(f"clients/{name}/{key}", value, step) for name, values in carried.items() for key, value in values.items()]
         for key in ("loss", "loss_first", "loss_last", "gradient_norm", "tokens", "seconds", "own/loss", "scale", "decay", "excluded", *of_objectives):
             values = [v[key] for v in record["clients"].values() if key in v]
             if values:
@@ -204,7 +206,7 @@ def log_steps(run_id: str, recipe: Recipe, records: list[dict[str, Any]], store:
         numbers += [(f"server/{key}", value, step) for key, value in record["server"].items()]
         numbers += [("round/participants", len(record["clients"]), step), ("round/failed", len(record["failed"]), step), ("round/refused", len(record["refused"]), step)]
         numbers += [("round/aggregation_seconds", record["seconds"], step)] if "seconds" in record else []
-        numbers += [(f"round/{key}", sum(v[key] for v in record["clients"].values() if key in v), step) for key in BYTES if any(key in v for v in record["clients"].values())]
+        numbers += [(f"round/{key}", sum(v[key] for v in carried.values() if key in v), step) for key in BYTES if any(key in v for v in carried.values())]
         log_numbers(client, run_id, numbers)
         if "graph" in record.get("memory", {}):
             _log_graph(client, run_id, record, known)
@@ -212,6 +214,17 @@ def log_steps(run_id: str, recipe: Recipe, records: list[dict[str, Any]], store:
             adapters = AdapterStore(store)
             for name, digest in record["adapters"].items():
                 log_adapter(client, run_id, recipe, adapters, name, digest, step)
+
+
+def _bytes_of_round(records: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """BYTES of each client, by its name, in the round of the last record; of a client that took part in some of its steps, those."""
+    found: dict[str, dict[str, int]] = {}
+    for record in records:
+        if record["round"] == records[-1]["round"]:
+            for name, values in record["clients"].items():
+                own = found.setdefault(name, {})
+                own |= {key: values[key] + (own.get(key, 0) if key != "bytes_kept" else 0) for key in BYTES if key in values}
+    return found
 
 
 def _log_grouping(client: Any, run_id: str, record: dict[str, Any], known: dict[str, str | None]) -> None:

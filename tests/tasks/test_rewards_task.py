@@ -4,8 +4,9 @@ import pytest
 
 from components.learning import reward
 from components.recipes import load_recipe
-from flows.fed_rlhf import backbones
+from flows.fed_rlhf import backbones, open_commits
 from tasks.rewards import judges_rows, prompts_asked
+from tasks.runs import Run
 
 TRAINED = "rewards={one: {kind: trained, template: '{prompt}|{response}', training: {backbone: {name: tiny-random}, steps: 1}}}"
 OBJECTIVES = ["federation.method=firm", "federation.options={objectives: {good: [one]}}", "policy.lora.dropout=0"]
@@ -33,6 +34,19 @@ def test_commits_of_several_objectives_belong_to_the_prompts_that_rewards_are_me
         (prepared / "prompts.parquet").write_bytes(content)
         seen.append(prompts_asked(recipe, prepared))
     assert len({*seen, ""}) == 3 and prompts_asked(load_recipe("debug"), prepared) == ""
+
+
+def test_a_runs_commits_are_those_of_its_pairs_rows_and_prompts(tmp_path):
+    run, recipe, seen = Run("r", tmp_path), load_recipe("debug", [TRAINED, *OBJECTIVES]), []
+    run.prepared.mkdir()
+    files = [run.prepared / f"{name}.parquet" for name in ("pairs", "judge", "prompts")]
+    for file in files:
+        file.write_bytes(b"one")
+    for file in (None, *files):
+        if file is not None:
+            file.write_bytes(b"other")
+        seen.append(open_commits(run, recipe).fingerprint)
+    assert len(set(seen)) == 4
 
 
 def test_a_reward_judge_brings_the_backbone_that_it_is_trained_on():

@@ -34,7 +34,7 @@ def steps(tmp_path, random_adapter):
     for step in (1, 2, 3):
         values = {"loss": 0.7 / step, "loss_first": 0.7, "loss_last": 0.6 / step, "gradient_norm": 1.0, "tokens": 100, "seconds": 0.5}
         records.append({
-            "step": step, "phase": "train", "rounds_done": step, "clients": {"ada": values, "bea": values | {"loss": 0.5}}, "failed": {"cyd": "lost"}, "refused": {},
+            "step": step, "round": step - 1, "phase": "train", "rounds_done": step, "clients": {"ada": values, "bea": values | {"loss": 0.5}}, "failed": {"cyd": "lost"}, "refused": {},
             "server": {"server_step": 0.1 * step, "odd": float("nan")}, "adapters": {"selector": store.put(random_adapter(step)).hash}})
     return records, store
 
@@ -80,6 +80,19 @@ def test_the_step_of_a_metric_is_the_round_and_clients_are_series_of_one_run(pha
     assert dict(history(client, phase, "train/loss"))[2] == pytest.approx((0.35 + 0.5) / 2)
     assert history(client, phase, "round/failed") == [(1, 1), (2, 1), (3, 1)]
     assert not any("odd" in key for key in client.get_run(phase).data.metrics), "what is not a number is left out"
+
+
+def test_what_is_sent_in_a_round_is_the_sum_over_its_steps_and_what_is_kept_is_not(phase, debug, client, steps):
+    (first, second, _), store = steps
+    moved = {"bytes_sent": 5, "bytes_received": 2, "bytes_kept": 7}
+    first |= {"clients": {"ada": first["clients"]["ada"] | moved}}
+    asked = first | {"step": 2, "round": 1, "phase": "gradients", "clients": {"ada": {"bytes_sent": 20, "bytes_received": 2, "bytes_kept": 7}, "bea": {"bytes_sent": 20, "bytes_received": 2}}, "server": {"lambda/clean": 0.25}}
+    second |= {"step": 3, "clients": {"ada": second["clients"]["ada"] | moved}}
+    for start in (0, 1, 2):     # the last step is logged with those of its round before it, though they are not logged again
+        tracking.log_steps.fn(phase, debug, [first, asked, second], store.root, {}, start)
+    assert history(client, phase, "clients/ada/bytes_sent") == [(1, 5), (2, 25)] and history(client, phase, "clients/ada/bytes_kept") == [(1, 7), (2, 7)]
+    assert history(client, phase, "round/bytes_sent") == [(1, 5), (2, 45)] and history(client, phase, "round/bytes_received") == [(1, 2), (2, 6)]
+    assert history(client, phase, "round/bytes_kept") == [(1, 7), (2, 7)] and history(client, phase, "gradients/lambda/clean") == [(2, 0.25)]
 
 
 def test_logging_the_same_steps_twice_changes_nothing(phase, debug, client, steps):
