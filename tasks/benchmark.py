@@ -12,7 +12,7 @@ from components.federation.strategy import options_of
 from components.models.adapters import write_atomically
 from components.seeding import derive
 from tasks.devices import POOL
-from tasks.reporting import measured_objectives
+from tasks.reporting import measured_objectives, measured_rounds
 from tasks.runs import Run, arm_run, contest_file, git_commit, read_json, write_json
 from tasks.uncached import task
 
@@ -103,7 +103,7 @@ def gather(folder: Path, benchmark: Benchmark) -> Gathered:
             federated, aligned, evaluated = (read_json(part / "result.json") for part in (run.federation, run.alignment, run.evaluation))
             recipe, known, answers = run.recipe(), known_groups(run.prepared), read_json(run.evaluation / "answers.json")
             texts = {name: [row[name]["text"] for row in answers] for name in ("aligned", "raw")}
-            rewards = report.reward_curve(measured_rounds(run, federated), beta) if (beta := dpo_beta(recipe)) else []
+            rewards = report.reward_curve(measured_rounds(run.federation, federated), beta) if (beta := dpo_beta(recipe)) else []
             curves = {"rewards": rewards, "groups": report.rand_curve(federated["records"], known), "hacking": evaluated.get("curve"),
                       "objectives": report.objectives_curve(measured_objectives(run.federation, federated), federated["records"]), "weights": report.weights_curves(federated["records"])}
             for name, curve in curves.items():
@@ -261,12 +261,6 @@ def sample_tables(folder: Path, benchmark: Benchmark, found: Gathered) -> list[A
 
     return [samples_table(f"{name}, seed {min(by_seed)}", {arm: read_json(arm_run(folder, arm, min(by_seed)).evaluation / "answers.json") for arm in benchmark.fronts[name]})
             for name, by_seed in found.fronts.items()]
-
-
-def measured_rounds(run: Run, federated: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """Held-out accuracies of a finished run by the rounds done: before the first, every federation.evaluate_every, after the last."""
-    between = {int(path.stem.rsplit("-", 1)[1]): read_json(path) for path in run.federation.glob("accuracy-round-*.json")}
-    return between | {0: federated["before"], federated["rounds"]: federated["after"]}
 
 
 def dpo_beta(recipe: Recipe) -> float | None:

@@ -19,17 +19,25 @@ LENGTH_CONTROLLED = ("length_controlled", "length_controlled_low", "length_contr
 CONTESTS = {"aligned_vs_raw": "aligned against raw policy", "aligned_vs_human": "aligned against {references}", "raw_vs_human": "raw against {references}"}
 
 
-def measured_objectives(folder: Path, federated: dict[str, Any]) -> dict[int, dict[str, float]]:
-    """Rewards of the policy by the rounds done: before the first, every federation.evaluate_every, after the last; empty of methods without objectives.
+def measured_rounds(folder: Path, federated: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """Held-out accuracies of a finished federation by the rounds done: before the first, every federation.evaluate_every, after the last.
 
     Args:
         folder: of the federation.
         federated: its result.
     """
+    return _by_rounds(folder, "accuracy") | {0: federated["before"], federated["rounds"]: federated["after"]}
+
+
+def measured_objectives(folder: Path, federated: dict[str, Any]) -> dict[int, dict[str, float]]:
+    """Rewards of its policy, likewise; empty of methods without objectives."""
     if "objectives" not in federated["after"]:
         return {}
-    between = {int(path.stem.rsplit("-", 1)[1]): read_json(path) for path in folder.glob("rewards-round-*.json")}
-    return between | {0: federated["before"]["objectives"], federated["rounds"]: federated["after"]["objectives"]}
+    return _by_rounds(folder, "rewards") | {0: federated["before"]["objectives"], federated["rounds"]: federated["after"]["objectives"]}
+
+
+def _by_rounds(folder: Path, kind: str) -> dict[int, dict[str, Any]]:
+    return {int(path.stem.rsplit("-", 1)[1]): read_json(path) for path in folder.glob(f"{kind}-round-*.json")}
 
 
 def accuracy_metrics(measured: dict[str, Any]) -> dict[str, float]:
