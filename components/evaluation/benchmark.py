@@ -141,7 +141,7 @@ def front_figures(points: Mapping[str, Mapping[str, float]], preferences: Mappin
         worst: by objective, above which the volume is taken.
 
     Returns:
-        hypervolume; and rank, the least of Spearman's correlations between an arm's share of preference and its reward, over the objectives whose shares differ.
+        hypervolume; and rank, the least of Spearman's correlations between an arm's share of preference and its reward, over the objectives whose shares differ; 0 of one whose reward is the same in all arms.
     """
     from scipy.stats import spearmanr
 
@@ -150,10 +150,10 @@ def front_figures(points: Mapping[str, Mapping[str, float]], preferences: Mappin
     arms, objectives = list(points), list(worst)
     rewards = np.array([[points[arm][name] for name in objectives] for arm in arms])
     liked = np.array([[preferences[arm][name] for name in objectives] for arm in arms])
-    shares = liked / liked.sum(axis=1, keepdims=True)
+    shares = np.round(liked / liked.sum(axis=1, keepdims=True), 9)  # equal ones are not told apart by their rounding
     figures = {"hypervolume": hypervolume(rewards, np.array([worst[name] for name in objectives]))}
-    varied = [j for j in range(len(objectives)) if np.ptp(shares[:, j]) > 0 and np.ptp(rewards[:, j]) > 0]
-    return figures | ({"rank": min(float(spearmanr(shares[:, j], rewards[:, j]).statistic) for j in varied)} if varied else {})
+    varied = [j for j in range(len(objectives)) if np.ptp(shares[:, j]) > 0]
+    return figures | ({"rank": min(float(spearmanr(shares[:, j], rewards[:, j]).statistic) if np.ptp(rewards[:, j]) > 0 else 0.0 for j in varied)} if varied else {})
 
 
 def answer_figures(evaluated: dict[str, Any], name: str, answers: Sequence[str]) -> dict[str, float]:

@@ -256,6 +256,10 @@ def test_a_fronts_figures_are_its_volume_and_its_least_rank_correlation():
     assert front_figures(points | {"c": {"x": 2.5, "y": 3.0}}, liked, {"x": 0.0, "y": 0.0})["rank"] == pytest.approx(0.5)
     three = {arm: scores | {"z": 1.0 + scores["x"]} for arm, scores in points.items()}
     assert front_figures(three, {arm: {"x": share, "y": 1 - share, "z": 1.0} for arm, share in (("a", 0.9), ("b", 0.5), ("c", 0.1))}, {"x": 0.0, "y": 0.0, "z": 0.0})["rank"] == pytest.approx(1.0)     # of z all shares are the same
+    still = {arm: scores | {"y": 1.0} for arm, scores in points.items()}
+    assert front_figures(still, liked, {"x": 0.0, "y": 0.0})["rank"] == 0   # y does not follow its weight at all
+    shares = {"a": {"x": 0.6, "y": 0.3, "z": 0.1}, "b": {"x": 0.45, "y": 0.45, "z": 0.1}, "c": {"x": 0.3, "y": 0.6, "z": 0.1}}
+    assert len({sum(share.values()) for share in shares.values()}) > 1 and front_figures(three, shares, {"x": 0.0, "y": 0.0, "z": 0.0})["rank"] == pytest.approx(1.0)
     assert set(front_figures(points, {arm: {"x": 1.0, "y": 1.0} for arm in points}, {"x": 0.0, "y": 0.0})) == {"hypervolume"}
 
 
