@@ -86,16 +86,22 @@ def check_prompts(config: PolicyConfig) -> None:
 class Policy:
     """A language model that answers prompts.
 
+    Of the backbone's generation settings (generation_config.json) it takes the tokens that end a completion alone: with a repetition penalty, say, completions would be of
+    another distribution than the one whose log-probabilities are trained and measured.
+
     Attributes:
         model: the backbone, PEFT-wrapped where an adapter is loaded.
     """
 
     def __init__(self, config: PolicyConfig, device: str, adapter: Path | None = None) -> None:
         """Load the backbone, and a PEFT adapter folder where one is given."""
+        from transformers import GenerationConfig
+
         self.config, self.device = config, device
         self.tokenizer = load_tokenizer(config.backbone)
         self.template = load_template(config.template, "policy")
         self.model: PreTrainedModel = load_backbone(config.backbone, device)
+        self.model.generation_config = GenerationConfig(eos_token_id=stop_ids(self.model, self.tokenizer))
         if adapter is not None:
             from peft import PeftModel
 

@@ -8,6 +8,7 @@ import torch
 from components.data.templates import load
 from components.learning.policy import ResidentPolicy
 from components.models.adapters import AdapterSlot, attach, export_adapter
+from components.models.backbone import load_backbone
 from components.models.policy import Policy, PolicyError, check_prompts, complete, encode_prompt, stop_ids
 
 PROMPTS = ["a paper", "quite another and a longer paper", "x", "the fourth of the papers is the longest by far, and says little"]
@@ -105,6 +106,22 @@ def test_samples_have_the_distribution_of_the_models_softmax(policy, temperature
     found = torch.bincount(torch.tensor([one.ids[0] for one in drawn]), minlength=len(wanted)) / count
     errors = (wanted * (1 - wanted) / count).sqrt()
     assert ((found - wanted).abs() / errors).max() < 5 and (found - wanted).abs().sum() / 2 < 0.15 and wanted.max() / wanted.min() > 1.2
+
+
+def test_what_the_backbones_own_generation_settings_do_to_logits_is_done_to_no_sample(debug, policy, monkeypatch):
+    from components.models import policy as module
+
+    def suppressing(*given):
+        model = load_backbone(*given)
+        model.generation_config.suppress_tokens, model.generation_config.eos_token_id = list(range(100, 250)), [7, 9]
+        return model
+
+    monkeypatch.setattr(module, "load_backbone", suppressing)
+    other = Policy(policy.config, "cpu")
+    assert other.generate(PROMPTS, seed=1, temperature=0.7) == policy.generate(PROMPTS, seed=1, temperature=0.7)
+    assert set(stop_ids(other.model, other.tokenizer)) == {7, 9, other.tokenizer.eos_token_id}
+    other.model.generation_config.suppress_tokens = list(range(100, 250))
+    assert other.generate(PROMPTS, seed=1, temperature=0.7) != policy.generate(PROMPTS, seed=1, temperature=0.7)     # it would
 
 
 def test_clients_side_by_side_sample_what_they_would_sample_one_after_the_other(debug):
