@@ -138,11 +138,16 @@ def _check_judge(judge: JudgeConfig, where: str) -> None:
 
 def _check_objectives(recipe: Recipe, objectives: dict[str, list[str]], where: str) -> None:
     """Refuse objectives whose rewards are not there or cannot score a response, and rewards that no objective has."""
+    from components.federation.strategy import options_of
+
     optimizer, dropout = recipe.federation.optimizer, recipe.policy.lora.dropout
     for key, value, wanted in (("federation.optimizer.scheduler", optimizer.scheduler, "constant"), ("federation.optimizer.warmup_steps", optimizer.warmup_steps, 0),
                                ("federation.optimizer.accumulation", optimizer.accumulation, 1), ("policy.lora.dropout", dropout, 0.0)):
         if value != wanted:
             raise RecipeError(f"{where}: {key} is {value}, which PPO on sampled completions does not use: set it to {wanted}.")
+    ppo, batch = options_of(recipe.federation).ppo, recipe.federation.batch_size
+    if ppo.target_kl is not None and ppo.horizon <= batch / 5:
+        raise RecipeError(f"{where}: federation.options.ppo.horizon is {ppo.horizon}, with which one batch of {batch} completions (federation.batch_size) could turn the penalty to the reference negative: set it above a fifth of the batch, or target_kl to null.")
     asked = [name for given in objectives.values() for name in given]
     for name in asked:
         if name not in recipe.rewards:

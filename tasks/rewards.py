@@ -107,7 +107,7 @@ def ready_reward(recipe: Recipe, name: str, folder: Path, prepared: Path, judges
             place, figures = trained_reward(
                 config, prepared, judges / "rewards", recipe.seed, device, lambda step, loss: log.info("reward %s: step %d, loss %.3f", name, step, loss) if step % 10 == 0 else None)
             write_json(folder / f"{name}.trained.json", {"folder": str(place), "figures": figures})
-        scores = checked_scores(name, load_reward(config, place, device), ["a question", "another"], ["an answer", "no"])
+        scores = checked_scores(f"reward '{name}'", load_reward(config, place, device), ["a question", "another", "a third"], ["an answer", "no", "yes"])
     POOL.release()
     return figures | {"of_an_answer": float(scores[0])}
 

@@ -94,6 +94,8 @@ class Options(CommonOptions):
     def _consistent(self) -> Options:
         check_names("preference", list(self.preference or {}), list(self.objectives))
         check_names("weights", list(self.weights or {}), list(self.objectives))
+        if self.preference is not None and self.beta == 0:
+            raise ValueError("preference works through the regularisation, and beta is 0: give a beta above 0, or leave out the preference")
         if self.weights is not None:
             if not sum(self.weights.values()):
                 raise ValueError("weights are all 0: give one objective a weight")

@@ -184,7 +184,7 @@ def roll_out(
     answers = [some[0] for some in resident.policy.generate(prompts, seed, config.temperature, max_new_tokens=max_new_tokens)]
     rows: list[Row] = [(resident.policy.encode(prompt), list(answer.ids)) for prompt, answer in zip(prompts, answers, strict=True)]
     texts = [answer.text for answer in answers]
-    scores = np.stack([checked_scores(name, scorer, prompts, texts) for name, scorer in scorers.items()], axis=1)
+    scores = np.stack([checked_scores(f"the reward of objective '{name}'", scorer, prompts, texts) for name, scorer in scorers.items()], axis=1)
     moments = {name: state.moments[name].joined(scores[:, j]) for j, name in enumerate(scorers)}
     rewards = np.stack([moments[name].normalised(scores[:, j]) if config.normalise else scores[:, j] for j, name in enumerate(scorers)], axis=1)
     with torch.no_grad():
@@ -317,17 +317,22 @@ def train_multi(
 def checked_scores(name: str, scorer: RewardFunction, prompts: Sequence[str], texts: Sequence[str]) -> np.ndarray:
     """A reward's scores, [N] float64.
 
+    Args:
+        name: what it is called where something is wrong with it.
+        scorer: the reward.
+        prompts, texts: N of each.
+
     Raises:
-        TrainingError: it failed, or did not give a finite number for each; by its name.
+        TrainingError: it failed, or did not give a finite number for each.
     """
     try:
         scores = np.asarray(scorer(list(prompts), list(texts)), dtype=np.float64)
     except Explained:
         raise
     except Exception as error:  # of somebody else's function
-        raise TrainingError(f"reward '{name}' failed on {len(texts)} responses: {type(error).__name__}: {error}") from error
+        raise TrainingError(f"{name} failed on {len(texts)} responses: {type(error).__name__}: {error}") from error
     if scores.shape != (len(texts),) or not np.isfinite(scores).all():
-        raise TrainingError(f"reward '{name}' gave {scores.shape} scores for {len(texts)} responses, {int((~np.isfinite(scores)).sum())} of them NaN or infinite: it must give one finite number for each")
+        raise TrainingError(f"{name} gave {scores.shape} scores for {len(texts)} responses, {int((~np.isfinite(scores)).sum())} of them NaN or infinite: it must give one finite number for each")
     return scores
 
 

@@ -244,7 +244,7 @@ def test_a_reward_judge_that_could_not_be_had_is_refused_before_anything_is_trai
 
     for given, error, words in (
             ({"kind": "judge"}, RecipeError, "is the recipe's judge itself"), ({}, RecipeError, "a classifier needs a name"), ({"kind": "function", "name": "brif"}, RecipeError, "Did you mean 'brief'"),
-            ({"kind": "function", "name": "math:sqrt"}, TrainingError, "reward 'evaluation.judge.options.reward' failed"), ({"name": "/no/such/folder"}, BackboneError, "'/no/such/folder'.*could not be loaded")):
+            ({"kind": "function", "name": "math:sqrt"}, TrainingError, "evaluation.judge.options.reward failed"), ({"name": "/no/such/folder"}, BackboneError, "'/no/such/folder'.*could not be loaded")):
         with pytest.raises(error, match=words) as found:
             check_judge(by_reward(config, **given), prepared)
         assert ".." not in str(found.value)

@@ -20,9 +20,12 @@ from components.federation.rewards_client import packed, prompts_of, unpacked
 from components.federation.rounds import close_step, run_federation
 from components.federation.strategy import Client, Federation, Job, Update, build_federation, build_strategy
 from components.learning import mgda
-from components.learning.multi_objective import ClientState, Moments
+from components.learning.local import minibatches
+from components.learning.multi_objective import ClientState, Moments, objective_gradients, roll_out
 from components.models.adapters import AdapterStore
 from components.recipes import load_recipe
+from components.seeding import derive
+from tests.learning.test_multi_objective import long, vowels
 
 OBJECTIVES = "{long: [long], vowels: [vowels]}"
 REWARDS = "rewards={long: {kind: function, name: 'tests.learning.test_multi_objective:long'}, vowels: {kind: function, name: 'tests.learning.test_multi_objective:vowels'}}"
@@ -128,6 +131,35 @@ def test_clients_have_the_rewards_of_an_objective_in_turn(prepared):
     assert list(learner.scorers(homes["ada"])) == ["long", "vowels"]
 
 
+def test_clients_train_by_their_own_reward_of_an_objective_and_policies_are_measured_by_the_first(prepared, tmp_path):
+    recipe = recipe_of("firm", "", "federation.options.objectives={much: [long, vowels]}")
+    learner = LEARNERS["rewards"](recipe, "cpu")
+    homes = [home_of(name, AdapterStore(prepared / "nowhere" / "adapters"), prepared / "pairs.parquet", "") for name in sorted(read_clients(prepared))]
+    asked = ["a prompt"], ["an answer of some length"]
+    (first,), (second,) = (learner.scorers(home)["much"](*asked) for home in homes[:2])
+    assert (first, second) == (float(len(asked[1][0])), pytest.approx(7 - 0.8))
+    prompts, adapter = ["one", "two of them"], learner.initial_adapter(0)
+    measured = learner.measure(prompts, adapter, homes[0].rewards, 5)
+    learner.resident.slot.load(adapter)
+    rollout, _ = roll_out(learner.resident, prompts, {"much": long}, ClientState.first(["much"], learner._hidden, 0.0), learner.options.coefficients(), derive(5, 0))
+    assert measured == {"much": pytest.approx(rollout.scores.mean()), "kl": pytest.approx(0, abs=1e-6), "prompts": 2}
+
+
+def test_the_learner_starts_from_the_options_coefficient_and_trains_its_heads_at_their_rate(prepared, tmp_path):
+    rows = read_rows(prepared / "pairs.parquet", "ada", "train").to_list()
+    heads = {}
+    for rate in (1e-9, 1e-2):
+        recipe = recipe_of("firm", "", "federation.options.ppo.kl=0.37", "federation.options.ppo.target_kl=null", f"federation.options.ppo.critic_lr={rate}")
+        learner, store = LEARNERS["rewards"](recipe, "cpu"), AdapterStore(tmp_path / str(rate) / "adapters")
+        ref = store.put(learner.initial_adapter(0))
+        job = Job("train", "ada", 0, "policy", (ref,), "rewards", 1)
+        home = home_of("ada", store, prepared / "pairs.parquet", "")
+        _, metrics = learner.train(rows, store.get(ref), 1, home, job)
+        assert metrics["kl_coefficient"] == 0.37
+        heads[rate] = unpacked(home_of("ada", store, prepared / "pairs.parquet", job.key()).state(), ["long", "vowels"]).heads["long"].abs().max()
+    assert heads[1e-9] < 1e-7 and heads[1e-2] > 1e-3
+
+
 def test_prompts_are_each_client_asked_once():
     assert prompts_of([{"prompt": "b"}, {"prompt": "a"}, {"prompt": "b"}]) == ["b", "a"]
 
@@ -168,11 +200,42 @@ def test_the_servers_weights_are_mgdas_of_the_mean_gradients(tmp_path):
     strategy = build_strategy(recipe_of("fedcmoo", "").federation, store)
     state = strategy.init(Federation(clients, first), 0)
     assert state.phase == "gradients"
-    sent = {"a": {"long/w": torch.tensor([4.0, 0.0]), "vowels/w": torch.tensor([0.0, 8.0])}, "b": {"long/w": torch.tensor([0.0, 0.0]), "vowels/w": torch.tensor([0.0, 0.0])}}
-    updates = [Update(replace(Job("train", name, 0, "policy", (first,), "rewards", 1), kind="gradients"), store.put(tensors), (), {}) for name, tensors in sent.items()]
-    after = strategy.aggregate(state, updates)
+
+    def answers(sent):
+        return [Update(replace(Job("train", name, 0, "policy", (first,), "rewards", 1), kind="gradients"), store.put(tensors), (), {}) for name, tensors in sent.items()]
+
+    after = strategy.aggregate(state, answers({"a": {"long/w": torch.tensor([4.0, 0.0]), "vowels/w": torch.tensor([0.0, 8.0])}, "b": {"long/w": torch.tensor([0.0, 0.0]), "vowels/w": torch.tensor([0.0, 0.0])}}))
     assert (after.phase, after.round) == ("train", 0) and after.memory["lambda"] == pytest.approx([0.8, 0.2]) and after.log["lambda/long"] == pytest.approx(0.8)
+    # of unlike clients the mean is (3, 1) and (1, 6) with their weights; the regularised optimum of two is where its derivative along (1, -1) is 0
+    unlike = answers({"a": {"long/w": torch.tensor([0.0, 4.0]), "vowels/w": torch.tensor([4.0, 0.0])}, "b": {"long/w": torch.tensor([4.0, 0.0]), "vowels/w": torch.tensor([0.0, 8.0])}})
+    for beta, preference, options in ((0.0, (1, 1), ""), (1.5, (1, 1), ", beta: 1.5"), (1.5, (1, 4), ", beta: 1.5, preference: {vowels: 4}")):
+        found = build_strategy(recipe_of("fedcmoo", options).federation, store).aggregate(state, unlike).memory["lambda"]
+        gram = np.array([[10.0, 9.0], [9.0, 37.0]]) / 47
+        slope = 2 * gram @ found + beta * np.array(found) / preference
+        assert slope[0] == pytest.approx(slope[1]) and sum(found) == pytest.approx(1) and min(found) > 0
     assert all(job.weights == pytest.approx((0.8, 0.2)) and job.kind == "train" for job in strategy.plan(replace(after, federation=Federation((*clients, Client("c", 1, 1, 0.0)), first)), 0))
+
+
+def test_a_clients_gradients_are_each_objectives_over_its_whole_batch_from_what_it_remembers(prepared, tmp_path):
+    recipe = recipe_of("fedcmoo", "")
+    learner, store = LEARNERS["rewards"](recipe, "cpu"), AdapterStore(tmp_path / "adapters")
+    adapter, rows, names = learner.initial_adapter(0), read_rows(prepared / "pairs.parquet", "ada", "train").to_list(), ["long", "vowels"]
+    ref = store.put(adapter)
+    job = replace(Job("train", "ada", 0, "policy", (ref,), "rewards", 1), weights=(0.5, 0.5))
+    trained, _ = learner.train(rows, adapter, 1, home_of("ada", store, prepared / "pairs.parquet", ""), job)
+    home = home_of("ada", store, prepared / "pairs.parquet", job.key())
+    remembered = unpacked(home.state(), names)
+    sent, _ = learner.gradients(rows, trained, 5, home)
+    learner.resident.slot.load(trained)
+    prompts = prompts_of(rows)
+    (drawn,) = minibatches(len(prompts), 4, 1, derive(5, "prompts"))
+    coefficients = learner.options.coefficients()
+    rollout, _ = roll_out(learner.resident, [prompts[n] for n in drawn], {"long": long, "vowels": vowels}, remembered, coefficients, derive(5, "rollout"))
+    parts = [objective_gradients(learner.resident, rollout, np.array(part), learner.resident.slot.parameters, coefficients.clip)[0] for part in ([0, 1], [2, 3])]
+    for j, name in enumerate(names):
+        wanted = (parts[0][j] + parts[1][j]) / 2
+        assert torch.allclose(torch.cat([sent[f"{name}/{tensor}"].ravel() for tensor in learner.resident.slot.names]), wanted, atol=1e-6) and wanted.abs().max() > 1e-5
+    assert not torch.allclose(parts[0][0], parts[1][0], atol=1e-5) and not torch.allclose(parts[0][0], parts[0][1], atol=1e-5)
 
 
 def test_gradients_of_another_form_are_refused_and_leave_the_client_as_it_was(prepared, tmp_path):
@@ -195,7 +258,7 @@ def test_gradients_of_another_form_are_refused_and_leave_the_client_as_it_was(pr
 
 @pytest.mark.parametrize(("method", "options", "more", "words"), [
     ("firm", ", preference: {lng: 2}", [], "'lng', which is no objective"), ("firm", ", weights: {long: 0}", [], "eights are all 0"), ("firm", ", weights: {long: 1}, beta: 0.1", [], "leave out one or the other"),
-    ("fedcmoo", ", preference: {long: 2}", [], "beta is 0"), ("firm", "", ["rewards.long={kind: judge}"], "is of kind 'judge', which compares two"),
+    ("fedcmoo", ", preference: {long: 2}", [], "beta is 0"), ("firm", ", preference: {long: 2}, beta: 0", [], "beta is 0"), ("firm", "", ["federation.batch_size=16", "federation.options.ppo.horizon=3"], "ppo.horizon is 3, with which one batch of 16"), ("firm", "", ["rewards.long={kind: judge}"], "is of kind 'judge', which compares two"),
     ("firm", "", ["rewards.other={kind: function, name: clean}"], "rewards names other, which no objective"), ("firm", "", ["rewards.long.name=claen"], "Did you mean 'clean'"),
     ("firm", "", ["rewards={long: {kind: function, name: clean}}"], "reward 'vowels' is not known"),
     ("firm", "", ["federation.optimizer.accumulation=2"], "federation.optimizer.accumulation is 2, which PPO on sampled completions does not use"), ("firm", "", ["policy.lora.dropout=0.1"], "policy.lora.dropout is 0.1"),

@@ -149,6 +149,28 @@ def test_one_step_is_mgda_and_adamw_by_hand(moved):
     assert curve.gradient_norms == [pytest.approx(float(step.norm()), rel=1e-5)] and curve.tokens == sum(len(p) + len(c) for p, c in rollout.rows)
 
 
+def test_a_step_is_no_longer_than_the_clip_of_gradients_and_the_direction_is_the_same(moved):
+    start, steps = moved.slot.read(), []
+    plain = OptimizerConfig(name="sgd", lr=0.5, weight_decay=0.0, clip=None)
+    for clip in (None, 1e-3):
+        moved.slot.load(start)
+        _, curve = train_multi(moved, PROMPTS, SCORERS, first(moved), moved.slot.parameters, Coefficients(epochs=1, minibatch=6), 1, 6, plain.model_copy(update={"clip": clip}), 1e-3, seed=5)
+        steps.append(torch.cat([(value - start[name]).double().ravel() for name, value in moved.slot.read().items()]))
+    assert float(steps[0].norm()) == pytest.approx(0.5 * curve.gradient_norms[0], rel=1e-3) and curve.gradient_norms[0] > 1e-2
+    assert float(steps[1].norm()) == pytest.approx(0.5 * 1e-3, rel=1e-2) and float(steps[0] @ steps[1] / steps[0].norm() / steps[1].norm()) > 0.999
+
+
+def test_tokens_whose_ratio_or_value_has_left_the_clip_are_pulled_no_further(moved):
+    start, found = moved.slot.read(), {}
+    plain = OptimizerConfig(name="sgd", lr=0.5, weight_decay=0.0, clip=None)
+    for clip in (1e-6, 0.9):
+        moved.slot.load(start)
+        state, curve = train_multi(moved, PROMPTS, {"long": long}, first(moved, 0.0, ("long",)), moved.slot.parameters, Coefficients(epochs=8, minibatch=6, clip=clip), 1, 6, plain, 1e-2, seed=5)
+        found[clip] = curve.drift, float(state.heads["long"].norm())
+    (narrow, near), (wide, far) = found[1e-6], found[0.9]
+    assert narrow[1] == pytest.approx(wide[1]) and narrow[-1] < 0.2 * wide[-1] and near < 0.8 * far
+
+
 def test_opposite_objectives_without_regularisation_cancel(moved):
     config = Coefficients(epochs=1, minibatch=6, beta=0.0)
     _, curve = train_multi(moved, PROMPTS, {"up": long, "down": lambda p, t: -long(p, t)}, first(moved, 0.0, ("up", "down")), moved.slot.parameters, config, 2, 6, OPTIMIZER, 1e-3, seed=1)
@@ -194,7 +216,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_does_not_and_a_state_is_
 
 @pytest.mark.parametrize(("scorer", "words"), [(lambda p, t: np.full(len(t), np.nan), "NaN or infinite"), (lambda p, t: np.zeros(2), "one finite number for each"), (lambda p: 1 / 0, "failed on 6 responses: TypeError"), (lambda p, t: ["much"] * len(t), "failed on 6 responses: ValueError")])
 def test_a_reward_that_gives_no_number_is_refused_by_name(resident, scorer, words):
-    with pytest.raises(TrainingError, match=f"reward 'broken' (?s:.*){words}"):
+    with pytest.raises(TrainingError, match=f"the reward of objective 'broken' (?s:.*){words}"):
         roll_out(resident, PROMPTS, {"broken": scorer}, first(resident, names=("broken",)), Coefficients(), 0)
 
 
