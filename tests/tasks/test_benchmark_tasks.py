@@ -31,14 +31,21 @@ def test_the_commits_are_those_of_the_runs_and_named_by_run_where_they_differ():
 @pytest.fixture
 def finished(tmp_path):
     """A benchmark's folder as its runs leave it, one seed of two done; the contest is of the older form."""
-    folder = tmp_path / "benchmark-x"
-    for arm, long in (("FedBis", 8), ("FedDPO", 4)):
+    return as_left(tmp_path / "benchmark-x", PLAN, {"FedBis": 8, "FedDPO": 4}, dict.fromkeys(PLAN.arms, (MEASURED, MEASURED)), [["FedBis", "FedDPO"]])
+
+
+MEASURED = {"mean": 0.9, "worst": 0.5, "domains": {"common": 0.95, "own": 0.5}, "reward": 1.0, "margin": 1.0}
+
+
+def as_left(folder, plan, lengths, measured, contests=(), server=None):
+    """Its runs of seed 0, with answers of so many characters and what was measured before and after the rounds, by arm."""
+    for arm, long in lengths.items():
         run = arm_run(folder, arm, 0)
-        claim_folder(load_recipe("debug", PLAN.arms[arm]), run.folder)
+        claim_folder(load_recipe("debug", [*plan.settings, *plan.arms[arm]]), run.folder)
         run.note_commit(ABC)
-        measured = {"mean": 0.9, "worst": 0.5, "domains": {"common": 0.95, "own": 0.5}, "reward": 1.0, "margin": 1.0}
-        write_json(run.federation / "result.json", {"before": measured, "after": measured, "rounds": 1, "assigned": {}, "records": [
-            {"phase": "train", "rounds_done": 1, "assigned": {}, "clients": {"a": {"seconds": 1.0}}}]})
+        before, after = measured[arm]
+        write_json(run.federation / "result.json", {"before": before, "after": after, "rounds": 1, "assigned": {}, "records": [
+            {"phase": "train", "rounds_done": 1, "assigned": {}, "clients": {"a": {"seconds": 1.0}}, "server": server or {}}]})
         write_json(run.alignment / "result.json", {"metrics": {"kl_sequence": 1.0}})
         write_json(run.evaluation / "result.json", {
             "rouge": {"raw": {"rougeLsum": 0.1}, "aligned": {"rougeLsum": 0.2}}, "judge_figures": {"judge_accuracy": 0.7, "judge_held_out_pairs": 84},
@@ -49,8 +56,26 @@ def finished(tmp_path):
         write_json(run.evaluation / "answers-aligned.json", [{"prompt_id": row["prompt_id"], "text": row["aligned"]["text"]} for row in rows])
         (run.folder / "report.done").touch()
         run.prepared.mkdir()
-    write_json(contest_file(folder, "FedBis", "FedDPO", 0), ["response 2", "tie"])
+    for ours, theirs in contests:
+        write_json(contest_file(folder, ours, theirs, 0), ["response 2", "tie"])
     return folder
+
+
+def test_fronts_are_measured_above_the_worst_of_all_their_policies_the_raw_one_included_and_ranked_by_what_each_arm_prefers(tmp_path, monkeypatch):
+    monkeypatch.setattr("components.data.records.known_groups", lambda prepared: {})
+    of = "federation.options={{objectives: {{x: [one], y: [two]}}, beta: 1, preference: {{x: {}, y: {}}}}}"
+    plan = Benchmark(
+        recipe="debug", seeds=[0], fronts={"good": ["a", "b"], "poor": ["c", "d"]}, contests=[], claims=[{"arm": "good", "figure": "hypervolume", "against": ["poor"], "at_least": 0.0}],
+        settings=["federation.method=firm", "policy.lora.dropout=0", "rewards={one: {kind: function, name: clean}, two: {kind: function, name: clean}}"],
+        arms={arm: [of.format(*liked)] for arm, liked in {"a": (1.8, 0.2), "b": (0.2, 1.8), "c": (1.8, 0.2), "d": (0.2, 1.8)}.items()})
+    points = {"a": (4.0, 2.0), "b": (2.0, 5.0), "c": (1.0, 1.5), "d": (3.0, 1.0)}
+    measured = {arm: tuple(MEASURED | {"objectives": {"x": x, "y": y, "kl": 0.5, "prompts": 2}} for x, y in ((1.5, 0.5), point)) for arm, point in points.items()}
+    folder = as_left(tmp_path / "benchmark-x", plan, dict.fromkeys("abcd", 4), measured, server={"lambda_drift": 0.1, "mean_lambda_drift": 0.1, "update_drift": 1.0})
+    monkeypatch.setattr("tasks.benchmark.sample_tables", lambda *_: [])
+    numbers = json.loads((write_benchmark_report.fn(folder, plan) / "figures.json").read_text())
+    # the worst x is 1 (of c), the worst y 0.5 (of the raw policy): (4 - 1)(2 - 0.5) + (2 - 1)(5 - 2), and (3 - 1)(1 - 0.5), to which (1, 1.5) adds nothing
+    assert {name: numbers["figures"][name]["0"] for name in plan.fronts} == {"good": {"hypervolume": pytest.approx(7.5), "rank": pytest.approx(1.0)}, "poor": {"hypervolume": pytest.approx(1.0), "rank": pytest.approx(-1.0)}}
+    assert numbers["fronts"]["good"]["0"] == {"a": {"x": 4.0, "y": 2.0}, "b": {"x": 2.0, "y": 5.0}, "raw policy": {"x": 1.5, "y": 0.5}} and numbers["claims"][0]["says"] == "holds in every seed"
 
 
 def test_the_report_has_the_runs_commit_the_judge_the_raw_policy_and_what_the_file_claims(finished, monkeypatch):
