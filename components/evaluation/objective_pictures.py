@@ -93,8 +93,9 @@ def fronts_picture(fronts: Mapping[str, Mapping[int, Mapping[str, Mapping[str, f
             if raw is not None:
                 axes.scatter(raw[across], raw[up], marker="x", color="black", zorder=3, label=RAW)
             axes.set(xlabel=across, ylabel=up, title=f"seed {seed}")
-    handles, labels = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, fontsize=8, loc="outside right upper")
+            axes.margins(0.15)  # room for the names beside the points
+    named = {label: handle for axes in panels.flat for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(named.values(), named.keys(), fontsize=8, loc="outside right upper")
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 

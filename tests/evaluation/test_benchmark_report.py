@@ -281,7 +281,9 @@ def test_a_fronts_policies_answer_the_same_prompts_side_by_side_in_a_line_each()
     assert "| to a \\| line | raw a | one a | nine a |" in markdown("B", [table], []).splitlines()
 
 
-def test_objectives_are_followed_over_the_rounds_and_drawn(tmp_path):
+def test_objectives_are_followed_over_the_rounds_and_drawn(tmp_path, monkeypatch):
+    from matplotlib import pyplot
+
     curve = objectives_curve({0: OBJECTIVES, 2: OBJECTIVES | {"clean": 3.0}}, RECORDS)
     assert [point["round"] for point in curve] == [0, 1, 2] and curve[2]["reward, clean"] == 3.0 and curve[1] == {"round": 1, "distance of clients' weights": 0.2, "distance of clients' updates": 1.0}
     assert objectives_curve({}, RECORDS) == []
@@ -290,7 +292,13 @@ def test_objectives_are_followed_over_the_rounds_and_drawn(tmp_path):
     objectives_picture({"FIRM": {0: curve, 1: curve}, "other": {0: curve}}, tmp_path / "o.png")
     weights_picture({"FIRM": weights}, tmp_path / "w.png")
     points = {"a": {"x": 3.0, "y": 1.0}, "b": {"x": 2.0, "y": 2.0}, "c": {"x": 1.0, "y": 1.0}, "raw policy": {"x": 0.0, "y": 0.0}}
-    fronts_picture({"FIRM": {0: points, 1: points}, "FedCMOO-A": {0: points}}, tmp_path / "f.png")
+    drawn = []
+    with monkeypatch.context() as patched:
+        patched.setattr(pyplot, "close", drawn.append)
+        fronts_picture({"FIRM": {0: points, 1: points}, "FedCMOO-A": {1: points}}, tmp_path / "f.png")
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["FIRM", "raw policy", "FedCMOO-A"], "a front that a seed lacks, too"
+    assert [axes.get_title() for axes in drawn[0].axes] == ["seed 0", "seed 1"] and [len(line.get_xdata()) for line in drawn[0].axes[1].get_lines()] == [2, 2], "the dominated one is on no line"
+    pyplot.close(drawn[0])
     assert all((tmp_path / f"{name}.png").stat().st_size > 5000 for name in "owf")
 
 
