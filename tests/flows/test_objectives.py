@@ -62,7 +62,7 @@ def test_the_last_kl_is_at_the_temperature_of_training(whole):
 
 def test_prompts_that_leave_no_room_are_refused_before_a_reward_is_trained(tmp_path):
     place = Workplace(tmp_path)
-    process = place.start("--recipe", "debug", *OVERRIDES, "policy.max_prompt_tokens=2")
+    process = place.start("--recipe", "debug", *OVERRIDES, "policy.max_prompt_tokens=8")
     output, _ = process.communicate(timeout=200)
     assert process.returncode != 0 and "max_prompt_tokens" in output.splitlines()[-1] and "reward helpful: accuracy" not in output
 
