@@ -85,15 +85,16 @@ def fronts_picture(fronts: Mapping[str, Mapping[int, Mapping[str, Mapping[str, f
                 raw = runs[seed].get(RAW, raw)
                 hollow = dominated(np.array([[scores[name] for name in objectives] for scores in points.values()]))
                 color = f"C{n % 10}"
+                beside = {"xytext": (-4, -8), "ha": "right"} if n % 2 else {"xytext": (4, 3), "ha": "left"}  # names of two fronts do not meet
                 for arm, under, scores in zip(points, hollow, points.values(), strict=True):
                     axes.scatter(scores[across], scores[up], s=45, facecolors="none" if under else color, edgecolors=color, zorder=3)
-                    axes.annotate(arm, (scores[across], scores[up]), fontsize=6, xytext=(4, 3), textcoords="offset points")
+                    axes.annotate(arm, (scores[across], scores[up]), fontsize=6, color=color, textcoords="offset points", **beside)
                 kept = sorted((scores[across], scores[up]) for scores, under in zip(points.values(), hollow, strict=True) if not under)
                 axes.plot([x for x, _ in kept], [y for _, y in kept], color=color, linewidth=1, label=front)
             if raw is not None:
                 axes.scatter(raw[across], raw[up], marker="x", color="black", zorder=3, label=RAW)
             axes.set(xlabel=across, ylabel=up, title=f"seed {seed}")
-            axes.margins(0.15)  # room for the names beside the points
+            axes.margins(0.25, 0.12)  # room for the names beside the points
     named = {label: handle for axes in panels.flat for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(named.values(), named.keys(), fontsize=8, loc="outside right upper")
     figure.savefig(path, dpi=110)
