@@ -57,6 +57,24 @@ def test_the_benchmark_for_a_gpu_is_the_other_one_with_selectors_of_full_depth_a
     assert first.startswith("#") and "GPU" in first and "not run here" in first
 
 
+def test_the_benchmark_of_objectives_for_a_gpu_is_the_one_of_preferences_for_four_times_the_rounds_and_with_a_reward_of_full_depth():
+    full, usual = load_benchmark("multi-objective-full"), load_benchmark("multi-objective-preferences")
+    assert (full.recipe, full.seeds, full.contests, full.fronts, list(full.arms)) == (usual.recipe, usual.seeds, usual.contests, usual.fronts, [*usual.arms, "unregularised"])
+    assert full.claims[: len(usual.claims)] == usual.claims and {claim.figure for claim in full.claims} == {"hypervolume", "rank", "sent", "lambda_drift", "mean_reward"}
+    for arm in usual.arms:
+        ours, theirs = (plan.recipe_of(arm, 0) for plan in (full, usual))
+        assert ours.federation.rounds == 4 * theirs.federation.rounds and ours.rewards["helpful"].training.backbone.layers is None
+        federation, training = ours.federation, ours.rewards["helpful"].training
+        training = training.model_copy(update={"steps": theirs.rewards["helpful"].training.steps, "backbone": theirs.rewards["helpful"].training.backbone})
+        rewards = ours.rewards | {"helpful": ours.rewards["helpful"].model_copy(update={"training": training})}
+        same = {"federation": federation.model_copy(update={"rounds": theirs.federation.rounds}), "rewards": rewards, "evaluation": theirs.evaluation}  # whose judge is the reward
+        assert ours.model_copy(update=same) == theirs
+    beta = {arm: full.recipe_of(arm, 0).federation.options["beta"] for arm in ("unregularised", "FIRM-5-5")}
+    assert beta == {"unregularised": 0, "FIRM-5-5": 2.0}
+    first = (BENCHMARKS / "multi-objective-full.yaml").read_text(encoding="utf-8").splitlines()[0]
+    assert first.startswith("#") and "GPU" in first and "not run here" in first
+
+
 def test_the_deltas_of_the_study_lie_below_what_a_path_can_have_and_one_above():
     plan = load_benchmark("delta")
     federations = [plan.recipe_of(arm, 0).federation for arm in plan.arms]
