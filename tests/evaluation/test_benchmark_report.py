@@ -1,5 +1,7 @@
 """Tables of a benchmark: means over seeds, win rates pooled over their prompts."""
 
+import itertools
+
 import pytest
 
 from components.benchmarks import Claim
@@ -298,6 +300,10 @@ def test_objectives_are_followed_over_the_rounds_and_drawn(tmp_path, monkeypatch
         fronts_picture({"FIRM": {0: points, 1: points}, "FedCMOO-A": {1: points}}, tmp_path / "f.png")
     assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["FIRM", "raw policy", "FedCMOO-A"], "a front that a seed lacks, too"
     assert [axes.get_title() for axes in drawn[0].axes] == ["seed 0", "seed 1"] and [len(line.get_xdata()) for line in drawn[0].axes[1].get_lines()] == [2, 2], "the dominated one is on no line"
+    names = drawn[0].axes[1].texts
+    boxes = [name.get_window_extent() for name in names]
+    assert [(name.get_text(), name.get_color()) for name in names] == [(arm, color) for color in ("C0", "C1") for arm in "abc"]
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2)), "names of two fronts with the same points"
     pyplot.close(drawn[0])
     assert all((tmp_path / f"{name}.png").stat().st_size > 5000 for name in "owf")
 
