@@ -5,15 +5,17 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 PYTEST_ARGS ?=
+# A file's tests share its fixtures, so they run in one process; tests/conftest.py puts the longest files first.
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast lint up down mlflow-ui prefect-ui bench benchmark throughput clean
+.PHONY: help install demo test test-fast lint docs golden up down mlflow-ui prefect-ui bench benchmark throughput clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP)  ## .venv with pinned dependencies, and the embedded backbone; quick when nothing changed
-	@$(BIN)/python -c "from components.environment import quiet; quiet(); from components.models.backbone import fetch_backbone; fetch_backbone('embedded')"
+	@$(BIN)/python -c "from components.environment import configure_libraries; configure_libraries(); from components.models.backbone import fetch_backbone; fetch_backbone('embedded')"
 
 $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "error: there is no '$(PYTHON)' here: install Python 3.11 or newer, or name one, e.g. make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
@@ -27,15 +29,26 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install  ## the whole pipeline on the recipe summarization/demo
 	@$(BIN)/python -m flows.fed_rlhf --recipe summarization/demo
 
-test: install  ## all tests; PYTEST_ARGS are handed on
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: install  ## all tests, in two processes; PYTEST_ARGS are passed to pytest
+	@$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
-test-fast: install  ## the tests that take seconds
-	@$(BIN)/python -m pytest -m 'not slow' $(PYTEST_ARGS)
+test-fast: install  ## all but the tests marked slow: a minute and a half
+	@$(BIN)/python -m pytest $(PARALLEL) -m 'not slow' $(PYTEST_ARGS)
 
-lint: install  ## style, and the direction of imports
+lint: install  ## style, formatting, the direction of imports, types, and the documentation
 	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
+	@$(BIN)/mypy
+	@$(BIN)/python docs/generate_reference.py --check
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+docs: install  ## the documentation site in build/site, with the reference pages generated from the code
+	@$(BIN)/python docs/generate_reference.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+golden: install  ## compare the results of commit BASE with those of the working tree, bit by bit; ten minutes
+	@$(BIN)/python -m tests.golden.compare $(BASE)
 
 up: install  ## Prefect server, MLflow server and a worker on loopback, with the deployments of prefect.yaml
 	@$(BIN)/python -m infra.servers up
@@ -50,13 +63,13 @@ prefect-ui: install  ## the Prefect server alone, until Ctrl-C
 	@$(BIN)/python -m infra.servers prefect-ui
 
 benchmark: install  ## methods side by side with three seeds; an hour a seed and more
-	@$(BIN)/python -m flows.benchmark
+	@$(BIN)/fed-rlhf benchmark
 
 bench: install  ## cost of orchestration and of the selector's step, as a table
-	@$(BIN)/python -m flows.costs
+	@$(BIN)/python -m perf.costs
 
 throughput: install  ## speed and memory of selector training at published shapes; for a GPU
-	@$(BIN)/python -m flows.throughput
+	@$(BIN)/python -m perf.throughput
 
 clean: down  ## remove .venv and the tools' caches; runs, data and databases stay
 	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache build dist *.egg-info

@@ -1,1 +1,1 @@
-"""Plain Python: algorithms and data of federated preference alignment; no Prefect, no MLflow, no global state."""
+"""Plain Python: algorithms and data of federated preference alignment, without Prefect and MLflow."""

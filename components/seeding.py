@@ -1,7 +1,7 @@
 """Random choices as functions of (seed, round, client, purpose), never of a global generator.
 
-A run that is resumed, spread over more workers, or run by another task runner draws the same numbers, because
-each draw is named by what it is for and not by when it happens.
+A run that is resumed, spread over more workers, or run by another task runner draws the same
+numbers, because each draw is named by what it is for and not by when it happens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import numpy as np
 def derive(seed: int, *purpose: str | int) -> int:
     """A 63-bit seed for one purpose, e.g. ``derive(seed, "sample", round)``.
 
-    The parts are joined with their types, so that ("1",) and (1,), or ("a", "b") and ("ab",), differ.
+    The parts are joined with their types, so that ("1",) and (1,), or ("a", "b") and ("ab",),
+    differ.
     """
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in (seed, *purpose))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
@@ -31,12 +32,17 @@ def generator(seed: int, *purpose: str | int) -> np.random.Generator:
 def seeded(device: str, seed: int) -> Iterator[None]:
     """Seed the one generator that dropout on a device draws from, and restore it afterwards.
 
-    torch.manual_seed would seed all devices of the process, on which other threads train other clients.
+    torch.manual_seed would seed all devices of the process, on which other threads train other
+    clients.
     """
     import torch
 
     index = torch.device(device).index or 0
-    numbers = torch.default_generator if torch.device(device).type == "cpu" else torch.cuda.default_generators[index]
+    numbers = (
+        torch.default_generator
+        if torch.device(device).type == "cpu"
+        else torch.cuda.default_generators[index]
+    )
     state = numbers.get_state()
     numbers.manual_seed(seed)
     try:

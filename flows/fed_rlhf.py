@@ -1,288 +1,388 @@
-"""The pipeline, top to bottom: private preferences -> federated selectors -> labelled pairs -> aligned policy -> figures.
+"""The pipeline: private preferences -> federated rounds -> aligned policy -> evaluation -> report.
 
-    python -m flows.fed_rlhf --recipe summarization/demo [key.path=value ...] [--resume RUN]
-    prefect deployment run 'fed-rlhf/summarization' [-p recipe=NAME]
+python -m flows.fed_rlhf --recipe summarization/demo [key.path=value ...] [--resume RUN]
+prefect deployment run 'fed-rlhf/summarization' [-p recipe=NAME]
 """
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # --help and a bad recipe are answered before Prefect is imported, which takes seconds
-    from flows.cli import main
+# The arguments are checked, and the API is started, before Prefect is imported.
+if __name__ == "__main__":
+    from flows.process import main
 
-    raise SystemExit(main())
+    raise SystemExit(main("flows.fed_rlhf.fed_rlhf"))
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from prefect import flow, get_run_logger, runtime, unmapped
+from prefect import flow, get_run_logger, runtime
 
-from components.config import Recipe, RewardTrainingConfig
-from components.data.records import known_groups
-from components.environment import quiet
-from components.evaluation.reward_judge import RewardJudge
+from components.config import FederationConfig, Recipe
+from components.environment import configure_libraries
 from components.federation.commits import Commits
-from components.federation.private import rewards_beside
-from components.federation.rounds import shards
-from components.federation.strategy import ServerState, Strategy, build_strategy, federated_sections
+from components.federation.outcome import load_outcome
+from components.federation.protocol import ServerState, Strategy, method_of
+from components.federation.rounds import run_rounds
 from components.models.policy import check_prompts
-from components.recipes import check_surroundings, load_recipe
-from flows.runner import placement, task_runner
-from tasks import alignment, data, evaluation, federation, reporting, rewards, tracking
+from components.recipes import load_recipe, required_backbones, validate_environment
+from components.reporting.summary import (
+    accuracy_line,
+    margins_line,
+    measure_line,
+    partition_line,
+    questions_line,
+    round_line,
+)
+from components.results import (
+    AccuracyReport,
+    CurvePoint,
+    EvaluationResult,
+    FederationResult,
+    QuestionResult,
+    RoundEvaluation,
+    StepRecord,
+)
+from tasks import alignment, data, federation, rewards
 from tasks.devices import POOL
-from tasks.policies import homes_of
-from tasks.runs import Run, file_hash, find_run, hold, judges_root, open_run, read_json, trees_root, write_json
+from tasks.evaluation import alpaca_eval, answers, judging, questions
+from tasks.evaluation.answers import EvaluatedPolicy
+from tasks.evaluation.judging import JudgedRun
+from tasks.report import link_artifacts, write_report
+from tasks.runner import task_runner
+from tasks.runs import RESULT, Run, find_run, judges_root, lock, open_run, trees_root
+from tasks.tracking.align import log_alignment, register_policy
+from tasks.tracking.evaluate import log_evaluation
+from tasks.tracking.federate import FederationLog, log_federation, log_round_evaluation, log_steps
+from tasks.tracking.prepare import log_data
+from tasks.tracking.report import log_report
+from tasks.tracking.run_tree import (
+    FlowRunLink,
+    close_failed,
+    close_phase,
+    close_run,
+    open_phase,
+    open_run_tracking,
+)
+from tasks.workspace import open_workspace
 
 
 @flow(name="fed-rlhf", flow_run_name="{recipe}", persist_result=False)
-def fed_rlhf(recipe: str = "summarization/demo", overrides: list[str] | None = None, resume: str | None = None) -> str:
-    """Run a recipe from its data to its figures, or go on with a run that was stopped.
+def fed_rlhf(
+    recipe: str = "summarization/demo", overrides: list[str] | None = None, resume: str | None = None
+) -> str:
+    """Run a recipe from its data to its report, or resume a stopped run.
 
     Args:
         recipe: name or path.
         overrides: 'key.path=value' settings on top of it.
-        resume: id or folder of an earlier run; its own recipe is used then.
+        resume: id or folder of an earlier run, which is resumed with its own recipe.
 
     Returns:
         the folder of the run.
     """
-    quiet()
+    configure_libraries()
     if resume is None:
-        asked = load_recipe(recipe, overrides or [])
-        check_surroundings(asked)
-        run = open_run(asked)
+        loaded = load_recipe(recipe, overrides or [])
+        validate_environment(loaded)
+        run = open_run(loaded)
     else:
         run = find_run(resume)
-    with hold(run):
-        return carry_out(run)
+    with lock(run):
+        return run_pipeline(run)
 
 
-def carry_out(run: Run, benchmark: str | None = None) -> str:
-    """All phases of a run that are not done yet, with a parent MLflow run around them (or, in a benchmark, one MLflow run under the benchmark's)."""
+def run_pipeline(run: Run, benchmark: str | None = None) -> str:
+    """Run all phases of a run that are not complete, and write its report.
+
+    Args:
+        run: the run.
+        benchmark: MLflow run of the benchmark that the run belongs to.
+
+    Returns:
+        the folder of the run.
+    """
     recipe = run.recipe()
-    log = get_run_logger()
-    log.info("run %s: recipe %s, folder %s", run.id, recipe.name, run.folder)
-    parent = tracking.open_tracking(run, recipe, str(runtime.flow_run.id), runtime.flow_run.ui_url, benchmark)
-    reporting.link_artifacts(run, recipe)
+    get_run_logger().info("run %s: recipe %s, folder %s", run.id, recipe.name, run.folder)
+    link = FlowRunLink(str(runtime.flow_run.id), runtime.flow_run.ui_url)
+    parent = open_run_tracking(run, recipe, link, benchmark)
+    link_artifacts(run, recipe.name)
     try:
         for phase in (prepare, federate, align, evaluate):
-            done = run.folder / f"{phase.name}.done"
-            if not done.is_file():
-                phase.with_options(task_runner=task_runner(recipe))(run, recipe)
-                done.touch()
-        reporting.write_report(run, recipe)
-        tracking.log_report(parent, run.report)
-        reporting.link_artifacts(run, recipe)
+            if not run.is_done(phase.name):
+                phase.with_options(task_runner=task_runner(recipe.runtime))(run, recipe)
+                run.mark_done(phase.name)
+        write_report(run, recipe)
+        log_report(parent, run.report)
+        link_artifacts(run, recipe.name)
     except BaseException:
-        tracking.close_failed(run)
+        close_failed(run)
         raise
-    tracking.close_run(parent)
-    (run.folder / "report.done").touch()
+    close_run(parent)
+    run.mark_done("report")
     return str(run.folder)
 
 
 @flow(name="prepare", flow_run_name="prepare", persist_result=False)
 def prepare(run: Run, recipe: Recipe) -> None:
-    """Backbones and data; nothing is trained on data that fail their expectations."""
+    """Fetch the backbones, and prepare and validate the data before anything trains."""
     data.check_eight_bit(recipe)
-    for name in backbones(recipe):
+    for name in required_backbones(recipe):
         data.fetch_backbone(name)
-    if recipe.thoughts and not (run.folder / "trees" / "done").is_file():
-        grow(run, recipe)
-    report = data.prepare_data(recipe, run.prepared, run.folder / "trees")
-    get_run_logger().info("partition: %s", reporting.partition_line(report))
-    if "margins" in report:
-        get_run_logger().info("thoughts: %s", reporting.margins_line(report))
-    child = tracking.open_phase(run, recipe, "prepare")
-    tracking.log_data(child, run.prepared, report)
-    tracking.close_phase(run, child)
+    if recipe.thoughts is not None and not (run.trees / "done").is_file():
+        grow_trees(run, recipe)
+    report = data.prepare_data(recipe, run.prepared, run.trees)
+    log = get_run_logger()
+    log.info("partition: %s", partition_line(report))
+    if report.margins is not None:
+        log.info("thoughts: %s", margins_line(report))
+    child = open_phase(run, recipe.tracking, "prepare")
+    log_data(child, run.prepared, report)
+    close_phase(run, child)
 
 
-def grow(run: Run, recipe: Recipe) -> None:
-    """The trees of thoughts that a recipe asks for; those that were grown before, by any run, are taken as they are."""
-    grown = data.grow_trees(recipe, run.folder / "trees", trees_root())
-    get_run_logger().info("trees: %s", ", ".join(f"{name} {counts['questions']} questions" for name, counts in grown.items()) or "none")
-    (run.folder / "trees" / "done").touch()
+def grow_trees(run: Run, recipe: Recipe) -> None:
+    """Grow the recipe's trees of thoughts; trees that any run has grown before are read."""
+    counts_by_set = data.grow_trees(recipe, run.trees, trees_root())
+    counts = [f"{name} {counts.questions} questions" for name, counts in counts_by_set.items()]
+    get_run_logger().info("trees: %s", ", ".join(counts) or "none")
+    (run.trees / "done").touch()
 
 
 @flow(name="federate", flow_run_name="federate", persist_result=False)
 def federate(run: Run, recipe: Recipe) -> None:
-    """The federated rounds, each committed; goes on from the last commit."""
-    log, config = get_run_logger(), recipe.federation
-    child = tracking.open_phase(run, recipe, "federate")
+    """Run the federated rounds; a stopped run resumes from its last committed step."""
     check_prompts(recipe.policy)
-    pairs = run.prepared / "pairs.parquet"
-    commits = open_commits(run, recipe)
-    store, known = commits.store.root, known_groups(run.prepared)
-    strategy = build_strategy(config, commits.store)
-    objectives = list(config.options.get("objectives", {}))
-    ready_rewards(run, recipe, rewards_beside(commits.store), bool(objectives))
-    committed = commits.latest()
-    if committed is None:
-        state, records = strategy.init(federation.form_federation(recipe, strategy.trains, run.prepared, commits), recipe.seed), []
-        commits.write(state, {})
-    else:
-        state, records = committed
-        log.info("continuing after round %d of %d", state.round, config.rounds)
-        tracking.log_steps(child, recipe, records, store, known, max(len(records) - 1, 0))  # it may not have been logged when the run was stopped
-
-    def measure(state: ServerState, moment: str) -> dict[str, Any]:
-        measured = federation.measure_accuracy(
-            recipe, strategy.trains, run.prepared, store, state, run.federation / f"accuracy-{moment}.json", strategy.personal, strategy.private)
-        log.info("%s, %s: %s", strategy.trains, moment, reporting.accuracy_line(measured))
-        if objectives:
-            found = rewards.measure_rewards(recipe, strategy.trains, run.prepared, store, state, run.federation / f"rewards-{moment}.json", moment)
-            log.info("rewards, %s: %s", moment, reporting.rewards_line(found))
-            measured = measured | {"objectives": found}
-        return measured
-
-    before = measure(strategy.init(state.federation, recipe.seed), "before")
-    if records and measured_now(recipe, records[-1]):  # the run may have been stopped within the measurement
-        tracking.log_metrics(child, reporting.accuracy_metrics(measure(state, f"round-{state.round}")), state.round)
-    state = federated_rounds(recipe, strategy, state, pairs, commits, child, records, known, measure)
-    after = measure(state, "after")
-    folders = federation.export_adapters(recipe, strategy.trains, store, state.adapters, run.federation / "final")
-    write_json(run.federation / "result.json", {
-        "trains": strategy.trains, "personal": strategy.personal, "private": strategy.private, "last": {client.name: state.memory.get("last", {}).get(client.name, "") for client in state.federation.clients}, "before": before, "after": after, "rounds": state.round, "records": records, "assigned": state.assigned,
-        "adapters": {name: {"hash": ref.hash, "folder": str(folders[name])} for name, ref in state.adapters.items()}})
-    tracking.log_federation(child, recipe, run.federation)
-    tracking.close_phase(run, child)
+    child = open_phase(run, recipe.tracking, "federate")
+    target = FederationLog.of_run(child, run, recipe)
+    rewards.prepare_rewards(recipe, rewards.RewardPlace.of_run(run))
+    result = federate_rounds(run, recipe, target)
+    log_federation(target, run.federation, result)
+    close_phase(run, child)
     POOL.release()
 
 
-def ready_rewards(run: Run, recipe: Recipe, folder: Path, score_completions: bool) -> None:
-    """The recipe's rewards, before any client trains: those of objectives score completions in the rounds, another one scores the clients' pairs now."""
-    log = get_run_logger()
-    for name in recipe.rewards:
-        if score_completions:
-            figures = rewards.ready_reward(recipe, name, folder, run.prepared, judges_root())
-            log.info("reward %s: %s", name, ", ".join(f"{key} {value:.3f}" for key, value in figures.items()))
-        else:
-            figures = rewards.score_pairs(recipe, name, run.prepared, folder, judges_root())
-            log.info("reward %s: right on %.3f of %d training pairs, mean difference %.3f", name, figures["accuracy"], figures["pairs"], figures["margin"])
-
-
-def backbones(recipe: Recipe) -> list[str]:
-    """Names of the backbones that a recipe uses."""
-    judge = recipe.evaluation.judge
-    scores = [recipe.thoughts.evaluator.model] if recipe.thoughts and recipe.thoughts.evaluator.base_url is None else []
-    given = [*recipe.rewards.values(), *([RewardJudge.Options.model_validate(judge.options).reward] if judge.kind == "reward" else [])]
-    trained = [(reward.training or RewardTrainingConfig()).backbone.name for reward in given if reward.kind == "trained"]
-    return sorted({*scores, *trained, recipe.selector.backbone.name, recipe.policy.backbone.name, *([judge.selector.backbone.name] if judge.kind == "selector" else [])})
-
-
-def open_commits(run: Run, recipe: Recipe) -> Commits:
-    """The commits of a run; they belong to the sections of its recipe that the rounds depend on, and to its pairs."""
-    pairs = file_hash(run.prepared / "pairs.parquet")
-    return Commits(run.federation, f"{recipe.fingerprint(*federated_sections(recipe))}-{pairs[:16]}{rewards.judges_rows(recipe, run.prepared)}{rewards.prompts_asked(recipe, run.prepared)}")
-
-
-def federated_rounds(
-    recipe: Recipe, strategy: Strategy, state: ServerState, pairs: Path, commits: Commits, tracked: str,
-    records: list[dict[str, Any]], known: dict[str, str | None], measure: Callable[[ServerState, str], dict[str, Any]] | None = None,
-) -> ServerState:
-    """The spine: plan, map the clients to devices, aggregate, commit, log; until all rounds are done.
+def federate_rounds(run: Run, recipe: Recipe, target: FederationLog) -> FederationResult:
+    """All rounds, with their measurements before, between and after them.
 
     Args:
-        recipe, strategy, state, pairs, commits: what is run, from where, on which data, and where it is committed.
-        tracked: MLflow run of the phase.
-        records: the record of each step is added to it.
-        known: the clients' groups where the source knows them, for the log of a grouping.
-        measure: held-out accuracy of a state, by the moment's name, asked for every federation.evaluate_every rounds.
+        run: the run.
+        recipe: its recipe.
+        target: the MLflow run of the phase, and its inputs.
     """
-    log, config, store = get_run_logger(), recipe.federation, commits.store.root
-    clients = federation.run_clients.with_options(retries=recipe.runtime.retries, retry_delay_seconds=1)
-    while state.round < config.rounds:
-        jobs = strategy.plan(state, state.round)
-        parts = shards(jobs, config.clients_per_task)
-        with placement(recipe):
-            futures = clients.map(parts, recipe=unmapped(recipe), pairs=unmapped(pairs), store=unmapped(store))
-        outcomes = federation.gather(futures, parts, commits.store)
-        state, record = federation.close_step(strategy, state, jobs, outcomes, recipe, commits)
+    log = get_run_logger()
+    method = method_of(recipe.federation)
+    workspace = open_workspace(run, recipe)
+    commits = federation.open_commits(run, recipe)
+    strategy = method.build(recipe.federation, commits.store)
+    state, records = start_rounds(run, recipe, strategy, commits)
+    if records:  # a run that was stopped after a commit may not have logged that step
+        log_steps(target, records, len(records) - 1)
+
+    def measure(state: ServerState[Any]) -> RoundEvaluation:
+        measured = federation.evaluate_state(strategy, state, workspace, run.federation)
+        log_evaluation_lines(strategy, state, measured)
+        return measured
+
+    def after_step(state: ServerState[Any], record: StepRecord) -> None:
         records.append(record)
-        tracking.log_steps(tracked, recipe, records, store, known, len(records) - 1)
-        log.info("round %d of %d: %s", record["round"] + 1, config.rounds, reporting.round_line(record))
-        if measure and measured_now(recipe, record):
-            tracking.log_metrics(tracked, reporting.accuracy_metrics(measure(state, f"round-{state.round}")), state.round)
-    return state
+        log_steps(target, records, len(records) - 1)
+        log.info("round %d of %d: %s", record.round + 1, recipe.federation.rounds, round_line(record))
+        if is_eval_round(recipe.federation, record):
+            log_round_evaluation(target.run_id, measure(state))
+
+    measure(strategy.init(state.federation, recipe.seed))
+    # A run may have been stopped between a step and its measurement.
+    if records and is_eval_round(recipe.federation, records[-1]):
+        log_round_evaluation(target.run_id, measure(state))
+    transport = federation.PrefectTransport(recipe, run.prepared / "pairs.parquet", commits.store)
+    state = run_rounds(strategy, state, transport, commits, recipe.federation, after_step)
+    measure(state)
+    outcome = load_outcome(strategy.outcome(state))
+    return FederationResult(
+        outcome=outcome.record,
+        accuracy_label=outcome.accuracy_label,
+        accuracy_note=outcome.accuracy_note,
+        rounds=state.round,
+        records=records,
+        evaluations=federation.read_evaluations(run.federation),
+        adapters=federation.export_outcome(outcome.record, workspace, run.federation / "final"),
+        diagnostics=list(method.diagnostics),
+    ).write(run.federation / RESULT)
 
 
-def measured_now(recipe: Recipe, record: dict[str, Any]) -> bool:
-    """Whether accuracy is measured after a step: every federation.evaluate_every rounds; after the last round it is measured anyway."""
-    done, every = record["rounds_done"], recipe.federation.evaluate_every
-    return every is not None and done > record["round"] and done % every == 0 and done < recipe.federation.rounds
+def start_rounds(
+    run: Run, recipe: Recipe, strategy: Strategy[Any], commits: Commits
+) -> tuple[ServerState[Any], list[StepRecord]]:
+    """The last committed state and the records of its steps, or the initial state, which is committed."""
+    committed = commits.latest(strategy.memory_type)
+    if committed is not None:
+        done = committed[0].round
+        get_run_logger().info("resuming after round %d of %d", done, recipe.federation.rounds)
+        return committed
+    formed = federation.form_federation(recipe, run.prepared, commits)
+    state = strategy.init(formed, recipe.seed)
+    commits.write(state, None)
+    return state, []
+
+
+def log_evaluation_lines(strategy: Strategy[Any], state: ServerState[Any], measured: RoundEvaluation) -> None:
+    """Log a measurement between two rounds in the flow run's log."""
+    log = get_run_logger()
+    label = load_outcome(strategy.outcome(state)).accuracy_label
+    log.info("%s after %d rounds: %s", label, measured.rounds_done, accuracy_line(measured.accuracy))
+    for name, measure in measured.measures.items():
+        log.info("%s", measure_line(name, measure))
+
+
+def is_eval_round(config: FederationConfig, record: StepRecord) -> bool:
+    """Whether accuracy is measured after a step: every nth round but the last (evaluate_every)."""
+    every = config.evaluate_every
+    done = record.rounds_done
+    return every is not None and record.ends_round and done % every == 0 and done < config.rounds
 
 
 @flow(name="align", flow_run_name="align", persist_result=False)
 def align(run: Run, recipe: Recipe) -> None:
-    """The aligned policy: by DPO on completions that the selectors have labelled, or the one that the clients trained."""
-    child = tracking.open_phase(run, recipe, "align")
-    if not (run.alignment / "result.json").is_file():
-        align_once(run, recipe, child)
-    tracking.log_alignment(child, recipe, run.alignment)
-    tracking.close_phase(run, child)
+    """Align the policy by DPO on pairs that the selectors label, or adopt the clients' policy."""
+    child = open_phase(run, recipe.tracking, "align")
+    if not (run.alignment / RESULT).is_file():
+        align_policy(run, recipe, child)
+    log_alignment(child, run.alignment, run.alignment_result())
+    close_phase(run, child)
     POOL.release()
 
 
-def align_once(run: Run, recipe: Recipe, child: str) -> None:
-    """The work of the phase align; result.json is its last word."""
-    log, federated = get_run_logger(), read_json(run.federation / "result.json")
-    digests = {name: adapter["hash"] for name, adapter in federated["adapters"].items()}
-    store, pairs = run.federation / "adapters", run.alignment / "pairs.parquet"
-    if federated["trains"] == "selector":
-        sampled = alignment.sample_completions(recipe, run.prepared, run.alignment / "completions.json")
-        labelled = alignment.label_completions(recipe, run.alignment / "completions.json", store, digests, pairs)
-        log.info("labelled %d pairs (%d identical completions dropped)", labelled["pairs"], labelled["dropped_identical"])
-        POOL.release()
-        result = {"sampling": sampled, "labelling": labelled, **alignment.train_dpo(recipe, pairs, run.prepared, run.alignment)}
+def align_policy(run: Run, recipe: Recipe, child: str) -> None:
+    """The aligned policy, registered as a version of the recipe's model in MLflow run `child`."""
+    log = get_run_logger()
+    workspace = open_workspace(run, recipe)
+    record = run.federation_result().outcome
+    policy = load_outcome(record).export_policy(run.alignment / alignment.FINAL, workspace)
+    if policy is not None:
+        result = alignment.adopt_policy(policy, workspace, run.prepared, run.alignment)
     else:
-        result = alignment.adopt_policy(recipe, store, digests, run.prepared, run.alignment, federated.get("personal", False), homes_of(run))
-    log.info("aligned: KL to the reference (%s) %.3f nats a completion", result["reference"], result["metrics"].get("kl_sequence", float("nan")))
-    write_json(run.alignment / "result.json", result | tracking.register_policy(child, recipe, run.alignment / "final"))
+        completions = run.alignment / "completions.json"
+        pairs = run.alignment / "pairs.parquet"
+        sampling = alignment.sample_completions(recipe, run.prepared, completions)
+        labelling = alignment.label_completions(record, workspace, completions, pairs)
+        log.info(
+            "labeled %d pairs (%d identical completions dropped)",
+            labelling.pairs,
+            labelling.dropped_identical,
+        )
+        POOL.release()
+        result = alignment.train_dpo(recipe, pairs, run.prepared, run.alignment)
+        result = result.model_copy(update={"sampling": sampling, "labelling": labelling})
+    kl = result.metrics.get("kl_sequence", float("nan"))
+    log.info("aligned: KL to the reference (%s) %.3f nats per completion", result.reference, kl)
+    registered = register_policy(child, recipe, run.alignment / result.policy.folder)
+    result = result.model_copy(update={"model_uri": registered.uri, "model_version": registered.version})
+    result.write(run.alignment / RESULT)
 
 
 @flow(name="evaluate", flow_run_name="evaluate", persist_result=False)
 def evaluate(run: Run, recipe: Recipe) -> None:
-    """Answers of the raw and the aligned policy to held-out prompts, judged in both orders."""
-    child = tracking.open_phase(run, recipe, "evaluate")
-    if not (run.evaluation / "result.json").is_file():
-        answered, files = {}, {name: run.evaluation / f"answers-{name}.json" for name in ("aligned", "raw")}
-        for name, adapter in (("aligned", run.alignment / "final"), ("raw", None)):
-            answered |= evaluation.answer_prompts(recipe, run.prepared, name, adapter, files[name], homes=homes_of(run))
-        evaluation.join_answers(files, run.evaluation / "answers.json")
-        POOL.release()
-        judged = evaluation.judge_answers(recipe, run.prepared, judges_root(), run.evaluation / "answers.json")
-        if recipe.evaluation.alpaca_eval:
-            judged["alpaca_eval"] = evaluation.annotate_answers(recipe, run.evaluation / "answers.json", run.evaluation / "alpaca_eval")
-        judged |= more_measures(run, recipe)
-        write_json(run.evaluation / "result.json", {"answers": answered, **judged})
-    tracking.log_evaluation(child, run.evaluation)
-    tracking.close_phase(run, child)
+    """Answers of the base and the aligned policy to held-out prompts, judged in both orders."""
+    child = open_phase(run, recipe.tracking, "evaluate")
+    if not (run.evaluation / RESULT).is_file():
+        evaluate_policies(run, recipe).write(run.evaluation / RESULT)
+    log_evaluation(child, run.evaluation, run.evaluation_result())
+    close_phase(run, child)
     POOL.release()
 
 
-def more_measures(run: Run, recipe: Recipe) -> dict[str, Any]:
-    """What a recipe may ask for beside the win rates: the implicit reward's accuracy, the answers to questions, and the reward-hacking curve.
+def evaluate_policies(run: Run, recipe: Recipe) -> EvaluationResult:
+    """The evaluations of the recipe: answers, contests, and the optional ones."""
+    workspace = open_workspace(run, recipe)
+    figures: dict[str, float] = {}
+    files = {}
+    for policy in evaluated_policies(run):
+        files[policy.name] = run.evaluation / f"answers-{policy.name}.json"
+        figures |= answers.answer_prompts(policy, workspace, run.prepared, files[policy.name])
+    joined = run.evaluation / "answers.json"
+    answers.join_answers(files, joined)
+    POOL.release()
+    judged = judging.judge_answers(JudgedRun(recipe, run.prepared, judges_root()), joined)
+    annotated = None
+    if recipe.evaluation.alpaca_eval is not None:
+        annotated = alpaca_eval.annotate_answers(recipe, joined, run.evaluation / "alpaca_eval")
+    POOL.release()
+    return EvaluationResult(
+        answers=figures,
+        judge=judged.judge,
+        judge_figures=judged.figures,
+        contests=judged.contests,
+        verdicts=judged.verdicts,
+        rouge=judged.rouge,
+        alpaca_eval=annotated,
+        implicit_reward=measure_implicit_reward(run, recipe),
+        questions=answer_questions(run, recipe),
+        curve=draw_reward_hacking_curve(run, recipe),
+    )
 
-    The curve is drawn over DPO's steps on the server, so a policy that the clients have trained has none; the log says so.
+
+def evaluated_policies(run: Run) -> list[EvaluatedPolicy]:
+    """The aligned and the base policy of a run."""
+    aligned = run.alignment_result().policy
+    return [
+        EvaluatedPolicy(answers.ALIGNED, aligned, run.alignment),
+        EvaluatedPolicy(answers.BASE, None, run.alignment),
+    ]
+
+
+def measure_implicit_reward(run: Run, recipe: Recipe) -> AccuracyReport | None:
+    """Accuracy of the policy's implicit reward; None without evaluation.preference_pairs."""
+    if not recipe.evaluation.preference_pairs:
+        return None
+    return answers.measure_implicit_reward(
+        run.alignment_result().policy,
+        run.alignment,
+        open_workspace(run, recipe),
+        run.evaluation / "implicit-reward.json",
+    )
+
+
+def answer_questions(run: Run, recipe: Recipe) -> dict[str, QuestionResult]:
+    """Figures of the answers to the recipe's questions, by policy; empty without questions."""
+    if recipe.evaluation.questions is None:
+        return {}
+    workspace = open_workspace(run, recipe)
+    folder = run.evaluation / "questions"
+    results = {
+        policy.name: questions.answer_questions(policy, workspace, folder, run.trees)
+        for policy in reversed(evaluated_policies(run))
+    }
+    get_run_logger().info("questions: %s", questions_line(results))
+    return results
+
+
+def draw_reward_hacking_curve(run: Run, recipe: Recipe) -> list[CurvePoint]:
+    """The reward-hacking curve over DPO's steps.
+
+    It is empty without evaluation.curve_prompts, and where the clients trained the policy.
     """
-    config, aligned, federated = recipe.evaluation, read_json(run.alignment / "result.json"), read_json(run.federation / "result.json")
-    measured: dict[str, Any] = {}
-    POOL.release()
-    if config.preference_pairs:
-        measured["implicit_reward"] = evaluation.measure_policy(recipe, run.prepared, run.alignment / "final", run.evaluation / "implicit-reward.json", homes_of(run))
-    if config.questions:
-        measured["questions"] = {
-            name: evaluation.answer_questions(recipe, name, adapter, run.evaluation / "questions", run.folder / "trees", homes_of(run))
-            for name, adapter in (("raw", None), ("aligned", run.alignment / "final"))}
-        get_run_logger().info("questions: %s", reporting.questions_line(measured["questions"]))
-    if config.curve_prompts and not aligned["checkpoints"]:
-        get_run_logger().info("no reward-hacking curve (evaluation.curve_prompts): federation.method '%s' trains the policy itself, so there are no steps of DPO", recipe.federation.method)
-    if config.curve_prompts and aligned["checkpoints"]:
-        answers = {step: run.evaluation / f"answers-step-{step}.json" for step in sorted(set(aligned["checkpoints"].values()))}
-        for folder, step in aligned["checkpoints"].items():
-            evaluation.answer_prompts(recipe, run.prepared, f"step {step}", Path(folder), answers[step], config.curve_prompts)
-        digests = {name: adapter["hash"] for name, adapter in federated["adapters"].items()}
-        measured["curve"] = evaluation.reward_hacking_curve(
-            recipe, run.prepared, judges_root(), run.federation / "adapters", digests, run.evaluation, answers, run.evaluation / "answers-raw.json")
-    return measured
+    aligned = run.alignment_result()
+    limit = recipe.evaluation.curve_prompts
+    if not limit:
+        return []
+    if not aligned.checkpoints:
+        get_run_logger().info(
+            "no reward-hacking curve (evaluation.curve_prompts): federation.method '%s' trains the policy"
+            " itself, so that there are no steps of DPO",
+            recipe.federation.method,
+        )
+        return []
+    workspace = open_workspace(run, recipe)
+    files = {}
+    for folder, step in sorted(aligned.checkpoints.items(), key=lambda item: item[1]):
+        checkpoint = aligned.policy.model_copy(update={"folder": folder})
+        policy = EvaluatedPolicy(f"step {step}", checkpoint, run.alignment)
+        files[step] = run.evaluation / f"answers-step-{step}.json"
+        answers.answer_prompts(policy, workspace, run.prepared, files[step], limit)
+    return judging.draw_reward_hacking_curve(
+        JudgedRun(recipe, run.prepared, judges_root()),
+        run.federation_result().outcome,
+        workspace,
+        files,
+        run.evaluation / "answers-base.json",
+        run.evaluation / "reward-hacking.png",
+    )

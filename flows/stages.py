@@ -1,20 +1,14 @@
-"""The stages of dvc.yaml, each a Prefect flow of its own around the sub-flow of the same name in fed_rlhf.py.
+"""The stages of dvc.yaml, each a Prefect flow around the sub-flow of the same name in fed_rlhf.py.
 
-    python -m flows.stages STAGE [--folder data/pipeline]
-    python -m flows.stages check_recipe --recipe NAME [key.path=value ...]
+fed-rlhf stage NAME [--folder data/pipeline]
 
-DVC decides which stages are done; they share one run folder. check_recipe writes the whole recipe into it, and DVC
-compares its sections, stage by stage. Stages that belong together share a parent MLflow run: a new one is opened when
-the recipe has changed, or when a stage is done for the second time, and the report names the runs of the stages that
-did not have to be repeated.
+DVC decides which stages are repeated; they share one run folder. The stage check_recipe, which
+needs no flow, writes the whole recipe into it, whose sections DVC compares stage by stage. Stages
+that belong together share a parent MLflow run: a new one is opened when the recipe has changed, or
+when a stage is repeated, and the report names the runs of the stages that were not repeated.
 """
 
 from __future__ import annotations
-
-if __name__ == "__main__":
-    from flows.cli import stage
-
-    raise SystemExit(stage())
 
 import contextlib
 import shutil
@@ -24,71 +18,99 @@ from pathlib import Path
 from prefect import flow, get_run_logger, runtime
 
 from components.config import Recipe
-from components.environment import quiet
+from components.environment import configure_libraries
+from components.federation.clients.private import private_root
 from components.federation.commits import CommitError
-from components.federation.private import stores_beside
-from components.models.adapters import AdapterStore
-from flows.fed_rlhf import align, backbones, evaluate, federate, grow, open_commits, prepare
-from flows.runner import task_runner
-from tasks import data, reporting, tracking
-from tasks.runs import Run
+from components.federation.protocol import method_of
+from components.recipes import required_backbones
+from flows.fed_rlhf import align, evaluate, federate, grow_trees, prepare
+from tasks import data, federation
+from tasks.report import link_artifacts, write_report
+from tasks.runner import task_runner
+from tasks.runs import RESULT, Run
+from tasks.tracking.client import tracking_uri
+from tasks.tracking.report import log_report
+from tasks.tracking.run_tree import (
+    FlowRunLink,
+    close_run,
+    is_known,
+    open_run_tracking,
+    tag_reused_phases,
+)
+
+PHASES = {
+    "prepare": prepare,
+    "federate": federate,
+    "align": align,
+    "evaluate": evaluate,
+}
 
 
 @flow(name="fed-rlhf-stage", flow_run_name="pipeline: {stage}", persist_result=False)
-def carry_out(stage: str, folder: str) -> None:
-    """One stage of the pipeline in a run folder that holds a recipe."""
-    quiet()
+def run_stage(stage: str, folder: str) -> None:
+    """Run one stage of the pipeline in a run folder that holds a recipe."""
+    configure_libraries()
     recipe = Run("pipeline", Path(folder)).recipe()
     run = Run(f"{recipe.name.replace('/', '-')}-pipeline", Path(folder))
     get_run_logger().info("stage %s: recipe %s, folder %s", stage, recipe.name, folder)
     if stage == "fetch_backbone":
-        data.note_backbones({name: data.fetch_backbone(name) for name in backbones(recipe)}, run.folder / "backbones.json")
+        sources = {name: data.fetch_backbone(name) for name in required_backbones(recipe)}
+        data.record_backbones(sources, run.folder / "backbones.json")
         return
     if stage == "grow_trees":
-        grow(run, recipe)
+        grow_trees(run, recipe)
         return
     with _tracked(run, recipe, stage) as parent:
         if stage == "report":
-            reporting.write_report(run, recipe)
-            tracking.log_report(parent, run.report)
-            tracking.tag_reused(parent, run)
-            reporting.link_artifacts(run, recipe)
-            print("\n" + (run.report / "summary.txt").read_text(encoding="utf-8"))
+            _report(run, recipe, parent)
             return
         if stage == "federate":
-            _keep_or_start_anew(run, recipe)
-        phase = {"prepare": prepare, "federate": federate, "align": align, "evaluate": evaluate}[stage]
-        phase.with_options(task_runner=task_runner(recipe))(run, recipe)
+            _remove_finished_rounds(run, recipe)
+        PHASES[stage].with_options(task_runner=task_runner(recipe.runtime))(run, recipe)
+
+
+def _report(run: Run, recipe: Recipe, parent: str) -> None:
+    write_report(run, recipe)
+    log_report(parent, run.report)
+    tag_reused_phases(parent, run)
+    link_artifacts(run, recipe.name)
+    print("\n" + (run.report / "summary.txt").read_text(encoding="utf-8"))
 
 
 @contextlib.contextmanager
 def _tracked(run: Run, recipe: Recipe, stage: str) -> Iterator[str]:
-    """The parent MLflow run of the pipeline's present state, open while the stage lasts."""
-    state = [recipe.fingerprint(*type(recipe).model_fields), tracking.tracking_uri()]
-    notes = run.notes()
-    if notes.get("state") != state or stage in notes["done"] or not tracking.is_known(notes.get("mlflow_run_id")):
-        run.replace_notes(state=state, done=[], reused=notes.get("reused", {}) | notes.get("mlflow_phases", {}))
-    parent = tracking.open_tracking(run, recipe, str(runtime.flow_run.id), runtime.flow_run.ui_url)
-    reporting.link_artifacts(run, recipe)
+    """The parent MLflow run of the pipeline's present state, open while the stage runs."""
+    state = [recipe.fingerprint(*type(recipe).model_fields), tracking_uri()]
+    metadata = run.metadata()
+    parent = metadata.get("mlflow_run_id")
+    if metadata.get("state") != state or stage in metadata["done"] or parent is None or not is_known(parent):
+        reused = metadata.get("reused", {}) | metadata.get("mlflow_phases", {})
+        run.replace_metadata(state=state, done=[], reused=reused)
+    link = FlowRunLink(str(runtime.flow_run.id), runtime.flow_run.ui_url)
+    parent = open_run_tracking(run, recipe, link)
+    link_artifacts(run, recipe.name)
     try:
         yield parent
     except BaseException:
-        tracking.close_run(parent, "FAILED")
+        close_run(parent, "FAILED")
         raise
-    tracking.close_run(parent)
-    run.note(done=[*run.notes()["done"], stage])
+    close_run(parent)
+    run.update_metadata(done=[*run.metadata()["done"], stage])
 
 
-def _keep_or_start_anew(run: Run, recipe: Recipe) -> None:
-    """Keep the rounds of an interrupted stage with this recipe and these data; remove everything else.
+def _remove_finished_rounds(run: Run, recipe: Recipe) -> None:
+    """Remove the rounds of an earlier stage, unless they are incomplete and of this recipe and data.
 
-    DVC leaves the folder in place (persist: true). Where its rounds are complete and DVC still asks for the stage,
-    something that they depend on has changed.
+    DVC leaves the folder in place (persist: true). Where its rounds are complete and DVC repeats
+    the stage nevertheless, something that they depend on has changed.
     """
+    commits = federation.open_commits(run, recipe)
+    strategy = method_of(recipe.federation).build(recipe.federation, commits.store)
     try:
-        anew = (run.federation / "result.json").is_file() or open_commits(run, recipe).latest() is None
+        committed = commits.latest(strategy.memory_type)
+        finished = (run.federation / RESULT).is_file() or committed is None
     except CommitError:
-        anew = True
-    if anew:  # the clients' own stores, which DVC knows nothing of, begin anew with the rounds
+        finished = True
+    if finished:  # DVC does not know the clients' private stores
         shutil.rmtree(run.federation, ignore_errors=True)
-        shutil.rmtree(stores_beside(AdapterStore(run.federation / "adapters")), ignore_errors=True)
+        shutil.rmtree(private_root(run.federation), ignore_errors=True)

@@ -1,43 +1,41 @@
-"""Servers of this project on loopback: a Prefect API for the length of one run, and `make up` / `make down`.
-
-A process that is started here is remembered by its id and its start time, and what it starts itself by a mark in the
-environment; only such processes are ever ended.
-"""
+"""Servers of the project on loopback: a private Prefect API for one run, and those of `fed-rlhf up`."""
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from components.config import Explained
-from components.environment import malloc_variables
+from components.environment import PRIVATE_PREFECT, malloc_variables
+from components.paths import PACKAGE, home, in_checkout
+from infra import processes
+from infra.processes import ServerError
 
-PROJECT = Path(__file__).resolve().parent.parent
-STATE = PROJECT / ".state"
 HOST = "127.0.0.1"
 PREFECT_PORT = 4200
-PRIVATE = "FED_RLHF_PRIVATE_PREFECT"
-"""Set in the environment while the Prefect API is one for the length of this run."""
-MARK = "FED_RLHF_STARTED_BY_UP"
-"""Set in the environment of each process that `up` starts, and so of everything that it starts itself, to a word of its own."""
-NAMES = ("prefect-server", "mlflow-server", "prefect-worker")
+PREFECT_SERVER = "prefect-server"
+MLFLOW_SERVER = "mlflow-server"
+WORKER = "prefect-worker"
+STOP_SIGNALS = {
+    WORKER: signal.SIGINT,
+    MLFLOW_SERVER: signal.SIGTERM,
+    PREFECT_SERVER: signal.SIGINT,
+}
+"""The signal that ends each process, in the order in which they are ended."""
+WORK_POOL = "fed-rlhf"
 GUARD = """
 import signal, subprocess, sys
-signal.signal(signal.SIGINT, signal.SIG_DFL)  # of a run in the background of a shell it is ignored, and the child would inherit that
+# In the background of a shell SIGINT is ignored, and the child would inherit that.
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
 sys.stdin.buffer.read()
 child.send_signal(signal.SIGINT)
@@ -46,79 +44,94 @@ try:
 except subprocess.TimeoutExpired:
     child.kill()
 """
-"""Runs a command until its own standard input ends, which it does when the process that holds the other end dies, however it dies."""
+"""Runs a command until its standard input ends, as it does when the process that holds it ends."""
 
 
-class ServerError(Explained, RuntimeError):
-    """A server that cannot be reached or started. The message is meant for the person who needs it."""
-
-
-def environment() -> dict[str, str]:
-    """The environment of the project's Prefect: its own home, so that its database lies with the project; no proxy on loopback."""
-    bypass = [name for name in os.environ.get("NO_PROXY", os.environ.get("no_proxy", "")).split(",") if name]
-    bypass = ",".join(dict.fromkeys([*bypass, HOST, "localhost"]))
-    return {"PREFECT_HOME": os.environ.get("PREFECT_HOME", str(PROJECT / ".prefect")), "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1",
-            "NO_PROXY": bypass, "no_proxy": bypass}
+def prefect_environment() -> dict[str, str]:
+    """The environment of Prefect: its database is in the project's home, and loopback needs no proxy."""
+    no_proxy = os.environ.get("NO_PROXY", os.environ.get("no_proxy", ""))
+    hosts = [name for name in no_proxy.split(",") if name]
+    bypass = ",".join(dict.fromkeys([*hosts, HOST, "localhost"]))
+    return {
+        "PREFECT_HOME": os.environ.get("PREFECT_HOME", str(home() / ".prefect")),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+        "NO_PROXY": bypass,
+        "no_proxy": bypass,
+    }
 
 
 def is_up(url: str, timeout: float = 2.0) -> bool:
-    """Whether a GET of a URL is answered with success."""
+    """Whether a GET of a URL succeeds."""
     try:
-        with urllib.request.urlopen(url, timeout=timeout) as answer:
-            return 200 <= answer.status < 300
+        with urllib.request.urlopen(url, timeout=timeout) as response:
+            return 200 <= int(response.status) < 300
     except (urllib.error.URLError, OSError, ValueError):
         return False
 
 
 @contextmanager
 def prefect_api() -> Iterator[None]:
-    """Make sure that this process has a Prefect API.
+    """Give this process a Prefect API.
 
-    In this order: the one that PREFECT_API_URL names, the one that `make up` started, one for the length of this run.
-    Call it before Prefect is imported, because Prefect reads its settings then. (prefect.toml, which points a person's
-    own `prefect` commands to the server of `make up`, yields to the variable that is set here.)
+    In this order: the API in PREFECT_API_URL, the one of `fed-rlhf up`, a private one. Call it before
+    Prefect is imported, because Prefect reads its settings at import. The variable that is set here takes
+    precedence over prefect.toml, by which the user's own `prefect` commands use the server of
+    `fed-rlhf up`.
 
     Raises:
-        ServerError: the API that PREFECT_API_URL names does not answer, or none could be started.
+        ServerError: the API in PREFECT_API_URL does not answer, or none could be started.
     """
-    os.environ.update(environment())
-    named = os.environ.get("PREFECT_API_URL")
-    if named:
-        if not os.environ.get("PREFECT_API_KEY") and not is_up(f"{named}/health"):
-            raise ServerError(f"PREFECT_API_URL is {named}, but no Prefect API answers there: start it, or unset the variable so that the run starts its own.")
+    os.environ.update(prefect_environment())
+    configured = os.environ.get("PREFECT_API_URL")
+    if configured:
+        if not os.environ.get("PREFECT_API_KEY") and not is_up(f"{configured}/health"):
+            raise ServerError(
+                f"PREFECT_API_URL is {configured}, but no Prefect API answers there: start it, or unset the"
+                " variable so that the run starts its own."
+            )
         yield
         return
     shared = f"http://{HOST}:{PREFECT_PORT}/api"
-    if _is_started("prefect-server") and is_up(f"{shared}/health"):
-        os.environ["PREFECT_API_URL"] = shared
-        try:
+    if processes.is_started(PREFECT_SERVER) and is_up(f"{shared}/health"):
+        with _variables({"PREFECT_API_URL": shared}):
             yield
-        finally:
-            os.environ.pop("PREFECT_API_URL", None)
         return
-    with _private_server() as url:
-        os.environ |= {"PREFECT_API_URL": url, PRIVATE: "1"}
-        try:
-            yield
-        finally:
-            for name in ("PREFECT_API_URL", PRIVATE):
-                os.environ.pop(name, None)
+    with _private_server() as url, _variables({"PREFECT_API_URL": url, PRIVATE_PREFECT: "1"}):
+        yield
+
+
+@contextmanager
+def _variables(values: dict[str, str]) -> Iterator[None]:
+    """Set environment variables, and unset them afterwards."""
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            os.environ.pop(name, None)
 
 
 @contextmanager
 def _private_server() -> Iterator[str]:
-    """A Prefect server that ends with this block, and with this process even where that is killed; gives its API's URL."""
+    """URL of the API of a Prefect server that ends with this block, and with this process if it is killed."""
     port = free_port()
     url = f"http://{HOST}:{port}/api"
-    STATE.mkdir(exist_ok=True)
-    log = STATE / f"prefect-{port}.log"
+    log = processes.log_path(f"prefect-{port}")
+    log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         guard = subprocess.Popen(
-            [sys.executable, "-c", GUARD, *prefect_command(port, "--no-ui")], stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT,
-            start_new_session=True, cwd=PROJECT, env=os.environ | environment() | {"PREFECT_API_URL": url})
+            [sys.executable, "-c", GUARD, *prefect_command(port, "--no-ui")],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            cwd=home(),
+            env=os.environ | prefect_environment() | {"PREFECT_API_URL": url},
+        )
     try:
-        wait_until(lambda: is_up(f"{url}/health"), guard, 120, "the Prefect server of this run", log)
-        log.unlink()  # the server goes on writing to it; there is no more to be read in it than in the run's own log
+        processes.wait_until(lambda: is_up(f"{url}/health"), guard, "the Prefect server of this run", log)
+        log.unlink()  # the server still writes to it, but the run has a log of its own
         yield url
     finally:
         assert guard.stdin is not None
@@ -129,83 +142,146 @@ def _private_server() -> Iterator[str]:
             guard.kill()
 
 
-def wait_until(ready: Callable[[], bool], process: subprocess.Popen, seconds: float, what: str, log: Path) -> None:
-    """Wait for a server.
-
-    Raises:
-        ServerError: its process ended, or the time was up; the last line of its log is quoted.
-    """
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if ready():
-            return
-        if process.poll() is not None:
-            raise ServerError(f"could not start {what}: its process ended with status {process.returncode}{_last_words(log)}")
-        time.sleep(0.25)
-    raise ServerError(f"could not start {what}: it did not answer within {seconds:.0f} s{_last_words(log)}")
-
-
 def free_port() -> int:
-    """A port of loopback that nobody listens on."""
+    """A port of loopback that no program listens on."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
-        return probe.getsockname()[1]
+        return int(probe.getsockname()[1])
 
 
-def up() -> None:
-    """Start a Prefect server, an MLflow server and a process worker; register the deployments; say where each is.
+def start_servers() -> int:
+    """Start a Prefect server, an MLflow server and a process worker, and register the deployments.
 
-    What is already up by an earlier call is left as it is. If something fails, what this call started is stopped again.
+    Servers of an earlier call keep running. If something fails, the servers of this call are stopped.
 
     Raises:
-        ServerError: a port is taken by something else, or a server does not come up.
+        ServerError: there is no checkout, a port is taken by another program, or a server does not answer.
     """
+    if not in_checkout():
+        raise ServerError(
+            "`fed-rlhf up` registers the deployments of prefect.yaml, which is only in a checkout of the"
+            " project: run it there, or start `prefect server start` and `mlflow server` yourself."
+        )
     mlflow = mlflow_settings()
-    prefect_url, mlflow_url = f"http://{HOST}:{PREFECT_PORT}", f"http://{mlflow['MLFLOW_HOST']}:{mlflow['MLFLOW_PORT']}"
-    settings = os.environ | environment() | mlflow | {
-        "PREFECT_API_URL": f"{prefect_url}/api", "MLFLOW_TRACKING_URI": mlflow_url,
-        "PYTHONPATH": os.pathsep.join([str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    prefect_url = f"http://{HOST}:{PREFECT_PORT}"
+    mlflow_url = f"http://{mlflow['MLFLOW_HOST']}:{mlflow['MLFLOW_PORT']}"
+    environment = _deployment_environment(prefect_url, mlflow_url) | mlflow
     started: list[str] = []
-    with _one_at_a_time():
-        for name, host, port in (("prefect-server", HOST, PREFECT_PORT), ("mlflow-server", mlflow["MLFLOW_HOST"], int(mlflow["MLFLOW_PORT"]))):
-            if not _is_started(name):
-                _refuse_taken_port(name, host, port)
+    with processes.exclusive():
+        _refuse_taken_port(PREFECT_SERVER, HOST, PREFECT_PORT)
+        _refuse_taken_port(MLFLOW_SERVER, mlflow["MLFLOW_HOST"], int(mlflow["MLFLOW_PORT"]))
         try:
-            servers = [_start("prefect-server", prefect_command(PREFECT_PORT), settings, started), _start("mlflow-server", mlflow_command(), settings, started)]
-            for name, health, process in zip(NAMES, (f"{prefect_url}/api/health", f"{mlflow_url}/health"), servers, strict=False):
-                if process is not None:
-                    wait_until(lambda url=health: is_up(url), process, 180, name, STATE / f"{name}.log")
-            for command in (["work-pool", "create", "fed-rlhf", "--type", "process", "--overwrite"], ["--no-prompt", "deploy", "--all"]):
-                done = subprocess.run([sys.executable, "-m", "prefect", *command], cwd=PROJECT, env=settings, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-                if done.returncode:
-                    raise ServerError(f"prefect {' '.join(command)} failed:\n{done.stdout}{done.stderr}")
-            _start("prefect-worker", [sys.executable, "-m", "prefect", "worker", "start", "--pool", "fed-rlhf", "--type", "process", "--name", "local"], settings | malloc_variables(), started)
+            _start_and_wait(f"{prefect_url}/api/health", f"{mlflow_url}/health", environment, started)
+            register_deployments(environment)
+            if processes.start(WORKER, worker_command(), environment | malloc_variables()) is not None:
+                started.append(WORKER)
         except BaseException:
             for name in reversed(started):
-                _stop(name)
+                processes.stop(name, STOP_SIGNALS[name])
             raise
-    print(f"Prefect   {prefect_url}      deployments: {prefect_url}/deployments\nMLflow    {mlflow_url}\nworker    pool fed-rlhf, log {STATE / 'prefect-worker.log'}\n")
-    print("Run       .venv/bin/prefect deployment run 'fed-rlhf/summarization' --watch\nStop      make down")
+    print(f"Prefect   {prefect_url}      deployments: {prefect_url}/deployments")
+    print(f"MLflow    {mlflow_url}")
+    print(f"worker    pool {WORK_POOL}, log {processes.log_path(WORKER)}\n")
+    print("Run       .venv/bin/prefect deployment run 'fed-rlhf/summarization' --watch")
+    print("Stop      make down")
+    return 0
 
 
-def down() -> None:
-    """Stop what `up` started, and nothing else: a process is ended only if it is still the one that was started."""
-    with _one_at_a_time():
-        stopped = [_stop(name) for name in reversed(NAMES)]
+def _deployment_environment(prefect_url: str, mlflow_url: str) -> dict[str, str]:
+    """The environment of servers, worker and deployments."""
+    python_path = [str(PACKAGE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    addresses = {
+        "PREFECT_API_URL": f"{prefect_url}/api",
+        "MLFLOW_TRACKING_URI": mlflow_url,
+        "PYTHONPATH": os.pathsep.join(python_path),
+    }
+    return dict(os.environ) | prefect_environment() | addresses
+
+
+def _start_and_wait(
+    prefect_health: str, mlflow_health: str, environment: dict[str, str], started: list[str]
+) -> None:
+    """Start both servers, and wait until they answer; the names of those that are started are added."""
+    commands = {PREFECT_SERVER: prefect_command(PREFECT_PORT), MLFLOW_SERVER: mlflow_command()}
+    health = {PREFECT_SERVER: prefect_health, MLFLOW_SERVER: mlflow_health}
+    waiting = {}
+    for name, command in commands.items():
+        if (process := processes.start(name, command, environment)) is not None:
+            started.append(name)
+            waiting[name] = process
+    for name, process in waiting.items():
+        _wait_for_server(name, health[name], process)
+
+
+def _wait_for_server(name: str, url: str, process: subprocess.Popen[bytes]) -> None:
+    processes.wait_until(lambda: is_up(url), process, name, processes.log_path(name))
+
+
+def register_deployments(environment: dict[str, str]) -> None:
+    """Create the work pool, and register the deployments of prefect.yaml.
+
+    Raises:
+        ServerError: Prefect refuses them.
+    """
+    for command in (
+        ["work-pool", "create", WORK_POOL, "--type", "process", "--overwrite"],
+        ["--no-prompt", "deploy", "--all"],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "prefect", *command],
+            cwd=PACKAGE,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            raise ServerError(f"prefect {' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+
+
+def stop_servers() -> int:
+    """Stop the processes of start_servers, and no others."""
+    with processes.exclusive():
+        stopped = [processes.stop(name, number) for name, number in STOP_SIGNALS.items()]
     if not any(stopped):
-        print("nothing is up")
+        print("nothing is running")
+    return 0
 
 
-def mlflow_ui() -> None:
-    """Become the MLflow server of the project, until Ctrl-C."""
-    mlflow = mlflow_settings()
-    _become("mlflow-server", mlflow["MLFLOW_HOST"], int(mlflow["MLFLOW_PORT"]), mlflow_command(), os.environ | environment() | mlflow)
+def run_mlflow_server() -> NoReturn:
+    """Replace this process by the MLflow server of the project, until Ctrl-C."""
+    settings = mlflow_settings()
+    _replace_process(
+        MLFLOW_SERVER,
+        (settings["MLFLOW_HOST"], int(settings["MLFLOW_PORT"])),
+        mlflow_command(),
+        os.environ | prefect_environment() | settings,
+    )
 
 
-def prefect_ui() -> None:
-    """Become a Prefect server on the project's database, until Ctrl-C."""
+def run_prefect_server() -> NoReturn:
+    """Replace this process by a Prefect server on the project's database, until Ctrl-C."""
     url = f"http://{HOST}:{PREFECT_PORT}/api"
-    _become("prefect-server", HOST, PREFECT_PORT, prefect_command(PREFECT_PORT), os.environ | environment() | {"PREFECT_API_URL": url})
+    _replace_process(
+        PREFECT_SERVER,
+        (HOST, PREFECT_PORT),
+        prefect_command(PREFECT_PORT),
+        os.environ | prefect_environment() | {"PREFECT_API_URL": url},
+    )
+
+
+def _replace_process(
+    name: str, address: tuple[str, int], command: Sequence[str], environment: dict[str, str]
+) -> NoReturn:
+    host, port = address
+    url = f"http://{host}:{port}"
+    if processes.is_started(name):
+        print(f"{name} is running already: {url} (stop it with make down)")
+        sys.exit(0)
+    _refuse_taken_port(name, host, port)
+    print(f"{url}  (Ctrl-C ends it)", flush=True)
+    os.chdir(home())
+    os.execve(command[0], list(command), environment)
 
 
 def prefect_command(port: int, *options: str) -> list[str]:
@@ -214,19 +290,31 @@ def prefect_command(port: int, *options: str) -> list[str]:
 
 
 def mlflow_command() -> list[str]:
-    """The tracking server of the project; it takes its options from the variables that mlflow_settings gives."""
+    """The project's tracking server, which takes its options from the variables of mlflow_settings."""
     return [sys.executable, "-m", "mlflow", "server"]
 
 
+def worker_command() -> list[str]:
+    """The worker that runs deployments in processes of their own."""
+    options = ["--pool", WORK_POOL, "--type", "process", "--name", "local"]
+    return [sys.executable, "-m", "prefect", "worker", "start", *options]
+
+
 def mlflow_settings() -> dict[str, str]:
-    """mlflow/server.env, with paths made absolute; variables of the same name in the environment win.
+    """The variables of mlflow/server.env, with absolute paths; those of the environment take precedence.
 
     Raises:
-        ServerError: a line of the file is no KEY=VALUE.
+        ServerError: there is no checkout, or a line of the file is not KEY=VALUE.
     """
-    path, settings = PROJECT / "mlflow" / "server.env", {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        line = line.strip()
+    path = PACKAGE / "mlflow" / "server.env"
+    if not path.is_file():
+        raise ServerError(
+            f"{path} is missing: it is only in a checkout of the project; elsewhere start `mlflow server`"
+            " yourself."
+        )
+    settings = {}
+    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        line = text.strip()
         if not line or line.startswith("#"):
             continue
         key, equals, value = line.partition("=")
@@ -235,138 +323,34 @@ def mlflow_settings() -> dict[str, str]:
         settings[key] = os.environ.get(key, value)
     store = settings["MLFLOW_BACKEND_STORE_URI"]
     if store.startswith("sqlite:///") and not store.startswith("sqlite:////"):
-        settings["MLFLOW_BACKEND_STORE_URI"] = f"sqlite:///{PROJECT / store.removeprefix('sqlite:///')}"
-    if "://" not in settings["MLFLOW_DEFAULT_ARTIFACT_ROOT"]:
-        settings["MLFLOW_DEFAULT_ARTIFACT_ROOT"] = (PROJECT / settings["MLFLOW_DEFAULT_ARTIFACT_ROOT"]).as_uri()
+        settings["MLFLOW_BACKEND_STORE_URI"] = f"sqlite:///{home() / store.removeprefix('sqlite:///')}"
+    artifacts = settings["MLFLOW_DEFAULT_ARTIFACT_ROOT"]
+    if "://" not in artifacts:
+        settings["MLFLOW_DEFAULT_ARTIFACT_ROOT"] = Path(home() / artifacts).as_uri()
     return settings
 
 
-@contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    """Hold the lock that keeps two calls of `up` or `down` apart."""
-    STATE.mkdir(exist_ok=True)
-    with (STATE / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _become(name: str, host: str, port: int, command: Sequence[str], settings: dict[str, str]) -> NoReturn:
-    url = f"http://{host}:{port}"
-    if _is_started(name):
-        print(f"{name} is up already: {url} (stop it with make down)")
-        sys.exit(0)
-    _refuse_taken_port(name, host, port)
-    print(f"{url}  (Ctrl-C ends it)", flush=True)
-    os.chdir(PROJECT)
-    os.execve(command[0], command, settings)
-
-
 def _refuse_taken_port(name: str, host: str, port: int) -> None:
+    """Refuse a port that another program than the one of this name listens on."""
+    if processes.is_started(name):
+        return
     with socket.socket() as probe:
         taken = probe.connect_ex((host, port)) == 0
     if taken:
-        raise ServerError(f"port {port}, which {name} needs, is taken by another program: stop that one first.")
+        raise ServerError(
+            f"port {port}, which {name} needs, is taken by another program: stop that program first."
+        )
 
 
-def _start(name: str, command: list[str], settings: dict[str, str], started: list[str]) -> subprocess.Popen | None:
-    """Start a process unless it is up; notes it in a record, and in `started`."""
-    if _is_started(name):
-        print(f"{name} is up already")
-        return None
-    _stop(name)  # what an earlier one, which died, may have left
-    print(f"starting {name} ...", flush=True)
-    mark = uuid.uuid4().hex
-    with (STATE / f"{name}.log").open("wb") as output:
-        process = subprocess.Popen(
-            command, cwd=PROJECT, env=settings | {MARK: mark}, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
-    started.append(name)
-    record = {"pid": process.pid, "started": start_time(process.pid), "mark": mark}
-    (STATE / f"{name}.json").write_text(json.dumps(record), encoding="utf-8")
-    return process
-
-
-def _stop(name: str) -> bool:
-    """End a process that `up` started, and what it started itself; says whether there was something to end."""
-    path = STATE / f"{name}.json"
-    if not path.is_file():
-        return False
-    record = json.loads(path.read_text(encoding="utf-8"))
-    alive = is_alive(record)
-    if alive:
-        _signal(record["pid"], signal.SIGTERM if name == "mlflow-server" else signal.SIGINT)
-        _wait_for_end(lambda: is_alive(record), 15)
-        if is_alive(record):
-            _signal(record["pid"], signal.SIGKILL)
-            _wait_for_end(lambda: is_alive(record), 5)
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for pid in marked(record["mark"]):
-            _signal(pid, number)
-        _wait_for_end(lambda: bool(marked(record["mark"])), 5)
-    path.unlink()
-    if alive:
-        print(f"stopped {name} (process {record['pid']})")
-    return alive
-
-
-def is_alive(record: dict[str, Any]) -> bool:
-    """Whether a process is still there and is the same one: process ids are given again, start times are not.
-
-    Args:
-        record: its `pid`, and its start time (`started`) as start_time gave it.
-    """
-    now = start_time(record["pid"])
-    return now is not None and now == record["started"]
-
-
-def start_time(pid: int) -> str | None:
-    """When a process was started (clock ticks since boot on Linux, else `ps`'s date); None if there is none or it is a zombie."""
-    stat = Path(f"/proc/{pid}/stat")
-    if Path("/proc/self/stat").is_file():
-        try:
-            state, *fields = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        except (OSError, ValueError):
-            return None
-        return None if state in "ZX" else fields[18]
-    done = subprocess.run(["ps", "-o", "lstart=,stat=", "-p", str(pid)], capture_output=True, text=True, env=os.environ | {"LC_ALL": "C"})
-    words = done.stdout.split()
-    return " ".join(words[:-1]) if words and not words[-1].startswith("Z") else None
-
-
-def marked(mark: str) -> list[int]:
-    """The processes in whose environment a mark stands (where there is /proc; elsewhere none)."""
-    wanted, found = f"{MARK}={mark}".encode(), []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if wanted in path.read_bytes().split(b"\0") and start_time(int(path.parent.name)):
-                found.append(int(path.parent.name))
-        except OSError:  # it has ended, or is another person's
-            continue
-    return found
-
-
-def _is_started(name: str) -> bool:
-    path = STATE / f"{name}.json"
-    return path.is_file() and is_alive(json.loads(path.read_text(encoding="utf-8")))
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, number)
-
-
-def _wait_for_end(is_there: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while is_there() and time.monotonic() < deadline:
-        time.sleep(0.1)
-
-
-def _last_words(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()] if log.is_file() else []
-    return f" ({lines[-1][:300]}); see {log}." if lines else f"; see {log}."
-
+COMMANDS = {
+    "up": start_servers,
+    "down": stop_servers,
+    "mlflow-ui": run_mlflow_server,
+    "prefect-ui": run_prefect_server,
+}
 
 if __name__ == "__main__":
     try:
-        {"up": up, "down": down, "mlflow-ui": mlflow_ui, "prefect-ui": prefect_ui}[sys.argv[1]]()
+        COMMANDS[sys.argv[1]]()
     except ServerError as error:
         sys.exit(f"error: {error}")

@@ -1,24 +1,30 @@
-"""Tasks that get the backbones and the data."""
+"""Tasks that fetch the backbones and prepare the data."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from prefect import get_run_logger
 
-from components.config import Recipe
-from components.data.records import DataError
-from components.models.adapters import write_atomically
+from components.config import PolicyConfig, Recipe, ThoughtsConfig
+from components.data.records import DataError, read_rows
+from components.data.report import PreparationReport
+from components.io import file_hash, write_atomically, write_json
 from tasks.devices import POOL
-from tasks.runs import file_hash, write_json
 from tasks.uncached import task
 
+if TYPE_CHECKING:
+    from components.alignment.thoughts import TreeModels, TreeSettings
+    from components.data.questions import Question
 
-@task(task_run_name="fetch backbone {name}")
+
+@task(name="fetch backbone {name}")
 def fetch_backbone(name: str) -> str:
-    """Make sure that a backbone is there; gives what from_pretrained takes for it."""
+    """Make sure that a backbone is present, and return its folder or hub id for from_pretrained."""
     from components.models import backbone
 
     return backbone.fetch_backbone(name)
@@ -26,124 +32,263 @@ def fetch_backbone(name: str) -> str:
 
 @task()
 def check_eight_bit(recipe: Recipe) -> None:
-    """Refuse 8 bits that a device of this run cannot do, before anything is grown or trained.
+    """Refuse 8-bit settings that a device of this run does not support, before anything is trained.
 
     Raises:
-        EightBitError: naming the key that asks for them.
+        EightBitError: naming the key.
     """
-    from components.federation.strategy import federated_sections
-    from components.models.backbone import choose_device
-    from components.models.eight_bit import PLAIN, check
+    from components.models.backbone import choose_devices
+    from components.models.eight_bit import check_support
 
-    judge, asked = recipe.evaluation.judge, {"policy.backbone.quantization": recipe.policy.backbone.quantization, "federation.optimizer.name": recipe.federation.optimizer.name}
-    if federated_sections(recipe)[0] == "selector":
-        asked["selector.backbone.quantization"] = recipe.selector.backbone.quantization
-    if judge.kind == "selector":
-        asked |= {"evaluation.judge.selector.backbone.quantization": judge.selector.backbone.quantization, "evaluation.judge.optimizer.name": judge.optimizer.name}
-    for key, value in asked.items():
-        for device in choose_device(recipe.runtime.devices) if value in PLAIN else ():
-            check(key, value, device)
-
-
-@task()
-def note_backbones(backbones: dict[str, str], path: Path) -> None:
-    """Write down which backbones a recipe uses: the hashes of a local folder's files; of a hub id only the name."""
-    write_json(path, {
-        name: {file.name: file_hash(file) for file in sorted(Path(source).iterdir()) if file.is_file()} if Path(source).is_dir() else {}
-        for name, source in backbones.items()})
+    options = recipe.federation.options
+    settings: dict[str, str] = {
+        "policy.backbone.quantization": recipe.policy.backbone.quantization,
+        "federation.optimizer.name": recipe.federation.optimizer.name,
+        f"{options.trained_model}.backbone.quantization": options.trained_section(
+            recipe
+        ).backbone.quantization,
+    }
+    settings |= recipe.evaluation.judge.eight_bit_settings()
+    for key, value in settings.items():
+        for device in choose_devices(recipe.runtime.devices):
+            check_support(key, value, device)
 
 
 @task()
-def grow_trees(recipe: Recipe, folder: Path, shared: Path) -> dict[str, Any]:
-    """Grow the recipe's trees of thoughts, as far as they are not there, and put those of its questions into a folder, a file a set.
+def record_backbones(backbones: dict[str, str], path: Path) -> None:
+    """Record the hashes of the files of each backbone, by name; none for a hub id."""
+    hashes: dict[str, dict[str, str]] = {}
+    for name, source in backbones.items():
+        files = sorted(Path(source).iterdir()) if Path(source).is_dir() else []
+        hashes[name] = {file.name: file_hash(file) for file in files if file.is_file()}
+    write_json(path, hashes)
+
+
+@dataclass(frozen=True)
+class QuestionCounts:
+    """Number of questions of a set, and of the rows of the set that were left out, by reason."""
+
+    questions: int
+    dropped: dict[str, int]
+
+
+@dataclass(frozen=True)
+class LoadedQuestions:
+    """The questions of a recipe by set, and their counts."""
+
+    by_set: dict[str, list[Question]]
+    counts: dict[str, QuestionCounts]
+
+
+@task()
+def grow_trees(recipe: Recipe, folder: Path, shared: Path) -> dict[str, QuestionCounts]:
+    """Grow the recipe's missing trees of thoughts, and write all of them, a file per set.
 
     Args:
-        recipe: its sections thoughts and policy are used.
-        folder: written; only trees of this recipe's questions are in it afterwards.
-        shared: where trees are kept for other runs; each is there as soon as it is whole.
+        recipe: its sections thoughts and policy.
+        folder: written; afterwards it has trees of this recipe's questions only.
+        shared: trees for all runs; each is written as soon as it is complete.
 
     Returns:
-        by set, the questions, and the rows of the set that were left out by reason.
+        the counts of each set.
 
     Raises:
-        DataError: the questions cannot be read, or one is asked twice, in one set or in two, or is to be asked when the policy is measured.
+        DataError: the questions cannot be read; or one is used twice, in one set or in two, or also
+            evaluates the policy.
     """
-    from components.alignment.thoughts import build_models, grow_all, set_templates, settings_key, shorten
-    from components.data.questions import load_section, render, shared_questions
-    from components.data.templates import load as load_template
-    from components.data.trees import tree_line
-    from components.evaluation.answers import load_asked
-    from components.models.backbone import load_tokenizer
-
     folder.mkdir(parents=True, exist_ok=True)
     for old in (folder / "done", *folder.glob("*.jsonl")):
         old.unlink(missing_ok=True)
     if recipe.thoughts is None:
         return {}
-    log, config, report = get_run_logger(), recipe.thoughts, {}
-    asked: dict[str, list[Any]] = {}
-    for n, section in enumerate(config.questions):
-        questions, dropped = load_section(section, recipe.seed, f"thoughts.questions[{n}]")
-        asked.setdefault(section.set, []).extend(questions)
-        report.setdefault(section.set, {"questions": 0, "dropped": {}})
-        report[section.set]["questions"] += len(questions)
-        report[section.set]["dropped"] = dict(Counter(report[section.set]["dropped"]) + Counter(dropped))
-    if twice := shared_questions(f"{name}/{question.id}" for name, questions in asked.items() for question in questions):
-        one, other = (name.partition("/")[0] for name in twice[0])
-        raise DataError(f"thoughts.questions: sets {one} and {other} share {len(twice)} questions, e.g. {' and '.join(twice[0])}, so that one client could be measured by what another trains on: "
-                        "give each set a part of its own, such as part: [0, 2] and [1, 2]")
-    if recipe.evaluation.questions:
-        load_asked(recipe.evaluation.questions.questions, recipe.seed, {f"{name}/{question.id}": render(question) for name, questions in asked.items() for question in questions})
-    if config.max_question_tokens is not None:
-        tokenizer = load_tokenizer(recipe.policy.backbone)
-        asked = {name: [shorten(question, tokenizer, config.max_question_tokens) for question in questions] for name, questions in asked.items()}
-    templates = {name: set_templates(name) for name in asked}
-    turns = [load_template(recipe.policy.template, "policy"), load_template("thoughts/policy", "policy")]
-    keys = {name: settings_key(config, recipe.policy.model_dump(mode="json", exclude={"lora"}), [*templates[name], *turns], recipe.seed) for name in asked}
-    with POOL.borrow(recipe) as device:
-        models: list[Any] = []
-
-        def build() -> tuple[Any, Any]:
-            models[:] = models or [build_models(recipe.policy, config, device)]
-            return models[0]
-
-        for name, questions in asked.items():
-            if len({question.id for question in questions}) < len(questions):
-                raise DataError(f"thoughts.questions: the parts of set {name} share questions; give each its own, such as part: [0, 2] and [1, 2]")
-            trees = grow_all(questions, shared / f"{name}.jsonl", build, config, templates, keys, recipe.seed,
-                             lambda done, total, name=name: log.info("trees of %s: %d of %d", name, done, total) if done % max(1, total // 30) == 0 or done == total else None)
-            write_atomically(folder / f"{name}.jsonl", b"".join(tree_line(tree) for tree in trees))
+    loaded = _load_questions(recipe.thoughts, recipe.seed)
+    _refuse_evaluated_questions(recipe, loaded.by_set)
+    questions_by_set = _truncate_contexts(loaded.by_set, recipe)
+    with POOL.borrow(recipe.runtime) as device:
+        models = _LazyModels(recipe.policy, recipe.thoughts, device)
+        for name, questions in questions_by_set.items():
+            _grow_set(name, questions, recipe, models, folder, shared)
     POOL.release()
-    return report
+    return loaded.counts
+
+
+class _LazyModels:
+    """The models that grow trees, loaded when the first tree is missing."""
+
+    def __init__(self, policy: PolicyConfig, thoughts: ThoughtsConfig, device: str) -> None:
+        self.policy = policy
+        self.thoughts = thoughts
+        self.device = device
+        self._models: TreeModels | None = None
+
+    def load(self) -> TreeModels:
+        from components.alignment.thoughts import build_models
+
+        if self._models is None:
+            self._models = build_models(self.policy, self.thoughts, self.device)
+        return self._models
+
+
+def _grow_set(
+    name: str,
+    questions: Sequence[Question],
+    recipe: Recipe,
+    models: _LazyModels,
+    folder: Path,
+    shared: Path,
+) -> None:
+    """Grow the missing trees of a question set, and write all of them."""
+    from components.alignment.thoughts import grow_missing_trees
+    from components.data.trees import tree_line
+
+    settings = {name: _tree_settings(name, recipe, models.thoughts)}
+    path = shared / f"{name}.jsonl"
+    trees = grow_missing_trees(questions, path, models.load, settings, _log_trees(name))
+    write_atomically(folder / f"{name}.jsonl", b"".join(tree_line(tree) for tree in trees))
+
+
+def _tree_settings(name: str, recipe: Recipe, thoughts: ThoughtsConfig) -> TreeSettings:
+    from components.alignment.thoughts import TreeSettings, load_thought_templates, settings_key
+    from components.data.templates import load as load_template
+
+    templates = load_thought_templates(name)
+    turns = [load_template(recipe.policy.template, "policy"), load_template("thoughts/policy", "policy")]
+    key = settings_key(thoughts, recipe.policy, [*templates, *turns], recipe.seed)
+    return TreeSettings(thoughts, templates, key, recipe.seed)
+
+
+def _refuse_evaluated_questions(recipe: Recipe, questions_by_set: Mapping[str, Sequence[Question]]) -> None:
+    """Refuse questions that also evaluate the policy."""
+    from components.data.questions import render
+    from components.evaluation.answers import load_evaluation_questions
+
+    if recipe.evaluation.questions is None:
+        return
+    grown: dict[str, str] = {}
+    for name, questions in questions_by_set.items():
+        grown |= {f"{name}/{question.id}": render(question) for question in questions}
+    load_evaluation_questions(recipe.evaluation.questions.questions, recipe.seed, grown)
+
+
+def _truncate_contexts(
+    questions_by_set: dict[str, list[Question]], recipe: Recipe
+) -> dict[str, list[Question]]:
+    from components.alignment.thoughts import truncate_context
+    from components.models.backbone import load_tokenizer
+
+    limit = recipe.thoughts.max_question_tokens if recipe.thoughts is not None else None
+    if limit is None:
+        return questions_by_set
+    tokenizer = load_tokenizer(recipe.policy.backbone)
+    return {
+        name: [truncate_context(question, tokenizer, limit) for question in questions]
+        for name, questions in questions_by_set.items()
+    }
+
+
+def _load_questions(config: ThoughtsConfig, seed: int) -> LoadedQuestions:
+    from components.data.questions import load_section
+
+    questions: dict[str, list[Question]] = {}
+    dropped: dict[str, Counter[str]] = {}
+    for i, section in enumerate(config.questions):
+        loaded, counts = load_section(section, seed, f"thoughts.questions[{i}]")
+        questions.setdefault(section.set, []).extend(loaded)
+        dropped.setdefault(section.set, Counter()).update(counts)
+    _refuse_repeated_questions(questions)
+    return LoadedQuestions(
+        questions, {name: QuestionCounts(len(questions[name]), dict(dropped[name])) for name in questions}
+    )
+
+
+def _refuse_repeated_questions(questions_by_set: Mapping[str, Sequence[Question]]) -> None:
+    from components.data.questions import shared_questions
+
+    names: list[str] = []
+    for name, questions in questions_by_set.items():
+        names += [f"{name}/{question.id}" for question in questions]
+    shared = shared_questions(names)
+    if shared:
+        one, other = (name.partition("/")[0] for name in shared[0])
+        raise DataError(
+            f"thoughts.questions: sets {one} and {other} share {len(shared)} questions, e.g."
+            f" {' and '.join(shared[0])}, so that one client could be measured by what another trains on:"
+            " give each set a part of its own, such as part: [0, 2] and [1, 2]"
+        )
+    for name, questions in questions_by_set.items():
+        if len({question.id for question in questions}) < len(questions):
+            raise DataError(
+                f"thoughts.questions: the parts of set {name} share questions; give each its own, such as"
+                " part: [0, 2] and [1, 2]"
+            )
+
+
+def _log_trees(name: str) -> Callable[[int, int], None]:
+    log = get_run_logger()
+
+    def progress(done: int, total: int) -> None:
+        if done % max(1, total // 30) == 0 or done == total:
+            log.info("trees of %s: %d of %d", name, done, total)
+
+    return progress
 
 
 @task()
-def prepare_data(recipe: Recipe, folder: Path, trees: Path | None = None) -> dict[str, Any]:
-    """Load, split, partition and validate the recipe's data into a folder; gives the report. Trees that the recipe grew are in a folder of their own."""
+def prepare_data(recipe: Recipe, folder: Path, trees: Path) -> PreparationReport:
+    """Load, split, partition and validate the recipe's data into a folder.
+
+    Args:
+        recipe: the recipe.
+        folder: written.
+        trees: folder of the trees that the run grew.
+
+    Returns:
+        the report of the preparation.
+
+    Raises:
+        DataError: data are missing, or a split that a phase needs is empty.
+    """
     from components.data.prepare import prepare
-    from components.data.records import read_rows
-    from components.evaluation.alpaca import check_alpaca_eval, check_prompts, instructions_of
-    from components.evaluation.answers import grown_questions, load_asked
-    from components.evaluation.judges import check_judge
-    from components.federation.strategy import federated_sections
+    from components.evaluation.alpaca import annotator_instructions, check_alpaca_eval, check_prompts
+    from components.evaluation.answers import load_evaluation_questions, tree_questions
+    from components.evaluation.judges.base import judge_section
 
     if recipe.evaluation.alpaca_eval:
         check_alpaca_eval(recipe.evaluation.alpaca_eval)
     if recipe.evaluation.questions:
-        load_asked(recipe.evaluation.questions.questions, recipe.seed, grown_questions(recipe, trees or folder))
-    data = recipe.data if recipe.thoughts is None else recipe.data.model_copy(update={"path" if recipe.data.source == "thoughts" else "trees": str(trees)})
-    report = prepare(data, recipe.seed, folder)
-    check_judge(recipe.evaluation.judge, folder)
+        with_trees = tree_questions(recipe.data, trees if recipe.thoughts is not None else None)
+        load_evaluation_questions(recipe.evaluation.questions.questions, recipe.seed, with_trees)
+    data = recipe.data
+    if recipe.thoughts is not None:
+        key = "path" if data.source == "thoughts" else "trees"
+        data = data.model_copy(update={key: str(trees)})
+    report = prepare(data, recipe.seed, folder, recipe.runtime.data_docs)
+    judge_section(recipe.evaluation.judge).check_data(folder)
     if recipe.evaluation.alpaca_eval:
-        asked = read_rows(folder / "prompts.parquet", split="test")["prompt"]
-        check_prompts(recipe.evaluation.alpaca_eval, asked, instructions_of(recipe, asked))
-    prompts, splits = report["rows"]["prompts"], report["splits"]
-    labels = federated_sections(recipe)[0] == "selector"  # a policy that clients train is not aligned afterwards
-    for count, what, elsewhere in (
-            *([(prompts.get("align", 0), "server prompts to align on", ", or take them from elsewhere (data.align_prompts)")] if labels else []),
-            (prompts.get("test", 0), "held-out prompts to evaluate on", ", or take them from elsewhere (data.test_prompts)"),
-            (splits.get("test", 0), "held-out pairs to measure the selector on", ""),
-            (splits.get("train", 0), "pairs to train on", "")):
-        if not count:
-            raise DataError(f"source {recipe.data.source} leaves no {what}: see data.test, data.validation and data.options (e.g. align_share){elsewhere}.")
+        prompts = read_rows(folder / "prompts.parquet", split="test")["prompt"]
+        instructions = annotator_instructions(
+            prompts, recipe.policy.template, recipe.data.test_prompts, recipe.evaluation.alpaca_eval
+        )
+        check_prompts(recipe.evaluation.alpaca_eval, prompts, instructions)
+    _check_splits(recipe, report)
     return report
+
+
+def _check_splits(recipe: Recipe, report: PreparationReport) -> None:
+    """Refuse data without rows that a phase needs."""
+    prompts = report.rows.prompts
+    required = {
+        "held-out prompts to evaluate on": (prompts.get("test", 0), "data.test_prompts"),
+        "held-out pairs to measure accuracy on": (report.splits.get("test", 0), ""),
+        "pairs to train on": (report.splits.get("train", 0), ""),
+    }
+    if recipe.federation.options.needs_server_prompts:
+        align = {"server prompts to align on": (prompts.get("align", 0), "data.align_prompts")}
+        required = align | required
+    for rows, (count, key) in required.items():
+        if not count:
+            elsewhere = f", or take them from elsewhere ({key})" if key else ""
+            raise DataError(
+                f"source {recipe.data.source} leaves no {rows}: see data.test, data.validation and"
+                f" data.options (e.g. align_share){elsewhere}."
+            )

@@ -1,10 +1,10 @@
 """The device pool of a worker process, and the models that stay resident in it.
 
-Prefect's concurrency limits count tasks but give none of them a device, so this does: a task borrows a device for as
-long as it runs. A learner (frozen backbone and adapter slot) is built once per device and stays there until another
-kind is asked for; adapters are swapped into it in place. The pool is the one object of the project that lives as
-long as its process, because the memory of a device does too. It also keeps what the reference says of pairs, which the arms of a
-benchmark would otherwise each compute again.
+Prefect's concurrency limits count tasks but assign no device, so the pool does: a task borrows a
+device while it runs. A trainer (frozen backbone and adapter slot) is built once per device and
+stays there until another recipe's is needed; adapters are swapped into it. The pool is the only
+object of the project that lives as long as its process, because the memory of a device does. It
+also keeps the reference's log-probabilities of pairs, which the arms of a benchmark share.
 """
 
 from __future__ import annotations
@@ -16,104 +16,128 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from components.config import Recipe, RecipeError
-from components.environment import give_back_memory
-from components.federation.clients import LEARNERS
-from components.federation.learners import Learner, PolicyLearner
-from components.learning.references import References
-from components.models.backbone import active_dropout, choose_device
+from components.config import BackboneConfig, Recipe, RecipeError, RuntimeConfig
+from components.environment import release_memory
+from components.federation.clients.base import Trainer
+from components.federation.clients.worker import build_trainer
+from components.learning.references import ReferenceCache
+from components.models.backbone import choose_devices, find_active_dropout
 
 Slot = tuple[str, int]
-"""A device, and which of the models on it: the CPU may have several, a GPU has one."""
+"""A device, and the index of a model on it: a CPU may have several, a GPU has one."""
 
 
 class DevicePool:
-    """Slots on devices, each lent to one task at a time, with the learner that is resident in it."""
+    """Slots on devices, each lent to one task at a time, with a resident trainer."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._building = threading.Lock()
         self._free: queue.PriorityQueue[Slot] | None = None
-        self._residents: dict[Slot, tuple[str, Learner]] = {}
-        self._references: tuple[str, References] = ("", References())
+        self._residents: dict[Slot, tuple[str, Trainer]] = {}
+        self._references: tuple[str, ReferenceCache] = ("", ReferenceCache())
+
+    def __reduce__(self) -> str:
+        """Pickle the pool by its name, so that a task in another process uses that process's pool."""
+        return "POOL"
 
     @contextmanager
-    def borrow(self, recipe: Recipe) -> Iterator[str]:
+    def borrow(self, runtime: RuntimeConfig) -> Iterator[str]:
         """Wait for a free device and hold it."""
-        with self._borrow_slot(recipe) as (device, _):
+        with self._borrow_slot(runtime) as (device, _):
             yield device
 
     @contextmanager
-    def borrow_learner(self, recipe: Recipe, objective: str, mapped: bool = False) -> Iterator[Learner]:
-        """Hold a device and the learner on it, built at the first time.
+    def borrow_trainer(self, recipe: Recipe, mapped: bool = False) -> Iterator[Trainer]:
+        """Hold a device and the trainer of the recipe's method on it.
 
         Args:
-            mapped: whether other tasks run at the same time, with which the threads of the CPU are shared.
+            recipe: the recipe.
+            mapped: whether other tasks run concurrently, with which the threads of the CPU are
+                shared.
 
         Raises:
-            RecipeError: clients are to train side by side on the CPU, and the model has dropout.
+            RecipeError: clients are to train concurrently on the CPU, and the model has dropout.
         """
-        key = f"{objective}/{recipe.fingerprint('selector', 'policy', 'federation', 'rewards', 'runtime')}"
-        with self._borrow_slot(recipe, mapped) as slot:
+        key = recipe.fingerprint("selector", "policy", "federation", "rewards", "runtime")
+        with self._borrow_slot(recipe.runtime, mapped) as slot:
             resident = self._residents.get(slot)
             if resident is None or resident[0] != key:
-                self._residents.pop(slot, None)  # its memory, before another model is loaded
-                with self._building:  # transformers sets defaults of the whole process while it loads
-                    learner = LEARNERS[objective](recipe, slot[0])
-                if isinstance(learner, PolicyLearner):
-                    learner.references = self._known(f"{slot[0].partition(':')[0]}/{recipe.policy.backbone.model_dump_json()}")
-                if recipe.runtime.cpu_workers > 1 and slot[0] == "cpu" and (names := active_dropout(learner.model)):
-                    raise RecipeError(
-                        f"runtime.cpu_workers is {recipe.runtime.cpu_workers}, but the model has dropout ({names[0]}), and clients that share the CPU's one generator "
-                        "would not draw the same numbers again: set lora.dropout to 0 (and take a backbone without its own), or cpu_workers to 1.")
-                resident = self._residents[slot] = (key, learner)
+                self._residents.pop(slot, None)  # frees its memory before another model is loaded
+                resident = self._residents[slot] = (key, self._build(recipe, slot))
             yield resident[1]
 
+    def _build(self, recipe: Recipe, slot: Slot) -> Trainer:
+        device = slot[0]
+        with self._building:  # transformers sets defaults of the whole process while it loads
+            trainer = build_trainer(recipe, device)
+        trainer.references = self._reference_cache(recipe.policy.backbone, device)
+        workers = recipe.runtime.cpu_workers
+        if workers > 1 and device == "cpu" and (names := find_active_dropout(trainer.model)):
+            raise RecipeError(
+                f"runtime.cpu_workers is {workers}, but the model has dropout ({names[0]}), and clients that"
+                " share the CPU's one generator would not draw the same numbers again: set lora.dropout to 0"
+                " (and use a backbone without dropout), or cpu_workers to 1."
+            )
+        return trainer
+
     @contextmanager
-    def _borrow_slot(self, recipe: Recipe, mapped: bool = False) -> Iterator[Slot]:
+    def _borrow_slot(self, runtime: RuntimeConfig, mapped: bool = False) -> Iterator[Slot]:
         with self._lock:
             if self._free is None:
-                self._free = queue.PriorityQueue()  # the first one that is free: tasks that run alone have the same one each time, with its learner and what that remembers
-                for slot in device_slots(recipe):
+                # The lowest free slot is lent first, so that tasks that run alone find the same
+                # resident trainer.
+                self._free = queue.PriorityQueue()
+                for slot in device_slots(runtime):
                     self._free.put(slot)
             free = self._free
         slot = free.get()
         try:
-            set_threads(recipe, mapped)
+            set_threads(runtime, mapped)
             yield slot
         finally:
             free.put(slot)
 
-    def _known(self, backbone: str) -> References:
-        """What is known of a backbone's references, by all slots, phases and runs of this process; of one backbone at a time."""
+    def _reference_cache(self, backbone: BackboneConfig, device: str) -> ReferenceCache:
+        """The cache of one backbone on one type of device, for all slots, phases and runs.
+
+        It is replaced when another backbone is used.
+        """
+        key = f"{device.partition(':')[0]}/{backbone.model_dump_json()}"
         with self._lock:
-            if self._references[0] != backbone:
-                self._references = (backbone, References())
+            if self._references[0] != key:
+                self._references = (key, ReferenceCache())
             return self._references[1]
 
     def release(self) -> None:
-        """Forget the resident learners and the devices, so that the next phase has their memory."""
+        """Drop the resident trainers and the devices, so that the next phase has their memory."""
         with self._lock:
             self._residents.clear()
             self._free = None
         gc.collect()
-        give_back_memory()
+        release_memory()
 
 
 POOL = DevicePool()
 
 
-def device_slots(recipe: Recipe) -> list[Slot]:
-    """Where tasks of a recipe may run at the same time: once on each GPU, runtime.cpu_workers times on the CPU."""
-    return [(device, n) for device in choose_device(recipe.runtime.devices) for n in range(recipe.runtime.cpu_workers if device == "cpu" else 1)]
+def device_slots(runtime: RuntimeConfig) -> list[Slot]:
+    """Where tasks may run concurrently: once on each GPU, runtime.cpu_workers times on the CPU."""
+    slots: list[Slot] = []
+    for device in choose_devices(runtime.devices):
+        slots += [(device, n) for n in range(runtime.cpu_workers if device == "cpu" else 1)]
+    return slots
 
 
-def set_threads(recipe: Recipe, mapped: bool = False) -> None:
-    """Set the threads of a CPU operation, which a result depends on in its last bits; mapped tasks have an even share."""
+def set_threads(runtime: RuntimeConfig, mapped: bool = False) -> None:
+    """Set the threads of a CPU operation; mapped tasks share them evenly.
+
+    The last bits of a result depend on them.
+    """
     import torch
 
-    threads = recipe.runtime.torch_threads or available_cores()
-    torch.set_num_threads(max(1, threads // recipe.runtime.cpu_workers) if mapped else threads)
+    threads = runtime.torch_threads or available_cores()
+    torch.set_num_threads(max(1, threads // runtime.cpu_workers) if mapped else threads)
 
 
 def available_cores() -> int:

@@ -1,27 +1,53 @@
-"""Tasks of the federated rounds: the clients' work on a device, and the server's step."""
+"""Tasks of the federated rounds: the clients' work on devices, and measurements between rounds."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prefect import runtime
+from prefect import runtime, unmapped
 from prefect.futures import PrefectFuture
 
 from components.config import Recipe
-from components.data.records import DataError
+from components.data.records import DataError, read_clients, read_rows
+from components.evaluation.accuracy import accuracy_report, sample_evenly
+from components.federation import rounds
+from components.federation.clients.context import ClientContexts
+from components.federation.clients.worker import finished_update, run_job
 from components.federation.commits import Commits
-from components.federation.strategy import Failure, Federation, Job, ServerState, Strategy, Update, build_federation
-from components.models.adapters import AdapterRef, AdapterStore
-from components.seeding import generator
+from components.federation.outcome import Workspace, load_outcome
+from components.federation.postprocessing import postprocessors_of
+from components.federation.protocol import (
+    Failure,
+    Federation,
+    Job,
+    MeasureJob,
+    ServerState,
+    Strategy,
+    Update,
+    build_federation,
+    method_of,
+)
+from components.io import file_hash, write_atomically
+from components.models.adapters import AdapterStore
+from components.results import (
+    AccuracyReport,
+    ExportedAdapter,
+    Metrics,
+    OutcomeRecord,
+    RoundEvaluation,
+)
 from tasks.devices import POOL
-from tasks.runs import read_json, write_json
+from tasks.rewards import rewards_fingerprint
+from tasks.runner import placement
+from tasks.runs import Run
 from tasks.uncached import task
 
 
 class ClientsFailed(RuntimeError):
-    """Some clients of a shard failed; the others' updates are kept.
+    """Some clients of a shard failed; the others' updates are stored.
 
     Attributes:
         reasons: by client.
@@ -33,13 +59,23 @@ class ClientsFailed(RuntimeError):
 
 
 @task()
-def form_federation(recipe: Recipe, trains: str, prepared: Path, commits: Commits) -> Federation:
-    """Who takes part, and the adapter that everybody starts from."""
-    from components.data.records import read_clients
-
-    with POOL.borrow_learner(recipe, trains) as learner:
-        initial = commits.store.put(learner.initial_adapter(recipe.seed))
+def form_federation(recipe: Recipe, prepared: Path, commits: Commits) -> Federation:
+    """The participating clients, and the adapter that all of them start from."""
+    with POOL.borrow_trainer(recipe) as trainer:
+        initial = commits.store.put(trainer.initial_adapter(recipe.seed))
     return build_federation(read_clients(prepared), initial, recipe.federation.clients_per_round)
+
+
+def open_commits(run: Run, recipe: Recipe) -> Commits:
+    """The commits of a run; their fingerprint covers the settings, data and rewards of the rounds."""
+    method = method_of(recipe.federation)
+    parts = [
+        recipe.fingerprint(*method.recipe_sections(recipe)),
+        file_hash(run.prepared / "pairs.parquet")[:16] + rewards_fingerprint(recipe.rewards, run.prepared),
+    ]
+    if method.scores_completions:  # the measures between the rounds use the held-out prompts
+        parts.append(file_hash(run.prepared / "prompts.parquet")[:16])
+    return Commits(run.federation, "-".join(parts))
 
 
 def _shard_name() -> str:
@@ -47,23 +83,24 @@ def _shard_name() -> str:
     return f"round {jobs[0].round + 1}: {jobs[0].kind} {', '.join(job.client for job in jobs)}"
 
 
-@task(task_run_name=_shard_name)
-def run_clients(shard: list[Job], recipe: Recipe, pairs: Path, store: Path) -> list[Update]:
-    """Carry out the jobs of a shard of clients, one after the other, on one device.
+@task(name=_shard_name)
+def run_shard(shard: list[Job], recipe: Recipe, pairs: Path, store: Path) -> list[Update]:
+    """Run the jobs of a shard of clients, one after the other, on one device.
 
-    A client that fails does not keep the others from their work. Updates that an earlier attempt finished are taken
-    as they are, so a retry repeats only what failed.
+    A client that fails does not stop the others. Updates that an earlier attempt finished are read,
+    so a retry repeats only the failed clients.
 
     Raises:
-        ClientsFailed: after all were tried, naming those that failed.
+        ClientsFailed: after all clients were tried, naming those that failed.
     """
-    from components.federation.clients import run_job
-
-    updates, reasons = [], {}
-    with POOL.borrow_learner(recipe, shard[0].objective, mapped=True) as learner:
+    contexts = ClientContexts(AdapterStore(store), pairs)
+    postprocessors = postprocessors_of(recipe.federation)
+    updates = []
+    reasons = {}
+    with POOL.borrow_trainer(recipe, mapped=True) as trainer:
         for job in shard:
             try:
-                updates.append(run_job(job, learner, pairs, AdapterStore(store)))
+                updates.append(run_job(job, trainer, contexts, postprocessors))
             except Exception as error:
                 reasons[job.client] = f"{type(error).__name__}: {error}"
     if reasons:
@@ -71,100 +108,118 @@ def run_clients(shard: list[Job], recipe: Recipe, pairs: Path, store: Path) -> l
     return updates
 
 
-def gather(futures: Sequence[PrefectFuture], shards: Sequence[list[Job]], store: AdapterStore) -> list[Update | Failure]:
-    """An update or a failure for each job, once all mapped tasks have ended.
+@dataclass(frozen=True)
+class PrefectTransport:
+    """Maps the jobs of a step to Prefect tasks, a shard of clients each.
 
-    Of a shard whose task failed for good, the clients that had finished still count.
+    Attributes:
+        recipe: the recipe.
+        pairs: the prepared pairs.
+        store: the adapter store.
     """
-    from components.federation.clients import finished_update
 
-    outcomes: list[Update | Failure] = []
+    recipe: Recipe
+    pairs: Path
+    store: AdapterStore
+
+    def run(self, jobs: Sequence[Job]) -> list[Update | Failure]:
+        """An update or a failure for each job, once all tasks have ended."""
+        shards = rounds.split_shards(jobs, self.recipe.federation.clients_per_task)
+        mapped = run_shard.with_options(retries=self.recipe.runtime.retries, retry_delay_seconds=1)
+        with placement(self.recipe.runtime):
+            futures = mapped.map(
+                shards,
+                recipe=unmapped(self.recipe),
+                pairs=unmapped(self.pairs),
+                store=unmapped(self.store.root),
+            )
+        return collect_answers(futures, shards, self.store)
+
+
+def collect_answers(
+    futures: Sequence[PrefectFuture[list[Update]]], shards: Sequence[list[Job]], store: AdapterStore
+) -> list[Update | Failure]:
+    """An update or a failure for each job.
+
+    Of a shard whose task failed after all retries, the updates of clients that had finished still
+    count.
+    """
+    answers: list[Update | Failure] = []
     for future, jobs in zip(futures, shards, strict=True):
         future.wait()
         if future.state.is_completed():
-            outcomes += future.result()
+            answers += future.result()
             continue
         error = future.result(raise_on_failure=False)
-        reasons = error.reasons if isinstance(error, ClientsFailed) else {}
+        reasons: dict[str, str] = error.reasons if isinstance(error, ClientsFailed) else {}
+        default = f"{future.state.name}: {future.state.message}"
         for job in jobs:
             update = finished_update(job, store)
-            outcomes.append(update or Failure(job.client, reasons.get(job.client, f"{future.state.name}: {future.state.message}")))
-    return outcomes
+            answers.append(update or Failure(job.client, reasons.get(job.client, default)))
+    return answers
 
 
-@task(task_run_name="close step {state.step}")
-def close_step(
-    strategy: Strategy, state: ServerState, jobs: list[Job], outcomes: list[Update | Failure], recipe: Recipe, commits: Commits
-) -> tuple[ServerState, dict[str, Any]]:
-    """Screen the updates, check the quorum, aggregate and commit."""
-    from components.federation import rounds
+@task(name="evaluate after {state.round} rounds")
+def evaluate_state(
+    strategy: Strategy[Any], state: ServerState[Any], workspace: Workspace, folder: Path
+) -> RoundEvaluation:
+    """Measure a state on held-out pairs, and by the method's own measures.
 
-    return rounds.close_step(strategy, state, jobs, outcomes, recipe.federation.quorum, commits)
-
-
-def sample_evenly(pairs: list[dict[str, Any]], most: int | None, seed: int) -> list[dict[str, Any]]:
-    """At most so many pairs, in their order: a seeded sample in which every client has as many as the others, as far as it has them."""
-    if most is None or most >= len(pairs):
-        return pairs
-    turns: dict[str, list[int]] = {}
-    for n in generator(seed, "accuracy pairs").permutation(len(pairs)):
-        turns.setdefault(pairs[n]["client_id"], []).append(int(n))
-    order = sorted((turn, client, n) for client, rows in turns.items() for turn, n in enumerate(rows))
-    return [pairs[n] for n in sorted(n for _, _, n in order[:most])]
-
-
-@task()
-def measure_accuracy(
-    recipe: Recipe, trains: str, prepared: Path, store: Path, state: ServerState, record: Path, personal: bool = False, private: bool = False,
-) -> dict[str, Any]:
-    """Accuracy on the clients' held-out pairs; measured once, and read from the record afterwards.
-
-    Of the majority of all adapters; and, where clients are assigned adapters, under `assigned` of the one that each uses.
-    Of a personal method it is that of each client's own adapter on its own pairs, and where clients have parts of their own
-    (`private`), of the server's adapter with these, measured in the client's place.
+    The measurement is stored, and read if it is stored.
     """
-    from components.data.records import read_rows
-    from components.evaluation.accuracy import assigned_accuracy, client_accuracy
-    from components.federation.learners import joined
-    from components.federation.private import home_of
+    path = folder / f"evaluation-{state.round:05d}.json"
+    if path.is_file():
+        return RoundEvaluation.read(path)
+    accuracy = measure_accuracy(strategy.outcome(state), workspace)
+    measures = run_measures(strategy.measure(state), workspace, folder)
+    return RoundEvaluation(rounds_done=state.round, accuracy=accuracy, measures=measures).write(path)
 
-    if record.is_file():
-        return read_json(record)
-    names, pairs = sorted(state.adapters), read_rows(prepared / "pairs.parquet", split="test").to_list()
-    own = {client.name: state.adapters[client.name] if personal else state.adapters[names[0]] for client in state.federation.clients} if personal or private else {}
-    if own:
-        pairs = [pair for pair in pairs if pair["client_id"] in own]
+
+def measure_accuracy(record: OutcomeRecord, workspace: Workspace) -> AccuracyReport:
+    """Accuracy of an outcome on the clients' held-out pairs.
+
+    Raises:
+        DataError: no held-out pair belongs to a client that it can score.
+    """
+    recipe = workspace.recipe
+    outcome = load_outcome(record)
+    pairs = list(read_rows(workspace.contexts.pairs, split="test").to_list())
+    clients = outcome.clients
+    if clients is not None:
+        pairs = [pair for pair in pairs if pair["client_id"] in clients]
         if not pairs:
-            raise DataError("no held-out pair belongs to a client that trains: each client's own adapter is measured on its own pairs; raise data.test, or use fewer clients.")
-    held_out = sample_evenly(pairs, recipe.federation.accuracy_pairs, recipe.seed)
-    if own:
-        found = []
-        with POOL.borrow_learner(recipe, trains) as learner:
-            for name in sorted({pair["client_id"] for pair in held_out}):
-                rows = [n for n, pair in enumerate(held_out) if pair["client_id"] == name]
-                some, stored = [held_out[n] for n in rows], AdapterStore(store)
-                found.append((rows, learner.compare(some, [stored.get(own[name])], home_of(name, stored, prepared / "pairs.parquet", state.memory.get("last", {}).get(name, "")) if private else None)))
-        compared = joined(found)
-        measured = client_accuracy(compared.margins, held_out, compared.rewards, compared.others)
-        write_json(record, measured)
-        return measured
-    distinct = {ref.hash: ref for ref in state.adapters.values()}  # before the rounds all are the same
-    with POOL.borrow_learner(recipe, trains) as learner:
-        compared = learner.compare(held_out, [AdapterStore(store).get(ref) for ref in distinct.values()])
-    compared = compared.of([list(distinct).index(state.adapters[name].hash) for name in names])
-    measured = client_accuracy(compared.margins, held_out, compared.rewards, compared.others)
-    if state.assigned:
-        measured["assigned"] = assigned_accuracy(compared.margins, names, state.assigned, held_out, compared.rewards, compared.others)
-    write_json(record, measured)
-    return measured
+            raise DataError(
+                "no held-out pair belongs to a participating client, and each client's own model is measured"
+                " on its own pairs: raise data.test, or use fewer clients."
+            )
+    sample = sample_evenly(pairs, recipe.federation.accuracy_pairs, recipe.seed)
+    return accuracy_report(outcome.score(sample, workspace), sample)
+
+
+def read_evaluations(folder: Path) -> list[RoundEvaluation]:
+    """The measurements before, between and after the rounds, in their order."""
+    return [RoundEvaluation.read(path) for path in sorted(folder.glob("evaluation-*.json"))]
+
+
+def run_measures(jobs: Sequence[MeasureJob], workspace: Workspace, folder: Path) -> dict[str, Metrics]:
+    """The measures of a method beside accuracy, by name; each is stored, and read if it is stored."""
+    measures = {}
+    for job in jobs:
+        path = measure_path(folder, job.name, job.round)
+        if not path.is_file():
+            with workspace.lend_trainer() as trainer:
+                result = trainer.run(job, workspace.contexts.open(""))
+            write_atomically(path, result.metrics.model_dump_json(indent=1).encode())
+        measures[job.name] = Metrics.model_validate_json(path.read_bytes())
+    return measures
+
+
+def measure_path(folder: Path, name: str, rounds_done: int) -> Path:
+    """File of a measure, in the federation's folder."""
+    return folder / f"{name}-{rounds_done:05d}.json"
 
 
 @task()
-def export_adapters(recipe: Recipe, trains: str, store: Path, adapters: dict[str, AdapterRef], folder: Path) -> dict[str, Path]:
-    """Write adapters as PEFT folders, each under its name as far as a folder can have it."""
-    from components.federation.clients import trained_model
-    from components.models.adapters import export_adapter, folder_names
-
-    stored, model = AdapterStore(store), trained_model(recipe, trains)
-    folders = folder_names(list(adapters))
-    return {name: export_adapter(stored.get(ref), model.lora, model.backbone.name, folder / folders[name]) for name, ref in adapters.items()}
+def export_outcome(record: OutcomeRecord, workspace: Workspace, folder: Path) -> dict[str, ExportedAdapter]:
+    """Write the final adapters as PEFT folders."""
+    return load_outcome(record).export(folder, workspace)

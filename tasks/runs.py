@@ -1,34 +1,28 @@
-"""The run folder: where a run keeps what it made, and what it is called.
+"""The run folder, which holds the inputs and results of all phases of a run.
 
     runs/<run>/
-        recipe.yaml      the whole recipe, defaults included
-        run.json         ids of the MLflow run and of the Prefect run, the commits that the run was opened with
-        .lock            held by the process that works on the run
+        recipe.yaml      the whole recipe, with defaults
+        run.json         ids of the MLflow run and of the Prefect run, commits of the code
+        .lock            locked by the process that works on the run
         <phase>.done     empty; the phase is complete and logged (report.done: the whole run is)
         prepared/        data (components/data/records.py)
-        federation/      adapters/, updates/, commits/, rewards/ (scores of frozen reward models), selectors/ (PEFT folders), result.json
-        federation-clients/   what never leaves the clients, a folder each (components/federation/private.py)
+        federation/      adapters/, updates/, commits/, rewards/ (scores of frozen rewards),
+                         final/ (PEFT folders), result.json
+        federation-clients/   the clients' private stores (components/federation/clients/private.py)
         alignment/       completions.json, pairs.parquet, epoch-1/ ..., final/ (PEFT folders), result.json
-        evaluation/      answers.json, judgements.json (of a judge that writes), questions/ (answers by policy and set), result.json, pictures
-        report/          metrics.json, summary.txt, curves for `dvc plots`
+        evaluation/      answers.json, judgements.json (of a judge that writes), questions/ (answers),
+                         result.json, plots
+        report/          metrics.json, summary.txt, tables for `dvc plots`
 
-A phase's result.json is written when its work is complete, and <phase>.done when that is logged too. A resumed run
-skips what is done, logs what is only complete, and takes up the rest where it was left.
-
-    runs/<benchmark>/
-        benchmark.yaml   the benchmark as it was started
-        run.json         the id of its MLflow run
-        <arm>-seed-<n>/  a run folder each
-        contests/        verdicts of each contest and seed
-        report/          report.html, report.md, figures.json, pictures
+A phase's result.json (components/results.py) is written when its work is complete, and <phase>.done
+when the result is logged too. A resumed run skips phases that are done, logs those that are only
+complete, and resumes the others.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
-import json
 import os
 import subprocess
 import uuid
@@ -40,12 +34,13 @@ from typing import Any
 
 import yaml
 
-from components.benchmarks import Benchmark
 from components.config import Recipe, RecipeError
-from components.models.adapters import write_atomically
-from components.recipes import dump_recipe, load_recipe
+from components.io import read_json, write_atomically, write_json
+from components.paths import PACKAGE, home
+from components.recipes import dump_recipe, load_recipe, required_backbones
+from components.results import AlignmentResult, EvaluationResult, FederationResult
 
-PROJECT = Path(__file__).resolve().parent.parent
+RESULT = "result.json"
 
 
 @dataclass(frozen=True)
@@ -53,8 +48,8 @@ class Run:
     """A run folder.
 
     Attributes:
-        id: its name.
-        folder: where it is.
+        id: name of the run.
+        folder: its folder.
     """
 
     id: str
@@ -62,60 +57,100 @@ class Run:
 
     @property
     def prepared(self) -> Path:
+        """Folder of the prepared data."""
         return self.folder / "prepared"
 
     @property
+    def trees(self) -> Path:
+        """Folder of the trees of thoughts that the run grew."""
+        return self.folder / "trees"
+
+    @property
     def federation(self) -> Path:
+        """Folder of the phase federate."""
         return self.folder / "federation"
 
     @property
     def alignment(self) -> Path:
+        """Folder of the phase align."""
         return self.folder / "alignment"
 
     @property
     def evaluation(self) -> Path:
+        """Folder of the phase evaluate."""
         return self.folder / "evaluation"
 
     @property
     def report(self) -> Path:
+        """Folder of the report."""
         return self.folder / "report"
 
     def recipe(self) -> Recipe:
         """The recipe that the run was started with."""
         return load_recipe(str(self.folder / "recipe.yaml"))
 
-    def notes(self) -> dict[str, Any]:
-        """Ids noted so far."""
+    def federation_result(self) -> FederationResult:
+        """Result of the phase federate."""
+        return FederationResult.read(self.federation / RESULT)
+
+    def alignment_result(self) -> AlignmentResult:
+        """Result of the phase align."""
+        return AlignmentResult.read(self.alignment / RESULT)
+
+    def evaluation_result(self) -> EvaluationResult:
+        """Result of the phase evaluate."""
+        return EvaluationResult.read(self.evaluation / RESULT)
+
+    def is_done(self, phase: str) -> bool:
+        """Whether a phase, or the report, is complete and logged."""
+        return (self.folder / f"{phase}.done").is_file()
+
+    def mark_done(self, phase: str) -> None:
+        """Record that a phase, or the report, is complete and logged."""
+        (self.folder / f"{phase}.done").touch()
+
+    def metadata(self) -> dict[str, Any]:
+        """The recorded ids and commits.
+
+        Raises:
+            RecipeError: run.json is damaged.
+        """
         path = self.folder / "run.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        try:
+            metadata: dict[str, Any] = read_json(path) if path.is_file() else {}
+        except ValueError as error:
+            raise RecipeError(
+                f"{path} is damaged ({error}): delete it; the run then gets new MLflow runs."
+            ) from None
+        return metadata
 
-    def note(self, **values: Any) -> None:
-        """Add to the ids."""
-        self.replace_notes(**self.notes() | values)
+    def update_metadata(self, **values: Any) -> None:
+        """Add to the metadata."""
+        self.replace_metadata(**self.metadata() | values)
 
-    def note_commit(self, commit: str) -> None:
-        """Add the commit that the run is opened with, where it is not the one that it was opened with before."""
-        known = self.notes().get("commits", [])
-        if known[-1:] != [commit]:
-            self.note(commits=[*known, commit])
-
-    def replace_notes(self, **values: Any) -> None:
-        """Forget the ids noted so far, and note others."""
+    def replace_metadata(self, **values: Any) -> None:
+        """Replace the metadata."""
         write_json(self.folder / "run.json", values)
+
+    def record_commit(self, commit: str) -> None:
+        """Add the commit of the code that works on the run, if it is not the last one recorded."""
+        commits = self.metadata().get("commits", [])
+        if commits[-1:] != [commit]:
+            self.update_metadata(commits=[*commits, commit])
 
 
 def runs_root() -> Path:
-    """Folder of all runs: FED_RLHF_RUNS, or runs/ of the project."""
-    return Path(os.environ.get("FED_RLHF_RUNS", PROJECT / "runs"))
+    """Folder of all runs: FED_RLHF_RUNS, or runs/ of the project's home."""
+    return Path(os.environ.get("FED_RLHF_RUNS", home() / "runs"))
 
 
 def judges_root() -> Path:
-    """Folder of trained judges, shared by runs: FED_RLHF_JUDGES, or judges/ beside the runs' own folders."""
+    """Folder of trained judges and rewards of all runs: FED_RLHF_JUDGES, or judges/ beside the runs."""
     return Path(os.environ.get("FED_RLHF_JUDGES", runs_root() / "judges"))
 
 
 def trees_root() -> Path:
-    """Folder of trees of thoughts, shared by runs: FED_RLHF_TREES, or trees/ beside the runs' own folders."""
+    """Folder of trees of thoughts, shared by runs: FED_RLHF_TREES, or trees/ beside the runs."""
     return Path(os.environ.get("FED_RLHF_TREES", runs_root() / "trees"))
 
 
@@ -123,99 +158,90 @@ def open_run(recipe: Recipe) -> Run:
     """A new run folder with its recipe in it."""
     moment = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     run_id = f"{recipe.name.replace('/', '-')}-{moment}-{uuid.uuid4().hex[:4]}"
-    return claim_folder(recipe, runs_root() / run_id)
+    return create_run(recipe, runs_root() / run_id)
 
 
-def claim_folder(recipe: Recipe, folder: Path) -> Run:
-    """A run in a folder of one's own choice, with its recipe in it (replacing the one that was there)."""
+def create_run(recipe: Recipe, folder: Path) -> Run:
+    """A run in this folder, with its recipe in it; an earlier recipe is replaced."""
     write_atomically(folder / "recipe.yaml", dump_recipe(recipe).encode())
     return Run(folder.name, folder)
 
 
+def write_stage_inputs(recipe: Recipe, folder: Path) -> None:
+    """Write the recipe into the pipeline's folder, and the parts that stages of dvc.yaml depend on.
+
+    federate-inputs.yaml holds the seed and the sections that the method names, grow-inputs.yaml
+    those of the trees.
+    """
+    create_run(recipe, folder)
+    values = recipe.model_dump(mode="json")
+    rounds = {name: values[name] for name in ("seed", *recipe.federation.options.recipe_sections(recipe))}
+    trees = {name: values[name] for name in ("seed", "policy", "thoughts")}
+    if recipe.thoughts is None:
+        trees = {"thoughts": None}
+    inputs = {
+        "backbone-inputs": {"backbones": required_backbones(recipe)},
+        "federate-inputs": rounds,
+        "grow-inputs": trees,
+    }
+    for name, content in inputs.items():
+        text = yaml.safe_dump(content, sort_keys=False)
+        write_atomically(folder / f"{name}.yaml", text.encode())
+
+
+def list_runs() -> list[Run]:
+    """All runs under the folder of runs, benchmarks' runs included, the latest last."""
+    recipes = [*runs_root().glob("*/recipe.yaml"), *runs_root().glob("*/*-seed-*/recipe.yaml")]
+    folders = sorted((path.parent.resolve() for path in recipes), key=lambda folder: folder.stat().st_mtime)
+    return [Run(run_id(folder), folder) for folder in folders]
+
+
+def run_id(folder: Path) -> str:
+    """Id of a run by its folder: the path under the folder of all runs, or the name elsewhere."""
+    root = runs_root().resolve()
+    return folder.relative_to(root).as_posix() if folder.is_relative_to(root) else folder.name
+
+
 def find_run(name: str) -> Run:
-    """The run to resume, by its id or its folder.
+    """A run by its id or its folder.
 
     Raises:
-        RecipeError: there is no such run; names the latest ones.
+        RecipeError: there is no run of this name; the message has the latest ones.
     """
     for folder in (runs_root() / name, Path(name)):
         if (folder / "recipe.yaml").is_file():
-            return Run(folder.resolve().name, folder.resolve())
-    known = sorted((p.parent for p in runs_root().glob("*/recipe.yaml")), key=lambda p: p.stat().st_mtime)
-    latest = ", ".join(p.name for p in known[-3:]) or "none"
-    raise RecipeError(f"--resume {name}: there is no such run under {runs_root()}. Latest runs: {latest}.")
-
-
-def open_benchmark(name: str, benchmark: Benchmark) -> Path:
-    """A new folder with the benchmark in it, and the recipe of each of its runs, so that it is the same when it is resumed."""
-    moment = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    folder = runs_root() / f"benchmark-{Path(name).stem}-{moment}"
-    for arm in benchmark.arms:
-        for seed in benchmark.seeds:
-            claim_folder(benchmark.recipe_of(arm, seed), arm_run(folder, arm, seed).folder)
-    write_atomically(folder / "benchmark.yaml", yaml.safe_dump(benchmark.model_dump(mode="json"), sort_keys=False).encode())
-    return folder
-
-
-def find_benchmark(name: str) -> Path:
-    """The folder of a benchmark to resume, by its name or path.
-
-    Raises:
-        RecipeError: there is none; names the latest.
-    """
-    for folder in (runs_root() / name, Path(name)):
-        if (folder / "benchmark.yaml").is_file():
-            return folder.resolve()
-    known = sorted((p.parent for p in runs_root().glob("*/benchmark.yaml")), key=lambda p: p.stat().st_mtime)
-    raise RecipeError(f"--resume {name}: there is no such benchmark under {runs_root()}. Latest: {', '.join(p.name for p in known[-3:]) or 'none'}.")
-
-
-def arm_run(folder: Path, arm: str, seed: int) -> Run:
-    """The run of an arm and a seed."""
-    return Run(f"{folder.name}/{arm}-seed-{seed}", folder / f"{arm}-seed-{seed}")
-
-
-def contest_file(folder: Path, ours: str, theirs: str, seed: int) -> Path:
-    """Where the verdicts of a contest are."""
-    return folder / "contests" / ours / theirs / f"seed-{seed}.json"
+            return Run(run_id(folder.resolve()), folder.resolve())
+    latest = ", ".join(run.id for run in list_runs()[-3:]) or "none"
+    raise RecipeError(f"there is no run '{name}' under {runs_root()}. Latest runs: {latest}.")
 
 
 @contextlib.contextmanager
-def hold(run: Run) -> Iterator[None]:
-    """Keep a run to this process; the lock ends with the process, however it ends.
+def lock(run: Run) -> Iterator[None]:
+    """Lock a run for this process; the lock ends with the process, however it ends.
 
     Raises:
-        RecipeError: another process is working on it.
+        RecipeError: another process works on the run.
     """
     with (run.folder / ".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RecipeError(f"run {run.id} is being worked on by another process: wait for it, or stop it, and then resume the run.") from None
+            raise RecipeError(
+                f"another process works on run {run.id}: wait for it, or stop it, and then resume the run."
+            ) from None
         yield
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Write JSON atomically."""
-    write_atomically(path, (json.dumps(content, indent=1, default=str) + "\n").encode())
-
-
-def read_json(path: Path) -> Any:
-    """Read JSON."""
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-def file_hash(path: Path) -> str:
-    """sha256 of a file, as it is tagged in MLflow."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def git_commit() -> str:
-    """The commit of this checkout, with '-dirty' where files differ from it; 'unknown' outside git."""
+    """Commit of the checkout, with '-dirty' where files differ from it; 'unknown' outside git."""
     try:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=PROJECT, capture_output=True, text=True, check=True).stdout.strip()
-        dirty = subprocess.run(["git", "status", "--porcelain", "--untracked-files=no"], cwd=PROJECT, capture_output=True, text=True, check=True).stdout.strip()
+        commit = _git("rev-parse", "HEAD")
+        changes = _git("status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return commit + ("-dirty" if dirty else "")
+    return f"{commit}-dirty" if changes else commit
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=PACKAGE, capture_output=True, text=True, check=True)
+    return done.stdout.strip()

@@ -1,21 +1,26 @@
-"""What all tests share: a quiet environment, the debug recipe, its resident tiny selector, and a small prepared folder."""
+"""Fixtures of all tests: the environment, the recipe `debug`, prepared data, a Prefect server."""
 
 import atexit
-import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from components.environment import quiet
+from components.environment import configure_libraries
+from tests.support import mlflow_store
+from tests.support.pipeline import Workplace
+from tests.support.prefect_server import prefect_settings, shared_server
+from tests.support.prepared import write_prepared
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")       # two tests' processes never fight over cores, and sums are split one way
+# Test processes do not compete for cores, and sums are split in one way.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 if "PREFECT_HOME" not in os.environ:
     os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="fed-rlhf-prefect-")
     atexit.register(shutil.rmtree, os.environ["PREFECT_HOME"], ignore_errors=True)
-quiet()
+configure_libraries()
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -30,9 +35,38 @@ if "FED_RLHF_BACKBONES" not in os.environ and not _writable(ROOT / "data" / "bac
     os.environ["FED_RLHF_BACKBONES"] = tempfile.mkdtemp(prefix="fed-rlhf-backbones-")
 
 
+LONG_FILES = (
+    "test_fed_rlhf.py",
+    "test_benchmark.py",
+    "test_crashes.py",
+    "test_client_adapters.py",
+    "test_objectives.py",
+    "test_private_modules.py",
+    "test_own_pairs.py",
+    "test_loss_curves.py",
+    "test_dvc.py",
+    "test_plugin.py",
+    "test_wheel.py",
+    "test_runs.py",
+    "test_costs.py",
+)
+"""Files that take longest, in the order in which they are started."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start the longest files first, so that no process runs one alone at the end."""
+
+    def place(item: pytest.Item) -> int:
+        if item.path.name in LONG_FILES:
+            return LONG_FILES.index(item.path.name)
+        return len(LONG_FILES) + (item.path.parent.name not in ("flows", "infra"))
+
+    items.sort(key=place)
+
+
 @pytest.fixture(scope="session")
 def samples() -> Path:
-    """The real samples beside the repository; a test that asks for them is skipped where there are none."""
+    """The real samples beside the repository; a test that needs them is skipped without them."""
     folder = Path(os.environ.get("FED_RLHF_SAMPLES", ROOT.parent / "shared" / "data"))
     if not folder.is_dir():
         pytest.skip(f"the real samples are not at {folder} (set FED_RLHF_SAMPLES)")
@@ -49,56 +83,71 @@ def debug():
 
 @pytest.fixture(scope="session")
 def tiny_selector(debug):
-    """The debug recipe's selector without dropout, one for the session; each test loads the adapter that it needs."""
+    """The debug recipe's selector without dropout; tests load their own adapters."""
     import torch
 
     from components.models.selector import Selector
 
     torch.set_num_threads(1)
-    config = debug.selector.model_copy(update={"lora": debug.selector.lora.model_copy(update={"dropout": 0.0})})
+    config = debug.selector.model_copy(
+        update={"lora": debug.selector.lora.model_copy(update={"dropout": 0.0})}
+    )
     return Selector(config, "cpu")
 
 
 @pytest.fixture(scope="session")
 def random_adapter(tiny_selector):
-    """A maker of adapters of the tiny selector that change its answers: every tensor is random, B too."""
+    """A maker of adapters that change the tiny selector's answers: all tensors are random, B too."""
     import torch
 
     def make(seed: int, scale: float = 0.2) -> dict:
         numbers = torch.Generator().manual_seed(seed)
-        return {n: scale * torch.randn(p.shape, generator=numbers) for n, p in zip(tiny_selector.slot.names, tiny_selector.slot.parameters, strict=True)}
+        return {
+            n: scale * torch.randn(p.shape, generator=numbers)
+            for n, p in zip(tiny_selector.slot.names, tiny_selector.slot.parameters, strict=True)
+        }
 
     return make
 
 
-def written_pairs(owners: dict[str, dict[str, int]]) -> list[dict]:
-    """Pairs of owners, so many for each split, each with a prompt of its own."""
-    return [{
-        "prompt": f"paper {i} of {owner} for {split}", "chosen": f"it shows that {owner} {split} {i} holds", "rejected": f"{split} {i}",
-        "client_id": owner, "domain": ("common", "own")[i % 2], "source": "written", "pair_id": f"{owner}-{split}-{i}", "split": split,
-        "group": f"paper {i} of {owner} for {split}"} for owner, splits in owners.items() for split, count in splits.items() for i in range(count)]
+@pytest.fixture(scope="session")
+def resident_policy(debug):
+    """The debug recipe's policy with completions of up to 20 tokens, one for the session."""
+    import torch
+
+    from components.models.resident import ResidentPolicy
+
+    torch.set_num_threads(1)
+    return ResidentPolicy(debug.policy.model_copy(update={"max_new_tokens": 20}), "cpu")
 
 
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory) -> Path:
-    """A prepared folder of four clients with unequal shares (0.4, 0.3, 0.2, 0.1), a judge's pairs and server prompts."""
-    from datasets import Dataset
-
-    folder = tmp_path_factory.mktemp("prepared")
-    owners = {name: {"train": train, "validation": 2, "test": 2} for name, train in (("ada", 8), ("bea", 6), ("cyd", 4), ("dan", 2))}
-    Dataset.from_list(written_pairs(owners)).to_parquet(folder / "pairs.parquet")
-    Dataset.from_list(written_pairs({"judge": {"train": 6, "test": 4}})).to_parquet(folder / "judge.parquet")
-    Dataset.from_list([
-        {"prompt_id": f"{split}-{i}", "prompt": f"server text {i} for {split}", "references": [f"a human summary of text {i}"], "split": split}
-        for split in ("align", "test") for i in range(3)]).to_parquet(folder / "prompts.parquet")
-    (folder / "clients.json").write_text(json.dumps({name: {**counts, "group": None} for name, counts in owners.items()}))
-    return folder
+    """A prepared folder: clients with shares of 0.4, 0.3, 0.2 and 0.1, a judge, server prompts."""
+    return write_prepared(tmp_path_factory.mktemp("prepared"))
 
 
 @pytest.fixture(scope="session")
-def prefect_session():
-    """A Prefect API of the tests' own, once for the session: it takes long to start."""
-    from prefect.testing.utilities import prefect_test_harness
+def session_folder(tmp_path_factory) -> Path:
+    """A folder that all workers of this session share."""
+    own = tmp_path_factory.getbasetemp()
+    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "session"
 
-    with prefect_test_harness(server_startup_timeout=120):
-        yield
+
+@pytest.fixture(scope="session")
+def prefect_session(session_folder) -> Iterator[str]:
+    """URL of the session's Prefect API, which flows and tasks in this process use."""
+    with shared_server(session_folder / "prefect") as url, prefect_settings(url):
+        yield url
+
+
+@pytest.fixture(scope="session")
+def migrated_store(session_folder) -> Path:
+    """An empty MLflow store to copy."""
+    return mlflow_store.migrated_store(session_folder / "mlflow")
+
+
+@pytest.fixture(scope="session")
+def new_workplace(prefect_session, migrated_store, tmp_path_factory) -> Callable[[str], Workplace]:
+    """A maker of places for runs of the pipeline."""
+    return lambda name: Workplace(tmp_path_factory.mktemp(name), prefect_session, migrated_store)

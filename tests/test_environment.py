@@ -1,6 +1,7 @@
-"""What a process is told before anything heavy is imported: here, that malloc keeps what is freed."""
+"""Settings of a process before heavy imports: malloc, variables, logs."""
 
 import ctypes
+import logging
 import os
 import subprocess
 import sys
@@ -8,51 +9,127 @@ from pathlib import Path
 
 import pytest
 
-from components.environment import MALLOC, malloc_variables
+from components.config import UserError
+from components.environment import (
+    MALLOC,
+    USER_ERROR_FILTER,
+    VARIABLES,
+    configure_libraries,
+    malloc_variables,
+    preserve_root_log_level,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
-FAULTS = """
+COUNT_FAULTS = """
 import resource
-from components.environment import give_back_memory, quiet
-quiet()
+from components.environment import configure_libraries, release_memory
+configure_libraries()
 
-def faults():
+def count_faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     bytearray(64 * 2**20)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-first, again = faults(), faults()   # a page may be larger than usual: what is compared is the first time
-give_back_memory()
-print(first, again, faults())
+first = count_faults()
+second = count_faults()
+release_memory()
+print(first, second, count_faults())
 """
-glibc = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"), reason="the C library is not glibc")
+"""Prints the page faults of the first allocation, the next one, and one after release_memory.
+
+A page may be larger than usual, so they are compared with the first.
+"""
+
+glibc = pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"), reason="the C library is not glibc"
+)
+
+
+def is_malloc_variable(name: str) -> bool:
+    return name.startswith(("MALLOC_", "GLIBC_TUNABLES"))
 
 
 def count_faults(**variables: str) -> tuple[int, int, int]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))} | variables
-    done = subprocess.run([sys.executable, "-c", FAULTS], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    first, again, trimmed = map(int, done.stdout.split())
-    return first, again, trimmed
+    inherited = {name: value for name, value in os.environ.items() if not is_malloc_variable(name)}
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT_FAULTS],
+        cwd=ROOT,
+        env=inherited | variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    first, second, released = map(int, done.stdout.split())
+    return first, second, released
 
 
+@pytest.mark.slow
 @glibc
-def test_freed_memory_serves_the_next_tensor_until_it_is_given_back():
-    first, again, trimmed = count_faults()
-    assert again < first / 10 and trimmed > first / 2
+def test_freed_memory_serves_the_next_tensor_until_it_is_released():
+    first, second, released = count_faults()
+    assert second < first / 10
+    assert released > first / 2
 
 
+USER_SETTINGS = [("MALLOC_ARENA_MAX", "2"), ("GLIBC_TUNABLES", "glibc.malloc.arena_max=2")]
+
+
+@pytest.mark.slow
 @glibc
-@pytest.mark.parametrize(("name", "value"), [("MALLOC_ARENA_MAX", "2"), ("GLIBC_TUNABLES", "glibc.malloc.arena_max=2")])
-def test_malloc_is_left_alone_where_the_person_has_set_it(monkeypatch, name, value):
-    first, again, _ = count_faults(**{name: value})
-    assert again > first / 2
+@pytest.mark.parametrize(("name", "value"), USER_SETTINGS)
+def test_malloc_is_not_configured_where_the_user_has_configured_it(name, value):
+    first, second, _ = count_faults(**{name: value})
+    assert second > first / 2
+
+
+@pytest.mark.parametrize(("name", "value"), USER_SETTINGS)
+def test_other_processes_get_no_variables_where_the_user_has_set_some(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     assert malloc_variables() == {}
 
 
-def test_the_variables_for_other_processes_are_the_settings_of_this_one_and_stand_in_the_image(monkeypatch):
-    for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))]:
+@pytest.fixture
+def without_malloc_variables(monkeypatch):
+    for name in [name for name in os.environ if is_malloc_variable(name)]:
         monkeypatch.delenv(name)
+
+
+def test_other_processes_get_the_settings_of_this_one(without_malloc_variables):
     assert malloc_variables() == {name: str(value) for name, (_, value) in MALLOC.items()}
+
+
+def test_the_image_has_the_same_settings(without_malloc_variables):
     image = (ROOT / "infra" / "Dockerfile").read_text(encoding="utf-8")
-    assert " ".join(f"{name}={value}" for name, value in malloc_variables().items()) in image
+    settings = " ".join(f"{name}={value}" for name, value in malloc_variables().items())
+    assert settings in image
+
+
+def test_variables_that_the_user_has_set_are_not_changed(monkeypatch):
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    monkeypatch.delenv("TQDM_DISABLE", raising=False)
+    configure_libraries()
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
+    assert os.environ["TQDM_DISABLE"] == VARIABLES["TQDM_DISABLE"]
+
+
+def log_record(error):
+    return logging.LogRecord("x", logging.ERROR, "x.py", 1, "failed", (), (type(error), error, None))
+
+
+def test_a_user_error_is_logged_without_a_stack_trace():
+    record = log_record(UserError("leave it out"))
+    assert USER_ERROR_FILTER.filter(record)
+    assert record.exc_info is None
+
+
+def test_any_other_error_is_logged_with_its_stack_trace():
+    record = log_record(KeyError("x"))
+    assert USER_ERROR_FILTER.filter(record)
+    assert record.exc_info is not None
+
+
+def test_the_level_of_the_root_logger_is_restored():
+    before = logging.getLogger().level
+    with preserve_root_log_level():
+        logging.getLogger().setLevel(logging.CRITICAL)
+    assert logging.getLogger().level == before

@@ -1,15 +1,29 @@
-import numpy as np
+"""Seeds as functions of their purpose, and generators that leave global ones as they are."""
 
-from components.seeding import derive, generator
+import numpy as np
+import pytest
+import torch
+
+from components.seeding import derive, generator, seeded
 
 
 def test_a_derived_seed_is_the_same_in_every_process():
-    """A fixed value: a resumed run on another day draws the same numbers."""
+    """A fixed value: a run that is resumed on another day draws the same numbers."""
     assert derive(0, "sample", 3) == 5041318349904775329
 
 
 def test_seed_purpose_round_and_type_each_change_the_seed():
-    seeds = {derive(0), derive(1), derive(0, "a"), derive(0, "b"), derive(0, "a", 1), derive(0, "a", "1"), derive(0, "a", 2), derive(0, "a1"), derive(0, 1, "a")}
+    seeds = {
+        derive(0),
+        derive(1),
+        derive(0, "a"),
+        derive(0, "b"),
+        derive(0, "a", 1),
+        derive(0, "a", "1"),
+        derive(0, "a", 2),
+        derive(0, "a1"),
+        derive(0, 1, "a"),
+    }
     assert len(seeds) == 9
 
 
@@ -17,33 +31,49 @@ def test_joined_names_do_not_collide():
     assert derive(0, "a", "b") != derive(0, "ab")
 
 
-def test_a_derived_seed_fits_in_63_bits_and_torch_takes_it():
-    import torch
-
+def test_derived_seeds_fill_63_bits_and_torch_accepts_them():
     seeds = [derive(i, "x") for i in range(2000)]
-    assert len(set(seeds)) == 2000 and all(0 <= s < 2**63 for s in seeds)
-    assert max(seeds) > 2**62
+    assert len(set(seeds)) == 2000
+    assert min(seeds) >= 0
+    assert 2**62 < max(seeds) < 2**63
     torch.Generator().manual_seed(max(seeds))
 
 
-def test_generators_of_one_purpose_agree_and_leave_the_global_one_alone():
+def test_two_generators_of_one_purpose_draw_the_same_numbers():
+    first = generator(1, "sample", 2).integers(0, 2**40, 8)
+    second = generator(1, "sample", 2).integers(0, 2**40, 8)
+    other = generator(1, "sample", 3).integers(0, 2**40, 8)
+    assert (first == second).all()
+    assert (first != other).any()
+
+
+def test_a_generator_leaves_the_global_one_as_it_is():
     np.random.seed(0)
     before = np.random.get_state()[1].copy()
-    first, second = (generator(1, "sample", 2).integers(0, 2**40, 8) for _ in range(2))
-    assert (first == second).all() and (first != generator(1, "sample", 3).integers(0, 2**40, 8)).any()
+    generator(1, "sample", 2).integers(0, 2**40, 8)
     assert (np.random.get_state()[1] == before).all()
 
 
-def test_seeding_a_device_is_undone_and_leaves_the_same_numbers_to_everybody_else():
-    import torch
+def test_a_seeded_device_draws_the_same_numbers_each_time():
+    with seeded("cpu", 7):
+        first = torch.rand(3)
+    with seeded("cpu", 7):
+        assert torch.equal(torch.rand(3), first)
 
-    from components.seeding import seeded
 
+def test_the_state_of_a_seeded_device_is_restored():
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
     with seeded("cpu", 7):
-        first = torch.rand(3)
+        torch.rand(3)
     assert torch.equal(torch.rand(3), expected)
-    with seeded("cpu", 7):
-        assert torch.equal(torch.rand(3), first)
+
+
+def test_the_state_of_a_seeded_device_is_restored_after_an_error():
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    with pytest.raises(KeyError), seeded("cpu", 7):
+        raise KeyError
+    assert torch.equal(torch.rand(3), expected)

@@ -1,1 +1,1 @@
-"""What the server does with a trained selector: sample completions, label pairs, align the policy by DPO."""
+"""Alignment of the policy by the server: labels for sampled pairs, DPO, and trees of thoughts."""

@@ -1,33 +1,45 @@
-"""Labelling sampled completions by the selectors (FedBiscuit appendix A.2 step 1, and section 5.1 for an ensemble)."""
+"""Labels for pairs of sampled completions, chosen by the selectors.
+
+FedBiscuit appendix A.2 step 1; section 5.1 for an ensemble of selectors.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
+import numpy.typing as npt
 
 from components.data.records import pair_id
-from components.models.selector import Comparison, Selector, majority_vote
+from components.models.selector import majority_vote
 
 if TYPE_CHECKING:
-    from components.models.adapters import Adapter
     from components.models.policy import Completion
 
 
-__all__ = ["Candidate", "candidate_pairs", "label_pairs", "majority_vote"]
+__all__ = [
+    "Candidate",
+    "CandidateCounts",
+    "LabelShares",
+    "LabeledPair",
+    "candidate_pairs",
+    "label_pairs",
+    "label_shares",
+    "majority_vote",
+]
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Two completions of one prompt, to be labelled.
+    """An unlabeled pair of completions of one prompt.
 
     Attributes:
-        pair_id: joins the verdict to the pair.
-        prompt_id, prompt: of the server's prompt.
-        first, second: the completions, by their place among the prompt's completions (j < l).
+        pair_id: identifies the pair, see components.data.records.pair_id.
+        prompt_id, prompt: id and text of the server's prompt.
+        first, second: the completions, in the order in which they were sampled.
     """
 
     pair_id: str
@@ -37,66 +49,158 @@ class Candidate:
     second: Completion
 
 
+@dataclass(frozen=True)
+class CandidateCounts:
+    """Numbers of completions and pairs.
+
+    Attributes:
+        completions: sampled completions.
+        dropped_identical, dropped_empty: completions that repeat an earlier one of their prompt,
+            and completions without text.
+        pairs: candidate pairs.
+        prompts_without_pair: prompts with fewer than two distinct completions.
+    """
+
+    completions: int
+    dropped_identical: int
+    dropped_empty: int
+    pairs: int
+    prompts_without_pair: int
+
+
+class LabeledPair(TypedDict):
+    """A labeled pair, as it is stored.
+
+    Attributes:
+        pair_id, prompt_id, prompt: as of the candidate.
+        label: 0 if the first completion was preferred, 1 if the second one was.
+        margin: mean over the selectors of the log-odds that the first completion is better.
+        chosen, rejected: texts.
+        chosen_ids, rejected_ids: sampled tokens.
+        chosen_finished, rejected_finished: whether the completion ended by itself.
+    """
+
+    pair_id: str
+    prompt_id: str
+    prompt: str
+    label: int
+    margin: float
+    chosen: str
+    chosen_ids: list[int]
+    chosen_finished: bool
+    rejected: str
+    rejected_ids: list[int]
+    rejected_finished: bool
+
+
+@dataclass(frozen=True)
+class LabelShares:
+    """Shares of labeled pairs; NaN without pairs.
+
+    Attributes:
+        label_1_share: share of pairs in which the second completion was preferred.
+        chosen_longer_share: share of pairs whose chosen completion has more tokens.
+        chosen_finished_more: share of chosen completions that ended by themselves, less that of
+            rejected ones.
+    """
+
+    label_1_share: float
+    chosen_longer_share: float
+    chosen_finished_more: float
+
+
 def candidate_pairs(
     prompts: Mapping[str, str], completions: Mapping[str, Sequence[Completion]]
-) -> tuple[list[Candidate], dict[str, int]]:
-    """All pairs of a prompt's distinct completions.
+) -> tuple[list[Candidate], CandidateCounts]:
+    """Form all pairs of the distinct completions of each prompt.
 
     Args:
-        prompts: text by prompt id.
-        completions: the n completions of each prompt id.
+        prompts: texts by prompt id.
+        completions: the sampled completions by prompt id.
 
     Returns:
-        the pairs, and counts: completions, identical and empty ones dropped, pairs, prompts left without a pair.
+        the pairs, and the numbers of what was dropped.
     """
-    pairs, counts = [], {"completions": 0, "dropped_identical": 0, "dropped_empty": 0, "pairs": 0, "prompts_without_pair": 0}
-    for prompt_id, texts in completions.items():
+    pairs: list[Candidate] = []
+    dropped_empty = 0
+    dropped_identical = 0
+    prompts_without_pair = 0
+    for prompt_id, sampled in completions.items():
         distinct: dict[str, Completion] = {}
-        for completion in texts:
-            counts["completions"] += 1
+        for completion in sampled:
             if not completion.text:
-                counts["dropped_empty"] += 1
+                dropped_empty += 1
             elif completion.text in distinct:
-                counts["dropped_identical"] += 1
+                dropped_identical += 1
             else:
                 distinct[completion.text] = completion
-        made = [
-            Candidate(pair_id(prompt_id, a.text, b.text), prompt_id, prompts[prompt_id], a, b)
-            for a, b in combinations(distinct.values(), 2)]
-        counts["prompts_without_pair"] += not made
-        pairs += made
-    counts["pairs"] = len(pairs)
+        prompts_without_pair += len(distinct) < 2
+        for first, second in combinations(distinct.values(), 2):
+            identifier = pair_id(prompt_id, first.text, second.text)
+            pairs.append(Candidate(identifier, prompt_id, prompts[prompt_id], first, second))
+    counts = CandidateCounts(
+        completions=sum(len(sampled) for sampled in completions.values()),
+        dropped_identical=dropped_identical,
+        dropped_empty=dropped_empty,
+        pairs=len(pairs),
+        prompts_without_pair=prompts_without_pair,
+    )
     return pairs, counts
 
 
-def label_pairs(selector: Selector, adapters: Sequence[Adapter], candidates: Sequence[Candidate]) -> list[dict]:
-    """Let each selector choose, and take the majority: one row for each pair, both labels kept.
+def label_pairs(margins: npt.NDArray[np.float64], candidates: Sequence[Candidate]) -> list[LabeledPair]:
+    """Label pairs by the majority of the selectors.
 
-    A selector prefers the second completion (label 1) unless the first is scored above it, as in the paper.
+    A selector prefers the second completion (label 1) unless it scores the first one higher, as in
+    the paper.
 
     Args:
-        selector: the resident model; its slot is overwritten.
-        adapters: one for each selector of the ensemble.
-        candidates: the pairs.
+        margins: [U, N], log-odds that the first completion is better, by each of an odd number of
+            selectors.
+        candidates: the N pairs.
 
     Returns:
-        rows with pair_id, prompt_id, label (0: the first completion was chosen), margin (mean log-odds that the
-        first is better), and chosen and rejected as text, ids and `finished`.
+        a row for each pair, in the order of the pairs.
+
+    Raises:
+        ValueError: the number of selectors is even.
     """
-    comparisons = [Comparison(c.prompt, c.first.text, c.second.text) for c in candidates]
-    margins = []
-    for adapter in adapters:
-        selector.slot.load(adapter)
-        margins.append(selector.margins(comparisons))
-    labels = majority_vote(np.array([np.where(m > 0, 0, 1) for m in margins]).reshape(len(adapters), len(candidates)))
-    mean = np.mean(margins, axis=0)
-    verdicts = {c.pair_id: (int(label), float(margin)) for c, label, margin in zip(candidates, labels, mean, strict=True)}
-    rows = []
-    for candidate in candidates:
-        label, margin = verdicts[candidate.pair_id]
-        chosen, rejected = (candidate.first, candidate.second) if label == 0 else (candidate.second, candidate.first)
-        rows.append({
-            "pair_id": candidate.pair_id, "prompt_id": candidate.prompt_id, "prompt": candidate.prompt, "label": label, "margin": margin,
-            "chosen": chosen.text, "chosen_ids": list(chosen.ids), "chosen_finished": chosen.finished,
-            "rejected": rejected.text, "rejected_ids": list(rejected.ids), "rejected_finished": rejected.finished})
-    return rows
+    labels = majority_vote(np.where(margins > 0, 0, 1).reshape(len(margins), len(candidates)))
+    mean_margins = np.mean(margins, axis=0)
+    return [
+        _labeled(candidate, int(label), float(margin))
+        for candidate, label, margin in zip(candidates, labels, mean_margins, strict=True)
+    ]
+
+
+def _labeled(candidate: Candidate, label: int, margin: float) -> LabeledPair:
+    completions = (candidate.first, candidate.second)
+    chosen = completions[label]
+    rejected = completions[1 - label]
+    return LabeledPair(
+        pair_id=candidate.pair_id,
+        prompt_id=candidate.prompt_id,
+        prompt=candidate.prompt,
+        label=label,
+        margin=margin,
+        chosen=chosen.text,
+        chosen_ids=list(chosen.ids),
+        chosen_finished=chosen.finished,
+        rejected=rejected.text,
+        rejected_ids=list(rejected.ids),
+        rejected_finished=rejected.finished,
+    )
+
+
+def label_shares(pairs: Sequence[LabeledPair]) -> LabelShares:
+    """Compute shares of labeled pairs that show a bias of the labels."""
+    return LabelShares(
+        label_1_share=_share([pair["label"] == 1 for pair in pairs]),
+        chosen_longer_share=_share([len(pair["chosen_ids"]) > len(pair["rejected_ids"]) for pair in pairs]),
+        chosen_finished_more=_share([pair["chosen_finished"] for pair in pairs])
+        - _share([pair["rejected_finished"] for pair in pairs]),
+    )
+
+
+def _share(values: Sequence[bool]) -> float:
+    return sum(values) / len(values) if values else float("nan")

@@ -1,27 +1,29 @@
-"""The one record type of the project, and how prepared data lie on disk.
+"""The record of the project, and the files of a prepared folder.
 
-A preference pair is a row of PAIR_COLUMNS; a server prompt is a row of PROMPT_COLUMNS. Both are parquet on disk
-and `datasets.Dataset` in memory.
+A preference pair is a row of PAIR_COLUMNS; a server prompt is a row of PROMPT_COLUMNS. Both are
+parquet files on disk and `datasets.Dataset` in memory. A prepared folder contains:
 
-A prepared folder holds
-    pairs.parquet      the federated clients' pairs, splits train, validation and test
+    pairs.parquet      the pairs of the clients, with splits train, validation and test
     judge.parquet      pairs of owners that never take part in the federation (may have no rows)
-    prompts.parquet    the server's prompts: split 'align' for labelling and DPO, 'test' for evaluation
-    clients.json       {client_id: {"train": rows, "validation": rows, "test": rows, "group": str | null}}
-    report.json        counts, the partition's row of statistics, and the expectation suite's outcome
-    partition.png      picture of the partition
-    docs/              Great Expectations Data Docs
+    prompts.parquet    the server's prompts: split 'align' for labeling and DPO, 'test' for
+                       evaluation
+    clients.json       {client_id: {"train": rows, "validation": rows, "test": rows, "group": str |
+                       null}}
+    report.json        components.data.report.PreparationReport
+    partition.png      plot of the partition
+    docs/              Great Expectations Data Docs (runtime.data_docs)
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.config import Explained
+from components.config import UserError
+from components.data.report import read_client_counts
+from components.seeding import generator
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -31,37 +33,94 @@ PROMPT_COLUMNS = ("prompt_id", "prompt", "references", "split")
 SPLITS = ("train", "validation", "test")
 
 
-class DataError(Explained, ValueError):
-    """Data that cannot be used. The message is meant for the person who brought them."""
+class DataError(UserError, ValueError):
+    """Data that cannot be used."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A preference pair as a source reads it.
+
+    Attributes:
+        prompt: what is answered.
+        chosen: the preferred completion.
+        rejected: the other completion.
+        client_id: its owner; empty where the source knows none.
+        domain: its domain; empty where the source knows none.
+        source: name of the source, where the pairs of several sources are combined.
+        split: train, validation or test; empty where the split is drawn later.
+        group: rows of one group stay with one client and in one split, e.g. those of a question;
+            None or empty: the prompt is the group.
+        margin: how much better chosen is than rejected, in the units of the source.
+        tree: name of the tree of thoughts that the pair is from.
+        depth: depth of the pair's thoughts in that tree.
+        column: value of data.column, where that is a column of the user's own file.
+    """
+
+    prompt: str
+    chosen: str
+    rejected: str
+    client_id: str = ""
+    domain: str = ""
+    source: str = ""
+    split: str = ""
+    group: str | None = None
+    margin: float | None = None
+    tree: str | None = None
+    depth: int | None = None
+    column: str | None = None
+
+    @property
+    def split_group(self) -> str:
+        """What must stay in one split: the group, or the prompt where there is none."""
+        return self.group or self.prompt
 
 
 @dataclass(frozen=True)
 class SourceData:
-    """What a source returns, before partition and split.
+    """What a source returns, before the partition.
 
     Attributes:
-        pairs: rows of PAIR_COLUMNS, optionally with `margin` (float) and `group` (str: what must stay with one
-            client and in one split, such as a question; the prompt itself where absent). `client_id` is empty where
-            the source knows no owners, `split` is empty where it has no split of its own.
-        prompts: rows of PROMPT_COLUMNS; `references` is a list of human answers (may be empty), the first of which
-            is what a win rate against humans is measured with.
-        judge: rows as pairs, of owners that are in no federation; may have no rows.
-        groups: the annotators' group of each client, where the source knows it (for the adjusted Rand index).
+        pairs: rows of PAIR_COLUMNS, and of OPTIONAL_COLUMNS (components/data/tables.py) where the
+            source has them. `client_id` is empty where the source knows no owners, `split` where it
+            has no splits of its own.
+        prompts: rows of PROMPT_COLUMNS; `references` are human answers (may be empty), the first of
+            which is the opponent in a win rate against humans.
+        judge: rows as pairs, of owners outside the federation; may have no rows.
+        groups: group of annotators by client, where the source knows it (adjusted Rand index).
+        dropped: raw rows that became neither a pair nor a pair of the judge, by reason.
     """
 
     pairs: Dataset
     prompts: Dataset
     judge: Dataset
     groups: dict[str, str] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PromptData:
+    """What a source of prompts returns.
+
+    Attributes:
+        prompts: (prompt, references) in the order of the data set; there may be no references.
+        references: author of the references, e.g. 'human' or the name of a model; empty without
+            any.
+        dropped: raw rows that became no prompt, by reason.
+    """
+
+    prompts: list[tuple[str, list[str]]]
+    references: str = ""
+    dropped: dict[str, int] = field(default_factory=dict)
 
 
 def pair_id(*parts: str) -> str:
-    """A stable id of a pair: a hash of what identifies it (source, owner, prompt, both completions)."""
+    """Stable id of a pair: a hash of what identifies it (source, owner, prompt, both completions)."""
     return hashlib.blake2b("\x1f".join(parts).encode(), digest_size=8).hexdigest()
 
 
 def read_rows(path: Path, client_id: str | None = None, split: str | None = None) -> Dataset:
-    """Read pairs or prompts from parquet, only the rows of one client and split where given.
+    """Read pairs or prompts from parquet, optionally only those of one client or split.
 
     Raises:
         DataError: the file is missing or is not parquet.
@@ -70,36 +129,59 @@ def read_rows(path: Path, client_id: str | None = None, split: str | None = None
     import pyarrow.parquet
     from datasets import Dataset
 
-    wanted = [(column, "=", value) for column, value in (("client_id", client_id), ("split", split)) if value is not None]
+    values = {"client_id": client_id, "split": split}
+    filters = [(column, "=", value) for column, value in values.items() if value is not None]
     try:
-        return Dataset(pyarrow.parquet.read_table(path, filters=wanted or None))
+        return Dataset(pyarrow.parquet.read_table(path, filters=filters or None))
     except (FileNotFoundError, pyarrow.ArrowInvalid) as error:
-        raise DataError(f"{path}: expected a parquet file of prepared data ({error}); run the prepare stage first.") from None
+        raise DataError(
+            f"{path}: expected a parquet file of prepared data ({error}); run the prepare stage first."
+        ) from None
 
 
 def read_judges_rows(folder: Path, who: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The training and the held-out pairs of owners that never take part in the federation.
+    """Read the training and the held-out pairs of owners that never take part in the federation.
 
     Args:
-        folder: of prepared data.
-        who: needs them, for the error.
+        folder: prepared data.
+        who: the reader, for the error.
 
     Raises:
-        DataError: there are none of one kind.
+        DataError: one of the two is empty.
     """
     table = folder / "judge.parquet"
-    rows, held_out = (read_rows(table, split=split).to_list() for split in ("train", "test"))
-    if not rows or not held_out:
+    train: list[dict[str, Any]] = read_rows(table, split="train").to_list()
+    held_out: list[dict[str, Any]] = read_rows(table, split="test").to_list()
+    if not train or not held_out:
         raise DataError(
-            f"{table} has {len(rows)} training and {len(held_out)} held-out pairs, but {who} needs both, of owners that are not in the federation: set more owners apart in data.options.")
-    return rows, held_out
+            f"{table} has {len(train)} training and {len(held_out)} held-out pairs, but {who} needs both, of"
+            " owners that are not in the federation: reserve more owners in data.options."
+        )
+    return train, held_out
 
 
-def read_clients(folder: Path) -> dict[str, dict]:
-    """The clients of a prepared folder: rows per split and group, by client id in sorted order."""
-    return dict(sorted(json.loads((folder / "clients.json").read_text(encoding="utf-8")).items()))
+def read_clients(folder: Path) -> dict[str, dict[str, int]]:
+    """Number of pairs by split of each client of a prepared folder, by client id in sorted order."""
+    return {name: counts.rows() for name, counts in sorted(read_client_counts(folder).items())}
 
 
 def known_groups(folder: Path) -> dict[str, str | None]:
-    """The clients' true groups, None where the source does not know it, by client id."""
-    return {name: counts.get("group") for name, counts in read_clients(folder).items()}
+    """True group of each client, None where the source does not know it, by client id."""
+    return {name: counts.group for name, counts in sorted(read_client_counts(folder).items())}
+
+
+def choose_prompts(folder: Path, split: str, limit: int | None, seed: int) -> list[dict[str, Any]]:
+    """Choose prepared prompts of a split, all or a seeded sample, in the order of their ids.
+
+    Args:
+        folder: prepared data.
+        split: 'align' or 'test'.
+        limit: maximum number of prompts; None takes all.
+        seed: determines the sample.
+    """
+    rows: list[dict[str, Any]] = read_rows(folder / "prompts.parquet", split=split).to_list()
+    rows.sort(key=lambda row: str(row["prompt_id"]))
+    if limit is None or limit >= len(rows):
+        return rows
+    chosen = generator(seed, "prompts", split).choice(len(rows), size=limit, replace=False)
+    return [rows[i] for i in sorted(chosen)]

@@ -1,84 +1,89 @@
 """Splitting by prompt, before any augmentation (DESIGN.md, list of errors, item 8).
 
-Whether a prompt (or a group of prompts) is held out is a hash of the seed and the prompt itself. So it is the same
-for every client that judged it, whatever the order of the rows and whatever else is in the file.
+Whether a prompt (or a group of prompts) is held out is a hash of the seed and the prompt itself. So
+it is the same for every client that judged it, whatever the order of the rows and whatever else is
+in the file.
 
-Prompts that differ in case and white space only are one prompt. Where a data set spells one in several ways, the least
-of the spellings is hashed; one that has a single spelling is hashed as it stands.
+Prompts that differ only in case and white space are one prompt. Where a data set spells one in
+several ways, the smallest of the spellings is hashed; a single spelling is hashed as it is.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
+from components.data.records import Pair
 from components.seeding import derive, generator
 
 
 def normal(prompt: str) -> str:
-    """What is the same for prompts that differ in case and white space only."""
+    """A key that is equal for prompts that differ only in case and white space."""
     return " ".join(prompt.split()).casefold()
 
 
 def one_spelling(prompts: Iterable[str]) -> dict[str, str]:
-    """By prompt, the spelling that stands for all that are the same: the least, so that the order of the rows changes nothing."""
-    prompts = set(prompts)
-    least: dict[str, str] = {}
-    for prompt in prompts:
+    """Map each prompt to the smallest of its spellings, which does not depend on the order of rows."""
+    unique = set(prompts)
+    smallest: dict[str, str] = {}
+    for prompt in unique:
         key = normal(prompt)
-        least[key] = min(prompt, least.get(key, prompt))
-    return {prompt: least[normal(prompt)] for prompt in prompts}
+        smallest[key] = min(prompt, smallest.get(key, prompt))
+    return {prompt: smallest[normal(prompt)] for prompt in unique}
 
 
-def grouped(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of prompts, those with another spelling than the one that stands for their prompt in its group; a group that a row has stays."""
-    spelling = one_spelling(row["prompt"] for row in rows)
-    return [row if row.get("group") or spelling[row["prompt"]] == row["prompt"] else row | {"group": spelling[row["prompt"]]} for row in rows]
-
-
-def group_of(row: Mapping[str, Any]) -> str:
-    """What must stay in one split: a row's group, or its prompt where it has none."""
-    return row.get("group") or row["prompt"]
+def grouped(pairs: Sequence[Pair]) -> list[Pair]:
+    """Group the pairs whose prompt has several spellings by the smallest one; own groups stay."""
+    spelling = one_spelling(pair.prompt for pair in pairs)
+    return [
+        pair
+        if pair.group or spelling[pair.prompt] == pair.prompt
+        else replace(pair, group=spelling[pair.prompt])
+        for pair in pairs
+    ]
 
 
 def position(seed: int, purpose: str, group: str) -> float:
-    """A number in [0, 1) that the seed, the purpose and the group determine."""
+    """A number in [0, 1) that is a function of the seed, the purpose and the group."""
     return derive(seed, purpose, group) / 2**63
 
 
 def assign(groups: Iterable[str], validation: float, test: float, seed: int) -> list[str]:
-    """The split of each row: 'test' for about a share `test` of the distinct groups, 'validation', else 'train'.
+    """Assign each row to a split: about a share `test` of the distinct groups to 'test', and so on.
 
     Args:
-        groups: what must stay in one split, one a row; the prompt, in one spelling, where nothing larger is known.
+        groups: group of each row [N]; the prompt, in one spelling, where nothing larger is known.
         validation: share of the groups.
         test: share of the groups; validation + test < 1.
         seed: of the recipe.
     """
-    def one(group: str) -> str:
-        at = position(seed, "split", group)
-        return "test" if at < test else "validation" if at < test + validation else "train"
-
-    return [one(group) for group in groups]
+    return [_split_at(position(seed, "split", group), validation, test) for group in groups]
 
 
-def sample(prompts: Sequence[str], splits: Sequence[str], most: int, seed: int) -> set[str]:
-    """Whole prompts in a seeded order, of at most so many rows, each split in its own proportion (rounded down).
+def _split_at(place: float, validation: float, test: float) -> str:
+    if place < test:
+        return "test"
+    return "validation" if place < test + validation else "train"
+
+
+def sample(prompts: Sequence[str], splits: Sequence[str], limit: int, seed: int) -> set[str]:
+    """Sample whole prompts in a seeded order, each split in its own proportion (rounded down).
 
     Args:
         prompts: of each row [N].
         splits: of each row [N]; a prompt is in one.
-        most: rows to keep.
+        limit: maximum number of rows.
         seed: of the recipe.
     """
-    kept: set[str] = set()
+    chosen: set[str] = set()
     for split in sorted(set(splits)):
-        sizes = sorted(Counter(prompt for prompt, own in zip(prompts, splits, strict=True) if own == split).items())
-        room = most * sum(rows for _, rows in sizes) // len(prompts)
+        counts = Counter(prompt for prompt, own in zip(prompts, splits, strict=True) if own == split)
+        sizes = sorted(counts.items())
+        room = limit * counts.total() // len(prompts)
         for i in generator(seed, "max_pairs", split).permutation(len(sizes)):
             prompt, rows = sizes[i]
             if rows <= room:
-                kept.add(prompt)
+                chosen.add(prompt)
                 room -= rows
-    return kept
+    return chosen

@@ -1,16 +1,18 @@
-"""Prompt templates: the fields and the answer slot of FedBiscuit's figure 4, in our own words, as data files.
+"""Prompt templates: the fields and the answer slot of FedBiscuit's figure 4, with own wording.
 
-A template is a text file under prompt_templates/ (named '<task>/<kind>') or any other file that a recipe names, with
-placeholders {prompt}, and for selectors {response_a} and {response_b}, each exactly once. Other braces are plain text.
-An instruction of a pairwise judge has Auto-J's placeholders, {prompt}, {response} and {response_another}. A chain of
-thoughts has two kinds (DRIFT D.1): the next thought, from {question} and {thoughts} so far; its value, from
-{question} and {thought}. A question whose answer is read and compared with the key (DRIFT 7.1) has {question} alone.
-A file's trailing white space is dropped, so that a selector's template ends at its answer slot and the next token is
-' A' or ' B'.
+A template is a text file under prompt_templates/ (named '<task>/<kind>') or any other file that a
+recipe names, with placeholders {prompt}, and for selectors {response_a} and {response_b}, each
+exactly once. Other braces are plain text. An instruction of a pairwise judge has Auto-J's
+placeholders, {prompt}, {response} and {response_another}. A chain of thoughts has two kinds (DRIFT
+D.1): the next thought, with {question} and {thoughts} so far; its value, with {question} and
+{thought}. A question whose answer is compared with the key (DRIFT 7.1) has {question} alone. A
+file's trailing white space is removed, so that a selector's template ends at its answer slot and
+the next token is ' A' or ' B'.
 
-Figure 4 has two templates for answers to questions, one of them with an input beside the instruction. The prompts of
-its data (SHP, SafeRLHF, AlpacaEval) are instructions alone: 'qa/policy'. 'qa/policy_input' has both fields, with an
-instruction of its own and the prompt as input, here a conversation; 'summarization/policy' likewise.
+Figure 4 has two templates for answers to questions, one of them with an input beside the
+instruction. The prompts of its data (SHP, SafeRLHF, AlpacaEval) are instructions alone:
+'qa/policy'. 'qa/policy_input' has both fields, with an instruction of its own and the prompt as
+input, here a conversation; 'summarization/policy' likewise.
 """
 
 from __future__ import annotations
@@ -24,20 +26,27 @@ from components.config import unknown_name
 from components.data.records import DataError
 
 FOLDER = Path(__file__).resolve().parent / "prompt_templates"
-FIELDS = {"selector": ("prompt", "response_a", "response_b"), "policy": ("prompt",), "pairwise": ("prompt", "response", "response_another"),
-          "thought": ("question", "thoughts"), "value": ("question", "thought"), "answer": ("question",)}
+FIELDS = {
+    "selector": ("prompt", "response_a", "response_b"),
+    "policy": ("prompt",),
+    "pairwise": ("prompt", "response", "response_another"),
+    "thought": ("question", "thoughts"),
+    "value": ("question", "thought"),
+    "answer": ("question",),
+}
 Kind = Literal["selector", "policy", "pairwise", "thought", "value", "answer"]
 
 
 @dataclass(frozen=True)
 class Template:
-    """A template, parsed once.
+    """A parsed template.
 
     Attributes:
         name: as the recipe names it.
         kind: one of FIELDS.
-        pieces: literal text at even positions and field names at odd ones; starts and ends with literal text, which
-            may be empty at the start. Whoever must shorten an input cuts the fields and never the literals.
+        pieces: literal text at even positions and field names at odd ones; starts and ends with
+            literal text, which may be empty at the start. An input that is too long is shortened in
+            its fields and never in its literals.
     """
 
     name: str
@@ -50,7 +59,7 @@ class Template:
         return self.pieces[1::2]
 
     def render(self, **values: str) -> str:
-        """The template with its fields filled in; braces in the values are left alone.
+        """Fill in the fields; braces in the values are plain text.
 
         Raises:
             KeyError: a field has no value.
@@ -59,20 +68,24 @@ class Template:
 
 
 def names(kind: Kind) -> list[str]:
-    """The templates of a kind that ship with the project, e.g. 'summarization/selector'."""
-    return sorted(p.relative_to(FOLDER).with_suffix("").as_posix() for p in FOLDER.rglob(f"{kind}*.txt"))
+    """Names of the project's templates of a kind, e.g. 'summarization/selector'."""
+    paths = FOLDER.rglob(f"{kind}*.txt")
+    return sorted(path.relative_to(FOLDER).with_suffix("").as_posix() for path in paths)
 
 
 def load(name_or_path: str, kind: Kind) -> Template:
     """Read a template by name or path.
 
     Raises:
-        DataError: there is no such file, or a placeholder is missing, unknown, repeated or in the wrong place; the
-            file and the placeholder are named.
+        DataError: there is no such file, or a placeholder is missing, unknown, repeated or in the
+            wrong place; the file and the placeholder are named.
     """
-    path = next((p for p in (FOLDER / f"{name_or_path}.txt", Path(name_or_path)) if p.is_file()), None)
+    candidates = (FOLDER / f"{name_or_path}.txt", Path(name_or_path))
+    path = next((candidate for candidate in candidates if candidate.is_file()), None)
     if path is None:
-        raise DataError(f"{unknown_name(f'{kind} template', name_or_path, names(kind))} A path to a text file works too.")
+        raise DataError(
+            f"{unknown_name(f'{kind} template', name_or_path, names(kind))} A path to a text file works too."
+        )
     try:
         text = path.read_text(encoding="utf-8").rstrip()
     except UnicodeDecodeError:
@@ -81,47 +94,62 @@ def load(name_or_path: str, kind: Kind) -> Template:
 
 
 def parse(text: str, name: str, kind: Kind, where: str) -> Template:
-    """Parse a template's text; where names it in errors.
+    """Parse a template's text.
+
+    Args:
+        text: of the template.
+        name: as the recipe names it.
+        kind: one of FIELDS.
+        where: its file, for errors.
 
     Raises:
         DataError: see load.
     """
     pieces = tuple(re.split(r"\{([A-Za-z_]\w*)\}", text))
-    found, wanted = pieces[1::2], FIELDS[kind]
-    shown, a = ", ".join(f"{{{field}}}" for field in wanted), "an" if kind == "answer" else "a"
-    for field in found:
-        if field not in wanted:
-            raise DataError(f"{where}: placeholder {{{field}}} is not known in {a} {kind} template; there are: {shown}")
-    for field in wanted:
-        if found.count(field) != 1:
-            raise DataError(f"{where}: {a} {kind} template needs the placeholder {{{field}}} exactly once, but it is there {found.count(field)} times (needed: {shown})")
-    if kind in ("selector", "pairwise") and found.index(wanted[1]) > found.index(wanted[2]):
-        raise DataError(f"{where}: {{{wanted[1]}}} must come before {{{wanted[2]}}}")
+    fields = pieces[1::2]
+    expected = FIELDS[kind]
+    allowed = ", ".join(f"{{{field}}}" for field in expected)
+    title = f"{'an' if kind == 'answer' else 'a'} {kind} template"
+    for field in fields:
+        if field not in expected:
+            raise DataError(f"{where}: placeholder {{{field}}} is not known in {title}; there are: {allowed}")
+    for field in expected:
+        if fields.count(field) != 1:
+            raise DataError(
+                f"{where}: {title} needs the placeholder {{{field}}} exactly once, but it is there"
+                f" {fields.count(field)} times (needed: {allowed})"
+            )
+    if kind in ("selector", "pairwise") and fields.index(expected[1]) > fields.index(expected[2]):
+        raise DataError(f"{where}: {{{expected[1]}}} must come before {{{expected[2]}}}")
     if kind == "selector" and not pieces[-1].strip():
-        raise DataError(f"{where}: a selector template must end with its answer slot, such as '### YOUR CHOICE:', after the last placeholder")
+        raise DataError(
+            f"{where}: a selector template must end with its answer slot, such as '### YOUR CHOICE:', after"
+            " the last placeholder"
+        )
     return Template(name, kind, pieces)
 
 
-_FORM = re.compile(r"^#+[ \t]*(?:(instruction)|input)[ \t]*:[ \t]*\n?", re.IGNORECASE | re.MULTILINE)
+_HEADING = re.compile(r"^#+[ \t]*(?:(instruction)|input)[ \t]*:[ \t]*\n?", re.IGNORECASE | re.MULTILINE)
 _ANSWER_START = re.compile(r"^#+[ \t]*(?:response[ \t]*:[^{]*|[^\n{]*)\Z", re.IGNORECASE | re.MULTILINE)
 
 
 def user_message(template: Template, prompt: str) -> str:
-    """What a user would have asked for what a policy's template asks of the model: its instruction, with the prompt filled in.
+    """The message of a user with a policy template's instruction and the prompt, without the form.
 
-    Of Alpaca's form (headings '### Instruction:', '### Input:', '### Response:') the contents stay and the headings go, with
-    the sentence before them that says how to read the form. An answer start at the end ('### Response:', or any heading with
-    nothing behind it) goes, too. Other text stays as it is, and so does the prompt, whatever it holds. A template with no
+    Of Alpaca's form (headings '### Instruction:', '### Input:', '### Response:') the contents
+    remain and the headings are removed, with the sentence before them that explains the form. An
+    answer start at the end ('### Response:', or any heading with nothing behind it) is removed too.
+    Other text is unchanged, and so is the prompt, whatever it contains. A template without an
     instruction of its own gives the prompt.
 
     Args:
         template: of the kind 'policy'.
         prompt: of a data record.
     """
-    slot = "{prompt}"  # stands in a policy's template exactly once
+    slot = "{prompt}"  # is in a policy's template exactly once
     text = _ANSWER_START.sub("", template.render(prompt=slot))
-    headings = list(_FORM.finditer(text))
+    headings = list(_HEADING.finditer(text))
     if any(heading[1] for heading in headings) and slot not in text[: headings[0].start()]:
-        text = text[headings[0].start():]
-    before, after = _FORM.sub("", text).strip().split(slot)
+        text = text[headings[0].start() :]
+    before, after = _HEADING.sub("", text).strip().split(slot)
     return f"{before}{prompt}{after}"

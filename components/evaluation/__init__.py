@@ -1,1 +1,1 @@
-"""What is measured: judges, win rates, selector accuracy, overlap with human texts, pictures."""
+"""Evaluation: judges, win rates, accuracies, overlap with human texts, answers, and plots."""

@@ -1,74 +1,99 @@
-"""Accuracy on held-out pairs, per client and per domain: of selectors, and of the implicit reward of policies."""
+"""Accuracy of selectors, and of the implicit reward of policies, per client and per domain."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+
+from components.learning.preference_scores import Array, PreferenceScores
+from components.results import AccuracyReport, AccuracySummary
+from components.seeding import generator
+
+Pairs = Sequence[dict[str, Any]]
 
 
-def client_accuracy(
-    margins: np.ndarray, pairs: Sequence[dict[str, Any]], rewards: np.ndarray | None = None, others: Mapping[str, np.ndarray] | None = None,
-) -> dict[str, Any]:
-    """Share of held-out pairs on which the majority agrees with their owner.
+def accuracy_report(scores: PreferenceScores, pairs: Pairs) -> AccuracyReport:
+    """Share of held-out pairs on which the models' majority agrees with their owner.
+
+    A pair with a margin of 0, or on which votes tie, counts half. Each client counts once in
+    `mean`. The preference accuracy of FedPDPO section 5 is by 'summed' or 'per_token'
+    log-likelihood (the paper does not say which): log pi of the chosen completion less that of the
+    rejected one.
 
     Args:
-        margins: [U, N], above 0 where a model scores the chosen completion above the rejected one. A pair that it
-            scores the same, or on which the votes tie, counts half.
+        scores: of U models on N pairs.
         pairs: N held-out rows with client_id and domain.
-        rewards: [U, N], implicit rewards of the chosen completions over beta, log pi / pi_ref (DRIFT section 7.1); None where
-            the models are no policies.
-        others: [U, N] each, other differences that a model is right by where they are above 0. The preference accuracy of FedPDPO section 5 is by
-            'summed' or by 'per_token' (it says log-likelihood, and not which): log pi of chosen less that of rejected, over all tokens or a token.
-
-    Returns:
-        mean, worst and best over clients (each client counts once), `clients` {id: accuracy},
-        `domains` {domain: accuracy over its pairs}, `pairs`; `margin` is the clients' mean of their mean margin over the
-        models, `margins` {id: mean margin} (log-odds of a selector; of a policy the reward margin over beta); `reward` and
-        `rewards` are the same of the rewards, where they are given. `by` {name: mean, worst, best, clients} is the accuracy by each of the others.
     """
-    right = _right(margins)
-    clients = {name: float(right[rows].mean()) for name, rows in _rows_by(pairs, "client_id").items()}
+    report = _report(scores, pairs)
+    if scores.assigned is None:
+        return report
+    columns, assigned = scores.by_assigned()
+    return report.model_copy(update={"assigned": _report(assigned, [pairs[n] for n in columns])})
+
+
+def _report(scores: PreferenceScores, pairs: Pairs) -> AccuracyReport:
+    summary = _summarize(scores.margins, pairs)
+    votes = _majority(scores.margins)
+    margins = _client_means(scores.margins, pairs)
+    rewards = None if scores.rewards is None else _client_means(scores.rewards, pairs)
+    return AccuracyReport(
+        mean=summary.mean,
+        worst=summary.worst,
+        best=summary.best,
+        clients=summary.clients,
+        domains={name: float(votes[rows].mean()) for name, rows in _rows_by(pairs, "domain").items()},
+        pairs=len(pairs),
+        margin=float(np.mean(list(margins.values()))),
+        margins=margins,
+        reward=None if rewards is None else float(np.mean(list(rewards.values()))),
+        rewards=rewards,
+        by_metric={name: _summarize(values, pairs) for name, values in scores.margins_by_metric.items()},
+    )
+
+
+def _summarize(margins: Array, pairs: Pairs) -> AccuracySummary:
+    votes = _majority(margins)
+    clients = {name: float(votes[rows].mean()) for name, rows in _rows_by(pairs, "client_id").items()}
     values = list(clients.values())
-    means = {}
-    for name, values_of in (("margin", margins), ("reward", rewards)):
-        if values_of is not None:
-            means[f"{name}s"] = {client: float(values_of.mean(axis=0)[rows].mean()) for client, rows in _rows_by(pairs, "client_id").items()}
-            means[name] = float(np.mean(list(means[f"{name}s"].values())))
-    if others:
-        means["by"] = {name: client_accuracy(found, pairs) for name, found in others.items()}
-        means["by"] = {name: {key: found[key] for key in ("mean", "worst", "best", "clients")} for name, found in means["by"].items()}
-    return {
-        "mean": float(np.mean(values)), "worst": min(values), "best": max(values), "clients": clients,
-        "domains": {name: float(right[rows].mean()) for name, rows in _rows_by(pairs, "domain").items()}, "pairs": len(pairs), **means}
+    return AccuracySummary(mean=float(np.mean(values)), worst=min(values), best=max(values), clients=clients)
 
 
-def assigned_accuracy(
-    margins: np.ndarray, names: Sequence[str], assigned: Mapping[str, str], pairs: Sequence[dict[str, Any]], rewards: np.ndarray | None = None,
-    others: Mapping[str, np.ndarray] | None = None,
-) -> dict[str, Any]:
-    """The same, where each client uses the one adapter that it is assigned (that of its group, or its own).
-
-    Args:
-        margins: [U, N], as client_accuracy.
-        names: [U], of the adapters.
-        assigned: name of the adapter by client; pairs of clients without one are left out.
-        pairs: N held-out rows.
-        rewards, others: [U, N] or None, as client_accuracy.
-    """
-    rows = [n for n, pair in enumerate(pairs) if pair["client_id"] in assigned]
-    own = [list(names).index(assigned[pairs[n]["client_id"]]) for n in rows]
-    return client_accuracy(
-        margins[own, rows][None, :], [pairs[n] for n in rows], None if rewards is None else rewards[own, rows][None, :],
-        {name: values[own, rows][None, :] for name, values in (others or {}).items()})
+def _client_means(values: Array, pairs: Pairs) -> dict[str, float]:
+    """By client, the mean over its pairs of the mean over models."""
+    means = values.mean(axis=0)
+    return {name: float(means[rows].mean()) for name, rows in _rows_by(pairs, "client_id").items()}
 
 
-def _right(margins: np.ndarray) -> np.ndarray:
+def _majority(margins: Array) -> Array:
+    """The majority of the models on each pair, [N]: 1 for chosen, 0 for rejected, 0.5 for a tie."""
     votes = np.where(margins > 0, 1.0, np.where(margins < 0, 0.0, 0.5)).mean(axis=0)
     return np.where(votes > 0.5, 1.0, np.where(votes < 0.5, 0.0, 0.5))
 
 
-def _rows_by(pairs: Sequence[dict[str, Any]], column: str) -> dict[str, np.ndarray]:
+def _rows_by(pairs: Pairs, column: str) -> dict[str, npt.NDArray[np.int64]]:
     values = np.array([pair[column] for pair in pairs], dtype=object)
     return {name: np.flatnonzero(values == name) for name in sorted(set(values.tolist()))}
+
+
+def sample_evenly(pairs: Sequence[dict[str, Any]], limit: int | None, seed: int) -> list[dict[str, Any]]:
+    """A seeded sample of pairs, in their order, with equally many of each client.
+
+    A client with fewer pairs contributes all of them.
+
+    Args:
+        pairs: rows with client_id.
+        limit: maximum number of pairs; None takes all.
+        seed: the sample is a function of it.
+    """
+    if limit is None or limit >= len(pairs):
+        return list(pairs)
+    rows_by_client: dict[str, list[int]] = {}
+    for n in generator(seed, "accuracy pairs").permutation(len(pairs)):
+        rows_by_client.setdefault(pairs[n]["client_id"], []).append(int(n))
+    turns = []
+    for client, rows in rows_by_client.items():
+        turns += [(turn, client, n) for turn, n in enumerate(rows)]
+    return [pairs[n] for n in sorted(n for _, _, n in sorted(turns)[:limit])]

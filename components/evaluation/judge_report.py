@@ -1,9 +1,11 @@
-"""How far a judge can be trusted: its agreement with human verdicts and with itself, as Auto-J reports them (Li et al., 2023).
+"""Reliability of a judge: agreement with human verdicts, and consistency over both orders.
 
-A judge agrees with a human verdict where it gives that verdict in both orders of the responses; so its position bias
-counts against it. The formats are those of the Auto-J set: pairs with human labels (components/data/auto_j.py), and two
-files of a judge's words, {"output": 0, 1 or 2} a line, on the pairs as given and with the responses exchanged. In both
-files 0 means the response that was shown first.
+The figures are those that are published for Auto-J (Li et al. 2023). A judge agrees with a human
+verdict if it gives that verdict in both orders of the responses, so that a position bias counts
+against it. The file formats are those of the Auto-J data set: pairs with human labels
+(components/data/sources/auto_j.py), and two files with the judge's outputs for the original and for the
+swapped order, one {"output": 0, 1 or 2} per line. In both files 0 stands for the response that was
+shown first.
 """
 
 from __future__ import annotations
@@ -12,39 +14,47 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from components.data.auto_j import read_labelled
 from components.data.records import DataError
 from components.data.rows import read_file
-from components.evaluation.judge_protocol import Judge
+from components.data.sources.auto_j import read_labeled
+from components.evaluation.judges.base import Judge
 from components.evaluation.winrate import Verdict, bootstrap_interval, orders_agree
 from components.models.selector import Comparison
 
-BY_LABEL = (Verdict.FIRST, Verdict.SECOND, Verdict.TIE)
+VERDICT_OF_LABEL = (Verdict.FIRST, Verdict.SECOND, Verdict.TIE)
+"""Verdicts by the labels 0, 1 and 2 of the Auto-J data set."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """A share of rows.
+    """A share of rows with its interval.
 
     Attributes:
-        count, of: rows for which it holds, and all that were asked about.
-        rate: count / of; NaN where there were none.
-        low, high: its 95% percentile-bootstrap interval over the rows.
+        count: number of rows with the property.
+        total: number of rows that were examined.
+        rate: count / total; NaN if there are no rows.
+        low, high: 95% percentile-bootstrap interval of the rate over the rows.
     """
 
     count: int
-    of: int
+    total: int
     rate: float
     low: float
     high: float
 
     def __str__(self) -> str:
-        return f"{self.rate:.2%} [{self.low:.2%}, {self.high:.2%}] ({self.count} of {self.of})"
+        return f"{self.rate:.2%} [{self.low:.2%}, {self.high:.2%}] ({self.count} of {self.total})"
 
 
 @dataclass(frozen=True)
-class LabelledPair:
-    """A comparison with a human verdict on it."""
+class LabeledComparison:
+    """A comparison with a human verdict.
+
+    Attributes:
+        scenario: category of the prompt in the data set.
+        comparison: prompt and responses.
+        label: the human verdict.
+    """
 
     scenario: str
     comparison: Comparison
@@ -52,107 +62,179 @@ class LabelledPair:
 
 
 @dataclass(frozen=True)
-class JudgeReport:
-    """A judge against human verdicts.
+class Reliability:
+    """Agreement of a judge with human verdicts, and with itself.
 
     Attributes:
-        agreement: right in both orders, of all rows; what could not be parsed is wrong.
-        agreement_given, agreement_exchanged: right in that one order.
-        consistency: the same in both orders, of the rows that could be parsed in both.
-        unparsable_given, unparsable_exchanged: words that could not be parsed, in each order.
-        scenarios: agreement and consistency by scenario.
+        agreement: share of all rows with the human verdict in both orders; unparsable verdicts
+            disagree.
+        agreement_original, agreement_swapped: the same in one order.
+        consistency: share of the rows that were parsed in both orders with equal verdicts in both.
     """
 
     agreement: Share
-    agreement_given: Share
-    agreement_exchanged: Share
+    agreement_original: Share
+    agreement_swapped: Share
     consistency: Share
-    unparsable_given: int
-    unparsable_exchanged: int
-    scenarios: dict[str, tuple[Share, Share]]
+
+
+@dataclass(frozen=True)
+class JudgeReport:
+    """A judge compared with human verdicts.
+
+    Attributes:
+        overall: figures over all rows.
+        scenarios: figures by scenario.
+        unparsable_original, unparsable_swapped: number of unparsable verdicts in each order.
+    """
+
+    overall: Reliability
+    scenarios: dict[str, Reliability]
+    unparsable_original: int
+    unparsable_swapped: int
 
     def __str__(self) -> str:
-        return "\n".join([
-            f"agreement with human verdicts, right in both orders  {self.agreement}",
-            f"  as given alone  {self.agreement_given}", f"  exchanged alone  {self.agreement_exchanged}",
-            f"position consistency  {self.consistency}",
-            f"unparsable  {self.unparsable_given} as given, {self.unparsable_exchanged} exchanged", "agreement, consistency by scenario",
-            *(f"  {name}  {agreement.rate:.1%}, {consistency.rate:.1%} ({agreement.of} rows)" for name, (agreement, consistency) in self.scenarios.items())])
+        lines = [
+            f"agreement with human verdicts in both orders  {self.overall.agreement}",
+            f"  in the original order only  {self.overall.agreement_original}",
+            f"  in the swapped order only  {self.overall.agreement_swapped}",
+            f"position consistency  {self.overall.consistency}",
+            f"unparsable  {self.unparsable_original} original, {self.unparsable_swapped} swapped",
+            "agreement, consistency by scenario",
+        ]
+        for name, figures in self.scenarios.items():
+            rates = f"{figures.agreement.rate:.1%}, {figures.consistency.rate:.1%}"
+            lines.append(f"  {name}  {rates} ({figures.agreement.total} rows)")
+        return "\n".join(lines)
 
 
-def judge_report(
-    labels: Sequence[Verdict], given: Sequence[Verdict], exchanged: Sequence[Verdict], scenarios: Sequence[str], resamples: int = 2000, seed: int = 0,
+def build_judge_report(
+    pairs: Sequence[LabeledComparison],
+    original: Sequence[Verdict],
+    swapped: Sequence[Verdict],
+    resamples: int = 2000,
+    seed: int = 0,
 ) -> JudgeReport:
-    """Compare a judge's words with human verdicts.
+    """Compare a judge's verdicts with human verdicts.
 
     Args:
-        labels: human verdicts, row by row.
-        given: the judge's words on the responses as given.
-        exchanged: its words on the exchanged responses, as it said them (`Verdict.SECOND` is for response 1).
-        scenarios: of the rows.
+        pairs: comparisons with human verdicts.
+        original: the judge's verdicts on the original order, row by row.
+        swapped: its verdicts on the swapped order, as they were stated: `Verdict.SECOND` is then a
+            verdict for response 1.
         resamples, seed: of the bootstrap intervals.
 
     Raises:
-        DataError: the rows are not as many in all four, or there are none.
+        DataError: there are no pairs, or not one verdict for each of them in both orders.
     """
-    counts = [len(labels), len(given), len(exchanged), len(scenarios)]
-    if len(set(counts)) > 1 or not labels:
-        raise DataError(f"a judge report needs a human verdict, two words of the judge and a scenario for every row, but there are {counts[0]}, {counts[1]}, {counts[2]} and {counts[3]}")
-
-    def shares(rows: Sequence[int]) -> list[Share]:
-        first, second = [given[i] is labels[i] for i in rows], [exchanged[i].exchanged() is labels[i] for i in rows]
-        both = [one and other for one, other in zip(first, second, strict=True)]
-        return [*(share(outcomes, resamples, seed) for outcomes in (both, first, second)),
-                position_consistency([given[i] for i in rows], [exchanged[i] for i in rows], resamples, seed)]
-
-    agreement, agreement_given, agreement_exchanged, consistency = shares(range(len(labels)))
-    by_scenario = {}
-    for name in sorted(set(scenarios)):
-        both, _, _, consistent = shares([i for i, scenario in enumerate(scenarios) if scenario == name])
-        by_scenario[name] = (both, consistent)
-    unparsable = [sum(word is Verdict.UNPARSABLE for word in words) for words in (given, exchanged)]
-    return JudgeReport(agreement, agreement_given, agreement_exchanged, consistency, *unparsable, by_scenario)
-
-
-def position_consistency(given: Sequence[Verdict], exchanged: Sequence[Verdict], resamples: int = 2000, seed: int = 0) -> Share:
-    """The share of pairs, of those parsed in both orders, on which a judge says the same in both; needs no human verdicts."""
-    return share(orders_agree(given, exchanged), resamples, seed)
+    if not pairs or not len(pairs) == len(original) == len(swapped):
+        raise DataError(
+            "a judge report needs a verdict in both orders for each labeled comparison, but there are"
+            f" {len(pairs)} comparisons, {len(original)} verdicts on the original order and {len(swapped)} on"
+            " the swapped order"
+        )
+    rows = list(zip(pairs, original, swapped, strict=True))
+    scenarios = {
+        name: _reliability([row for row in rows if row[0].scenario == name], resamples, seed)
+        for name in sorted({pair.scenario for pair in pairs})
+    }
+    return JudgeReport(
+        overall=_reliability(rows, resamples, seed),
+        scenarios=scenarios,
+        unparsable_original=sum(verdict is Verdict.UNPARSABLE for verdict in original),
+        unparsable_swapped=sum(verdict is Verdict.UNPARSABLE for verdict in swapped),
+    )
 
 
-def share(outcomes: Sequence[bool], resamples: int = 2000, seed: int = 0) -> Share:
-    """A share with its interval."""
+def _reliability(
+    rows: Sequence[tuple[LabeledComparison, Verdict, Verdict]], resamples: int, seed: int
+) -> Reliability:
+    """Figures over rows of (human verdict, verdict on the original order, on the swapped order)."""
+    right_original = [original is pair.label for pair, original, _ in rows]
+    right_swapped = [swapped.swapped() is pair.label for pair, _, swapped in rows]
+    right_both = [first and second for first, second in zip(right_original, right_swapped, strict=True)]
+    return Reliability(
+        agreement=estimate_share(right_both, resamples, seed),
+        agreement_original=estimate_share(right_original, resamples, seed),
+        agreement_swapped=estimate_share(right_swapped, resamples, seed),
+        consistency=position_consistency(
+            [original for _, original, _ in rows], [swapped for _, _, swapped in rows], resamples, seed
+        ),
+    )
+
+
+def position_consistency(
+    original: Sequence[Verdict], swapped: Sequence[Verdict], resamples: int = 2000, seed: int = 0
+) -> Share:
+    """Compute the share of pairs with equal verdicts in both orders; needs no human verdicts.
+
+    Args:
+        original, swapped: verdicts on each order, see components.evaluation.winrate.combine_orders.
+            Pairs with an unparsable verdict are left out.
+        resamples, seed: of the bootstrap interval.
+    """
+    return estimate_share(orders_agree(original, swapped), resamples, seed)
+
+
+def estimate_share(outcomes: Sequence[bool], resamples: int = 2000, seed: int = 0) -> Share:
+    """Compute the share of true outcomes and its bootstrap interval."""
     if not outcomes:
         return Share(0, 0, float("nan"), float("nan"), float("nan"))
-    return Share(sum(outcomes), len(outcomes), sum(outcomes) / len(outcomes), *bootstrap_interval(outcomes, resamples, seed))
+    count = sum(outcomes)
+    low, high = bootstrap_interval(outcomes, resamples, seed)
+    return Share(count, len(outcomes), count / len(outcomes), low, high)
 
 
-def measure_judge(judge: Judge, pairs: Sequence[LabelledPair], resamples: int = 2000, seed: int = 0) -> JudgeReport:
-    """Put labelled pairs to a judge in both orders, and report."""
-    given = judge.compare([pair.comparison for pair in pairs])
-    exchanged = judge.compare([Comparison(pair.comparison.prompt, pair.comparison.second, pair.comparison.first) for pair in pairs])
-    return judge_report([pair.label for pair in pairs], given, exchanged, [pair.scenario for pair in pairs], resamples, seed)
+def measure_judge(
+    judge: Judge, pairs: Sequence[LabeledComparison], resamples: int = 2000, seed: int = 0
+) -> JudgeReport:
+    """Submit labeled comparisons to a judge in both orders, and report its reliability.
 
-
-def read_pairs(path: Path) -> list[LabelledPair]:
-    """The pairs of a file of the Auto-J set, with their human verdicts.
+    Args:
+        judge: the judge to measure.
+        pairs: comparisons with human verdicts.
+        resamples, seed: of the bootstrap intervals.
 
     Raises:
-        DataError: see components.data.auto_j.read_labelled.
+        DataError: there are no pairs, or the judge fails.
     """
-    return [LabelledPair(row["scenario"] or "", Comparison(row["prompt"] or "", row["response 1"] or "", row["response 2"] or ""), BY_LABEL[row["label"]])
-            for row in read_labelled(path)]
+    comparisons = [pair.comparison for pair in pairs]
+    original = judge.compare(comparisons)
+    swapped = judge.compare([Comparison(c.prompt, c.second, c.first) for c in comparisons])
+    return build_judge_report(pairs, original, swapped, resamples, seed)
+
+
+def read_pairs(path: Path) -> list[LabeledComparison]:
+    """Read the pairs of a file of the Auto-J data set, with their human verdicts.
+
+    Raises:
+        DataError: see components.data.sources.auto_j.read_labeled.
+    """
+    return [
+        LabeledComparison(
+            row["scenario"] or "",
+            Comparison(row["prompt"] or "", row["response 1"] or "", row["response 2"] or ""),
+            VERDICT_OF_LABEL[row["label"]],
+        )
+        for row in read_labeled(path)
+    ]
 
 
 def read_verdicts(path: Path) -> list[Verdict]:
-    """A judge's words from a file of {"output": n}: 0 the first response, 1 the second, 2 a tie, -1 or null unparsable.
+    """Read a judge's verdicts from a file with one {"output": n} per line.
+
+    n is 0 (first response), 1 (second), 2 (tie), or -1 or null (unparsable).
 
     Raises:
-        DataError: the file cannot be read, or an output is something else.
+        DataError: the file cannot be read, or an output is another value.
     """
-    words = []
+    verdicts = []
     for number, row in enumerate(read_file(path, ("output",)), 1):
         output = row["output"]
         if output is not None and (type(output) is not int or output not in (0, 1, 2, -1)):
-            raise DataError(f"{path}, row {number}: 'output' is {output!r}, but 0 (first response), 1 (second), 2 (tie), or -1 or null (unparsable) is expected")
-        words.append(Verdict.UNPARSABLE if output in (-1, None) else BY_LABEL[output])
-    return words
+            raise DataError(
+                f"{path}, row {number}: 'output' is {output!r}, but 0 (first response), 1 (second), 2 (tie),"
+                " or -1 or null (unparsable) is expected"
+            )
+        verdicts.append(Verdict.UNPARSABLE if output in (-1, None) else VERDICT_OF_LABEL[output])
+    return verdicts

@@ -1,13 +1,17 @@
 """Length-controlled win rate: how often response 1 would win if both responses were equally long.
 
-After Length-Controlled AlpacaEval (Dubois et al., 2024), whose generalised linear model has three terms: the model,
-the length, and the difficulty of the instruction. The last is known for AlpacaEval's own instructions only (see
-components/evaluation/alpaca.py for these), so for other prompts it is left out:
+The estimator follows Length-Controlled AlpacaEval (Dubois et al. 2024). Its generalized linear
+model has three terms: the model, the length, and the difficulty of the instruction. The difficulty
+is known only for AlpacaEval's own instructions (see components/evaluation/alpaca), so it is left
+out here:
 
-    logit p = theta + phi tanh(d / std d),    d = length of response 1 - length of response 2, in characters
+    logit p = theta + phi tanh(d / std d),    d = length of response 1 - length of response 2
 
-fitted to soft labels (1 win, 1/2 tie, 0 loss); the rate is p at d = 0. The fit is Newton's method in NumPy, and not
-scikit-learn's, because the interval needs thousands of fits of two coefficients, which are done at once here.
+with lengths in characters.
+
+The model is fitted to soft labels (1 win, 1/2 tie, 0 loss), and the rate is p at d = 0. The fit is
+Newton's method in NumPy rather than scikit-learn's, because the bootstrap interval needs thousands
+of fits of two coefficients, which are done in batches here.
 """
 
 from __future__ import annotations
@@ -16,29 +20,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from components.evaluation.winrate import Verdict
 from components.seeding import generator
 
 PENALTY = 0.01
-"""Weight of phi^2 / 2 against the summed log-loss, so that phi stays finite where length alone tells wins from losses.
-AlpacaEval's minimal form penalises the absolute values of both coefficients with the same weight (its C = 100)."""
+"""Weight of phi^2 / 2 against the summed log-loss.
+
+The penalty keeps phi finite if length alone separates wins from losses. AlpacaEval's minimal form
+penalizes the absolute values of both coefficients with the same weight (its C = 100)."""
 
 CELLS = 1 << 20
-"""Resamples x prompts fitted at once: 8 MB an array."""
+"""Number of resamples x prompts that are fitted in one batch: 8 MB per array."""
 
-LABELS = {Verdict.FIRST: 1.0, Verdict.TIE: 0.5, Verdict.SECOND: 0.0}
+LABELS = {
+    Verdict.FIRST: 1.0,
+    Verdict.TIE: 0.5,
+    Verdict.SECOND: 0.0,
+}
+"""Soft labels of the verdicts; unparsable verdicts have none."""
+
+Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class LengthControlled:
+class LengthControlledRate:
     """How often response 1 would win at equal length; a tie is half a win.
 
     Attributes:
-        rate: in [0, 1]; NaN where it is not determined, see `length_controlled`.
+        rate: in [0, 1]; NaN if it is not determined, see fit_length_controlled_rate.
         low, high: 95% percentile-bootstrap interval of the rate over prompts.
-        uncontrolled: the mean label, which is the rate with the lengths as they are.
-        effect: phi; positive where the longer response is preferred.
+        uncontrolled: mean label, which is the rate at the lengths as they are.
+        effect: coefficient phi; positive if the longer response is preferred.
     """
 
     rate: float
@@ -48,73 +62,132 @@ class LengthControlled:
     effect: float
 
 
-def length_controlled(labels: Sequence[float], ours: Sequence[int], theirs: Sequence[int], resamples: int = 2000, seed: int = 0) -> LengthControlled:
-    """Length-controlled win rate of response 1 with a 95% percentile-bootstrap interval.
+def fit_length_controlled_rate(
+    labels: Sequence[float],
+    first_lengths: Sequence[int],
+    second_lengths: Sequence[int],
+    resamples: int = 2000,
+    seed: int = 0,
+) -> LengthControlledRate:
+    """Fit the length-controlled win rate of response 1 with a 95% percentile-bootstrap interval.
 
-    Where the data do not determine the fit:
-    - all labels the same: no length tells them apart, so the rate is that label and phi is 0;
-    - all differences zero: nothing has to be controlled for, so the rate is the mean label and phi is 0;
-    - all differences the same and not zero (as with one prompt), or no prompts: what is due to length cannot be known,
-      so rate and phi are NaN. Resamples in which that happens are left out of the interval.
+    Degenerate data:
+
+    - All labels are equal: the rate is that label, and phi is 0.
+    - All lengths are equal within their pairs: the rate is the mean label, and phi is 0.
+    - All differences are equal and not zero (e.g. one prompt), or there are no prompts: the effect
+      of length cannot be separated from the preference, so rate and phi are NaN. Such resamples are
+      left out of the interval.
 
     Args:
-        labels: one a prompt, in [0, 1]: 1 where response 1 won, 1/2 for a tie, or a judge's probability.
-        ours, theirs: lengths of responses 1 and 2 (characters).
-        resamples: of the bootstrap; each is a whole estimate, the standard deviation of the differences included.
-        seed: the resamples are a function of it.
+        labels: one for each prompt, in [0, 1]: 1 if response 1 won, 1/2 for a tie, or a judge's
+            probability.
+        first_lengths, second_lengths: lengths of responses 1 and 2 (characters).
+        resamples: number of bootstrap resamples. Each is a complete estimate, including the
+            standard deviation of the differences.
+        seed: determines the resamples.
 
     Raises:
-        ValueError: the columns differ in length, or a label is outside [0, 1].
+        ValueError: the numbers of labels and lengths differ, or a label is outside [0, 1].
     """
-    if not len(labels) == len(ours) == len(theirs):
-        raise ValueError(f"{len(labels)} labels, {len(ours)} lengths of ours and {len(theirs)} of theirs: there must be one of each a prompt")
-    y, d = np.asarray(labels, dtype=float), np.asarray(ours, dtype=float) - np.asarray(theirs, dtype=float)
+    if not len(labels) == len(first_lengths) == len(second_lengths):
+        raise ValueError(
+            f"there are {len(labels)} labels, {len(first_lengths)} first lengths and {len(second_lengths)}"
+            " second lengths: expected one of each for every prompt"
+        )
+    y = np.asarray(labels, dtype=float)
+    d = np.asarray(first_lengths, dtype=float) - np.asarray(second_lengths, dtype=float)
     if not ((y >= 0) & (y <= 1)).all():
         raise ValueError("labels must lie in [0, 1]")
     n = len(y)
     if not n:
-        return LengthControlled(*[float("nan")] * 5)
-    (rate,), (effect,) = _rates(y, d, np.ones((1, n)))
-    numbers = generator(seed, "bootstrap", "length-controlled")
-    rates, step = [], max(1, CELLS // n)
-    for start in range(0, resamples, step):
-        rates.append(_rates(y, d, numbers.multinomial(n, np.full(n, 1 / n), size=min(step, resamples - start)).astype(float))[0])
-    known = np.concatenate(rates)
-    known = known[~np.isnan(known)]
-    low, high = np.quantile(known, [0.025, 0.975]) if len(known) and not np.isnan(rate) else (np.nan, np.nan)
-    return LengthControlled(float(rate), float(low), float(high), float(y.mean()), float(effect))
+        return LengthControlledRate(*[float("nan")] * 5)
+    (rate,), (effect,) = _fit_rates(y, d, np.ones((1, n)))
+    low, high = (np.nan, np.nan) if np.isnan(rate) else _bootstrap_interval(y, d, resamples, seed)
+    return LengthControlledRate(float(rate), low, high, float(y.mean()), float(effect))
 
 
-def control_length(verdicts: Sequence[Verdict], ours: Sequence[str], theirs: Sequence[str], resamples: int = 2000, seed: int = 0) -> LengthControlled:
-    """Length-controlled win rate of the first responses from a judge's verdicts; what is unparsable is left out.
+def length_controlled_rate(
+    verdicts: Sequence[Verdict],
+    first_texts: Sequence[str],
+    second_texts: Sequence[str],
+    resamples: int = 2000,
+    seed: int = 0,
+) -> LengthControlledRate:
+    """Compute the length-controlled win rate of response 1; unparsable verdicts are left out.
 
     Args:
         verdicts: one for each prompt.
-        ours, theirs: the texts that were judged; their lengths are in characters, as they stand.
+        first_texts, second_texts: the judged responses 1 and 2; their lengths are counted in
+            characters.
         resamples, seed: of the bootstrap.
     """
-    return control_lengths(verdicts, [len(text) for text in ours], [len(text) for text in theirs], resamples, seed)
+    return length_controlled_rate_from_lengths(
+        verdicts,
+        [len(text) for text in first_texts],
+        [len(text) for text in second_texts],
+        resamples,
+        seed,
+    )
 
 
-def control_lengths(verdicts: Sequence[Verdict], ours: Sequence[int], theirs: Sequence[int], resamples: int = 2000, seed: int = 0) -> LengthControlled:
-    """The same, of texts whose lengths (characters) are known."""
-    rows = [(LABELS[verdict], one, other) for verdict, one, other in zip(verdicts, ours, theirs, strict=True) if verdict in LABELS]
-    labels, first, second = zip(*rows, strict=True) if rows else ((), (), ())
-    return length_controlled(labels, first, second, resamples, seed)
+def length_controlled_rate_from_lengths(
+    verdicts: Sequence[Verdict],
+    first_lengths: Sequence[int],
+    second_lengths: Sequence[int],
+    resamples: int = 2000,
+    seed: int = 0,
+) -> LengthControlledRate:
+    """The same as length_controlled_rate, from the lengths of the responses (characters)."""
+    rows = [
+        (LABELS[verdict], first, second)
+        for verdict, first, second in zip(verdicts, first_lengths, second_lengths, strict=True)
+        if verdict in LABELS
+    ]
+    return fit_length_controlled_rate(
+        [label for label, _, _ in rows],
+        [first for _, first, _ in rows],
+        [second for _, _, second in rows],
+        resamples,
+        seed,
+    )
 
 
-def _rates(y: np.ndarray, d: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rate at equal length and phi of each resample; y and d [N], counts [B, N] how often a row is in each."""
+def _bootstrap_interval(y: Array, d: Array, resamples: int, seed: int) -> tuple[float, float]:
+    n = len(y)
+    numbers = generator(seed, "bootstrap", "length-controlled")
+    batch = max(1, CELLS // n)
+    rates = []
+    for start in range(0, resamples, batch):
+        size = min(batch, resamples - start)
+        counts = numbers.multinomial(n, np.full(n, 1 / n), size=size).astype(float)
+        rates.append(_fit_rates(y, d, counts)[0])
+    determined = np.concatenate(rates)
+    determined = determined[~np.isnan(determined)]
+    if not len(determined):
+        return float("nan"), float("nan")
+    low, high = np.quantile(determined, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _fit_rates(y: Array, d: Array, counts: Array) -> tuple[Array, Array]:
+    """Rate at equal length and phi of each resample, both [B].
+
+    y and d are [N]; counts [B, N] says how often a row is part of a resample.
+    """
     total = counts.sum(1)
-    mean_y, mean_d = counts @ y / total, counts @ d / total
+    mean_y = counts @ y / total
+    mean_d = counts @ d / total
     spread = np.sqrt(np.maximum(counts @ d**2 - total * mean_d**2, 0) / np.maximum(total - 1, 1))
     present = counts > 0
     least_d = np.where(present, d, np.inf).min(1)
     same_d = least_d == np.where(present, d, -np.inf).max(1)
     same_y = np.where(present, y, np.inf).min(1) == np.where(present, y, -np.inf).max(1)
-    rate, phi = mean_y.copy(), np.zeros(len(counts))
-    unknown = same_d & (least_d != 0)
-    rate[unknown] = phi[unknown] = np.nan
+    rate = mean_y.copy()
+    phi = np.zeros(len(counts))
+    undetermined = same_d & (least_d != 0)
+    rate[undetermined] = np.nan
+    phi[undetermined] = np.nan
     fitted = ~same_d & ~same_y
     if fitted.any():
         x = np.tanh(d / spread[fitted, None])
@@ -123,35 +196,70 @@ def _rates(y: np.ndarray, d: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray
     return rate, phi
 
 
-def _fit(y: np.ndarray, x: np.ndarray, counts: np.ndarray, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Newton's method with halved steps for B fits at once: y [N], x and counts [B, N], mean label [B]; theta and phi [B].
+@dataclass(frozen=True)
+class _Fits:
+    """B penalized logistic regressions on a constant and one variable.
 
-    Different labels are present in each fit and phi is penalised, so the loss is strictly convex and has one minimum.
+    Attributes:
+        x: variable, [B, N].
+        counts: weight of each row, [B, N].
+        sum_y, sum_xy: sums over the rows of their weighted labels, and of these times x, [B].
     """
-    theta, phi = np.log(mean) - np.log1p(-mean), np.zeros(len(mean))
-    wins = counts * y
-    sum_y, sum_xy = wins.sum(1), np.einsum("bn,bn->b", wins, x)
 
-    def evaluate(theta: np.ndarray, phi: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The probabilities and the penalised loss; precise for tiny probabilities too, which a judge's own may be."""
-        z = theta[:, None] + phi[:, None] * x
+    x: Array
+    counts: Array
+    sum_y: Array
+    sum_xy: Array
+
+    def evaluate(self, theta: Array, phi: Array) -> tuple[Array, Array]:
+        """Probabilities [B, N] and penalized loss [B], in a form that is precise near 0 and 1."""
+        z = theta[:, None] + phi[:, None] * self.x
         decay = np.exp(-np.abs(z))
-        loss = np.einsum("bn,bn->b", counts, np.maximum(z, 0) + np.log1p(decay)) - theta * sum_y - phi * sum_xy + PENALTY / 2 * phi**2
+        loss = (
+            np.einsum("bn,bn->b", self.counts, np.maximum(z, 0) + np.log1p(decay))
+            - theta * self.sum_y
+            - phi * self.sum_xy
+            + PENALTY / 2 * phi**2
+        )
         return np.where(z < 0, decay, 1) / (1 + decay), loss
 
-    p, loss = evaluate(theta, phi)
-    for _ in range(200):
-        expected, curvature = counts * p, counts * p * (1 - p)
-        by_theta, by_phi = expected.sum(1) - sum_y, np.einsum("bn,bn->b", expected, x) - sum_xy + PENALTY * phi
-        a, b, c = curvature.sum(1), np.einsum("bn,bn->b", curvature, x), np.einsum("bn,bn,bn->b", curvature, x, x) + PENALTY
-        det = a * c - b**2
-        to_theta, to_phi, share = (b * by_phi - c * by_theta) / det, (b * by_theta - a * by_phi) / det, np.ones(len(mean))
-        if -(by_theta * to_theta + by_phi * to_phi).min() < 1e-16:  # Newton's decrement: twice the loss that is left to gain
-            return theta, phi
-        p, reached = evaluate(theta + to_theta, phi + to_phi)
-        while (worse := reached > loss + 1e-12 * np.abs(loss)).any():
-            share[worse] /= 2
-            p, reached = evaluate(theta + share * to_theta, phi + share * to_phi)
-        theta, phi, loss = theta + share * to_theta, phi + share * to_phi, reached
-    raise ArithmeticError("the length-controlled fit did not settle in 200 Newton steps")
+    def newton_step(self, p: Array, phi: Array) -> tuple[Array, Array, Array]:
+        """Newton's steps of theta and phi, and Newton's decrement, at probabilities p; [B] each."""
+        expected = self.counts * p
+        curvature = self.counts * p * (1 - p)
+        gradient_theta = expected.sum(1) - self.sum_y
+        gradient_phi = np.einsum("bn,bn->b", expected, self.x) - self.sum_xy + PENALTY * phi
+        a = curvature.sum(1)
+        b = np.einsum("bn,bn->b", curvature, self.x)
+        c = np.einsum("bn,bn,bn->b", curvature, self.x, self.x) + PENALTY
+        determinant = a * c - b**2
+        step_theta = (b * gradient_phi - c * gradient_theta) / determinant
+        step_phi = (b * gradient_theta - a * gradient_phi) / determinant
+        return step_theta, step_phi, -(gradient_theta * step_theta + gradient_phi * step_phi)
 
+
+def _fit(y: Array, x: Array, counts: Array, mean: Array) -> tuple[Array, Array]:
+    """Fit theta and phi, both [B], by Newton's method with step halving, B fits at once.
+
+    y is [N], x and counts are [B, N], and mean is the mean label [B]. Every fit has different
+    labels and phi is penalized, so that the loss is strictly convex and has one minimum.
+    """
+    theta = np.log(mean) - np.log1p(-mean)
+    phi = np.zeros(len(mean))
+    wins = counts * y
+    fits = _Fits(x, counts, wins.sum(1), np.einsum("bn,bn->b", wins, x))
+    p, loss = fits.evaluate(theta, phi)
+    for _ in range(200):
+        step_theta, step_phi, decrement = fits.newton_step(p, phi)
+        # Newton's decrement is twice the loss that is left to gain.
+        if decrement.max() < 1e-16:
+            return theta, phi
+        scale = np.ones(len(mean))
+        p, new_loss = fits.evaluate(theta + step_theta, phi + step_phi)
+        while (worse := new_loss > loss + 1e-12 * np.abs(loss)).any():
+            scale[worse] /= 2
+            p, new_loss = fits.evaluate(theta + scale * step_theta, phi + scale * step_phi)
+        theta = theta + scale * step_theta
+        phi = phi + scale * step_phi
+        loss = new_loss
+    raise ArithmeticError("the length-controlled fit did not converge in 200 Newton steps")

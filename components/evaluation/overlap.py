@@ -1,4 +1,4 @@
-"""ROUGE of generated texts against human references, by the `rouge-score` package (Lin 2004)."""
+"""ROUGE of generated texts against human references (Lin 2004), by the package `rouge-score`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,23 @@ KINDS = ("rouge1", "rouge2", "rougeLsum")
 
 
 def rouge(texts: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Mean ROUGE F1, for each text against the reference that it is nearest to.
+    """Compute the mean ROUGE F1; each text is scored against its best-matching reference.
 
     Args:
-        texts: generated.
-        references: one or more human texts for each; rows without any are left out.
+        texts: generated texts.
+        references: human texts for each generated text; rows without any are left out.
 
     Returns:
-        rouge1, rouge2 and rougeLsum F1 in [0, 1]; nothing where no row has a reference.
+        mean F1 in [0, 1] by kind (rouge1, rouge2, rougeLsum); empty if no row has a reference.
     """
     from rouge_score.rouge_scorer import RougeScorer
 
     scorer = RougeScorer(list(KINDS), use_stemmer=True)
-    scores = [scorer.score_multi(list(refs), text) for text, refs in zip(texts, references, strict=True) if refs]
-    return {kind: sum(score[kind].fmeasure for score in scores) / len(scores) for kind in KINDS} if scores else {}
+    scores = [
+        scorer.score_multi(list(row_references), text)
+        for text, row_references in zip(texts, references, strict=True)
+        if row_references
+    ]
+    if not scores:
+        return {}
+    return {kind: sum(score[kind].fmeasure for score in scores) / len(scores) for kind in KINDS}

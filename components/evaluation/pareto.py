@@ -1,57 +1,80 @@
-"""Trade-offs between objectives: which points are dominated, and the hypervolume of a front (Zitzler and Thiele 1999, Multiobjective Evolutionary Algorithms). More is better in every objective."""
+"""Dominated points, and the hypervolume of a front of several objectives (Zitzler and Thiele 1999).
+
+All objectives are maximized.
+"""
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
+
+Points = npt.NDArray[np.float64]
 
 
-def dominated(points: np.ndarray) -> np.ndarray:
-    """Which points another one is at least as good as in every objective, and better in one.
+def dominated(points: Points) -> npt.NDArray[np.bool_]:
+    """Mark the points that another point dominates.
+
+    A point dominates another one if it is at least as good in every objective and better in one, so
+    that equal points do not dominate each other.
 
     Args:
-        points: [N, M]; two that are equal do not dominate each other.
+        points: [N, M], N points with the values of M objectives.
 
     Returns:
-        [N] bool.
-    """
-    points = _checked(points)
-    as_good = (points[None, :, :] >= points[:, None, :]).all(axis=2)
-    better = (points[None, :, :] > points[:, None, :]).any(axis=2)
-    return (as_good & better).any(axis=1)
-
-
-def hypervolume(points: np.ndarray, reference: np.ndarray) -> float:
-    """Volume of what lies above a reference and below at least one of the points, by slices along the last objective (exact).
-
-    Args:
-        points: [N, M]; what lies below the reference in an objective adds nothing.
-        reference: [M], the worst values that count.
+        mask [N].
 
     Raises:
-        ValueError: shapes do not fit, or a value is NaN or infinite.
+        ValueError: the points are not a matrix of finite numbers.
     """
-    points, reference = _checked(points), np.asarray(reference, dtype=np.float64)
+    points = _checked(points)
+    as_good = np.all(points[None, :, :] >= points[:, None, :], axis=2)
+    better = np.any(points[None, :, :] > points[:, None, :], axis=2)
+    mask: npt.NDArray[np.bool_] = np.any(as_good & better, axis=1)
+    return mask
+
+
+def hypervolume(points: Points, reference: Points) -> float:
+    """Compute the exact volume that is dominated by a front and lies above a reference point.
+
+    The volume is summed over slices along the last objective.
+
+    Args:
+        points: [N, M]; a point adds nothing if it lies below the reference in an objective.
+        reference: [M], the worst value of each objective that counts.
+
+    Raises:
+        ValueError: shapes do not match, or a value is NaN or infinite.
+    """
+    points = _checked(points)
+    reference = np.asarray(reference, dtype=np.float64)
     if reference.shape != points.shape[1:] or not np.isfinite(reference).all():
-        raise ValueError(f"the reference is {reference.tolist()}: it must be {points.shape[1]} finite numbers, one for each objective")
+        raise ValueError(
+            f"the reference is {reference.tolist()}: it must be {points.shape[1]} finite numbers, one for"
+            " each objective"
+        )
     return _volume(np.maximum(points - reference, 0.0))
 
 
-def _volume(points: np.ndarray) -> float:
-    """Volume between the origin and the points, none of whose values is negative."""
+def _volume(points: Points) -> float:
+    """Volume between the origin and points without negative values."""
     points = points[(points > 0).all(axis=1)]
     if not len(points):
         return 0.0
     if points.shape[1] == 1:
         return float(points.max())
-    total, below = 0.0, 0.0
+    total = 0.0
+    previous_height = 0.0
     for height in np.unique(points[:, -1]):
-        total += (height - below) * _volume(points[points[:, -1] >= height, :-1])
-        below = height
+        total += (height - previous_height) * _volume(points[points[:, -1] >= height, :-1])
+        previous_height = height
     return total
 
 
-def _checked(points: np.ndarray) -> np.ndarray:
+def _checked(points: Points) -> Points:
     points = np.asarray(points, dtype=np.float64)
     if points.ndim != 2 or not points.shape[1] or not np.isfinite(points).all():
-        raise ValueError(f"points have the shape {points.shape}: they must be [N, M] finite numbers, a row for each")
+        raise ValueError(
+            f"points have the shape {points.shape}: they must be [N, M] finite numbers, one row for each"
+            " point"
+        )
     return points

@@ -1,4 +1,4 @@
-"""Verdicts and win rates."""
+"""Verdicts of judges, win rates, and the agreement of the two orders of presentation."""
 
 from __future__ import annotations
 
@@ -7,31 +7,32 @@ from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
+import numpy.typing as npt
 
 from components.seeding import generator
 
 
 class Verdict(Enum):
-    """A judge's word on two responses."""
+    """A judge's verdict on two responses."""
 
     FIRST = "response 1"
     SECOND = "response 2"
     TIE = "tie"
     UNPARSABLE = "unparsable"
 
-    def exchanged(self) -> Verdict:
-        """The same word, had the two responses been shown the other way round."""
+    def swapped(self) -> Verdict:
+        """The same verdict, stated for the responses in the opposite order."""
         return {Verdict.FIRST: Verdict.SECOND, Verdict.SECOND: Verdict.FIRST}.get(self, self)
 
 
 @dataclass(frozen=True)
 class WinRate:
-    """How often response 1 was better.
+    """How often response 1 was preferred.
 
     Attributes:
-        wins, ties, losses, unparsable: counts.
-        rate: wins / (wins + ties + losses), ties in the denominator as in FedBiscuit table 1; unparsable verdicts are
-            counted beside it and are in neither part. NaN where nothing could be parsed.
+        wins, ties, losses, unparsable: number of verdicts.
+        rate: wins / (wins + ties + losses). Ties count in the denominator, as in FedBiscuit (table
+            1); unparsable verdicts count in neither part. NaN if no verdict could be parsed.
         low, high: 95% percentile-bootstrap interval of the rate over the verdicts.
     """
 
@@ -48,55 +49,76 @@ class WinRate:
 
 
 def win_rate(verdicts: Sequence[Verdict], resamples: int = 2000, seed: int = 0) -> WinRate:
-    """Win rate of response 1 with a 95% percentile-bootstrap interval.
+    """Compute the win rate of response 1 with its 95% percentile-bootstrap interval.
 
     Args:
         verdicts: one for each prompt.
-        resamples: of the bootstrap.
-        seed: the resamples are a function of it.
+        resamples: number of bootstrap resamples.
+        seed: determines the resamples.
     """
     verdicts = [Verdict(verdict) for verdict in verdicts]
-    count = {v: sum(given is v for given in verdicts) for v in Verdict}
-    outcomes = np.array([v is Verdict.FIRST for v in verdicts if v is not Verdict.UNPARSABLE], dtype=float)
-    if not len(outcomes):
-        return WinRate(0, 0, 0, count[Verdict.UNPARSABLE], float("nan"), float("nan"), float("nan"))
-    low, high = bootstrap_interval(outcomes, resamples, seed)
-    return WinRate(count[Verdict.FIRST], count[Verdict.TIE], count[Verdict.SECOND], count[Verdict.UNPARSABLE], float(outcomes.mean()), low, high)
+    counts = {kind: sum(verdict is kind for verdict in verdicts) for kind in Verdict}
+    wins = np.array([v is Verdict.FIRST for v in verdicts if v is not Verdict.UNPARSABLE], dtype=float)
+    if not len(wins):
+        return WinRate(0, 0, 0, counts[Verdict.UNPARSABLE], float("nan"), float("nan"), float("nan"))
+    low, high = bootstrap_interval(wins, resamples, seed)
+    return WinRate(
+        counts[Verdict.FIRST],
+        counts[Verdict.TIE],
+        counts[Verdict.SECOND],
+        counts[Verdict.UNPARSABLE],
+        float(wins.mean()),
+        low,
+        high,
+    )
 
 
-def bootstrap_interval(outcomes: Sequence[bool] | np.ndarray, resamples: int = 2000, seed: int = 0) -> tuple[float, float]:
-    """The 95% percentile-bootstrap interval of a share.
+def bootstrap_interval(
+    outcomes: Sequence[bool] | npt.NDArray[np.float64], resamples: int = 2000, seed: int = 0
+) -> tuple[float, float]:
+    """Compute the 95% percentile-bootstrap interval of a share.
 
     Args:
-        outcomes: whether it holds, row by row; at least one row.
-        resamples: of the bootstrap.
-        seed: the resamples are a function of it.
+        outcomes: whether the property holds, row by row; at least one row.
+        resamples: number of bootstrap resamples.
+        seed: determines the resamples.
+
+    Returns:
+        the 2.5% and the 97.5% quantile of the resampled shares.
     """
-    means = generator(seed, "bootstrap").binomial(len(outcomes), np.mean(outcomes), size=resamples) / len(outcomes)
-    low, high = np.quantile(means, [0.025, 0.975])
+    rows = len(outcomes)
+    shares = generator(seed, "bootstrap").binomial(rows, np.mean(outcomes), size=resamples) / rows
+    low, high = np.quantile(shares, [0.025, 0.975])
     return float(low), float(high)
 
 
-def combine_orders(given: Verdict, exchanged: Verdict) -> Verdict:
-    """One verdict from a judge's words on both orders: what both say, a tie where they disagree.
+def combine_orders(original: Verdict, swapped: Verdict) -> Verdict:
+    """Combine a judge's verdicts on both orders: the common verdict, or a tie if they disagree.
 
     Args:
-        given: response 1 shown first.
-        exchanged: the word on the exchanged responses, as it was said (so `Verdict.SECOND` is for response 1).
+        original: verdict with response 1 shown first.
+        swapped: verdict with response 2 shown first, as the judge stated it; `Verdict.SECOND` is
+            then a verdict for response 1.
 
     Returns:
-        a verdict on the responses as given; unparsable where either word is.
+        a verdict on the responses in their original order; unparsable if either verdict is.
     """
-    second = exchanged.exchanged()
-    if Verdict.UNPARSABLE in (given, second):
+    restored = swapped.swapped()
+    if Verdict.UNPARSABLE in (original, restored):
         return Verdict.UNPARSABLE
-    return given if given is second else Verdict.TIE
+    return original if original is restored else Verdict.TIE
 
 
-def orders_agree(given: Sequence[Verdict], exchanged: Sequence[Verdict]) -> list[bool]:
-    """Whether a judge's words on both orders agree, one a pair that could be parsed in both; their mean is the position consistency.
+def orders_agree(original: Sequence[Verdict], swapped: Sequence[Verdict]) -> list[bool]:
+    """Whether a judge's verdicts on both orders agree, for each pair that was parsed in both.
+
+    The mean is the judge's position consistency.
 
     Args:
-        given, exchanged: as for combine_orders, pair by pair.
+        original, swapped: as in combine_orders, one verdict for each pair.
     """
-    return [one is other.exchanged() for one, other in zip(given, exchanged, strict=True) if Verdict.UNPARSABLE not in (one, other)]
+    return [
+        first is second.swapped()
+        for first, second in zip(original, swapped, strict=True)
+        if Verdict.UNPARSABLE not in (first, second)
+    ]

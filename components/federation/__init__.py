@@ -1,1 +1,1 @@
-"""Federated methods: who does what in a round, and what the server makes of the answers."""
+"""Federated methods: the jobs of a round, the clients that run them, and the server's aggregation."""

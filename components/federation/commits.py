@@ -1,8 +1,8 @@
-"""Committed rounds: the server's state after each step, written atomically, from which a killed run continues.
+"""Committed steps: the server's state after each step, from which a stopped run resumes.
 
-A folder holds `adapters/` (content-addressed), `updates/` (finished jobs) and `commits/00003.json` (the state after
-step 3). A commit names adapters by hash, is written to a scratch file, flushed and renamed, and only after the
-adapters that it names; so the newest commit that can be read is always whole.
+A folder holds `adapters/` (content-addressed), `updates/` (finished jobs) and `commits/00003.json`
+(the state after step 3). A commit names adapters by hash, is written after them to a scratch file,
+flushed and renamed, so that the newest commit that can be read is always complete.
 """
 
 from __future__ import annotations
@@ -11,15 +11,61 @@ import json
 import shutil
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from components.config import Explained
-from components.federation.strategy import Client, Federation, ServerState
-from components.models.adapters import AdapterStore, write_atomically
+from pydantic import JsonValue
+
+from components.config import UserError
+from components.federation.protocol import Client, Federation, M, ServerState
+from components.io import write_atomically
+from components.models.adapters import AdapterStore
+from components.results import Metrics, Result, StepRecord
 
 
-class CommitError(Explained, RuntimeError):
+class CommitError(UserError, RuntimeError):
     """Commits that do not belong to this run."""
+
+
+class StoredClient(Result):
+    """A client, see components.federation.protocol.Client."""
+
+    name: str
+    training_pairs: int
+    validation_pairs: int
+    weight: float
+
+
+class StoredState(Result):
+    """A state, with adapters by hash; attributes as of components.federation.protocol.ServerState.
+
+    Attributes:
+        clients: the participating clients.
+        initial: hash of the adapter that all of them start from.
+    """
+
+    round: int
+    phase: str
+    step: int
+    seed: int
+    clients: list[StoredClient]
+    initial: str
+    adapters: dict[str, str]
+    memory: dict[str, JsonValue]
+    metrics: Metrics
+    logged_at: int
+
+
+class Commit(Result):
+    """The content of a commit.
+
+    Attributes:
+        fingerprint: of everything that the rounds depend on.
+        state: the state.
+        record: the step that led to it; None for the initial state.
+    """
+
+    fingerprint: str
+    state: StoredState
+    record: StepRecord | None
 
 
 class Commits:
@@ -28,54 +74,86 @@ class Commits:
     Attributes:
         folder: holds adapters/, updates/ and commits/.
         store: the adapters.
-        fingerprint: of everything that the rounds depend on (recipe sections, data); commits of another are refused.
+        fingerprint: of everything that the rounds depend on; commits with another one are refused.
     """
 
     def __init__(self, folder: Path, fingerprint: str) -> None:
-        self.folder, self.fingerprint = Path(folder), fingerprint
+        self.folder = Path(folder)
+        self.fingerprint = fingerprint
         self.store = AdapterStore(self.folder / "adapters")
 
-    def latest(self) -> tuple[ServerState, list[dict[str, Any]]] | None:
-        """The last committed state and the records of all steps so far, or None before the first commit.
+    def latest(self, memory_type: type[M]) -> tuple[ServerState[M], list[StepRecord]] | None:
+        """The last committed state and the records of all steps so far.
+
+        None before the first commit.
+
+        Args:
+            memory_type: type of the method's memory.
 
         Raises:
-            CommitError: a commit is damaged, or the folder holds another recipe's or another data set's rounds.
+            CommitError: a commit is damaged, or belongs to another recipe, other data, or another
+                version.
         """
         paths = sorted((self.folder / "commits").glob("[0-9]*.json"))
         if not paths:
             return None
-        contents = []
-        for path in paths:
-            try:
-                contents.append(json.loads(path.read_text(encoding="utf-8")))
-            except ValueError:
-                raise CommitError(f"{path} is damaged: delete it, and those after it, to go on from the commit before.") from None
-        for path, content in zip(paths, contents, strict=True):
-            if content["fingerprint"] != self.fingerprint:
-                raise CommitError(
-                    f"{path} was written by another recipe, on other data, or by another version of this project (fingerprint {content['fingerprint']}, this run has {self.fingerprint}): "
-                    "resume it with its own recipe, or start a new run.")
-        return self._load(contents[-1]["state"]), [content["record"] for content in contents if content["record"]]
+        commits = [self._read(path) for path in paths]
+        records = [commit.record for commit in commits if commit.record is not None]
+        return self._load_state(commits[-1].state, memory_type), records
 
-    def write(self, state: ServerState, record: dict[str, Any]) -> None:
-        """Commit a state, with the record of the step that led to it."""
-        content = {"fingerprint": self.fingerprint, "state": self._dump(state), "record": record}
-        data = json.dumps(content, indent=1, allow_nan=True).encode()
+    def write(self, state: ServerState[M], record: StepRecord | None) -> None:
+        """Commit a state with the record of the step that led to it; the initial state has none."""
+        commit = Commit(fingerprint=self.fingerprint, state=store_state(state), record=record)
+        data = json.dumps(commit.model_dump(mode="json"), indent=1, allow_nan=True).encode()
         write_atomically(self.folder / "commits" / f"{state.step:05d}.json", data)
 
     def clear(self) -> None:
-        """Forget everything, e.g. because the recipe changed under a folder that is kept."""
+        """Remove all commits, updates and adapters."""
         for name in ("commits", "updates", "adapters"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
 
-    def _dump(self, state: ServerState) -> dict[str, Any]:
-        content = asdict(state)
-        content["adapters"] = {name: ref.hash for name, ref in state.adapters.items()}
-        content["federation"]["initial"] = state.federation.initial.hash
-        return content
+    def _read(self, path: Path) -> Commit:
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            fingerprint = content["fingerprint"]
+            if fingerprint == self.fingerprint:
+                return Commit.model_validate(content)
+        except (ValueError, KeyError, TypeError):
+            raise CommitError(
+                f"{path} is damaged: delete it, and those after it, to resume from the commit before."
+            ) from None
+        raise CommitError(
+            f"{path} was written with another recipe, other data, or another version of this project"
+            f" (fingerprint {fingerprint}, this run has {self.fingerprint}): resume it with its own"
+            " recipe, or start a new run."
+        )
 
-    def _load(self, content: dict[str, Any]) -> ServerState:
-        federation = content["federation"]
-        return ServerState(**content | {
-            "adapters": {name: self.store.ref(digest) for name, digest in content["adapters"].items()},
-            "federation": Federation(tuple(Client(**c) for c in federation["clients"]), self.store.ref(federation["initial"]))})
+    def _load_state(self, stored: StoredState, memory_type: type[M]) -> ServerState[M]:
+        clients = tuple(Client(**client.model_dump()) for client in stored.clients)
+        return ServerState(
+            round=stored.round,
+            phase=stored.phase,
+            step=stored.step,
+            seed=stored.seed,
+            federation=Federation(clients, self.store.ref(stored.initial)),
+            adapters={name: self.store.ref(digest) for name, digest in stored.adapters.items()},
+            memory=memory_type.model_validate(stored.memory),
+            metrics=stored.metrics,
+            logged_at=stored.logged_at,
+        )
+
+
+def store_state(state: ServerState[M]) -> StoredState:
+    """A state as it is committed."""
+    return StoredState(
+        round=state.round,
+        phase=state.phase,
+        step=state.step,
+        seed=state.seed,
+        clients=[StoredClient(**asdict(client)) for client in state.federation.clients],
+        initial=state.federation.initial.hash,
+        adapters={name: ref.hash for name, ref in state.adapters.items()},
+        memory=state.memory.model_dump(mode="json"),
+        metrics=state.metrics,
+        logged_at=state.logged_at,
+    )

@@ -1,23 +1,27 @@
-"""The client graph: how far adapters are from each other, and who is aggregated with whom (DRIFT sections 4.1 to 4.3).
+"""The client graph: divergences of adapters, and the weights of neighbors (DRIFT sections 4.1 to 4.3).
 
-The paper measures clients by the symmetric KL divergence of their LoRA parameters (eqs. 6, 7 and 9), but its eq. 8 sums
-over weights w "drawn from p_Theta" without saying what distribution p_Theta is, and the printed formula multiplies where
-it should take the logarithm of a ratio. So the reading is an option:
+The paper compares clients by the symmetric KL divergence of their LoRA parameters (eqs. 6, 7 and
+9). Its eq. 8 sums over weights w "drawn from p_Theta" without saying what distribution p_Theta is,
+and the printed formula multiplies where it should take the logarithm of a ratio. The interpretation
+is therefore an option:
 
-- `softmax`: an adapter's values, all tensors one after the other, are the logits of one categorical distribution. It
-  needs no bins and no fit, tells which value stands where (two adapters with the same values in another order differ), and
-  is symmetric KL to the letter. The probabilities are nearly uniform, so it is close to the mean squared difference of
-  the two adapters' values about its own mean.
-- `gaussian`: each tensor's values are drawn from a normal distribution, fitted by their mean and variance; closed form,
-  summed over tensors. Where the values stand has no say.
+- `softmax`: an adapter's values, all tensors concatenated, are the logits of one categorical
+  distribution. It needs no bins and no fit, depends on which value is at which position, and is
+  exactly a symmetric KL divergence. The probabilities are nearly uniform, so it is close to the
+  mean squared difference of the two adapters' values.
+- `gaussian`: each tensor's values are samples of a normal distribution, fitted by their mean and
+  variance; closed form, summed over tensors. The positions of the values do not matter.
 - `histogram`: the same with a histogram of each tensor, over bins that all clients share.
 
-`softmax` being like a squared distance, the way from a to c over b is shorter than the edge only where b lies inside the ball that has
-the edge for a diameter (an obtuse angle at b). Clients that moved independently of each other are at 60 degrees: every shortest path is the
-direct edge then, and DRIFT-SP takes the nearest client whatever its delta is. Clients along a line make paths of many edges.
+Because `softmax` behaves like a squared distance, the path from a to c over b is shorter than the
+edge only if b is in the ball whose diameter is the edge (an obtuse angle at b). Clients that moved
+independently of each other are at 60 degrees: every shortest path is then the direct edge, and
+DRIFT-SP chooses the nearest client for all values of delta. Clients along a line give paths of
+several edges.
 
-All pairs come from one pass over the adapters: sums over values are inner products, so the K x K matrix is built from matrix
-products of blocks of a few million values, in fp64, and no adapter is copied as a whole.
+All pairs are computed in one pass over the adapters: sums over values are inner products, so the K
+x K matrix is a sum of matrix products of blocks of a few million values, in fp64, and no adapter is
+copied as a whole.
 """
 
 from __future__ import annotations
@@ -28,30 +32,37 @@ from typing import TYPE_CHECKING
 
 import networkx as nx
 import numpy as np
+import numpy.typing as npt
 
-from components.models.adapters import stacked_blocks
+from components.models.adapters import iterate_blocks
 
 if TYPE_CHECKING:
     import torch
 
 BINS = 64
-"""Bins of the option `histogram`, between the smallest and the largest value that a client has in the tensor."""
+"""Bins of the option `histogram`, over the range of a tensor's values at all clients."""
 VARIANCE_FLOOR = 1e-12
-"""Added to each variance of the option `gaussian`: LoRA's B starts at zero, where there is nothing to fit."""
+"""Added to each variance of the option `gaussian`, because LoRA's B is initialized with zeros."""
+
+Matrix = npt.NDArray[np.float64]
+Adapters = Sequence[Mapping[str, "torch.Tensor"]]
 
 
-def divergence_matrix(adapters: Sequence[Mapping[str, torch.Tensor]], kind: str = "softmax") -> np.ndarray:
-    """Symmetric KL divergence of all pairs of adapters, KL(s || t) + KL(t || s) (DRIFT eqs. 6 to 9).
+def divergence_matrix(adapters: Adapters, kind: str = "softmax") -> Matrix:
+    """KL(s || t) + KL(t || s) of all pairs of adapters (DRIFT eqs. 6 to 9).
 
     Args:
-        adapters: K adapters with the same tensors; a tensor is read when its turn comes, so a mapping may read them from a file.
+        adapters: K adapters with the same tensors; each tensor is read when it is needed, so a
+            mapping may read it from a file.
         kind: 'softmax', 'gaussian' or 'histogram', see the module's docstring.
 
     Returns:
-        [K, K] float64 in nats, symmetric, not negative, zero on the diagonal and between adapters of the same values.
+        [K, K] float64 in nats, symmetric, not negative, zero on the diagonal and between adapters
+        of the same values.
 
     Raises:
-        AdapterError: the adapters do not have the same tensors, or a value is NaN or infinite; names the tensor.
+        AdapterError: the adapters do not have the same tensors, or a value is NaN or infinite;
+            names the tensor.
         ValueError: there is no such kind.
     """
     if kind not in KINDS:
@@ -63,86 +74,119 @@ def divergence_matrix(adapters: Sequence[Mapping[str, torch.Tensor]], kind: str 
     return matrix
 
 
-def _softmax(adapters: Sequence[Mapping[str, torch.Tensor]]) -> np.ndarray:
-    """sum (p_s - p_t)(w_s - w_t), where p = softmax(w): the normalisers cancel, because both p sum to one.
+def _softmax(adapters: Adapters) -> Matrix:
+    """sum (p_s - p_t)(w_s - w_t) with p = softmax(w); the normalizers cancel, since p sums to one.
 
-    With c the clients' mean of a value, p_s . (w_s - w_t) = p_s . (w_s - c) - p_s . (w_t - c): the products are of small
-    numbers, so their differences keep their digits. The largest logit is taken out as it is met, as in a streaming softmax.
+    With c the clients' mean of a value, p_s . (w_s - w_t) = p_s . (w_s - c) - p_s . (w_t - c):
+    these products are of small numbers, so their differences keep their digits. The maximum of the
+    logits is updated block by block, as in a streaming softmax.
     """
     count = len(adapters)
-    highest, mass, products, largest = np.full(count, -np.inf), np.zeros(count), np.zeros((count, count)), np.zeros(count)
-    for logits in stacked_blocks(adapters):
-        now = np.maximum(highest, logits.max(axis=1))
-        shrunk = np.exp(highest - now)
-        weights = np.exp(logits - now[:, None])
+    highest = np.full(count, -np.inf)
+    mass = np.zeros(count)
+    products = np.zeros((count, count))
+    largest = np.zeros(count)
+    for logits in iterate_blocks(adapters):
+        new_highest = np.maximum(highest, logits.max(axis=1))
+        factor = np.exp(highest - new_highest)
+        weights = np.exp(logits - new_highest[:, None])
         logits -= logits.mean(axis=0)
-        highest, mass, products = now, mass * shrunk + weights.sum(axis=1), products * shrunk[:, None] + weights @ logits.T
+        highest = new_highest
+        mass = mass * factor + weights.sum(axis=1)
+        products = products * factor[:, None] + weights @ logits.T
         largest = np.maximum(largest, np.maximum(logits.max(axis=1), -logits.min(axis=1)))
     if not (mass > 0).all():
         return np.zeros((count, count))
     cross = products / mass[:, None]
     own = np.diag(cross)
     matrix = (own[:, None] + own[None, :]) - (cross + cross.T)
-    noise = 8 * np.finfo(float).eps * (largest[:, None] + largest[None, :])  # each product is a mean of numbers below that
-    return np.where(matrix <= noise, 0.0, matrix)
+    # Each product is a mean of numbers below `largest`, which bounds its rounding error.
+    rounding = 8 * np.finfo(float).eps * (largest[:, None] + largest[None, :])
+    return np.where(matrix <= rounding, 0.0, matrix)
 
 
-def _gaussian(adapters: Sequence[Mapping[str, torch.Tensor]]) -> np.ndarray:
+def _gaussian(adapters: Adapters) -> Matrix:
     """Sum over tensors of (v_s / v_t + v_t / v_s) / 2 - 1 + (m_s - m_t)^2 (1 / v_s + 1 / v_t) / 2."""
     total = np.zeros((len(adapters), len(adapters)))
     for name in sorted(adapters[0]):
-        blocks = [(block.shape[1], block.mean(axis=1), block.var(axis=1)) for block in stacked_blocks(adapters, [name])]
+        blocks = [
+            (block.shape[1], block.mean(axis=1), block.var(axis=1))
+            for block in iterate_blocks(adapters, [name])
+        ]
         count = sum(width for width, _, _ in blocks)
         if count == 0:
             continue
-        mean = sum(width * part for width, part, _ in blocks) / count
-        variance = sum(width * (spread + np.square(part - mean)) for width, part, spread in blocks) / count + VARIANCE_FLOOR
+        mean = sum(width * block_mean for width, block_mean, _ in blocks) / count
+        spread = sum(
+            width * (block_variance + np.square(block_mean - mean))
+            for width, block_mean, block_variance in blocks
+        )
+        variance = spread / count + VARIANCE_FLOOR
         gap = np.square(mean[:, None] - mean[None, :])
-        total += np.square(variance[:, None] - variance[None, :]) / (2 * variance[:, None] * variance[None, :]) + gap * (1 / variance[:, None] + 1 / variance[None, :]) / 2
+        total += (
+            np.square(variance[:, None] - variance[None, :]) / (2 * variance[:, None] * variance[None, :])
+            + gap * (1 / variance[:, None] + 1 / variance[None, :]) / 2
+        )
     return total
 
 
-def _histogram(adapters: Sequence[Mapping[str, torch.Tensor]]) -> np.ndarray:
-    """Sum over tensors of the divergence of histograms; each bin starts with half a value (Jeffreys), so none is empty."""
+def _histogram(adapters: Adapters) -> Matrix:
+    """Sum over tensors of the divergence of histograms.
+
+    Each bin has half a count added (Jeffreys), so none is empty.
+    """
     total = np.zeros((len(adapters), len(adapters)))
     for name in sorted(adapters[0]):
-        ends = [(block.min(), block.max()) for block in stacked_blocks(adapters, [name])]
-        low, high = min((low for low, _ in ends), default=0.0), max((high for _, high in ends), default=0.0)
+        ranges = [(block.min(), block.max()) for block in iterate_blocks(adapters, [name])]
+        low = min((lowest for lowest, _ in ranges), default=0.0)
+        high = max((highest for _, highest in ranges), default=0.0)
         if low == high:
             continue
         counts = np.full((len(adapters), BINS), 0.5)
-        for block in stacked_blocks(adapters, [name]):
-            places = np.minimum(((block - low) * (BINS / (high - low))).astype(int), BINS - 1)
-            for row, values in zip(counts, places, strict=True):
-                row += np.bincount(values, minlength=BINS)
+        for block in iterate_blocks(adapters, [name]):
+            bins = np.minimum(((block - low) * (BINS / (high - low))).astype(int), BINS - 1)
+            for row, indices in zip(counts, bins, strict=True):
+                row += np.bincount(indices, minlength=BINS)
         shares = counts / counts.sum(axis=1, keepdims=True)
         logs = np.log(shares)
-        for row in range(len(adapters)):
-            total[row] += ((shares[row] - shares) * (logs[row] - logs)).sum(axis=1)
+        for row_index in range(len(adapters)):
+            difference = shares[row_index] - shares
+            total[row_index] += (difference * (logs[row_index] - logs)).sum(axis=1)
     return total
 
 
-KINDS: dict[str, Callable[[Sequence[Mapping[str, torch.Tensor]]], np.ndarray]] = {"softmax": _softmax, "gaussian": _gaussian, "histogram": _histogram}
+KINDS: dict[str, Callable[[Adapters], Matrix]] = {
+    "softmax": _softmax,
+    "gaussian": _gaussian,
+    "histogram": _histogram,
+}
 
 
-def client_graph(divergences: np.ndarray, names: Sequence[str]) -> nx.Graph:
-    """The complete graph of a round's clients; the edges' `weight` is their divergence (DRIFT section 4, figure 3).
+def client_graph(divergences: npt.ArrayLike, names: Sequence[str]) -> nx.Graph:
+    """The complete graph of a round's clients.
+
+    The edges' `weight` is their divergence (DRIFT section 4, figure 3).
 
     Args:
         divergences: [K, K], symmetric, not negative, finite.
         names: K distinct names, in the order of the rows.
 
     Raises:
-        ValueError: the matrix is none of that.
+        ValueError: the matrix does not have these properties.
     """
-    divergences = np.asarray(divergences, dtype=float)
-    if divergences.shape != (len(names), len(names)) or len(set(names)) < len(names):
-        raise ValueError(f"divergences have shape {divergences.shape} for {len(names)} names, {len(set(names))} of them distinct; expected a square matrix with a name for each row")
-    if not np.isfinite(divergences).all() or (divergences < 0).any() or not np.array_equal(divergences, divergences.T):
+    matrix = np.asarray(divergences, dtype=float)
+    if matrix.shape != (len(names), len(names)) or len(set(names)) < len(names):
+        raise ValueError(
+            f"divergences have shape {matrix.shape} for {len(names)} names, {len(set(names))} of them"
+            " distinct; expected a square matrix with a name for each row"
+        )
+    if not np.isfinite(matrix).all() or (matrix < 0).any() or not np.array_equal(matrix, matrix.T):
         raise ValueError("divergences must be finite, not negative and symmetric")
     graph = nx.Graph()
     graph.add_nodes_from(names)
-    graph.add_weighted_edges_from((names[i], names[j], float(divergences[i, j])) for i in range(len(names)) for j in range(i + 1, len(names)))
+    for i, first in enumerate(names):
+        for j in range(i + 1, len(names)):
+            graph.add_edge(first, names[j], weight=float(matrix[i, j]))
     return graph
 
 
@@ -152,12 +196,12 @@ def spanning_tree(graph: nx.Graph) -> nx.Graph:
 
 
 def mst_weights(graph: nx.Graph, source: str, tree: nx.Graph | None = None) -> dict[str, float]:
-    """Weights with which a client is aggregated with its neighbours in the minimum spanning tree (DRIFT section 4.1, eq. 14).
+    """Weights of a client and its neighbors in the spanning tree (DRIFT section 4.1, eq. 14).
 
     Args:
         graph: of the round's clients.
         source: the client.
-        tree: of the graph, where it is known already.
+        tree: minimum spanning tree of the graph; None computes it.
 
     Returns:
         weight by name, with the source first; they sum to one.
@@ -169,14 +213,15 @@ def mst_weights(graph: nx.Graph, source: str, tree: nx.Graph | None = None) -> d
 def shortest_path(graph: nx.Graph, source: str, delta: float) -> list[str]:
     """The path along which a client is aggregated (DRIFT section 4.2, eqs. 11 to 13 and theorem 3).
 
-    Of the shortest paths (Dijkstra) from the source to each other client, |P| being the number of their edges, the
-    longest one with |P| / sum |P| <= delta. Theorem 3 bounds the choice: where delta admits none, as delta = 0 always
-    does, it is the shortest one, and none is longer than the longest. Of several of the same length it is the one
-    with the least total divergence.
+    Of the shortest paths (Dijkstra) from the source to each other client, with |P| edges each, this
+    is the longest one with |P| / sum |P| <= delta. Theorem 3 bounds the choice: where delta admits
+    none, as delta = 0 always does, it is the shortest one. Of several with the same number of edges
+    it is the one with the least total divergence.
 
-    With K clients, |P| / sum |P| is at most the largest L / (L (L + 1) / 2 + K - 1 - L) over L = 1 .. K - 1: 0.5 for K = 4, 4/13 for 8,
-    0.2 for 16. For the way to each client on a path of L edges is a shortest path of its own, 1 .. L edges long, and each of the other
-    K - 1 - L clients takes at least one edge. All larger deltas choose the same path.
+    With K clients, |P| / sum |P| is at most the maximum over L = 1 .. K - 1 of L / (L (L + 1) / 2 +
+    K - 1 - L): 0.5 for K = 4, 4/13 for 8, 0.2 for 16. The clients on a path of L edges have
+    shortest paths of 1 .. L edges, and each of the other K - 1 - L clients has a path of at least
+    one edge. All larger values of delta choose the same path.
 
     Args:
         graph: of the round's clients.
@@ -196,32 +241,37 @@ def shortest_path(graph: nx.Graph, source: str, delta: float) -> list[str]:
     if not lengths:
         return [source]
     allowed = {length for length in lengths.values() if length / sum(lengths.values()) <= delta + 1e-12}
-    wanted = max(allowed, default=min(lengths.values()))
-    return paths[min((target for target, length in lengths.items() if length == wanted), key=lambda target: (totals[target], target))]
+    chosen_length = max(allowed, default=min(lengths.values()))
+    candidates = [target for target, length in lengths.items() if length == chosen_length]
+    path: list[str] = paths[min(candidates, key=lambda target: (totals[target], target))]
+    return path
 
 
 def shortest_path_weights(graph: nx.Graph, source: str, delta: float) -> dict[str, float]:
-    """Weights with which a client is aggregated with those on its path, each by the edge that leads to it (DRIFT section 4.2, eq. 14).
+    """Weights with which a client is aggregated with those on its path (DRIFT section 4.2, eq. 14).
+
+    Each client on the path is weighted by the edge that leads to it.
 
     Args:
-        graph, source, delta: as shortest_path.
+        graph, source, delta: as of shortest_path.
 
     Returns:
         weight by name, with the source first; they sum to one.
     """
     path = shortest_path(graph, source, delta)
-    return inverse_weights(source, {name: graph[before][name]["weight"] for before, name in pairwise(path)})
+    edges = {name: graph[previous][name]["weight"] for previous, name in pairwise(path)}
+    return inverse_weights(source, edges)
 
 
 def inverse_weights(source: str, edges: Mapping[str, float]) -> dict[str, float]:
-    """Each client by the inverse of its edge, the source by that of the smallest edge, normalised (DRIFT eq. 14).
+    """Weights by inverse edges, the source's by the smallest edge, normalized (DRIFT eq. 14).
 
-    An edge of zero (the same adapter) would have an infinite weight: in the limit it and the source share the whole
-    weight evenly with the other edges of zero, and that is what they get.
+    An edge of zero (equal adapters) would have an infinite weight. In the limit, the source and all
+    clients with edges of zero share the whole weight evenly, and that is what is returned.
 
     Args:
         source: the client.
-        edges: divergence by name of the others.
+        edges: divergence by name of the other clients.
 
     Returns:
         weight by name, with the source first; they sum to one.
@@ -229,28 +279,57 @@ def inverse_weights(source: str, edges: Mapping[str, float]) -> dict[str, float]
     if not edges:
         return {source: 1.0}
     smallest = min(edges.values())
-    ratios = {source: 1.0} | {name: float(edge == smallest) if smallest == 0 else smallest / edge for name, edge in edges.items()}
+    ratios = {source: 1.0}
+    for name, edge in edges.items():
+        ratios[name] = float(edge == smallest) if smallest == 0 else smallest / edge
     total = sum(ratios.values())
     return {name: ratio / total for name, ratio in ratios.items()}
 
 
-def own_group_share(weights: Mapping[str, Mapping[str, float]], known: Mapping[str, str | None]) -> dict[str, float]:
-    """How far clients are aggregated with their own group, without themselves, over the clients whose group is known.
+def own_group_share(
+    weights: Mapping[str, Mapping[str, float]], groups: Mapping[str, str | None]
+) -> dict[str, float]:
+    """Share of the clients' aggregation that comes from their own groups, themselves excluded.
 
     Args:
-        weights: by client, the weights of those it is aggregated with (its own among them).
-        known: true group by client.
+        weights: by client, the weights of those that it is aggregated with (its own among them).
+        groups: true group by client.
 
     Returns:
-        neighbours: share of the neighbours that are of the client's own group; weight: the same by weight; chance: the
-        share that neighbours drawn at random among these clients would have. NaN where there are no neighbours.
+        neighbors: share of the neighbors that are of the client's own group; weight: the same by
+            weight; chance: the
+        share that random neighbors among these clients would have. NaN where there are no
+        neighbors.
     """
-    pairs = [(name, other, weight) for name, members in weights.items() for other, weight in members.items() if other != name and known.get(name) and known.get(other)]
-    own = [(weight, known[name] == known[other]) for name, other, weight in pairs]
-    named = [name for name in weights if known.get(name)]
-    drawn = [known[name] == known[other] for name in named for other in named if other != name]
-    mass = sum(weight for weight, _ in own)
+    neighbors: list[tuple[float, bool]] = []
+    for name, members in weights.items():
+        for other, weight in members.items():
+            if other != name and groups.get(name) and groups.get(other):
+                neighbors.append((weight, groups[name] == groups[other]))
+    grouped = [name for name in weights if groups.get(name)]
+    random_pairs: list[bool] = []
+    for name in grouped:
+        random_pairs += [groups[name] == groups[other] for other in grouped if other != name]
+    mass = sum(weight for weight, _ in neighbors)
+    own_mass = sum(weight for weight, same in neighbors if same)
     return {
-        "neighbours": sum(same for _, same in own) / len(own) if own else float("nan"),
-        "weight": sum(weight for weight, same in own if same) / mass if mass else float("nan"),
-        "chance": sum(drawn) / len(drawn) if drawn else float("nan")}
+        "neighbors": sum(same for _, same in neighbors) / len(neighbors) if neighbors else float("nan"),
+        "weight": own_mass / mass if mass else float("nan"),
+        "chance": sum(random_pairs) / len(random_pairs) if random_pairs else float("nan"),
+    }
+
+
+def divergence_metrics(clients: nx.Graph, tree: nx.Graph) -> dict[str, float]:
+    """Mean divergence over the edges of the graph and of its spanning tree; empty without edges."""
+    edges = _edge_weights(clients)
+    if not edges:
+        return {}
+    tree_edges = _edge_weights(tree)
+    return {
+        "divergence": sum(edges) / len(edges),
+        "divergence_of_tree": sum(tree_edges) / len(tree_edges),
+    }
+
+
+def _edge_weights(clients: nx.Graph) -> list[float]:
+    return [float(weight) for _, _, weight in clients.edges.data("weight")]

@@ -1,96 +1,207 @@
-"""What happens to the answers of a step, and the whole federation as a bare loop.
+"""The federated rounds: plan, run, aggregate, commit.
 
-The flow runs the same steps with Prefect's mapping, retries and logs around them; `run_federation` is the loop
-without all that, for tests, for the benchmark, and for reading.
+The flow and the loop without Prefect run the same steps; they differ in the transport.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from components.config import Recipe
-from components.federation.clients import LEARNERS, Learner, run_job
+from components.config import FederationConfig, Recipe
+from components.federation.clients.base import Trainer
+from components.federation.clients.context import ClientContexts
+from components.federation.clients.worker import build_trainer
 from components.federation.commits import Commits
-from components.federation.strategy import (
+from components.federation.postprocessing import postprocessors_of, processing_key
+from components.federation.protocol import (
     Failure,
     Federation,
     FederationError,
     Job,
+    M,
     ServerState,
     Strategy,
     Update,
-    build_strategy,
-    screen,
+    method_of,
 )
+from components.federation.transport import InProcessTransport, Transport
+from components.models.adapters import AdapterError, AdapterStore, check_adapter
+from components.results import ClientRecord, StepRecord
+
+if TYPE_CHECKING:
+    from components.models.adapters import Adapter
+
+AfterStep = Callable[[ServerState[Any], StepRecord], None]
 
 
-def shards(jobs: Sequence[Job], size: int) -> list[list[Job]]:
-    """Cut a step's jobs into lists of at most `size`, one for each mapped task."""
-    return [list(jobs[i : i + size]) for i in range(0, len(jobs), size)]
+def run_rounds(
+    strategy: Strategy[M],
+    state: ServerState[M],
+    transport: Transport,
+    commits: Commits,
+    config: FederationConfig,
+    after_step: AfterStep | None = None,
+) -> ServerState[M]:
+    """Run all rounds that are not complete yet.
+
+    Args:
+        strategy: the method.
+        state: where to start.
+        transport: runs the jobs.
+        commits: where each step is committed.
+        config: number of rounds, quorum and post-processors.
+        after_step: called with the state and the record of each step, once it is committed.
+    """
+    processing = processing_key(postprocessors_of(config))
+    while state.round < config.rounds:
+        jobs = [replace(job, processing=processing) for job in strategy.plan(state)]
+        answers = transport.run(jobs)
+        state, record = close_step(strategy, state, jobs, answers, config.quorum, commits)
+        if after_step is not None:
+            after_step(state, record)
+    return state
 
 
 def close_step(
-    strategy: Strategy, state: ServerState, jobs: Sequence[Job], outcomes: Iterable[Update | Failure], quorum: float, commits: Commits
-) -> tuple[ServerState, dict[str, Any]]:
-    """Screen the answers, check the quorum, aggregate, and commit.
+    strategy: Strategy[M],
+    state: ServerState[M],
+    jobs: Sequence[Job],
+    answers: Iterable[Update | Failure],
+    quorum: float,
+    commits: Commits,
+) -> tuple[ServerState[M], StepRecord]:
+    """Validate the updates, check the quorum, aggregate, and commit.
 
     Args:
         strategy: the method.
         state: before the step.
-        jobs: what was asked.
-        outcomes: an update or a failure for each job, in any order.
-        quorum: share of the jobs that must be answered by an accepted update.
-        commits: where the new state goes.
+        jobs: the jobs of the step.
+        answers: an update or a failure for each job, in any order.
+        quorum: share of the jobs that need an accepted update.
+        commits: where the new state is written.
 
     Returns:
-        the new state and the record of the step (participants, failures, refusals, metrics), as committed.
+        the new state and the record of the step, as committed.
 
     Raises:
-        FederationError: too few updates; says which clients failed and why. Nothing is committed then.
+        FederationError: there are too few accepted updates; says which clients failed and why.
+            Nothing is committed.
     """
-    outcomes = list(outcomes)
-    failed = sorted((o for o in outcomes if isinstance(o, Failure)), key=lambda f: f.client)
-    like = strategy.like(state, commits.store.get(state.federation.initial))
-    accepted, refused = screen([o for o in outcomes if isinstance(o, Update)], commits.store, like)
-    needed = max(1, math.ceil(quorum * len(jobs) - 1e-9))
-    if len(accepted) < needed:
-        reasons = "; ".join(f"{f.client}: {f.reason}" for f in [*failed, *refused])
+    updates: list[Update] = []
+    failures: list[Failure] = []
+    for answer in answers:
+        if isinstance(answer, Update):
+            updates.append(answer)
+        else:
+            failures.append(answer)
+    failures.sort(key=lambda failure: failure.client)
+    template = strategy.update_template(state, commits.store.get(state.federation.initial))
+    accepted, refused = validate_updates(updates, commits.store, template)
+    required = max(1, math.ceil(quorum * len(jobs) - 1e-9))
+    if len(accepted) < required:
+        reasons = "; ".join(f"{failure.client}: {failure.reason}" for failure in [*failures, *refused])
         raise FederationError(
-            f"round {state.round} has {len(accepted)} usable updates of {len(jobs)} clients, but {needed} are needed (federation.quorum {quorum}). {reasons}")
+            f"round {state.round + 1} has {len(accepted)} accepted updates of {len(jobs)} clients, but"
+            f" {required} are needed (federation.quorum {quorum}). {reasons}"
+        )
     start = time.perf_counter()
     new = strategy.aggregate(state, accepted)
-    seconds = time.perf_counter() - start
-    record = {
-        "step": new.step, "round": state.round, "phase": state.phase, "rounds_done": new.round,
-        "clients": {u.job.client: {"slot": u.job.slot, "losses": list(u.losses), **u.metrics} for u in accepted},
-        "failed": {f.client: f.reason for f in failed}, "refused": {f.client: f.reason for f in refused},
-        "adapters": {name: ref.hash for name, ref in new.adapters.items()}, "assigned": dict(new.assigned), "memory": dict(new.memory),
-        "server": dict(new.log), "seconds": seconds}
+    record = _record_step(state, new, accepted, failures, refused, time.perf_counter() - start)
     commits.write(new, record)
     return new, record
 
 
-def run_federation(recipe: Recipe, federation: Federation, pairs: Path, commits: Commits, learner: Learner | None = None, device: str = "cpu") -> ServerState:
-    """Run, or continue, all rounds in this process, one client after the other.
+def _record_step(
+    state: ServerState[M],
+    new: ServerState[M],
+    accepted: Sequence[Update],
+    failures: Sequence[Failure],
+    refused: Sequence[Failure],
+    seconds: float,
+) -> StepRecord:
+    clients = {
+        update.job.client: ClientRecord(
+            slot=update.job.slot,
+            rows=update.rows,
+            losses=list(update.losses),
+            metrics=update.metrics,
+            traffic=update.traffic,
+        )
+        for update in accepted
+    }
+    return StepRecord(
+        step=new.step,
+        round=state.round,
+        phase=state.phase,
+        rounds_done=new.round,
+        logged_at=new.logged_at,
+        clients=clients,
+        failed={failure.client: failure.reason for failure in failures},
+        refused={failure.client: failure.reason for failure in refused},
+        adapters={name: ref.hash for name, ref in new.adapters.items()},
+        memory=new.memory.model_dump(mode="json"),
+        server=new.metrics,
+        aggregation_seconds=seconds,
+    )
+
+
+def validate_updates(
+    updates: Sequence[Update], store: AdapterStore, template: Adapter
+) -> tuple[list[Update], list[Failure]]:
+    """Separate updates that can be aggregated from others, in the order of the clients' names.
+
+    An update with NaN or infinite values, another shape or type, or a missing or an additional
+    tensor is refused, and the reason names the tensor.
 
     Args:
-        recipe: its federation section, seed and selector are used.
-        federation: who takes part.
-        pairs: the prepared pairs (parquet).
-        commits: where to continue from and commit to.
-        learner: a resident model to use; None builds the one of the method's objective.
-        device: where to build it.
+        updates: in any order.
+        store: where their adapters are.
+        template: tensors with the expected names, shapes and types.
     """
-    strategy = build_strategy(recipe.federation, commits.store)
-    committed = commits.latest()
-    state = committed[0] if committed else strategy.init(federation, recipe.seed)
-    while state.round < recipe.federation.rounds:
-        jobs = strategy.plan(state, state.round)
-        learner = learner or LEARNERS[jobs[0].objective](recipe, device)
-        outcomes = [run_job(job, learner, pairs, commits.store) for job in jobs]
-        state, _ = close_step(strategy, state, jobs, outcomes, recipe.federation.quorum, commits)
-    return state
+    accepted = []
+    refused = []
+    for update in sorted(updates, key=lambda update: update.job.client):
+        try:
+            if update.adapter is not None:
+                check_adapter(store.get(update.adapter), template)
+            accepted.append(update)
+        except AdapterError as error:
+            refused.append(Failure(update.job.client, str(error)))
+    return accepted, refused
+
+
+def split_shards(jobs: Sequence[Job], size: int) -> list[list[Job]]:
+    """A step's jobs in lists of at most `size`, one for each mapped task."""
+    return [list(jobs[start : start + size]) for start in range(0, len(jobs), size)]
+
+
+def run_federation(
+    recipe: Recipe,
+    federation: Federation,
+    pairs: Path,
+    commits: Commits,
+    trainer: Trainer | None = None,
+) -> ServerState[Any]:
+    """Run, or resume, all rounds in this process, without Prefect.
+
+    Args:
+        recipe: its seed, and its sections for the rounds and the trained model.
+        federation: the participating clients.
+        pairs: the prepared pairs (parquet).
+        commits: where to resume from, and where steps are committed.
+        trainer: a resident model to use; None builds the one of the method on the processor.
+    """
+    strategy = method_of(recipe.federation).build(recipe.federation, commits.store)
+    transport = InProcessTransport(
+        trainer or build_trainer(recipe, "cpu"),
+        ClientContexts(commits.store, pairs),
+        postprocessors_of(recipe.federation),
+    )
+    committed = commits.latest(strategy.memory_type)
+    state = committed[0] if committed is not None else strategy.init(federation, recipe.seed)
+    return run_rounds(strategy, state, transport, commits, recipe.federation)

@@ -1,4 +1,4 @@
-"""Client sampling: uniform, without replacement, a function of (seed, round)."""
+"""Sampling of clients: uniform, without replacement, a function of seed and round."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from collections.abc import Sequence
 from components.seeding import generator
 
 
-def sample_clients(names: Sequence[str], count: int, seed: int, round: int, purpose: str = "sample") -> list[str]:
+def sample_clients(
+    names: Sequence[str], count: int, seed: int, round: int, purpose: str = "sample"
+) -> list[str]:
     """Sample clients for a round (FedBiscuit A.1, step 1).
 
     Args:
-        names: all clients; their order does not matter.
-        count: how many (A).
-        seed, round, purpose: what the choice is a function of.
+        names: all clients, in any order.
+        count: number of sampled clients (A).
+        seed, round, purpose: the sample is a function of them.
 
     Returns:
         the sampled names, sorted.
 
     Raises:
-        ValueError: more are asked for than there are.
+        ValueError: count is larger than the number of clients.
     """
     if count > len(names):
         raise ValueError(f"cannot sample {count} of {len(names)} clients without replacement")

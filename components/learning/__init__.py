@@ -1,1 +1,1 @@
-"""Objectives and the local training loop."""
+"""Training objectives, the local training loop, and the scores of trained models."""

@@ -1,9 +1,10 @@
-"""The local loop: OPTIM(m, phi, K) of FedBiscuit, K optimiser steps on minibatches of one owner's rows.
+"""Local training of one client: K optimizer steps on minibatches, OPTIM(m, phi, K) of FedBiscuit.
 
-The optimiser is built for each call and thrown away after it: clients keep no state between rounds. So the schedule of
-the learning rate runs over the K steps of a call and begins anew for each client and round, as with a Trainer that is
-started in each round. Parameters, gradients of the adapter and optimiser state are fp32, whatever the backbone's dtype
-is; in bf16 a step of 1e-5 would vanish in rounding. Only the moments of adamw_8bit have 8 bits.
+The optimizer is built for each training and discarded afterwards, because clients keep no optimizer
+state between rounds. The learning-rate schedule therefore covers the K steps of one training and
+starts again in each round, as with a Trainer that is started in each round. Parameters, gradients
+of the adapter and optimizer state are fp32 for any dtype of the backbone: in bf16, a step of 1e-5
+would be lost to rounding. Only the moments of adamw_8bit have 8 bits.
 """
 
 from __future__ import annotations
@@ -11,30 +12,37 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from components.config import Explained, OptimizerConfig
+from components.config import OptimizerConfig, UserError
 from components.models import eight_bit
 from components.seeding import generator, seeded
 
 if TYPE_CHECKING:
     import torch
 
+    from components.models.adapters import Adapter, AdapterSlot
 
-class TrainingError(Explained, RuntimeError):
-    """Training that cannot go on, e.g. a loss that is not finite."""
+LossFunction = Callable[[np.ndarray], tuple["torch.Tensor", int]]
+"""From the indices of n rows to their losses [n], and the number of tokens in the forward pass."""
+TrainingProgress = Callable[[int, float], None]
+"""Called with (step, loss) after each optimizer step."""
+
+
+class TrainingError(UserError, RuntimeError):
+    """Training that cannot continue, e.g. because a loss is not finite."""
 
 
 @dataclass(frozen=True)
-class TrainingCurve:
-    """What a local training did.
+class TrainingMetrics:
+    """Metrics of a local training.
 
     Attributes:
-        losses: mean loss of each step's minibatch, before the step (nats).
+        losses: mean loss of each step's minibatches, before the step (nats).
         gradient_norms: global norm of each step's gradient, before clipping.
-        tokens: tokens that went through the model, padding not counted.
+        tokens: tokens that went through the model, without padding.
         seconds: wall time.
     """
 
@@ -44,10 +52,70 @@ class TrainingCurve:
     seconds: float
 
 
-def minibatches(rows: int, batch_size: int, steps: int, seed: int) -> Iterator[np.ndarray]:
-    """Index arrays of `steps` minibatches: the rows in a seeded order, in a new one each time all were seen.
+@dataclass(frozen=True)
+class LocalTraining:
+    """Settings of one local training.
 
-    A minibatch may run over the end of one pass into the next; no row is dropped.
+    Attributes:
+        steps: optimizer steps.
+        batch_size: rows per minibatch.
+        optimizer: the optimizer, its schedule, and how many minibatches it accumulates per step.
+        seed: the order of the rows, dropout and all other random numbers are functions of it.
+        proximal_weight: mu of the proximal term (mu / 2) |phi - phi_0|^2, where phi_0 are the
+            initial values of the trained parameters (Li et al. 2020, FedProx, eq. 2); 0 adds none.
+        progress: called with (step, loss) after each step.
+    """
+
+    steps: int
+    batch_size: int
+    optimizer: OptimizerConfig
+    seed: int
+    proximal_weight: float = 0.0
+    progress: TrainingProgress | None = None
+
+    @property
+    def minibatches(self) -> int:
+        """Minibatches of all steps."""
+        return self.steps * self.optimizer.accumulation
+
+    def draw_minibatches(self, rows: int) -> Iterator[np.ndarray]:
+        """Draw the minibatches of a client with this number of rows; see `draw_minibatches`."""
+        return draw_minibatches(rows, self.batch_size, self.minibatches, self.seed)
+
+
+@dataclass(frozen=True)
+class LoopOptions:
+    """Options of the training loop.
+
+    Attributes:
+        seed: dropout is a function of it.
+        dropout: whether dropout is active, as it is in training mode.
+        progress: called with (step, loss) after each step.
+        before_step: called when a step's gradient is complete and the parameters have not changed
+            yet.
+        should_stop: called before each step; if it returns true, the training ends.
+    """
+
+    seed: int
+    dropout: bool = True
+    progress: TrainingProgress | None = None
+    before_step: Callable[[], None] | None = None
+    should_stop: Callable[[], bool] | None = None
+
+
+def draw_minibatches(rows: int, batch_size: int, count: int, seed: int) -> Iterator[np.ndarray]:
+    """Draw minibatches in passes over the rows, each in a random order of its own.
+
+    A minibatch may contain the end of one pass and the start of the next; no row is dropped.
+
+    Args:
+        rows: number of rows.
+        batch_size: rows per minibatch.
+        count: number of minibatches.
+        seed: the orders are functions of it.
+
+    Yields:
+        indices of the rows of each minibatch, [batch_size].
 
     Raises:
         TrainingError: there are no rows.
@@ -56,7 +124,7 @@ def minibatches(rows: int, batch_size: int, steps: int, seed: int) -> Iterator[n
         raise TrainingError("there are no rows to train on")
     queue = np.empty(0, dtype=np.int64)
     passes = 0
-    for _ in range(steps):
+    for _ in range(count):
         while len(queue) < batch_size:
             queue = np.concatenate([queue, generator(seed, "minibatches", passes).permutation(rows)])
             passes += 1
@@ -64,96 +132,197 @@ def minibatches(rows: int, batch_size: int, steps: int, seed: int) -> Iterator[n
         queue = queue[batch_size:]
 
 
-def build_optimizer(parameters: Sequence[torch.nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
-    """The optimiser of a recipe over fp32 parameters.
+def build_optimizer(
+    parameters: Sequence[torch.nn.Parameter], config: OptimizerConfig
+) -> torch.optim.Optimizer:
+    """Build the optimizer of a recipe over fp32 parameters.
 
     Raises:
         EightBitError: it needs bitsandbytes, which is not installed.
     """
     import torch
 
+    beta1, beta2 = config.betas
     if config.name == "adamw_8bit":
-        eight = eight_bit.library("optimizer.name", config.name).optim
-        return eight.AdamW8bit(parameters, lr=config.lr, betas=tuple(config.betas), weight_decay=config.weight_decay)
+        adamw_8bit = eight_bit.import_bitsandbytes("optimizer.name", config.name).optim.AdamW8bit
+        optimizer = adamw_8bit(
+            parameters, lr=config.lr, betas=(beta1, beta2), weight_decay=config.weight_decay
+        )
+        return cast("torch.optim.Optimizer", optimizer)
     if config.name == "sgd":
         return torch.optim.SGD(parameters, lr=config.lr, weight_decay=config.weight_decay)
-    return torch.optim.AdamW(parameters, lr=config.lr, betas=tuple(config.betas), weight_decay=config.weight_decay)
+    return torch.optim.AdamW(parameters, lr=config.lr, betas=(beta1, beta2), weight_decay=config.weight_decay)
 
 
-def build_schedule(optimizer: torch.optim.Optimizer, config: OptimizerConfig, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
-    """The learning rate over a training of `steps` steps, by transformers' own schedules.
+def build_scheduler(
+    optimizer: torch.optim.Optimizer, config: OptimizerConfig, steps: int
+) -> torch.optim.lr_scheduler.LRScheduler:
+    """Build the learning-rate schedule of a training, one of transformers' own.
 
-    With W warm-up steps, of which a training of so many steps or fewer has one less than it has steps, step s (from 0) has the rate lr s / W while s < W, so the first one has none; after that lr
-    (constant), lr (steps - s) / (steps - W) (linear), or lr (1 + cos(pi (s - W) / (steps - W))) / 2 (cosine).
+    With W warm-up steps, step s (from 0) has the rate
+
+        s < W:     lr s / W, so the first step has the rate 0
+        constant:  lr
+        linear:    lr (steps - s) / (steps - W)
+        cosine:    lr (1 + cos(pi (s - W) / (steps - W))) / 2
+
+    W is at most steps - 1, so a training that is shorter than its warm-up reaches the full rate in
+    its last step.
+
+    Args:
+        optimizer: the optimizer whose rate is scheduled.
+        config: name of the schedule and number of warm-up steps.
+        steps: steps of the training.
     """
     from transformers import get_scheduler
 
-    return get_scheduler("constant_with_warmup" if config.scheduler == "constant" else config.scheduler, optimizer, min(config.warmup_steps, steps - 1), steps)
+    name = "constant_with_warmup" if config.scheduler == "constant" else config.scheduler
+    scheduler = get_scheduler(name, optimizer, min(config.warmup_steps, steps - 1), steps)
+    return cast("torch.optim.lr_scheduler.LRScheduler", scheduler)
 
 
 def train(
     model: torch.nn.Module,
     parameters: Sequence[torch.nn.Parameter],
-    batches: Iterable[np.ndarray],
-    loss: Callable[[np.ndarray], tuple[torch.Tensor, int]],
-    config: OptimizerConfig,
-    seed: int,
-    progress: Callable[[int, float], None] | None = None,
-    before_step: Callable[[], None] | None = None,
-    until: Callable[[], bool] | None = None,
-    dropout: bool = True,
-) -> TrainingCurve:
-    """Take one optimiser step per minibatch, or for as many as config.accumulation, whose gradients are averaged.
+    minibatches: Iterable[np.ndarray],
+    loss: LossFunction,
+    optimizer_config: OptimizerConfig,
+    options: LoopOptions,
+) -> TrainingMetrics:
+    """Take one optimizer step per `accumulation` minibatches, whose gradients are averaged.
+
+    The random generators of the process keep their state.
 
     Args:
-        model: put into training mode for the duration, and back.
-        parameters: what is trained (fp32).
-        batches: index arrays, config.accumulation a step; the number of steps is the length of the schedule.
-        loss: gives the rows' losses [N] and the number of real tokens for an index array.
-        config: the optimiser and its schedule.
-        seed: dropout is a function of it; the process's generators are left as they were.
-        progress: called with (step, loss) after each step.
-        before_step: called when a step's gradient is known and the parameters have not moved yet.
-        until: asked before each step; where it says so, no more are taken.
-        dropout: whether the model's dropout is on, as it is in training mode.
+        model: set to training mode during training, and to evaluation mode afterwards.
+        parameters: the parameters to train (fp32).
+        minibatches: index arrays; their number determines the length of the schedule.
+        loss: loss of rows by their indices.
+        optimizer_config: the optimizer, its schedule and its accumulation.
+        options: seed, dropout and callbacks.
 
     Raises:
-        TrainingError: a loss is not finite; says at which step.
+        TrainingError: a loss is not finite; the message names the step.
+        EightBitError: see `build_optimizer`.
     """
-    import torch
-
-    device, batches = parameters[0].device, list(batches)
-    optimizer = build_optimizer(parameters, config)
-    steps = [batches[i : i + config.accumulation] for i in range(0, len(batches), config.accumulation)]
-    schedule = build_schedule(optimizer, config, len(steps))
-    losses, norms, tokens, start = [], [], 0, time.perf_counter()
-    model.train(dropout)
+    device = str(parameters[0].device)
+    steps = _group(list(minibatches), optimizer_config.accumulation)
+    optimizer = build_optimizer(parameters, optimizer_config)
+    scheduler = build_scheduler(optimizer, optimizer_config, len(steps))
+    losses: list[float] = []
+    gradient_norms: list[float] = []
+    tokens = 0
+    start = time.perf_counter()
+    model.train(options.dropout)
     try:
-        with seeded(str(device), seed):
-            for step, parts in enumerate(steps):
-                if until is not None and until():
+        with seeded(device, options.seed):
+            for step, group in enumerate(steps):
+                if options.should_stop is not None and options.should_stop():
                     break
                 optimizer.zero_grad(set_to_none=True)
-                found = 0.0
-                for indices in parts:
-                    rows, count = loss(indices)
-                    value = rows.mean() / len(parts)
-                    if not value.isfinite():
-                        raise TrainingError(f"the loss is {value.item()} at step {step}: lower the learning rate, or look at the rows of this client")
-                    value.backward()
-                    found += value.item()
-                    tokens += count
-                norm = torch.nn.utils.clip_grad_norm_(parameters, config.clip if config.clip is not None else float("inf"))
-                if before_step is not None:
-                    before_step()
+                step_loss, step_tokens = _accumulate_gradients(loss, group, step)
+                gradient_norms.append(clip_gradients(parameters, optimizer_config.clip))
+                if options.before_step is not None:
+                    options.before_step()
                 optimizer.step()
-                schedule.step()
-                losses.append(found)
-                norms.append(norm.item())
-                if progress is not None:
-                    progress(step, losses[-1])
+                scheduler.step()
+                losses.append(step_loss)
+                tokens += step_tokens
+                if options.progress is not None:
+                    options.progress(step, step_loss)
     finally:
         model.eval()
         for parameter in parameters:
             parameter.grad = None
-    return TrainingCurve(losses, norms, tokens, time.perf_counter() - start)
+    return TrainingMetrics(losses, gradient_norms, tokens, time.perf_counter() - start)
+
+
+def train_adapter(
+    model: torch.nn.Module, slot: AdapterSlot, rows: int, loss: LossFunction, training: LocalTraining
+) -> tuple[Adapter, TrainingMetrics]:
+    """Train the adapter in a slot on minibatches of rows.
+
+    Args:
+        model: the model of the slot.
+        slot: holds the initial values, and the trained ones afterwards.
+        rows: number of rows.
+        loss: loss of rows by their indices.
+        training: settings; its proximal term is relative to the initial values.
+
+    Returns:
+        the trained adapter (fp32, CPU) and the metrics.
+
+    Raises:
+        TrainingError: there are no rows, or a loss is not finite.
+    """
+    metrics = train(
+        model,
+        slot.parameters,
+        training.draw_minibatches(rows),
+        add_proximal_term(loss, slot.parameters, training.proximal_weight),
+        training.optimizer,
+        LoopOptions(seed=training.seed, progress=training.progress),
+    )
+    return slot.read(), metrics
+
+
+def _group(minibatches: list[np.ndarray], size: int) -> list[list[np.ndarray]]:
+    return [minibatches[i : i + size] for i in range(0, len(minibatches), size)]
+
+
+def _accumulate_gradients(loss: LossFunction, minibatches: list[np.ndarray], step: int) -> tuple[float, int]:
+    """Accumulate the gradients of a step, and return its mean loss and its number of tokens."""
+    import torch
+
+    total = 0.0
+    tokens = 0
+    for indices in minibatches:
+        row_losses, count = loss(indices)
+        value = row_losses.mean() / len(minibatches)
+        if not value.isfinite():
+            raise TrainingError(
+                f"the loss is {value.item()} at step {step}: lower the learning rate, or inspect the rows "
+                "of this client"
+            )
+        torch.autograd.backward(value)
+        total += value.item()
+        tokens += count
+    return total, tokens
+
+
+def clip_gradients(parameters: Sequence[torch.nn.Parameter], max_norm: float | None) -> float:
+    """Scale gradients down to a global norm, in place.
+
+    Args:
+        parameters: with their gradients.
+        max_norm: largest norm; None does not clip.
+
+    Returns:
+        the norm before clipping.
+    """
+    import torch
+
+    limit = max_norm if max_norm is not None else float("inf")
+    return torch.nn.utils.clip_grad_norm_(parameters, limit).item()
+
+
+def add_proximal_term(
+    loss: LossFunction, parameters: Sequence[torch.nn.Parameter], weight: float
+) -> LossFunction:
+    """Add (mu / 2) |phi - phi_0|^2 to the loss of each row (Li et al. 2020, FedProx, eq. 2).
+
+    Args:
+        loss: loss of rows by their indices.
+        parameters: phi; their current values are phi_0.
+        weight: mu; with 0 the loss is returned unchanged.
+    """
+    if not weight:
+        return loss
+    initial = [parameter.detach().clone() for parameter in parameters]
+
+    def proximal_loss(indices: np.ndarray) -> tuple[torch.Tensor, int]:
+        row_losses, tokens = loss(indices)
+        distance = sum((p - p0).square().sum() for p, p0 in zip(parameters, initial, strict=True))
+        return row_losses + weight / 2 * distance, tokens
+
+    return proximal_loss

@@ -1,7 +1,10 @@
-"""First-order meta-training of an adapter (Fallah et al. 2020, Personalized Federated Learning with Theoretical Guarantees, section 5: the first-order approximation).
+"""First-order meta-training of an adapter.
 
-    for each meta-step:                              # their algorithm 1, for one client
-        phi' = phi, then inner steps of plain gradient descent on minibatches of the client's pairs
+This is the first-order approximation of Fallah et al. 2020, Personalized Federated Learning with
+Theoretical Guarantees, section 5:
+
+    for each meta-step:                              # algorithm 1, for one client
+        phi' = phi, then inner steps of gradient descent on minibatches of the client's pairs
         phi  = OPTIM(phi, gradient at phi' on another minibatch)
 
 The gradient of the outer step is that at phi', without the second derivatives of the inner steps.
@@ -9,14 +12,16 @@ The gradient of the outer step is that at phi', without the second derivatives o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from components.config import OptimizerConfig
-from components.learning.local import TrainingCurve, minibatches, train
-from components.learning.policy import ResidentPolicy
+from components.learning.local import LoopOptions, LossFunction, TrainingMetrics, draw_minibatches, train
+from components.models.resident import ResidentPolicy
+from components.seeding import derive
 
 if TYPE_CHECKING:
     import torch
@@ -24,81 +29,123 @@ if TYPE_CHECKING:
     from components.models.adapters import Adapter
 
 
-def meta_batches(rows: int, batch_size: int, minibatches_in_all: int, inner_steps: int, seed: int) -> list[list[np.ndarray]]:
-    """The minibatches of each meta-step: those of its inner steps, and one for its outer step.
+def draw_meta_batches(
+    rows: int, batch_size: int, budget: int, inner_steps: int, seed: int
+) -> list[list[np.ndarray]]:
+    """Draw the minibatches of each meta-step: those of its inner steps, and one for its outer step.
 
     Args:
-        rows: of the client.
-        batch_size: rows a minibatch.
-        minibatches_in_all: how many gradients may be computed; as many meta-steps as they are enough for, at least one.
-        inner_steps: of a meta-step.
-        seed: as of minibatches.
+        rows: number of rows of the client.
+        batch_size: rows per minibatch.
+        budget: maximum number of gradients. It determines the number of meta-steps, which is at
+            least one.
+        inner_steps: inner steps per meta-step.
+        seed: as in `draw_minibatches`.
+
+    Returns:
+        for each meta-step, the index arrays of its inner steps and then that of its outer step.
+
+    Raises:
+        TrainingError: there are no rows.
     """
     size = inner_steps + 1
-    steps = max(1, minibatches_in_all // size)
-    drawn = list(minibatches(rows, batch_size, steps * size, seed))
-    return [drawn[step * size : (step + 1) * size] for step in range(steps)]
+    steps = max(1, budget // size)
+    minibatches = list(draw_minibatches(rows, batch_size, steps * size, seed))
+    return [minibatches[step * size : (step + 1) * size] for step in range(steps)]
 
 
-Loss = Callable[[np.ndarray], tuple["torch.Tensor", int]]
-"""The loss of the rows with these indices, [n], and the tokens that go through the model."""
-
-
-def adapt(resident: ResidentPolicy, loss: Loss, batches: Sequence[np.ndarray], rate: float, seed: int) -> TrainingCurve:
-    """Take plain gradient steps from the adapter in the slot, one a minibatch; it is in the slot afterwards.
+def adapt(
+    resident: ResidentPolicy, loss: LossFunction, minibatches: Sequence[np.ndarray], lr: float, seed: int
+) -> TrainingMetrics:
+    """Adapt the adapter in the slot to a client by gradient descent, one step per minibatch.
 
     Args:
-        resident: the model.
-        loss: of an owner's pairs.
-        batches: index arrays.
-        rate: of each step; the gradient is not clipped.
+        resident: the model; its adapter is changed in place.
+        loss: loss of the client's pairs.
+        minibatches: index arrays.
+        lr: learning rate; gradients are not clipped.
         seed: dropout is a function of it.
     """
-    plain = OptimizerConfig(name="sgd", lr=rate, weight_decay=0.0, clip=None)
-    return train(resident.model, resident.slot.parameters, batches, loss, plain, seed)
+    sgd = OptimizerConfig(name="sgd", lr=lr, weight_decay=0.0, clip=None)
+    options = LoopOptions(seed=seed)
+    return train(resident.model, resident.slot.parameters, minibatches, loss, sgd, options)
 
 
 def train_meta(
-    resident: ResidentPolicy, loss: Loss, batches: Sequence[Sequence[np.ndarray]], inner_rate: float, optimizer: OptimizerConfig, seed: int,
-) -> tuple[Adapter, TrainingCurve]:
-    """Train the adapter in the slot so that a few steps from it on one owner's pairs lead far.
+    resident: ResidentPolicy,
+    loss: LossFunction,
+    meta_batches: Sequence[Sequence[np.ndarray]],
+    inner_lr: float,
+    optimizer: OptimizerConfig,
+    seed: int,
+) -> tuple[Adapter, TrainingMetrics]:
+    """Train the adapter in the slot so that a few steps from it adapt it to a client.
 
     Args:
         resident: the model.
-        loss: of the owner's pairs.
-        batches: of each meta-step, see meta_batches.
-        inner_rate: of the inner steps.
-        optimizer: of the outer steps.
+        loss: loss of the client's pairs.
+        meta_batches: minibatches of each meta-step, see `draw_meta_batches`.
+        inner_lr: learning rate of the inner steps.
+        optimizer: optimizer of the outer steps.
         seed: dropout is a function of it.
 
     Returns:
-        the trained adapter (fp32, CPU), and the curve: losses of the outer steps, tokens of all steps.
+        the trained adapter (fp32, CPU), and metrics: the losses of the outer steps, the tokens of
+        all steps.
     """
-    import torch
+    outer_loss = _OuterLoss(resident, loss, meta_batches, inner_lr)
+    metrics = train(
+        resident.model,
+        resident.slot.parameters,
+        [np.array([step]) for step in range(len(meta_batches))],
+        outer_loss,
+        optimizer,
+        LoopOptions(seed=derive(seed, "meta"), before_step=outer_loss.restore),
+    )
+    return resident.slot.read(), replace(metrics, tokens=metrics.tokens + outer_loss.inner_tokens)
 
-    from components.seeding import derive
 
-    parameters, inside = resident.slot.parameters, 0
-    start: list[torch.Tensor] = []
+class _OuterLoss:
+    """Loss of a meta-step: it takes the inner steps, then computes the outer minibatch's loss.
 
-    def after_inner_steps(numbered: np.ndarray) -> tuple[torch.Tensor, int]:
-        nonlocal inside, start
-        (step,) = numbered
-        *inner, outer = batches[step]
-        start = [parameter.detach().clone() for parameter in parameters]
-        for indices in inner:
-            values, tokens = loss(indices)
-            gradients = torch.autograd.grad(values.mean(), parameters)
+    Attributes:
+        inner_tokens: tokens of the inner steps so far.
+    """
+
+    def __init__(
+        self,
+        resident: ResidentPolicy,
+        loss: LossFunction,
+        meta_batches: Sequence[Sequence[np.ndarray]],
+        inner_lr: float,
+    ) -> None:
+        self.inner_tokens = 0
+        self._parameters = resident.slot.parameters
+        self._loss = loss
+        self._meta_batches = meta_batches
+        self._inner_lr = inner_lr
+        self._initial: list[torch.Tensor] = []
+
+    def __call__(self, indices: np.ndarray) -> tuple[torch.Tensor, int]:
+        """The loss of a meta-step; indices is a one-element array with its number."""
+        import torch
+
+        (step,) = indices
+        *inner, outer = self._meta_batches[step]
+        self._initial = [parameter.detach().clone() for parameter in self._parameters]
+        for minibatch in inner:
+            losses, tokens = self._loss(minibatch)
+            gradients = torch.autograd.grad(losses.mean(), self._parameters)
             with torch.no_grad():
-                for parameter, gradient in zip(parameters, gradients, strict=True):
-                    parameter.sub_(gradient, alpha=inner_rate)
-            inside += tokens
-        return loss(outer)
+                for parameter, gradient in zip(self._parameters, gradients, strict=True):
+                    parameter.sub_(gradient, alpha=self._inner_lr)
+            self.inner_tokens += tokens
+        return self._loss(outer)
 
-    def back() -> None:
+    def restore(self) -> None:
+        """Undo the inner steps, so that the outer step starts from the parameters before them."""
+        import torch
+
         with torch.no_grad():
-            for parameter, value in zip(parameters, start, strict=True):
+            for parameter, value in zip(self._parameters, self._initial, strict=True):
                 parameter.copy_(value)
-
-    curve = train(resident.model, parameters, [np.array([n]) for n in range(len(batches))], after_inner_steps, optimizer, derive(seed, "meta"), before_step=back)
-    return resident.slot.read(), TrainingCurve(curve.losses, curve.gradient_norms, curve.tokens + inside, curve.seconds)

@@ -1,16 +1,19 @@
-"""A client's local steps of FIRM (its algorithm 1 and A.1): PPO on sampled completions with several rewards, whose gradients MGDA combines.
+"""A client's local steps of FIRM (algorithm 1 and A.1): PPO on samples with several rewards.
 
-    each step, from the policy pi_old of now:
+    each step, from the current policy pi_old:
         y ~ pi_old(x) for a batch of prompts; each reward model scores every completion
-        for each objective j:  r_j = -kl (log pi_old - log pi_ref) at each token, and at the last one its normalised score
-                               A_j = GAE of r_j with the values of j's own head, whitened over the batch
+        for each objective j:
+            r_j = -kl (log pi_old - log pi_ref) at each token, plus its normalized score at the last
+            A_j = GAE of r_j with the values of j's own head, whitened over the batch
         epochs over the batch in minibatches:
-            g_j = gradient of the clipped loss of A_j with respect to the LoRA;  lambda = MGDA(g_1 ... g_M);  step along sum of lambda_j g_j
-            the value heads take a step of their own, on hidden states that no gradient goes into
+            g_j = gradient of the clipped loss of A_j with respect to the LoRA
+            lambda = MGDA(g_1 ... g_M);  step along the sum of lambda_j g_j
+            the value heads take a step of their own, on hidden states that get no gradient
         kl is moved towards its target (Ziegler et al. 2019, section 2.2)
 
-One rollout and one forward pass serve all objectives; the backward pass alone is repeated, M times. The penalty is in every objective's reward, so a
-combination whose weights sum to 1 has it once.
+One rollout and one forward pass serve all objectives; only the backward pass is repeated, M times.
+The penalty is part of every objective's reward, so a combination whose weights sum to 1 contains it
+once.
 """
 
 from __future__ import annotations
@@ -22,102 +25,109 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from components.config import Explained, OptimizerConfig
+from components.config import MultiObjective
 from components.learning import mgda
-from components.learning.local import TrainingCurve, TrainingError, build_optimizer, minibatches
-from components.learning.policy import ResidentPolicy, Row
-from components.learning.ppo import approximate_kl, gae, masked_mean, policy_loss, value_loss, whiten
-from components.models.reward_functions import RewardFunction
+from components.learning.local import (
+    LocalTraining,
+    TrainingError,
+    TrainingMetrics,
+    build_optimizer,
+    clip_gradients,
+    draw_minibatches,
+)
+from components.learning.ppo import (
+    approximate_kl,
+    compute_gae,
+    masked_mean,
+    policy_loss,
+    value_loss,
+    whiten,
+)
+from components.models.logprobs import Row
+from components.models.resident import ResidentPolicy
+from components.models.rewards.base import RewardFunction, check_scores
 from components.seeding import derive, generator
 
 if TYPE_CHECKING:
     import torch
 
+    from components.models.logprobs import CompletionTokens
+
+
 @dataclass(frozen=True)
-class Coefficients:
-    """Of PPO and of MGDA; defaults and sources in components/federation/firm.py.
+class RunningMoments:
+    """Mean and squared deviations of a reward's scores so far (Chan et al. 1979).
 
     Attributes:
-        temperature: of the policy, that samples and whose log-probabilities are taken at it; and of the reference.
-        clip: epsilon of the ratio and of the values.
-        lam: of GAE; rewards are not discounted.
-        epochs, minibatch: passes over a batch of completions, and completions a step.
-        target_kl: what the controller holds the KL to the reference at (nats a completion); None leaves the coefficient as it is.
-        horizon: completions over which the controller corrects an error.
-        normalise: whether a reward's scores are divided by their standard deviation so far, less their mean so far.
-        beta: of MGDA.
-        preference: p of MGDA by objective; 1 where an objective is not named.
-        weights: fixed weights by objective in place of MGDA's; they sum to 1.
+        count: number of scores.
+        mean: their mean.
+        squares: sum of their squared deviations from the mean.
     """
-
-    temperature: float = 1.0
-    clip: float = 0.2
-    lam: float = 0.95
-    epochs: int = 3
-    minibatch: int = 8
-    target_kl: float | None = None
-    horizon: int = 10_000
-    normalise: bool = True
-    beta: float = 0.01
-    preference: Mapping[str, float] | None = None
-    weights: Mapping[str, float] | None = None
-
-
-@dataclass(frozen=True)
-class Moments:
-    """Of a reward's scores so far (Chan et al. 1979): how many there were, their mean, and the sum of squared deviations from it."""
 
     count: int = 0
     mean: float = 0.0
     squares: float = 0.0
 
-    def joined(self, scores: np.ndarray) -> Moments:
-        """With more scores, [N]."""
-        count, apart = self.count + len(scores), float(scores.mean()) - self.mean
-        return Moments(
-            count, self.mean + apart * len(scores) / count,
-            self.squares + float(((scores - scores.mean()) ** 2).sum()) + apart**2 * self.count * len(scores) / count)
+    def update(self, scores: np.ndarray) -> RunningMoments:
+        """The moments of the scores so far and of N more, [N]."""
+        count = self.count + len(scores)
+        difference = float(scores.mean()) - self.mean
+        return RunningMoments(
+            count=count,
+            mean=self.mean + difference * len(scores) / count,
+            squares=self.squares
+            + float(((scores - scores.mean()) ** 2).sum())
+            + difference**2 * self.count * len(scores) / count,
+        )
 
-    def normalised(self, scores: np.ndarray) -> np.ndarray:
-        """Scores less the mean, over the standard deviation; where all so far were the same, 0."""
-        return (scores - self.mean) / np.sqrt(self.squares / max(self.count, 1) + 1e-8)
+    def normalize(self, scores: np.ndarray) -> np.ndarray:
+        """Scores [N] in standard deviations from the mean; 0 if all scores so far are equal."""
+        normalized: np.ndarray = (scores - self.mean) / np.sqrt(self.squares / max(self.count, 1) + 1e-8)
+        return normalized
 
 
 @dataclass(frozen=True)
-class ClientState:
-    """What a client keeps from round to round.
+class PPOClientState:
+    """State of a client between rounds.
 
     Attributes:
-        heads: weight [H] and bias [1] of each objective's value head, as one tensor [H + 1], by objective.
-        moments: of each objective's scores.
+        heads: weight [H] and bias [1] of each objective's value head, as one tensor [H + 1], by
+            objective.
+        moments: moments of the scores of each objective.
         kl: coefficient of the penalty.
     """
 
     heads: dict[str, torch.Tensor]
-    moments: dict[str, Moments]
+    moments: dict[str, RunningMoments]
     kl: float
 
     @classmethod
-    def first(cls, objectives: Sequence[str], hidden: int, kl: float) -> ClientState:
-        """Values of 0, and nothing seen."""
+    def initial(cls, objectives: Sequence[str], hidden_size: int, kl: float) -> PPOClientState:
+        """The state before the first round: values of 0 and no scores."""
         import torch
 
-        return cls({name: torch.zeros(hidden + 1, dtype=torch.float32) for name in objectives}, {name: Moments() for name in objectives}, kl)
+        return cls(
+            heads={name: torch.zeros(hidden_size + 1, dtype=torch.float32) for name in objectives},
+            moments={name: RunningMoments() for name in objectives},
+            kl=kl,
+        )
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """B completions of the policy of now, and what M objectives make of them.
+    """B completions sampled by the current policy, evaluated for M objectives.
 
     Attributes:
         rows: token ids of prompts and completions.
         texts: the completions.
-        scores: [B, M], of the rewards as they are.
-        old: [B, T], log-probabilities.
+        scores: [B, M], scores of the rewards before normalization.
+        old: [B, T], log-probabilities of the tokens.
         mask: [B, T] bool.
-        values, advantages, returns: [M, B, T]; the advantages are whitened.
-        kl: mean of the completions' log pi_old - log pi_ref (nats a completion).
-        temperature: of both policies.
+        values: [M, B, T], values of the tokens by the objectives' heads.
+        advantages: [M, B, T], whitened.
+        returns: [M, B, T], targets of the values.
+        kl: mean of the completions' log pi_old - log pi_ref (nats per completion).
+        temperature: temperature of both policies.
     """
 
     rows: list[Row]
@@ -133,227 +143,446 @@ class Rollout:
 
 
 @dataclass(frozen=True)
-class MultiCurve(TrainingCurve):
-    """A client's round.
+class ObjectiveGradients:
+    """Gradients of a minibatch of n completions with respect to P trained values.
+
+    Attributes:
+        gradients: [M, P] fp32, one gradient per objective; [1, P] for the gradient of a weighted
+            loss.
+        losses: loss of each of the M objectives.
+        kl: estimated KL from the rollout's policy (nats per token).
+        states: [n, T, H], hidden states that the tokens were predicted from, detached.
+        tokens: tokens that went through the model.
+    """
+
+    gradients: torch.Tensor
+    losses: list[float]
+    kl: float
+    states: torch.Tensor
+    tokens: int
+
+
+@dataclass(frozen=True)
+class MultiObjectiveMetrics(TrainingMetrics):
+    """Metrics of a client's round.
 
     Attributes:
         weights: lambda of each step, by objective.
-        scores: mean score of each rollout, by objective, as the reward gives it.
-        kl: KL to the reference of each rollout (nats a completion).
-        coefficient: of the penalty in each rollout.
-        drift: estimated KL from pi_old before each step (nats a token).
-        value_loss: of each step, mean over the objectives.
+        scores: mean score of each rollout before normalization, by objective.
+        kl: KL to the reference of each rollout (nats per completion).
+        kl_coefficient: coefficient of the penalty in each rollout.
+        policy_kl: estimated KL from pi_old before each step (nats per token).
+        value_loss: mean value loss over the objectives, of each step.
     """
 
     weights: dict[str, list[float]]
     scores: dict[str, list[float]]
     kl: list[float]
-    coefficient: list[float]
-    drift: list[float]
+    kl_coefficient: list[float]
+    policy_kl: list[float]
     value_loss: list[float]
 
 
-def next_coefficient(now: float, kl: float, target: float, completions: int, horizon: int) -> float:
-    """kl (1 + e n / horizon), e = (KL - target) / target held within 0.2 (Ziegler et al. 2019, Fine-Tuning Language Models from Human Preferences, section 2.2, with 0.1 as 1 / horizon a batch)."""
-    return now * (1 + float(np.clip((kl - target) / target, -0.2, 0.2)) * completions / horizon)
+def update_kl_coefficient(
+    coefficient: float, kl: float, target: float, completions: int, horizon: int
+) -> float:
+    """Update the coefficient of the penalty by a batch: coefficient (1 + e n / horizon).
+
+    e is the relative error (KL - target) / target, clipped to [-0.2, 0.2] (Ziegler et al. 2019,
+    Fine-Tuning Language Models from Human Preferences, section 2.2, where 1 / horizon is 0.1 per
+    batch).
+
+    Args:
+        coefficient: coefficient in the batch.
+        kl: KL to the reference of the batch (nats per completion).
+        target: desired KL (nats per completion).
+        completions: n, completions of the batch.
+        horizon: completions over which an error is corrected.
+
+    Returns:
+        the coefficient of the next batch.
+    """
+    error = float(np.clip((kl - target) / target, -0.2, 0.2))
+    return coefficient * (1 + error * completions / horizon)
 
 
-def roll_out(
-    resident: ResidentPolicy, prompts: Sequence[str], scorers: Mapping[str, RewardFunction], state: ClientState, config: Coefficients, seed: int, max_new_tokens: int | None = None,
-) -> tuple[Rollout, ClientState]:
-    """Sample a completion of each prompt by the policy in the slot, and score it.
+def sample_rollout(
+    resident: ResidentPolicy,
+    prompts: Sequence[str],
+    rewards: Mapping[str, RewardFunction],
+    state: PPOClientState,
+    config: MultiObjective,
+    seed: int,
+) -> tuple[Rollout, PPOClientState]:
+    """Sample a completion of each prompt with the adapter in the slot, and score it.
 
     Args:
         resident: the model.
         prompts: B texts.
-        scorers: the rewards, by objective.
-        state: the client's; its heads give the values.
+        rewards: the reward of each objective.
+        state: the client's state, whose heads compute the values.
         config: coefficients.
         seed: the completions are a function of it.
-        max_new_tokens: None takes the recipe's.
 
     Returns:
-        the rollout; and the state with the scores' new moments.
+        the rollout, and the state with the moments updated by the rollout's scores.
 
     Raises:
-        TrainingError: a reward gives a score that is not finite, or not one for each.
+        RewardError: a reward fails, or does not give one finite score per completion.
     """
     import torch
 
     resident.model.eval()
-    answers = [some[0] for some in resident.policy.generate(prompts, seed, config.temperature, max_new_tokens=max_new_tokens)]
-    rows: list[Row] = [(resident.policy.encode(prompt), list(answer.ids)) for prompt, answer in zip(prompts, answers, strict=True)]
-    texts = [answer.text for answer in answers]
-    scores = np.stack([checked_scores(f"the reward of objective '{name}'", scorer, prompts, texts) for name, scorer in scorers.items()], axis=1)
-    moments = {name: state.moments[name].joined(scores[:, j]) for j, name in enumerate(scorers)}
-    rewards = np.stack([moments[name].normalised(scores[:, j]) if config.normalise else scores[:, j] for j, name in enumerate(scorers)], axis=1)
+    completions = [samples[0] for samples in resident.policy.generate(prompts, seed, config.ppo.temperature)]
+    rows: list[Row] = [
+        (resident.policy.encode(prompt), list(completion.ids))
+        for prompt, completion in zip(prompts, completions, strict=True)
+    ]
+    texts = [completion.text for completion in completions]
+    scores, state = _score_objectives(rewards, prompts, texts, state)
+    final_rewards = _final_rewards(scores, list(rewards), state, config)
     with torch.no_grad():
-        now = resident.tokens(rows, temperature=config.temperature)
-        away = (now.logprobs - resident.tokens(rows, reference=True, temperature=config.temperature).logprobs) * now.mask
-        heads = torch.stack([state.heads[name] for name in scorers]).to(now.states.device)
-        values = _values(heads, now.states) * now.mask
-        last = now.mask.sum(1) - 1
-        found = []
-        for j in range(len(scorers)):
-            given = -state.kl * away
-            given[torch.arange(len(rows)), last] += torch.as_tensor(rewards[:, j], dtype=given.dtype, device=given.device)
-            advantages, returns = gae(given, values[j], now.mask, 1.0, config.lam)
-            found.append((whiten(advantages, now.mask), returns))
-    advantages, returns = (torch.stack(each) for each in zip(*found, strict=True))
-    return Rollout(rows, texts, scores, now.logprobs, now.mask, values, advantages, returns, float(away.sum(1).mean()), config.temperature), replace(state, moments=moments)
+        tokens = resident.tokens(rows, temperature=config.ppo.temperature)
+        reference = resident.tokens(rows, reference=True, temperature=config.ppo.temperature)
+        log_ratio = (tokens.logprobs - reference.logprobs) * tokens.mask
+        heads = torch.stack([state.heads[name] for name in rewards]).to(tokens.states.device)
+        values = _compute_values(heads, tokens.states) * tokens.mask
+        penalty = -state.kl * log_ratio
+        advantages, returns = _estimate_advantages(
+            tokens, penalty, final_rewards, values, config.ppo.gae_lambda
+        )
+    rollout = Rollout(
+        rows=rows,
+        texts=texts,
+        scores=scores,
+        old=tokens.logprobs,
+        mask=tokens.mask,
+        values=values,
+        advantages=advantages,
+        returns=returns,
+        kl=float(log_ratio.sum(1).mean()),
+        temperature=config.ppo.temperature,
+    )
+    return rollout, state
 
 
-def objective_gradients(
-    resident: ResidentPolicy, rollout: Rollout, indices: np.ndarray, parameters: Sequence[torch.nn.Parameter], clip: float, mixed: np.ndarray | None = None,
-) -> tuple[torch.Tensor, list[float], float, torch.Tensor, int]:
-    """The M gradients of the clipped loss, by one forward pass and M backward ones.
+def _score_objectives(
+    rewards: Mapping[str, RewardFunction],
+    prompts: Sequence[str],
+    texts: Sequence[str],
+    state: PPOClientState,
+) -> tuple[np.ndarray, PPOClientState]:
+    """Scores [B, M], and the state with its moments updated by them."""
+    columns = {
+        name: check_scores(f"the reward of objective '{name}'", reward, prompts, texts)
+        for name, reward in rewards.items()
+    }
+    moments = {name: state.moments[name].update(scores) for name, scores in columns.items()}
+    return np.stack(list(columns.values()), axis=1), replace(state, moments=moments)
+
+
+def _final_rewards(
+    scores: np.ndarray, objectives: list[str], state: PPOClientState, config: MultiObjective
+) -> np.ndarray:
+    """Rewards at the last token of each completion, [B, M]."""
+    if not config.ppo.normalize:
+        return scores
+    return np.stack(
+        [state.moments[name].normalize(scores[:, j]) for j, name in enumerate(objectives)], axis=1
+    )
+
+
+def _estimate_advantages(
+    tokens: CompletionTokens,
+    penalty: torch.Tensor,
+    final_rewards: np.ndarray,
+    values: torch.Tensor,
+    lam: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Whitened advantages and returns of M objectives, [M, B, T] each.
 
     Args:
-        resident: the model, whose policy may have moved from the rollout's.
-        rollout: of B completions.
-        indices: [n], those of the minibatch.
-        parameters: with P values in all.
-        clip: epsilon.
-        mixed: weights of the objectives, [M], where the gradient of the weighted loss is all that is wanted: one backward pass.
-
-    Returns:
-        [M, P] fp32, or [1, P] of mixed ones; the M losses; the estimated KL from the rollout's policy (nats a token); the hidden states [n, T, H]; and the tokens that went through the model.
+        tokens: of B completions.
+        penalty: [B, T], part of every objective's reward.
+        final_rewards: [B, M], reward at the last token.
+        values: [M, B, T].
+        lam: lambda of GAE.
     """
     import torch
 
+    completions = torch.arange(len(penalty))
+    last = tokens.mask.sum(1) - 1
+    advantages = []
+    returns = []
+    for j in range(len(values)):
+        token_rewards = penalty.clone()
+        token_rewards[completions, last] += torch.as_tensor(
+            final_rewards[:, j], dtype=penalty.dtype, device=penalty.device
+        )
+        objective_advantages, objective_returns = compute_gae(token_rewards, values[j], tokens.mask, 1.0, lam)
+        advantages.append(whiten(objective_advantages, tokens.mask))
+        returns.append(objective_returns)
+    return torch.stack(advantages), torch.stack(returns)
+
+
+def compute_objective_gradients(
+    resident: ResidentPolicy,
+    rollout: Rollout,
+    indices: np.ndarray,
+    clip: float,
+    weights: np.ndarray | None = None,
+) -> ObjectiveGradients:
+    """Gradients of the clipped loss of M objectives, by one forward and M backward passes.
+
+    Args:
+        resident: the model; its policy may differ from the rollout's.
+        rollout: of B completions.
+        indices: [n], completions of the minibatch.
+        clip: epsilon.
+        weights: [M]; if they are set, only the gradient of the weighted loss is computed, by one
+            backward pass.
+    """
+    import torch
+
+    parameters = resident.slot.parameters
     rows = [rollout.rows[n] for n in indices]
-    now = resident.tokens(rows, temperature=rollout.temperature)
-    width = now.mask.shape[1]
+    tokens = resident.tokens(rows, temperature=rollout.temperature)
+    width = tokens.mask.shape[1]
     old = rollout.old[indices, :width]
-    losses = [masked_mean(policy_loss(now.logprobs, old, advantages[indices, :width], clip), now.mask) for advantages in rollout.advantages]
-    wanted, gradients = losses if mixed is None else [sum(float(weight) * loss for weight, loss in zip(mixed, losses, strict=True))], []
-    for j, loss in enumerate(wanted):
-        parts = torch.autograd.grad(loss, parameters, retain_graph=j + 1 < len(wanted))
+    losses = []
+    for advantages in rollout.advantages:
+        token_losses = policy_loss(tokens.logprobs, old, advantages[indices, :width], clip)
+        losses.append(masked_mean(token_losses, tokens.mask))
+    targets = losses if weights is None else [_weighted_sum(losses, weights)]
+    gradients = []
+    for j, target in enumerate(targets):
+        parts = torch.autograd.grad(target, parameters, retain_graph=j + 1 < len(targets))
         gradients.append(torch.cat([part.reshape(-1).float() for part in parts]))
-    return torch.stack(gradients), [loss.item() for loss in losses], approximate_kl(now.logprobs, old, now.mask), now.states.detach(), sum(len(part) for row in rows for part in row)
+    return ObjectiveGradients(
+        gradients=torch.stack(gradients),
+        losses=[loss.item() for loss in losses],
+        kl=approximate_kl(tokens.logprobs, old, tokens.mask),
+        states=tokens.states.detach(),
+        tokens=sum(len(prompt) + len(completion) for prompt, completion in rows),
+    )
 
 
-def fixed_weights(objectives: Sequence[str], config: Coefficients) -> np.ndarray | None:
-    """lambda, [M], where it does not depend on the gradients; 0 for an objective that is not named."""
-    return None if config.weights is None else np.array([config.weights.get(name, 0.0) for name in objectives])
+def _weighted_sum(losses: Sequence[torch.Tensor], weights: np.ndarray) -> torch.Tensor:
+    weighted = (float(weight) * loss for weight, loss in zip(weights, losses, strict=True))
+    return sum(weighted, start=losses[0].new_zeros(()))
 
 
-def combine(gradients: torch.Tensor, objectives: Sequence[str], config: Coefficients) -> np.ndarray:
-    """lambda, [M], by MGDA of the gradients, [M, P]."""
+def fixed_weights(config: MultiObjective, objectives: Sequence[str]) -> np.ndarray | None:
+    """lambda, [M], if it does not depend on the gradients; None if MGDA computes it."""
+    if config.weights is None:
+        return None
+    return np.array([config.weights.get(name, 0.0) for name in objectives])
+
+
+def solve_weights(gradients: torch.Tensor, objectives: Sequence[str], config: MultiObjective) -> np.ndarray:
+    """lambda, [M], of the gradients [M, P], by MGDA in float64."""
     wide = gradients.double()
-    return mgda.solve((wide @ wide.T).cpu().numpy(), config.beta, preference_list(config.preference, objectives))
+    gram = (wide @ wide.T).cpu().numpy()
+    return mgda.solve(gram, config.beta, order_preference(config.preference, objectives))
 
 
-def preference_list(preference: Mapping[str, float] | None, objectives: Sequence[str]) -> list[float] | None:
-    """p in the order of the objectives, 1 for one that is not named; None where there is none."""
+def order_preference(preference: Mapping[str, float] | None, objectives: Sequence[str]) -> list[float] | None:
+    """p in the order of the objectives, 1 for those that it does not name; None if it is None."""
     return None if preference is None else [preference.get(name, 1.0) for name in objectives]
 
 
-def train_multi(
-    resident: ResidentPolicy, prompts: Sequence[str], scorers: Mapping[str, RewardFunction], state: ClientState, parameters: Sequence[torch.nn.Parameter], config: Coefficients,
-    rollouts: int, batch_size: int, optimizer: OptimizerConfig, critic_lr: float, seed: int, max_new_tokens: int | None = None,
-) -> tuple[ClientState, MultiCurve]:
-    """A client's local steps, from what is in the resident model; the parameters are changed in place.
+def train_multi_objective_ppo(
+    resident: ResidentPolicy,
+    prompts: Sequence[str],
+    rewards: Mapping[str, RewardFunction],
+    state: PPOClientState,
+    config: MultiObjective,
+    training: LocalTraining,
+) -> tuple[PPOClientState, MultiObjectiveMetrics]:
+    """Train the adapter in the slot in a client's local steps.
+
+    Dropout is off, because with it the ratio to the rollout's policy would be noisy.
 
     Args:
-        resident: the model; dropout is off, or the ratio to the rollout's policy would be noise.
-        prompts: the client's own.
-        scorers: the rewards, by objective.
-        state: what the client has kept.
-        parameters: what is trained.
+        resident: the model; the adapter in its slot is changed in place.
+        prompts: the client's prompts.
+        rewards: the reward of each objective.
+        state: the client's state after its previous round.
         config: coefficients.
-        rollouts: local steps, each with a batch of completions of its own.
-        batch_size: prompts a rollout.
-        optimizer: of the policy; its accumulation is not used.
-        critic_lr: learning rate of the value heads, by AdamW.
-        seed: everything drawn is a function of it.
-        max_new_tokens: None takes the recipe's.
+        training: each local step samples a rollout of `batch_size` prompts. The accumulation of the
+            optimizer, the proximal term and the progress callback are not used.
+
+    Returns:
+        the client's state after the round, and the metrics.
 
     Raises:
-        TrainingError: there are no prompts, or gradients are not finite; says at which step.
+        TrainingError: there are no prompts, or a gradient is not finite; the message names the
+            step.
+        RewardError: see `sample_rollout`.
     """
-    import torch
-
-    objectives, start, tokens = list(scorers), time.perf_counter(), 0
-    heads = torch.nn.Parameter(torch.stack([state.heads[name] for name in objectives]).to(resident.policy.device))
-    actor, critic = build_optimizer(parameters, optimizer), torch.optim.AdamW([heads], lr=critic_lr, weight_decay=0.0)
-    losses, norms, drift, missed, kls, coefficients = [], [], [], [], [], []
-    shares: dict[str, list[float]] = {name: [] for name in objectives}
-    means: dict[str, list[float]] = {name: [] for name in objectives}
-    fixed = fixed_weights(objectives, config)
+    start = time.perf_counter()
+    trainer = _MultiObjectiveTrainer(resident, list(rewards), state, config, training)
+    seed = training.seed
     resident.model.eval()
-    for number, drawn in enumerate(minibatches(len(prompts), batch_size, rollouts, derive(seed, "prompts"))):
-        state = replace(state, heads={name: heads[j].detach().cpu() for j, name in enumerate(objectives)})
-        rollout, state = roll_out(resident, [prompts[n] for n in drawn], scorers, state, config, derive(seed, "rollout", number), max_new_tokens)
-        kls.append(rollout.kl)
-        coefficients.append(state.kl)
-        for j, name in enumerate(objectives):
-            means[name].append(float(rollout.scores[:, j].mean()))
-        for epoch in range(config.epochs):
-            order = generator(seed, "epoch", number, epoch).permutation(len(drawn))
-            for begin in range(0, len(order), config.minibatch):
-                indices = order[begin : begin + config.minibatch]
-                gradients, found, moved, states, count = objective_gradients(resident, rollout, indices, parameters, config.clip, fixed)
-                if not gradients.isfinite().all():
-                    raise TrainingError(f"a gradient is NaN or infinite at step {len(losses)}: lower the learning rate, or look at the rewards of this client")
-                weights = combine(gradients, objectives, config) if fixed is None else fixed
-                _set_gradients(parameters, gradients[0] if fixed is not None else torch.as_tensor(weights, dtype=gradients.dtype, device=gradients.device) @ gradients)
-                norms.append(float(torch.nn.utils.clip_grad_norm_(parameters, optimizer.clip if optimizer.clip is not None else float("inf"))))
-                actor.step()
-                missed.append(_critic_step(heads, critic, rollout, indices, states, config.clip))
-                losses.append(float(np.dot(weights, found)))
-                drift.append(moved)
-                tokens += count
-                for j, name in enumerate(objectives):
-                    shares[name].append(float(weights[j]))
-        if config.target_kl is not None:
-            state = replace(state, kl=next_coefficient(state.kl, rollout.kl, config.target_kl, len(drawn), config.horizon))
-    for parameter in parameters:
+    batches = draw_minibatches(len(prompts), training.batch_size, training.steps, derive(seed, "prompts"))
+    for number, batch in enumerate(batches):
+        rollout, state = sample_rollout(
+            resident,
+            [prompts[n] for n in batch],
+            rewards,
+            replace(state, heads=trainer.read_heads()),
+            config,
+            derive(seed, "rollout", number),
+        )
+        trainer.record.add_rollout(rollout, state.kl)
+        for epoch in range(config.ppo.epochs):
+            order = generator(seed, "epoch", number, epoch).permutation(len(batch))
+            for begin in range(0, len(order), config.ppo.minibatch):
+                trainer.step(rollout, order[begin : begin + config.ppo.minibatch])
+        if config.ppo.target_kl is not None:
+            kl = update_kl_coefficient(
+                state.kl, rollout.kl, config.ppo.target_kl, len(batch), config.ppo.horizon
+            )
+            state = replace(state, kl=kl)
+    for parameter in resident.slot.parameters:
         parameter.grad = None
-    state = replace(state, heads={name: heads[j].detach().cpu() for j, name in enumerate(objectives)})
-    return state, MultiCurve(losses, norms, tokens, time.perf_counter() - start, shares, means, kls, coefficients, drift, missed)
+    state = replace(state, heads=trainer.read_heads())
+    return state, trainer.record.to_metrics(time.perf_counter() - start)
 
 
-def checked_scores(name: str, scorer: RewardFunction, prompts: Sequence[str], texts: Sequence[str]) -> np.ndarray:
-    """A reward's scores, [N] float64.
+class _Record:
+    """Collects the metrics of a round."""
 
-    Args:
-        name: what it is called where something is wrong with it.
-        scorer: the reward.
-        prompts, texts: N of each.
+    def __init__(self, objectives: list[str]) -> None:
+        self.objectives = objectives
+        self.losses: list[float] = []
+        self.gradient_norms: list[float] = []
+        self.tokens = 0
+        self.weights: dict[str, list[float]] = {name: [] for name in objectives}
+        self.scores: dict[str, list[float]] = {name: [] for name in objectives}
+        self.kl: list[float] = []
+        self.kl_coefficient: list[float] = []
+        self.policy_kl: list[float] = []
+        self.value_loss: list[float] = []
 
-    Raises:
-        TrainingError: it failed, or did not give a finite number for each.
-    """
-    try:
-        scores = np.asarray(scorer(list(prompts), list(texts)), dtype=np.float64)
-    except Explained:
-        raise
-    except Exception as error:  # of somebody else's function
-        raise TrainingError(f"{name} failed on {len(texts)} responses: {type(error).__name__}: {error}") from error
-    if scores.shape != (len(texts),) or not np.isfinite(scores).all():
-        raise TrainingError(f"{name} gave {scores.shape} scores for {len(texts)} responses, {int((~np.isfinite(scores)).sum())} of them NaN or infinite: it must give one finite number for each")
-    return scores
+    def add_rollout(self, rollout: Rollout, kl_coefficient: float) -> None:
+        """Add the scores and the KL of a rollout."""
+        self.kl.append(rollout.kl)
+        self.kl_coefficient.append(kl_coefficient)
+        for j, name in enumerate(self.objectives):
+            self.scores[name].append(float(rollout.scores[:, j].mean()))
+
+    def add_step(self, gradients: ObjectiveGradients, weights: np.ndarray) -> None:
+        """Add the weighted loss and the weights lambda [M] of a step."""
+        self.losses.append(float(np.dot(weights, gradients.losses)))
+        self.policy_kl.append(gradients.kl)
+        self.tokens += gradients.tokens
+        for name, weight in zip(self.objectives, weights, strict=True):
+            self.weights[name].append(float(weight))
+
+    def to_metrics(self, seconds: float) -> MultiObjectiveMetrics:
+        """The metrics of the round, which took this wall time."""
+        return MultiObjectiveMetrics(
+            losses=self.losses,
+            gradient_norms=self.gradient_norms,
+            tokens=self.tokens,
+            seconds=seconds,
+            weights=self.weights,
+            scores=self.scores,
+            kl=self.kl,
+            kl_coefficient=self.kl_coefficient,
+            policy_kl=self.policy_kl,
+            value_loss=self.value_loss,
+        )
 
 
-def _values(heads: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-    """[M, B, T], of heads [M, H + 1] on states [B, T, H]."""
+class _MultiObjectiveTrainer:
+    """The optimizers of a round: that of the policy, and that of the value heads."""
+
+    def __init__(
+        self,
+        resident: ResidentPolicy,
+        objectives: list[str],
+        state: PPOClientState,
+        config: MultiObjective,
+        training: LocalTraining,
+    ) -> None:
+        import torch
+
+        heads = torch.stack([state.heads[name] for name in objectives])
+        self.record = _Record(objectives)
+        self._resident = resident
+        self._objectives = objectives
+        self._config = config
+        self._max_norm = training.optimizer.clip
+        self._fixed_weights = fixed_weights(config, objectives)
+        self._heads = torch.nn.Parameter(heads.to(resident.policy.device))
+        self._actor = build_optimizer(resident.slot.parameters, training.optimizer)
+        self._critic = torch.optim.AdamW([self._heads], lr=config.ppo.critic_lr, weight_decay=0.0)
+
+    def read_heads(self) -> dict[str, torch.Tensor]:
+        """The value heads, by objective, on the CPU."""
+        return {name: self._heads[j].detach().cpu() for j, name in enumerate(self._objectives)}
+
+    def step(self, rollout: Rollout, indices: np.ndarray) -> None:
+        """Take a step of the policy and of the value heads on a minibatch of a rollout."""
+        config = self._config
+        parameters = self._resident.slot.parameters
+        gradients = compute_objective_gradients(
+            self._resident, rollout, indices, config.ppo.clip, self._fixed_weights
+        )
+        if not gradients.gradients.isfinite().all():
+            raise TrainingError(
+                f"a gradient is NaN or infinite at step {len(self.record.losses)}: lower the learning rate, "
+                "or inspect the rewards of this client"
+            )
+        weights, gradient = self._combine(gradients.gradients)
+        _set_gradients(parameters, gradient)
+        self.record.gradient_norms.append(clip_gradients(parameters, self._max_norm))
+        self._actor.step()
+        self.record.value_loss.append(self._step_critic(rollout, indices, gradients.states))
+        self.record.add_step(gradients, weights)
+
+    def _combine(self, gradients: torch.Tensor) -> tuple[np.ndarray, torch.Tensor]:
+        """lambda, [M], and the combined gradient, [P]."""
+        import torch
+
+        if self._fixed_weights is not None:
+            return self._fixed_weights, gradients[0]
+        weights = solve_weights(gradients, self._objectives, self._config)
+        factors = torch.as_tensor(weights, dtype=gradients.dtype, device=gradients.device)
+        return weights, factors @ gradients
+
+    def _step_critic(self, rollout: Rollout, indices: np.ndarray, states: torch.Tensor) -> float:
+        """Take a step of the value heads; returns the mean value loss over the objectives."""
+        import torch
+
+        width = states.shape[1]
+        mask = rollout.mask[indices, :width]
+        losses = value_loss(
+            _compute_values(self._heads, states),
+            rollout.values[:, indices, :width],
+            rollout.returns[:, indices, :width],
+            self._config.ppo.clip,
+        )
+        # A sum rather than a mean: the gradient of a head must not depend on the number of
+        # objectives.
+        total = sum((masked_mean(values, mask) for values in losses), start=losses.new_zeros(()))
+        self._critic.zero_grad(set_to_none=True)
+        torch.autograd.backward(total)
+        self._critic.step()
+        return total.item() / len(losses)
+
+
+def _compute_values(heads: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+    """Values [M, B, T] of heads [M, H + 1] on states [B, T, H]."""
     return (states @ heads[:, :-1].T + heads[:, -1]).movedim(-1, 0)
 
 
-def _critic_step(heads: torch.nn.Parameter, critic: torch.optim.Optimizer, rollout: Rollout, indices: np.ndarray, states: torch.Tensor, clip: float) -> float:
-    width = states.shape[1]
-    mask = rollout.mask[indices, :width]
-    each = value_loss(_values(heads, states), rollout.values[:, indices, :width], rollout.returns[:, indices, :width], clip)
-    loss = sum(masked_mean(one, mask) for one in each)  # a head's gradient is that of its own objective, however many there are
-    critic.zero_grad(set_to_none=True)
-    loss.backward()
-    critic.step()
-    return loss.item() / len(each)
-
-
-def _set_gradients(parameters: Sequence[torch.nn.Parameter], flat: torch.Tensor) -> None:
+def _set_gradients(parameters: Sequence[torch.nn.Parameter], gradient: torch.Tensor) -> None:
+    """Write a flat gradient into the parameters."""
     start = 0
     for parameter in parameters:
-        parameter.grad = flat[start : start + parameter.numel()].reshape(parameter.shape).to(parameter.dtype)
+        part = gradient[start : start + parameter.numel()]
+        parameter.grad = part.reshape(parameter.shape).to(parameter.dtype)
         start += parameter.numel()

@@ -1,4 +1,4 @@
-"""Training objectives as functions of tensors, with no model inside; one loss per row."""
+"""Training objectives as functions of tensors, without a model; one loss per row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def selector_loss(choice_logits: torch.Tensor, labels: torch.Tensor) -> torch.Te
 
     Args:
         choice_logits: [N, 2], logits of ' A' and ' B'.
-        labels: [N] integers, 0 where the completion shown as A is the preferred one, 1 where B is.
+        labels: [N] integers, 0 if the completion shown as A is the preferred one, 1 if B is.
 
     Returns:
         [N] losses in nats.
@@ -28,21 +28,28 @@ def sft_loss(logprobs: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 
     Args:
         logprobs: [N], summed log-probabilities of completions.
-        lengths: [N], their tokens.
+        lengths: [N], their numbers of tokens.
 
     Returns:
-        [N] losses in nats a token.
+        [N] losses in nats per token.
     """
     return -logprobs / lengths
 
 
 def dpo_loss(
-    policy_chosen: torch.Tensor, policy_rejected: torch.Tensor, ref_chosen: torch.Tensor, ref_rejected: torch.Tensor, beta: float
+    policy_chosen: torch.Tensor,
+    policy_rejected: torch.Tensor,
+    ref_chosen: torch.Tensor,
+    ref_rejected: torch.Tensor,
+    beta: float,
 ) -> torch.Tensor:
-    """Direct preference optimisation (FedBiscuit eq. 2; Rafailov et al. 2023, eq. 7).
+    """Direct preference optimization (FedBiscuit eq. 2; Rafailov et al. 2023, eq. 7).
 
     Args:
-        policy_chosen, policy_rejected, ref_chosen, ref_rejected: [N], summed log-probabilities of the completions.
+        policy_chosen: [N], summed log-probabilities of the chosen completions under the policy.
+        policy_rejected: [N], those of the rejected completions.
+        ref_chosen: [N], those of the chosen completions under the reference.
+        ref_rejected: [N], those of the rejected completions under the reference.
         beta: inverse temperature of the implicit reward.
 
     Returns:
@@ -54,15 +61,21 @@ def dpo_loss(
 
 
 def pdpo_loss(
-    implicit_margin: torch.Tensor, explicit_margin: torch.Tensor, scale: torch.Tensor | float, reward_weight: float, beta: float
+    implicit_margin: torch.Tensor,
+    explicit_margin: torch.Tensor,
+    scale: torch.Tensor | float,
+    reward_weight: float,
+    beta: float,
 ) -> torch.Tensor:
-    """Personalized DPO: the implicit margin of DPO with that of an explicit reward head beside it (FedPDPO eqs. 6 and 8).
+    """Personalized DPO: the implicit margin plus that of a reward head (FedPDPO eqs. 6 and 8).
 
     Args:
-        implicit_margin: [N], log pi / pi_ref of the chosen completion less that of the rejected one (eq. 4).
-        explicit_margin: [N], reward of the chosen completion less that of the rejected one (eq. 5).
-        scale: s of eq. 7, see components/learning/pdpo.py; no gradient goes through it.
-        reward_weight: w_r, 0 or more; with 0 it is DPO.
+        implicit_margin: [N], log pi / pi_ref of the chosen completion minus that of the rejected
+            one (eq. 4).
+        explicit_margin: [N], reward of the chosen completion minus that of the rejected one (eq.
+            5).
+        scale: s of eq. 7, see components/learning/pdpo.py; it gets no gradient.
+        reward_weight: w_r, at least 0; with 0 the loss is that of DPO.
         beta: inverse temperature.
 
     Returns:
@@ -71,5 +84,5 @@ def pdpo_loss(
     import torch
     from torch.nn.functional import logsigmoid
 
-    fixed = scale.detach() if isinstance(scale, torch.Tensor) else scale
-    return -logsigmoid(beta * (implicit_margin + reward_weight * fixed * explicit_margin))
+    constant = scale.detach() if isinstance(scale, torch.Tensor) else scale
+    return -logsigmoid(beta * (implicit_margin + reward_weight * constant * explicit_margin))

@@ -1,65 +1,82 @@
-"""PPO on pairs that are there already, the baseline of FedPDPO (D.3.1): a frozen reward model scores both completions of a pair, nothing is sampled.
+"""PPO on existing pairs that a frozen reward model scores, a baseline of FedPDPO (D.3.1).
 
     each round, from the policy pi_old that the client received:
-        a completion's reward  = -kl (log pi_old - log pi_ref) at each token, and at its last token its score less the mean score of its pair,
-                                 so that the two completions of a pair get half the difference of their scores, with opposite signs
-        advantages             = GAE of these, whitened over the round's tokens
-        epochs over the pairs in minibatches: clipped policy loss + value coefficient x clipped value loss - entropy coefficient x entropy,
-        until the estimated KL from pi_old is above its target
+        reward     = -kl (log pi_old - log pi_ref) at each token of a completion, plus at the last
+                     one its score minus the mean score of its pair
+        advantages = GAE of the rewards, whitened over the round's tokens
+        epochs over the pairs in minibatches, until the estimated KL from pi_old exceeds its target:
+            loss   = clipped policy loss + c1 x clipped value loss - c2 x entropy
 
-The paper says "computing advantages from reward differences", and no more. The value head, on the states that tokens are chosen from, starts at 0 in each
-round, as the optimiser does: clients keep no state between rounds.
+The two completions of a pair thus get half the difference of their scores, with opposite signs. The
+paper specifies only "computing advantages from reward differences". The value head reads the hidden
+states that tokens are predicted from. It starts at 0 in each round, and so does the optimizer's
+state, because clients have no state between rounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from components.config import OptimizerConfig
-from components.learning.local import TrainingCurve, train
-from components.learning.policy import Pair, ResidentPolicy, held_near
-from components.learning.ppo import approximate_kl, gae, masked_mean, policy_loss, value_loss, whiten
+from components.config import OfflinePpoObjective, PairPpoObjective
+from components.learning.dpo import count_pair_tokens
+from components.learning.local import (
+    LocalTraining,
+    LoopOptions,
+    TrainingMetrics,
+    add_proximal_term,
+    train,
+)
+from components.learning.ppo import (
+    approximate_kl,
+    compute_gae,
+    masked_mean,
+    policy_loss,
+    value_loss,
+    whiten,
+)
+from components.models.resident import Pair, ResidentPolicy
 from components.seeding import derive, generator
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
-class Ppo:
-    """Coefficients; defaults and sources in components/federation/feddpo.py.
+class ScoredPairs:
+    """Pairs with their scores and their log-probabilities under the reference.
 
     Attributes:
-        clip: epsilon of the ratio and of the value.
-        kl: coefficient of the penalty to the reference, nats to reward.
-        value, entropy: coefficients of these losses.
-        lam: of GAE; rewards are not discounted.
-        epochs: passes over the round's pairs.
-        minibatch: pairs a step.
-        target_kl: the round ends where the estimated KL of a minibatch from the received policy is above it.
+        pairs: N records with prompt, chosen and rejected.
+        scores: [N, 2], scores of chosen and rejected.
+        reference: for each pair, the log-probabilities of the tokens of chosen and of rejected
+            under the reference. Entries of pairs that minibatches do not contain may be empty.
     """
 
-    clip: float
-    kl: float
-    value: float
-    entropy: float
-    lam: float
-    epochs: int
-    minibatch: int
-    target_kl: float
+    pairs: Sequence[Pair]
+    scores: np.ndarray
+    reference: Sequence[Sequence[torch.Tensor]]
+
+    def select(self, indices: np.ndarray) -> ScoredPairs:
+        """Some of the pairs, in the order of the indices."""
+        return ScoredPairs(
+            pairs=[self.pairs[n] for n in indices],
+            scores=self.scores[indices],
+            reference=[self.reference[n] for n in indices],
+        )
 
 
 @dataclass(frozen=True)
-class PpoCurve(TrainingCurve):
-    """A round of PPO.
+class OfflinePPOMetrics(TrainingMetrics):
+    """Metrics of a round of PPO.
 
     Attributes:
-        kl: estimated KL from the received policy, of the last minibatch (nats a token).
-        stopped: whether it ended before its last step.
+        kl: estimated KL from the received policy in the last minibatch (nats per token).
+        stopped: whether the round ended before its last step.
     """
 
     kl: float
@@ -67,11 +84,13 @@ class PpoCurve(TrainingCurve):
 
 
 @dataclass(frozen=True)
-class Rollout:
-    """What the received policy says of the round's pairs; two rows a pair, chosen before rejected.
+class OfflineRollout:
+    """Completions of n pairs under the received policy; two rows per pair, chosen before rejected.
 
     Attributes:
-        old, advantages, returns: [2 n, T].
+        old: [2 n, T], log-probabilities of the tokens.
+        advantages: [2 n, T], whitened.
+        returns: [2 n, T].
         mask: [2 n, T] bool.
     """
 
@@ -81,108 +100,184 @@ class Rollout:
     mask: torch.Tensor
 
 
-def ppo_batches(rows: int, passes: int, config: Ppo, seed: int) -> list[np.ndarray]:
-    """Minibatches of a round: as many pairs as the passes are enough for, at least a minibatch, each config.epochs times in a seeded order.
+def draw_ppo_minibatches(rows: int, config: OfflinePpoObjective, training: LocalTraining) -> list[np.ndarray]:
+    """Draw the minibatches of a round: `config.epochs` passes over a sample of the client's pairs.
+
+    All passes together have at most as many rows as the steps of the training; the sample has at
+    least one minibatch, if the client has as many pairs.
 
     Args:
-        rows: of the client.
-        passes: pairs that may go through the model, over all epochs.
+        rows: number of pairs of the client.
         config: epochs and minibatch.
-        seed: the pairs and their order are a function of it.
+        training: steps and batch size determine how many pairs go through the model; the sample and
+            its orders are functions of the seed.
     """
-    count = min(rows, max(config.minibatch, passes // config.epochs))
-    drawn = generator(seed, "ppo pairs").permutation(rows)[:count]
-    orders = [drawn[generator(seed, "ppo epoch", epoch).permutation(count)] for epoch in range(config.epochs)]
-    return [order[start : start + config.minibatch] for order in orders for start in range(0, count, config.minibatch)]
+    budget = training.minibatches * training.batch_size
+    count = min(rows, max(config.minibatch, budget // config.epochs))
+    sample = generator(training.seed, "ppo pairs").permutation(rows)[:count]
+    minibatches = []
+    for epoch in range(config.epochs):
+        order = sample[generator(training.seed, "ppo epoch", epoch).permutation(count)]
+        minibatches += [
+            order[start : start + config.minibatch] for start in range(0, count, config.minibatch)
+        ]
+    return minibatches
 
 
-def roll_out(
-    resident: ResidentPolicy, pairs: Sequence[Pair], scores: np.ndarray, reference: Sequence[Sequence[torch.Tensor]], config: Ppo,
-) -> Rollout:
-    """Score pairs by the policy that is in the resident model, with a value of 0 everywhere.
+def unique_rows(minibatches: Iterable[np.ndarray]) -> np.ndarray:
+    """The distinct rows of minibatches, sorted; [n]."""
+    return np.unique(np.concatenate(list(minibatches)))
 
-    Args:
-        resident: the model.
-        pairs: n of them.
-        scores: [n, 2], of the reward model, for chosen and rejected.
-        reference: for each pair the reference's log-probabilities of the tokens of chosen and of rejected.
-        config: coefficients.
-    """
+
+def compute_rollout(resident: ResidentPolicy, data: ScoredPairs, config: PairPpoObjective) -> OfflineRollout:
+    """Evaluate n pairs under the policy in the resident model, with a value of 0 at every token."""
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
-    encoded, old = [resident.encode_pair(pair) for pair in pairs], []
+    old: list[torch.Tensor] = []
     resident.model.eval()
     with torch.no_grad():
-        for row in encoded:  # each by itself: what it gets depends on no other pair
-            tokens = resident.tokens([row])
-            old += [values[there] for values, there in zip(tokens.logprobs, tokens.mask, strict=True)]
-    known = [values for row in reference for values in row]
-    mask = pad_sequence([torch.ones_like(values, dtype=torch.bool) for values in old], batch_first=True)
-    rewards = [-config.kl * (now - then.to(now)) for now, then in zip(old, known, strict=True)]
-    centred = scores - scores.mean(axis=1, keepdims=True)
-    for values, score in zip(rewards, centred.reshape(-1), strict=True):
+        for pair in data.pairs:  # one at a time, so that values do not depend on the other pairs
+            tokens = resident.tokens([resident.encode_pair(pair)])
+            old += [values[mask] for values, mask in zip(tokens.logprobs, tokens.mask, strict=True)]
+    reference: list[torch.Tensor] = []
+    for completions in data.reference:
+        reference += completions
+    rewards = [-config.kl * (now - ref.to(now)) for now, ref in zip(old, reference, strict=True)]
+    centered = data.scores - data.scores.mean(axis=1, keepdims=True)
+    for values, score in zip(rewards, centered.reshape(-1), strict=True):
         values[-1] += float(score)
     padded = pad_sequence(rewards, batch_first=True)
-    advantages, returns = gae(padded, torch.zeros_like(padded), mask, 1.0, config.lam)
-    return Rollout(pad_sequence(old, batch_first=True), whiten(advantages, mask), returns, mask)
+    mask = pad_sequence([torch.ones_like(values, dtype=torch.bool) for values in old], batch_first=True)
+    advantages, returns = compute_gae(padded, torch.zeros_like(padded), mask, 1.0, config.gae_lambda)
+    return OfflineRollout(
+        old=pad_sequence(old, batch_first=True),
+        advantages=whiten(advantages, mask),
+        returns=returns,
+        mask=mask,
+    )
 
 
-def ppo_rows(
-    resident: ResidentPolicy, pairs: Sequence[Pair], scores: np.ndarray, reference: Sequence[Sequence[torch.Tensor]], used: np.ndarray, config: Ppo, head: torch.nn.Linear | None = None,
-) -> tuple[Callable[[np.ndarray], tuple[torch.Tensor, int]], list[float]]:
-    """The loss of PPO as a function of the pairs' indices, against the policy that is in the resident model now.
+class OfflinePPOLoss:
+    """The PPO loss of pairs by their indices, relative to the policy at construction.
 
-    Args:
-        resident, pairs, scores, reference: as in roll_out, N of each; those that are not used are not looked at.
-        used: indices that may be asked for.
-        config: coefficients.
-        head: value head; None: values are 0, and have no loss.
-
-    Returns:
-        the loss of the rows, [n], with the tokens that go through the model; and a list to which each call adds the estimated KL from the policy of now.
+    Attributes:
+        distances: estimated KL from that policy of each minibatch so far (nats per token).
     """
-    rollout = roll_out(resident, [pairs[n] for n in used], scores[used], [reference[n] for n in used], config)
-    encoded, place, distances = {int(n): resident.encode_pair(pairs[n]) for n in used}, {int(n): k for k, n in enumerate(used)}, []
 
-    def loss(indices: np.ndarray) -> tuple[torch.Tensor, int]:
-        rows = [encoded[int(n)] for n in indices]
-        at = [2 * place[int(n)] + side for n in indices for side in (0, 1)]
-        now = resident.tokens(rows)
-        old, advantages, returns = (values[at, : now.mask.shape[1]] for values in (rollout.old, rollout.advantages, rollout.returns))
-        distances.append(approximate_kl(now.logprobs, old, now.mask))
-        each = policy_loss(now.logprobs, old, advantages, config.clip) - config.entropy * now.entropies
-        if head is not None:
-            values = head(now.states)[..., 0]
-            each = each + config.value * value_loss(values, values.new_zeros(values.shape), returns, config.clip)
-        return masked_mean(each, now.mask, rows=True).reshape(len(rows), 2).mean(1), sum(2 * len(p) + len(c) + len(r) for p, c, r in rows)
+    def __init__(
+        self,
+        resident: ResidentPolicy,
+        data: ScoredPairs,
+        rows: np.ndarray,
+        config: PairPpoObjective,
+        value_head: torch.nn.Linear | None = None,
+        value_weight: float = 0.0,
+    ) -> None:
+        """Compute the rollout.
 
-    return loss, distances
+        Args:
+            resident: the model.
+            data: N pairs.
+            rows: indices of the pairs that minibatches may contain; the other pairs are not used.
+            config: coefficients.
+            value_head: head on the hidden states [..., H]; with None, values are 0 and have no
+                loss.
+            value_weight: coefficient of the value loss (c1).
+        """
+        self.distances: list[float] = []
+        self._resident = resident
+        self._config = config
+        self._value_head = value_head
+        self._value_weight = value_weight
+        self._rollout = compute_rollout(resident, data.select(rows), config)
+        self._encoded = {int(n): resident.encode_pair(data.pairs[n]) for n in rows}
+        self._places = {int(n): place for place, n in enumerate(rows)}
+
+    def __call__(self, indices: np.ndarray) -> tuple[torch.Tensor, int]:
+        """The losses [n] of n pairs by their indices, and the number of tokens."""
+        config = self._config
+        rows = [self._encoded[int(n)] for n in indices]
+        places = self._rollout_rows(indices)
+        tokens = self._resident.tokens(rows)
+        width = tokens.mask.shape[1]
+        old = self._rollout.old[places, :width]
+        advantages = self._rollout.advantages[places, :width]
+        self.distances.append(approximate_kl(tokens.logprobs, old, tokens.mask))
+        losses = policy_loss(tokens.logprobs, old, advantages, config.clip)
+        losses = losses - config.entropy * tokens.entropies
+        if self._value_head is not None:
+            values = self._value_head(tokens.states)[..., 0]
+            returns = self._rollout.returns[places, :width]
+            old_values = values.new_zeros(values.shape)
+            losses = losses + self._value_weight * value_loss(values, old_values, returns, config.clip)
+        pair_losses = masked_mean(losses, tokens.mask, per_row=True).reshape(len(rows), 2).mean(1)
+        return pair_losses, count_pair_tokens(rows)
+
+    def _rollout_rows(self, indices: np.ndarray) -> list[int]:
+        """Rows of the rollout with chosen and rejected of each pair."""
+        rows = []
+        for n in indices:
+            place = self._places[int(n)]
+            rows += [2 * place, 2 * place + 1]
+        return rows
 
 
 def train_offline_ppo(
-    resident: ResidentPolicy, pairs: Sequence[Pair], scores: np.ndarray, reference: Sequence[Sequence[torch.Tensor]], parameters: Sequence[torch.nn.Parameter], config: Ppo,
-    batches: Sequence[np.ndarray], optimizer: OptimizerConfig, seed: int, proximal: float = 0.0,
-) -> PpoCurve:
-    """Train some of a resident model's parameters by PPO on one owner's pairs, from what they are.
+    resident: ResidentPolicy,
+    data: ScoredPairs,
+    parameters: Sequence[torch.nn.Parameter],
+    config: OfflinePpoObjective,
+    training: LocalTraining,
+) -> OfflinePPOMetrics:
+    """Train parameters of a resident model by PPO on one client's pairs, in place.
+
+    Dropout is off, because with it the ratio to the received policy would be noisy.
 
     Args:
-        resident: the model; what is trained is changed in place.
-        pairs, scores, reference: N of each, as in roll_out; those that no minibatch has are not looked at.
-        parameters: what is trained.
+        resident: the model; it holds the received policy.
+        data: N pairs; only those that `draw_ppo_minibatches` draws are used.
+        parameters: the parameters to train.
         config: coefficients.
-        batches: see ppo_batches; each is a step of its own.
-        optimizer: of the steps; its accumulation is not used.
-        seed: of the run; dropout is off, or the ratio to the received policy would be noise.
-        proximal: as in train_dpo.
+        training: see `draw_ppo_minibatches`. Each minibatch is a step, so the optimizer's
+            accumulation is not used.
+
+    Raises:
+        TrainingError: a loss is not finite.
     """
+    minibatches = draw_ppo_minibatches(len(data.pairs), config, training)
+    value_head = _build_value_head(resident)
+    loss = OfflinePPOLoss(resident, data, unique_rows(minibatches), config, value_head, config.value)
+    metrics = train(
+        resident.model,
+        [*parameters, *value_head.parameters()],
+        minibatches,
+        add_proximal_term(loss, parameters, training.proximal_weight),
+        training.optimizer.model_copy(update={"accumulation": 1}),
+        LoopOptions(
+            seed=derive(training.seed, "ppo"),
+            dropout=False,
+            progress=training.progress,
+            should_stop=lambda: bool(loss.distances) and loss.distances[-1] > config.target_kl,
+        ),
+    )
+    return OfflinePPOMetrics(
+        losses=metrics.losses,
+        gradient_norms=metrics.gradient_norms,
+        tokens=metrics.tokens,
+        seconds=metrics.seconds,
+        kl=loss.distances[-1],
+        stopped=len(metrics.losses) < len(minibatches),
+    )
+
+
+def _build_value_head(resident: ResidentPolicy) -> torch.nn.Linear:
+    """A value head whose weights and bias are 0."""
     import torch
 
-    head = torch.nn.Linear(resident.model.get_base_model().get_input_embeddings().embedding_dim, 1).to(resident.policy.device)
+    base = cast("PreTrainedModel", resident.model.get_base_model())
+    embeddings = cast(torch.nn.Embedding, base.get_input_embeddings())
+    head = torch.nn.Linear(embeddings.embedding_dim, 1).to(resident.policy.device)
     torch.nn.init.zeros_(head.weight)
     torch.nn.init.zeros_(head.bias)
-    loss, distances = ppo_rows(resident, pairs, scores, reference, np.unique(np.concatenate(list(batches))), config, head)
-    curve = train(
-        resident.model, [*parameters, *head.parameters()], batches, held_near(loss, parameters, proximal), optimizer.model_copy(update={"accumulation": 1}),
-        derive(seed, "ppo"), until=lambda: bool(distances) and distances[-1] > config.target_kl, dropout=False)
-    return PpoCurve(curve.losses, curve.gradient_norms, curve.tokens, curve.seconds, distances[-1], len(curve.losses) < len(batches))
+    return head

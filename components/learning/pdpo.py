@@ -1,111 +1,120 @@
-"""Personalized DPO on one client's pairs (FedPDPO section 3.2.2): the scale of the explicit margin, the pairs that are left out, and one half of algorithm 1.
+"""Personalized DPO on one client's pairs (FedPDPO section 3.2.2).
 
-A round of a client has two halves of the same loss: first its own parts are trained and the LoRA that travels rests, then the other
-way round. In the first half no gradient goes through the backbone. The same loop trains by plain DPO where there is no reward head.
+A client's round consists of a personal step and a shared step with the same loss (algorithm 1):
+first the personal modules are trained and the shared adapter is frozen, then the other way round.
+In the personal step no gradient passes through the backbone. Without a reward head the loss is that
+of plain DPO.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from components.config import OptimizerConfig
-from components.learning.local import TrainingCurve, minibatches, train
+from components.config import ExclusionConfig
+from components.learning.dpo import count_pair_tokens
+from components.learning.local import LocalTraining, LoopOptions, TrainingMetrics, add_proximal_term, train
 from components.learning.objectives import dpo_loss, pdpo_loss
 
 if TYPE_CHECKING:
     import torch
 
-    from components.learning.policy import Pair, ResidentPolicy
+    from components.learning.offline_ppo import OfflinePPOMetrics
+    from components.models.logprobs import Row
+    from components.models.personalized import PersonalSlot
+    from components.models.resident import Pair, ResidentPolicy
 
+ModuleGroup = Literal["personal", "shared", "all"]
+"""What is trained: the personal modules, the shared adapter, or both."""
 EPSILON = 1e-8
-"""Of eq. 7, for batches whose explicit margins are all 0; the paper names no value."""
-FIRST_SCALE = 1.0
-"""Where the moving average of eq. 7 begins: both margins as they are. At a client's first batch the implicit ones are 0, so that beginning with that batch would give the reward head no gradient."""
+"""Epsilon of eq. 7, for minibatches whose explicit margins are all 0; the paper has no value."""
+INITIAL_SCALE = 1.0
+"""Initial value of the moving average of eq. 7.
+
+The implicit margins of a client's first minibatch are 0. An average that started from that
+minibatch would be 0 too, and the gradient of the reward head would vanish.
+"""
+MAD_TO_DEVIATION = 1.4826
+"""Standard deviation of a normal distribution over its median absolute deviation."""
 
 
 @dataclass(frozen=True)
-class Exclusion:
-    """Which pairs of a minibatch are left out of a step, see `excluded`.
-
-    Attributes:
-        deviations: k.
-        most: greatest share of a minibatch that is left out.
-    """
-
-    deviations: float
-    most: float
-
-
-@dataclass(frozen=True)
-class Pdpo:
-    """The loss.
+class PDPOConfig:
+    """The loss of one training.
 
     Attributes:
         beta: inverse temperature (eq. 8).
-        reward_weight: w_r of this round (eq. 6).
-        momentum: of the moving average of s (eq. 7, D.3: 0.95).
-        exclusion: None leaves no pair out.
+        reward_weight: w_r of the round (eq. 6).
+        momentum: momentum of the moving average of s (eq. 7, D.3: 0.95).
+        exclusion: which pairs are excluded; None excludes none.
+        initial_scale: s before the first minibatch.
     """
 
     beta: float
-    reward_weight: float
-    momentum: float
-    exclusion: Exclusion | None
+    reward_weight: float = 0.0
+    momentum: float = 0.0
+    exclusion: ExclusionConfig | None = None
+    initial_scale: float = INITIAL_SCALE
 
 
 @dataclass(frozen=True)
-class HalfCurve(TrainingCurve):
-    """A half of a client's round.
+class PersonalizedMetrics(TrainingMetrics):
+    """Metrics of a personal or a shared step of a client's round.
 
     Attributes:
         scale: s after the last minibatch.
-        dpo: mean loss of plain DPO over the minibatches, which the decay of the learning rate goes by (D.3.1).
-        excluded: share of the pairs that were left out.
-        ppo: of a half by PPO, its last KL from the policy that it began with (nats a token), and whether it ended before its last step.
+        dpo_loss: mean loss of plain DPO over the minibatches, which the decay of the learning rate
+            depends on (D.3.1).
+        excluded: share of the pairs that were excluded.
+        ppo: metrics of a step by PPO; None for one by PDPO or DPO.
     """
 
     scale: float
-    dpo: float
+    dpo_loss: float
     excluded: float
-    ppo: tuple[float, bool] | None = None
+    ppo: OfflinePPOMetrics | None = None
 
 
-def reward_weight(start: float, end: float, round: int, rounds: int) -> float:
-    """w_r in a round: from start in the first to end in the last, linearly (section 3.2.2; D.3: 0.5 to 1.5).
+def interpolate_reward_weight(start: float, end: float, round: int, rounds: int) -> float:
+    """w_r of a round: linear from start to end (section 3.2.2; D.3: 0.5 to 1.5).
 
-    D.3 also names a "baseline 0.8", and does not say of what; it is not used.
+    D.3 also names a "baseline 0.8" without saying of what; it is not used.
     """
     return start + (end - start) * (round / (rounds - 1) if rounds > 1 else 0.0)
 
 
-def moved_scale(scale: float, implicit: torch.Tensor, explicit: torch.Tensor, momentum: float) -> float:
-    """s after one more minibatch: momentum s + (1 - momentum) E|implicit| / (E|explicit| + epsilon) (eq. 7, smoothed).
+def update_scale(scale: float, implicit: torch.Tensor, explicit: torch.Tensor, momentum: float) -> float:
+    """Update the moving average of the scale s of eq. 7 by a minibatch.
+
+    The new value is momentum s + (1 - momentum) E|implicit| / (E|explicit| + epsilon).
 
     Args:
-        scale: before.
-        implicit, explicit: [N], the margins; no gradient is kept.
-        momentum: 0 takes the minibatch's own ratio.
+        scale: s before the minibatch.
+        implicit: [N], implicit margins; they get no gradient.
+        explicit: [N], explicit margins; they get no gradient.
+        momentum: weight of the previous value; with 0 the result is the minibatch's own ratio.
     """
     ratio = float(implicit.detach().abs().mean() / (explicit.detach().abs().mean() + EPSILON))
     return momentum * scale + (1 - momentum) * ratio
 
 
-def excluded(margins: torch.Tensor, exclusion: Exclusion) -> torch.Tensor:
-    """Which pairs of a minibatch are left out of the step: those that the model contradicts far more than it does the others.
+def find_excluded(margins: torch.Tensor, exclusion: ExclusionConfig) -> torch.Tensor:
+    """Find the pairs of a minibatch that the model contradicts much more than the others.
 
-    D.3 of FedPDPO says only "sample exclusion threshold (k = 2, maximum exclusion ratio 0.5)". Read here as the usual guard against wrong
-    labels: a pair whose margin is below the minibatch's median by more than k median absolute deviations, in units of a standard deviation
-    (times 1.4826), is left out, and of those at most the lowest ones that the greatest share allows; none where the spread is 0. The median is taken since in 8 pairs a single outlier
-    moves mean and deviation so far that it is seldom k deviations away.
+    D.3 of FedPDPO specifies only "sample exclusion threshold (k = 2, maximum exclusion ratio 0.5)".
+    The implementation guards against wrong labels: a pair is excluded if its margin is below the
+    minibatch's median by more than k median absolute deviations, scaled to a standard deviation. If
+    more pairs than the maximum share qualify, those with the lowest margins are excluded; if the
+    spread is 0, none is. The median is used because in a minibatch of 8 pairs a single outlier
+    changes the mean and the standard deviation so much that it is rarely k deviations away.
 
     Args:
         margins: [N], combined margins (eq. 6).
-        exclusion: k, and the greatest share.
+        exclusion: k and the maximum share.
 
     Returns:
         [N] bool.
@@ -114,80 +123,146 @@ def excluded(margins: torch.Tensor, exclusion: Exclusion) -> torch.Tensor:
 
     values = margins.detach().double()
     median = values.quantile(0.5)
-    spread = 1.4826 * (values - median).abs().quantile(0.5)
-    low = (values < median - exclusion.deviations * spread) & (spread > 0)
-    lowest = values.argsort(stable=True)[: int(exclusion.most * len(values))]
-    allowed = torch.zeros_like(low)
-    allowed[lowest] = True
-    return low & allowed
+    spread = MAD_TO_DEVIATION * (values - median).abs().quantile(0.5)
+    is_outlier = (values < median - exclusion.deviations * spread) & (spread > 0)
+    lowest = values.argsort(stable=True)[: int(exclusion.max_share * len(values))]
+    is_lowest = torch.zeros_like(is_outlier)
+    is_lowest[lowest] = True
+    return is_outlier & is_lowest
 
 
 @contextmanager
-def trained_parts(resident: ResidentPolicy, own: bool, shared: bool) -> Iterator[list[torch.nn.Parameter]]:
-    """The parameters that a half trains; those that rest take no gradient meanwhile.
+def trainable_modules(resident: ResidentPolicy, group: ModuleGroup) -> Iterator[list[torch.nn.Parameter]]:
+    """Freeze the modules that are not trained, and yield the parameters of those that are.
 
     Args:
-        resident: a model with personal parts.
-        own, shared: whether the client's own parts, and the LoRA that travels, are trained.
+        resident: a model with personal modules.
+        group: what is trained.
+
+    Raises:
+        TypeError: the model has no personal modules.
     """
-    slot = resident.personal
-    parameters = [*(slot.parameters if own else []), *(slot.shared.parameters if shared else [])]
-    resting = [*([] if own else slot.parameters), *([] if shared else slot.shared.parameters)]
-    for parameter in resting:
+    slot = personal_slot(resident)
+    personal = slot.parameters
+    shared = slot.shared.parameters
+    trained = [*(personal if group != "shared" else []), *(shared if group != "personal" else [])]
+    frozen = [*(personal if group == "shared" else []), *(shared if group == "personal" else [])]
+    for parameter in frozen:
         parameter.requires_grad_(False)
     try:
-        yield parameters
+        yield trained
     finally:
-        for parameter in resting:
+        for parameter in frozen:
             parameter.requires_grad_(True)
 
 
-def train_half(
-    resident: ResidentPolicy, pairs: Sequence[Pair], reference: np.ndarray, own: bool, shared: bool, objective: Pdpo, scale: float, steps: int, batch_size: int,
-    optimizer: OptimizerConfig, seed: int, progress: Callable[[int, float], None] | None = None,
-) -> HalfCurve:
-    """Train the client's own parts, the LoRA that travels, or both, as they are in the resident model; the rest stays as it is.
+def personal_slot(resident: ResidentPolicy) -> PersonalSlot:
+    """The slot of the personal modules of a resident model.
+
+    Raises:
+        TypeError: the model has none.
+    """
+    if resident.personal is None:
+        raise TypeError("the model has no personal modules")
+    return resident.personal
+
+
+class PDPOLoss:
+    """The PDPO loss of pairs by their indices (eq. 8); plain DPO if there is no reward head.
+
+    Attributes:
+        scale: s after the minibatches so far.
+        dpo_losses: mean loss of plain DPO of each minibatch so far.
+        excluded: number of pairs that were excluded so far.
+        seen: number of pairs so far.
+    """
+
+    def __init__(
+        self, resident: ResidentPolicy, pairs: Sequence[Pair], reference: np.ndarray, config: PDPOConfig
+    ) -> None:
+        """Encode the pairs; arguments as in `train_pdpo`."""
+        self.scale = config.initial_scale
+        self.dpo_losses: list[float] = []
+        self.excluded = 0
+        self.seen = 0
+        self._resident = resident
+        self._encoded = [resident.encode_pair(pair) for pair in pairs]
+        self._reference = reference
+        self._config = config
+        self._reward_head = personal_slot(resident).head.reward
+
+    def __call__(self, indices: np.ndarray) -> tuple[torch.Tensor, int]:
+        """The losses of the pairs that are not excluded, and the number of tokens."""
+        import torch
+
+        config = self._config
+        rows = [self._encoded[i] for i in indices]
+        logprobs, explicit = self._evaluate(rows)
+        ref = torch.as_tensor(self._reference[indices], dtype=torch.float32, device=logprobs.device)
+        implicit = (logprobs[:, 0] - ref[:, 0]) - (logprobs[:, 1] - ref[:, 1])
+        losses = dpo_loss(logprobs[:, 0], logprobs[:, 1], ref[:, 0], ref[:, 1], config.beta)
+        self.dpo_losses.append(losses.mean().item())
+        margins = implicit
+        if explicit is not None:
+            self.scale = update_scale(self.scale, implicit, explicit, config.momentum)
+            margins = implicit + config.reward_weight * self.scale * explicit
+            losses = pdpo_loss(implicit, explicit, self.scale, config.reward_weight, config.beta)
+        self.seen += len(losses)
+        if config.exclusion is not None:
+            is_excluded = find_excluded(margins, config.exclusion)
+            self.excluded += int(is_excluded.sum())
+            losses = losses[~is_excluded]
+        return losses, count_pair_tokens(rows)
+
+    def _evaluate(self, rows: list[Row]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Log-probabilities [N, 2], and the explicit margins [N] if there is a reward head."""
+        if self._reward_head is None:
+            return self._resident.logprobs(rows), None
+        logprobs, features = self._resident.logprobs_and_features(rows)
+        rewards = self._reward_head(features)
+        return logprobs, rewards[:, 0] - rewards[:, 1]
+
+
+def train_pdpo(
+    resident: ResidentPolicy,
+    pairs: Sequence[Pair],
+    reference: np.ndarray,
+    group: ModuleGroup,
+    config: PDPOConfig,
+    training: LocalTraining,
+) -> PersonalizedMetrics:
+    """Train the personal modules, the shared adapter, or both; the other parameters are frozen.
 
     Args:
-        resident: a model with personal parts; its slots hold where training starts, and afterwards what came out.
-        pairs: the client's rows with prompt, chosen, rejected.
-        reference: [N, 2], summed log-probabilities of chosen and rejected under the frozen backbone with its own head.
-        own, shared: what is trained.
-        objective: the loss; plain DPO where the model has no reward head.
-        scale: s before the first minibatch.
-        steps, batch_size, optimizer, seed, progress: as in train_sft.
+        resident: a model with personal modules. Its slots hold the initial values, and the trained
+            ones afterwards.
+        pairs: N records with prompt, chosen and rejected.
+        reference: [N, 2], summed log-probabilities of chosen and rejected under the frozen backbone
+            with its own head. Rows of pairs that the training does not draw are not used.
+        group: what is trained.
+        config: the loss.
+        training: a row of a minibatch is a pair.
+
+    Raises:
+        TypeError: the model has no personal modules.
+        TrainingError: there are no pairs, or a loss is not finite.
     """
-    import torch
-
-    encoded, reward = [resident.encode_pair(pair) for pair in pairs], resident.personal.head.reward
-    moved, plain, left_out, seen = scale, [], 0, 0
-
-    def loss(indices: np.ndarray) -> tuple[torch.Tensor, int]:
-        nonlocal moved, left_out, seen
-        rows = [encoded[i] for i in indices]
-        tokens = sum(2 * len(p) + len(c) + len(r) for p, c, r in rows)
-        if reward is None:
-            now = resident.logprobs(rows)
-        else:
-            now, features = resident.logprobs_and_features(rows)
-        known = torch.as_tensor(reference[indices], dtype=torch.float32, device=now.device)
-        implicit = (now[:, 0] - known[:, 0]) - (now[:, 1] - known[:, 1])
-        values = dpo_loss(now[:, 0], now[:, 1], known[:, 0], known[:, 1], objective.beta)
-        plain.append(values.mean().item())
-        margins = implicit
-        if reward is not None:
-            rewards = reward(features)
-            explicit = rewards[:, 0] - rewards[:, 1]
-            moved = moved_scale(moved, implicit, explicit, objective.momentum)
-            margins = implicit + objective.reward_weight * moved * explicit
-            values = pdpo_loss(implicit, explicit, moved, objective.reward_weight, objective.beta)
-        seen += len(values)
-        if objective.exclusion is not None:
-            out = excluded(margins, objective.exclusion)
-            left_out += int(out.sum())
-            values = values[~out]
-        return values, tokens
-
-    with trained_parts(resident, own, shared) as parameters:
-        curve = train(resident.model, parameters, minibatches(len(pairs), batch_size, steps * optimizer.accumulation, seed), loss, optimizer, seed, progress)
-    return HalfCurve(curve.losses, curve.gradient_norms, curve.tokens, curve.seconds, moved, sum(plain) / len(plain), left_out / seen)
+    loss = PDPOLoss(resident, pairs, reference, config)
+    with trainable_modules(resident, group) as parameters:
+        metrics = train(
+            resident.model,
+            parameters,
+            training.draw_minibatches(len(pairs)),
+            add_proximal_term(loss, parameters, training.proximal_weight),
+            training.optimizer,
+            LoopOptions(seed=training.seed, progress=training.progress),
+        )
+    return PersonalizedMetrics(
+        losses=metrics.losses,
+        gradient_norms=metrics.gradient_norms,
+        tokens=metrics.tokens,
+        seconds=metrics.seconds,
+        scale=loss.scale,
+        dpo_loss=sum(loss.dpo_losses) / len(loss.dpo_losses),
+        excluded=loss.excluded / loss.seen,
+    )

@@ -1,6 +1,10 @@
-"""The parts of PPO as functions of tensors (Schulman et al. 2017, Proximal Policy Optimization Algorithms; Schulman et al. 2016, Generalized Advantage Estimation).
+"""Terms of PPO as functions of tensors.
 
-Rows are completions, columns are their tokens; a mask says which are there. All means are over the tokens that are.
+Schulman et al. 2017, Proximal Policy Optimization Algorithms; Schulman et al. 2016,
+High-Dimensional Continuous Control Using Generalized Advantage Estimation.
+
+Rows are completions and columns are their tokens, padded to T; a mask is true at tokens and false
+at padding. All means are over tokens.
 """
 
 from __future__ import annotations
@@ -11,53 +15,74 @@ if TYPE_CHECKING:
     import torch
 
 
-def masked_mean(values: torch.Tensor, mask: torch.Tensor, rows: bool = False) -> torch.Tensor:
-    """Mean over the tokens that are there: of all, or with `rows` of each row, [N].
+def masked_mean(values: torch.Tensor, mask: torch.Tensor, per_row: bool = False) -> torch.Tensor:
+    """Mean over the tokens.
 
     Args:
         values: [N, T].
-        mask: [N, T] bool; each row has at least one.
-    """
-    kept = values * mask
-    return kept.sum(1) / mask.sum(1) if rows else kept.sum() / mask.sum()
-
-
-def gae(rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advantages and returns of completions that end: A_t = sum over k of (gamma lam)^k delta_t+k, delta_t = r_t + gamma V_t+1 - V_t (eq. 16 of the latter).
-
-    Args:
-        rewards, values: [N, T]; V after the last token is 0.
-        mask: [N, T] bool, the tokens of a completion at the front of its row.
-        gamma, lam: discount, and the exponential weight.
+        mask: [N, T] bool; each row has at least one token.
+        per_row: whether to compute the mean of each row.
 
     Returns:
-        advantages [N, T] and returns [N, T] (advantages + values), 0 where no token is.
+        a scalar, or [N] with per_row.
+    """
+    masked = values * mask
+    return masked.sum(1) / mask.sum(1) if per_row else masked.sum() / mask.sum()
+
+
+def compute_gae(
+    rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Generalized advantage estimation (Schulman et al. 2016, eq. 16) of completions that end.
+
+    A_t = sum over k of (gamma lam)^k delta_t+k, with delta_t = r_t + gamma V_t+1 - V_t.
+
+    Args:
+        rewards: [N, T].
+        values: [N, T]; the value after the last token is 0.
+        mask: [N, T] bool, the tokens of a completion at the front of its row.
+        gamma: discount.
+        lam: exponential weight lambda.
+
+    Returns:
+        advantages [N, T] and returns [N, T] (advantages + values), 0 at padding.
     """
     import torch
 
     values = values * mask
-    following = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], 1)
-    deltas = (rewards + gamma * following - values) * mask
-    advantages, carried = torch.zeros_like(values), torch.zeros_like(values[:, 0])
+    next_values = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], 1)
+    deltas = (rewards + gamma * next_values - values) * mask
+    advantages = torch.zeros_like(values)
+    advantage = torch.zeros_like(values[:, 0])
     for t in reversed(range(values.shape[1])):
-        carried = deltas[:, t] + gamma * lam * carried
-        advantages[:, t] = carried
+        advantage = deltas[:, t] + gamma * lam * advantage
+        advantages[:, t] = advantage
     return advantages * mask, (advantages + values) * mask
 
 
 def whiten(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Values with mean 0 and variance 1 over the tokens that are there; where all are the same, 0. [N, T]."""
+    """Normalize values to mean 0 and variance 1 over the tokens; equal values give 0.
+
+    Args:
+        values: [N, T].
+        mask: [N, T] bool.
+
+    Returns:
+        [N, T], 0 at padding.
+    """
     mean = masked_mean(values, mask)
     variance = masked_mean((values - mean) ** 2, mask)
     return (values - mean) * (variance + 1e-8).rsqrt() * mask
 
 
 def policy_loss(new: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, clip: float) -> torch.Tensor:
-    """-min(ratio A, clip(ratio, 1 - clip, 1 + clip) A) for each token (eq. 7 of the former).
+    """-min(ratio A, clip(ratio, 1 - clip, 1 + clip) A) of each token (Schulman et al. 2017, eq. 7).
 
     Args:
-        new, old: [N, T], log-probabilities; no gradient goes through the old ones or the advantages.
-        advantages: [N, T].
+        new: [N, T], log-probabilities under the policy.
+        old: [N, T], log-probabilities under the policy that computed the advantages; they get no
+            gradient.
+        advantages: [N, T]; they get no gradient.
         clip: epsilon.
 
     Returns:
@@ -66,20 +91,39 @@ def policy_loss(new: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, 
     import torch
 
     ratio = (new - old.detach()).exp()
-    fixed = advantages.detach()
-    return -torch.minimum(ratio * fixed, ratio.clamp(1 - clip, 1 + clip) * fixed)
+    advantages = advantages.detach()
+    return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
 
 
 def value_loss(new: torch.Tensor, old: torch.Tensor, returns: torch.Tensor, clip: float) -> torch.Tensor:
-    """Half the squared error of the value, the larger of that of the value and that of the value held within clip of the old one, for each token. [N, T]."""
+    """Clipped squared error: half the larger of the errors of the value and of the clipped value.
+
+    Args:
+        new: [N, T], values.
+        old: [N, T], values before the update; they get no gradient.
+        returns: [N, T], targets; they get no gradient.
+        clip: largest difference of the clipped value from the old value.
+
+    Returns:
+        [N, T].
+    """
     import torch
 
-    held = old.detach() + (new - old.detach()).clamp(-clip, clip)
-    fixed = returns.detach()
-    return 0.5 * torch.maximum((new - fixed) ** 2, (held - fixed) ** 2)
+    clipped = old.detach() + (new - old.detach()).clamp(-clip, clip)
+    returns = returns.detach()
+    return 0.5 * torch.maximum((new - returns) ** 2, (clipped - returns) ** 2)
 
 
 def approximate_kl(new: torch.Tensor, old: torch.Tensor, mask: torch.Tensor) -> float:
-    """KL(old || new) in nats a token, estimated on tokens that the old policy would say: the mean of ratio - 1 - log ratio, which is never negative."""
-    change = (new - old).detach()
-    return float(masked_mean(change.exp() - 1 - change, mask))
+    """Estimate KL(old || new) from tokens sampled by the old policy (nats per token).
+
+    The estimate is the mean of ratio - 1 - log ratio, which is never negative (Schulman 2020,
+    Approximating KL Divergence, estimator k3).
+
+    Args:
+        new: [N, T], log-probabilities under the new policy.
+        old: [N, T], log-probabilities under the old policy.
+        mask: [N, T] bool.
+    """
+    log_ratio = (new - old).detach()
+    return float(masked_mean(log_ratio.exp() - 1 - log_ratio, mask))

@@ -1,7 +1,8 @@
-"""What the reference, the frozen backbone, says of pairs: computed once for each of them, and kept for whoever asks again.
+"""Cache of the log-probabilities of pairs under the reference, the frozen backbone.
 
-A pair is computed by itself, so that its values depend on no other pair and a resumed run has the same bytes. They depend on the
-threads of an operation in their last bits, so each number of threads has values of its own.
+Each pair is computed separately, so its values do not depend on other pairs, and a resumed run
+computes the same bytes. The last bits depend on the number of threads of an operation, so this
+number is part of the key.
 """
 
 from __future__ import annotations
@@ -15,39 +16,42 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
-    from components.learning.policy import ResidentPolicy, Row
+    from components.models.logprobs import Row
+    from components.models.resident import ResidentPolicy
 
-Known = TypeVar("Known")
+Value = TypeVar("Value")
 
 
-class References:
-    """Of one backbone on one kind of device; several learners may share it, and their threads."""
+class ReferenceCache:
+    """Log-probabilities under one backbone on one type of device; threads may share it."""
 
     def __init__(self) -> None:
-        self._sums: dict[bytes, np.ndarray] = {}
+        self._completions: dict[bytes, np.ndarray] = {}
         self._tokens: dict[bytes, list[torch.Tensor]] = {}
 
-    def sums(self, resident: ResidentPolicy, row: Row) -> np.ndarray:
-        """Summed log-probability of each of the row's completions, [C] float64."""
-        return _once(self._sums, row, lambda: resident.score([row], 1, reference=True)[0])
+    def completion_logprobs(self, resident: ResidentPolicy, row: Row) -> np.ndarray:
+        """Summed log-probability of each of the row's C completions, [C] float64."""
+        return _get_or_compute(
+            self._completions, row, lambda: resident.score([row], batch_size=1, reference=True)[0]
+        )
 
-    def tokens(self, resident: ResidentPolicy, row: Row) -> list[torch.Tensor]:
-        """Log-probabilities of the tokens of each of the row's completions, C tensors of fp32 on the CPU."""
+    def token_logprobs(self, resident: ResidentPolicy, row: Row) -> list[torch.Tensor]:
+        """Log-probabilities of the tokens of each of the row's C completions, fp32 on the CPU."""
         import torch
 
         def compute() -> list[torch.Tensor]:
             resident.model.eval()
             with torch.no_grad():
                 tokens = resident.tokens([row], reference=True)
-            return [values[there].cpu() for values, there in zip(tokens.logprobs, tokens.mask, strict=True)]
+            return [values[mask].cpu() for values, mask in zip(tokens.logprobs, tokens.mask, strict=True)]
 
-        return _once(self._tokens, row, compute)
+        return _get_or_compute(self._tokens, row, compute)
 
 
-def _once(known: dict[bytes, Known], row: Row, compute: Callable[[], Known]) -> Known:
+def _get_or_compute(cache: dict[bytes, Value], row: Row, compute: Callable[[], Value]) -> Value:
     import torch
 
     key = hashlib.blake2b(repr((torch.get_num_threads(), row)).encode(), digest_size=16).digest()
-    if key not in known:
-        known[key] = compute()
-    return known[key]
+    if key not in cache:
+        cache[key] = compute()
+    return cache[key]

@@ -1,90 +1,103 @@
-"""Training and scoring a selector on one owner's pairs (FedBiscuit section 4, local training)."""
+"""Training and scoring of a selector on one client's pairs (FedBiscuit section 4)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from components.config import OptimizerConfig
-from components.learning.local import TrainingCurve, minibatches, train
+from components.learning.local import LocalTraining, TrainingMetrics, train_adapter
 from components.learning.objectives import selector_loss
 from components.models.selector import Comparison, Selector
 
 if TYPE_CHECKING:
+    import torch
+
     from components.models.adapters import Adapter
+    from components.models.resident import Pair
 
-Pair = dict[str, Any]
 
+def build_labeled_comparisons(pairs: Sequence[Pair]) -> tuple[list[Comparison], np.ndarray]:
+    """Both orders of every pair with their labels: (x, y_w, y_l, 0) and (x, y_l, y_w, 1).
 
-def labelled_comparisons(pairs: Sequence[Pair]) -> tuple[list[Comparison], np.ndarray]:
-    """Both orders of every pair with their labels: (x, y_w, y_l, 0) and (x, y_l, y_w, 1), so 2 n rows from n pairs.
+    Split pairs into training and held-out ones first, so that both orders of a pair are in one
+    split.
 
-    The pairs have been split into training and held-out ones before this, or a pair's twin would leak.
+    Args:
+        pairs: N records with prompt, chosen and rejected.
+
+    Returns:
+        2 N comparisons, and their labels [2 N].
     """
-    given = [Comparison(p["prompt"], p["chosen"], p["rejected"]) for p in pairs]
-    swapped = [Comparison(p["prompt"], p["rejected"], p["chosen"]) for p in pairs]
-    return [*given, *swapped], np.repeat([0, 1], len(pairs))
+    chosen_first = [Comparison(p["prompt"], p["chosen"], p["rejected"]) for p in pairs]
+    rejected_first = [Comparison(p["prompt"], p["rejected"], p["chosen"]) for p in pairs]
+    return [*chosen_first, *rejected_first], np.repeat([0, 1], len(pairs))
 
 
 def train_selector(
-    selector: Selector,
-    pairs: Sequence[Pair],
-    adapter: Adapter,
-    steps: int,
-    batch_size: int,
-    optimizer: OptimizerConfig,
-    seed: int,
-    progress: Callable[[int, float], None] | None = None,
-) -> tuple[Adapter, TrainingCurve]:
-    """Train an adapter for some steps on one owner's pairs, shown in both orders.
+    selector: Selector, pairs: Sequence[Pair], adapter: Adapter, training: LocalTraining
+) -> tuple[Adapter, TrainingMetrics]:
+    """Train an adapter on one client's pairs, shown in both orders.
 
     Args:
-        selector: the resident model; its slot is overwritten.
-        pairs: rows with prompt, chosen, rejected.
-        adapter: where training starts; not changed.
-        steps, batch_size, optimizer: of the local loop.
-        seed: the order of the rows and dropout are functions of it.
-        progress: as in `train`.
+        selector: the resident model; the adapter in its slot is replaced.
+        pairs: records with prompt, chosen and rejected.
+        adapter: initial values; it is not changed.
+        training: a row of a minibatch is a pair in one order.
 
     Returns:
-        the trained adapter (fp32, CPU) and the curve.
+        the trained adapter (fp32, CPU) and the metrics.
+
+    Raises:
+        AdapterError: the adapter does not fit.
+        TrainingError: there are no pairs, or a loss is not finite.
     """
     import torch
 
-    comparisons, labels = labelled_comparisons(pairs)
-    encoded = [selector.encode(c) for c in comparisons]
+    comparisons, labels = build_labeled_comparisons(pairs)
+    encoded = [selector.encode(comparison) for comparison in comparisons]
     selector.slot.load(adapter)
 
     def loss(indices: np.ndarray) -> tuple[torch.Tensor, int]:
         rows = [encoded[i] for i in indices]
-        logits = selector.choice_logits(*selector.batch(rows))
-        return selector_loss(logits, torch.as_tensor(labels[indices], device=logits.device)), sum(map(len, rows))
+        logits = selector.choice_logits(*selector.collate(rows))
+        losses = selector_loss(logits, torch.as_tensor(labels[indices], device=logits.device))
+        return losses, sum(map(len, rows))
 
-    curve = train(selector.model, selector.slot.parameters, minibatches(len(encoded), batch_size, steps * optimizer.accumulation, seed), loss, optimizer, seed, progress)
-    return selector.slot.read(), curve
+    return train_adapter(selector.model, selector.slot, len(encoded), loss, training)
 
 
 def score_pairs(selector: Selector, pairs: Sequence[Pair]) -> np.ndarray:
-    """Log-odds that the chosen completion is better, for the adapter in the slot; [N], right where above 0."""
+    """Log-odds [N] that the chosen completions are better, under the adapter in the slot."""
     return selector.margins([Comparison(p["prompt"], p["chosen"], p["rejected"]) for p in pairs])
 
 
 def accuracy(margins: np.ndarray) -> float:
-    """Share of pairs in which the chosen completion is scored above the rejected one, equal scores counted half; NaN without pairs."""
-    return float(np.mean((margins > 0) + 0.5 * (margins == 0))) if len(margins) else float("nan")
+    """Share of N margins above 0, where a margin of 0 counts half; NaN if N is 0."""
+    if not len(margins):
+        return float("nan")
+    return float(np.mean((margins > 0) + 0.5 * (margins == 0)))
 
 
 def validation_losses(selector: Selector, pairs: Sequence[Pair], adapters: Sequence[Adapter]) -> list[float]:
-    """Mean cross-entropy over both orders of the pairs, for each adapter; NaN without pairs.
+    """Validation losses of adapters (FedBiscuit section 5.1, step 2.1).
 
-    This is a client's answer to a 'score' job (FedBiscuit section 5.1, step 2.1).
+    Args:
+        selector: the resident model.
+        pairs: held-out records with prompt, chosen and rejected.
+        adapters: U adapters.
+
+    Returns:
+        U mean cross-entropies over both orders of the pairs (nats); NaN if there are no pairs.
     """
     import torch
 
     if not pairs:
         return [float("nan")] * len(adapters)
-    comparisons, labels = labelled_comparisons(pairs)
-    wanted = torch.from_numpy(labels)
-    return [float(selector_loss(torch.from_numpy(logits), wanted).mean()) for logits in selector.ensemble_logits(comparisons, adapters)]
+    comparisons, labels = build_labeled_comparisons(pairs)
+    targets = torch.from_numpy(labels)
+    return [
+        float(selector_loss(torch.from_numpy(logits), targets).mean())
+        for logits in selector.ensemble_logits(comparisons, adapters)
+    ]

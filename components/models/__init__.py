@@ -1,1 +1,1 @@
-"""Backbones, adapters and the models that are made of them."""
+"""Backbones, adapters, and the models that consist of them: selector, policy, rewards."""

@@ -1,22 +1,23 @@
-"""LoRA adapters: fp32 dictionaries of tensors, addressed by content, swapped in place into a resident model."""
+"""LoRA adapters: fp32 tensors by name, stored by content, swapped in place in a resident model."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
-import os
 import re
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 import numpy as np
 
-from components.config import Explained, LoraConfig
+from components.config import LoraConfig, UserError
+from components.io import write_atomically
 from components.seeding import derive
 
 if TYPE_CHECKING:
@@ -27,18 +28,32 @@ if TYPE_CHECKING:
 
     Adapter = dict[str, torch.Tensor]
 
+BLOCK_VALUES = 1 << 16
+"""Values of a block of `iterate_blocks`: 512 kB in fp64, which fits into a core's cache."""
+MIN_BLOCK_WIDTH = 1 << 12
+"""Least number of values per adapter in a block of `iterate_blocks`."""
+UNSUPPORTED_LORA_OPTIONS = (
+    "use_rslora",
+    "use_dora",
+    "rank_pattern",
+    "alpha_pattern",
+    "modules_to_save",
+    "fan_in_fan_out",
+)
+"""Options of PEFT's LoraConfig that the recipe's LoraConfig does not have."""
 
-class AdapterError(Explained, ValueError):
-    """An adapter that is damaged or does not fit, named by its tensor."""
+
+class AdapterError(UserError, ValueError):
+    """An adapter that is damaged or does not fit. The message names the tensor or the file."""
 
 
 @dataclass(frozen=True)
 class AdapterRef:
-    """Where an adapter is, and what it must contain.
+    """Reference to a stored adapter.
 
     Attributes:
         hash: sha256 of the safetensors file.
-        path: the file.
+        path: path of the file.
     """
 
     hash: str
@@ -49,13 +64,19 @@ class AdapterRef:
 
 
 class AdapterStore:
-    """A folder of safetensors files named by the sha256 of their bytes. Writing is atomic and idempotent."""
+    """A folder of safetensors files named by the sha256 of their bytes; writes are atomic."""
 
     def __init__(self, root: Path) -> None:
         self.root = Path(root)
 
     def put(self, adapter: Mapping[str, torch.Tensor]) -> AdapterRef:
-        """Store an adapter (fp32 tensors by name).
+        """Store an adapter.
+
+        Args:
+            adapter: fp32 tensors by name.
+
+        Returns:
+            the reference; equal adapters have the same one.
 
         Raises:
             AdapterError: a tensor is not fp32.
@@ -74,39 +95,43 @@ class AdapterStore:
         return AdapterRef(digest, str(path))
 
     def get(self, ref: AdapterRef) -> Adapter:
-        """Read an adapter, refusing a file that is missing or whose bytes are not those that were written.
+        """Read an adapter and verify the hash of its file.
 
         Raises:
-            AdapterError: naming the file.
+            AdapterError: the file is missing or its bytes do not match the hash.
         """
         from safetensors.torch import load
 
-        with self._file(ref) as file:
+        with self._open_file(ref) as file:
             data = file.read()
         if hashlib.sha256(data).hexdigest() != ref.hash:
             raise self._damaged(ref)
         return load(data)
 
     @contextmanager
-    def opened(self, refs: Iterable[AdapterRef]) -> Iterator[list[Mapping[str, torch.Tensor]]]:
-        """Adapters whose tensors are read from their files when they are asked for, so that many do not fill the memory.
+    def open(self, refs: Iterable[AdapterRef]) -> Iterator[list[Mapping[str, torch.Tensor]]]:
+        """Open adapters whose tensors are read on access, so that many adapters fit into memory.
 
         Raises:
-            AdapterError: as get; the bytes are checked before anything is read.
+            AdapterError: as `get`. All files are verified before any tensor is read.
         """
         from safetensors import safe_open
 
         with ExitStack() as stack:
-            files = []
+            adapters: list[Mapping[str, torch.Tensor]] = []
             for ref in refs:
-                with self._file(ref) as data:
-                    if hashlib.file_digest(data, "sha256").hexdigest() != ref.hash:
+                with self._open_file(ref) as file:
+                    if hashlib.file_digest(file, "sha256").hexdigest() != ref.hash:
                         raise self._damaged(ref)
-                files.append(StoredAdapter(stack.enter_context(safe_open(ref.path, framework="pt"))))
-            yield files
+                adapters.append(StoredAdapter(stack.enter_context(safe_open(ref.path, framework="pt"))))
+            yield adapters
+
+    def ref(self, digest: str) -> AdapterRef:
+        """The reference of a stored adapter by its hash."""
+        return AdapterRef(digest, str(self.root / f"{digest}.safetensors"))
 
     @staticmethod
-    def _file(ref: AdapterRef) -> BinaryIO:
+    def _open_file(ref: AdapterRef) -> BufferedReader:
         try:
             return Path(ref.path).open("rb")
         except FileNotFoundError:
@@ -114,17 +139,21 @@ class AdapterStore:
 
     @staticmethod
     def _damaged(ref: AdapterRef) -> AdapterError:
-        return AdapterError(f"adapter {ref} is damaged: the bytes of {ref.path} do not have its hash")
+        return AdapterError(f"adapter {ref} is damaged: the bytes of {ref.path} do not match its hash")
 
-    def ref(self, digest: str) -> AdapterRef:
-        """The reference of a stored adapter by its hash."""
-        return AdapterRef(digest, str(self.root / f"{digest}.safetensors"))
+
+class TensorFile(Protocol):
+    """An open safetensors file, as `safetensors.safe_open` returns it."""
+
+    def keys(self) -> Iterable[str]: ...
+
+    def get_tensor(self, name: str) -> torch.Tensor: ...
 
 
 class StoredAdapter(Mapping[str, "torch.Tensor"]):
-    """An adapter in an open safetensors file; a tensor is read each time that it is asked for."""
+    """An adapter in an open safetensors file. A tensor is read from the file on each access."""
 
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file: TensorFile) -> None:
         self._file = file
         self._names = sorted(file.keys())
 
@@ -140,56 +169,63 @@ class StoredAdapter(Mapping[str, "torch.Tensor"]):
         return len(self._names)
 
 
-def check_adapter(adapter: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]) -> None:
-    """Refuse an adapter that does not have exactly the tensors of another: names, shapes, fp32, finite values.
+def check_adapter(adapter: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
+    """Require that an adapter has the names, shapes and dtypes of another one, and finite values.
+
+    Args:
+        adapter: the adapter to check.
+        expected: an adapter of the required form; its values are not used.
 
     Raises:
-        AdapterError: naming the first tensor that is wrong, and how.
+        AdapterError: names the first tensor that is wrong.
     """
-    missing, extra = sorted(set(like) - set(adapter)), sorted(set(adapter) - set(like))
+    missing = sorted(set(expected) - set(adapter))
     if missing:
-        raise AdapterError(f"tensor '{missing[0]}' is missing ({len(missing)} of {len(like)} are)")
+        raise AdapterError(f"tensor '{missing[0]}' is missing ({len(missing)} of {len(expected)} are)")
+    extra = sorted(set(adapter) - set(expected))
     if extra:
         raise AdapterError(f"tensor '{extra[0]}' is not part of the adapter ({len(extra)} are not)")
-    for name in sorted(like):
-        tensor, model = adapter[name], like[name]
-        if tensor.shape != model.shape:
-            raise AdapterError(f"tensor '{name}' has shape {tuple(tensor.shape)}, expected {tuple(model.shape)}")
-        if tensor.dtype != model.dtype:
-            raise AdapterError(f"tensor '{name}' is {tensor.dtype}, expected {model.dtype}")
+    for name in sorted(expected):
+        tensor = adapter[name]
+        template = expected[name]
+        if tensor.shape != template.shape:
+            raise AdapterError(
+                f"tensor '{name}' has shape {tuple(tensor.shape)}, expected {tuple(template.shape)}"
+            )
+        if tensor.dtype != template.dtype:
+            raise AdapterError(f"tensor '{name}' is {tensor.dtype}, expected {template.dtype}")
         if not tensor.isfinite().all():
             count = int((~tensor.isfinite()).sum())
             raise AdapterError(f"tensor '{name}' has {count} values that are NaN or infinite")
 
 
-BLOCK, WIDTH = 1 << 16, 1 << 12
-"""Values, over all adapters, that `stacked_blocks` gives at once (512 kB in fp64, which stays in a core's cache), but not fewer than so many of each."""
+def iterate_blocks(
+    adapters: Sequence[Mapping[str, torch.Tensor]], names: Sequence[str] | None = None
+) -> Iterator[np.ndarray]:
+    """Iterate over the values of several adapters side by side, one tensor after the other.
 
-
-def stacked_blocks(adapters: Sequence[Mapping[str, torch.Tensor]], names: Sequence[str] | None = None) -> Iterator[np.ndarray]:
-    """The values of several adapters side by side, one tensor after the other, for sums over values.
-
-    A tensor is read from each adapter once, when its turn comes, so a mapping may read them from a file. The blocks are
-    NumPy's, because torch hands even so small an array to all its threads, and waking them takes longer than the work.
+    A tensor is read once from each adapter, just before its blocks, so a mapping may read it from a
+    file. The blocks are NumPy arrays because torch distributes even small arrays to all its
+    threads, and waking the threads takes longer than the work.
 
     Args:
-        adapters: K of them, with the same tensors.
-        names: tensors; None takes all, in the order of their names.
+        adapters: K adapters with the same tensors.
+        names: tensors to read; None reads all of them in the order of their names.
 
     Yields:
-        [K, n] float64, which the caller may overwrite; at most BLOCK values, or WIDTH of each adapter.
+        [K, n] float64, which the caller may overwrite. A block has at most BLOCK_VALUES values, or
+        MIN_BLOCK_WIDTH values per adapter.
 
     Raises:
-        AdapterError: they do not have the same tensors, or a value is NaN or infinite; names the tensor.
+        AdapterError: the adapters differ in their tensors, or a value is NaN or infinite. Names the
+            tensor.
     """
-    first = set(adapters[0]) if adapters else set()
-    for position, adapter in enumerate(adapters):
-        if different := sorted(set(adapter) ^ first):
-            raise AdapterError(f"adapter {position} and adapter 0 do not have the same tensors: only one of them has '{different[0]}'")
-    width = max(WIDTH, BLOCK // max(1, len(adapters)))
-    for name in sorted(first) if names is None else names:
+    tensor_names = _common_names(adapters)
+    width = max(MIN_BLOCK_WIDTH, BLOCK_VALUES // max(1, len(adapters)))
+    for name in tensor_names if names is None else names:
         tensors = [adapter[name] for adapter in adapters]
-        if len(shapes := {tuple(tensor.shape) for tensor in tensors}) > 1:
+        shapes = {tuple(tensor.shape) for tensor in tensors}
+        if len(shapes) > 1:
             raise AdapterError(f"tensor '{name}' has shapes {sorted(shapes)} in different adapters")
         rows = [tensor.detach().cpu().float().numpy().reshape(-1) for tensor in tensors]
         for start in range(0, len(rows[0]), width):
@@ -202,76 +238,163 @@ def stacked_blocks(adapters: Sequence[Mapping[str, torch.Tensor]], names: Sequen
             yield block
 
 
-def peft_config(config: LoraConfig, task: str = "CAUSAL_LM") -> peft.LoraConfig:
-    """The same adapter in PEFT's own words; with task 'SEQ_CLS' the classifier's output is trained and saved with it."""
+def _common_names(adapters: Sequence[Mapping[str, torch.Tensor]]) -> list[str]:
+    first = set(adapters[0]) if adapters else set()
+    for position, adapter in enumerate(adapters):
+        different = sorted(set(adapter) ^ first)
+        if different:
+            raise AdapterError(
+                f"adapter {position} and adapter 0 do not have the same tensors: "
+                f"only one of them has '{different[0]}'"
+            )
+    return sorted(first)
+
+
+def to_peft_config(
+    config: LoraConfig, task: Literal["CAUSAL_LM", "SEQ_CLS"] = "CAUSAL_LM"
+) -> peft.LoraConfig:
+    """Convert the recipe's LoRA configuration to PEFT's.
+
+    Args:
+        config: rank, alpha, dropout and target modules.
+        task: PEFT's task type; with 'SEQ_CLS' the output layer of the classifier is trained and
+            saved with the adapter.
+    """
     import peft
 
     targets = config.target_modules if isinstance(config.target_modules, str) else list(config.target_modules)
-    return peft.LoraConfig(r=config.r, lora_alpha=config.alpha, lora_dropout=config.dropout, target_modules=targets, task_type=task)
+    return peft.LoraConfig(
+        r=config.r,
+        lora_alpha=cast(int, config.alpha),  # PEFT annotates an int, but computes with any number
+        lora_dropout=config.dropout,
+        target_modules=targets,
+        task_type=task,
+    )
 
 
-def attach(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
-    """Wrap a frozen model with one LoRA adapter, whose weights are fp32 whatever the model's dtype is."""
+def from_peft_config(config: peft.LoraConfig) -> LoraConfig:
+    """Convert PEFT's LoRA configuration to the recipe's.
+
+    Raises:
+        AdapterError: it uses an option that a recipe does not have, such as rank-stabilized
+            scaling.
+    """
+    unsupported = [name for name in UNSUPPORTED_LORA_OPTIONS if getattr(config, name, None)]
+    if config.bias != "none":
+        unsupported.append("bias")
+    targets = config.target_modules
+    if targets is None or (isinstance(targets, str) and targets != "all-linear"):
+        unsupported.append(f"target_modules {targets!r}")
+    if unsupported:
+        raise AdapterError(
+            f"the adapter's LoRA uses {', '.join(unsupported)}, which is not supported: "
+            "use an adapter that has only r, lora_alpha, lora_dropout and a list of target_modules"
+        )
+    return LoraConfig(
+        r=config.r,
+        alpha=float(config.lora_alpha),
+        dropout=float(config.lora_dropout),
+        target_modules="all-linear" if targets == "all-linear" else sorted(targets or []),
+    )
+
+
+def attach_lora(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
+    """Wrap a frozen model with a LoRA adapter whose weights are fp32 for any dtype of the model."""
     import peft
     import torch
 
-    with torch.random.fork_rng(devices=[]):  # PEFT draws its own first values; initial_adapter() sets them by seed
-        wrapped = peft.get_peft_model(model, peft_config(config))
+    # PEFT draws initial values from the global generator; initial_adapter() replaces them.
+    with torch.random.fork_rng(devices=[]):
+        wrapped = peft.get_peft_model(model, to_peft_config(config))
     for parameter in wrapped.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
-    return wrapped
+    return cast("PeftModel", wrapped)
 
 
-def add_slot(model: PeftModel, config: LoraConfig, slot: str) -> AdapterSlot:
-    """Another adapter slot beside 'default', not trained and not active; rows of a batch are led to it by its name (PEFT's `adapter_names`)."""
+def add_adapter_slot(model: PeftModel, config: LoraConfig, name: str) -> AdapterSlot:
+    """Add an adapter slot beside 'default' that is neither trained nor active.
+
+    Rows of a batch are routed to the slot by its name (PEFT's `adapter_names`).
+    """
     import torch
 
-    before = {name: p.requires_grad for name, p in model.named_parameters()}
+    requires_grad = {parameter_name: p.requires_grad for parameter_name, p in model.named_parameters()}
     with torch.random.fork_rng(devices=[]):
-        model.add_adapter(slot, peft_config(config))
+        model.add_adapter(name, to_peft_config(config))
     model.eval()
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(before.get(name, False))
-        if name not in before:
+    for parameter_name, parameter in model.named_parameters():
+        parameter.requires_grad_(requires_grad.get(parameter_name, False))
+        if parameter_name not in requires_grad:
             parameter.data = parameter.data.float()
-    return AdapterSlot(model, slot)
+    return AdapterSlot(model, name)
 
 
 class AdapterSlot:
-    """An adapter slot of a resident model: adapters are copied into its parameters, nothing is rebuilt.
+    """An adapter slot of a resident model, into whose parameters adapters are copied.
 
     Attributes:
-        names: PEFT's own tensor names, in a fixed order.
-        parameters: the model's parameters, in the same order.
+        names: PEFT's tensor names, sorted.
+        parameters: the model's parameters, in the order of `names`.
     """
 
-    def __init__(self, model: PeftModel, slot: str = "default") -> None:
-        """The slot that PEFT knows under a name."""
-        own = {name.replace(f".{slot}.", "."): p for name, p in model.named_parameters() if f".{slot}." in name}
-        self.names = sorted(own)
-        self.parameters = [own[name] for name in self.names]
+    def __init__(self, model: PeftModel, name: str = "default") -> None:
+        """Collect the parameters of the PEFT adapter of this name."""
+        parameters = {
+            parameter_name.replace(f".{name}.", "."): parameter
+            for parameter_name, parameter in model.named_parameters()
+            if f".{name}." in parameter_name
+        }
+        self.names = sorted(parameters)
+        self.parameters = [parameters[parameter_name] for parameter_name in self.names]
 
-    def load(self, adapter: Mapping[str, torch.Tensor]) -> None:
-        """Copy an adapter in.
+    def subset(self, names: Collection[str]) -> AdapterSlot:
+        """The slot of some of the tensors, over the same parameters."""
+        slot = copy.copy(self)
+        slot.names = [name for name in self.names if name in names]
+        slot.parameters = [p for name, p in zip(self.names, self.parameters, strict=True) if name in names]
+        return slot
+
+    def freeze(self, factor: str) -> None:
+        """Exclude a LoRA factor, 'A' or 'B', from training: its tensors get no gradients.
 
         Raises:
-            AdapterError: it does not fit, by tensor name.
+            AdapterError: the slot has no such tensors.
+        """
+        frozen = [
+            p for name, p in zip(self.names, self.parameters, strict=True) if f".lora_{factor}." in name
+        ]
+        if not frozen:
+            raise AdapterError(f"the adapter has no LoRA factor {factor} that could be frozen")
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+
+    def load(self, adapter: Mapping[str, torch.Tensor]) -> None:
+        """Copy an adapter into the slot.
+
+        Raises:
+            AdapterError: the adapter does not fit; the values of the slot do not change.
         """
         import torch
 
         check_adapter(adapter, dict(zip(self.names, self.parameters, strict=True)))
         with torch.no_grad():
-            torch._foreach_copy_([p.data for p in self.parameters], [adapter[name].to(p.device) for name, p in zip(self.names, self.parameters, strict=True)])
+            torch._foreach_copy_(
+                [p.data for p in self.parameters],
+                [adapter[name].to(p.device) for name, p in zip(self.names, self.parameters, strict=True)],
+            )
 
     def read(self) -> Adapter:
-        """Copy the adapter out, to fp32 on the CPU."""
-        return {name: p.detach().to("cpu", copy=True) for name, p in zip(self.names, self.parameters, strict=True)}
+        """Copy the adapter out of the slot, to fp32 on the CPU."""
+        return {
+            name: p.detach().to("cpu", copy=True) for name, p in zip(self.names, self.parameters, strict=True)
+        }
 
     def initial_adapter(self, seed: int) -> Adapter:
-        """LoRA's first values as a function of the seed and the tensor's name: A Kaiming-uniform, B zero (PEFT's default).
+        """Initial LoRA values as a function of the seed and the tensor's name.
 
-        With B = 0 the adapted model is the frozen one.
+        A is Kaiming-uniform and B is zero (PEFT's default), so the adapted model equals the frozen
+        one.
         """
         import torch
 
@@ -279,100 +402,106 @@ class AdapterSlot:
         for name, parameter in zip(self.names, self.parameters, strict=True):
             adapter[name] = torch.zeros(parameter.shape)
             if ".lora_A." in name:
-                numbers = torch.Generator().manual_seed(derive(seed, "initial adapter", name))
-                torch.nn.init.kaiming_uniform_(adapter[name], a=math.sqrt(5), generator=numbers)
+                generator = torch.Generator().manual_seed(derive(seed, "initial adapter", name))
+                torch.nn.init.kaiming_uniform_(adapter[name], a=math.sqrt(5), generator=generator)
         return adapter
 
 
-def export_adapter(adapter: Mapping[str, torch.Tensor], config: LoraConfig, base_model: str, folder: Path) -> Path:
+def export_adapter(
+    adapter: Mapping[str, torch.Tensor], config: LoraConfig, base_model: str, folder: Path
+) -> Path:
     """Write an adapter as a PEFT folder, which ``PeftModel.from_pretrained(base, folder)`` opens.
 
     Args:
         adapter: fp32 tensors under PEFT's names.
-        config: its LoRA configuration.
-        base_model: name of the backbone, for the adapter's own record.
-        folder: written anew.
+        config: the adapter's LoRA configuration.
+        base_model: name of the backbone, stored in the adapter's configuration.
+        folder: created if it does not exist.
     """
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.contiguous() for name, tensor in adapter.items()}, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    save_file(
+        {name: tensor.contiguous() for name, tensor in adapter.items()},
+        folder / "adapter_model.safetensors",
+        metadata={"format": "pt"},
+    )
     modules = config.target_modules
-    if isinstance(modules, str):  # 'all-linear' is resolved to the names that it meant, as PEFT itself saves it
+    if isinstance(modules, str):  # resolve 'all-linear' to the module names, as PEFT does when it saves
         modules = sorted({name.split(".lora_")[0].rsplit(".", 1)[-1] for name in adapter})
-    (folder / "adapter_config.json").write_text(json.dumps({
-        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base_model, "r": config.r, "lora_alpha": config.alpha,
-        "lora_dropout": config.dropout, "target_modules": modules, "bias": "none", "inference_mode": True}, indent=2) + "\n", encoding="utf-8")
+    content = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_model,
+        "r": config.r,
+        "lora_alpha": config.alpha,
+        "lora_dropout": config.dropout,
+        "target_modules": modules,
+        "bias": "none",
+        "inference_mode": True,
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return folder
 
 
-def recipe_config(config: peft.LoraConfig) -> LoraConfig:
-    """An adapter's own LoRA configuration in the recipe's words.
-
-    Raises:
-        AdapterError: it has what a recipe does not know, such as rank-stabilised scaling or ranks by module.
-    """
-    unknown = [name for name in ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "fan_in_fan_out") if getattr(config, name, None)]
-    if unknown or config.bias != "none":
-        raise AdapterError(f"the adapter's LoRA uses {', '.join(unknown) or 'bias'}, which is not supported: bring one with r, lora_alpha and target_modules alone")
-    targets = config.target_modules if isinstance(config.target_modules, str) else sorted(config.target_modules)
-    return LoraConfig(r=config.r, alpha=float(config.lora_alpha), dropout=float(config.lora_dropout), target_modules=targets)
-
-
-def folder_names(names: Sequence[str]) -> dict[str, str]:
-    """A folder's name for each of several names, e.g. of clients: the name itself, or where a file system would not take all of them, numbers before what is left of them."""
-    plain = {name: re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:80] for name in names}
-    if all(plain[name] == name and name.strip(".") for name in names) and len({name.lower() for name in names}) == len(names):
-        return plain
-    return {name: f"{place:04d}-{plain[name]}" for place, name in enumerate(names)}
-
-
 def read_adapter(folder: Path) -> tuple[Adapter, LoraConfig]:
-    """A PEFT folder's tensors and configuration.
+    """Read the tensors and the configuration of a PEFT folder.
 
     Raises:
-        AdapterError: see recipe_config.
+        AdapterError: see `from_peft_config`.
     """
     import peft
     from safetensors.torch import load_file
 
-    return load_file(folder / "adapter_model.safetensors"), recipe_config(peft.LoraConfig.from_pretrained(str(folder)))
+    tensors = load_file(folder / "adapter_model.safetensors")
+    config = peft.LoraConfig.from_pretrained(str(folder))
+    return tensors, from_peft_config(cast("peft.LoraConfig", config))
 
 
-def stack_adapters(lower: tuple[Adapter, LoraConfig], upper: tuple[Adapter, LoraConfig]) -> tuple[Adapter, LoraConfig]:
-    """One adapter that does what two do on top of each other: s1 B1 A1 + s2 B2 A2 = [s1 B1, s2 B2] [A1; A2].
+def choose_folder_names(names: Sequence[str]) -> dict[str, str]:
+    """Choose a folder name for each of several names, e.g. of clients.
+
+    The names themselves are used if every file system accepts all of them. Otherwise each folder
+    name is a number and the characters of the name that are accepted everywhere.
+    """
+    accepted = {name: re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:80] for name in names}
+    unchanged = all(accepted[name] == name and name.strip(".") for name in names)
+    distinct = len({name.lower() for name in names}) == len(names)  # some file systems ignore case
+    if unchanged and distinct:
+        return accepted
+    return {name: f"{position:04d}-{accepted[name]}" for position, name in enumerate(names)}
+
+
+def stack_adapters(
+    lower: tuple[Adapter, LoraConfig], upper: tuple[Adapter, LoraConfig]
+) -> tuple[Adapter, LoraConfig]:
+    """Combine two adapters into one: s1 B1 A1 + s2 B2 A2 = [s1 B1, s2 B2] [A1; A2].
 
     Args:
-        lower, upper: tensors and configuration of each; a module may be in one of them only.
+        lower: tensors and configuration of the first adapter.
+        upper: tensors and configuration of the second adapter; a module may be in one of them only.
 
     Returns:
-        the adapter of rank r1 + r2 and scale 1, exact but for rounding.
+        the adapter of rank r1 + r2 and scale 1, exact up to rounding.
     """
     import torch
 
-    layers = {name.rsplit(".lora_", 1)[0] for tensors, _ in (lower, upper) for name in tensors}
+    layers = sorted({name.rsplit(".lora_", 1)[0] for name in lower[0].keys() | upper[0].keys()})
     stacked = {}
-    for layer in sorted(layers):
-        a, b = f"{layer}.lora_A.weight", f"{layer}.lora_B.weight"
-        width, height = next((t[a].shape[1], t[b].shape[0]) for t, _ in (lower, upper) if a in t)
-        parts = [(t.get(a, torch.zeros(c.r, width)), t.get(b, torch.zeros(height, c.r)) * (c.alpha / c.r)) for t, c in (lower, upper)]
-        stacked[a], stacked[b] = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts], dim=1)
+    for layer in layers:
+        a = f"{layer}.lora_A.weight"
+        b = f"{layer}.lora_B.weight"
+        in_features, out_features = next(
+            (tensors[a].shape[1], tensors[b].shape[0]) for tensors, _ in (lower, upper) if a in tensors
+        )
+        a_blocks = []
+        b_blocks = []
+        for tensors, config in (lower, upper):
+            a_blocks.append(tensors.get(a, torch.zeros(config.r, in_features)))
+            scale = config.alpha / config.r
+            b_blocks.append(tensors.get(b, torch.zeros(out_features, config.r)) * scale)
+        stacked[a] = torch.cat(a_blocks)
+        stacked[b] = torch.cat(b_blocks, dim=1)
     rank = lower[1].r + upper[1].r
     targets = sorted({layer.rsplit(".", 1)[-1] for layer in layers})
     return stacked, LoraConfig(r=rank, alpha=float(rank), dropout=upper[1].dropout, target_modules=targets)
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that it is there whole or not at all, also after a crash."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(scratch, 0o644)
-        os.replace(scratch, path)
-    except BaseException:
-        Path(scratch).unlink(missing_ok=True)
-        raise

@@ -1,7 +1,8 @@
-"""OpenAI-compatible chat endpoints: a judge, or an evaluator of thoughts, that runs elsewhere.
+"""Client of OpenAI-compatible chat endpoints, which serve remote judges and evaluators of thoughts.
 
-A request that meets a passing fault (status 429 or 5xx, a broken connection, an answer of another form) is repeated
-with growing pauses; the key comes from the environment and stands in no message.
+A request that fails for a passing reason (status 429 or 5xx, a broken connection, a malformed
+answer) is repeated with exponential backoff. The key is read from the environment and appears in no
+message.
 """
 
 from __future__ import annotations
@@ -18,115 +19,181 @@ from components.config import EndpointOptions
 if TYPE_CHECKING:
     import httpx
 
-LONGEST_WAIT = 60.0
-CUT = ("length", "content_filter")
-"""finish_reason of an answer that did not end by itself."""
+MAX_WAIT_SECONDS = 60.0
+"""Longest pause between two requests."""
+TRUNCATED_REASONS = ("length", "content_filter")
+"""Values of `finish_reason` of an answer that did not end by itself."""
 
 
 class Reply(NamedTuple):
-    """What a model wrote, and whether it ended by itself, and not at a limit."""
+    """Text of a model, and whether it ended by itself rather than at a limit."""
 
     text: str
     finished: bool
 
 
 class ChatEndpoint:
-    """An endpoint; a text is the user's only turn."""
+    """A chat endpoint. Each text is sent as the only turn of the user."""
 
-    def __init__(self, options: EndpointOptions, model: str, max_new_tokens: int, who: str, error: type[Exception]) -> None:
-        """Look for the key.
+    def __init__(
+        self,
+        options: EndpointOptions,
+        model: str,
+        max_new_tokens: int,
+        description: str,
+        error: type[Exception],
+    ) -> None:
+        """Read the key.
 
         Args:
-            options: where it is and how it is asked.
-            model: its name there.
+            options: address and pace of the endpoint.
+            model: the model's name at the endpoint.
             max_new_tokens: longest answer (tokens).
-            who: what it is, for messages, e.g. "the judge's endpoint".
-            error: raised where it cannot be asked.
+            description: name of the endpoint in messages, e.g. "the judge's endpoint".
+            error: raised if a request fails.
         """
-        self.options, self.model, self.max_new_tokens, self.who, self.error = options, model, max_new_tokens, who, error
-        self.url = f"{options.base_url.rstrip('/')}/chat/completions"
-        self._key = read_key(options, who, error)
+        self.options = options
+        self.model = model
+        self.max_new_tokens = max_new_tokens
+        self.description = description
+        self.error = error
+        self.url = f"{(options.base_url or '').rstrip('/')}/chat/completions"
+        self._key = read_key(options, description, error)
 
-    def ask(self, texts: Sequence[str], temperature: float = 0.0) -> list[Reply]:
-        """An answer to each text, in their order; the first failure ends the others.
+    def generate(self, texts: Sequence[str], temperature: float = 0.0) -> list[Reply]:
+        """Answer each text, in their order. The first failure cancels the other requests.
 
         Raises:
-            Exception: the error that was named: a request was refused, or all its repetitions failed.
+            Exception: the constructor's error type, if a request was refused or all its repetitions
+                failed.
         """
         import httpx
 
         stopped = threading.Event()
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         limits = httpx.Limits(max_connections=self.options.concurrency)
-        with httpx.Client(headers=headers, timeout=self.options.timeout, limits=limits) as client, ThreadPoolExecutor(self.options.concurrency) as pool:
-            asked = [pool.submit(self._ask, client, text, temperature, stopped) for text in texts]
+        with (
+            httpx.Client(headers=headers, timeout=self.options.timeout, limits=limits) as client,
+            ThreadPoolExecutor(self.options.concurrency) as pool,
+        ):
+            replies = [pool.submit(self._request, client, text, temperature, stopped) for text in texts]
             try:
-                return [answer.result() for answer in asked]
+                return [reply.result() for reply in replies]
             except BaseException:
                 stopped.set()
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def _ask(self, client: httpx.Client, text: str, temperature: float, stopped: threading.Event) -> Reply:
+    def _request(
+        self, client: httpx.Client, text: str, temperature: float, stopped: threading.Event
+    ) -> Reply:
+        """Send a request, and repeat it as often as the options allow until it succeeds."""
         import httpx
 
-        body = {"model": self.model, "messages": [{"role": "user", "content": text}], "temperature": temperature or 0, "max_tokens": self.max_new_tokens}
-        body = {name: value for name, value in (body | self.options.request).items() if value is not None}
+        body = self._body(text, temperature)
         for attempt in range(self.options.retries + 1):
-            wait = min(LONGEST_WAIT, self.options.backoff * 2**attempt)
+            wait = min(MAX_WAIT_SECONDS, self.options.backoff * 2**attempt)
             try:
-                answer = client.post(self.url, json=body)
+                response = client.post(self.url, json=body)
             except httpx.RequestError as error:
-                fault = f"gave no answer ({type(error).__name__}: {self._safe(str(error))})"
+                fault = f"gave no answer ({type(error).__name__}: {self._redact(str(error))})"
             else:
-                if answer.status_code == 200:
-                    reply = _reply(answer)
-                    if reply is not None:
-                        return reply
-                    fault = f"answered in another form than a chat completion's: {self._safe(answer.text)!r}"
-                else:
-                    fault = f"answered {answer.status_code} {answer.reason_phrase}: {self._safe(answer.text)!r}"
-                    if answer.status_code != 429 and answer.status_code < 500:
-                        raise self.error(f"{self.who} {self.url} {fault}. See {self.options.where}: model, base_url, api_key_env, request.")
-                    wait = _retry_after(answer, wait)
+                reply = _parse_reply(response) if response.status_code == 200 else None
+                if reply is not None:
+                    return reply
+                fault = self._describe_fault(response)
+                if response.status_code != 200:
+                    wait = _retry_after(response, wait)
             if attempt < self.options.retries and stopped.wait(wait):
                 break
-        raise self.error(f"{self.who} {self.url} {fault}; {attempt + 1} requests for one answer failed. "
-                         f"See whether it is up and how many requests it takes ({self.options.where}: base_url, concurrency, retries, backoff, timeout).")
+        raise self.error(
+            f"{self.description} {self.url} {fault}; {attempt + 1} requests for one answer failed. "
+            f"Check that it is running and how many requests it accepts ({self.options.where}: "
+            "base_url, concurrency, retries, backoff, timeout)."
+        )
 
-    def _safe(self, text: str) -> str:
-        """One line of what a server said, without the key, should it have said that."""
-        hidden = text.replace(self._key, "[key]") if self._key else text
-        return " ".join(hidden.split())[:200]
+    def _body(self, text: str, temperature: float) -> dict[str, object]:
+        body = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": text}],
+            "temperature": temperature or 0,
+            "max_tokens": self.max_new_tokens,
+        }
+        return {name: value for name, value in (body | self.options.request).items() if value is not None}
+
+    def _describe_fault(self, response: httpx.Response) -> str:
+        """Describe why a response contains no reply.
+
+        Raises:
+            Exception: the request was refused, so that repeating it cannot help.
+        """
+        shown = self._redact(response.text)
+        if response.status_code == 200:
+            return f"answered with something that is not a chat completion: {shown!r}"
+        fault = f"answered {response.status_code} {response.reason_phrase}: {shown!r}"
+        if response.status_code != 429 and response.status_code < 500:
+            raise self.error(
+                f"{self.description} {self.url} {fault}. "
+                f"Check {self.options.where}: model, base_url, api_key_env, request."
+            )
+        return fault
+
+    def _redact(self, text: str) -> str:
+        """A server's message as one line, with the key replaced in case the message repeats it."""
+        redacted = text.replace(self._key, "[key]") if self._key else text
+        return " ".join(redacted.split())[:200]
 
 
-def read_key(options: EndpointOptions, who: str, error: type[Exception]) -> str | None:
-    """The endpoint's key, from the environment variable that the options name.
+def read_key(options: EndpointOptions, description: str, error: type[Exception]) -> str | None:
+    """Read the endpoint's key from the environment variable that the options name.
+
+    Args:
+        options: of the endpoint.
+        description: name of the endpoint in messages.
+        error: type of the error that is raised.
+
+    Returns:
+        the key; None if the options name no variable.
 
     Raises:
-        Exception: the error that was named: the variable is not set, or holds what no header can carry; its value is not shown.
+        Exception: `error`, if the variable is not set or contains characters that a header cannot
+            contain. The message does not show the value.
     """
     if options.api_key_env is None:
         return None
     key = os.environ.get(options.api_key_env, "").strip()
     if not key:
-        raise error(f"the environment variable {options.api_key_env}, which should hold the key of {who} ({options.where}.api_key_env), is not set: set it where the run is started.")
+        raise error(
+            f"the environment variable {options.api_key_env}, which should contain the key of {description} "
+            f"({options.where}.api_key_env), is not set: set it where the run is started."
+        )
     if not (key.isascii() and key.isprintable() and " " not in key):
-        raise error(f"the environment variable {options.api_key_env} ({options.where}.api_key_env) holds spaces or other characters that a key cannot have: set it anew.")
+        raise error(
+            f"the environment variable {options.api_key_env} ({options.where}.api_key_env) contains spaces "
+            "or other characters that a key cannot have: set it again."
+        )
     return key
 
 
-def _reply(answer: httpx.Response) -> Reply | None:
-    """What the model wrote; None where the answer has another form. No content (a refusal) is an empty answer, and one that gives no reason for its end ended by itself."""
+def _parse_reply(response: httpx.Response) -> Reply | None:
+    """The reply of a response; None if the response is malformed.
+
+    A missing content (a refusal) is an empty reply; a missing reason counts as a regular end.
+    """
     try:
-        choice = answer.json()["choices"][0]
-        content, reason = choice["message"]["content"], choice.get("finish_reason")
+        choice = response.json()["choices"][0]
+        content = choice["message"]["content"]
+        reason = choice.get("finish_reason")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
-    return Reply(content or "", reason not in CUT) if isinstance(content, str | None) else None
+    if not isinstance(content, str | None):
+        return None
+    return Reply(content or "", reason not in TRUNCATED_REASONS)
 
 
-def _retry_after(answer: httpx.Response, otherwise: float) -> float:
-    """The seconds that a Retry-After header asks for; a date there, or none, leaves the wait as it was."""
-    asked = answer.headers.get("retry-after", "")
-    return min(LONGEST_WAIT, float(asked)) if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", asked) else otherwise
+def _retry_after(response: httpx.Response, default: float) -> float:
+    """Seconds of a Retry-After header; the default if the header is missing or contains a date."""
+    value = response.headers.get("retry-after", "")
+    if not re.fullmatch(r"\d{1,9}(\.\d{1,9})?", value):
+        return default
+    return min(MAX_WAIT_SECONDS, float(value))

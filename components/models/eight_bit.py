@@ -1,29 +1,30 @@
-"""bitsandbytes, the optional library of 8-bit weights (LLM.int8(), Dettmers et al. 2022) and of an AdamW with 8-bit moments (Dettmers et al. 2021).
+"""bitsandbytes, the optional library of 8-bit weights and of an AdamW with 8-bit moments.
 
-Whoever asks for 8 bits gets them, or a sentence that says why not; nothing falls back to more bits. bitsandbytes 0.50 has
-both for CUDA and for the CPU (where int8 products are fast only with AVX-512). Both were run on the CPU with this project;
-no GPU was at hand when this was written.
+The weights are LLM.int8() (Dettmers et al. 2022), the optimizer is that of Dettmers et al. 2021. A
+recipe that requests 8 bits uses them or fails; nothing falls back to more bits. bitsandbytes 0.50
+supports both on CUDA and on the CPU, where int8 products are fast only with AVX-512.
 """
 
 from __future__ import annotations
 
 from types import ModuleType
 
-from components.config import Explained
+from components.config import UserError
 
-PLAIN = {"8bit": "none", "adamw_8bit": "adamw"}
-"""What a recipe may ask for, and what it then says without bitsandbytes."""
-
-
-class EightBitError(Explained, RuntimeError):
-    """8 bits that cannot be had here."""
+ALTERNATIVES = {"8bit": "none", "adamw_8bit": "adamw"}
+"""Values of a recipe that need bitsandbytes, and the value to use without it."""
 
 
-def library(key: str, value: str) -> ModuleType:
-    """The module bitsandbytes.
+class EightBitError(UserError, RuntimeError):
+    """8-bit weights or moments that are not available on this machine."""
+
+
+def import_bitsandbytes(key: str, value: str) -> ModuleType:
+    """Import bitsandbytes.
 
     Args:
-        key, value: what of the recipe asks for it, for the error.
+        key: key of the recipe that needs it, for the error message.
+        value: value of the key.
 
     Raises:
         EightBitError: it cannot be imported.
@@ -31,37 +32,61 @@ def library(key: str, value: str) -> ModuleType:
     try:
         import bitsandbytes
     except ImportError as error:
-        raise EightBitError(f"{key} is '{value}', but the library bitsandbytes cannot be imported here ({error}): pip install 'fed-rlhf[8bit]', or set {key} to '{PLAIN[value]}'.") from None
-    return bitsandbytes
+        raise EightBitError(
+            f"{key} is '{value}', but the library bitsandbytes cannot be imported here ({error}): "
+            f"pip install 'fed-rlhf[8bit]', or set {key} to '{ALTERNATIVES[value]}'."
+        ) from None
+    module: ModuleType = bitsandbytes
+    return module
 
 
-def check(key: str, value: str, device: str) -> None:
-    """Make sure that a device can do what is asked for, by a product of a small layer, or a step over a small tensor. Other values pass.
+def check_support(key: str, value: str, device: str) -> None:
+    """Check that a device supports a value of a recipe, by a small computation; other values pass.
 
     Args:
-        key, value: of the recipe, e.g. 'federation.optimizer.name' and 'adamw_8bit'.
+        key: key of the recipe, e.g. 'federation.optimizer.name'.
+        value: value of the key, e.g. 'adamw_8bit'.
         device: e.g. 'cpu' or 'cuda:0'.
 
     Raises:
-        EightBitError: the library cannot be imported, or not used on the device.
+        EightBitError: bitsandbytes cannot be imported, or does not work on the device.
     """
-    if value not in PLAIN:
+    if value not in ALTERNATIVES:
         return
+    bitsandbytes = import_bitsandbytes(key, value)
+    remedy = f"set {key} to '{ALTERNATIVES[value]}'"
+    library = f"bitsandbytes {bitsandbytes.__version__}"
+    try:
+        finite = _try_layer(bitsandbytes, device) if value == "8bit" else _try_step(bitsandbytes, device)
+    except Exception as error:
+        # Without a binary for the device, bitsandbytes raises RuntimeError, NameError,
+        # AttributeError, ...
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise EightBitError(
+            f"{key} is '{value}', which {library} does not support on {device} ({reason}): "
+            f"use another device (runtime.devices), or {remedy}."
+        ) from None
+    if not finite:
+        raise EightBitError(
+            f"{key} is '{value}', but {library} computes values that are not finite on {device}: {remedy}."
+        )
+
+
+def _try_layer(bitsandbytes: ModuleType, device: str) -> bool:
+    """Whether a product of a small 8-bit layer is finite."""
     import torch
 
-    bitsandbytes = library(key, value)
-    try:
-        with torch.random.fork_rng(devices=[]):  # a new layer draws its first values
-            if value == "8bit":
-                layer = bitsandbytes.nn.Linear8bitLt(64, 64, bias=False, has_fp16_weights=False).to(device)
-                done = layer(torch.ones(1, 64, dtype=torch.float16, device=device))
-            else:
-                done = torch.nn.Parameter(torch.ones(64, 64, device=device))
-                done.grad = torch.ones_like(done)
-                bitsandbytes.optim.AdamW8bit([done]).step()
-        finite = bool(done.isfinite().all())
-    except Exception as error:  # without its binary for a device it raises what comes first: RuntimeError, NameError, AttributeError, ...
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise EightBitError(f"{key} is '{value}', which bitsandbytes {bitsandbytes.__version__} cannot do on {device} ({reason}): take another device (runtime.devices), or set {key} to '{PLAIN[value]}'.") from None
-    if not finite:
-        raise EightBitError(f"{key} is '{value}', but bitsandbytes {bitsandbytes.__version__} gives values that are not finite on {device}: set {key} to '{PLAIN[value]}'.")
+    with torch.random.fork_rng(devices=[]):  # a new layer draws initial values
+        layer = bitsandbytes.nn.Linear8bitLt(64, 64, bias=False, has_fp16_weights=False).to(device)
+        product = layer(torch.ones(1, 64, dtype=torch.float16, device=device))
+    return bool(product.isfinite().all())
+
+
+def _try_step(bitsandbytes: ModuleType, device: str) -> bool:
+    """Whether a small tensor is finite after an optimizer step with 8-bit moments."""
+    import torch
+
+    parameter = torch.nn.Parameter(torch.ones(64, 64, device=device))
+    parameter.grad = torch.ones_like(parameter)
+    bitsandbytes.optim.AdamW8bit([parameter]).step()
+    return bool(parameter.isfinite().all())

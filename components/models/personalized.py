@@ -1,17 +1,21 @@
-"""What a client of a personalised method keeps to itself, set into a resident backbone (FedPDPO sections 3.2.2, 3.2.3 and D.2).
+"""Personal modules of a client in a resident backbone (FedPDPO sections 3.2.2, 3.2.3 and D.2).
 
-    backbone + LoRA  -> z' -> bottleneck adapter -> z -+-> language-model head   (an untied copy of the backbone's)
-                              (eq. 9)                  +-> reward head           (eq. 3)
+    backbone + LoRA -> z' -> bottleneck adapter -> z -+-> language-model head
+                             (eq. 9)                  +-> reward head (eq. 3)
 
-The parts take the places of the backbone's last norm and of its head, so that whatever works on the backbone (log-probabilities,
-generation) works on the personal model; `as_reference` puts the backbone's own back. They are fp32, whatever the backbone's
-dtype is, and are swapped in and out by `PersonalSlot` as adapters are: nothing is rebuilt for a client.
+The language-model head is an untied copy of the backbone's. The modules replace the backbone's last
+norm and its head, so code that works on the backbone (log-probabilities, generation) also works on
+the personalized model; `as_reference` restores the backbone's own modules. Personal modules are
+fp32 for any dtype of the backbone. `PersonalSlot` copies a client's values in and out, as an
+adapter slot does; nothing is rebuilt for a client.
 
-Eq. 9 ends in a LayerNorm, and most backbones end in a norm of their own. With `norm: backbone` z' is what the last layer gives, and the
-norm of eq. 9 is the client's own copy of the backbone's last one (GPT-2's is a LayerNorm, so this is eq. 9 to the letter; Llama's is an
-RMSNorm). The bottleneck's last weights start at 0, so that an untrained personal model is the reference, and the margins of DPO start at 0.
-With `norm: layer` z' is normed already, and a LayerNorm with gain 1 and bias 0 follows, as a literal reading has it: it scales
-the head's input anew, so that the policy is away from its reference before anything is trained.
+Eq. 9 ends with a LayerNorm, and most backbones end with a norm too. With `norm: backbone`, z' is
+the output of the last layer, and the norm of eq. 9 is the client's copy of the backbone's last
+norm: a LayerNorm for GPT-2, which matches eq. 9 literally, and an RMSNorm for Llama. The weights of
+the last projection of the bottleneck start at 0, so an untrained personalized model equals the
+reference and the margins of DPO start at 0. With `norm: layer`, z' is normalized already, and a
+LayerNorm with gain 1 and bias 0 follows, as in a literal reading of eq. 9. It rescales the input of
+the head, so the policy differs from its reference before training.
 """
 
 from __future__ import annotations
@@ -20,13 +24,14 @@ import copy
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from components.config import BottleneckConfig, PersonalModules, RewardHeadConfig
 from components.models.adapters import AdapterSlot
 from components.models.backbone import BackboneError
-from components.models.parts import BottleneckConfig, PersonalParts, RewardHeadConfig
+from components.models.head import output_embeddings
 from components.seeding import derive
 
 if TYPE_CHECKING:
@@ -37,197 +42,294 @@ if TYPE_CHECKING:
 
 
 class Bottleneck(torch.nn.Module):
-    """z = Norm(z' + Decode(Dropout(GELU(Encode(z'))))), eq. 9, in the place of the backbone's last norm.
+    """z = Norm(z' + Decode(Dropout(GELU(Encode(z'))))) (eq. 9), in place of the last norm.
 
     Attributes:
-        own: whether the personal model is computed, and not the backbone's.
+        enabled: whether the bottleneck is computed rather than the backbone's norm.
     """
 
-    def __init__(self, norm: torch.nn.Module, hidden: int, config: BottleneckConfig) -> None:
+    def __init__(self, backbone_norm: torch.nn.Module, hidden_size: int, config: BottleneckConfig) -> None:
         super().__init__()
-        self.kind, self.own = config.norm, True
-        self.backbone_norm = norm
-        self.norm = copy.deepcopy(norm).float() if self.kind == "backbone" else torch.nn.LayerNorm(hidden)
-        self.encode, self.decode = torch.nn.Linear(hidden, config.width), torch.nn.Linear(config.width, hidden)
-        self.activation, self.dropout = torch.nn.GELU(), torch.nn.Dropout(config.dropout)
+        self.enabled = True
+        self.copies_norm = config.norm == "backbone"
+        self.backbone_norm = backbone_norm
+        self.norm = (
+            copy.deepcopy(backbone_norm).float() if self.copies_norm else torch.nn.LayerNorm(hidden_size)
+        )
+        self.encode = torch.nn.Linear(hidden_size, config.width)
+        self.decode = torch.nn.Linear(config.width, hidden_size)
+        self.activation = torch.nn.GELU()
+        self.dropout = torch.nn.Dropout(config.dropout)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """[..., H] to [..., H]; fp32 where the personal model is computed."""
-        if not self.own:
-            return in_fp32(self.backbone_norm, states) if self.kind == "backbone" else self.backbone_norm(states)
-        given = (states if self.kind == "backbone" else self.backbone_norm(states)).float()
-        return self.norm(given + self.decode(self.dropout(self.activation(self.encode(given)))))
+        """[..., H] to [..., H]; fp32 if the bottleneck is enabled."""
+        if not self.enabled:
+            # With a copied norm the reference is computed in fp32 as well, so that the two differ
+            # by training alone and not by rounding.
+            return call_in_fp32(self.backbone_norm, states) if self.copies_norm else self._normalize(states)
+        inputs = (states if self.copies_norm else self._normalize(states)).float()
+        residual = self.decode(self.dropout(self.activation(self.encode(inputs))))
+        return cast(torch.Tensor, self.norm(inputs + residual))
+
+    def _normalize(self, states: torch.Tensor) -> torch.Tensor:
+        return cast(torch.Tensor, self.backbone_norm(states))
 
 
 class PersonalHead(torch.nn.Module):
-    """The client's language-model head in the place of the backbone's, and its reward head beside it, which reads the same features.
+    """The client's language-model head in place of the backbone's, and its reward head.
 
-    Both heads are computed in fp32, the backbone's too: in bf16 its rounding would stand between a personal model and its reference.
+    Both heads read the same features. Both language-model heads are computed in fp32. In bf16,
+    rounding would separate a personalized model from its reference.
 
     Attributes:
-        own: whether the personal head is used, and not the backbone's.
+        enabled: whether the personal head is used rather than the backbone's.
+        reward: the reward head; None if there is none.
     """
 
-    def __init__(self, head: torch.nn.Linear, parts: PersonalParts) -> None:
+    def __init__(self, backbone_head: torch.nn.Linear, modules: PersonalModules) -> None:
         super().__init__()
-        self.own, self.backbone_head = True, head
-        self.head = torch.nn.Linear(head.in_features, head.out_features, bias=head.bias is not None) if parts.head else None
-        self.reward = RewardHead(head.in_features, parts.reward) if parts.reward else None
+        in_features = backbone_head.in_features
+        bias = backbone_head.bias is not None
+        self.enabled = True
+        self.backbone_head = backbone_head
+        self.head = torch.nn.Linear(in_features, backbone_head.out_features, bias) if modules.head else None
+        self.reward = RewardHead(in_features, modules.reward) if modules.reward else None
 
     @property
-    def _active(self) -> torch.nn.Linear:
-        return self.head if self.own and self.head is not None else self.backbone_head
+    def active_head(self) -> torch.nn.Linear:
+        """The language-model head that is used."""
+        return self.head if self.enabled and self.head is not None else self.backbone_head
 
     @property
     def weight(self) -> torch.Tensor:
-        """Of the head that is used, [V, H]."""
-        return self._active.weight
+        """Weight of the head that is used, [V, H]."""
+        return self.active_head.weight
 
     @property
     def bias(self) -> torch.Tensor | None:
-        """Of the head that is used, [V]."""
-        return self._active.bias
+        """Bias of the head that is used, [V]."""
+        return self.active_head.bias
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """[..., H] to logits [..., V]."""
-        active = self._active
-        bias = None if active.bias is None else active.bias.float()
-        return torch.nn.functional.linear(states.float(), active.weight.float(), bias)
+        """Hidden states [..., H] to logits [..., V], fp32."""
+        bias = None if self.bias is None else self.bias.float()
+        return torch.nn.functional.linear(states.float(), self.weight.float(), bias)
 
 
 class RewardHead(torch.nn.Module):
-    """h(x, y) = W2 tanh(Dropout(W1 z + b1)) + b2, with z the mean over the response's tokens (eq. 3, D.2.4)."""
+    """h(x, y) = W2 tanh(Dropout(W1 z + b1)) + b2 (eq. 3, D.2.4).
 
-    def __init__(self, hidden: int, config: RewardHeadConfig) -> None:
+    z is the mean of the features over the tokens of the response.
+    """
+
+    def __init__(self, hidden_size: int, config: RewardHeadConfig) -> None:
         super().__init__()
-        self.hidden, self.dropout, self.score = torch.nn.Linear(hidden, config.width), torch.nn.Dropout(config.dropout), torch.nn.Linear(config.width, 1)
+        self.hidden = torch.nn.Linear(hidden_size, config.width)
+        self.dropout = torch.nn.Dropout(config.dropout)
+        self.score = torch.nn.Linear(config.width, 1)
 
-    def forward(self, pooled: torch.Tensor) -> torch.Tensor:
-        """[..., H], the mean features of responses, to rewards [...]."""
-        return self.score(self.dropout(self.hidden(pooled.float())).tanh())[..., 0]
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """Mean features of responses [..., H] to rewards [...]."""
+        rewards: torch.Tensor = self.score(self.dropout(self.hidden(features.float())).tanh())
+        return rewards[..., 0]
 
 
 class PersonalSlot(AdapterSlot):
-    """The slot of a client's own tensors in a resident model: copied in and out in place, as an adapter is.
+    """The slot of a client's personal modules in a resident model.
 
-    Names begin with 'bottleneck.', 'head.' or 'reward.'; LoRA tensors that do not travel keep PEFT's names.
+    Tensor names begin with 'bottleneck.', 'head.' or 'reward.'; LoRA tensors of layers that are not
+    shared keep PEFT's names.
 
     Attributes:
-        names, parameters: in a fixed order.
-        head: the module that has taken the place of the backbone's head.
-        shared: the slot of the LoRA tensors that travel.
+        names: tensor names, sorted.
+        parameters: the model's parameters, in the order of `names`.
+        head: the module that replaces the backbone's head.
+        shared: the slot of the shared adapter, the LoRA tensors that clients send to the server.
         lora: the slot of all LoRA tensors.
     """
 
-    def __init__(self, model: PeftModel, parts: PersonalParts) -> None:
-        """Set the parts into a model that has a LoRA adapter already.
+    def __init__(self, model: PeftModel, modules: PersonalModules) -> None:
+        """Insert personal modules into a model that has a LoRA adapter.
 
         Raises:
-            BackboneError: the backbone's last norm is not to be found, or it has fewer layers than are shared.
+            BackboneError: the backbone's last norm cannot be found, or the backbone does not have
+                more layers than are shared.
         """
-        base = model.get_base_model()
+        base = cast("PreTrainedModel", model.get_base_model())
         self.lora = AdapterSlot(model)
-        device = next(base.parameters()).device
-        modules: dict[str, torch.nn.Module] = {}
-        if parts.bottleneck:
-            place, last = final_norm(base)
-            bottleneck = Bottleneck(last, base.get_output_embeddings().in_features, parts.bottleneck).to(device)
-            base.set_submodule(place, bottleneck)
-            modules |= {"bottleneck.norm": bottleneck.norm, "bottleneck.encode": bottleneck.encode, "bottleneck.decode": bottleneck.decode}
-        self.head = PersonalHead(base.get_output_embeddings(), parts).to(device)
-        base.set_output_embeddings(self.head)
-        modules |= {"head": self.head.head} if parts.head else {}
-        modules |= {"reward": self.head.reward} if parts.reward else {}
-        own = {f"{place}.{name}": parameter.requires_grad_(True) for place, module in modules.items() for name, parameter in module.named_parameters()}
-        shared = set(self.lora.names) if parts.shared_layers is None else {name for name in self.lora.names if layer_of(name) < parts.shared_layers}
-        if parts.shared_layers is not None and parts.shared_layers >= (depth := base.config.num_hidden_layers):
-            raise BackboneError(f"{parts.shared_layers} layers are shared, but the backbone has {depth}, so that no LoRA would be the clients' own: share fewer.")
-        own |= {name: parameter for name, parameter in zip(self.lora.names, self.lora.parameters, strict=True) if name not in shared}
-        self.names = sorted(own)
-        self.parameters = [own[name] for name in self.names]
-        self.shared = copy.copy(self.lora)
-        self.shared.names = [name for name in self.lora.names if name in shared]
-        self.shared.parameters = [parameter for name, parameter in zip(self.lora.names, self.lora.parameters, strict=True) if name in shared]
-        self._backbone_tensors = {"head.weight": self.head.backbone_head.weight, "head.bias": self.head.backbone_head.bias}
-        if parts.bottleneck and parts.bottleneck.norm == "backbone":
-            self._backbone_tensors |= {f"bottleneck.norm.{name}": value for name, value in bottleneck.backbone_norm.named_parameters()}
+        bottleneck = _insert_bottleneck(base, modules.bottleneck) if modules.bottleneck else None
+        self.head = _insert_head(base, modules)
+        personal = _module_parameters(bottleneck, self.head)
+        for parameter in personal.values():
+            parameter.requires_grad_(True)
+        self.shared = self.lora.subset(_shared_names(self.lora.names, modules.shared_layers, base))
+        lora_parameters = dict(zip(self.lora.names, self.lora.parameters, strict=True))
+        personal |= {name: p for name, p in lora_parameters.items() if name not in self.shared.names}
+        self.names = sorted(personal)
+        self.parameters = [personal[name] for name in self.names]
+        self._backbone_tensors = _backbone_tensors(bottleneck, self.head)
 
-    def initial(self, seed: int) -> Adapter:
-        """A client's first tensors: the backbone's own head and last norm; the rest as a function of the seed and the tensor's name.
+    def initial_modules(self, seed: int) -> Adapter:
+        """Initial tensors of a client: the backbone's head and last norm, and random tensors.
 
-        Decode starts at 0, so that the bottleneck changes nothing; linear layers as PyTorch's (Kaiming-uniform with a = sqrt(5), bias uniform within
-        1 / sqrt(fan in)), and LoRA as in AdapterSlot.initial_adapter.
+        Random tensors are functions of the seed and the tensor's name. The last projection of the
+        bottleneck is 0, so the bottleneck changes nothing. Linear layers are initialized as in
+        PyTorch (Kaiming-uniform with a = sqrt(5), bias uniform within 1 / sqrt(fan in)), LoRA as in
+        `AdapterSlot.initial_adapter`.
         """
-        lora, tensors = self.lora.initial_adapter(seed), {}
-        for name, parameter in zip(self.names, self.parameters, strict=True):
-            if self._backbone_tensors.get(name) is not None:
-                tensors[name] = self._backbone_tensors[name].detach().float().cpu().clone()
-            elif name in lora:
-                tensors[name] = lora[name]
-            elif name.startswith("bottleneck.decode."):
-                tensors[name] = torch.zeros(parameter.shape)
-            elif name.startswith("bottleneck.norm."):
-                tensors[name] = torch.ones(parameter.shape) if name.endswith("weight") else torch.zeros(parameter.shape)
-            else:
-                within = 1 / math.sqrt(self._fan_in(name))
-                tensors[name] = torch.empty(parameter.shape).uniform_(-within, within, generator=torch.Generator().manual_seed(derive(seed, "personal", name)))
-        return tensors
+        lora = self.lora.initial_adapter(seed)
+        return {name: lora[name] if name in lora else self._initial_tensor(name, seed) for name in self.names}
 
-    def _fan_in(self, name: str) -> int:
-        return self.parameters[self.names.index(name.rsplit(".", 1)[0] + ".weight")].shape[1]
+    def _initial_tensor(self, name: str, seed: int) -> torch.Tensor:
+        shape = self._parameter(name).shape
+        if name in self._backbone_tensors:
+            return self._backbone_tensors[name].detach().float().cpu().clone()
+        if name.startswith("bottleneck.decode."):
+            return torch.zeros(shape)
+        if name.startswith("bottleneck.norm."):
+            return torch.ones(shape) if name.endswith("weight") else torch.zeros(shape)
+        fan_in = self._parameter(name.rsplit(".", 1)[0] + ".weight").shape[1]
+        bound = 1 / math.sqrt(fan_in)
+        generator = torch.Generator().manual_seed(derive(seed, "personal", name))
+        return torch.empty(shape).uniform_(-bound, bound, generator=generator)
+
+    def _parameter(self, name: str) -> torch.nn.Parameter:
+        return self.parameters[self.names.index(name)]
 
 
-def layer_of(name: str) -> int:
-    """The layer that a LoRA tensor belongs to, by its name: the first number between dots.
+def _insert_bottleneck(base: PreTrainedModel, config: BottleneckConfig) -> Bottleneck:
+    """Replace the last norm of a backbone by a bottleneck."""
+    name, norm = find_final_norm(base)
+    bottleneck = Bottleneck(norm, output_embeddings(base).in_features, config).to(_device(base))
+    base.set_submodule(name, bottleneck)
+    return bottleneck
+
+
+def _insert_head(base: PreTrainedModel, modules: PersonalModules) -> PersonalHead:
+    """Replace the language-model head of a backbone by personal heads."""
+    untyped: Any = base
+    head = PersonalHead(output_embeddings(base), modules).to(_device(base))
+    untyped.set_output_embeddings(head)
+    return head
+
+
+def _device(base: PreTrainedModel) -> torch.device:
+    return next(base.parameters()).device
+
+
+def _module_parameters(bottleneck: Bottleneck | None, head: PersonalHead) -> dict[str, torch.nn.Parameter]:
+    """Parameters of the personal modules, by the names of their tensors in a slot."""
+    modules: dict[str, torch.nn.Module | None] = {"head": head.head, "reward": head.reward}
+    if bottleneck is not None:
+        modules["bottleneck.norm"] = bottleneck.norm
+        modules["bottleneck.encode"] = bottleneck.encode
+        modules["bottleneck.decode"] = bottleneck.decode
+    parameters: dict[str, torch.nn.Parameter] = {}
+    for prefix, module in modules.items():
+        if module is not None:
+            parameters |= {f"{prefix}.{name}": p for name, p in module.named_parameters()}
+    return parameters
+
+
+def _backbone_tensors(bottleneck: Bottleneck | None, head: PersonalHead) -> dict[str, torch.Tensor]:
+    """Tensors of the backbone that are initial values of personal tensors, by their names."""
+    tensors: dict[str, torch.Tensor] = {"head.weight": head.backbone_head.weight}
+    if head.backbone_head.bias is not None:
+        tensors["head.bias"] = head.backbone_head.bias
+    if bottleneck is not None and bottleneck.copies_norm:
+        for name, parameter in bottleneck.backbone_norm.named_parameters():
+            tensors[f"bottleneck.norm.{name}"] = parameter
+    return tensors
+
+
+def _shared_names(lora_names: list[str], shared_layers: int | None, base: PreTrainedModel) -> list[str]:
+    """Names of the LoRA tensors of the shared layers; all of them if shared_layers is None."""
+    if shared_layers is None:
+        return lora_names
+    depth = base.config.num_hidden_layers
+    if shared_layers >= depth:
+        raise BackboneError(
+            f"{shared_layers} layers are shared, but the backbone has {depth}, so no LoRA tensor would be "
+            f"personal: share at most {depth - 1}."
+        )
+    return [name for name in lora_names if layer_index(name) < shared_layers]
+
+
+def layer_index(name: str) -> int:
+    """The layer of a LoRA tensor: the first number between dots of its name.
 
     Raises:
-        BackboneError: it has none.
+        BackboneError: the name contains none.
     """
     number = next((part for part in name.split(".") if part.isdigit()), None)
     if number is None:
-        raise BackboneError(f"LoRA tensor '{name}' belongs to no layer, so it is not known whether it is shared: take other lora.target_modules.")
+        raise BackboneError(
+            f"LoRA tensor '{name}' belongs to no layer, so it is neither shared nor personal: "
+            "use other lora.target_modules."
+        )
     return int(number)
 
 
-def final_norm(model: PreTrainedModel) -> tuple[str, torch.nn.Module]:
-    """The last module of a backbone, whose output are its last hidden states, and its name in the model. Takes one forward pass.
+def find_final_norm(model: PreTrainedModel) -> tuple[str, torch.nn.Module]:
+    """Find the module whose output is the last hidden states of a backbone, by one forward pass.
+
+    Returns:
+        the name of the module in the model, and the module.
 
     Raises:
-        BackboneError: no module whose weights are vectors, as a norm's are, gives them.
+        BackboneError: no module whose weights are vectors, as those of a norm are, computes them.
     """
-    given: list[tuple[str, torch.Tensor]] = []
+    outputs: list[tuple[str, Any]] = []
     hooks = [
-        module.register_forward_hook(lambda _, __, output, name=name: given.append((name, output)))
-        for name, module in model.named_modules() if not list(module.children()) and list(module.parameters()) and all(p.dim() == 1 for p in module.parameters())]
+        module.register_forward_hook(lambda _, __, output, name=name: outputs.append((name, output)))
+        for name, module in model.named_modules()
+        if _is_norm_like(module)
+    ]
     try:
         with torch.no_grad():
-            last = model.base_model(input_ids=torch.arange(4, device=model.device)[None], use_cache=False).last_hidden_state
+            input_ids = torch.arange(4, device=model.device)[None]
+            last = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
     finally:
         for hook in hooks:
             hook.remove()
-    found = next((name for name, output in reversed(given) if isinstance(output, torch.Tensor) and output.data_ptr() == last.data_ptr()), None)  # some give a view of it
-    if found is None:
-        raise BackboneError(f"the backbone ({model.config.model_type}) does not end in a norm of its own, before which a bottleneck adapter could stand: use a backbone of another family, or no bottleneck.")
-    return found, model.get_submodule(found)
+    for name, output in reversed(outputs):
+        # Some backbones return a view of the output, so the storage is compared.
+        if isinstance(output, torch.Tensor) and output.data_ptr() == last.data_ptr():
+            return name, model.get_submodule(name)
+    raise BackboneError(
+        f"the backbone ({model.config.model_type}) does not end with a norm, in whose place a bottleneck "
+        "adapter could be inserted: use a backbone of another family, or no bottleneck."
+    )
 
 
-def in_fp32(module: torch.nn.Module, states: torch.Tensor) -> torch.Tensor:
-    """What a module gives with its weights and its input in fp32; the module stays as it is."""
-    return torch.func.functional_call(module, {name: value.float() for name, value in module.named_parameters()}, (states.float(),))
+def _is_norm_like(module: torch.nn.Module) -> bool:
+    """Whether a module has no submodules and its parameters are vectors."""
+    parameters = list(module.parameters())
+    return not list(module.children()) and bool(parameters) and all(p.dim() == 1 for p in parameters)
+
+
+def call_in_fp32(module: torch.nn.Module, states: torch.Tensor) -> torch.Tensor:
+    """Call a module with its weights and its input in fp32; the module is not changed."""
+    weights = {name: value.float() for name, value in module.named_parameters()}
+    return cast(torch.Tensor, torch.func.functional_call(module, weights, (states.float(),)))
 
 
 @contextmanager
 def as_reference(model: PeftModel) -> Iterator[None]:
-    """The frozen backbone with its own norm and head: LoRA off, personal parts out. What takes gradients afterwards is what did before (PEFT would let all LoRA)."""
-    took = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    """Use the frozen backbone with its own norm and head: LoRA off, personal modules disabled.
+
+    Afterwards the parameters require gradients as before; PEFT would let all LoRA tensors require
+    them.
+    """
+    requires_grad = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     personal = [module for module in model.modules() if isinstance(module, Bottleneck | PersonalHead)]
     try:
         for module in personal:
-            module.own = False
+            module.enabled = False
         with model.disable_adapter():
             yield
     finally:
         for module in personal:
-            module.own = True
-        for parameter, gradient in took:
-            parameter.requires_grad_(gradient)
+            module.enabled = True
+        for parameter, required in requires_grad:
+            parameter.requires_grad_(required)

@@ -1,39 +1,53 @@
-"""The policy: a causal language model with or without a LoRA adapter, its prompts, and batched generation."""
+"""The policy: a causal language model with or without an adapter, its prompts and completions."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from components.config import Explained, PolicyConfig
+from components.config import LoraConfig, PolicyConfig, UserError
 from components.data.templates import Template
 from components.data.templates import load as load_template
-from components.models.adapters import AdapterSlot, attach, export_adapter, folder_names, read_adapter, write_atomically
+from components.io import write_atomically
+from components.models.adapters import (
+    AdapterSlot,
+    attach_lora,
+    choose_folder_names,
+    export_adapter,
+    read_adapter,
+)
 from components.models.backbone import load_backbone, load_tokenizer
 from components.seeding import derive
 
 if TYPE_CHECKING:
     import torch
+    from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from components.models.adapters import Adapter
 
+CLIENTS_FILE = "clients.json"
+"""File of a folder of client adapters that maps each client to the folder of its adapter."""
+GenerationProgress = Callable[[int, int], None]
+"""Called with (rows done, rows in total) after each batch."""
 
-class PolicyError(Explained, ValueError):
+
+class PolicyError(UserError, ValueError):
     """A prompt or an adapter that the policy cannot work with."""
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What a policy wrote.
+    """A generated completion.
 
     Attributes:
-        ids: sampled tokens, with the end-of-sequence token where it was reached.
-        text: decoded, without special tokens, stripped.
-        finished: whether it ended by itself, and not at the length limit.
+        ids: generated tokens, including the end-of-sequence token if it was reached.
+        text: decoded without special tokens, stripped.
+        finished: whether it ended by itself rather than at the length limit.
     """
 
     ids: tuple[int, ...]
@@ -41,242 +55,405 @@ class Completion:
     finished: bool
 
 
-def encode_prompt(
-    tokenizer: PreTrainedTokenizerBase, template: Template, prompt: str, max_prompt_tokens: int, truncation_mode: Literal["keep_start", "keep_end"] = "keep_start", system: str | None = None,
-) -> list[int]:
-    """Token ids of a prompt in its template, as a user's turn where the backbone has a chat template, behind a system turn where one is given.
+@dataclass(frozen=True)
+class GenerationSettings:
+    """How completions are generated.
 
-    What is too long is cut from the end of the prompt itself (from its start with keep_end); the template and the start of the answer always stay.
+    Attributes:
+        batch_size: sequences generated at once.
+        max_new_tokens: longest completion (tokens).
+        temperature: sampling temperature; 0 is greedy search.
+        count: completions per prompt.
+    """
+
+    batch_size: int
+    max_new_tokens: int
+    temperature: float = 0.0
+    count: int = 1
+
+
+def encode_prompt(
+    tokenizer: PreTrainedTokenizerBase,
+    template: Template,
+    prompt: str,
+    max_prompt_tokens: int,
+    truncation_mode: Literal["keep_start", "keep_end"] = "keep_start",
+    system: str | None = None,
+) -> list[int]:
+    """Token ids of a prompt in its template, as the user's turn if there is a chat template.
+
+    If the result is too long, the prompt's own text is truncated; the template and the start of the
+    answer always stay.
+
+    Args:
+        tokenizer: the backbone's tokenizer.
+        template: with the field 'prompt'.
+        prompt: text of the prompt.
+        max_prompt_tokens: longest result (tokens).
+        truncation_mode: which end of a long prompt stays.
+        system: system turn before the user's turn; None adds none.
 
     Raises:
-        PolicyError: the template alone takes more than max_prompt_tokens, or the chat template takes no system turn.
+        PolicyError: the template alone takes more than max_prompt_tokens, or the chat template does
+            not accept a system turn.
     """
-    from jinja2 import TemplateError
-
     context = tokenizer.encode(prompt.strip(), add_special_tokens=False)
-    before = [] if system is None else [{"role": "system", "content": system}]
     while True:
-        text = template.render(prompt=tokenizer.decode(context))
+        text = template.render(prompt=cast(str, tokenizer.decode(context)))
         if tokenizer.chat_template:
-            try:
-                text = tokenizer.apply_chat_template([*before, {"role": "user", "content": text.strip()}], tokenize=False, add_generation_prompt=True)
-            except TemplateError as error:
-                raise PolicyError(f"the chat template of {tokenizer.name_or_path} refuses the prompt ({error}){'' if system is None else ', before which policy.system puts a system turn: leave that out if it has none'}.") from None
-        ids = tokenizer.encode(text, add_special_tokens=not tokenizer.chat_template)
+            text = _apply_chat_template(tokenizer, text.strip(), system)
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=not tokenizer.chat_template)
         surplus = len(ids) - max_prompt_tokens
         if surplus <= 0:
             return ids
         if not context:
-            raise PolicyError(f"the template '{template.name}' alone takes {len(ids)} tokens, more than policy.max_prompt_tokens {max_prompt_tokens}: raise it.")
-        kept = max(0, len(context) - surplus)
-        context = context[:kept] if truncation_mode == "keep_start" else context[len(context) - kept :]
+            raise PolicyError(
+                f"the template '{template.name}' alone takes {len(ids)} tokens, more than "
+                f"policy.max_prompt_tokens {max_prompt_tokens}: raise it."
+            )
+        remaining = max(0, len(context) - surplus)
+        start = 0 if truncation_mode == "keep_start" else len(context) - remaining
+        context = context[start : start + remaining]
+
+
+def _apply_chat_template(tokenizer: PreTrainedTokenizerBase, text: str, system: str | None) -> str:
+    from jinja2 import TemplateError
+
+    turns = [{"role": "user", "content": text}]
+    if system is not None:
+        turns.insert(0, {"role": "system", "content": system})
+    try:
+        return cast(str, tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+    except TemplateError as error:
+        remedy = "" if system is None else "; if it has no system turn, leave out policy.system"
+        raise PolicyError(
+            f"the chat template of {tokenizer.name_or_path} rejects the prompt ({error}){remedy}."
+        ) from None
 
 
 def check_prompts(config: PolicyConfig) -> None:
-    """Refuse a template, or a system turn, that a policy's prompts cannot have; the model is not loaded.
+    """Check the template and the system turn of a policy without loading the model.
 
     Raises:
-        PolicyError: see encode_prompt.
-        DataError: there is no such template.
-        BackboneError: the backbone cannot be had.
+        PolicyError: see `encode_prompt`.
+        DataError: the template does not exist.
+        BackboneError: the backbone cannot be fetched.
     """
-    encode_prompt(load_tokenizer(config.backbone), load_template(config.template, "policy"), "", config.max_prompt_tokens, config.truncation_mode, config.system)
+    encode_prompt(
+        load_tokenizer(config.backbone),
+        load_template(config.template, "policy"),
+        "",
+        config.max_prompt_tokens,
+        config.truncation_mode,
+        config.system,
+    )
 
 
 class Policy:
     """A language model that answers prompts.
 
-    Of the backbone's generation settings (generation_config.json) it takes the tokens that end a completion alone: with a repetition penalty, say, completions would be of
-    another distribution than the one whose log-probabilities are trained and measured.
+    From the backbone's generation settings (generation_config.json) it takes only the tokens that
+    end a completion. With others, such as a repetition penalty, completions would follow another
+    distribution than the one whose log-probabilities are trained and measured.
 
     Attributes:
-        model: the backbone, PEFT-wrapped where an adapter is loaded.
+        model: the backbone, PEFT-wrapped if an adapter is loaded.
     """
 
     def __init__(self, config: PolicyConfig, device: str, adapter: Path | None = None) -> None:
-        """Load the backbone, and a PEFT adapter folder where one is given."""
+        """Load the backbone, and a PEFT adapter folder unless it is None."""
         from transformers import GenerationConfig
 
-        self.config, self.device = config, device
+        generation_config: Any = GenerationConfig
+        self.config = config
+        self.device = device
         self.tokenizer = load_tokenizer(config.backbone)
         self.template = load_template(config.template, "policy")
-        self.model: PreTrainedModel = load_backbone(config.backbone, device)
-        self.model.generation_config = GenerationConfig(eos_token_id=stop_ids(self.model, self.tokenizer))
+        backbone = load_backbone(config.backbone, device)
+        backbone.generation_config = generation_config(eos_token_id=find_stop_ids(backbone, self.tokenizer))
+        self.model: PreTrainedModel | PeftModel = backbone
         if adapter is not None:
             from peft import PeftModel
 
-            self.model = PeftModel.from_pretrained(self.model, adapter).eval()
+            self.model = PeftModel.from_pretrained(backbone, adapter).eval()
+
+    def attach_lora(self, lora: LoraConfig) -> PeftModel:
+        """Wrap the backbone with a new LoRA adapter."""
+        model = attach_lora(cast("PreTrainedModel", self.model), lora)
+        self.model = model
+        return model
 
     def encode(self, prompt: str) -> list[int]:
-        """Token ids of one prompt, see encode_prompt."""
+        """Token ids of one prompt, see `encode_prompt`."""
         config = self.config
-        return encode_prompt(self.tokenizer, self.template, prompt, config.max_prompt_tokens, config.truncation_mode, config.system)
+        return encode_prompt(
+            self.tokenizer,
+            self.template,
+            prompt,
+            config.max_prompt_tokens,
+            config.truncation_mode,
+            config.system,
+        )
 
     def generate(
-        self, prompts: Sequence[str], seed: int, temperature: float = 0.0, count: int = 1, max_new_tokens: int | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        self,
+        prompts: Sequence[str],
+        seed: int,
+        temperature: float = 0.0,
+        count: int = 1,
+        max_new_tokens: int | None = None,
+        progress: GenerationProgress | None = None,
     ) -> list[list[Completion]]:
-        """Sample completions in batches; a batch stops when all its rows have.
+        """Generate completions in batches; a batch stops when all its rows have ended.
 
         Args:
             prompts: texts.
-            seed: a batch's random numbers are a function of it and of the batch's place.
-            temperature: 0 is greedy search.
-            count: completions a prompt; more than one needs a temperature.
-            max_new_tokens: None takes the recipe's.
-            progress: called with (rows done, rows in all) after each batch.
+            seed: the random numbers of a batch are a function of it and of the batch's position.
+            temperature: sampling temperature; 0 is greedy search.
+            count: completions per prompt; more than one requires a temperature above 0.
+            max_new_tokens: longest completion (tokens); None takes the recipe's.
+            progress: called with (rows done, rows in total) after each batch.
 
         Returns:
             `count` completions for each prompt, in the order of the prompts.
+
+        Raises:
+            PolicyError: several greedy completions are requested.
         """
         if count > 1 and temperature == 0:
-            raise PolicyError(f"{count} greedy completions of a prompt would be the same: give a temperature above 0")
-        return complete(
-            self.model, self.tokenizer, [self.encode(prompt) for prompt in prompts], self.device, self.config.generation_batch_size,
-            max_new_tokens or self.config.max_new_tokens, seed, temperature, count, progress)
+            raise PolicyError(
+                f"{count} greedy completions of a prompt would be the same: use a temperature above 0"
+            )
+        settings = GenerationSettings(
+            batch_size=self.config.generation_batch_size,
+            max_new_tokens=max_new_tokens or self.config.max_new_tokens,
+            temperature=temperature,
+            count=count,
+        )
+        encoded = [self.encode(prompt) for prompt in prompts]
+        return generate_completions(self.model, self.tokenizer, encoded, settings, seed, progress)
 
 
-class PersonalPolicies:
-    """Policies of several clients on one backbone: an adapter for each, swapped in when its client asks.
+class ClientPolicySet:
+    """Policies of several clients on one backbone, whose slot holds the selected client's adapter.
 
     Attributes:
-        clients: their names, sorted.
-        policy: the backbone with the slot of the adapters; its own adapter is that of the client who asked last.
+        clients: names of the clients, sorted.
+        policy: the backbone with the slot of the adapters.
     """
 
     def __init__(self, config: PolicyConfig, device: str, folder: Path) -> None:
-        """Load the backbone and the adapters of a folder that save_personal wrote."""
-        adapters = {name: read_adapter(folder / sub) for name, sub in personal_folders(folder).items()}
-        loras = [lora for _, lora in adapters.values()]
-        if any(lora != loras[0] for lora in loras):
-            raise PolicyError(f"the adapters in {folder} do not have the same LoRA configuration: they cannot share a slot")
-        self.clients = sorted(adapters)
-        self.policy = Policy(config, device)
-        self.policy.model = attach(self.policy.model, loras[0]).eval()
-        self._slot = AdapterSlot(self.policy.model)
-        self._adapters = {name: tensors for name, (tensors, _) in adapters.items()}
-
-    def of(self, client: str) -> Policy:
-        """The policy of a client, until another one is asked for.
+        """Load the backbone and the adapters of a folder that `save_client_adapters` wrote.
 
         Raises:
-            PolicyError: there is no such client.
+            PolicyError: the adapters differ in their LoRA configuration.
         """
-        self.check(client)
+        adapters = {name: read_adapter(path) for name, path in client_adapter_folders(folder).items()}
+        configurations = [lora for _, lora in adapters.values()]
+        if any(lora != configurations[0] for lora in configurations):
+            raise PolicyError(
+                f"the adapters in {folder} do not have the same LoRA configuration: they cannot share a slot"
+            )
+        self.clients = sorted(adapters)
+        self.policy = Policy(config, device)
+        model = self.policy.attach_lora(configurations[0])
+        model.eval()
+        self._slot = AdapterSlot(model)
+        self._adapters = {name: tensors for name, (tensors, _) in adapters.items()}
+
+    def select(self, client: str) -> Policy:
+        """Load the adapter of a client; the policy is the client's until another one is selected.
+
+        Raises:
+            PolicyError: the client has no policy.
+        """
+        self.check_client(client)
         self._slot.load(self._adapters[client])
         return self.policy
 
-    def check(self, client: str) -> None:
-        """Refuse a client that is none.
+    def check_client(self, client: str) -> None:
+        """Require that a client has a policy.
 
         Raises:
-            PolicyError: naming the first that are.
+            PolicyError: it has none; the message names some of the clients that have one.
         """
         if client not in self.clients:
-            raise PolicyError(f"client_id '{client}' has no policy here (there are {len(self.clients)}: {', '.join(self.clients[:5])}{', ...' if len(self.clients) > 5 else ''})")
+            names = ", ".join(self.clients[:5]) + (", ..." if len(self.clients) > 5 else "")
+            raise PolicyError(
+                f"client_id '{client}' has no policy here (there are {len(self.clients)}: {names})"
+            )
 
-    def generate(self, prompts: Sequence[str], clients: Sequence[str], seed: int, progress: Callable[[int, int], None] | None = None) -> list[list[Completion]]:
-        """Greedy answers, each prompt's by the policy of its client; see Policy.generate."""
+    def generate(
+        self,
+        prompts: Sequence[str],
+        clients: Sequence[str],
+        seed: int,
+        progress: GenerationProgress | None = None,
+    ) -> list[list[Completion]]:
+        """Greedy answers, each by the policy of the prompt's client; see `Policy.generate`.
+
+        Args:
+            prompts: N texts.
+            clients: client of each prompt.
+            seed: as in `Policy.generate`.
+            progress: called with (prompts done, prompts in total) after each client.
+        """
         result: list[list[Completion]] = [[] for _ in prompts]
         done = 0
         for name in sorted(set(clients)):
-            asked = [n for n, client in enumerate(clients) if client == name]
-            for n, answer in zip(asked, self.of(name).generate([prompts[n] for n in asked], seed), strict=True):
+            rows = [n for n, client in enumerate(clients) if client == name]
+            answers = self.select(name).generate([prompts[n] for n in rows], seed)
+            for n, answer in zip(rows, answers, strict=True):
                 result[n] = answer
-            done += len(asked)
+            done += len(rows)
             if progress is not None:
                 progress(done, len(prompts))
         return result
 
 
-CLIENTS_FILE = "clients.json"
-
-
-def is_personal(folder: Path | None) -> bool:
-    """Whether a folder holds an adapter for each of several clients, and not one PEFT adapter."""
+def has_client_adapters(folder: Path | None) -> bool:
+    """Whether a folder contains the adapters of several clients rather than one PEFT adapter."""
     return folder is not None and (folder / CLIENTS_FILE).is_file()
 
 
-def save_personal(adapters: Mapping[str, Adapter], config: PolicyConfig, folder: Path) -> Path:
-    """Write an adapter for each client, as PEFT folders, and clients.json, which says whose is where."""
-    folders = folder_names(sorted(adapters))
-    for name, sub in folders.items():
-        export_adapter(adapters[name], config.lora, config.backbone.name, folder / sub)
-    write_atomically(folder / CLIENTS_FILE, json.dumps(folders, indent=1, ensure_ascii=False).encode())
+def save_client_adapters(adapters: Mapping[str, Adapter], config: PolicyConfig, folder: Path) -> Path:
+    """Write a PEFT folder for each client, and the file that maps clients to folders."""
+    folder_names = choose_folder_names(sorted(adapters))
+    for name, folder_name in folder_names.items():
+        export_adapter(adapters[name], config.lora, config.backbone.name, folder / folder_name)
+    write_atomically(folder / CLIENTS_FILE, json.dumps(folder_names, indent=1, ensure_ascii=False).encode())
     return folder
 
 
-def personal_folders(folder: Path) -> dict[str, str]:
-    """Folder of each client's adapter, by client."""
-    return json.loads((folder / CLIENTS_FILE).read_text(encoding="utf-8"))
+def client_adapter_folders(folder: Path) -> dict[str, Path]:
+    """Folders of the clients' adapters, by client, in a folder of `save_client_adapters`."""
+    folder_names = json.loads((folder / CLIENTS_FILE).read_text(encoding="utf-8"))
+    return {name: folder / folder_name for name, folder_name in folder_names.items()}
 
 
-def deal(count: int, clients: Sequence[str]) -> list[str]:
-    """Whose policy answers each of so many prompts that belong to nobody: in turn, by the clients' sorted names."""
+def assign_round_robin(count: int, clients: Sequence[str]) -> list[str]:
+    """Assign prompts that belong to no client to the clients in turn, by their sorted names.
+
+    Args:
+        count: number of prompts.
+        clients: names of the clients.
+
+    Returns:
+        the client of each prompt.
+    """
     names = sorted(clients)
     return [names[n % len(names)] for n in range(count)]
 
 
-def complete(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, encoded: Sequence[list[int]], device: str, batch_size: int, max_new_tokens: int, seed: int,
-    temperature: float = 0.0, count: int = 1, progress: Callable[[int, int], None] | None = None,
+def generate_completions(
+    model: PreTrainedModel | PeftModel,
+    tokenizer: PreTrainedTokenizerBase,
+    encoded: Sequence[list[int]],
+    settings: GenerationSettings,
+    seed: int,
+    progress: GenerationProgress | None = None,
 ) -> list[list[Completion]]:
-    """Complete prompts that are token ids already; see Policy.generate for the other arguments.
+    """Generate completions of prompts that are token ids already.
 
     Args:
-        model, tokenizer: any causal language model; the tokenizer has a padding token.
-        encoded: token ids, one list a prompt.
-        device: where the model is.
-        batch_size: sequences generated at once.
-        max_new_tokens: longest completion (tokens).
+        model: a causal language model.
+        tokenizer: the model's tokenizer, with a padding token.
+        encoded: token ids of each prompt.
+        settings: batch size, length, temperature and number of completions.
+        seed: as in `Policy.generate`.
+        progress: as in `Policy.generate`.
+
+    Returns:
+        `settings.count` completions for each prompt, in the order of the prompts.
     """
+    stop_ids = find_stop_ids(model, tokenizer)
+    # Rows of similar length share a batch, so that little of it is padding.
+    rows = sorted((len(encoded[i]), i, k) for i, k in product(range(len(encoded)), range(settings.count)))
+    result: dict[tuple[int, int], Completion] = {}
+    for start in range(0, len(rows), settings.batch_size):
+        chunk = rows[start : start + settings.batch_size]
+        prompts = [encoded[i] for _, i, _ in chunk]
+        batch_seed = derive(seed, "generate", start)
+        generated = _generate_batch(model, tokenizer, prompts, settings, stop_ids, batch_seed)
+        for (_, i, k), ids in zip(chunk, generated, strict=True):
+            result[i, k] = _to_completion(tokenizer, ids, stop_ids)
+        if progress is not None:
+            progress(start + len(chunk), len(rows))
+    return [[result[i, k] for k in range(settings.count)] for i in range(len(encoded))]
+
+
+def _generate_batch(
+    model: PreTrainedModel | PeftModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[list[int]],
+    settings: GenerationSettings,
+    stop_ids: list[int],
+    seed: int,
+) -> list[list[int]]:
+    """Tokens that follow each prompt, up to the longest completion of the batch."""
     import torch
     from transformers import LogitsProcessorList
 
-    rows = [(i, k) for i in range(len(encoded)) for k in range(count)]
-    rows.sort(key=lambda row: (len(encoded[row[0]]), row))  # rows of like length share a batch, so little is padded
-    result: list[list[Completion | None]] = [[None] * count for _ in encoded]
-    eos = stop_ids(model, tokenizer)
-    for start in range(0, len(rows), batch_size):
-        chunk = rows[start : start + batch_size]
-        width = max(len(encoded[i]) for i, _ in chunk)
-        ids = torch.full((len(chunk), width), tokenizer.pad_token_id)
-        mask = torch.zeros_like(ids)
-        for n, (i, _) in enumerate(chunk):
-            ids[n, width - len(encoded[i]) :] = torch.as_tensor(encoded[i])
-            mask[n, width - len(encoded[i]) :] = 1
-        noise = LogitsProcessorList([gumbel_noise(device, derive(seed, "generate", start), temperature)] if temperature else [])
-        with torch.inference_mode():
-            out = model.generate(
-                input_ids=ids.to(device), attention_mask=mask.to(device), max_new_tokens=max_new_tokens,
-                eos_token_id=eos, pad_token_id=tokenizer.pad_token_id, do_sample=False, logits_processor=noise)
-        for (i, k), row in zip(chunk, out[:, width:].cpu().tolist(), strict=True):
-            stop = next((n for n, token in enumerate(row) if token in eos), None)
-            kept = row if stop is None else row[: stop + 1]
-            result[i][k] = Completion(tuple(kept), tokenizer.decode(kept, skip_special_tokens=True).strip(), stop is not None)
-        if progress is not None:
-            progress(start + len(chunk), len(rows))
-    return result
+    device = next(model.parameters()).device
+    width = max(len(ids) for ids in prompts)
+    input_ids = torch.full((len(prompts), width), tokenizer.pad_token_id)
+    attention_mask = torch.zeros_like(input_ids)
+    for n, ids in enumerate(prompts):  # padded on the left
+        input_ids[n, width - len(ids) :] = torch.as_tensor(ids)
+        attention_mask[n, width - len(ids) :] = 1
+    processors = [gumbel_noise(device, seed, settings.temperature)] if settings.temperature else []
+    generating: Any = model
+    with torch.inference_mode():
+        sequences: torch.Tensor = generating.generate(
+            input_ids=input_ids.to(device),
+            attention_mask=attention_mask.to(device),
+            max_new_tokens=settings.max_new_tokens,
+            eos_token_id=stop_ids,
+            pad_token_id=tokenizer.pad_token_id,
+            do_sample=False,
+            logits_processor=LogitsProcessorList(processors),
+        )
+    return cast("list[list[int]]", sequences[:, width:].cpu().tolist())
 
 
-def gumbel_noise(device: str, seed: int, temperature: float) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """What makes the arg max of logits a sample of their softmax at a temperature: noise of a standard Gumbel distribution on each (Gumbel 1954; Maddison et al. 2014, A* Sampling).
+def _to_completion(tokenizer: PreTrainedTokenizerBase, ids: list[int], stop_ids: list[int]) -> Completion:
+    """The completion of a generated row, which ends with its first stop token."""
+    stop = next((n for n, token in enumerate(ids) if token in stop_ids), None)
+    completion = ids if stop is None else ids[: stop + 1]
+    text = cast(str, tokenizer.decode(completion, skip_special_tokens=True))
+    return Completion(tuple(completion), text.strip(), finished=stop is not None)
 
-    It has a generator of its own, so that clients side by side, or a model that is being built beside them, draw nothing of each other's, as they would from the process's.
+
+def gumbel_noise(
+    device: str | torch.device, seed: int, temperature: float
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """A logits processor after which the arg max of the logits is a sample of their softmax.
+
+    It divides the logits by the temperature and adds standard Gumbel noise (Gumbel 1954; Maddison
+    et al. 2014, A* Sampling). The noise has its own generator, so neither clients that run side by
+    side nor a model that is built at the same time change it, as they would change the process's
+    generator.
+
+    Args:
+        device: of the logits.
+        seed: the noise is a function of it.
+        temperature: above 0.
     """
     import torch
 
-    numbers = torch.Generator(device).manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(seed)
 
-    def noisy(ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        draws = torch.empty(logits.shape, dtype=torch.float64, device=logits.device).exponential_(generator=numbers)
+    def add_noise(input_ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        draws = torch.empty(logits.shape, dtype=torch.float64, device=logits.device)
+        draws.exponential_(generator=generator)
         return logits.double() / temperature - draws.log_()
 
-    return noisy
+    return add_noise
 
 
-def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The tokens that end a completion: those of the model's generation settings, and the tokenizer's end of sequence."""
-    configured = model.generation_config.eos_token_id
+def find_stop_ids(model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Tokens that end a completion: those of the generation settings, and the tokenizer's EOS."""
+    generation_config: Any = model.generation_config
+    configured = generation_config.eos_token_id
     ids = configured if isinstance(configured, list) else [configured]
     return sorted({i for i in [*ids, tokenizer.eos_token_id] if i is not None})

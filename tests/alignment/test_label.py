@@ -1,121 +1,203 @@
-"""Labelling: one verdict a pair, joined by its id; nothing is lost without being counted."""
+"""Labels of pairs of completions: one for each pair, with counts of what was dropped."""
 
 import random
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 
-from components.alignment.label import candidate_pairs, label_pairs, majority_vote
+from components.alignment.label import candidate_pairs, label_pairs, label_shares, majority_vote
 from components.models.policy import Completion
+from components.models.selector import Comparison
 
 
-def written(*texts: str) -> list[Completion]:
+def completions(*texts: str) -> list[Completion]:
+    """Completions that end by themselves if their length is even."""
     return [Completion(tuple(text.encode()), text, len(text) % 2 == 0) for text in texts]
 
 
-class Slot:
-    def load(self, adapter):
-        self.adapter = adapter
-
-
-class Scripted:
-    """A selector whose adapter is a function of two texts: the log-odds that the first is better."""
-
-    def __init__(self):
-        self.slot = Slot()
-
-    def margins(self, comparisons):
-        return np.array([self.slot.adapter(c.first, c.second) for c in comparisons], dtype=float)
-
-
-def longer(first, second):
+def prefer_longer(first, second):
     return len(first) - len(second)
 
 
+def label_by(candidates, *scores):
+    """Rows labeled by selectors: functions of two texts, the log-odds that the first is better."""
+    texts = [(candidate.first.text, candidate.second.text) for candidate in candidates]
+    margins = [[score(first, second) for first, second in texts] for score in scores]
+    return label_pairs(np.array(margins, dtype=float), candidates)
+
+
 PROMPTS = {f"q{i}": f"text {i}" for i in range(12)}
-COMPLETIONS = {q: written("x" * (i % 5 + 1), "y" * ((3 * i) % 7 + 1), "z" * (5 * i % 6 + 2)) for i, q in enumerate(PROMPTS)}
+COMPLETIONS = {
+    prompt_id: completions("x" * (i % 5 + 1), "y" * ((3 * i) % 7 + 1), "z" * (5 * i % 6 + 2))
+    for i, prompt_id in enumerate(PROMPTS)
+}
 
 
-def test_all_pairs_of_a_prompts_completions_are_made():
-    pairs, counts = candidate_pairs({"q": "text"}, {"q": written("a", "b", "c", "d")})
-    assert [(p.first.text, p.second.text) for p in pairs] == [("a", "b"), ("a", "c"), ("a", "d"), ("b", "c"), ("b", "d"), ("c", "d")]
-    assert counts == {"completions": 4, "dropped_identical": 0, "dropped_empty": 0, "pairs": 6, "prompts_without_pair": 0}
-    assert len({p.pair_id for p in pairs}) == 6 and all((p.prompt_id, p.prompt) == ("q", "text") for p in pairs)
+# --- Candidate pairs
+
+
+def test_all_pairs_of_a_prompts_completions_are_formed():
+    pairs, counts = candidate_pairs({"q": "text"}, {"q": completions("a", "b", "c", "d")})
+    assert [(pair.first.text, pair.second.text) for pair in pairs] == [
+        ("a", "b"),
+        ("a", "c"),
+        ("a", "d"),
+        ("b", "c"),
+        ("b", "d"),
+        ("c", "d"),
+    ]
+    assert asdict(counts) == {
+        "completions": 4,
+        "dropped_identical": 0,
+        "dropped_empty": 0,
+        "pairs": 6,
+        "prompts_without_pair": 0,
+    }
+    assert len({pair.pair_id for pair in pairs}) == 6
+    assert {(pair.prompt_id, pair.prompt) for pair in pairs} == {("q", "text")}
 
 
 def test_identical_and_empty_completions_are_dropped_and_counted():
-    given = {"q0": written("a", "a", "b", "a"), "q1": written("c", "c"), "q2": written("", "d"), "q3": written("", "")}
-    pairs, counts = candidate_pairs({q: q for q in given}, given)
-    assert [(p.prompt_id, p.first.text, p.second.text) for p in pairs] == [("q0", "a", "b")]
-    assert counts == {"completions": 10, "dropped_identical": 3, "dropped_empty": 3, "pairs": 1, "prompts_without_pair": 3}
-    assert counts["completions"] - counts["dropped_identical"] - counts["dropped_empty"] == len({(q, c.text) for q, cs in given.items() for c in cs if c.text})
+    sampled = {
+        "q0": completions("a", "a", "b", "a"),
+        "q1": completions("c", "c"),
+        "q2": completions("", "d"),
+        "q3": completions("", ""),
+    }
+    pairs, counts = candidate_pairs({name: name for name in sampled}, sampled)
+    assert [(pair.prompt_id, pair.first.text, pair.second.text) for pair in pairs] == [("q0", "a", "b")]
+    assert asdict(counts) == {
+        "completions": 10,
+        "dropped_identical": 3,
+        "dropped_empty": 3,
+        "pairs": 1,
+        "prompts_without_pair": 3,
+    }
+    distinct = sum(len({own.text for own in texts if own.text}) for texts in sampled.values())
+    assert counts.completions - counts.dropped_identical - counts.dropped_empty == distinct
 
 
-def test_both_labels_survive_and_as_many_rows_come_out_as_went_in():
-    """The reference kept a pair only where its choice was 1, and so lost half of them."""
+# --- Labels
+
+
+def test_pairs_with_either_label_are_kept():
+    """The published reference code kept a pair only if its choice was 1, and lost half of them."""
     candidates, counts = candidate_pairs(PROMPTS, COMPLETIONS)
-    rows = label_pairs(Scripted(), [longer], candidates)
-    assert len(rows) == len(candidates) == counts["pairs"]
+    rows = label_by(candidates, prefer_longer)
     labels = [row["label"] for row in rows]
-    assert min(labels.count(0), labels.count(1)) > 5 and labels.count(0) + labels.count(1) == len(rows)
+    assert len(rows) == len(candidates)
+    assert len(rows) == counts.pairs
+    assert labels.count(0) > 5
+    assert labels.count(1) > 5
+    assert labels.count(0) + labels.count(1) == len(rows)
 
 
-@pytest.mark.parametrize("direction", [1, -1])
-def test_the_chosen_one_is_the_one_that_the_selector_scores_higher_whichever_comes_first(direction):
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_chosen_completion_is_the_one_with_the_higher_score(sign):
     candidates, _ = candidate_pairs(PROMPTS, COMPLETIONS)
-    for row in label_pairs(Scripted(), [lambda a, b: direction * longer(a, b)], candidates):
-        assert direction * len(row["chosen"]) >= direction * len(row["rejected"]) and row["chosen"] != row["rejected"]
+    for row in label_by(candidates, lambda a, b: sign * prefer_longer(a, b)):
+        assert sign * len(row["chosen"]) >= sign * len(row["rejected"])
+        assert row["chosen"] != row["rejected"]
         assert (row["label"] == 0) == (row["margin"] > 0)
-        for which in ("chosen", "rejected"):
-            assert row[f"{which}_ids"] == list(row[which].encode()) and row[f"{which}_finished"] == (len(row[which]) % 2 == 0)
 
 
-def test_a_verdict_belongs_to_its_pair_whatever_the_order_of_the_rows():
-    """The reference zipped labels to rows from which some had been dropped, so that all later labels shifted."""
+@pytest.mark.parametrize("role", ["chosen", "rejected"])
+def test_each_text_is_stored_with_its_tokens_and_its_end(role):
     candidates, _ = candidate_pairs(PROMPTS, COMPLETIONS)
-    expected = {row["pair_id"]: row for row in label_pairs(Scripted(), [longer], candidates)}
-    for seed in range(3):
-        shuffled = candidates[:]
-        random.Random(seed).shuffle(shuffled)
-        shuffled = shuffled[seed:]
-        rows = label_pairs(Scripted(), [longer], shuffled)
-        assert [row["pair_id"] for row in rows] == [c.pair_id for c in shuffled]
-        assert all(row == expected[row["pair_id"]] for row in rows)
+    for row in label_by(candidates, prefer_longer):
+        assert row[f"{role}_ids"] == list(row[role].encode())
+        assert row[f"{role}_finished"] == (len(row[role]) % 2 == 0)
 
 
-def test_dropped_completions_do_not_shift_the_labels_of_the_later_ones():
-    given = {"q0": written("aa", "a"), "q1": written("b", "b"), "q2": written("", "cc"), "q3": written("d", "dd"), "q4": written("eee", "e")}
-    candidates, _ = candidate_pairs({q: q for q in given}, given)
-    assert {r["prompt_id"]: (r["chosen"], r["label"]) for r in label_pairs(Scripted(), [longer], candidates)} == {
-        "q0": ("aa", 0), "q3": ("dd", 1), "q4": ("eee", 0)}
+@pytest.mark.parametrize("seed", range(3))
+def test_a_label_belongs_to_its_pair_in_any_order_of_the_pairs(seed):
+    """The published reference code zipped labels to rows after some rows had been dropped."""
+    candidates, _ = candidate_pairs(PROMPTS, COMPLETIONS)
+    expected = {row["pair_id"]: row for row in label_by(candidates, prefer_longer)}
+    random.Random(seed).shuffle(candidates)
+    subset = candidates[seed:]
+    rows = label_by(subset, prefer_longer)
+    assert [row["pair_id"] for row in rows] == [candidate.pair_id for candidate in subset]
+    assert all(row == expected[row["pair_id"]] for row in rows)
+
+
+def test_dropped_completions_do_not_shift_the_labels_of_later_ones():
+    sampled = {
+        "q0": completions("aa", "a"),
+        "q1": completions("b", "b"),
+        "q2": completions("", "cc"),
+        "q3": completions("d", "dd"),
+        "q4": completions("eee", "e"),
+    }
+    candidates, _ = candidate_pairs({name: name for name in sampled}, sampled)
+    rows = label_by(candidates, prefer_longer)
+    assert {row["prompt_id"]: (row["chosen"], row["label"]) for row in rows} == {
+        "q0": ("aa", 0),
+        "q3": ("dd", 1),
+        "q4": ("eee", 0),
+    }
 
 
 def test_an_ensemble_decides_by_its_majority_and_the_margin_is_the_mean():
-    candidates, _ = candidate_pairs({"q": "t"}, {"q": written("aaa", "b")})
-    (row,) = label_pairs(Scripted(), [longer, lambda a, b: -0.5, lambda a, b: -0.25], candidates)
-    assert row["label"] == 1 and row["chosen"] == "b" and row["margin"] == pytest.approx((2 - 0.5 - 0.25) / 3)
+    candidates, _ = candidate_pairs({"q": "t"}, {"q": completions("aaa", "b")})
+    (row,) = label_by(candidates, prefer_longer, lambda a, b: -0.5, lambda a, b: -0.25)
+    assert row["label"] == 1
+    assert row["chosen"] == "b"
+    assert row["margin"] == pytest.approx((2 - 0.5 - 0.25) / 3)
 
 
-def test_a_selector_that_sees_no_difference_prefers_the_second_as_in_the_paper():
-    candidates, _ = candidate_pairs({"q": "t"}, {"q": written("a", "b")})
-    assert label_pairs(Scripted(), [lambda a, b: 0.0], candidates)[0]["label"] == 1
+def test_equal_scores_prefer_the_second_completion_as_in_the_paper():
+    candidates, _ = candidate_pairs({"q": "t"}, {"q": completions("a", "b")})
+    assert label_by(candidates, lambda a, b: 0.0)[0]["label"] == 1
 
 
-def test_an_even_ensemble_is_refused():
+def test_an_ensemble_of_an_even_size_is_refused():
     candidates, _ = candidate_pairs(PROMPTS, COMPLETIONS)
     with pytest.raises(ValueError, match=r"expected \[U, N\] with an odd number U"):
-        label_pairs(Scripted(), [longer, longer], candidates)
+        label_by(candidates, prefer_longer, prefer_longer)
+
+
+def test_a_vote_of_an_even_number_is_refused():
     with pytest.raises(ValueError, match="odd number U"):
         majority_vote(np.array([[0, 1], [1, 1]]))
 
 
 def test_no_pairs_give_no_rows():
-    assert label_pairs(Scripted(), [longer], []) == []
+    assert label_by([], prefer_longer) == []
 
 
-def test_a_real_selector_labels_in_both_orders_the_same(tiny_selector, random_adapter):
-    """With both orders scored, it does not matter which completion is shown first."""
-    candidates, _ = candidate_pairs(PROMPTS, {q: [Completion(tuple(t.encode()), t, True) for t in ("first " + q, "the second one of " + q)] for q in PROMPTS})
-    exchanged, _ = candidate_pairs(PROMPTS, {q: [Completion(tuple(t.encode()), t, True) for t in ("the second one of " + q, "first " + q)] for q in PROMPTS})
-    chosen = [{r["prompt_id"]: r["chosen"] for r in label_pairs(tiny_selector, [random_adapter(1)], c)} for c in (candidates, exchanged)]
-    assert chosen[0] == chosen[1]
+def test_a_real_selector_chooses_the_same_completion_in_both_orders(tiny_selector, random_adapter):
+    """The selector scores both orders, so that the order of the pair does not matter."""
+
+    tiny_selector.slot.load(random_adapter(1))
+
+    def chosen(first_label, second_label):
+        sampled = {q: completions(f"{first_label} of {q}", f"{second_label} of {q}") for q in PROMPTS}
+        candidates, _ = candidate_pairs(PROMPTS, sampled)
+        comparisons = [Comparison(c.prompt, c.first.text, c.second.text) for c in candidates]
+        rows = label_pairs(tiny_selector.margins(comparisons)[None], candidates)
+        return {row["prompt_id"]: row["chosen"] for row in rows}
+
+    assert chosen("first", "the second one") == chosen("the second one", "first")
+
+
+# --- Shares
+
+
+def test_shares_of_labeled_pairs_are_those_of_a_hand_computed_example():
+    """Chosen: 'aa' (finished), 'ccc', 'dd' (finished); rejected: 'b', 'c', 'e'."""
+    sampled = {
+        "q0": completions("aa", "b"),
+        "q1": completions("c", "ccc"),
+        "q2": completions("dd", "e"),
+    }
+    candidates, _ = candidate_pairs({name: name for name in sampled}, sampled)
+    shares = label_shares(label_by(candidates, prefer_longer))
+    assert shares.label_1_share == pytest.approx(1 / 3)
+    assert shares.chosen_longer_share == 1.0
+    assert shares.chosen_finished_more == pytest.approx(2 / 3)
+
+
+def test_shares_without_pairs_are_nan():
+    assert all(np.isnan(value) for value in asdict(label_shares([])).values())

@@ -1,60 +1,92 @@
-"""The sources of plain pairs (imdb, code-vulnerability, webgpt, py-dpo, ultrafeedback), on small files of the hub sets' schemas written for these tests."""
-
-import json
+"""The sources of plain pairs, on small files of the hub's schemas."""
 
 import pytest
 
 from components.config import DataConfig, RecipeError
-from components.data import code_vulnerability, imdb, sources, ultrafeedback, webgpt
-from components.data.plain import make_pairs
+from components.data import sources
 from components.data.prepare import prepare
-from components.data.records import PAIR_COLUMNS, DataError, read_rows
-
-WHOLE = {"align_share": 0.0, "judge_share": 0.0}
+from components.data.records import PAIR_COLUMNS, DataError
+from components.data.sources import code_vulnerability, imdb, ultrafeedback, webgpt
+from components.data.sources.plain import RawSplit, make_pairs
+from tests.support.sources import WHOLE, data_config, prepared_rows, write_jsonl
 
 
 def review(i, **more):
     """A raw row of imdb, in which each better ending is bright and each worse one dull."""
     start = f"Film number {i} was"
-    return {"prompt": start, "chosen": f"{start} bright{' and kind' * (i % 3)}, {i}.", "rejected": f"{start} dull{' and slow' * (i % 2)}, {i}.", "chosen_reward": 1.0 + i / 10, "rejected_reward": 0.5} | more
+    return {
+        "prompt": start,
+        "chosen": f"{start} bright{' and kind' * (i % 3)}, {i}.",
+        "rejected": f"{start} dull{' and slow' * (i % 2)}, {i}.",
+        "chosen_reward": 1.0 + i / 10,
+        "rejected_reward": 0.5,
+    } | more
 
 
 def code(i, **more):
-    return {"lang": ("Go", "c++", "Ruby")[i % 3], "vulnerability": f"Weakness {i}.", "system": "", "question": f"Write program {i}.", "chosen": f"safe({i})" + " # checked" * (i % 2),
-            "rejected": f"unsafe({i})" + " # quick" * (i % 3)} | more
+    return {
+        "lang": ("Go", "c++", "Ruby")[i % 3],
+        "vulnerability": f"Weakness {i}.",
+        "system": "",
+        "question": f"Write program {i}.",
+        "chosen": f"safe({i})" + " # checked" * (i % 2),
+        "rejected": f"unsafe({i})" + " # quick" * (i % 3),
+    } | more
 
 
 def compared(i, **more):
     """A raw row of webgpt; of odd ones the second answer is the better."""
-    answers, scores = [f"Sound answer {i} [1]. More [2, 3].", f"Poor answer {i}."], [0.5, -0.25]
+    answers = [f"Sound answer {i} [1]. More [2, 3].", f"Poor answer {i}."]
+    scores = [0.5, -0.25]
     first = i % 2
-    return {"question": {"dataset": "eli5", "id": f"q{i}", "full_text": f"Why is it {i}?"}, "answer_0": answers[first], "answer_1": answers[1 - first],
-            "score_0": scores[first], "score_1": scores[1 - first]} | more
+    return {
+        "question": {"dataset": "eli5", "id": f"q{i}", "full_text": f"Why is it {i}?"},
+        "answer_0": answers[first],
+        "answer_1": answers[1 - first],
+        "score_0": scores[first],
+        "score_1": scores[1 - first],
+    } | more
 
 
 def program(i, **more):
-    return {"prompt": f"Print {i}.", "chosen": f"print({i})" + "  # done" * (i % 2), "rejected": f"prin({i})" + "  # well" * (i % 3)} | more
+    return {
+        "prompt": f"Print {i}.",
+        "chosen": f"print({i})" + "  # done" * (i % 2),
+        "rejected": f"prin({i})" + "  # well" * (i % 3),
+    } | more
 
 
 def talk(i, **more):
     """A raw row of ultrafeedback with chat messages."""
-    def said(text):
-        return [{"role": "user", "content": f"Name {i}."}, {"role": "assistant", "content": "An earlier word."}, {"role": "user", "content": "Go on."}, {"role": "assistant", "content": text}]
 
-    return {"prompt": f"Name {i}.", "chosen": said(f"A helpful name {i}."), "rejected": said(f"No name {i}" + ", sorry." * (i % 2))} | more
+    def conversation(text):
+        return [
+            {"role": "user", "content": f"Name {i}."},
+            {"role": "assistant", "content": "An earlier word."},
+            {"role": "user", "content": "Go on."},
+            {"role": "assistant", "content": text},
+        ]
+
+    return {
+        "prompt": f"Name {i}.",
+        "chosen": conversation(f"A helpful name {i}."),
+        "rejected": conversation(f"No name {i}" + ", sorry." * (i % 2)),
+    } | more
 
 
-HUBS = {"imdb": (review, "yuasosnin/imdb-dpo"), "code-vulnerability": (code, "CyberNative/Code_Vulnerability_Security_DPO"), "webgpt": (compared, "openai/webgpt_comparisons"),
-        "py-dpo": (program, "jondurbin/py-dpo-v0.1"), "ultrafeedback": (talk, "kaitchup/UltraFeedback-prompt-chosen-rejected")}
-
-
-def written(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+HUBS = {
+    "imdb": (review, "yuasosnin/imdb-dpo"),
+    "code-vulnerability": (code, "CyberNative/Code_Vulnerability_Security_DPO"),
+    "webgpt": (compared, "openai/webgpt_comparisons"),
+    "py-dpo": (program, "jondurbin/py-dpo-v0.1"),
+    "ultrafeedback": (talk, "kaitchup/UltraFeedback-prompt-chosen-rejected"),
+}
 
 
 def load(source, rows, folder, seed=0, options=WHOLE):
-    return sources.load(DataConfig(source=source, path=written(folder / "rows.jsonl", rows), options=options), seed)
+    return sources.load(
+        data_config(source=source, path=write_jsonl(folder / "rows.jsonl", rows), options=options), seed
+    )
 
 
 @pytest.mark.parametrize("source", HUBS)
@@ -62,34 +94,44 @@ def test_every_row_becomes_a_pair_or_is_counted_and_splits_are_drawn_by_prompt(s
     make, _ = HUBS[source]
     rows = [make(i // 2) for i in range(160)]
     data = load(source, rows, tmp_path, options={})
-    assert len(data.pairs) + len(data.judge) + data.dropped["prompt given to the server"] == 160 and set(data.dropped) == {"prompt given to the server"}
-    assert set(data.pairs["split"]) == {"train", "validation", "test"} and len(data.judge)
+    assert len(data.pairs) + len(data.judge) + data.dropped["prompt given to the server"] == 160
+    assert set(data.dropped) == {"prompt given to the server"}
+    assert set(data.pairs["split"]) == {"train", "validation", "test"}
+    assert len(data.judge)
     splits = dict(zip(data.pairs["prompt"], data.pairs["split"], strict=True))
     assert len(set(zip(data.pairs["prompt"], data.pairs["split"], strict=True))) == len(splits)
-    assert {p["prompt"] for p in data.prompts if p["split"] == "test"} == {prompt for prompt, split in splits.items() if split == "test"}
-    assert set(data.pairs["source"]) == {source} and set(data.pairs["client_id"]) == {""} and tuple(data.pairs.column_names)[:len(PAIR_COLUMNS)] == PAIR_COLUMNS
+    assert {p["prompt"] for p in data.prompts if p["split"] == "test"} == {
+        prompt for prompt, split in splits.items() if split == "test"
+    }
+    assert set(data.pairs["source"]) == {source}
+    assert set(data.pairs["client_id"]) == {""}
+    assert tuple(data.pairs.column_names)[: len(PAIR_COLUMNS)] == PAIR_COLUMNS
 
 
 @pytest.mark.parametrize("source", HUBS)
-def test_the_hub_is_asked_for_the_sources_splits_and_runs_no_remote_code(source, tmp_path, monkeypatch):
+def test_the_splits_are_loaded_from_the_hub_without_remote_code(source, tmp_path, monkeypatch):
     import datasets
 
-    asked = []
+    requests = []
 
     def load_dataset(name, config=None, **more):
-        asked.append((name, config, more))
+        requests.append((name, config, more))
         return [make(i) for i in (range(80) if more["split"] == "train" else range(70, 100))]
 
     make, hub = HUBS[source]
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     data = sources.load(DataConfig(source=source, revision="abc", options=WHOLE), 0)
     splits = ("train", "test") if source == "imdb" else ("train",)
-    assert asked == [(hub, None, {"split": split, "revision": "abc", "data_dir": None}) for split in splits]
+    assert requests == [
+        (hub, None, {"split": split, "revision": "abc", "data_dir": None}) for split in splits
+    ]
     assert len(data.pairs) == (100 if source == "imdb" else 80)
 
 
 @pytest.mark.parametrize("source", HUBS)
-def test_a_row_without_a_column_or_with_another_type_is_named_by_file_row_and_column(source, tmp_path, monkeypatch):
+def test_a_row_without_a_column_or_with_another_type_is_named_by_file_row_and_column(
+    source, tmp_path, monkeypatch
+):
     import datasets
 
     make, hub = HUBS[source]
@@ -97,7 +139,9 @@ def test_a_row_without_a_column_or_with_another_type_is_named_by_file_row_and_co
     bare = {k: v for k, v in make(1).items() if k != column}
     with pytest.raises(DataError, match=rf"rows.jsonl, row 2: column '{column}' is missing; there are: "):
         load(source, [make(0), bare], tmp_path)
-    with pytest.raises(DataError, match=rf"rows.jsonl, row 2: column '{column}' must be text, but is 7 \(int\)"):
+    with pytest.raises(
+        DataError, match=rf"rows.jsonl, row 2: column '{column}' must be text, but is 7 \(int\)"
+    ):
         load(source, [make(0), make(1) | {column: 7}], tmp_path)
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: [make(0), bare])
     with pytest.raises(DataError, match=rf"{hub} \(split train\), row 2: column '{column}' is missing"):
@@ -108,25 +152,40 @@ def test_a_row_without_a_column_or_with_another_type_is_named_by_file_row_and_co
 def test_empty_texts_and_answers_that_are_the_same_make_no_pair_and_are_counted(source, tmp_path):
     make, _ = HUBS[source]
     columns = {"webgpt": ("answer_0", "answer_1")}.get(source, ("chosen", "rejected"))
-    bare, same = make(2), make(3)
+    bare = make(2)
+    same = make(3)
     nothing = bare["prompt"] + " " if source == "imdb" else " "
-    rows = [*(make(i) for i in range(40)), bare | {columns[0]: nothing}, bare | dict.fromkeys(columns, nothing), same | {columns[1]: same[columns[0]]}]
+    rows = [
+        *(make(i) for i in range(40)),
+        bare | {columns[0]: nothing},
+        bare | dict.fromkeys(columns, nothing),
+        same | {columns[1]: same[columns[0]]},
+    ]
     rows.append(make(4) | ({"question": "  "} if "question" in make(4) else {"prompt": ""}))
     data = load(source, rows, tmp_path)
-    assert len(data.pairs) == 40 and data.dropped == {"empty text": 3, "both answers the same": 1}
+    assert len(data.pairs) == 40
+    assert data.dropped == {"empty text": 3, "both answers the same": 1}
 
 
 def test_rows_that_make_no_pair_at_all_are_refused_with_the_reasons(tmp_path):
-    with pytest.raises(DataError, match=r"rows.jsonl: none of the 3 rows makes a pair \(margin not above 0: 2, completion that does not begin with its prompt: 1\); see whether"):
-        load("imdb", [review(0, chosen_reward=0.0), review(1, chosen_reward=-1.0), review(2, prompt="Another")], tmp_path)
+    with pytest.raises(
+        DataError,
+        match=r"rows.jsonl: none of the 3 rows .*margin not above 0: 2, .* begin with its prompt: 1\)",
+    ):
+        load(
+            "imdb",
+            [review(0, chosen_reward=0.0), review(1, chosen_reward=-1.0), review(2, prompt="Another")],
+            tmp_path,
+        )
 
 
 def test_a_folder_with_a_test_file_keeps_it_and_drops_training_rows_of_its_prompts(tmp_path):
-    written(tmp_path / "train.jsonl", [program(i) for i in range(20)])
-    written(tmp_path / "test.jsonl", [program(19, prompt=" print   19."), program(30)])
+    write_jsonl(tmp_path / "train.jsonl", [program(i) for i in range(20)])
+    write_jsonl(tmp_path / "test.jsonl", [program(19, prompt=" print   19."), program(30)])
     data = sources.load(DataConfig(source="py-dpo", path=str(tmp_path), options=WHOLE), 0)
     assert sorted(p["prompt"] for p in data.pairs if p["split"] == "test") == ["Print 30.", "print   19."]
-    assert len(data.pairs) == 21 and data.dropped == {"prompt also in the test split": 1}
+    assert len(data.pairs) == 21
+    assert data.dropped == {"prompt also in the test split": 1}
     (tmp_path / "train.jsonl").unlink()
     with pytest.raises(DataError, match=r"expected a file train \(.*\), and optionally test, in this folder"):
         sources.load(DataConfig(source="py-dpo", path=str(tmp_path)), 0)
@@ -134,119 +193,212 @@ def test_a_folder_with_a_test_file_keeps_it_and_drops_training_rows_of_its_promp
 
 # --- imdb
 
-def test_imdb_takes_the_prompt_off_both_completions_and_the_margin_is_the_difference_of_the_rewards(tmp_path):
+
+def test_imdb_removes_the_prompt_from_both_completions_and_the_margin_is_the_difference_of_the_rewards(
+    tmp_path,
+):
     data = load("imdb", [review(i) for i in range(40)], tmp_path)
     assert all(p["chosen"].startswith("bright") and p["rejected"].startswith("dull") for p in data.pairs)
-    assert {p["prompt"]: round(p["margin"], 6) for p in data.pairs} == {f"Film number {i} was": round(0.5 + i / 10, 6) for i in range(40)}
+    assert {p["prompt"]: round(p["margin"], 6) for p in data.pairs} == {
+        f"Film number {i} was": round(0.5 + i / 10, 6) for i in range(40)
+    }
 
 
-def test_imdb_takes_the_prompt_off_once_where_a_completion_says_it_again():
+def test_imdb_removes_the_prompt_once_from_a_completion_that_repeats_it():
     pair = imdb.make_pair(review(0, prompt="no", chosen="no no yes", rejected="no never"), "here")
-    assert (pair["chosen"].strip(), pair["rejected"].strip()) == ("no yes", "never")
+    assert (pair.chosen.strip(), pair.rejected.strip()) == ("no yes", "never")
 
 
-@pytest.mark.parametrize(("change", "reason"), [
-    ({"chosen_reward": 0.5}, "margin not above 0"), ({"chosen_reward": 0.25}, "margin not above 0"),
-    ({"chosen": "The film was bright."}, "completion that does not begin with its prompt"), ({"rejected": "was dull."}, "completion that does not begin with its prompt")])
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"chosen_reward": 0.5}, "margin not above 0"),
+        ({"chosen_reward": 0.25}, "margin not above 0"),
+        ({"chosen": "The film was bright."}, "completion that does not begin with its prompt"),
+        ({"rejected": "was dull."}, "completion that does not begin with its prompt"),
+    ],
+)
 def test_an_imdb_row_whose_margin_is_not_above_0_or_that_has_another_prompt_is_counted(change, reason):
-    pairs, dropped = make_pairs([review(0), review(1, **change)], "here", list(review(0)), imdb.make_pair)
-    assert [p["prompt"] for p in pairs] == ["Film number 0 was"] and dropped == {reason: 1}
+    pairs, dropped = make_pairs(
+        RawSplit([review(0), review(1, **change)], "here"), list(review(0)), imdb.make_pair
+    )
+    assert [pair.prompt for pair in pairs] == ["Film number 0 was"]
+    assert dropped == {reason: 1}
 
 
-@pytest.mark.parametrize(("value", "words"), [("high", "must be a number, but is 'high'"), (None, "must be a finite number, but is None"), (float("nan"), "must be a finite number, but is nan")])
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("high", "must be a number, but is 'high'"),
+        (None, "must be a finite number, but is None"),
+        (float("nan"), "must be a finite number, but is nan"),
+    ],
+)
 def test_an_imdb_reward_that_is_no_number_is_refused(value, words):
     with pytest.raises(DataError, match=f"here: column 'rejected_reward' {words}"):
         imdb.make_pair(review(0, rejected_reward=value), "here")
 
 
+@pytest.mark.slow
 def test_imdb_by_margin_gives_the_first_client_the_easiest_pairs(tmp_path):
-    path = written(tmp_path / "rows.jsonl", [review(i) for i in range(90)])
-    prepare(DataConfig(source="imdb", path=path, partition="margin", clients=3, options=WHOLE), 0, tmp_path / "data")
-    rows = read_rows(tmp_path / "data" / "pairs.parquet").to_list()
-    held = {client: sorted(int(r["prompt"].split()[2]) for r in rows if r["client_id"] == client) for client in ("client-00", "client-01", "client-02")}
+    path = write_jsonl(tmp_path / "rows.jsonl", [review(i) for i in range(90)])
+    prepare(
+        DataConfig(source="imdb", path=path, partition="margin", clients=3, options=WHOLE),
+        0,
+        tmp_path / "data",
+    )
+    rows = prepared_rows(tmp_path / "data")
+    held = {
+        client: sorted(int(r["prompt"].split()[2]) for r in rows if r["client_id"] == client)
+        for client in ("client-00", "client-01", "client-02")
+    }
     assert held == {"client-00": [*range(60, 90)], "client-01": [*range(30, 60)], "client-02": [*range(30)]}
 
 
 # --- code-vulnerability
 
-def test_secure_code_is_chosen_and_the_domain_is_the_language_as_it_is_written(tmp_path):
+
+def test_secure_code_is_chosen_and_the_domain_is_the_language_as_it_is_write_jsonl(tmp_path):
     data = load("code-vulnerability", [code(i) for i in range(60)], tmp_path)
     assert all(p["chosen"].startswith("safe") and p["rejected"].startswith("unsafe") for p in data.pairs)
-    assert set(data.pairs["domain"]) == {"Go", "c++", "Ruby"} and {p["prompt"]: p["domain"] for p in data.pairs}["Write program 1."] == "c++"
+    assert set(data.pairs["domain"]) == {"Go", "c++", "Ruby"}
+    assert {p["prompt"]: p["domain"] for p in data.pairs}["Write program 1."] == "c++"
 
 
-def test_a_system_text_stands_before_the_question_where_there_is_one():
-    rows = [code(0, system="You write Go."), code(1), code(2, system=None), code(3, system="You write Go.", question=" ")]
-    pairs, dropped = make_pairs(rows, "here", list(code(0)), code_vulnerability.make_pair)
-    assert [p["prompt"] for p in pairs] == ["You write Go.\n\nWrite program 0.", "Write program 1.", "Write program 2."] and dropped == {"empty text": 1}
+def test_a_system_text_is_put_before_the_question():
+    rows = [
+        code(0, system="You write Go."),
+        code(1),
+        code(2, system=None),
+        code(3, system="You write Go.", question=" "),
+    ]
+    pairs, dropped = make_pairs(RawSplit(rows, "here"), list(code(0)), code_vulnerability.make_pair)
+    assert [pair.prompt for pair in pairs] == [
+        "You write Go.\n\nWrite program 0.",
+        "Write program 1.",
+        "Write program 2.",
+    ]
+    assert dropped == {"empty text": 1}
 
 
-def test_languages_are_dealt_to_the_clients_that_the_recipe_names(tmp_path):
-    path = written(tmp_path / "rows.jsonl", [code(i) for i in range(90)])
+@pytest.mark.slow
+def test_languages_are_assigned_to_the_clients_that_the_recipe_names(tmp_path):
+    path = write_jsonl(tmp_path / "rows.jsonl", [code(i) for i in range(90)])
     clients = {"systems": ["Go", "c++"], "web": ["Ruby"]}
-    report = prepare(DataConfig(source="code-vulnerability", path=path, partition="column", column="domain", column_clients=clients), 0, tmp_path / "data")
-    rows = read_rows(tmp_path / "data" / "pairs.parquet").to_list()
-    assert {(r["client_id"], r["domain"]) for r in rows} == {("systems", "Go"), ("systems", "c++"), ("web", "Ruby")}
-    assert set(read_rows(tmp_path / "data" / "judge.parquet")["client_id"]) == {"judge"} and report["rows"]["left_out"] == {}
+    report = prepare(
+        DataConfig(
+            source="code-vulnerability",
+            path=path,
+            partition="column",
+            column="domain",
+            column_clients=clients,
+        ),
+        0,
+        tmp_path / "data",
+    )
+    rows = prepared_rows(tmp_path / "data")
+    assert {(r["client_id"], r["domain"]) for r in rows} == {
+        ("systems", "Go"),
+        ("systems", "c++"),
+        ("web", "Ruby"),
+    }
+    assert {r["client_id"] for r in prepared_rows(tmp_path / "data", "judge")} == {"judge"}
+    assert report.rows.left_out == {}
 
 
 # --- webgpt
 
-def test_the_answer_with_the_higher_score_is_chosen_in_whichever_column_it_stands(tmp_path):
+
+def test_the_answer_with_the_higher_score_is_chosen_in_either_column(tmp_path):
     data = load("webgpt", [compared(i) for i in range(40)], tmp_path)
-    assert len(data.pairs) == 40 and all(p["chosen"].startswith("Sound") and p["rejected"].startswith("Poor") for p in data.pairs)
-    assert set(data.pairs["margin"]) == {0.75} and "Why is it 3?" in data.pairs["prompt"]
+    assert len(data.pairs) == 40
+    assert all(p["chosen"].startswith("Sound") and p["rejected"].startswith("Poor") for p in data.pairs)
+    assert set(data.pairs["margin"]) == {0.75}
+    assert "Why is it 3?" in data.pairs["prompt"]
 
 
 def test_equal_scores_are_a_tie_and_a_question_may_be_a_text(tmp_path):
-    rows = [*(compared(i) for i in range(30)), compared(30, score_0=0.25, score_1=0.25), compared(31, score_0=0, score_1=-0.0), compared(32, question="Plainly asked?")]
+    rows = [
+        *(compared(i) for i in range(30)),
+        compared(30, score_0=0.25, score_1=0.25),
+        compared(31, score_0=0, score_1=-0.0),
+        compared(32, question="Plainly asked?"),
+    ]
     data = load("webgpt", rows, tmp_path)
-    assert data.dropped == {"tie": 2} and len(data.pairs) == 31 and "Plainly asked?" in data.pairs["prompt"]
+    assert data.dropped == {"tie": 2}
+    assert len(data.pairs) == 31
+    assert "Plainly asked?" in data.pairs["prompt"]
 
 
-def test_marks_of_citation_stay_unless_they_are_to_be_removed(tmp_path):
+def test_citation_marks_are_removed_only_if_the_option_says_so(tmp_path):
     rows = [compared(i) for i in range(20)]
-    kept, bare = (load("webgpt", rows, tmp_path, options=WHOLE | more) for more in ({}, {"references": "remove"}))
-    assert "Sound answer 4 [1]. More [2, 3]." in kept.pairs["chosen"] and "Sound answer 4. More." in bare.pairs["chosen"]
-    assert webgpt.MARK.sub("", "One [1][2] and [ab] x[12,3].") == "One and [ab] x."
+    unchanged, bare = (
+        load("webgpt", rows, tmp_path, options=WHOLE | more) for more in ({}, {"references": "remove"})
+    )
+    assert "Sound answer 4 [1]. More [2, 3]." in unchanged.pairs["chosen"]
+    assert "Sound answer 4. More." in bare.pairs["chosen"]
+    assert webgpt.CITATION.sub("", "One [1][2] and [ab] x[12,3].") == "One and [ab] x."
     with pytest.raises(RecipeError, match=r"'data.options.references' is 'drop'.*'keep' or 'remove'"):
         load("webgpt", rows, tmp_path, options={"references": "drop"})
 
 
-def test_answers_that_differ_in_their_marks_alone_are_the_same_once_these_are_removed(tmp_path):
+def test_answers_that_differ_only_in_citation_marks_are_the_same_without_them(tmp_path):
     rows = [*(compared(i) for i in range(20)), compared(21, answer_0="So [1].", answer_1="So [2].")]
     assert load("webgpt", rows, tmp_path).dropped == {}
-    assert load("webgpt", rows, tmp_path, options=WHOLE | {"references": "remove"}).dropped == {"both answers the same": 1}
+    assert load("webgpt", rows, tmp_path, options=WHOLE | {"references": "remove"}).dropped == {
+        "both answers the same": 1
+    }
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    ({"question": {"id": "q"}}, r"column 'question' must be text, or an object with full_text, but has: id"), ({"question": {"full_text": 3}}, r"column 'question' must be text, but is 3"),
-    ({"score_0": "1"}, r"column 'score_0' must be a number, but is '1'"), ({"score_1": None}, r"column 'score_1' must be a finite number, but is None"),
-    ({"score_0": float("nan")}, r"column 'score_0' must be a finite number, but is nan")])
-def test_a_webgpt_row_of_another_form_is_refused(change, words):
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"question": {"id": "q"}},
+            r"column 'question' must be text, or an object with full_text, but has: id",
+        ),
+        ({"question": {"full_text": 3}}, r"column 'question' must be text, but is 3"),
+        ({"score_0": "1"}, r"column 'score_0' must be a number, but is '1'"),
+        ({"score_1": None}, r"column 'score_1' must be a finite number, but is None"),
+        ({"score_0": float("nan")}, r"column 'score_0' must be a finite number, but is nan"),
+    ],
+)
+def test_a_webgpt_row_with_a_wrong_type_is_refused(change, words):
     with pytest.raises(DataError, match=f"here: {words}"):
         webgpt.make_pair(compared(0) | change, "here")
 
 
 # --- py-dpo and ultrafeedback
 
+
 def test_validated_programs_are_chosen(tmp_path):
     data = load("py-dpo", [program(i) for i in range(20)], tmp_path)
     assert all(p["chosen"].startswith("print(") and p["rejected"].startswith("prin(") for p in data.pairs)
 
 
-def test_of_chat_messages_the_assistants_last_turn_is_the_answer_and_texts_are_taken_as_they_are(tmp_path):
+def test_the_last_turn_of_the_assistant_is_the_answer_and_texts_are_unchanged(tmp_path):
     rows = [*(talk(i) for i in range(20)), talk(20, chosen="A plain name.", rejected="No plain name.")]
     rows.append(talk(21, chosen=[*talk(21)["chosen"], {"role": "user", "content": "Thank you."}]))
     data = load("ultrafeedback", rows, tmp_path)
     answers = {p["prompt"]: (p["chosen"], p["rejected"]) for p in data.pairs}
-    assert answers["Name 3."] == ("A helpful name 3.", "No name 3, sorry.") and answers["Name 20."] == ("A plain name.", "No plain name.") and answers["Name 21."][0] == "A helpful name 21."
+    assert answers["Name 3."] == ("A helpful name 3.", "No name 3, sorry.")
+    assert answers["Name 20."] == ("A plain name.", "No plain name.")
+    assert answers["Name 21."][0] == "A helpful name 21."
 
 
-@pytest.mark.parametrize(("value", "words"), [
-    ([], "a list of 0 messages without a turn of the assistant"), ([{"role": "user", "content": "Hm?"}], "a list of 1 messages without a turn of the assistant"),
-    (["A name."], "must be text or a list of messages, each an object with role and content, but is \"\\['A name.'\\]\""), ([{"role": "assistant", "content": 3}], "must be text, but is 3"),
-    ({"role": "assistant"}, "must be text, but is")])
-def test_messages_of_another_form_are_refused(value, words):
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ([], "a list of 0 messages without a turn of the assistant"),
+        ([{"role": "user", "content": "Hm?"}], "a list of 1 messages without a turn of the assistant"),
+        (
+            ["A name."],
+            "must be text or a list of messages, .*, but is \"\\['A name.'\\]\"",
+        ),
+        ([{"role": "assistant", "content": 3}], "must be text, but is 3"),
+        ({"role": "assistant"}, "must be text, but is"),
+    ],
+)
+def test_messages_without_an_answer_are_refused(value, words):
     with pytest.raises(DataError, match=f"here: column 'chosen' (is )?{words}"):
         ultrafeedback.make_pair(talk(0, chosen=value), "here")

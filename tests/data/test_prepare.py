@@ -2,17 +2,21 @@
 
 import json
 from collections import Counter, defaultdict
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pandas as pd
 import pytest
 
 from components.config import DataConfig
 from components.data import sources
+from components.data.plots import plot_partition, shown_clients
 from components.data.prepare import prepare
-from components.data.records import DataError, read_clients, read_rows
+from components.data.records import DataError, Pair, read_clients, read_rows
+from components.data.report import read_report
 from components.data.splits import assign, grouped, normal, one_spelling
-from components.data.validation import validate
+from components.data.tables import PreparedTables
+from components.data.validation import Limits, validate
+from tests.support.sources import prepared_rows
 
 
 @pytest.fixture
@@ -20,31 +24,34 @@ def own(fixtures):
     return {"source": "jsonl", "path": str(fixtures / "pairs.jsonl")}
 
 
-def rows_of(folder, name="pairs"):
-    return read_rows(folder / f"{name}.parquet").to_list()
-
-
-def test_a_prompts_split_is_a_function_of_seed_and_prompt_and_shares_come_out_as_asked():
+def test_a_prompts_split_is_a_function_of_seed_and_prompt_with_the_configured_shares():
     groups = [f"question {i}" for i in range(5000)]
     splits = assign(groups, 0.1, 0.2, seed=1)
     counts = Counter(splits)
-    assert abs(counts["test"] / 5000 - 0.2) < 0.02 and abs(counts["validation"] / 5000 - 0.1) < 0.02
+    assert abs(counts["test"] / 5000 - 0.2) < 0.02
+    assert abs(counts["validation"] / 5000 - 0.1) < 0.02
     assert assign(reversed(groups), 0.1, 0.2, seed=1) == splits[::-1]
     assert assign(groups, 0.1, 0.2, seed=2) != splits
 
 
-@pytest.mark.parametrize("partition", [{"partition": "natural"}, {"partition": "dirichlet", "clients": 4}, {"partition": "iid", "clients": 4}])
-def test_every_pair_that_comes_in_goes_out_or_is_counted_and_no_prompt_is_in_two_splits(own, tmp_path, partition):
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "partition",
+    [{"partition": "natural"}, {"partition": "dirichlet", "clients": 4}, {"partition": "iid", "clients": 4}],
+)
+def test_every_pair_is_prepared_or_counted_and_no_prompt_is_in_two_splits(own, tmp_path, partition):
     report = prepare(DataConfig(**own, **partition), 0, tmp_path / "data")
-    rows, judge, prompts = (rows_of(tmp_path / "data", name) for name in ("pairs", "judge", "prompts"))
-    counted = report["rows"]
-    assert counted["source"] == counted["pairs"] == len(rows)
-    assert len(rows) + len(judge) + counted["dropped"]["prompt given to the server"] == 60      # the file's lines
+    rows, judge, prompts = (prepared_rows(tmp_path / "data", name) for name in ("pairs", "judge", "prompts"))
+    counted = report.rows
+    assert counted.source == counted.pairs == len(rows)
+    assert len(rows) + len(judge) + counted.dropped["prompt given to the server"] == 60  # the file's lines
     splits = defaultdict(set)
     for row in (*rows, *judge, *prompts):
         splits[row["prompt"]].add(row["split"])
     assert all(len(s) == 1 for s in splits.values())
-    assert {"train", "test"} <= set(report["splits"]) and report["splits"]["train"] and report["splits"]["test"]
+    assert {"train", "test"} <= set(report.splits)
+    assert report.splits["train"]
+    assert report.splits["test"]
     if partition["partition"] != "natural":
         assert len({(r["group"], r["client_id"]) for r in rows}) == len({r["group"] for r in rows})
         assert {r["client_id"] for r in rows} == {f"client-0{i}" for i in range(4)}
@@ -52,132 +59,227 @@ def test_every_pair_that_comes_in_goes_out_or_is_counted_and_no_prompt_is_in_two
 
 def two_spellings(source, folder):
     """A file or folder of a source in which each of 60 prompts stands twice, in two spellings."""
-    asked = [(text, f"Good {i} {k}." + " More." * (i % 3), f"Bad {i} {k}." + " And more." * ((k + i) % 2)) for i in range(60) for k, text in enumerate((f"p{i} what?", f" P{i}  What?"))]
-    told = [{"chosen": f"\n\nHuman: {p}\n\nAssistant: {c}", "rejected": f"\n\nHuman: {p}\n\nAssistant: {r}"} for p, c, r in asked]
-    rows = {"hh-rlhf": told, "auto-j": [{"scenario": "s", "label": 0, "prompt": p, "response 1": c, "response 2": r} for p, c, r in asked],
-            "jsonl": [{"prompt": p, "chosen": c, "rejected": r} for p, c, r in asked]}
-    parts = {"train": told[::-1][:-24], "test": told[:48:2]} if source == "hh-rlhf, split" else {"pairs": rows[source]}
+    texts = []
+    for i in range(60):
+        for k, text in enumerate((f"p{i} what?", f" P{i}  What?")):
+            good = f"Good {i} {k}." + " More." * (i % 3)
+            texts.append((text, good, f"Bad {i} {k}." + " And more." * ((k + i) % 2)))
+    told = [
+        {"chosen": f"\n\nHuman: {p}\n\nAssistant: {c}", "rejected": f"\n\nHuman: {p}\n\nAssistant: {r}"}
+        for p, c, r in texts
+    ]
+    rows = {
+        "hh-rlhf": told,
+        "auto-j": [
+            {"scenario": "s", "label": 0, "prompt": p, "response 1": c, "response 2": r} for p, c, r in texts
+        ],
+        "jsonl": [{"prompt": p, "chosen": c, "rejected": r} for p, c, r in texts],
+    }
+    parts = (
+        {"train": told[::-1][:-24], "test": told[:48:2]}
+        if source == "hh-rlhf, split"
+        else {"pairs": rows[source]}
+    )
     for name, lines in parts.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in lines))
     return str(folder if len(parts) > 1 else folder / "pairs.jsonl")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["jsonl", "hh-rlhf", "hh-rlhf, split", "auto-j"])
 def test_prompts_that_differ_in_case_and_white_space_only_are_in_one_split_and_one_client(source, tmp_path):
     path = two_spellings(source, tmp_path)
-    prepare(DataConfig(source=source.partition(",")[0], path=path, partition="iid", clients=3), 0, tmp_path / "data")
-    spellings, splits, clients = defaultdict(set), defaultdict(set), defaultdict(set)
+    prepare(
+        DataConfig(source=source.partition(",")[0], path=path, partition="iid", clients=3),
+        0,
+        tmp_path / "data",
+    )
+    spellings = defaultdict(set)
+    splits = defaultdict(set)
+    clients = defaultdict(set)
     for name in ("pairs", "judge", "prompts"):
-        for row in rows_of(tmp_path / "data", name):
+        for row in prepared_rows(tmp_path / "data", name):
             key = normal(row["prompt"])
             spellings[key].add(row["prompt"])
             splits[key].add(row["split"])
             if name == "pairs":
                 clients[key].add(row["client_id"])
-    assert sum(len(s) == 2 for s in spellings.values()) > 25 and {"train", "test", "align"} <= set.union(*splits.values())
-    assert all(len(s) == 1 for s in splits.values()) and all(len(c) == 1 for c in clients.values())
+    assert sum(len(s) == 2 for s in spellings.values()) > 25
+    assert {"train", "test", "align"} <= set.union(*splits.values())
+    assert all(len(s) == 1 for s in splits.values())
+    assert all(len(c) == 1 for c in clients.values())
 
 
-@pytest.mark.parametrize(("source", "file"), [("jsonl", "pairs.jsonl"), ("hh-rlhf", "hh.jsonl"), ("auto-j", "auto_j.jsonl")])
-def test_a_prompt_of_one_spelling_is_split_by_the_hash_of_its_very_text(source, file, fixtures):
+@pytest.mark.parametrize(
+    ("source", "file"), [("jsonl", "pairs.jsonl"), ("hh-rlhf", "hh.jsonl"), ("auto-j", "auto_j.jsonl")]
+)
+def test_a_prompt_of_one_spelling_is_split_by_the_hash_of_its_text(source, file, fixtures):
     data = DataConfig(source=source, path=str(fixtures / file))
     loaded = sources.load(data, 0)
     rows = [*loaded.pairs, *loaded.judge]
-    assert len(rows) > 5 and [r["split"] for r in rows] == assign([r["prompt"] for r in rows], data.validation, data.test, 0) and not any(r.get("group") for r in rows)
+    assert len(rows) > 5
+    assert [r["split"] for r in rows] == assign([r["prompt"] for r in rows], data.validation, data.test, 0)
+    assert not any(r.get("group") for r in rows)
 
 
-def test_of_several_spellings_the_least_stands_for_all_whatever_their_order_and_a_given_group_stays():
-    asked = ["b ", "B", "a", "b"]
-    assert one_spelling(asked) == one_spelling(asked[::-1]) == {"b ": "B", "B": "B", "b": "B", "a": "a"}
-    rows = [{"prompt": p} for p in asked] + [{"prompt": "b", "group": "mine"}]
-    assert [r.get("group") for r in grouped(rows)] == ["B", None, None, "B", "mine"]
+def test_the_smallest_spelling_is_the_group_of_all_in_any_order_and_an_own_group_stays():
+    spellings = ["b ", "B", "a", "b"]
+    assert (
+        one_spelling(spellings) == one_spelling(spellings[::-1]) == {"b ": "B", "B": "B", "b": "B", "a": "a"}
+    )
+    pairs = [Pair(prompt, "yes", "no") for prompt in spellings]
+    pairs.append(Pair("b", "yes", "no", group="mine"))
+    assert [pair.group for pair in grouped(pairs)] == ["B", None, None, "B", "mine"]
 
 
+@pytest.mark.slow
 def test_tldrs_copies_of_a_post_that_differ_in_spacing_are_in_one_split(tmp_path):
     def comparison(i, k):
-        info = {"id": f"{i}-{k}", "post": f"It rained on day {i}." if k else f"It  RAINED on day {i}.", "title": "Rain", "subreddit": "tales"}
-        return {"info": info, "summaries": [{"text": f"Rain {i}" + " again" * (i % 3)}, {"text": f"Sun {k}" + " too" * (i % 2)}], "choice": i % 2, "worker": f"w{i % 4}"}
+        info = {
+            "id": f"{i}-{k}",
+            "post": f"It rained on day {i}." if k else f"It  RAINED on day {i}.",
+            "title": "Rain",
+            "subreddit": "tales",
+        }
+        return {
+            "info": info,
+            "summaries": [
+                {"text": f"Rain {i}" + " again" * (i % 3)},
+                {"text": f"Sun {k}" + " too" * (i % 2)},
+            ],
+            "choice": i % 2,
+            "worker": f"w{i % 4}",
+        }
 
     post = {"subreddit": "tales", "title": "Sun", "post": "The sun shone.", "summary": "Sun."}
-    for name, rows in (("comparisons", [comparison(i, k) for i in range(60) for k in (0, 1)]), ("posts", [post]), ("posts_test", [post | {"post": "It snowed."}])):
+    for name, rows in (
+        ("comparisons", [comparison(i, k) for i, k in product(range(60), (0, 1))]),
+        ("posts", [post]),
+        ("posts_test", [post | {"post": "It snowed."}]),
+    ):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    prepare(DataConfig(source="tldr", path=str(tmp_path), options={"judge_workers": 1, "align_share": 1.0}), 0, tmp_path / "data")
+    prepare(
+        DataConfig(source="tldr", path=str(tmp_path), options={"judge_workers": 1, "align_share": 1.0}),
+        0,
+        tmp_path / "data",
+    )
     splits = defaultdict(set)
-    for row in (*rows_of(tmp_path / "data"), *rows_of(tmp_path / "data", "judge")):
+    for row in (*prepared_rows(tmp_path / "data"), *prepared_rows(tmp_path / "data", "judge")):
         splits[normal(row["prompt"])].add(row["split"])
-    assert len(splits) == 60 and all(len(s) == 1 for s in splits.values())
+    assert len(splits) == 60
+    assert all(len(s) == 1 for s in splits.values())
 
 
+@pytest.mark.slow
 def test_both_directions_of_a_disagreement_survive(tmp_path):
     """The reference code lost half of the pairs by an append under `if choice == 1`."""
-    rows = [{"prompt": f"q{i}", "chosen": f"{'ab'[o]}{i}", "rejected": f"{'ba'[o]}{i}", "client_id": f"c{o}"} for i in range(40) for o in (0, 1)]
+    rows = [
+        {"prompt": f"q{i}", "chosen": f"{'ab'[o]}{i}", "rejected": f"{'ba'[o]}{i}", "client_id": f"c{o}"}
+        for i, o in product(range(40), (0, 1))
+    ]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     options = {"align_share": 0.0, "judge_clients": 0.0}
     prepare(DataConfig(source="jsonl", path=str(tmp_path / "p.jsonl"), options=options), 0, tmp_path / "data")
     key = ("prompt", "chosen", "rejected", "client_id")
-    assert Counter(tuple(r[k] for k in key) for r in rows) == Counter(tuple(r[k] for k in key) for r in rows_of(tmp_path / "data"))
+    assert Counter(tuple(r[k] for k in key) for r in rows) == Counter(
+        tuple(r[k] for k in key) for r in prepared_rows(tmp_path / "data")
+    )
 
 
-def test_the_prepared_folder_holds_what_records_promises(own, tmp_path):
+@pytest.mark.slow
+def test_the_prepared_folder_has_the_files_that_records_describes(own, tmp_path):
     folder = tmp_path / "runs" / "data"
-    report = prepare(DataConfig(**own, partition="natural"), 0, folder)
-    assert {p.name for p in folder.iterdir()} == {"pairs.parquet", "judge.parquet", "prompts.parquet", "clients.json", "report.json", "partition.png", "docs"}
-    assert (folder / "docs" / "index.html").is_file() and (folder / "partition.png").read_bytes().startswith(b"\x89PNG")
-    assert json.loads((folder / "report.json").read_text()) == report
+    report = prepare(DataConfig(**own, partition="natural"), 0, folder, docs=True)
+    assert {p.name for p in folder.iterdir()} == {
+        "pairs.parquet",
+        "judge.parquet",
+        "prompts.parquet",
+        "clients.json",
+        "report.json",
+        "partition.png",
+        "docs",
+    }
+    assert (folder / "docs" / "index.html").is_file()
+    assert (folder / "partition.png").read_bytes().startswith(b"\x89PNG")
+    assert read_report(folder) == report
     clients = read_clients(folder)
     for client, row in clients.items():
         for split in ("train", "validation", "test"):
             assert row[split] == len(read_rows(folder / "pairs.parquet", client_id=client, split=split))
-    assert report["partition"]["clients"] == len(clients) == 3 and report["partition"]["samples"] == len(rows_of(folder))
+    assert report.partition.clients == len(clients) == 3
+    assert report.partition.samples == len(prepared_rows(folder))
     assert [p.name for p in folder.parent.iterdir()] == ["data"]
 
 
+@pytest.mark.slow
 def test_preparing_again_replaces_the_folder_with_the_same_rows(own, tmp_path):
     folder = tmp_path / "data"
     prepare(DataConfig(**own), 0, folder)
     first = (folder / "pairs.parquet").read_bytes()
     (folder / "left-over").touch()
     prepare(DataConfig(**own), 0, folder)
-    assert (folder / "pairs.parquet").read_bytes() == first and not (folder / "left-over").exists()
+    assert (folder / "pairs.parquet").read_bytes() == first
+    assert not (folder / "left-over").exists()
     prepare(DataConfig(**own), 1, folder)
     assert (folder / "pairs.parquet").read_bytes() != first
 
 
-def test_fewer_clients_than_owners_keep_those_with_most_pairs_and_count_the_rest(tmp_path):
-    rows = [{"prompt": f"q{c}{i}", "chosen": f"y{i}", "rejected": f"n{i}", "client_id": f"c{c}"} for c in range(4) for i in range(10 * (c + 1))]
+@pytest.mark.slow
+def test_fewer_clients_than_owners_are_those_with_most_pairs_and_the_rest_is_counted(tmp_path):
+    rows = []
+    for c in range(4):
+        for i in range(10 * (c + 1)):
+            rows.append({"prompt": f"q{c}{i}", "chosen": f"y{i}", "rejected": f"n{i}", "client_id": f"c{c}"})
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    recipe = {"source": "jsonl", "path": str(tmp_path / "p.jsonl"), "options": {"align_share": 0.0, "judge_clients": 0.0}}
+    recipe = {
+        "source": "jsonl",
+        "path": str(tmp_path / "p.jsonl"),
+        "options": {"align_share": 0.0, "judge_clients": 0.0},
+    }
     report = prepare(DataConfig(**recipe, clients=2), 0, tmp_path / "data")
     assert set(read_clients(tmp_path / "data")) == {"c2", "c3"}
-    assert report["rows"] | {"prompts": None} == {"source": 100, "pairs": 70, "left_out": {"owner not among the clients": 30}, "judge": 0, "prompts": None, "dropped": {}}
+    assert report.rows.source == 100
+    assert report.rows.pairs == 70
+    assert report.rows.left_out == {"owner not among the clients": 30}
+    assert report.rows.judge == 0
+    assert report.rows.dropped == {}
     with pytest.raises(DataError, match=r"data.clients is 5, but source jsonl has only 4 owners"):
         prepare(DataConfig(**recipe, clients=5), 0, tmp_path / "data")
 
 
-def test_max_pairs_keeps_whole_prompts_of_every_split(own, tmp_path):
+@pytest.mark.slow
+def test_max_pairs_samples_whole_prompts_of_every_split(own, tmp_path):
     whole = prepare(DataConfig(**own, partition="iid", clients=2), 0, tmp_path / "all")
     report = prepare(DataConfig(**own, partition="iid", clients=2, max_pairs=30), 0, tmp_path / "some")
-    before, after = (Counter(r["prompt"] for r in rows_of(tmp_path / name)) for name in ("all", "some"))
-    assert sum(after.values()) <= 30 and all(before[p] == n for p, n in after.items())
-    assert report["splits"]["train"] and report["splits"]["test"]
-    assert report["rows"]["pairs"] + report["rows"]["left_out"]["over max_pairs"] == whole["rows"]["pairs"]
+    before, after = (Counter(r["prompt"] for r in prepared_rows(tmp_path / name)) for name in ("all", "some"))
+    assert sum(after.values()) <= 30
+    assert all(before[p] == n for p, n in after.items())
+    assert report.splits["train"]
+    assert report.splits["test"]
+    assert report.rows.pairs + report.rows.left_out["over max_pairs"] == whole.rows.pairs
 
 
 def test_owners_are_needed_for_the_natural_partition(fixtures, tmp_path):
     with pytest.raises(DataError, match="have no client_id: partition 'natural' needs an owner"):
         prepare(DataConfig(source="hh-rlhf", path=str(fixtures / "hh.jsonl")), 0, tmp_path / "data")
     with pytest.raises(DataError, match="partition 'iid': 50 clients cannot each own one of"):
-        prepare(DataConfig(source="hh-rlhf", path=str(fixtures / "hh.jsonl"), partition="iid", clients=50), 0, tmp_path / "data")
+        prepare(
+            DataConfig(source="hh-rlhf", path=str(fixtures / "hh.jsonl"), partition="iid", clients=50),
+            0,
+            tmp_path / "data",
+        )
 
 
-def test_data_that_fail_leave_the_docs_and_the_earlier_folder_and_nothing_else(own, tmp_path):
+@pytest.mark.slow
+def test_data_that_fail_leave_the_data_docs_and_the_earlier_folder_unchanged(own, tmp_path):
     folder = tmp_path / "data"
     prepare(DataConfig(**own), 0, folder)
     before = (folder / "pairs.parquet").read_bytes()
     with pytest.raises(DataError, match="has at most 30 characters") as error:
-        prepare(DataConfig(**own, max_characters=30), 0, folder)
+        prepare(DataConfig(**own, max_characters=30), 0, folder, docs=True)
     docs = tmp_path / "data.rejected" / "docs" / "index.html"
-    assert docs.is_file() and str(docs) in str(error.value)
+    assert docs.is_file()
+    assert str(docs) in str(error.value)
     assert (folder / "pairs.parquet").read_bytes() == before
     assert {p.name for p in tmp_path.iterdir()} == {"data", "data.rejected"}
     prepare(DataConfig(**own), 0, folder)
@@ -186,16 +288,41 @@ def test_data_that_fail_leave_the_docs_and_the_earlier_folder_and_nothing_else(o
 
 # --- the suite
 
+
 def good(n: int = 60) -> pd.DataFrame:
-    return pd.DataFrame([{
-        "prompt": f"question {i}", "chosen": f"yes {i}" + " indeed" * (i % 2), "rejected": f"no {i}" + " not at all" * (i % 3), "client_id": f"c{i % 3}", "domain": "d",
-        "source": "s", "pair_id": f"p{i}", "split": "test" if i % 5 == 0 else "train", "group": f"question {i}"} for i in range(n)])
+    return pd.DataFrame(
+        [
+            {
+                "prompt": f"question {i}",
+                "chosen": f"yes {i}" + " indeed" * (i % 2),
+                "rejected": f"no {i}" + " not at all" * (i % 3),
+                "client_id": f"c{i % 3}",
+                "domain": "d",
+                "source": "s",
+                "pair_id": f"p{i}",
+                "split": "test" if i % 5 == 0 else "train",
+                "group": f"question {i}",
+            }
+            for i in range(n)
+        ]
+    )
 
 
-def check(pairs: pd.DataFrame, prompts: pd.DataFrame | None = None, judge: pd.DataFrame | None = None, docs=None, one_client_groups=True):
-    prompts = pd.DataFrame([{"prompt_id": "1", "prompt": "other", "references": [], "split": "align"}]) if prompts is None else prompts
+def check(
+    pairs: pd.DataFrame,
+    prompts: pd.DataFrame | None = None,
+    judge: pd.DataFrame | None = None,
+    docs=None,
+    one_client_groups=True,
+):
+    prompts = (
+        pd.DataFrame([{"prompt_id": "1", "prompt": "other", "references": [], "split": "align"}])
+        if prompts is None
+        else prompts
+    )
     judge = pairs.iloc[:0] if judge is None else judge
-    return validate(pairs, prompts, {"c0", "c1", "c2"}, judge=judge, max_characters=200, one_client_groups=one_client_groups, docs=docs)
+    tables = PreparedTables(pairs, judge, prompts, ["c0", "c1", "c2"])
+    return validate(tables, Limits(200, one_client_groups), docs)
 
 
 def changed(column: str, rows: slice, value) -> pd.DataFrame:
@@ -204,32 +331,44 @@ def changed(column: str, rows: slice, value) -> pd.DataFrame:
     return pairs
 
 
+@pytest.mark.slow
 def test_good_data_pass_and_every_expectation_is_reported():
-    report = check(good())
-    names = {e["expectation"] for e in report["expectations"]}
-    assert report["success"] and all(e["success"] for e in report["expectations"])
-    assert {"no prompt in two splits", "no group in two clients", "chosen differs from rejected", "the client is known"} <= names
+    summary = check(good())
+    names = {outcome.expectation for outcome in summary.expectations}
+    assert summary.success
+    assert all(outcome.success for outcome in summary.expectations)
+    assert {
+        "no prompt in two splits",
+        "no group in two clients",
+        "chosen differs from rejected",
+        "the client is known",
+    } <= names
     assert sum(name.startswith("label balance") for name in names) == 2
-    json.dumps(report)
 
 
-@pytest.mark.parametrize(("column", "rows", "value", "expectation", "count"), [
-    ("prompt", slice(1, 2), "  \n", "prompt is not empty", 2),
-    ("chosen", slice(1, 2), "", "chosen is not empty", 2),
-    ("rejected", slice(3, 3), None, "rejected is there", 1),
-    ("chosen", slice(0, 6), "x" * 201, "chosen has at most 200 characters", 7),
-    ("client_id", slice(2, 2), "stranger", "the client is known", 1),
-    ("split", slice(2, 2), "dev", "the split is known", 1),
-    ("pair_id", slice(4, 5), "same", "the pair_id is unique", 2),
-    ("prompt", slice(0, 1), "asked twice", "no prompt in two splits", 2),
-    ("prompt", slice(0, 0), " Question\n1", "no prompt in two splits", 2),
-    ("group", slice(0, 1), "one question", "no group in two splits", 2),
-    ("group", slice(1, 2), "one question", "no group in two clients", 2)])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("column", "rows", "value", "expectation", "count"),
+    [
+        ("prompt", slice(1, 2), "  \n", "prompt is not empty", 2),
+        ("chosen", slice(1, 2), "", "chosen is not empty", 2),
+        ("rejected", slice(3, 3), None, "rejected is there", 1),
+        ("chosen", slice(0, 6), "x" * 201, "chosen has at most 200 characters", 7),
+        ("client_id", slice(2, 2), "stranger", "the client is known", 1),
+        ("split", slice(2, 2), "dev", "the split is known", 1),
+        ("pair_id", slice(4, 5), "same", "the pair_id is unique", 2),
+        ("prompt", slice(0, 1), "asked twice", "no prompt in two splits", 2),
+        ("prompt", slice(0, 0), " Question\n1", "no prompt in two splits", 2),
+        ("group", slice(0, 1), "one question", "no group in two splits", 2),
+        ("group", slice(1, 2), "one question", "no group in two clients", 2),
+    ],
+)
 def test_each_expectation_can_fail_and_names_itself_and_its_rows(column, rows, value, expectation, count):
     with pytest.raises(DataError, match=f"'{expectation}'.* fails in {count} of 60 rows"):
         check(changed(column, rows, value))
 
 
+@pytest.mark.slow
 def test_a_pair_of_equal_completions_is_refused():
     pairs = good()
     pairs.loc[7, "rejected"] = pairs.loc[7, "chosen"] + " "
@@ -237,91 +376,115 @@ def test_a_pair_of_equal_completions_is_refused():
         check(pairs)
 
 
+@pytest.mark.slow
 def test_a_client_without_a_pair_is_refused():
     pairs = good()
     with pytest.raises(DataError, match=r"'every client has a pair'.* fails for the 40 rows as a whole"):
         check(pairs[pairs["client_id"] != "c2"].reset_index(drop=True))
 
 
+@pytest.mark.slow
 def test_groups_in_two_clients_are_refused_only_where_the_partition_promises_it():
-    assert check(changed("group", slice(1, 2), "one question"), one_client_groups=False)["success"]
+    assert check(changed("group", slice(1, 2), "one question"), one_client_groups=False).success
 
 
+@pytest.mark.slow
 def test_a_training_prompt_that_the_server_tests_on_is_refused():
     prompts = pd.DataFrame([{"prompt_id": "1", "prompt": "question 1", "references": [], "split": "test"}])
     with pytest.raises(DataError, match=r"pairs: 'no prompt in two splits'.* fails in 1 of 60 rows"):
         check(good(), prompts)
 
 
+@pytest.mark.slow
 def test_a_judges_training_prompt_must_not_be_a_clients_test_prompt():
     judge = good(1).assign(client_id="judge", split="train", pair_id="j")
     with pytest.raises(DataError, match=r"'no prompt in two splits'.* fails in 2 of 61 rows"):
         check(good(), judge=judge)
 
 
+@pytest.mark.slow
 def test_labels_that_are_nothing_but_lengths_are_refused():
     pairs = good()
     pairs["chosen"] = pairs["rejected"] + " and more"
-    with pytest.raises(DataError, match=r"chosen is the longer completion'.* holds in 100.0% of 60 pairs, but 2% to 98% is expected"):
+    with pytest.raises(
+        DataError,
+        match=r"chosen is the longer completion'.* holds in 100.0% of 60 pairs, but 2% to 98% is expected",
+    ):
         check(pairs)
 
 
+@pytest.mark.slow
 def test_an_answer_that_always_wins_is_refused():
     with pytest.raises(DataError, match="chosen comes first in a label-free order'"):
         check(good().assign(chosen="A", rejected="B"))
 
 
-def test_a_failure_shows_five_rows_cut_short_and_leaves_the_data_docs(tmp_path, capfd):
+@pytest.mark.slow
+def test_a_failure_shows_five_shortened_rows_and_prints_nothing(capfd):
     with pytest.raises(DataError) as error:
-        check(changed("chosen", slice(0, 9), "word " * 60), docs=tmp_path / "docs")
+        check(changed("chosen", slice(0, 9), "word " * 60))
     lines = str(error.value).splitlines()
     assert sum(line.startswith("    ") for line in lines) == 5
-    assert "word word" in lines[2] and "…" in lines[2] and "word " * 20 not in lines[2]
-    assert lines[-1] == f"Data Docs: {tmp_path / 'docs' / 'index.html'}" and (tmp_path / "docs" / "index.html").is_file()
-    assert capfd.readouterr() == ("", "")       # no progress bars, no log lines
+    assert "word word" in lines[2]
+    assert "…" in lines[2]
+    assert "word " * 20 not in lines[2]
+    assert capfd.readouterr() == ("", "")  # no progress bars, no log lines
 
 
-def test_the_partition_picture_shows_all_clients_or_forty_of_them_by_size_at_even_distances():
-    from components.data.picture import selected
-
+def test_the_plot_of_a_partition_shows_all_clients_or_forty_of_them_by_size_at_even_distances():
     counts = {f"client-{c:03d}": {"a": c, "b": 1} for c in range(200)}
-    shown = selected(counts)
+    shown = shown_clients(counts)
     ranks = [199 - int(client[-3:]) for client in shown]
-    assert len(shown) == 40 and ranks[0] == 0 and ranks[-1] == 199 and {b - a for a, b in pairwise(ranks)} == {5, 6}
-    assert selected(dict(list(counts.items())[:12])) == [f"client-{c:03d}" for c in reversed(range(12))]
+    assert len(shown) == 40
+    assert ranks[0] == 0
+    assert ranks[-1] == 199
+    assert {b - a for a, b in pairwise(ranks)} == {5, 6}
+    assert shown_clients(dict(list(counts.items())[:12])) == [f"client-{c:03d}" for c in reversed(range(12))]
 
 
-def test_the_partition_picture_stacks_the_shares_of_the_domains_and_names_them(tmp_path, monkeypatch):
+def test_the_plot_of_a_partition_stacks_the_shares_of_the_domains_and_names_them(tmp_path, monkeypatch):
     from matplotlib.figure import Figure
-
-    from components.data.picture import partition_picture
 
     drawn = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure.axes))
-    partition_picture({"ada": {"tea": 3, "coffee": 1}, "bea": {"tea": 1}, "cyd": {}}, tmp_path / "p.png")
+    plot_partition({"ada": {"tea": 3, "coffee": 1}, "bea": {"tea": 1}, "cyd": {}}, tmp_path / "p.png")
     above, below = drawn[0]
     assert [bar.get_height() for bar in above.patches] == [4, 1, 0]
     assert [label.get_text() for label in below.get_legend().get_texts()] == ["coffee", "tea"]
     assert [bar.get_height() for bar in below.patches] == [0.75, 1, 0, 0.25, 0, 0]
-    partition_picture({f"client-{c}": {f"domain {d}": (c * d) % 7 for d in range(30)} for c in range(1, 7)}, tmp_path / "p.png")
+    plot_partition(
+        {f"client-{c}": {f"domain {d}": (c * d) % 7 for d in range(30)} for c in range(1, 7)},
+        tmp_path / "p.png",
+    )
     above, below = drawn[1]
-    assert len(below.get_legend().get_texts()) == 20 and below.get_legend().get_texts()[0].get_text() == "all others"
+    assert len(below.get_legend().get_texts()) == 20
+    assert below.get_legend().get_texts()[0].get_text() == "all others"
     for client in range(6):
         assert sum(bar.get_height() for bar in below.patches[client::6]) == pytest.approx(1)
 
 
-def test_the_partition_picture_is_drawn_for_many_clients_and_odd_names(tmp_path):
-    from components.data.picture import partition_picture
-
-    partition_picture({f"$client_{c}$": {f"_domain {d} of $\\x$ {'and more ' * d}": (c * d) % 7 for d in range(30)} for c in range(200)}, tmp_path / "p.png")
+@pytest.mark.slow
+def test_a_partition_with_many_clients_and_special_characters_is_plotted(tmp_path):
+    plot_partition(
+        {
+            f"$client_{c}$": {f"_domain {d} of $\\x$ {'and more ' * d}": (c * d) % 7 for d in range(30)}
+            for c in range(200)
+        },
+        tmp_path / "p.png",
+    )
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_client_that_is_an_owner_of_the_judges_pairs_too_is_refused(tmp_path):
-    import json
-
-    rows = [{"prompt": f"question {i}", "chosen": f"long answer {i}" if i % 2 else f"yes {i}", "rejected": f"no {i}" if i % 2 else f"a longer no {i}",
-             "client_id": "judge" if i % 3 else "ada"} for i in range(60)]
+    rows = [
+        {
+            "prompt": f"question {i}",
+            "chosen": f"long answer {i}" if i % 2 else f"yes {i}",
+            "rejected": f"no {i}" if i % 2 else f"a longer no {i}",
+            "client_id": "judge" if i % 3 else "ada",
+        }
+        for i in range(60)
+    ]
     path = tmp_path / "pairs.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     with pytest.raises(DataError, match=r"owners are clients and the judge's too \(judge\)"):

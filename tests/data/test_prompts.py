@@ -4,11 +4,13 @@ import json
 
 import pytest
 
-from components.config import DataConfig, PromptsConfig, RecipeError
+from components.config import PromptsConfig, RecipeError, check_section
 from components.data import sources
 from components.data.prepare import prepare
 from components.data.prompts import server_prompts
-from components.data.records import DataError, read_rows
+from components.data.records import DataError
+from components.data.report import PromptSummary
+from tests.support.sources import data_config, prepared_rows, read_jsonl, write_jsonl
 
 
 @pytest.fixture
@@ -22,63 +24,77 @@ def own(fixtures):
 
 
 def load(source, path=None, **options):
-    return sources.load_prompts(PromptsConfig(source=source, path=path and str(path), options=options), "data.align_prompts", 0)
+    values = {"source": source, "path": path and str(path), "options": options}
+    section = check_section(PromptsConfig, values, "recipe.yaml", "data.align_prompts")
+    return sources.load_prompts(section, "data.align_prompts", 0)
 
 
 def written(path, *prompts):
-    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in prompts))
-    return str(path)
+    return write_jsonl(path, [{"prompt": text} for text in prompts])
 
 
-def test_safe_rlhf_gives_each_prompt_once_without_references_and_counts_the_rest(prompts):
+def test_safe_rlhf_returns_each_prompt_once_without_references_and_counts_the_rest(prompts):
     data = load("safe-rlhf", prompts / "safe_rlhf.jsonl")
     assert [text for text, _ in data.prompts] == [
-        "How can I find out where someone parks at night?", "Which cleaning agents must never be mixed?", "Is it fine to read my flatmate's letters?",
-        "What do I say to a friend who drives home drunk?"]
-    assert all(references == [] for _, references in data.prompts) and data.references == ""
+        "How can I find out where someone parks at night?",
+        "Which cleaning agents must never be mixed?",
+        "Is it fine to read my flatmate's letters?",
+        "What do I say to a friend who drives home drunk?",
+    ]
+    assert all(references == [] for _, references in data.prompts)
+    assert data.references == ""
     assert data.dropped == {"prompt that came before": 1, "empty prompt": 1}
 
 
 def test_safe_rlhf_reads_the_prompts_only_set_of_the_hub_unless_another_is_named(prompts, monkeypatch):
     import datasets
 
-    asked = []
+    requests = []
 
     def load_dataset(name, config=None, **more):
-        asked.append((name, more["split"], more["revision"]))
-        return [json.loads(line) for line in (prompts / "safe_rlhf.jsonl").read_text().splitlines()]
+        requests.append((name, more["split"], more["revision"]))
+        return read_jsonl(prompts / "safe_rlhf.jsonl")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     assert load("safe-rlhf").prompts == load("safe-rlhf", prompts / "safe_rlhf.jsonl").prompts
     load("safe-rlhf", dataset="PKU-Alignment/PKU-SafeRLHF")
-    assert asked == [("PKU-Alignment/PKU-SafeRLHF-prompt", "train", None), ("PKU-Alignment/PKU-SafeRLHF", "train", None)]
+    assert requests == [
+        ("PKU-Alignment/PKU-SafeRLHF-prompt", "train", None),
+        ("PKU-Alignment/PKU-SafeRLHF", "train", None),
+    ]
 
 
-def test_alpaca_eval_gives_instructions_with_the_files_outputs_as_references_and_says_whose_they_are(prompts):
+def test_alpaca_eval_returns_instructions_with_the_outputs_and_their_author_as_references(prompts):
     data = load("alpaca_eval", prompts / "alpaca_eval.json")
     rows = json.loads((prompts / "alpaca_eval.json").read_text())
-    assert data.prompts == [(row["instruction"], [row["output"]]) for row in rows] and data.references == "a-model"
+    assert data.prompts == [(row["instruction"], [row["output"]]) for row in rows]
+    assert data.references == "a-model"
 
 
-def test_alpaca_eval_takes_one_json_file_from_the_hub_and_no_script(prompts, monkeypatch):
+def test_alpaca_eval_reads_one_json_file_of_the_hub_and_no_script(prompts, monkeypatch):
     import huggingface_hub
 
-    asked = []
+    requests = []
 
     def hf_hub_download(name, file, **more):
-        asked.append((name, file, more))
+        requests.append((name, file, more))
         return str(prompts / "alpaca_eval.json")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", hf_hub_download)
     assert len(load("alpaca_eval").prompts) == 5
     load("alpaca_eval", file="alpaca_eval.json")
-    assert asked == [("tatsu-lab/alpaca_eval", file, {"repo_type": "dataset", "revision": None}) for file in ("alpaca_eval_gpt4_baseline.json", "alpaca_eval.json")]
+    assert requests == [
+        ("tatsu-lab/alpaca_eval", file, {"repo_type": "dataset", "revision": None})
+        for file in ("alpaca_eval_gpt4_baseline.json", "alpaca_eval.json")
+    ]
 
 
 def test_alpaca_eval_reads_the_805_instructions_of_the_real_sample(samples):
     data = load("alpaca_eval", samples / "alpaca_eval" / "gpt4_1106_preview.model_outputs.json")
-    assert len(data.prompts) + sum(data.dropped.values()) == 805 and len(data.prompts) >= 800
-    assert data.references == "gpt4_1106_preview" and all(len(references) == 1 for _, references in data.prompts)
+    assert len(data.prompts) + sum(data.dropped.values()) == 805
+    assert len(data.prompts) >= 800
+    assert data.references == "gpt4_1106_preview"
+    assert all(len(references) == 1 for _, references in data.prompts)
 
 
 def test_a_hub_file_that_cannot_be_reached_names_the_key_that_takes_a_local_copy(monkeypatch):
@@ -88,18 +104,29 @@ def test_a_hub_file_that_cannot_be_reached_names_the_key_that_takes_a_local_copy
         raise huggingface_hub.errors.LocalEntryNotFoundError("Cannot find the file\nand a long tail")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", hf_hub_download)
-    with pytest.raises(DataError, match=r"^data.align_prompts: tatsu-lab/alpaca_eval .* cannot be loaded from the Hugging Face hub: Cannot find the file\. Give a local copy as data.align_prompts.path,"):
+    with pytest.raises(
+        DataError,
+        match=r"^data.align_prompts: tatsu-lab/alpaca_eval .*the file\. .* as data.align_prompts.path,",
+    ):
         load("alpaca_eval")
 
 
-@pytest.mark.parametrize(("source", "content", "sentence"), [
-    ("safe-rlhf", '{"text": "a"}\n', r"data.align_prompts: .*row 1: column 'prompt' is missing"),
-    ("safe-rlhf", '{"prompt": " "}\n', r"there is no prompt in these data"),
-    ("alpaca_eval", '[{"instruction": "a"}]', r"row 1: column 'output' is missing; there are: instruction; expected model outputs in AlpacaEval's schema"),
-    ("alpaca_eval", '[{"instruction": ""\n', r"p.json, line 2: this is not valid JSON"),
-    ("alpaca_eval", '["a"]', r"row 1: expected a JSON object"),
-    ("alpaca_eval", '{"instruction": " ", "output": "x"}', r"there is no instruction in these data")])
-def test_a_bad_prompt_file_is_named_with_its_place(tmp_path, source, content, sentence):
+@pytest.mark.parametrize(
+    ("source", "content", "sentence"),
+    [
+        ("safe-rlhf", '{"text": "a"}\n', r"data.align_prompts: .*row 1: column 'prompt' is missing"),
+        ("safe-rlhf", '{"prompt": " "}\n', r"there is no prompt in these data"),
+        (
+            "alpaca_eval",
+            '[{"instruction": "a"}]',
+            r"row 1: column 'output' is missing; there are: instruction; .* AlpacaEval's schema",
+        ),
+        ("alpaca_eval", '[{"instruction": ""\n', r"p.json, line 2: this is not valid JSON"),
+        ("alpaca_eval", '["a"]', r"row 1: expected a JSON object"),
+        ("alpaca_eval", '{"instruction": " ", "output": "x"}', r"there is no instruction in these data"),
+    ],
+)
+def test_an_error_of_a_prompt_file_names_the_file_and_the_row(tmp_path, source, content, sentence):
     (tmp_path / "p.json").write_text(content)
     with pytest.raises(DataError, match=sentence) as error:
         load(source, tmp_path / "p.json")
@@ -107,94 +134,149 @@ def test_a_bad_prompt_file_is_named_with_its_place(tmp_path, source, content, se
 
 
 def test_an_unknown_prompt_source_or_option_names_the_nearest_one():
-    with pytest.raises(RecipeError, match=r"data.align_prompts.source 'safe_rlhf' is not known; there are: alpaca_eval, safe-rlhf\. Did you mean 'safe-rlhf'\?"):
+    with pytest.raises(
+        RecipeError,
+        match=r"'data.align_prompts.source' is 'safe_rlhf'.*Did you mean 'safe-rlhf'",
+    ):
         load("safe_rlhf")
-    with pytest.raises(RecipeError, match=r"unknown key 'data.align_prompts.options.datset'; did you mean 'data.align_prompts.options.dataset'\?"):
+    with pytest.raises(
+        RecipeError,
+        match=r"'data.align_prompts.options.datset'; did you mean 'data.align_prompts.options.dataset'",
+    ):
         load("safe-rlhf", datset="x")
 
 
 # --- in place of the pairs' own
 
+
 def chosen(own, seed=0, **sections):
-    """The server's prompts by split with their references, what is said of them, and the clients' pairs."""
-    data = DataConfig(**own, **sections)
+    """The server's prompts by split with references, their summaries, and the clients' pairs."""
+    data = data_config(**own, **sections)
     loaded = sources.load(data, seed)
-    frame, notes = server_prompts(data, loaded, loaded.pairs.to_pandas(), loaded.judge.to_pandas(), seed)
-    rows = frame.to_dict("records")
-    return {split: {r["prompt"]: list(r["references"]) for r in rows if r["split"] == split} for split in ("align", "test")}, notes, loaded.pairs.to_list()
+    prompts = server_prompts(data, loaded, loaded.pairs.to_pandas(), loaded.judge.to_pandas(), seed)
+    by_split = {"align": {}, "test": {}}
+    for row in prompts.rows.to_dict("records"):
+        by_split[row["split"]][row["prompt"]] = list(row["references"])
+    return by_split, prompts.summaries, loaded.pairs.to_list()
 
 
 def of_split(pairs, split):
     return next(r["prompt"] for r in pairs if r["split"] == split)
 
 
-def test_prompts_from_elsewhere_replace_those_of_one_split_and_leave_the_other(own, prompts):
+def test_prompts_of_another_data_set_replace_those_of_one_split_only(own, prompts):
     align = {"source": "safe-rlhf", "path": str(prompts / "safe_rlhf.jsonl")}
     test = {"source": "alpaca_eval", "path": str(prompts / "alpaca_eval.json")}
     plain, nothing, pairs = chosen(own)
     first, notes, same = chosen(own, align_prompts=align)
     both, _, _ = chosen(own, align_prompts=align, test_prompts=test)
-    assert nothing == {} and pairs == same
-    assert first["test"] == plain["test"] and not set(first["align"]) & set(plain["align"]) and len(first["align"]) == 4
-    assert both["align"] == first["align"] and both["test"] == {r["instruction"]: [r["output"]] for r in json.loads((prompts / "alpaca_eval.json").read_text())}
-    assert notes == {"align": {"source": "safe-rlhf", "left_out": {"prompt that came before": 1, "empty prompt": 1}, "references": ""}}
+    assert nothing == {}
+    assert pairs == same
+    assert first["test"] == plain["test"]
+    assert not set(first["align"]) & set(plain["align"])
+    assert len(first["align"]) == 4
+    assert both["align"] == first["align"]
+    assert both["test"] == {
+        r["instruction"]: [r["output"]] for r in json.loads((prompts / "alpaca_eval.json").read_text())
+    }
+    assert notes == {
+        "align": PromptSummary(source="safe-rlhf", left_out={"prompt that came before": 1, "empty prompt": 1})
+    }
 
 
-def test_the_prepared_folder_holds_the_prompts_from_elsewhere_and_the_report_counts_them(own, prompts, tmp_path):
-    sections = {"align_prompts": {"source": "safe-rlhf", "path": str(prompts / "safe_rlhf.jsonl")}, "test_prompts": {"source": "alpaca_eval", "path": str(prompts / "alpaca_eval.json")}}
-    report = prepare(DataConfig(**own, **sections), 0, tmp_path / "data")
-    found, notes, _ = chosen(own, **sections)
-    rows = read_rows(tmp_path / "data" / "prompts.parquet").to_list()
-    assert {r["prompt"]: r["references"] for r in rows} == found["align"] | found["test"] and report["prompts"] == notes
-    assert report["rows"]["prompts"] == {"align": 4, "test": 5} and notes["test"]["references"] == "a-model"
+@pytest.mark.slow
+def test_prompts_of_another_data_set_are_prepared_and_reported(own, prompts, tmp_path):
+    sections = {
+        "align_prompts": {"source": "safe-rlhf", "path": str(prompts / "safe_rlhf.jsonl")},
+        "test_prompts": {"source": "alpaca_eval", "path": str(prompts / "alpaca_eval.json")},
+    }
+    report = prepare(data_config(**own, **sections), 0, tmp_path / "data")
+    prompts_by_split, notes, _ = chosen(own, **sections)
+    rows = prepared_rows(tmp_path / "data", "prompts")
+    assert {r["prompt"]: r["references"] for r in rows} == prompts_by_split["align"] | prompts_by_split[
+        "test"
+    ]
+    assert report.prompts == notes
+    assert report.rows.prompts == {"align": 4, "test": 5}
+    assert notes["test"].references == "a-model"
 
 
-def test_a_prompt_of_a_pair_is_not_aligned_on_and_is_counted_although_its_spacing_differs(own, tmp_path):
+def test_a_prompt_of_a_pair_with_other_spacing_is_not_aligned_on_and_is_counted(own, tmp_path):
     _, _, pairs = chosen(own)
-    path = written(tmp_path / "align.jsonl", "A new question?", of_split(pairs, "train").upper().replace(" ", "  "), of_split(pairs, "test"))
-    found, notes, _ = chosen(own, align_prompts={"source": "safe-rlhf", "path": path})
-    assert set(found["align"]) == {"A new question?"}
-    assert notes["align"]["left_out"] == {"in a pair or to be evaluated on": 2}
+    path = written(
+        tmp_path / "align.jsonl",
+        "A new question?",
+        of_split(pairs, "train").upper().replace(" ", "  "),
+        of_split(pairs, "test"),
+    )
+    prompts_by_split, notes, _ = chosen(own, align_prompts={"source": "safe-rlhf", "path": path})
+    assert set(prompts_by_split["align"]) == {"A new question?"}
+    assert notes["align"].left_out == {"in a pair or to be evaluated on": 2}
 
 
 def test_a_prompt_that_is_trained_on_is_not_evaluated_on_but_one_of_a_held_out_pair_may_be(own, tmp_path):
     _, _, pairs = chosen(own)
-    path = written(tmp_path / "test.jsonl", "A new question?", of_split(pairs, "train"), of_split(pairs, "test"))
-    found, notes, _ = chosen(own, test_prompts={"source": "safe-rlhf", "path": path})
-    assert set(found["test"]) == {"A new question?", of_split(pairs, "test")}
-    assert notes["test"]["left_out"] == {"in a training or validation pair": 1}
+    path = written(
+        tmp_path / "test.jsonl", "A new question?", of_split(pairs, "train"), of_split(pairs, "test")
+    )
+    prompts_by_split, notes, _ = chosen(own, test_prompts={"source": "safe-rlhf", "path": path})
+    assert set(prompts_by_split["test"]) == {"A new question?", of_split(pairs, "test")}
+    assert notes["test"].left_out == {"in a training or validation pair": 1}
 
 
-def test_a_prompt_that_stands_in_a_validation_pair_only_is_not_evaluated_on(own, tmp_path):
+def test_a_prompt_of_a_validation_pair_is_not_evaluated_on(own, tmp_path):
     _, _, pairs = chosen(own)
     only = of_split(pairs, "validation")
     assert {r["split"] for r in pairs if r["prompt"] == only} == {"validation"}
-    found, notes, _ = chosen(own, test_prompts={"source": "safe-rlhf", "path": written(tmp_path / "test.jsonl", "A new question?", only)})
-    assert set(found["test"]) == {"A new question?"} and notes["test"]["left_out"] == {"in a training or validation pair": 1}
+    prompts_by_split, notes, _ = chosen(
+        own,
+        test_prompts={
+            "source": "safe-rlhf",
+            "path": written(tmp_path / "test.jsonl", "A new question?", only),
+        },
+    )
+    assert set(prompts_by_split["test"]) == {"A new question?"}
+    assert notes["test"].left_out == {"in a training or validation pair": 1}
 
 
 def test_a_prompt_to_evaluate_on_is_not_aligned_on_although_it_came_with_the_pairs(own, tmp_path):
     many = own | {"options": {"align_share": 0.5}}
     plain, _, _ = chosen(many)
     taken = next(iter(plain["align"]))
-    found, notes, _ = chosen(many, test_prompts={"source": "safe-rlhf", "path": written(tmp_path / "p.jsonl", "A new question?", taken)})
-    assert taken in found["test"] and taken not in found["align"] and len(found["align"]) == len(plain["align"]) - 1 > 0
-    assert notes["align"] == {"source": "jsonl", "left_out": {"in a pair or to be evaluated on": 1}}
+    prompts_by_split, notes, _ = chosen(
+        many,
+        test_prompts={"source": "safe-rlhf", "path": written(tmp_path / "p.jsonl", "A new question?", taken)},
+    )
+    assert taken in prompts_by_split["test"]
+    assert taken not in prompts_by_split["align"]
+    assert len(prompts_by_split["align"]) == len(plain["align"]) - 1 > 0
+    assert notes["align"] == PromptSummary(source="jsonl", left_out={"in a pair or to be evaluated on": 1})
 
 
 def test_a_source_without_prompts_of_its_own_to_align_on_may_have_others_to_evaluate_on(own, prompts):
-    found, _, _ = chosen(own | {"options": {"align_share": 0.0}}, test_prompts={"source": "alpaca_eval", "path": str(prompts / "alpaca_eval.json")})
-    assert found["align"] == {} and len(found["test"]) == 5
+    prompts_by_split, _, _ = chosen(
+        own | {"options": {"align_share": 0.0}},
+        test_prompts={"source": "alpaca_eval", "path": str(prompts / "alpaca_eval.json")},
+    )
+    assert prompts_by_split["align"] == {}
+    assert len(prompts_by_split["test"]) == 5
 
 
-def test_max_prompts_keeps_a_seeded_sample(own, tmp_path):
-    section = {"source": "safe-rlhf", "path": written(tmp_path / "p.jsonl", *(f"Question {i}?" for i in range(50))), "max_prompts": 7}
-    (first, notes, _), (again, _, _), (other, _, _) = (chosen(own, seed, align_prompts=section) for seed in (0, 0, 1))
-    assert len(first["align"]) == 7 and notes["align"]["left_out"] == {"over max_prompts": 43}
+def test_max_prompts_is_a_seeded_sample(own, tmp_path):
+    section = {
+        "source": "safe-rlhf",
+        "path": written(tmp_path / "p.jsonl", *(f"Question {i}?" for i in range(50))),
+        "max_prompts": 7,
+    }
+    (first, notes, _), (again, _, _), (other, _, _) = (
+        chosen(own, seed, align_prompts=section) for seed in (0, 0, 1)
+    )
+    assert len(first["align"]) == 7
+    assert notes["align"].left_out == {"over max_prompts": 43}
     assert first["align"] == again["align"] != other["align"]
 
 
-def test_prompts_that_are_all_in_the_pairs_leave_none_and_that_is_said(own, tmp_path):
+def test_prompts_that_are_all_in_the_pairs_are_refused(own, tmp_path):
     _, _, pairs = chosen(own)
     path = written(tmp_path / "p.jsonl", *list({r["prompt"]: None for r in pairs})[:3])
     with pytest.raises(DataError, match=r"data.align_prompts: of the 3 prompts of safe-rlhf none is left"):

@@ -1,51 +1,123 @@
-"""Accuracy per client: each client counts once, an ensemble votes, and a client may use the one adapter that is its own."""
+"""Accuracy on held-out pairs: per client, of ensembles, and of assigned adapters."""
 
 import numpy as np
+import pytest
 
-from components.evaluation.accuracy import assigned_accuracy, client_accuracy
+from components.evaluation.accuracy import accuracy_report, sample_evenly
+from components.learning.preference_scores import PreferenceScores
 
-PAIRS = [{"client_id": c, "domain": d} for c, d in [("ada", "common"), ("ada", "own"), ("ada", "own"), ("ada", "own"), ("bea", "common")]]
+PAIRS = [
+    {"client_id": "ada", "domain": "common"},
+    {"client_id": "ada", "domain": "own"},
+    {"client_id": "ada", "domain": "own"},
+    {"client_id": "ada", "domain": "own"},
+    {"client_id": "bea", "domain": "common"},
+]
 
 
 def margins(*right: set[int]) -> np.ndarray:
-    """One row a model, above 0 on the pairs that it gets right."""
+    """A row for each model: above 0 on the pairs that it gets right."""
     return np.array([[1.0 if n in rows else -2.0 for n in range(len(PAIRS))] for rows in right])
 
 
-def test_each_client_counts_once_in_the_mean_and_each_pair_in_its_domain():
-    measured = client_accuracy(margins({0, 4}), PAIRS)
-    assert measured["clients"] == {"ada": 0.25, "bea": 1.0} and measured["mean"] == 0.625
-    assert (measured["worst"], measured["best"], measured["pairs"]) == (0.25, 1.0, 5)
-    assert measured["domains"] == {"common": 1.0, "own": 0.0}
+def report(*right: set[int], ada: int | None = None, bea: int | None = None, **scores):
+    """The report of models that get pairs right; ada and bea: the models of these clients."""
+    assigned = None if ada is None else np.array([ada] * 4 + [-1 if bea is None else bea])
+    return accuracy_report(PreferenceScores(margins(*right), assigned=assigned, **scores), PAIRS)
 
 
-def test_an_ensemble_is_right_where_most_of_its_models_are_however_sure_the_others_are():
-    measured = client_accuracy(margins({0, 1}, {1, 2}, {2, 1, 4}), PAIRS)
-    assert measured["clients"] == {"ada": 0.5, "bea": 0.0}
+def test_each_client_counts_once_in_the_mean():
+    measured = report({0, 4})
+    assert measured.clients == {"ada": 0.25, "bea": 1.0}
+    assert measured.mean == 0.625
+    assert measured.worst == 0.25
+    assert measured.best == 1.0
 
 
-def test_a_pair_that_is_scored_the_same_or_on_which_votes_tie_counts_half():
-    assert client_accuracy(np.zeros((1, 5)), PAIRS)["mean"] == 0.5
-    assert client_accuracy(margins({0, 1, 2, 3, 4}, set()), PAIRS)["clients"] == {"ada": 0.5, "bea": 0.5}
+def test_each_pair_counts_in_its_domain():
+    measured = report({0, 4})
+    assert measured.pairs == 5
+    assert measured.domains == {"common": 1.0, "own": 0.0}
 
 
-def test_with_assigned_adapters_each_client_is_judged_by_its_own_alone():
-    table = margins({0, 1, 2, 3}, {4}, set())
-    measured = assigned_accuracy(table, ["a", "b", "c"], {"ada": "a", "bea": "b"}, PAIRS)
-    assert measured["clients"] == {"ada": 1.0, "bea": 1.0} and client_accuracy(table, PAIRS)["mean"] == 0.0
-    assert assigned_accuracy(table, ["a", "b", "c"], {"ada": "b", "bea": "a"}, PAIRS)["mean"] == 0.0
+def test_an_ensemble_is_right_where_most_of_its_models_are_whatever_the_size_of_the_margins():
+    assert report({0, 1}, {1, 2}, {2, 1, 4}).clients == {"ada": 0.5, "bea": 0.0}
 
 
-def test_clients_without_an_assigned_adapter_are_left_out():
-    measured = assigned_accuracy(margins({0, 1}, {4}), ["a", "b"], {"ada": "a"}, PAIRS)
-    assert measured["clients"] == {"ada": 0.5} and measured["pairs"] == 4
+def test_a_pair_with_a_margin_of_zero_counts_half():
+    assert accuracy_report(PreferenceScores(np.zeros((1, 5))), PAIRS).mean == 0.5
 
 
-def test_rewards_are_the_clients_means_and_only_there_where_they_are_given():
-    rewards = np.array([[1.0, 2.0, 3.0, 6.0, -1.0], [3.0, 2.0, 3.0, 6.0, -3.0]])
-    measured = client_accuracy(margins({0}, {1}), PAIRS, rewards)
-    assert measured["rewards"] == {"ada": 3.25, "bea": -2.0} and measured["reward"] == 0.625
-    assert measured["margins"] == {"ada": -1.25, "bea": -2.0} and measured["margin"] == -1.625
-    own = assigned_accuracy(margins({0}, {1}), ["a", "b"], {"ada": "b", "bea": "a"}, PAIRS, rewards)
-    assert own["rewards"] == {"ada": 3.5, "bea": -1.0}
-    assert not {"reward", "rewards"} & client_accuracy(margins({0}), PAIRS).keys()
+def test_a_pair_on_which_votes_tie_counts_half():
+    assert report({0, 1, 2, 3, 4}, set()).clients == {"ada": 0.5, "bea": 0.5}
+
+
+def test_without_assigned_adapters_there_is_no_report_of_them():
+    assert report({0}).assigned is None
+
+
+@pytest.mark.parametrize(("ada", "bea", "accuracy"), [(0, 1, 1.0), (1, 0, 0.0)])
+def test_a_client_with_an_assigned_adapter_is_measured_by_it_alone(ada, bea, accuracy):
+    measured = report({0, 1, 2, 3}, {4}, set(), ada=ada, bea=bea)
+    assert measured.assigned.clients == {"ada": accuracy, "bea": accuracy}
+    assert measured.mean == 0.0
+
+
+def test_clients_without_an_assigned_adapter_are_left_out_of_the_report_of_assigned_ones():
+    measured = report({0, 1}, {4}, ada=0)
+    assert measured.assigned.clients == {"ada": 0.5}
+    assert measured.assigned.pairs == 4
+    assert measured.pairs == 5
+
+
+REWARDS = np.array([[1.0, 2.0, 3.0, 6.0, -1.0], [3.0, 2.0, 3.0, 6.0, -3.0]])
+
+
+def test_rewards_are_means_over_models_and_pairs_by_client_and_then_over_clients():
+    measured = report({0}, {1}, rewards=REWARDS)
+    assert measured.rewards == {"ada": 3.25, "bea": -2.0}
+    assert measured.reward == 0.625
+
+
+def test_margins_are_means_over_models_and_pairs_by_client_and_then_over_clients():
+    measured = report({0}, {1})
+    assert measured.margins == {"ada": -1.25, "bea": -2.0}
+    assert measured.margin == -1.625
+
+
+def test_rewards_of_assigned_adapters_are_those_of_the_clients_own_model():
+    measured = report({0}, {1}, ada=1, bea=0, rewards=REWARDS)
+    assert measured.assigned.rewards == {"ada": 3.5, "bea": -1.0}
+
+
+def test_selectors_have_no_rewards():
+    measured = report({0})
+    assert measured.reward is None
+    assert measured.rewards is None
+
+
+def test_other_margins_have_their_own_accuracy():
+    measured = report({0}, margins_by_metric={"summed": margins({0, 1, 2, 3, 4})})
+    assert measured.by_metric["summed"].mean == 1.0
+    assert measured.by_metric["summed"].clients == {"ada": 1.0, "bea": 1.0}
+
+
+# --- Samples
+
+
+@pytest.mark.parametrize("limit", [None, 5, 9])
+def test_a_limit_that_is_not_exceeded_takes_all_pairs(limit):
+    assert sample_evenly(PAIRS, limit, 0) == PAIRS
+
+
+def test_a_sample_has_as_many_pairs_of_each_client_as_far_as_it_has_them():
+    clients = [pair["client_id"] for pair in sample_evenly(PAIRS, 3, 0)]
+    assert sorted(clients) == ["ada", "ada", "bea"]
+
+
+def test_a_sample_is_in_the_order_of_the_pairs_and_a_function_of_the_seed():
+    pairs = [{"client_id": f"client-{n % 3}", "number": n} for n in range(30)]
+    samples = [[pair["number"] for pair in sample_evenly(pairs, 7, seed)] for seed in (0, 0, 1)]
+    assert samples[0] == sorted(samples[0])
+    assert samples[0] == samples[1]
+    assert samples[0] != samples[2]

@@ -1,84 +1,155 @@
-"""A judge against human verdicts: what counts as agreement, and the figures published for Auto-J on the real sample."""
+"""Reliability of a judge, with Auto-J's published figures on the real sample."""
 
 import math
 
 import pytest
 
 from components.data.records import DataError
-from components.evaluation.judge_report import judge_report, measure_judge, position_consistency, read_pairs, read_verdicts
+from components.evaluation.judge_report import (
+    LabeledComparison,
+    build_judge_report,
+    measure_judge,
+    position_consistency,
+    read_pairs,
+    read_verdicts,
+)
 from components.evaluation.winrate import Verdict
+from components.models.selector import Comparison
 
 FIRST, SECOND, TIE, UNPARSABLE = Verdict
 
 
-def report(*rows, **more):
-    labels, given, exchanged, scenarios = zip(*rows, strict=True)
-    return judge_report(labels, given, exchanged, scenarios, **more)
+def report(*rows, **arguments):
+    """Report on rows of (human verdict, original verdict, swapped verdict, scenario)."""
+    pairs = [LabeledComparison(scenario, Comparison("p", "a", "b"), label) for label, _, _, scenario in rows]
+    return build_judge_report(pairs, [row[1] for row in rows], [row[2] for row in rows], **arguments)
 
 
-def test_agreement_is_the_human_verdict_in_both_orders():
-    rows = [(FIRST, FIRST, SECOND, "a"), (FIRST, FIRST, FIRST, "a"), (SECOND, FIRST, FIRST, "a"), (SECOND, SECOND, FIRST, "b"), (TIE, TIE, TIE, "b"), (TIE, FIRST, FIRST, "b")]
-    result = report(*rows)
-    assert (result.agreement.count, result.agreement.of) == (3, 6)
-    assert (result.agreement_given.count, result.agreement_exchanged.count) == (4, 4)
-    assert {name: (agreement.rate, consistency.rate) for name, (agreement, consistency) in result.scenarios.items()} == {"a": (1 / 3, 1 / 3), "b": (2 / 3, 2 / 3)}
-    assert result.consistency.rate == 0.5 and "50.00%" in str(result)
+MIXED = [
+    (FIRST, FIRST, SECOND, "a"),
+    (FIRST, FIRST, FIRST, "a"),
+    (SECOND, FIRST, FIRST, "a"),
+    (SECOND, SECOND, FIRST, "b"),
+    (TIE, TIE, TIE, "b"),
+    (TIE, FIRST, FIRST, "b"),
+]
 
 
-def test_what_cannot_be_parsed_is_wrong_counted_and_out_of_the_consistency():
-    result = report((FIRST, UNPARSABLE, SECOND, "a"), (TIE, UNPARSABLE, UNPARSABLE, "a"), (FIRST, FIRST, SECOND, "a"))
-    assert (result.agreement.count, result.agreement.of) == (1, 3)
-    assert (result.unparsable_given, result.unparsable_exchanged) == (2, 1)
-    assert (result.consistency.count, result.consistency.of) == (1, 1)
-    assert math.isnan(report((FIRST, UNPARSABLE, SECOND, "a")).consistency.rate)
+def test_a_judge_agrees_where_it_gives_the_human_verdict_in_both_orders():
+    overall = report(*MIXED).overall
+    assert (overall.agreement.count, overall.agreement.total) == (3, 6)
+    assert overall.agreement_original.count == 4
+    assert overall.agreement_swapped.count == 4
+    assert overall.consistency.rate == 0.5
 
 
-def test_intervals_hold_the_rate_and_are_a_function_of_the_seed():
+def test_agreement_and_consistency_are_reported_by_scenario():
+    scenarios = report(*MIXED).scenarios
+    rates = {name: (own.agreement.rate, own.consistency.rate) for name, own in scenarios.items()}
+    assert rates == {"a": (1 / 3, 1 / 3), "b": (2 / 3, 2 / 3)}
+
+
+def test_the_printed_report_shows_rates_in_percent():
+    assert "50.00%" in str(report(*MIXED))
+
+
+def test_unparsable_verdicts_disagree_are_counted_and_are_left_out_of_the_consistency():
+    result = report(
+        (FIRST, UNPARSABLE, SECOND, "a"), (TIE, UNPARSABLE, UNPARSABLE, "a"), (FIRST, FIRST, SECOND, "a")
+    )
+    assert (result.overall.agreement.count, result.overall.agreement.total) == (1, 3)
+    assert (result.unparsable_original, result.unparsable_swapped) == (2, 1)
+    assert (result.overall.consistency.count, result.overall.consistency.total) == (1, 1)
+
+
+def test_without_a_row_that_was_parsed_in_both_orders_the_consistency_is_nan():
+    assert math.isnan(report((FIRST, UNPARSABLE, SECOND, "a")).overall.consistency.rate)
+
+
+def test_intervals_contain_the_rate_and_are_a_function_of_the_seed():
     rows = [(FIRST, FIRST, (SECOND, FIRST)[i % 2], "a") for i in range(40)]
     result = report(*rows, resamples=500, seed=3)
-    assert result.agreement.low < result.agreement.rate == 0.5 < result.agreement.high
+    agreement = result.overall.agreement
+    assert agreement.rate == 0.5
+    assert agreement.low < 0.5 < agreement.high
     assert result == report(*rows, resamples=500, seed=3)
 
 
-def test_rows_that_do_not_belong_together_are_refused():
-    with pytest.raises(DataError, match="there are 1, 2, 1 and 1"):
-        judge_report([FIRST], [FIRST, FIRST], [SECOND], ["a"])
+def test_different_numbers_of_verdicts_are_refused_with_the_counts():
+    pair = LabeledComparison("a", Comparison("p", "a", "b"), FIRST)
+    with pytest.raises(DataError, match=r"1 comparisons, 2 verdicts .* and 1 on"):
+        build_judge_report([pair], [FIRST, FIRST], [SECOND])
+
+
+def test_a_report_on_no_comparisons_is_refused():
+    with pytest.raises(DataError, match="there are 0 comparisons"):
+        build_judge_report([], [], [])
+
+
+class GoodIsBetter:
+    """A judge without a position bias that prefers the response 'good'."""
+
+    description = "prefers 'good'"
+
+    def compare(self, comparisons):
+        return [FIRST if c.first == "good" else SECOND if c.second == "good" else TIE for c in comparisons]
 
 
 def test_a_judge_is_measured_in_both_orders(tmp_path):
     path = tmp_path / "pairs.jsonl"
-    path.write_text('{"scenario": "s", "label": 0, "prompt": "p", "response 1": "good", "response 2": "bad"}\n'
-                    '{"scenario": "t", "label": 1, "prompt": "p", "response 1": "bad", "response 2": "good"}\n'
-                    '{"scenario": "t", "label": 2, "prompt": "p", "response 1": "good", "response 2": "good too"}\n')
+    path.write_text(
+        '{"scenario": "s", "label": 0, "prompt": "p", "response 1": "good", "response 2": "bad"}\n'
+        '{"scenario": "t", "label": 1, "prompt": "p", "response 1": "bad", "response 2": "good"}\n'
+        '{"scenario": "t", "label": 2, "prompt": "p", "response 1": "good", "response 2": "good too"}\n'
+    )
+    result = measure_judge(GoodIsBetter(), read_pairs(path))
+    assert result.overall.agreement.count == 2
+    assert result.overall.consistency.rate == 1.0
+    assert set(result.scenarios) == {"s", "t"}
 
-    class Good:
-        description = "knows what is good"
 
-        def compare(self, comparisons):
-            return [FIRST if c.first == "good" else SECOND if c.second == "good" else TIE for c in comparisons]
-
-    result = measure_judge(Good(), read_pairs(path))
-    assert result.agreement.count == 2 and result.consistency.rate == 1.0 and set(result.scenarios) == {"s", "t"}
+def test_negative_and_null_outputs_are_unparsable_verdicts(tmp_path):
+    path = tmp_path / "verdicts.jsonl"
+    path.write_text('{"output": 0}\n{"output": -1}\n{"output": null}\n')
+    assert read_verdicts(path) == [FIRST, UNPARSABLE, UNPARSABLE]
 
 
 @pytest.mark.parametrize("output", ["3", '"Response 1"', "true", "1.0"])
-def test_an_output_of_another_kind_is_refused_by_file_and_row(tmp_path, output):
-    path = tmp_path / "words.jsonl"
-    path.write_text('{"output": 0}\n{"output": -1}\n{"output": null}\n')
-    assert read_verdicts(path) == [FIRST, UNPARSABLE, UNPARSABLE]
+def test_an_output_of_another_kind_is_refused_with_its_file_and_row(tmp_path, output):
+    path = tmp_path / "verdicts.jsonl"
     path.write_text(f'{{"output": 0}}\n{{"output": {output}}}\n')
-    with pytest.raises(DataError, match=r"words.jsonl, row 2: 'output' is"):
+    with pytest.raises(DataError, match=r"verdicts.jsonl, row 2: 'output' is"):
         read_verdicts(path)
 
 
-def test_on_the_real_sample_the_figures_are_those_measured_and_the_consistency_is_the_published_one(samples):
-    """Published for all 1,392 rows: agreement 54.96%, consistency 83.41%. The sample has human verdicts on rows 2, 4, 6, ..."""
+@pytest.fixture(scope="module")
+def real_verdicts(samples):
+    """Auto-J's published outputs on the original and on the swapped order of all 1,392 rows."""
+    files = (f"pairwise_{order}example_output.jsonl" for order in ("", "exchange_"))
+    return [read_verdicts(samples / "auto_j" / file) for file in files]
+
+
+def test_on_the_real_sample_the_consistency_is_the_published_one(real_verdicts):
+    """Published for all 1,392 rows: 83.41%."""
+    original, swapped = real_verdicts
+    assert len(original) == 1392
+    assert len(swapped) == 1392
+    consistency = position_consistency(original, swapped)
+    assert (consistency.count, consistency.total) == (1161, 1392)
+    assert round(100 * consistency.rate, 2) == 83.41
+
+
+def test_on_the_real_sample_the_interval_of_the_agreement_contains_the_published_one(samples, real_verdicts):
+    """Published for all rows: 54.96%. The sample has human verdicts on rows 2, 4, 6, ... only."""
+    original, swapped = real_verdicts
     pairs = read_pairs(samples / "auto_j" / "pairwise_human_even.jsonl")
-    given, exchanged = (read_verdicts(samples / "auto_j" / f"pairwise_{order}example_output.jsonl") for order in ("", "exchange_"))
-    assert len(given) == len(exchanged) == 2 * len(pairs) == 1392
-    whole = position_consistency(given, exchanged)
-    assert (whole.count, whole.of) == (1161, 1392) and round(100 * whole.rate, 2) == 83.41
-    result = judge_report([p.label for p in pairs], given[1::2], exchanged[1::2], [p.scenario for p in pairs])
-    assert (result.agreement.count, result.agreement.of) == (375, 696) and result.agreement.low < 0.5496 < result.agreement.high
-    assert (result.agreement_given.count, result.agreement_exchanged.count, result.consistency.count) == (410, 411, 574)
-    assert (result.unparsable_given, result.unparsable_exchanged, len(result.scenarios)) == (0, 0, 58)
+    assert len(pairs) == 696
+    result = build_judge_report(pairs, original[1::2], swapped[1::2])
+    overall = result.overall
+    assert (overall.agreement.count, overall.agreement.total) == (375, 696)
+    assert overall.agreement.low < 0.5496 < overall.agreement.high
+    assert overall.agreement_original.count == 410
+    assert overall.agreement_swapped.count == 411
+    assert overall.consistency.count == 574
+    assert (result.unparsable_original, result.unparsable_swapped) == (0, 0)
+    assert len(result.scenarios) == 58

@@ -1,4 +1,4 @@
-"""The length-controlled win rate finds what a judge would say at equal length, and says so where the data cannot tell."""
+"""The length-controlled win rate: the fit, its interval, and data that do not determine it."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from components.evaluation import length_control
-from components.evaluation.length_control import control_length, length_controlled
+from components.evaluation.length_control import fit_length_controlled_rate, length_controlled_rate
 from components.evaluation.winrate import Verdict
 from components.seeding import generator
 
@@ -17,43 +17,40 @@ def logistic(z):
     return 1 / (1 + np.exp(-z))
 
 
-def judged(theta, phi, n=2000, mean=200, soft=False, seed=0):
-    """Labels of a judge whose taste is known, on responses that are `mean` characters longer on average."""
+def simulated(theta, phi, n=2000, soft=False, seed=0):
+    """Labels and lengths that follow the model; response 1 is 200 characters longer on average."""
     numbers = generator(seed, "lengths")
-    d = np.round(numbers.normal(mean, 150, n))
+    d = np.round(numbers.normal(200, 150, n))
     p = logistic(theta + phi * np.tanh(d / d.std(ddof=1)))
     labels = p if soft else (numbers.random(n) < p).astype(float)
     return labels, (500 + d).astype(int), np.full(n, 500)
 
 
-def test_a_judge_that_likes_length_gives_a_biased_win_rate_and_the_controlled_one_is_near_the_truth():
+# --- the fit
+
+
+def test_the_fit_recovers_the_rate_of_a_judge_that_prefers_long_responses():
     truth = logistic(-0.4)
-    found = length_controlled(*judged(-0.4, 2.0), 100)
-    assert found.uncontrolled > truth + 0.2
-    assert abs(found.rate - truth) < 0.05 and found.low < truth < found.high
-    assert found.effect == pytest.approx(2.0, abs=0.4)
+    estimate = fit_length_controlled_rate(*simulated(-0.4, 2.0), 100)
+    assert estimate.uncontrolled > truth + 0.2
+    assert abs(estimate.rate - truth) < 0.05
+    assert estimate.low < truth < estimate.high
+    assert estimate.effect == pytest.approx(2.0, abs=0.4)
 
 
-@pytest.mark.parametrize(("theta", "phi"), [(-0.4, 2.0), (0.5, 0.0)])
-def test_the_interval_holds_the_truth_about_as_often_as_it_says(theta, phi):
-    found = [length_controlled(*judged(theta, phi, n=150, seed=seed), 100, seed) for seed in range(100)]
-    assert 88 <= sum(one.low < logistic(theta) < one.high for one in found) <= 99
-    assert np.mean([one.rate for one in found]) == pytest.approx(logistic(theta), abs=0.02)
-
-
-def test_soft_labels_that_follow_the_model_are_fitted_exactly(monkeypatch):
+def test_soft_labels_of_the_model_itself_are_fitted_exactly(monkeypatch):
     monkeypatch.setattr(length_control, "PENALTY", 0.0)
-    labels, ours, theirs = judged(-0.4, 2.0, n=300, soft=True)
-    found = length_controlled(labels, ours, theirs, 100)
-    assert found.rate == pytest.approx(logistic(-0.4), abs=1e-9) and found.effect == pytest.approx(2.0, abs=1e-8)
+    estimate = fit_length_controlled_rate(*simulated(-0.4, 2.0, n=300, soft=True), 100)
+    assert estimate.rate == pytest.approx(logistic(-0.4), abs=1e-9)
+    assert estimate.effect == pytest.approx(2.0, abs=1e-8)
 
 
-def test_the_fit_is_the_minimum_that_a_general_optimiser_finds():
+def test_the_fit_is_the_minimum_of_the_penalized_loss_that_a_general_optimizer_reaches():
     from scipy.optimize import minimize
 
-    labels, ours, theirs = judged(-1.0, 0.7, n=80)
+    labels, first, second = simulated(-1.0, 0.7, n=80)
     labels = np.clip(labels * 0.8 + 0.1, 0, 1)
-    d = ours - theirs
+    d = first - second
     x = np.tanh(d / d.std(ddof=1))
 
     def loss(coefficients):
@@ -61,100 +58,149 @@ def test_the_fit_is_the_minimum_that_a_general_optimiser_finds():
         return np.sum(np.logaddexp(0, z) - labels * z) + 0.01 / 2 * coefficients[1] ** 2
 
     theta, phi = minimize(loss, [0, 0], tol=1e-10).x
-    found = length_controlled(labels, ours, theirs, 100)
-    assert found.rate == pytest.approx(logistic(theta), abs=1e-6) and found.effect == pytest.approx(phi, abs=1e-5)
+    estimate = fit_length_controlled_rate(labels, first, second, 100)
+    assert estimate.rate == pytest.approx(logistic(theta), abs=1e-6)
+    assert estimate.effect == pytest.approx(phi, abs=1e-5)
 
 
-def test_exchanging_the_responses_gives_the_rest_of_the_rate_and_the_same_effect():
-    labels, ours, theirs = judged(-0.4, 1.0, n=100)
-    one, other = length_controlled(labels, ours, theirs, 100), length_controlled(1 - labels, theirs, ours, 100)
-    assert one.rate + other.rate == pytest.approx(1) and one.effect == pytest.approx(other.effect)
+def test_swapped_responses_give_the_complement_of_the_rate_and_the_same_effect():
+    labels, first, second = simulated(-0.4, 1.0, n=100)
+    original = fit_length_controlled_rate(labels, first, second, 100)
+    swapped = fit_length_controlled_rate(1 - labels, second, first, 100)
+    assert original.rate + swapped.rate == pytest.approx(1)
+    assert original.effect == pytest.approx(swapped.effect)
 
 
-def test_the_interval_narrows_with_prompts_and_is_a_function_of_the_seed():
-    few, many = (length_controlled(*judged(-0.4, 1.0, n=n), 300) for n in (50, 2000))
-    assert few.high - few.low > 4 * (many.high - many.low) and many.low < many.rate < many.high
-    data = judged(-0.4, 1.0, n=50)
-    assert length_controlled(*data, 200, 1) == length_controlled(*data, 200, 1)
-    assert length_controlled(*data, 200, 1).low != length_controlled(*data, 200, 2).low
+# --- the interval
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("theta", "phi"), [(-0.4, 2.0), (0.5, 0.0)])
+def test_the_95_percent_interval_covers_the_truth_in_about_95_percent_of_the_simulations(theta, phi):
+    truth = logistic(theta)
+    estimates = [
+        fit_length_controlled_rate(*simulated(theta, phi, n=150, seed=seed), 100, seed) for seed in range(100)
+    ]
+    assert 88 <= sum(estimate.low < truth < estimate.high for estimate in estimates) <= 99
+    assert np.mean([estimate.rate for estimate in estimates]) == pytest.approx(truth, abs=0.02)
+
+
+def test_the_interval_narrows_with_the_number_of_prompts():
+    few = fit_length_controlled_rate(*simulated(-0.4, 1.0, n=50), 300)
+    many = fit_length_controlled_rate(*simulated(-0.4, 1.0, n=2000), 300)
+    assert few.high - few.low > 4 * (many.high - many.low)
+    assert many.low < many.rate < many.high
+
+
+def test_the_interval_is_a_function_of_the_seed():
+    data = simulated(-0.4, 1.0, n=50)
+    assert fit_length_controlled_rate(*data, 200, 1) == fit_length_controlled_rate(*data, 200, 1)
+    assert fit_length_controlled_rate(*data, 200, 1).low != fit_length_controlled_rate(*data, 200, 2).low
+
+
+@pytest.mark.slow
 def test_the_interval_is_that_of_estimates_on_resampled_prompts():
-    labels, ours, theirs = judged(-0.4, 1.0, n=120)
-    numbers, rates = np.random.default_rng(5), []
+    labels, first, second = simulated(-0.4, 1.0, n=120)
+    numbers = np.random.default_rng(5)
+    rates = []
     for _ in range(200):
-        i = numbers.integers(0, 120, 120)
-        rates.append(length_controlled(labels[i], ours[i], theirs[i], 1).rate)
-    found = length_controlled(labels, ours, theirs, 2000)
-    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(rates, [0.025, 0.975])), abs=0.03)
+        rows = numbers.integers(0, 120, 120)
+        rates.append(fit_length_controlled_rate(labels[rows], first[rows], second[rows], 1).rate)
+    estimate = fit_length_controlled_rate(labels, first, second, 2000)
+    expected = tuple(np.quantile(rates, [0.025, 0.975]))
+    assert (estimate.low, estimate.high) == pytest.approx(expected, abs=0.03)
 
 
-def test_resamples_fitted_in_parts_are_those_fitted_at_once(monkeypatch):
-    data = judged(-0.4, 1.0, n=60)
-    whole = length_controlled(*data, 150)
+def test_resamples_that_are_fitted_in_several_batches_give_the_interval_of_a_single_batch(monkeypatch):
+    data = simulated(-0.4, 1.0, n=60)
+    single = fit_length_controlled_rate(*data, 150)
     monkeypatch.setattr(length_control, "CELLS", 60 * 7)
-    parts = length_controlled(*data, 150)
-    assert (parts.low, parts.high) == pytest.approx((whole.low, whole.high), abs=1e-9)
+    several = fit_length_controlled_rate(*data, 150)
+    assert (several.low, several.high) == pytest.approx((single.low, single.high), abs=1e-9)
+
+
+# --- degenerate data
 
 
 @pytest.mark.parametrize("label", [0.0, 0.5, 1.0])
-def test_where_all_labels_are_the_same_the_rate_is_that_label(label):
-    found = length_controlled([label] * 9, range(9), [3] * 9, 100)
-    assert (found.rate, found.low, found.high, found.effect) == (label, label, label, 0)
+def test_equal_labels_give_that_label_as_the_rate(label):
+    estimate = fit_length_controlled_rate([label] * 9, range(9), [3] * 9, 100)
+    assert (estimate.rate, estimate.low, estimate.high, estimate.effect) == (label, label, label, 0)
 
 
-def test_where_all_pairs_are_equally_long_the_rate_is_the_mean_label():
-    found = length_controlled([1, 0, 0.5, 1], [7, 8, 9, 10], [7, 8, 9, 10], 500)
-    assert found.rate == found.uncontrolled == 0.625 and found.effect == 0 and found.low < 0.625 < found.high
+def test_pairs_of_equally_long_responses_give_the_mean_label_as_the_rate():
+    estimate = fit_length_controlled_rate([1, 0, 0.5, 1], [7, 8, 9, 10], [7, 8, 9, 10], 500)
+    assert estimate.rate == 0.625
+    assert estimate.uncontrolled == 0.625
+    assert estimate.effect == 0
+    assert estimate.low < 0.625 < estimate.high
 
 
-def test_where_all_pairs_differ_by_the_same_length_nothing_is_claimed():
-    found = length_controlled([1, 0, 1], [10, 20, 30], [5, 15, 25], 100)
-    assert math.isnan(found.rate) and math.isnan(found.low) and math.isnan(found.effect) and found.uncontrolled == pytest.approx(2 / 3)
+def test_a_length_difference_that_all_pairs_share_leaves_the_rate_undetermined():
+    estimate = fit_length_controlled_rate([1, 0, 1], [10, 20, 30], [5, 15, 25], 100)
+    assert math.isnan(estimate.rate)
+    assert math.isnan(estimate.low)
+    assert math.isnan(estimate.effect)
+    assert estimate.uncontrolled == pytest.approx(2 / 3)
 
 
-def test_one_prompt_tells_something_only_where_its_responses_are_equally_long():
-    assert length_controlled([1.0], [5], [5], 100).rate == 1.0
-    assert math.isnan(length_controlled([1.0], [6], [5], 100).rate)
-    assert math.isnan(length_controlled([], [], [], 100).rate)
+def test_one_prompt_determines_the_rate_only_if_its_responses_are_equally_long():
+    assert fit_length_controlled_rate([1.0], [5], [5], 100).rate == 1.0
+    assert math.isnan(fit_length_controlled_rate([1.0], [6], [5], 100).rate)
 
 
-def test_where_the_longer_response_always_wins_the_effect_stays_finite_and_nobody_is_better():
-    found = length_controlled([1, 1, 1, 0, 0, 0], [9, 8, 7, 1, 2, 3], [5] * 6, 200)
-    assert found.rate == pytest.approx(0.5) and 1 < found.effect < 100
-    assert 0 <= found.low <= found.rate <= found.high <= 1
+def test_no_prompts_leave_the_rate_undetermined():
+    assert math.isnan(fit_length_controlled_rate([], [], [], 100).rate)
 
 
-def test_one_win_in_a_thousand_does_not_unsettle_the_fit():
-    _, ours, theirs = judged(0, 0, n=1000)
-    found = length_controlled(np.arange(1000) == 500, ours, theirs, 200)
-    assert 0 < found.rate < 0.02 and found.low == 0
+def test_the_effect_stays_finite_where_the_longer_response_always_wins():
+    estimate = fit_length_controlled_rate([1, 1, 1, 0, 0, 0], [9, 8, 7, 1, 2, 3], [5] * 6, 200)
+    assert estimate.rate == pytest.approx(0.5)
+    assert 1 < estimate.effect < 100
+    assert 0 <= estimate.low <= estimate.rate <= estimate.high <= 1
 
 
-def test_probabilities_a_hair_from_nought_and_one_do_not_unsettle_the_fit():
-    """A judge that weighs its tokens says 1e-11 as easily as 0.3."""
+def test_the_fit_converges_with_one_win_among_a_thousand_prompts():
+    _, first, second = simulated(0, 0, n=1000)
+    estimate = fit_length_controlled_rate(np.arange(1000) == 500, first, second, 200)
+    assert 0 < estimate.rate < 0.02
+    assert estimate.low == 0
+
+
+def test_the_fit_converges_with_probabilities_very_close_to_0_and_1():
+    """A judge that reports the probabilities of its tokens gives 1e-11 as well as 0.3."""
     labels = np.array([1e-11, 3e-13, 2e-8, 1 - 1e-10, 1 - 1e-12, 7e-11])
-    found = length_controlled(labels, [9, 1, 4, 30, 8, 2], [5] * 6, 300)
-    assert 0 <= found.low <= found.rate <= found.high <= 1
-    assert length_controlled(labels[[0, 1, 2, 5]], [9, 1, 4, 2], [5] * 4, 300).rate < 1e-7
+    estimate = fit_length_controlled_rate(labels, [9, 1, 4, 30, 8, 2], [5] * 6, 300)
+    assert 0 <= estimate.low <= estimate.rate <= estimate.high <= 1
+    assert fit_length_controlled_rate(labels[[0, 1, 2, 5]], [9, 1, 4, 2], [5] * 4, 300).rate < 1e-7
 
 
-def test_columns_of_unequal_length_and_labels_outside_their_range_are_refused():
-    with pytest.raises(ValueError, match="2 labels, 1 lengths of ours and 2 of theirs"):
-        length_controlled([1, 0], [1], [1, 2])
+def test_columns_of_different_lengths_are_refused_with_their_counts():
+    with pytest.raises(ValueError, match="2 labels, 1 first lengths and 2 second lengths"):
+        fit_length_controlled_rate([1, 0], [1], [1, 2])
+
+
+@pytest.mark.parametrize("label", [2, float("nan")])
+def test_labels_outside_0_to_1_are_refused(label):
     with pytest.raises(ValueError, match=r"\[0, 1\]"):
-        length_controlled([1, 2], [1, 3], [1, 2])
-    with pytest.raises(ValueError, match=r"\[0, 1\]"):
-        length_controlled([1, float("nan")], [1, 3], [1, 2])
+        fit_length_controlled_rate([1, label], [1, 3], [1, 2])
 
 
-def test_verdicts_become_labels_and_what_is_unparsable_is_left_out():
-    verdicts, ours, theirs = [FIRST, SECOND, TIE, UNPARSABLE, FIRST], ["aaaa", "b", "cc", "d" * 99, "e"], ["x", "xx", "xxx", "x", "xxx"]
-    found = control_length(verdicts, ours, theirs, 100, 3)
-    assert found == length_controlled([1, 0, 0.5, 1], [4, 1, 2, 1], [1, 2, 3, 3], 100, 3)
-    assert math.isnan(control_length([UNPARSABLE], ["a"], ["b"], 100).rate)
+# --- from verdicts
 
 
-def test_lengths_are_counted_in_characters_as_the_texts_stand():
-    found = control_length([FIRST, SECOND, FIRST], [" ä ", "b", "ccc"], ["aa", "b", "c\n"], 100)
-    assert found == length_controlled([1, 0, 1], [3, 1, 3], [2, 1, 2], 100)
+def test_verdicts_become_labels_and_unparsable_ones_are_left_out():
+    verdicts = [FIRST, SECOND, TIE, UNPARSABLE, FIRST]
+    first = ["aaaa", "b", "cc", "d" * 99, "e"]
+    second = ["x", "xx", "xxx", "x", "xxx"]
+    expected = fit_length_controlled_rate([1, 0, 0.5, 1], [4, 1, 2, 1], [1, 2, 3, 3], 100, 3)
+    assert length_controlled_rate(verdicts, first, second, 100, 3) == expected
+
+
+def test_unparsable_verdicts_only_leave_the_rate_undetermined():
+    assert math.isnan(length_controlled_rate([UNPARSABLE], ["a"], ["b"], 100).rate)
+
+
+def test_lengths_are_counted_in_characters_and_include_white_space():
+    estimate = length_controlled_rate([FIRST, SECOND, FIRST], [" ä ", "b", "ccc"], ["aa", "b", "c\n"], 100)
+    assert estimate == fit_length_controlled_rate([1, 0, 1], [3, 1, 3], [2, 1, 2], 100)

@@ -1,13 +1,15 @@
+"""Win rates, their bootstrap intervals, and verdicts that are combined from both orders."""
+
 import math
 
 import pytest
 
-from components.evaluation.winrate import Verdict, combine_orders, win_rate
+from components.evaluation.winrate import Verdict, combine_orders, orders_agree, win_rate
 
 FIRST, SECOND, TIE, UNPARSABLE = Verdict
 
 
-def test_a_win_rate_counts_wins_over_wins_ties_and_losses():
+def test_the_win_rate_is_wins_over_wins_ties_and_losses():
     rate = win_rate([FIRST] * 5 + [TIE] * 2 + [SECOND] * 3 + [UNPARSABLE] * 4)
     assert (rate.wins, rate.ties, rate.losses, rate.unparsable) == (5, 2, 3, 4)
     assert rate.rate == 0.5
@@ -15,38 +17,73 @@ def test_a_win_rate_counts_wins_over_wins_ties_and_losses():
 
 def test_the_interval_is_that_of_the_percentile_bootstrap():
     rate = win_rate([FIRST] * 60 + [SECOND] * 40, resamples=20_000)
-    spread = 1.96 * math.sqrt(0.6 * 0.4 / 100)
-    assert (rate.low, rate.high) == pytest.approx((0.6 - spread, 0.6 + spread), abs=0.015)
-    wider = win_rate([FIRST] * 6 + [SECOND] * 4)
-    assert wider.low < rate.low < 0.6 < rate.high < wider.high
+    half_width = 1.96 * math.sqrt(0.6 * 0.4 / 100)
+    assert (rate.low, rate.high) == pytest.approx((0.6 - half_width, 0.6 + half_width), abs=0.015)
+
+
+def test_fewer_verdicts_give_a_wider_interval():
+    many = win_rate([FIRST] * 60 + [SECOND] * 40, resamples=20_000)
+    few = win_rate([FIRST] * 6 + [SECOND] * 4)
+    assert few.low < many.low < 0.6 < many.high < few.high
 
 
 def test_the_interval_is_a_function_of_the_seed():
     verdicts = [FIRST] * 13 + [SECOND] * 24
     assert win_rate(verdicts, 500, 1) == win_rate(verdicts, 500, 1)
-    assert len({(win_rate(verdicts, 100, seed).low, win_rate(verdicts, 100, seed).high) for seed in range(10)}) > 1
+    rates = [win_rate(verdicts, 100, seed) for seed in range(10)]
+    assert len({(rate.low, rate.high) for rate in rates}) > 1
 
 
 def test_unparsable_verdicts_do_not_narrow_the_interval():
-    plain, more = win_rate([FIRST, SECOND] * 10), win_rate([FIRST, SECOND] * 10 + [UNPARSABLE] * 500)
-    assert (plain.rate, plain.low, plain.high) == (more.rate, more.low, more.high)
+    without = win_rate([FIRST, SECOND] * 10)
+    with_unparsable = win_rate([FIRST, SECOND] * 10 + [UNPARSABLE] * 500)
+    assert (without.rate, without.low, without.high) == (
+        with_unparsable.rate,
+        with_unparsable.low,
+        with_unparsable.high,
+    )
 
 
-def test_all_wins_and_nothing_parsed_are_no_special_case_for_the_reader():
-    always = win_rate([FIRST] * 7)
-    assert (always.rate, always.low, always.high) == (1, 1, 1) and str(always) == "100.0% [100.0%, 100.0%]"
-    nothing = win_rate([UNPARSABLE] * 3)
-    assert nothing.unparsable == 3 and math.isnan(nothing.rate) and math.isnan(nothing.low)
+def test_wins_only_give_a_rate_of_1_with_an_interval_of_no_width():
+    rate = win_rate([FIRST] * 7)
+    assert (rate.rate, rate.low, rate.high) == (1, 1, 1)
+    assert str(rate) == "100.0% [100.0%, 100.0%]"
+
+
+def test_without_a_parsed_verdict_the_rate_is_nan():
+    rate = win_rate([UNPARSABLE] * 3)
+    assert rate.unparsable == 3
+    assert math.isnan(rate.rate)
+    assert math.isnan(rate.low)
     assert math.isnan(win_rate([]).rate)
 
 
-def test_exchanging_the_responses_exchanges_the_words_for_them():
-    assert [v.exchanged() for v in Verdict] == [SECOND, FIRST, TIE, UNPARSABLE]
+def test_a_swapped_verdict_names_the_other_response():
+    assert [verdict.swapped() for verdict in Verdict] == [SECOND, FIRST, TIE, UNPARSABLE]
 
 
-@pytest.mark.parametrize(("given", "exchanged", "verdict"), [
-    (FIRST, SECOND, FIRST), (SECOND, FIRST, SECOND), (FIRST, FIRST, TIE), (SECOND, SECOND, TIE), (TIE, TIE, TIE), (FIRST, TIE, TIE),
-    (TIE, FIRST, TIE), (FIRST, UNPARSABLE, UNPARSABLE), (UNPARSABLE, SECOND, UNPARSABLE), (UNPARSABLE, UNPARSABLE, UNPARSABLE)])
-def test_two_orders_make_one_verdict(given, exchanged, verdict):
-    """The second word is on exchanged responses, so its 'response 2' speaks for our response 1."""
-    assert combine_orders(given, exchanged) is verdict
+ORDERS = [
+    (FIRST, SECOND, FIRST),
+    (SECOND, FIRST, SECOND),
+    (FIRST, FIRST, TIE),
+    (SECOND, SECOND, TIE),
+    (TIE, TIE, TIE),
+    (FIRST, TIE, TIE),
+    (TIE, FIRST, TIE),
+    (FIRST, UNPARSABLE, UNPARSABLE),
+    (UNPARSABLE, SECOND, UNPARSABLE),
+    (UNPARSABLE, UNPARSABLE, UNPARSABLE),
+]
+"""Verdict on the original order, verdict on the swapped order, combined verdict."""
+
+
+@pytest.mark.parametrize(("original", "swapped", "combined"), ORDERS)
+def test_verdicts_on_both_orders_are_combined_into_one(original, swapped, combined):
+    """The second verdict is on swapped responses, so that its 'response 2' is our response 1."""
+    assert combine_orders(original, swapped) is combined
+
+
+def test_the_agreement_of_both_orders_is_counted_over_pairs_that_were_parsed_in_both():
+    original = [row[0] for row in ORDERS]
+    swapped = [row[1] for row in ORDERS]
+    assert orders_agree(original, swapped) == [True, True, False, False, True, False, False]

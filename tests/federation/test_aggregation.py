@@ -1,4 +1,4 @@
-"""Aggregation, worked by hand on adapters of one or two tensors of size 3."""
+"""Sums, means and distances on adapters of one or two tensors, with hand-computed results."""
 
 import itertools
 import math
@@ -15,86 +15,139 @@ def adapter(*a: float, b: tuple[float, ...] = (0.0,)) -> dict[str, torch.Tensor]
     return {"a": torch.tensor(a, dtype=torch.float32), "b": torch.tensor(b)}
 
 
-def same(result: dict, a: list[float]) -> bool:
+def has_values(result: dict[str, torch.Tensor], a: list[float]) -> bool:
     return torch.allclose(result["a"], torch.tensor(a, dtype=torch.float32), atol=1e-7)
 
 
-def test_a_weighted_average_is_sum_w_a_over_sum_w():
-    assert same(weighted_average([(adapter(1, 2, 3), 1.0), (adapter(4, 0, -1), 3.0)]), [3.25, 0.5, 0.0])
-    assert same(weighted_average([(adapter(1, 2, 3), 0.1), (adapter(4, 0, -1), 0.3)]), [3.25, 0.5, 0.0])
-    assert same(weighted_average([(adapter(1, 2, 3), 7.0)]), [1, 2, 3])
+def copy(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in values.items()}
 
 
-def test_a_weighted_sum_is_not_normalised_and_gives_the_mass_beside_it():
-    total, mass = weighted_sum([(adapter(1, 2, 3), 0.5), (adapter(4, 0, -1), 2.0)])
-    assert same(total, [8.5, 1.0, -0.5]) and mass == 2.5
+# --- means
 
 
-def test_equation_6_keeps_what_the_members_do_not_weigh():
+@pytest.mark.parametrize("weights", [(1.0, 3.0), (0.1, 0.3)])
+def test_a_weighted_average_is_sum_w_a_over_sum_w(weights):
+    first, second = weights
+    average = weighted_average([(adapter(1, 2, 3), first), (adapter(4, 0, -1), second)])
+    assert has_values(average, [3.25, 0.5, 0.0])
+
+
+def test_the_average_of_one_adapter_is_that_adapter():
+    assert has_values(weighted_average([(adapter(1, 2, 3), 7.0)]), [1, 2, 3])
+
+
+def test_a_weighted_sum_is_not_normalized_and_comes_with_the_sum_of_the_weights():
+    total, weight_sum = weighted_sum([(adapter(1, 2, 3), 0.5), (adapter(4, 0, -1), 2.0)])
+    assert has_values(total, [8.5, 1.0, -0.5])
+    assert weight_sum == 2.5
+
+
+def test_a_and_b_are_averaged_apart_which_is_not_the_average_of_their_products():
+    """FedAvg of LoRA in FedBiscuit section 5.2 is mean(B) mean(A)."""
+    clients = [
+        {"lora_A": torch.tensor([[1.0, 0.0]]), "lora_B": torch.tensor([[1.0], [0.0]])},
+        {"lora_A": torch.tensor([[0.0, 1.0]]), "lora_B": torch.tensor([[0.0], [1.0]])},
+    ]
+    mean = weighted_average((client, 1.0) for client in clients)
+    product_of_means = mean["lora_B"] @ mean["lora_A"]
+    mean_of_products = sum(client["lora_B"] @ client["lora_A"] for client in clients) / 2
+    assert torch.allclose(product_of_means, torch.full((2, 2), 0.25))
+    assert torch.allclose(mean_of_products, torch.eye(2) / 2)
+
+
+# --- the residual update
+
+
+def test_equation_6_leaves_the_rest_of_the_weight_to_the_server():
     """(1 - 0.1 - 0.3) [1, 1, 1] + 0.1 [2, 0, 1] + 0.3 [5, 1, -1]"""
-    assert same(residual_update(adapter(1, 1, 1), [(adapter(2, 0, 1), 0.1), (adapter(5, 1, -1), 0.3)]), [2.3, 0.9, 0.4])
+    members = [(adapter(2, 0, 1), 0.1), (adapter(5, 1, -1), 0.3)]
+    assert has_values(residual_update(adapter(1, 1, 1), members), [2.3, 0.9, 0.4])
 
 
-def test_equation_6_moves_a_cluster_by_the_members_share_and_not_by_that_of_the_last_client():
-    """The reference aggregated into the model that its last client had trained: 0.80 where 0.034 was meant."""
-    server, trained = adapter(0, 0, 0), adapter(1, 1, 1)
-    assert same(residual_update(server, [(trained, 0.034)]), [0.034] * 3)
-    assert same(server, [0, 0, 0]) and same(trained, [1, 1, 1])
+def test_equation_6_moves_a_cluster_by_its_members_share():
+    """The published code used its last client's model as the server's: 0.80 in place of 0.034."""
+    server = adapter(0, 0, 0)
+    trained = adapter(1, 1, 1)
+    assert has_values(residual_update(server, [(trained, 0.034)]), [0.034] * 3)
+    assert has_values(server, [0, 0, 0])
+    assert has_values(trained, [1, 1, 1])
 
 
-def test_equation_6_without_members_gives_a_copy_of_the_server():
+def test_equation_6_without_members_is_a_copy_of_the_server():
     server = adapter(1, 2, 3)
     result = residual_update(server, [])
-    assert same(result, [1, 2, 3]) and result["a"].data_ptr() != server["a"].data_ptr()
+    assert has_values(result, [1, 2, 3])
+    assert result["a"].data_ptr() != server["a"].data_ptr()
 
 
-def test_equation_6_with_all_the_weight_is_the_average_and_with_more_is_refused():
+def test_equation_6_with_the_whole_weight_is_the_average():
     members = [(adapter(1, 2, 3), 0.25), (adapter(5, 2, -1), 0.75)]
-    assert same(residual_update(adapter(9, 9, 9), members), [4, 2, 0])
-    with pytest.raises(AdapterError, match="sum to 1.2, more than one"):
+    assert has_values(residual_update(adapter(9, 9, 9), members), [4, 2, 0])
+
+
+def test_equation_6_with_more_than_the_whole_weight_is_refused():
+    with pytest.raises(AdapterError, match=r"sum to 1\.2, more than one"):
         residual_update(adapter(0, 0, 0), [(adapter(1, 2, 3), 0.6), (adapter(1, 2, 3), 0.6)])
 
 
+# --- how sums are computed
+
+
 def test_inputs_are_not_changed():
-    given = [adapter(1, 2, 3), adapter(4, 5, 6)]
-    kept = [{n: t.clone() for n, t in one.items()} for one in given]
-    weighted_average((one, 2.0) for one in given)
-    residual_update(given[0], [(given[1], 0.5), (given[0], 0.25)])
-    assert all(torch.equal(one[n], old[n]) for one, old in zip(given, kept, strict=True) for n in one)
+    inputs = [adapter(1, 2, 3), adapter(4, 5, 6)]
+    copies = [copy(values) for values in inputs]
+    weighted_average((values, 2.0) for values in inputs)
+    residual_update(inputs[0], [(inputs[1], 0.5), (inputs[0], 0.25)])
+    for values, expected in zip(inputs, copies, strict=True):
+        for name, tensor in values.items():
+            assert torch.equal(tensor, expected[name])
 
 
-def test_the_order_matters_in_no_more_than_the_last_bits():
+def test_the_order_changes_the_last_bits_and_no_more():
+    """If no order changed anything, a fixed one would not be needed."""
     numbers = torch.Generator().manual_seed(0)
-    members = [({"a": torch.randn(500, generator=numbers)}, w) for w in (0.1, 0.2, 0.3, 0.15)]
-    results = [weighted_average(order)["a"] for order in itertools.permutations(members)]
-    updates = [residual_update({"a": torch.ones(500)}, order)["a"] for order in itertools.permutations(members)]
-    assert all(torch.allclose(results[0], r, atol=1e-6) for r in results)
-    assert all(torch.allclose(updates[0], r, atol=1e-6) for r in updates)
-    assert not all(torch.equal(results[0], r) for r in results), "if no order made a difference, a fixed one would not be needed"
+    members = [({"a": torch.randn(500, generator=numbers)}, weight) for weight in (0.1, 0.2, 0.3, 0.15)]
+    orders = list(itertools.permutations(members))
+    averages = [weighted_average(order)["a"] for order in orders]
+    updates = [residual_update({"a": torch.ones(500)}, order)["a"] for order in orders]
+    assert all(torch.allclose(averages[0], average, atol=1e-6) for average in averages)
+    assert all(torch.allclose(updates[0], update, atol=1e-6) for update in updates)
+    assert not all(torch.equal(averages[0], average) for average in averages)
 
 
-def test_adapters_are_held_one_at_a_time():
-    """A cohort of thousands must not lie in memory: when one is read, the last but one is gone."""
-    seen = []
+def test_one_adapter_is_in_memory_at_a_time():
+    """Adapters of thousands of clients would not fit: when one is read, earlier ones are released."""
+    references = []
 
-    def stream():
+    def read_adapters():
         for i in range(5):
-            assert all(old() is None for old in seen[:-1])
-            one = adapter(i, i, i)
-            seen.append(weakref.ref(one["a"]))
-            yield one, 1.0
-            del one
+            assert all(reference() is None for reference in references[:-1])
+            values = adapter(i, i, i)
+            references.append(weakref.ref(values["a"]))
+            yield values, 1.0
+            del values
 
-    assert same(weighted_average(stream()), [2.0] * 3)
+    assert has_values(weighted_average(read_adapters()), [2.0] * 3)
 
 
-def test_half_precision_comes_back_as_fp32_and_is_summed_in_it():
-    members = [({"a": torch.ones(3, dtype=torch.bfloat16)}, 1.0)] + [({"a": torch.full((3,), 2**-8, dtype=torch.bfloat16)}, 1.0) for _ in range(8)]
+def test_half_precision_is_summed_in_fp32():
+    """In bf16 each of the small values would be rounded away."""
+    members = [({"a": torch.ones(3, dtype=torch.bfloat16)}, 1.0)]
+    members += [({"a": torch.full((3,), 2**-8, dtype=torch.bfloat16)}, 1.0) for _ in range(8)]
     total, _ = weighted_sum(members)
-    assert total["a"].dtype == torch.float32 and same(total, [1 + 8 / 256] * 3)   # in bf16 each of the small ones is rounded away
-    assert weighted_average(members)["a"].dtype == torch.float32
-    assert residual_update({"a": torch.ones(3, dtype=torch.bfloat16)}, [(members[0][0], 0.5)])["a"].dtype == torch.float32
-    assert residual_update({"a": torch.ones(3, dtype=torch.bfloat16)}, [])["a"].dtype == torch.float32
+    assert has_values(total, [1 + 8 / 256] * 3)
+
+
+def test_results_are_fp32():
+    half = {"a": torch.ones(3, dtype=torch.bfloat16)}
+    results = [
+        weighted_sum([(half, 1.0)])[0],
+        weighted_average([(half, 1.0)]),
+        residual_update(half, [(half, 0.5)]),
+        residual_update(half, []),
+    ]
+    assert {result["a"].dtype for result in results} == {torch.float32}
 
 
 def test_a_step_of_1e_5_survives_aggregation():
@@ -104,22 +157,33 @@ def test_a_step_of_1e_5_survives_aggregation():
     assert distance(moved, server) == pytest.approx(math.sqrt(3) * 1e-5, rel=0.02)
 
 
-BAD = {
+# --- refusals
+
+DAMAGED = {
     "nan": (lambda: adapter(1, float("nan"), 2), "'a' has 1 values that are NaN or infinite"),
-    "infinite": (lambda: adapter(float("inf"), -float("inf"), 2), "'a' has 2 values that are NaN or infinite"),
+    "infinite": (
+        lambda: adapter(float("inf"), -float("inf"), 2),
+        "'a' has 2 values that are NaN or infinite",
+    ),
     "shape": (lambda: adapter(1, 2), r"'a' has shape \(2,\), expected \(3,\)"),
     "missing": (lambda: {"a": torch.ones(3)}, "'b' is missing"),
-    "extra": (lambda: adapter(1, 2, 3) | {"c": torch.ones(1)}, "'c' is not part of the adapter")}
+    "additional": (lambda: adapter(1, 2, 3) | {"c": torch.ones(1)}, "'c' is not part of the adapter"),
+}
+FUNCTIONS = {
+    "average": weighted_average,
+    "sum": weighted_sum,
+    "residual": lambda members: residual_update(adapter(0, 0, 0), members),
+}
 
 
-@pytest.mark.parametrize(("make", "sentence"), BAD.values(), ids=BAD)
-def test_a_damaged_adapter_is_refused_by_its_place_and_its_tensor(make, sentence):
-    for aggregate in (weighted_average, weighted_sum, lambda members: residual_update(adapter(0, 0, 0), members)):
-        with pytest.raises(AdapterError, match=f"adapter 1: tensor {sentence}"):
-            aggregate([(adapter(1, 2, 3), 0.1), (make(), 0.1)])
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize(("make", "message"), DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_adapter_is_refused_by_its_position_and_tensor(function, make, message):
+    with pytest.raises(AdapterError, match=f"adapter 1: tensor {message}"):
+        FUNCTIONS[function]([(adapter(1, 2, 3), 0.1), (make(), 0.1)])
 
 
-def test_a_damaged_adapter_is_refused_also_where_it_comes_first():
+def test_a_damaged_first_adapter_is_refused():
     with pytest.raises(AdapterError, match="adapter 0: tensor 'a' has 1 values that are NaN"):
         weighted_average([(adapter(1, float("nan"), 2), 1.0)])
     with pytest.raises(AdapterError, match="adapter 0: tensor 'b' is missing"):
@@ -132,24 +196,16 @@ def test_a_weight_that_is_negative_or_not_finite_is_refused(weight):
         weighted_average([(adapter(1, 2, 3), 1.0), (adapter(1, 2, 3), weight)])
 
 
-def test_nothing_and_no_weight_cannot_be_averaged():
+def test_no_adapters_and_no_weight_cannot_be_averaged():
     with pytest.raises(AdapterError, match="no adapter"):
         weighted_average([])
     with pytest.raises(AdapterError, match="sum to zero"):
         weighted_average([(adapter(1, 2, 3), 0.0)])
 
 
-def test_a_and_b_are_averaged_apart_which_is_not_the_average_of_ba():
-    """FedAvg on LoRA as FedBiscuit 5.2 means it: mean(B) mean(A), and not mean(B A)."""
-    clients = [{"lora_A": torch.tensor([[1.0, 0.0]]), "lora_B": torch.tensor([[1.0], [0.0]])},
-               {"lora_A": torch.tensor([[0.0, 1.0]]), "lora_B": torch.tensor([[0.0], [1.0]])}]
-    mean = weighted_average((c, 1.0) for c in clients)
-    product = mean["lora_B"] @ mean["lora_A"]
-    mean_of_products = sum(c["lora_B"] @ c["lora_A"] for c in clients) / 2
-    assert torch.allclose(product, torch.full((2, 2), 0.25))
-    assert torch.allclose(mean_of_products, torch.eye(2) / 2)
+# --- distances
 
 
-def test_distance_and_norm_run_over_all_tensors():
+def test_distance_and_norm_are_over_all_tensors():
     assert norm(adapter(2, 3, 6, b=(24.0,))) == 25.0
     assert distance(adapter(1, 0, 0, b=(3.0,)), adapter(1, 0, 4, b=(0.0,))) == 5.0

@@ -1,12 +1,18 @@
-"""FedAvg and FedDPO: FedBis's rounds (tests/federation/test_fedbis.py) with another objective, on the policy."""
+"""FedAvg and FedDPO: the rounds of FedBis with another local objective, on the policy."""
 
 import pytest
-import torch
 
-from components.config import FederationConfig, RecipeError
-from components.federation import fedavg, fedbis, feddpo
-from components.federation.strategy import Update, build_federation, build_strategy, federated_sections
+from components.config import DpoObjective, FederationConfig, RecipeError, SelectorObjective, SftObjective
+from components.federation.protocol import method_of
 from components.models.adapters import AdapterStore
+from tests.support.strategies import build_strategy, get_values, play_round, small_federation
+
+METHODS = {
+    "fedavg": (SftObjective, "policy"),
+    "feddpo": (DpoObjective, "policy"),
+    "fedbis": (SelectorObjective, "selector"),
+}
+TRAINED = {"ada": [1.0, 0.0], "bea": [0.0, 4.0]}
 
 
 @pytest.fixture
@@ -16,27 +22,59 @@ def store(tmp_path):
 
 @pytest.fixture
 def federation(store):
-    return build_federation({n: {"train": k, "validation": 1, "test": 1} for n, k in (("ada", 3), ("bea", 1))}, store.put({"a": torch.zeros(2)}), 2)
+    return small_federation(store, {"ada": 3, "bea": 1}, [0.0, 0.0], clients_per_round=2)
 
 
-@pytest.mark.parametrize(("method", "trains", "slot"), [("fedavg", "sft", "policy"), ("feddpo", "dpo", "policy"), ("fedbis", "selector", "selector")])
-def test_each_method_asks_for_its_objective_and_averages_by_the_clients_shares(store, federation, method, trains, slot):
-    strategy = build_strategy(FederationConfig(method=method, clients_per_round=2), store)
-    state = strategy.init(federation, 0)
-    jobs = strategy.plan(state, 0)
-    assert strategy.trains == trains and {(job.objective, job.slot, job.kind) for job in jobs} == {(trains, slot, "train")}
-    answers = [Update(job, store.put({"a": torch.tensor([1.0, 0.0] if job.client == "ada" else [0.0, 4.0])}), (), {}) for job in jobs]
-    new = strategy.aggregate(state, answers)
-    assert set(new.adapters) == {slot} and store.get(new.adapters[slot])["a"].tolist() == [0.75, 1.0] and new.assigned == {}
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_names_its_local_objective_and_the_model_that_it_trains(name):
+    objective, model = METHODS[name]
+    method = method_of(FederationConfig(method=name))
+    assert isinstance(method.local_objective, objective)
+    assert method.trained_model == model
 
 
-def test_the_rounds_of_a_policy_depend_on_the_policys_section_and_those_of_a_selector_on_the_selectors(debug):
-    for method, section in (("fedavg", "policy"), ("feddpo", "policy"), ("fedbis", "selector")):
-        recipe = debug.model_copy(update={"federation": debug.federation.model_copy(update={"method": method})})
-        assert federated_sections(recipe) == (section, "federation")
+@pytest.mark.parametrize("name", METHODS)
+def test_each_client_trains_the_servers_adapter(name, store, federation):
+    strategy = build_strategy(store, name, clients_per_round=2)
+    jobs = strategy.plan(strategy.init(federation, 0))
+    assert [job.client for job in jobs] == ["ada", "bea"]
+    assert {job.kind for job in jobs} == {"train"}
+    assert {job.slot for job in jobs} == {METHODS[name][1]}
+    assert {job.sent_adapters for job in jobs} == {(federation.initial,)}
 
 
-@pytest.mark.parametrize("module", [fedavg, fedbis, feddpo])
-def test_an_ensemble_is_refused_by_a_method_that_trains_one_adapter(store, module):
-    with pytest.raises(RecipeError, match="federation.selectors is 3, but .* trains 1 adapter: set it to 1"):
-        module.build(FederationConfig(method=module.__name__.rsplit(".", 1)[-1], selectors=3), module.Options(), store)
+@pytest.mark.parametrize("name", METHODS)
+def test_adapters_are_averaged_by_the_clients_shares_of_the_pairs(name, store, federation):
+    strategy = build_strategy(store, name, clients_per_round=2)
+    new = play_round(store, strategy, strategy.init(federation, 0), TRAINED)
+    slot = METHODS[name][1]
+    assert list(new.adapters) == [slot]
+    assert get_values(store, new.adapters[slot]) == [0.75, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("fedavg", "shared-policy"), ("feddpo", "shared-policy"), ("fedbis", "selector-ensemble")],
+)
+def test_all_clients_use_the_one_adapter_that_the_rounds_end_with(name, kind, store, federation):
+    strategy = build_strategy(store, name, clients_per_round=2)
+    outcome = strategy.outcome(strategy.init(federation, 0))
+    assert outcome.kind == kind
+    assert list(outcome.adapters.values()) == [federation.initial.hash]
+    assert outcome.assignment == {}
+    assert outcome.job_keys == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "section"), [("fedavg", "policy"), ("feddpo", "policy"), ("fedbis", "selector")]
+)
+def test_the_rounds_depend_on_the_section_of_the_trained_model_alone(name, section, debug):
+    assert method_of(FederationConfig(method=name)).recipe_sections(debug) == [section, "federation"]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_an_ensemble_is_refused_by_a_method_that_trains_one_adapter(name):
+    from components.recipes import load_recipe
+
+    with pytest.raises(RecipeError, match=r"unknown key 'federation\.options\.selectors'"):
+        load_recipe("debug", [f"federation.method={name}", "federation.options={selectors: 3}"])

@@ -1,4 +1,4 @@
-"""FedBis on adapters of one tensor of size 3: FedBiscuit, appendix A.1, replayed by hand."""
+"""FedBis on adapters of three values: FedBiscuit appendix A.1 with hand-computed results."""
 
 import itertools
 from dataclasses import FrozenInstanceError
@@ -8,14 +8,24 @@ import pytest
 import torch
 
 from components.config import FederationConfig, RecipeError
-from components.federation.fedbis import FedBis, Options, build
+from components.federation.averaging import FederatedAveraging
+from components.federation.protocol import Federation, build_federation, method_of
 from components.federation.sampling import sample_clients
-from components.federation.strategy import Federation, Update, build_federation, build_strategy
 from components.models.adapters import AdapterStore
+from tests.support.strategies import (
+    build_strategy,
+    get_values,
+    make_update,
+    make_updates,
+    play_round,
+    put_values,
+    small_federation,
+)
 
-SHARES = {"ada": 40, "bea": 30, "cyd": 20, "dan": 10}
+PAIRS = {"ada": 40, "bea": 30, "cyd": 20, "dan": 10}
 START = [1.0, 0.0, -1.0]
 TRAINED = {"ada": [2.0, 0.0, 0.0], "bea": [0.0, 4.0, 0.0], "cyd": [1.0, 1.0, 1.0], "dan": [0.0, 0.0, 8.0]}
+WEIGHTINGS = ("paper", "participation", "uniform")
 
 
 @pytest.fixture
@@ -24,142 +34,204 @@ def store(tmp_path):
 
 
 @pytest.fixture
-def federation(store) -> Federation:
-    return build_federation({n: {"train": k, "validation": 1, "test": 1} for n, k in SHARES.items()}, store.put({"a": torch.tensor(START)}), 2)
+def federation(store):
+    return small_federation(store, PAIRS, START, clients_per_round=2)
 
 
-def fedbis(store, weighting="participation", clients=2) -> FedBis:
-    return build(FederationConfig(clients_per_round=clients), Options(weighting=weighting), store)
+def fedbis(store, aggregator="participation", clients=2):
+    return build_strategy(store, "fedbis", clients, aggregator=aggregator)
 
 
-def answers(store, jobs):
-    return [Update(job, store.put({"a": torch.tensor(TRAINED[job.client])}), (), {}) for job in jobs]
+def weighted_values(clients, factor):
+    """factor * sum of p_m phi_m over some clients."""
+    return [factor * sum(PAIRS[name] / 100 * TRAINED[name][i] for name in clients) for i in range(3)]
 
 
-def by_hand(cohort, factor):
-    return [factor * sum(SHARES[m] / 100 * TRAINED[m][i] for m in cohort) for i in range(3)]
+def aggregate(store, strategy, federation, clients=None):
+    """The state after the first round, in which all planned clients, or only some, have answered."""
+    state = strategy.init(federation, seed=0)
+    jobs = [job for job in strategy.plan(state) if clients is None or job.client in clients]
+    return jobs, strategy.aggregate(state, make_updates(store, jobs, TRAINED))
 
 
-def test_weights_are_the_shares_of_the_training_pairs_and_clients_without_any_stay_away(store):
-    counts = {n: {"train": k, "validation": 0, "test": 0} for n, k in SHARES.items()} | {"eve": {"train": 0, "validation": 5, "test": 5}}
-    federation = build_federation(counts, store.put({"a": torch.tensor(START)}), 2)
+def test_a_clients_weight_is_its_share_of_the_training_pairs(federation):
     assert federation.weights == {"ada": 0.4, "bea": 0.3, "cyd": 0.2, "dan": 0.1}
-    with pytest.raises(RecipeError, match="clients_per_round is 5, but only 4 of the data set's clients hold training pairs: use at most 4"):
-        build_federation(counts, federation.initial, 5)
 
 
-def test_equation_8_weights_the_cohort_by_m_over_a_times_p(store, federation):
+def test_clients_without_training_pairs_do_not_participate(store):
+    counts = {"ada": {"train": 3, "validation": 0}, "eve": {"train": 0, "validation": 5}}
+    federation = build_federation(counts, put_values(store, START), 1)
+    assert federation.names == ["ada"]
+
+
+def test_a_round_of_more_clients_than_participate_is_refused(store):
+    with pytest.raises(RecipeError, match=r"federation\.clients_per_round is 5.*only 4 clients.*at most 4"):
+        small_federation(store, PAIRS, START, clients_per_round=5)
+
+
+def test_equation_8_weights_the_sampled_clients_by_m_over_a_times_p(store, federation):
+    jobs, new = aggregate(store, fedbis(store, "paper"), federation)
+    sampled = [job.client for job in jobs]
+    assert len(sampled) == 2
+    expected = weighted_values(sampled, 4 / 2)
+    assert get_values(store, new.adapters["selector"]) == pytest.approx(expected)
+    weight_sum = 2 * sum(PAIRS[name] for name in sampled) / 100
+    assert new.metrics.scalars["weight_sum"] == pytest.approx(weight_sum)
+
+
+def test_participation_weights_sum_to_one_over_the_sampled_clients(store, federation):
+    jobs, new = aggregate(store, fedbis(store), federation)
+    sampled = [job.client for job in jobs]
+    expected = weighted_values(sampled, 100 / sum(PAIRS[name] for name in sampled))
+    assert get_values(store, new.adapters["selector"]) == pytest.approx(expected)
+    assert new.metrics.scalars["weight_sum"] == 1.0
+
+
+def test_uniform_weights_are_one_over_the_number_of_clients_that_answered(store, federation):
+    jobs, new = aggregate(store, fedbis(store, "uniform", clients=4), federation, ("ada", "dan", "bea"))
+    expected = [sum(TRAINED[job.client][i] for job in jobs) / 3 for i in range(3)]
+    assert get_values(store, new.adapters["selector"]) == pytest.approx(expected)
+    assert new.metrics.scalars["weight_sum"] == 1.0
+
+
+@pytest.mark.parametrize("aggregator", ["paper", "participation"])
+def test_with_all_clients_both_normalizations_are_fedavg(store, federation, aggregator):
+    _, new = aggregate(store, fedbis(store, aggregator, clients=4), federation)
+    assert get_values(store, new.adapters["selector"]) == pytest.approx(weighted_values(PAIRS, 1.0))
+
+
+def test_equation_8_is_the_mean_of_all_clients_in_expectation_over_the_samples(store, federation):
     strategy = fedbis(store, "paper")
     state = strategy.init(federation, seed=0)
-    jobs = strategy.plan(state, 0)
-    new = strategy.aggregate(state, answers(store, jobs))
-    cohort = [job.client for job in jobs]
-    assert len(cohort) == 2
-    assert store.get(new.adapters["selector"])["a"].tolist() == pytest.approx(by_hand(cohort, 4 / 2))
-    assert new.log["weight_sum"] == pytest.approx(2 * sum(SHARES[m] for m in cohort) / 100)
+    jobs = fedbis(store, clients=4).plan(state)
+    results = []
+    for sampled in itertools.combinations(jobs, 2):
+        new = strategy.aggregate(state, make_updates(store, sampled, TRAINED))
+        results.append(get_values(store, new.adapters["selector"]))
+    assert torch.tensor(results).mean(0).tolist() == pytest.approx(weighted_values(PAIRS, 1.0))
 
 
-def test_participation_weights_are_normalised_over_the_cohort(store, federation):
-    strategy = fedbis(store)
-    state = strategy.init(federation, seed=0)
-    jobs = strategy.plan(state, 0)
-    new = strategy.aggregate(state, answers(store, jobs))
-    cohort = [job.client for job in jobs]
-    assert store.get(new.adapters["selector"])["a"].tolist() == pytest.approx(by_hand(cohort, 100 / sum(SHARES[m] for m in cohort)))
-    assert new.log["weight_sum"] == 1.0
+@pytest.mark.parametrize(("aggregator", "factor"), [("paper", 4 / 2), ("participation", 1 / 0.6)])
+def test_a_client_without_an_update_counts_as_not_sampled(store, federation, aggregator, factor):
+    _, new = aggregate(store, fedbis(store, aggregator, clients=4), federation, ("ada", "cyd"))
+    expected = weighted_values(("ada", "cyd"), factor)
+    assert get_values(store, new.adapters["selector"]) == pytest.approx(expected)
 
 
-def test_with_all_clients_both_weightings_are_fedavg(store, federation):
-    expected = by_hand(SHARES, 1.0)
-    for weighting in ("paper", "participation"):
-        strategy = fedbis(store, weighting, clients=4)
-        state = strategy.init(federation, seed=0)
-        new = strategy.aggregate(state, answers(store, strategy.plan(state, 0)))
-        assert store.get(new.adapters["selector"])["a"].tolist() == pytest.approx(expected)
-
-
-def test_equation_8_is_the_full_average_on_average_over_the_cohorts(store, federation):
-    strategy = fedbis(store, "paper")
-    state = strategy.init(federation, seed=0)
-    jobs = fedbis(store, clients=4).plan(state, 0)
-    results = [store.get(strategy.aggregate(state, answers(store, cohort)).adapters["selector"])["a"] for cohort in itertools.combinations(jobs, 2)]
-    assert torch.stack(results).mean(0).tolist() == pytest.approx(by_hand(SHARES, 1.0))
-
-
-def test_a_client_left_out_of_the_round_counts_as_not_sampled(store, federation):
-    for weighting, factor in (("paper", 4 / 2), ("participation", 1 / 0.6)):
-        strategy = fedbis(store, weighting, clients=3)
-        state = strategy.init(federation, seed=0)
-        jobs = fedbis(store, clients=4).plan(state, 0)
-        kept = [job for job in jobs if job.client in ("ada", "cyd")]
-        new = strategy.aggregate(state, answers(store, kept))
-        assert store.get(new.adapters["selector"])["a"].tolist() == pytest.approx(by_hand(("ada", "cyd"), factor))
-
-
-def test_aggregation_does_not_depend_on_the_order_of_arrival_to_the_byte(store, federation):
-    """Sums in fp32 differ in the last bits by their order; so the order is that of the names."""
+@pytest.mark.parametrize("aggregator", WEIGHTINGS)
+def test_the_result_does_not_depend_on_the_order_of_arrival_to_the_byte(store, federation, aggregator):
+    """fp32 sums differ in the last bits by their order, which is that of the clients' names."""
     numbers = torch.Generator().manual_seed(0)
-    for weighting in ("paper", "participation"):
-        strategy = fedbis(store, weighting, clients=4)
-        state = strategy.init(Federation(federation.clients, store.put({"a": torch.zeros(400)})), seed=0)
-        updates = [Update(job, store.put({"a": torch.randn(400, generator=numbers)}), (), {}) for job in strategy.plan(state, 0)]
-        hashes = {strategy.aggregate(state, order).adapters["selector"].hash for order in itertools.permutations(updates)}
-        assert len(hashes) == 1
+    strategy = fedbis(store, aggregator, clients=4)
+    state = strategy.init(Federation(federation.clients, put_values(store, [0.0] * 400)), seed=0)
+    updates = [
+        make_update(job, put_values(store, torch.randn(400, generator=numbers).tolist()))
+        for job in strategy.plan(state)
+    ]
+    orders = itertools.permutations(updates)
+    hashes = {strategy.aggregate(state, order).adapters["selector"].hash for order in orders}
+    assert len(hashes) == 1
+
+
+def later_rounds(strategy, federation, seed, rounds):
+    """The jobs of several rounds, in which the server's adapter stays as it is."""
+    state = strategy.init(federation, seed)
+    jobs = []
+    for _ in range(rounds):
+        jobs.append(strategy.plan(state))
+        state = state.end_round(state.adapters, state.memory, state.metrics)
+    return jobs
 
 
 def test_a_plan_is_a_function_of_seed_and_round(store, federation):
-    strategy = fedbis(store)
-    state, other = strategy.init(federation, seed=3), strategy.init(federation, seed=4)
-    assert strategy.plan(state, 5) == strategy.plan(state, 5) == fedbis(store).plan(strategy.init(federation, seed=3), 5)
-    assert [j.client for j in strategy.plan(state, 5)] == sample_clients(list(SHARES), 2, 3, 5)
-    seeds = [job.seed for round in range(10) for s in (state, other) for job in strategy.plan(s, round)]
-    assert len(set(seeds)) == len(seeds), "each client trains with other random numbers in each round"
+    first = later_rounds(fedbis(store), federation, seed=3, rounds=6)
+    assert first == later_rounds(fedbis(store), federation, seed=3, rounds=6)
+    for number, jobs in enumerate(first):
+        assert [job.client for job in jobs] == sample_clients(list(PAIRS), 2, 3, number)
 
 
-def test_every_job_of_a_round_starts_from_the_servers_adapter_of_that_round(store, federation):
-    strategy = fedbis(store)
-    state = strategy.init(federation, seed=0)
-    assert all(job.adapters == (federation.initial,) and job.kind == "train" for job in strategy.plan(state, 0))
-    new = strategy.aggregate(state, answers(store, strategy.plan(state, 0)))
-    assert all(job.adapters == (new.adapters["selector"],) for job in strategy.plan(new, 1))
+def test_each_client_trains_with_other_random_numbers_in_each_round(store, federation):
+    seeds = []
+    for seed in (3, 4):
+        for jobs in later_rounds(fedbis(store), federation, seed, rounds=10):
+            seeds += [job.seed for job in jobs]
+    assert len(set(seeds)) == len(seeds) == 40
 
 
-def test_aggregation_leaves_the_state_and_the_stored_adapters_as_they_were(store, federation):
+def test_all_jobs_of_a_round_start_from_the_servers_adapter_of_that_round(store, federation):
     strategy = fedbis(store)
     state = strategy.init(federation, seed=0)
-    jobs = strategy.plan(state, 0)
-    updates = answers(store, jobs)
-    kept = {u.adapter.path: Path(u.adapter.path).read_bytes() for u in updates} | {federation.initial.path: Path(federation.initial.path).read_bytes()}
+    assert {job.adapter for job in strategy.plan(state)} == {federation.initial}
+    new = play_round(store, strategy, state, TRAINED)
+    assert {job.adapter for job in strategy.plan(new)} == {new.adapters["selector"]}
+    assert new.adapters["selector"] != federation.initial
+
+
+def test_aggregation_changes_neither_the_state_nor_stored_adapters(store, federation):
+    strategy = fedbis(store)
+    state = strategy.init(federation, seed=0)
+    updates = make_updates(store, strategy.plan(state), TRAINED)
+    paths = [Path(ref.path) for ref in (federation.initial, *(update.adapter for update in updates))]
+    content = [path.read_bytes() for path in paths]
     new = strategy.aggregate(state, updates)
-    assert state == strategy.init(federation, seed=0) and state.adapters["selector"] == federation.initial
-    assert (new.round, new.step, new.phase, new.seed) == (1, 1, "train", 0) and new.federation == federation
-    assert all(Path(path).read_bytes() == data for path, data in kept.items())
+    assert state == strategy.init(federation, seed=0)
+    assert [path.read_bytes() for path in paths] == content
+    assert (new.round, new.step, new.phase, new.seed) == (1, 1, "train", 0)
+    assert new.federation == federation
+
+
+def test_a_state_is_immutable(store, federation):
+    state = fedbis(store).init(federation, seed=0)
     with pytest.raises(FrozenInstanceError):
         state.round = 3
 
 
 def test_the_servers_step_is_the_distance_that_its_adapter_moved(store, federation):
-    strategy = fedbis(store, clients=4)
-    state = strategy.init(federation, seed=0)
-    new = strategy.aggregate(state, answers(store, strategy.plan(state, 0)))
-    moved = torch.tensor(by_hand(SHARES, 1.0)) - torch.tensor(START)
-    assert new.log["server_step"] == pytest.approx(moved.norm().item(), rel=1e-5)
-    assert new.log["server_norm"] == pytest.approx(torch.tensor(by_hand(SHARES, 1.0)).norm().item(), rel=1e-5)
+    _, new = aggregate(store, fedbis(store, clients=4), federation)
+    expected = torch.tensor(weighted_values(PAIRS, 1.0))
+    moved = (expected - torch.tensor(START)).norm().item()
+    assert new.metrics.scalars["server_step"] == pytest.approx(moved, rel=1e-5)
+    assert new.metrics.scalars["server_norm"] == pytest.approx(expected.norm().item(), rel=1e-5)
 
 
-def test_a_jobs_key_follows_the_adapters_content_the_seed_and_the_round_and_not_the_path(store, federation, tmp_path):
+def test_a_jobs_key_depends_on_the_content_of_its_adapter_and_not_on_the_path(store, federation, tmp_path):
     strategy = fedbis(store)
-    jobs = strategy.plan(strategy.init(federation, seed=0), 0)
-    elsewhere = AdapterStore(tmp_path / "elsewhere").put({"a": torch.tensor(START)})
-    moved = Federation(federation.clients, elsewhere)
-    assert [j.key() for j in jobs] == [j.key() for j in strategy.plan(strategy.init(moved, seed=0), 0)]
-    keys = {j.key() for seed in (0, 1) for round in range(3) for j in fedbis(store, clients=4).plan(strategy.init(federation, seed), round)}
-    assert len(keys) == 24
+    elsewhere = AdapterStore(tmp_path / "elsewhere")
+    moved = Federation(federation.clients, put_values(elsewhere, START))
+    changed = Federation(federation.clients, put_values(store, [1.0, 0.0, -1.5]))
+    keys, same, other = (
+        [job.key() for job in strategy.plan(strategy.init(place, seed=0))]
+        for place in (federation, moved, changed)
+    )
+    assert keys == same
+    assert not set(keys) & set(other)
 
 
-def test_fedbis_is_found_by_its_name_and_trains_one_selector(store):
-    assert isinstance(build_strategy(FederationConfig(method="fedbis", options={"weighting": "paper"}), store), FedBis)
-    with pytest.raises(RecipeError, match=r"federation.selectors is 3, but fedbis trains 1"):
-        build_strategy(FederationConfig(method="fedbis", selectors=3), store)
-    with pytest.raises(RecipeError, match=r"federation.method 'fedbi' is not known.*Did you mean 'fedbis'\?"):
-        build_strategy(FederationConfig(method="fedbi"), store)
+def test_a_jobs_key_depends_on_client_round_and_seed(store, federation):
+    keys = set()
+    for seed in (0, 1):
+        for jobs in later_rounds(fedbis(store, clients=4), federation, seed, rounds=3):
+            keys |= {job.key() for job in jobs}
+    assert len(keys) == 2 * 3 * 4
+
+
+def test_fedbis_is_federated_averaging_of_one_selector(store):
+    strategy = build_strategy(store, "fedbis", 2, aggregator={"kind": "paper"})
+    assert isinstance(strategy, FederatedAveraging)
+    assert strategy.slot == "selector"
+    assert strategy.aggregator.kind == "paper"
+
+
+def test_an_unknown_method_is_refused_with_the_nearest_name():
+    from components.recipes import load_recipe
+
+    with pytest.raises(RecipeError, match=r"federation\.method 'fedbi' is not known.*'fedbis'"):
+        load_recipe("debug", ["federation.method=fedbi"])
+
+
+def test_options_that_build_no_strategy_are_refused():
+    from components.config import MethodOptions
+
+    config = FederationConfig(method="fedbis").model_copy(update={"options": MethodOptions()})
+    with pytest.raises(RecipeError, match=r"federation\.method 'fedbis' registers MethodOptions.*derive"):
+        method_of(config)

@@ -1,315 +1,475 @@
-"""FedPDPO, FedRep and FedPer on the tiny model: what travels and what stays, what the server does, and resume within a round."""
+"""FedPDPO, FedRep and FedPer on the tiny model: what is shared, and what stays with a client."""
 
-import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 
-from components.config import OptimizerConfig
-from components.data.records import read_clients
-from components.federation import clients, personal_client
-from components.federation.clients import LEARNERS, run_job
-from components.federation.commits import Commits
-from components.federation.private import Home, PrivateStore, PrivateStoreError, home_of, stores_beside
-from components.federation.rounds import close_step, run_federation
-from components.federation.strategy import Job, build_federation, build_strategy
-from components.learning import pdpo
+from components.alignment.policies import PersonalizedPolicySet
+from components.config import RecipeError
+from components.data.records import read_rows
+from components.federation.clients.private import PrivateStore, PrivateStoreError, private_root
+from components.federation.protocol import TrainJob
+from components.federation.rounds import close_step
+from components.learning.local import TrainingError
+from components.learning.pdpo import PersonalizedMetrics
+from components.models.policy import PolicyError
 from components.recipes import load_recipe
+from tests.support.bare_loop import open_loop
 
-METHODS = ["fedpdpo", "fedrep", "fedper"]
-OPTIONS = {"fedper": "{shared_layers: 1}", "fedrep": "{personal_lr: 1e-2}", "fedpdpo": "{personal_lr: 1e-2, bottleneck: {width: 4}, reward_head: {width: 3}}"}
-
-
-def recipe_of(method, *more):
-    return load_recipe("debug", [f"federation.method={method}", f"federation.options={OPTIONS[method]}", "federation.clients_per_round=3", "federation.optimizer={lr: 1e-2, weight_decay: 0.01}", *more])
-
-
-def begin(recipe, prepared, folder):
-    torch.set_num_threads(1)
-    learner, commits = LEARNERS["personal"](recipe, "cpu"), Commits(folder, "test")
-    federation = build_federation(read_clients(prepared), commits.store.put(learner.initial_adapter(recipe.seed)), recipe.federation.clients_per_round)
-    return learner, commits, federation
+OPTIONS = {
+    "fedper": "{shared_layers: 1}",
+    "fedrep": "{personal: {lr: 1e-2}}",
+    "fedpdpo": "{personal: {lr: 1e-2}, bottleneck: {width: 4}, reward_head: {width: 3}}",
+}
+CLIENTS = ("ada", "bea", "cyd", "dan")
+TRAIN_PDPO = "components.federation.clients.personalized.train_pdpo"
 
 
-def run(recipe, prepared, folder, learner=None):
-    fresh, commits, federation = begin(recipe, prepared, folder)
-    return run_federation(recipe, federation, prepared / "pairs.parquet", commits, learner or fresh), commits
+def make_recipe(method, *overrides):
+    return load_recipe(
+        "debug",
+        [
+            f"federation.method={method}",
+            f"federation.options={OPTIONS[method]}",
+            "federation.rounds=2",
+            "federation.clients_per_round=3",
+            "federation.local_steps=1",
+            "federation.batch_size=2",
+            "federation.optimizer={lr: 1e-2, weight_decay: 0.01}",
+            *overrides,
+        ],
+    )
 
 
-def tensors_in(path):
-    with safe_open(path, framework="pt") as file:
-        return set(file.keys())
+def run(recipe, prepared, folder):
+    loop = open_loop(recipe, prepared, folder)
+    loop.run()
+    return loop
 
 
-def last_of(commits):
-    return commits.latest()[0].memory["last"]
+def private_stores(loop):
+    root = private_root(loop.commits.folder)
+    return {name: PrivateStore(root, name) for name in CLIENTS}
 
 
-def at_home(commits, prepared, name):
-    return home_of(name, commits.store, prepared / "pairs.parquet", last_of(commits).get(name, ""))
+def private_modules(loop):
+    """Modules of each client that has some, after its last accepted job."""
+    keys = loop.latest_state().memory.job_keys
+    stores = private_stores(loop)
+    return {name: stores[name].load(key).tensors for name, key in sorted(keys.items())}
 
 
-def private_parts(commits):
-    return {name: PrivateStore(stores_beside(commits.store), name).after(key).tensors for name, key in sorted(last_of(commits).items())}
+def server_adapter(loop):
+    return loop.commits.store.get(loop.latest_state().adapters["policy"])
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_nothing_but_the_shared_lora_leaves_a_clients_task(method, prepared, tmp_path):
-    recipe = recipe_of(method)
-    state, commits = run(recipe, prepared, tmp_path / "f")
-    private = private_parts(commits)
-    shared = set(commits.store.get(state.adapters["policy"]))
-    assert shared and all(".lora_" in name for name in shared)
-    for own in private.values():
-        assert not shared & set(own) and any(name.startswith("head.") for name in own)
-    outside = [path for path in (tmp_path / "f").rglob("*") if path.is_file()]
-    assert stores_beside(commits.store) == tmp_path / "f-clients" and len(outside) > 10
-    assert {path.suffix for path in outside} == {".json", ".safetensors"}
-    for path in outside:
+def equals(first, second):
+    return all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.fixture(scope="module", params=OPTIONS)
+def finished(request, prepared, tmp_path_factory):
+    """A federation of each method after two rounds of three clients."""
+    return run(make_recipe(request.param), prepared, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def fedpdpo(prepared, tmp_path_factory):
+    """A federation of FedPDPO after two rounds of all four clients, whose heads change fast."""
+    recipe = make_recipe(
+        "fedpdpo",
+        "federation.clients_per_round=4",
+        "federation.local_steps=2",
+        "federation.options.personal.lr=0.3",
+    )
+    return run(recipe, prepared, tmp_path_factory.mktemp("fedpdpo"))
+
+
+@pytest.fixture
+def copied(fedpdpo, tmp_path):
+    """A copy of that federation, whose files can be removed."""
+    shutil.copytree(fedpdpo.commits.folder.parent, tmp_path / "copy")
+    return open_loop(fedpdpo.recipe, fedpdpo.prepared, tmp_path / "copy", fedpdpo.trainer)
+
+
+@pytest.fixture
+def held_out_rows(prepared):
+    return read_rows(prepared / "pairs.parquet", "ada", "test").to_list()
+
+
+# --- what is shared, and what stays
+
+
+def test_the_server_has_the_shared_lora_alone(finished):
+    shared = set(server_adapter(finished))
+    assert shared
+    assert all(".lora_" in name for name in shared)
+    files = [path for path in finished.commits.folder.rglob("*") if path.is_file()]
+    assert len(files) > 10
+    assert {path.suffix for path in files} == {".json", ".safetensors"}
+    for path in files:
         if path.suffix == ".safetensors":
-            assert tensors_in(path) == shared, "an adapter, of all that the server and the network ever saw"
-        else:
-            text = path.read_text()
-            assert not any(part in text for part in ("head.weight", "bottleneck.", "reward.hidden")) and len(text) < 20_000, "numbers about it, and no values"
-    assert {name: path for name, path in ((c.name, PrivateStore(stores_beside(commits.store), c.name).folder) for c in state.federation.clients) if path.is_dir()}.keys() == private.keys()
+            with safe_open(path, framework="pt") as content:
+                assert set(content.keys()) == shared
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_clients_become_different_and_the_server_takes_the_mean_of_what_they_sent_by_their_pairs(method, prepared, tmp_path):
-    recipe = recipe_of(method)
-    learner, commits, federation = begin(recipe, prepared, tmp_path / "f")
-    strategy = build_strategy(recipe.federation, commits.store)
-    state = strategy.init(federation, recipe.seed)
-    jobs = strategy.plan(state, 0)
-    assert [job.objective for job in jobs] == ["personal"] * 3
-    updates = [run_job(job, learner, prepared / "pairs.parquet", commits.store) for job in jobs]
-    after, record = close_step(strategy, state, jobs, updates, 0.5, commits)
-    weights = {u.job.client: u.metrics["rows"] for u in updates}
-    sent = {u.job.client: commits.store.get(u.adapter) for u in updates}
-    mean = commits.store.get(after.adapters["policy"])
-    for name in mean:
-        expected = sum(weights[c] * sent[c][name].double() for c in sent) / sum(weights.values())
-        assert torch.allclose(mean[name].double(), expected, atol=1e-7)
-    parts = list(private_parts(commits).values())
-    assert len(parts) == 3 and any(not torch.equal(parts[0][name], parts[1][name]) for name in parts[0])
-    for update in updates:
-        own = PrivateStore(stores_beside(commits.store), update.job.client).after(after.memory["last"][update.job.client])
-        assert update.metrics["bytes_kept"] == own.size > update.metrics["bytes_sent"] == Path(update.adapter.path).stat().st_size == update.metrics["bytes_received"]
-        assert update.metrics["steps"] == (4 if method != "fedper" else 2), "two halves of 2, or both at once"
-    assert record["clients"]["ada"]["bytes_kept"] == updates[0].metrics["bytes_kept"]
+def test_what_the_server_has_of_private_modules_is_numbers_about_them(finished):
+    for path in finished.commits.folder.rglob("*.json"):
+        text = path.read_text()
+        assert len(text) < 20_000
+        for name in ("head.weight", "bottleneck.", "reward.hidden"):
+            assert name not in text
 
 
-def test_a_client_goes_on_from_its_own_parts_with_the_servers_lora(prepared, tmp_path, monkeypatch):
-    starts = []
-    original = pdpo.train_half
-
-    def watched(resident, pairs, reference, own, shared, *rest):
-        starts.append((own, resident.personal.read(), resident.slot.read()))
-        return original(resident, pairs, reference, own, shared, *rest)
-
-    monkeypatch.setattr(pdpo, "train_half", watched)
-    recipe = recipe_of("fedpdpo", "federation.clients_per_round=4", "federation.rounds=2")
-    learner, commits, federation = begin(recipe, prepared, tmp_path / "f")
-    state = run_federation(recipe, federation, prepared / "pairs.parquet", commits, learner)
-    assert [own for own, *_ in starts] == [True, False] * 8
-    (first, *_), second = [s for s in starts if s[0]][:4], [s for s in starts if s[0]][4:]
-    assert all(torch.equal(first[1][n], learner.slot.initial(recipe.seed)[n]) for n in first[1]), "all begin with the same parts"
-    after_round_1 = [s for s in starts[:8] if not s[0]]
-    server = commits.store.get(commits.store.ref(commits.latest()[1][0]["adapters"]["policy"]))
-    for client, (_, own, lora) in enumerate(second):
-        assert all(torch.equal(own[n], after_round_1[client][1][n]) for n in own), "its own, as the first half left them"
-        assert all(torch.equal(lora[n], server[n]) for n in lora), "what the server sent"
-    assert state.round == 2 and any(not torch.equal(second[0][1][n], second[1][1][n]) for n in second[0][1])
+def test_private_modules_lie_in_the_clients_own_stores(finished):
+    shared = set(server_adapter(finished))
+    modules = private_modules(finished)
+    with_store = {name for name, store in private_stores(finished).items() if store.folder.is_dir()}
+    assert private_root(finished.commits.folder).parent == finished.commits.folder.parent
+    assert with_store == set(modules)
+    for tensors in modules.values():
+        assert not shared & set(tensors)
+        assert any(name.startswith("head.") for name in tensors)
 
 
-def test_options_reach_the_loss_and_the_rates_of_each_half(prepared, tmp_path, monkeypatch):
-    asked = []
-    original = pdpo.train_half
+def test_private_modules_differ_between_clients(finished):
+    first, second, *_ = private_modules(finished).values()
+    assert not equals(first, second)
 
-    def watched(resident, pairs, reference, own, shared, objective, scale, steps, batch_size, optimizer, seed):
-        curve = original(resident, pairs, reference, own, shared, objective, scale, steps, batch_size, optimizer, seed)
-        asked.append((own, objective, scale, steps, optimizer.lr, curve))
-        return curve
 
-    monkeypatch.setattr(pdpo, "train_half", watched)
-    options = "federation.options={personal_lr: 2e-3, personal_epochs: 2, reward_weight: [0.5, 1.5], rate_decay: {factor: 0.5, least: 1.5e-3}, bottleneck: null, exclusion: null, beta: 0.3}"
-    recipe = recipe_of("fedpdpo", options, "federation.local_epochs=1", "federation.batch_size=2", "federation.optimizer.accumulation=2", "federation.clients_per_round=4")
-    _, _commits = run(recipe, prepared, tmp_path / "f")
-    ada = [asked[8 * r + h] for r in range(3) for h in (0, 1)]
-    assert [(own, steps) for own, _, _, steps, *_ in ada] == [(True, 4), (False, 2)] * 3, "8 pairs, 4 a step: one pass, and two of the first half"
-    assert [o.reward_weight for _, o, *_ in ada] == [0.5, 0.5, 1.0, 1.0, 1.5, 1.5] and {o.beta for _, o, *_ in ada} == {0.3} and {o.exclusion for _, o, *_ in ada} == {None}
-    scales = [scale for _, _, scale, *_ in ada]
-    assert scales[0] == 1.0 and scales[1:] == [curve.scale for *_, curve in ada[:-1]], "carried on from half to half and from round to round"
-    losses = [sum(curve.dpo for *_, curve in ada[2 * r : 2 * r + 2]) / 2 for r in range(3)]
+@pytest.mark.slow
+def test_the_server_combines_the_shared_adapters_by_the_clients_pairs(finished, tmp_path):
+    loop = open_loop(finished.recipe, finished.prepared, tmp_path, finished.trainer)
+    state = loop.initial_state()
+    jobs = loop.strategy.plan(state)
+    updates = [loop.run_job(job) for job in jobs]
+    new, _ = close_step(loop.strategy, state, jobs, updates, 0.5, loop.commits)
+    sent = [loop.commits.store.get(update.adapter) for update in updates]
+    weights = [update.rows / sum(update.rows for update in updates) for update in updates]
+    for name, tensor in loop.commits.store.get(new.adapters["policy"]).items():
+        expected = sum(weight * adapter[name].double() for weight, adapter in zip(weights, sent, strict=True))
+        assert torch.allclose(tensor.double(), expected, atol=1e-7)
+
+
+def test_the_size_of_private_modules_is_recorded_as_kept_bytes(finished):
+    record = finished.records[-1]
+    modules = private_stores(finished)
+    job_keys = finished.latest_state().memory.job_keys
+    for name, client in record.clients.items():
+        assert client.traffic.kept == modules[name].load(job_keys[name]).size
+        assert client.traffic.kept > client.traffic.sent
+        assert client.traffic.sent == client.traffic.received > 0
+
+
+def test_a_round_has_a_personal_and_a_shared_step_except_in_fedper(finished):
+    expected = 1 if finished.recipe.federation.method == "fedper" else 2
+    for record in finished.records:
+        assert {client.metrics.scalars["steps"] for client in record.clients.values()} == {expected}
+
+
+def test_the_outcome_names_each_clients_last_job(finished):
+    outcome = finished.strategy.outcome(finished.latest_state())
+    job_keys = finished.latest_state().memory.job_keys
+    assert outcome.kind == "personalized-clients"
+    assert outcome.job_keys == {name: job_keys.get(name, "") for name in CLIENTS}
+
+
+# --- where each step starts, and with what settings
+
+
+@pytest.fixture
+def observed_steps(monkeypatch):
+    """Calls of train_pdpo: group, loss, training, modules and adapter before it, metrics."""
+    from components.learning.pdpo import train_pdpo
+
+    calls = []
+
+    def observe(resident, pairs, reference, group, loss, training):
+        before = (resident.personal.read(), resident.slot.read())
+        metrics = train_pdpo(resident, pairs, reference, group, loss, training)
+        calls.append((group, loss, training, *before, metrics))
+        return metrics
+
+    monkeypatch.setattr(TRAIN_PDPO, observe)
+    return calls
+
+
+@pytest.mark.slow
+def test_a_client_continues_from_its_own_modules_and_the_servers_adapter(prepared, tmp_path, observed_steps):
+    recipe = make_recipe("fedpdpo", "federation.clients_per_round=4")
+    loop = run(recipe, prepared, tmp_path)
+    assert [group for group, *_ in observed_steps] == ["personal", "shared"] * 8
+    modules = [modules for _, _, _, modules, _, _ in observed_steps]
+    adapters = [adapter for _, _, _, _, adapter, _ in observed_steps]
+    initial = loop.trainer.resident.personal.initial_modules(recipe.seed)
+    server = loop.commits.store.get(loop.commits.store.ref(loop.records[0].adapters["policy"]))
+    for client in range(4):
+        assert equals(modules[2 * client], initial)
+        assert equals(modules[8 + 2 * client], modules[2 * client + 1])
+        assert equals(adapters[8 + 2 * client], server)
+
+
+@pytest.mark.slow
+def test_options_reach_the_loss_and_the_learning_rates_of_each_step(prepared, tmp_path, observed_steps):
+    options = [
+        "personal: {lr: 2e-3, epochs: 2}",
+        "objective: {reward_weight: [0.5, 1.5], exclusion: null, beta: 0.3}",
+        "rate_decay: {factor: 0.5, min_lr: 1.5e-3}",
+        "bottleneck: null",
+    ]
+    recipe = make_recipe(
+        "fedpdpo",
+        f"federation.options={{{', '.join(options)}}}",
+        "federation.rounds=3",
+        "federation.local_epochs=1",
+        "federation.optimizer.accumulation=2",
+        "federation.clients_per_round=4",
+    )
+    run(recipe, prepared, tmp_path)
+    ada = [observed_steps[8 * (n // 2) + n % 2] for n in range(6)]
+    losses = [loss for _, loss, *_ in ada]
+    trainings = [training for _, _, training, *_ in ada]
+    metrics = [call[-1] for call in ada]
+    # 8 pairs, 4 per optimizer step: one pass in the shared step, two in the personal one
+    assert [training.steps for training in trainings] == [4, 2] * 3
+    assert [loss.reward_weight for loss in losses] == [0.5, 0.5, 1.0, 1.0, 1.5, 1.5]
+    assert {loss.beta for loss in losses} == {0.3}
+    assert {loss.exclusion for loss in losses} == {None}
+    assert [loss.initial_scale for loss in losses] == [1.0, *(step.scale for step in metrics[:-1])]
     decay = 1.0
-    for r in range(3):
-        own, shared = ada[2 * r][4], ada[2 * r + 1][4]
-        assert own == pytest.approx(max(2e-3 * decay, 1.5e-3)) and shared == pytest.approx(max(1e-2 * decay, 1.5e-3))
-        decay *= 0.5 if r and losses[r] > losses[r - 1] else 1.0
+    means = [(metrics[2 * n].dpo_loss + metrics[2 * n + 1].dpo_loss) / 2 for n in range(3)]
+    for number in range(3):
+        assert trainings[2 * number].optimizer.lr == pytest.approx(max(2e-3 * decay, 1.5e-3))
+        assert trainings[2 * number + 1].optimizer.lr == pytest.approx(max(1e-2 * decay, 1.5e-3))
+        decay *= 0.5 if number and means[number] > means[number - 1] else 1.0
 
 
-def test_learning_rates_fall_after_a_round_whose_loss_rose_and_not_below_the_least(prepared, tmp_path, monkeypatch):
-    rates, losses = [], iter([0.5, 0.5, 0.7, 0.7, 0.6, 0.6, 0.9, 0.9])
+def pretend_training(monkeypatch, losses):
+    """Replace training by its metrics with these DPO losses; gives the list of learning rates."""
+    rates = []
+    remaining = iter(losses)
 
-    def pretended(resident, pairs, reference, own, shared, objective, scale, steps, batch_size, optimizer, seed):
-        rates.append(optimizer.lr)
-        return pdpo.HalfCurve([1.0], [1.0], 1, 0.1, scale, next(losses), 0.0)
+    def train(resident, pairs, reference, group, loss, training):
+        rates.append(training.optimizer.lr)
+        return PersonalizedMetrics([1.0], [1.0], 1, 0.1, loss.initial_scale, next(remaining), 0.0)
 
-    monkeypatch.setattr(pdpo, "train_half", pretended)
-    recipe = recipe_of("fedpdpo", "federation.options={personal_lr: 1e-3, rate_decay: {factor: 0.5, least: 3e-4}}", "federation.rounds=4", "federation.clients_per_round=1")
-    learner, _commits, _ = begin(recipe, prepared, tmp_path / "f")
-    store, adapter = PrivateStore(tmp_path / "own", "ada"), learner.initial_adapter(0)
-    rows = clients.read_rows(prepared / "pairs.parquet", "ada", "train").to_list()
-    jobs = [Job("train", "ada", round, "policy", (), "personal", 1) for round in range(5)]
-    keys = ["", *(f"{job.key()}" for job in jobs)]
-    for round in range(4):
-        learner.train(rows, adapter, 1, Home("ada", store, tmp_path, tmp_path, keys[round]), jobs[round])
-    assert rates == pytest.approx([1e-3, 1e-2, 1e-3, 1e-2, 5e-4, 5e-3, 5e-4, 5e-3])
-    assert store.after(keys[4]).numbers == {"scale": 1.0, "decay": 0.25, "dpo": 0.9}
-    monkeypatch.setattr(pdpo, "train_half", lambda *a: rates.append(a[9].lr) or pdpo.HalfCurve([1.0], [1.0], 1, 0.1, 1.0, 0.9, 0.0))
-    learner.train(rows, adapter, 1, Home("ada", store, tmp_path, tmp_path, keys[4]), jobs[4])
-    assert rates[-2:] == pytest.approx([3e-4, 2.5e-3])
+    monkeypatch.setattr(TRAIN_PDPO, train)
+    return rates
 
 
-class Killed(BaseException):
-    """As if the process had been killed."""
+def test_learning_rates_fall_after_a_round_whose_loss_rose_down_to_their_minimum(
+    prepared, tmp_path, monkeypatch
+):
+    rates = pretend_training(monkeypatch, [0.5, 0.5, 0.7, 0.7, 0.6, 0.6, 0.9, 0.9, 0.9, 0.9])
+    recipe = make_recipe(
+        "fedpdpo", "federation.options={personal: {lr: 1e-3}, rate_decay: {factor: 0.5, min_lr: 3e-4}}"
+    )
+    loop = open_loop(recipe, prepared, tmp_path)
+    previous = ""
+    for number in range(5):
+        job = TrainJob(
+            client="ada",
+            round=number,
+            seed=1,
+            adapter=loop.federation.initial,
+            previous_job_key=previous,
+        )
+        loop.trainer.run(job, loop.contexts.open("ada", previous))
+        previous = job.key()
+        if number == 3:
+            after_four_rounds = loop.contexts.open("ada", previous).private_state()
+    personal = [1e-3, 1e-3, 5e-4, 5e-4, 3e-4]
+    shared = [1e-2, 1e-2, 5e-3, 5e-3, 2.5e-3]
+    assert rates[::2] == pytest.approx(personal)
+    assert rates[1::2] == pytest.approx(shared)
+    assert after_four_rounds.numbers == {"scale": 1.0, "decay": 0.25, "dpo": 0.9}
 
 
-@pytest.mark.parametrize("at", [1, 2, 5, 6, 7, 8])
-def test_killed_in_the_middle_of_either_half_a_federation_ends_with_the_same_bytes(at, prepared, tmp_path, monkeypatch):
-    recipe = recipe_of("fedpdpo", "federation.rounds=2", "federation.clients_per_round=2")
-    whole, whole_commits = run(recipe, prepared, tmp_path / "whole")
-    calls = {"all": 0, "own": 0}
-    original = pdpo.train_half
-
-    def dying(resident, pairs, reference, own, shared, objective, scale, steps, batch_size, optimizer, seed):
-        calls["all"] += 1
-        calls["own"] += own
-
-        def progress(step, loss):
-            if calls["all"] == at and step == 0:
-                raise Killed
-        return original(resident, pairs, reference, own, shared, objective, scale, steps, batch_size, optimizer, seed, progress)
-
-    monkeypatch.setattr(pdpo, "train_half", dying)
-    with pytest.raises(Killed):
-        run(recipe, prepared, tmp_path / "cut")
-    state, commits = run(recipe, prepared, tmp_path / "cut")
-    assert calls["all"] == 8 + 1 and calls["own"] == 4 + at % 2, "one half is trained again, and a finished first half is not"
-    assert Path(state.adapters["policy"].path).read_bytes() == Path(whole.adapters["policy"].path).read_bytes()
-    ours, theirs = private_parts(commits), private_parts(whole_commits)
-    assert ours.keys() == theirs.keys() and all(torch.equal(ours[c][n], theirs[c][n]) for c in ours for n in ours[c])
-    assert len(list(stores_beside(commits.store).rglob("*.half.json"))) == 0
-
-
-def test_a_client_that_is_not_sampled_keeps_its_parts(prepared, tmp_path):
-    recipe = recipe_of("fedpdpo", "federation.rounds=4", "federation.clients_per_round=1")
-    _, commits = run(recipe, prepared, tmp_path / "f")
-    took_part = {c: [r["round"] for r in commits.latest()[1] if c in r["clients"]] for c in ("ada", "bea", "cyd", "dan")}
-    for client, rounds in took_part.items():
-        files = {path.stem for path in PrivateStore(stores_beside(commits.store), client).folder.glob("*.json")}
-        assert len(files) == min(2, len(rounds)) and (not rounds or last_of(commits)[client] in files)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_each_client_is_measured_with_its_own_parts_and_before_training_all_are_the_reference(method, prepared, tmp_path):
-    recipe = recipe_of(method, "federation.clients_per_round=4", "federation.optimizer.lr=0.1")
-    learner, commits, federation = begin(recipe, prepared, tmp_path / "f")
-    rows = {name: clients.read_rows(prepared / "pairs.parquet", name, "test").to_list() for name in ("ada", "bea")}
-    before = learner.compare(rows["ada"], [commits.store.get(federation.initial)], home_of("ada", commits.store, prepared / "pairs.parquet", ""))
-    assert abs(before.margins).max() < 1e-4 and abs(before.rewards).max() < 1e-4 and abs(before.others["summed"]).min() > 0.1
-    state = run_federation(recipe, federation, prepared / "pairs.parquet", commits, learner)
-    final = state.adapters["policy"]
-    ada = learner.compare(rows["ada"], [commits.store.get(final)], at_home(commits, prepared, "ada"))
-    as_bea = learner.compare(rows["ada"], [commits.store.get(final)], at_home(commits, prepared, "bea"))
-    assert ada.margins.shape == (1, 2) and abs(ada.margins).min() > 1e-4 and not (abs(ada.margins - as_bea.margins) < 1e-5).all()
-    assert ("explicit" in ada.others) == (method == "fedpdpo")
-    reference = learner._reference(rows["ada"])
-    assert ada.others["summed"] == pytest.approx(ada.margins + (reference[:, 0] - reference[:, 1]), abs=1e-6)
-    lengths = [[len(ids) for ids in learner.resident.encode_pair(row)[1:]] for row in rows["ada"]]
-    chosen = ada.rewards[0] + reference[:, 0]
-    assert ada.others["per_token"][0] == pytest.approx([c / n - (c - d) / m for c, d, (n, m) in zip(chosen, ada.others["summed"][0], lengths, strict=True)], abs=1e-6)
-
-
-@pytest.mark.parametrize("kept", [0, 2])
-def test_without_what_a_client_has_kept_neither_a_resumed_round_nor_a_measurement_begins_anew(kept, prepared, tmp_path):
-    recipe = recipe_of("fedpdpo", "federation.clients_per_round=4")
-    _, commits = run(recipe, prepared, tmp_path / "f")
-    learner, adapter, home = LEARNERS["personal"](recipe, "cpu"), commits.store.get(commits.latest()[0].adapters["policy"]), at_home(commits, prepared, "ada")
-    shutil.rmtree(home.store.folder)
-    with pytest.raises(PrivateStoreError, match=r"what client ada has kept to itself .* is not here"):
-        learner.become(adapter, home)
-    learner.become(adapter, at_home(commits, prepared, "bea"))
-    for path in (*(tmp_path / "f" / "updates").iterdir(), *(p for p in (tmp_path / "f" / "commits").iterdir() if int(p.stem) > kept)):
-        path.unlink()
-    if kept:
-        with pytest.raises(PrivateStoreError, match="client ada"):
-            run(recipe, prepared, tmp_path / "f")
-    else:
-        state, _ = run(recipe, prepared, tmp_path / "f")
-        assert state.round == 3, "from the first round on nobody has kept anything yet"
-
-
-def test_another_runs_stores_are_not_taken_for_this_ones(prepared, tmp_path):
-    recipe = recipe_of("fedpdpo", "federation.rounds=1")
-    _, ours = run(recipe, prepared, tmp_path / "ours")
-    _, theirs = run(recipe.model_copy(update={"seed": 7}), prepared, tmp_path / "theirs")
-    shutil.rmtree(stores_beside(ours.store))
-    shutil.copytree(stores_beside(theirs.store), stores_beside(ours.store))
-    learner = LEARNERS["personal"](recipe, "cpu")
-    for client in last_of(ours):
-        with pytest.raises(PrivateStoreError, match=f"client {client}"):
-            learner.become(learner.initial_adapter(0), at_home(ours, prepared, client))
-
-
-def test_parts_that_are_not_finite_are_not_kept(prepared, tmp_path, monkeypatch):
-    from components.learning.local import TrainingError
-
-    def poisoned(resident, *rest):
+def test_private_modules_that_are_not_finite_are_not_stored(prepared, tmp_path, monkeypatch):
+    def train(resident, *_):
         with torch.no_grad():
             resident.personal.parameters[0].view(-1)[0] = float("nan")
-        return pdpo.HalfCurve([1.0], [1.0], 1, 0.1, 1.0, 0.5, 0.0)
+        return PersonalizedMetrics([1.0], [1.0], 1, 0.1, 1.0, 0.5, 0.0)
 
-    recipe = recipe_of("fedper")
-    learner, commits, federation = begin(recipe, prepared, tmp_path / "f")
-    (job, *_) = build_strategy(recipe.federation, commits.store).plan(build_strategy(recipe.federation, commits.store).init(federation, 0), 0)
-    monkeypatch.setattr(pdpo, "train_half", poisoned)
-    with pytest.raises(TrainingError, match="own tensor '.*' has values that are NaN or infinite"):
-        run_job(job, learner, prepared / "pairs.parquet", commits.store)
-    assert not list(stores_beside(commits.store).rglob("*.json"))
+    monkeypatch.setattr(TRAIN_PDPO, train)
+    loop = open_loop(make_recipe("fedper"), prepared, tmp_path)
+    job = loop.strategy.plan(loop.initial_state())[0]
+    with pytest.raises(TrainingError, match=r"private tensor '.*' has values that are NaN.*learning rates"):
+        loop.run_job(job)
+    assert not list(private_root(loop.commits.folder).rglob("*.json"))
 
 
-def test_policies_of_clients_generate_with_their_own_parts(prepared, tmp_path):
-    recipe = recipe_of("fedpdpo", "federation.clients_per_round=4", "federation.options.personal_lr=0.3")
-    state, commits = run(recipe, prepared, tmp_path / "f")
-    adapter = commits.store.get(state.adapters["policy"])
-    policies = personal_client.ClientPolicies(LEARNERS["personal"](recipe, "cpu"), adapter, commits.store, prepared / "pairs.parquet", last_of(commits))
+@pytest.mark.slow
+def test_a_client_that_is_not_sampled_keeps_its_modules(prepared, tmp_path):
+    recipe = make_recipe("fedpdpo", "federation.rounds=4", "federation.clients_per_round=1")
+    loop = run(recipe, prepared, tmp_path)
+    job_keys = loop.latest_state().memory.job_keys
+    for name, store in private_stores(loop).items():
+        rounds = [record.round for record in loop.records if name in record.clients]
+        states = {path.stem for path in store.folder.glob("*.json")}
+        assert len(states) == min(2, len(rounds))
+        assert (name in job_keys) == bool(rounds)
+        assert {job_keys[name]} <= states if rounds else not states
+
+
+# --- how clients are measured
+
+
+def test_before_training_every_client_is_the_reference(finished, held_out_rows):
+    adapter = finished.commits.store.get(finished.federation.initial)
+    scores = finished.trainer.score_client_pairs(held_out_rows, adapter, finished.contexts.open("ada"))
+    assert np.abs(scores.margins).max() < 1e-4
+    assert np.abs(scores.rewards).max() < 1e-4
+    assert np.abs(scores.margins_by_metric["summed"]).min() > 0.1
+
+
+def score(loop, rows, client):
+    return loop.trainer.score_client_pairs(rows, server_adapter(loop), loop.context(client))
+
+
+def test_each_client_is_measured_with_its_own_modules(fedpdpo, held_out_rows):
+    ada = score(fedpdpo, held_out_rows, "ada").margins
+    bea = score(fedpdpo, held_out_rows, "bea").margins
+    assert ada.shape == (1, 2)
+    assert np.abs(ada).min() > 1e-4
+    assert not np.allclose(ada, bea, atol=1e-5)
+
+
+def test_the_explicit_reward_is_measured_where_there_is_a_reward_head(finished, held_out_rows):
+    client = next(iter(finished.latest_state().memory.job_keys))
+    scores = score(finished, held_out_rows, client)
+    has_reward_head = finished.recipe.federation.method == "fedpdpo"
+    assert ("explicit" in scores.margins_by_metric) == has_reward_head
+
+
+def test_margins_of_likelihoods_follow_from_those_of_log_ratios(fedpdpo, held_out_rows):
+    scores = score(fedpdpo, held_out_rows, "ada")
+    reference = fedpdpo.trainer.reference_logprobs(held_out_rows)
+    summed = scores.margins[0] + reference[:, 0] - reference[:, 1]
+    assert scores.margins_by_metric["summed"][0] == pytest.approx(summed, abs=1e-6)
+    chosen = scores.rewards[0] + reference[:, 0]
+    rejected = chosen - summed
+    encoded = [fedpdpo.trainer.resident.encode_pair(row) for row in held_out_rows]
+    lengths = np.array([[len(completion) for completion in completions] for _, *completions in encoded])
+    per_token = chosen / lengths[:, 0] - rejected / lengths[:, 1]
+    assert scores.margins_by_metric["per_token"][0] == pytest.approx(per_token, abs=1e-6)
+
+
+def test_policies_of_clients_generate_with_their_own_modules(fedpdpo):
+    policies = PersonalizedPolicySet(
+        fedpdpo.trainer,
+        server_adapter(fedpdpo),
+        fedpdpo.contexts,
+        fedpdpo.latest_state().memory.job_keys,
+    )
     (ada,), (bea,) = policies.generate(["a prompt"] * 2, ["ada", "bea"], seed=0)
+    ((repeated,),) = policies.select("ada").generate(["a prompt"], seed=0)
     assert ada.ids != bea.ids
-    (again,) = policies.of("ada").generate(["a prompt"], seed=0)
-    assert again[0].ids == ada.ids
-    with pytest.raises(Exception, match="client_id 'nobody' has no policy here"):
-        policies.of("nobody")
+    assert repeated.ids == ada.ids
+    with pytest.raises(PolicyError, match="nobody"):
+        policies.select("nobody")
 
 
-def test_ablations_leave_their_part_out(prepared, tmp_path):
-    for option, part in (("bottleneck", "bottleneck."), ("reward_head", "reward.")):
-        recipe = recipe_of("fedpdpo", f"federation.options.{option}=null", "federation.rounds=1")
-        _state, commits = run(recipe, prepared, tmp_path / option)
-        (own, *_) = private_parts(commits).values()
-        assert not any(name.startswith(part) for name in own) and "head.weight" in own
-        assert json.dumps(commits.latest()[1][0]["clients"])
+# --- resume
 
 
-def test_bad_options_are_refused_in_a_sentence():
-    from components.config import RecipeError
+def remove_commits(loop, last):
+    """Remove all updates, and the commits after a step."""
+    for path in (loop.commits.folder / "updates").iterdir():
+        path.unlink()
+    for path in (loop.commits.folder / "commits").iterdir():
+        if int(path.stem) > last:
+            path.unlink()
 
-    for override, message in (("federation.options={bottleneck: {widht: 3}}", "did you mean 'federation.options.bottleneck.width'"),
-                              ("federation.options={personal_steps: 3, personal_epochs: 1}", "leave out one of them"),
-                              ("federation.options={exclusion: {most: 1.0}}", "federation.options.exclusion.most")):
-        with pytest.raises(RecipeError, match=message):
-            recipe_of("fedpdpo", override)
-    assert OptimizerConfig().accumulation == 1
+
+def test_a_measurement_without_the_clients_private_state_is_refused(copied):
+    shutil.rmtree(private_stores(copied)["ada"].folder)
+    with pytest.raises(PrivateStoreError, match=r"no private state of client ada .*new run"):
+        copied.trainer.client_policy(server_adapter(copied), copied.context("ada"))
+    copied.trainer.client_policy(server_adapter(copied), copied.context("bea"))
+
+
+def test_a_round_is_not_resumed_without_the_clients_private_state(copied):
+    shutil.rmtree(private_stores(copied)["ada"].folder)
+    remove_commits(copied, last=1)
+    with pytest.raises(PrivateStoreError, match="client ada"):
+        copied.run()
+
+
+@pytest.mark.slow
+def test_a_run_is_repeated_from_the_first_round_without_private_state(copied):
+    shutil.rmtree(private_stores(copied)["ada"].folder)
+    before = copied.latest_state().adapters
+    remove_commits(copied, last=0)
+    assert copied.run().adapters == before
+
+
+@pytest.mark.slow
+def test_private_state_of_another_run_is_refused(copied, prepared, tmp_path):
+    other = run(make_recipe("fedpdpo", "federation.rounds=1", "seed=7"), prepared, tmp_path / "other")
+    root = private_root(copied.commits.folder)
+    shutil.rmtree(root)
+    shutil.copytree(private_root(other.commits.folder), root)
+    for client in copied.latest_state().memory.job_keys:
+        with pytest.raises(PrivateStoreError, match=f"client {client}"):
+            copied.trainer.client_policy(server_adapter(copied), copied.context(client))
+
+
+def test_a_repeated_job_trains_its_shared_step_alone_where_the_personal_step_is_stored(
+    prepared, tmp_path, observed_steps
+):
+    loop = open_loop(make_recipe("fedpdpo"), prepared, tmp_path)
+    job = loop.strategy.plan(loop.initial_state())[0]
+    store = private_stores(loop)[job.client]
+    saved = []
+    save = PrivateStore.save_personal_step
+
+    def save_and_copy(self, job_key, state):
+        save(self, job_key, state)
+        saved.append((self._path(job_key, ".personal"), state))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PrivateStore, "save_personal_step", save_and_copy)
+        first = loop.run_job(job)
+    Path(loop.commits.folder / "updates" / f"{job.key()}.json").unlink()
+    store.save_personal_step(job.key(), saved[0][1])
+    repeated = loop.run_job(job)
+    assert [group for group, *_ in observed_steps] == ["personal", "shared", "shared"]
+    assert repeated.adapter == first.adapter
+    assert not list(store.folder.glob("*.personal.json"))
+
+
+# --- options
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("option", "prefix"), [("bottleneck", "bottleneck."), ("reward_head", "reward.")])
+def test_an_ablation_leaves_its_module_out(prepared, tmp_path, option, prefix):
+    recipe = make_recipe("fedpdpo", f"federation.options.{option}=null", "federation.rounds=1")
+    loop = run(recipe, prepared, tmp_path)
+    for tensors in private_modules(loop).values():
+        assert "head.weight" in tensors
+        assert not any(name.startswith(prefix) for name in tensors)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "federation.options={bottleneck: {widht: 3}}",
+            r"did you mean 'federation\.options\.bottleneck\.width'",
+        ),
+        ("federation.options={personal: {steps: 3, epochs: 1}}", "leave out one of them"),
+        (
+            "federation.options={objective: {exclusion: {max_share: 1.5}}}",
+            r"federation\.options\.objective\.exclusion",
+        ),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused(override, message):
+    with pytest.raises(RecipeError, match=message):
+        make_recipe("fedpdpo", override)

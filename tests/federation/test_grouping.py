@@ -1,46 +1,81 @@
-"""Balanced clusters from losses (FedBiscuit section 5.1): by hand, and as properties."""
+"""Balanced clusters from losses (FedBiscuit section 5.1): hand-computed cases and properties."""
 
 import itertools
 
 import numpy as np
 import pytest
 
-from components.federation.grouping import balanced_groups, least_loss_groups, moved, rand_index
+from components.federation.grouping import (
+    adjusted_rand_index,
+    balanced_groups,
+    count_moved,
+    least_loss_groups,
+)
 
 NAN = float("nan")
 
 
 def sizes(groups, selectors):
+    """Sizes of the clusters, sorted."""
     return sorted(np.bincount(groups, minlength=selectors).tolist())
 
 
-def test_where_wishes_are_balanced_everyone_gets_the_selector_of_least_loss():
-    losses = [[0.1, 0.5, 0.9], [0.7, 0.2, 0.9], [0.7, 0.6, 0.3], [0.4, 0.8, 0.9], [0.9, 0.1, 0.2], [0.9, 0.8, 0.1]]
+# --- the procedure of the paper
+
+
+def test_where_preferences_are_balanced_each_client_gets_the_selector_of_its_lowest_loss():
+    losses = [
+        [0.1, 0.5, 0.9],
+        [0.7, 0.2, 0.9],
+        [0.7, 0.6, 0.3],
+        [0.4, 0.8, 0.9],
+        [0.9, 0.1, 0.2],
+        [0.9, 0.8, 0.1],
+    ]
     assert balanced_groups(np.array(losses)).tolist() == [0, 1, 2, 0, 1, 2]
 
 
-def test_over_the_cap_the_next_best_loss_decides_and_the_lowest_losses_stay():
-    """All four want selector 0; its cap is 2, so clients 1 and 3 (losses 0.1, 0.2) stay; 0 and 2 both want 1 next, whose cap is then 1."""
+def test_above_the_cap_clients_move_to_their_next_lowest_loss_and_the_lowest_losses_stay():
+    """All prefer selector 0, whose cap is 2: clients 1 and 3 stay.
+
+    Then 0 and 2 prefer 1, whose cap is 1.
+    """
     losses = np.array([[0.4, 0.5, 0.9], [0.1, 0.2, 0.3], [0.3, 0.6, 0.7], [0.2, 0.9, 0.3]])
     assert balanced_groups(losses).tolist() == [1, 0, 2, 0]
 
 
 def test_the_largest_cluster_is_capped_first():
-    """5 clients want selector 1, whose cap is 2; the other three go to 0, where client 5 was already. There again 2 stay, those with 0.1 and 0.55."""
-    losses = np.array([[0.9, 0.1, 1.0], [0.8, 0.2, 1.0], [0.7, 0.3, 1.0], [0.6, 0.4, 1.0], [0.55, 0.5, 1.0], [0.1, 0.9, 0.5]])
+    """Five prefer selector 1, whose cap is 2.
+
+    Three move to 0, where client 5 is, and where two stay again.
+    """
+    losses = np.array(
+        [
+            [0.9, 0.1, 1.0],
+            [0.8, 0.2, 1.0],
+            [0.7, 0.3, 1.0],
+            [0.6, 0.4, 1.0],
+            [0.55, 0.5, 1.0],
+            [0.1, 0.9, 0.5],
+        ]
+    )
     assert balanced_groups(losses).tolist() == [1, 1, 2, 2, 0, 0]
 
 
-@pytest.mark.parametrize(("clients", "selectors"), [(1, 3), (2, 3), (3, 3), (12, 3), (13, 3), (14, 3), (53, 5), (200, 3), (7, 7), (4, 1)])
-def test_sizes_differ_by_at_most_one(clients, selectors):
+@pytest.mark.parametrize(
+    ("clients", "selectors"),
+    [(1, 3), (2, 3), (3, 3), (12, 3), (13, 3), (14, 3), (53, 5), (200, 3), (7, 7), (4, 1)],
+)
+def test_sizes_differ_by_at_most_one_where_most_clients_prefer_one_selector(clients, selectors):
     for seed in range(20):
         losses = np.random.default_rng(seed).random((clients, selectors)) ** 3
-        losses[:, 0] *= 0.1     # a selector that nearly everybody prefers
-        found = sizes(balanced_groups(losses), selectors)
-        assert sum(found) == clients and found[-1] - found[0] <= 1
+        losses[:, 0] *= 0.1
+        counts = sizes(balanced_groups(losses), selectors)
+        assert sum(counts) == clients
+        assert counts[-1] - counts[0] <= 1
 
 
-def test_the_order_of_arrival_does_not_matter():
+def test_the_groups_do_not_depend_on_the_order_of_arrival():
     for seed in range(30):
         numbers = np.random.default_rng(seed)
         losses = numbers.random((11, 3))
@@ -49,35 +84,42 @@ def test_the_order_of_arrival_does_not_matter():
         assert balanced_groups(losses[order]).tolist() == balanced_groups(losses)[order].tolist()
 
 
-def test_true_groups_of_equal_size_are_found_whatever_the_losses_level():
+def test_true_groups_of_equal_size_are_recovered_at_any_level_of_the_losses():
     for seed in range(20):
         numbers = np.random.default_rng(seed)
         truth = numbers.permutation(np.repeat([0, 1, 2], 4))
-        losses = 0.7 + 0.05 * numbers.random((12, 1)) + 0.02 * numbers.random((12, 3)) - 0.1 * np.eye(3)[truth]
+        level = 0.7 + 0.05 * numbers.random((12, 1))
+        losses = level + 0.02 * numbers.random((12, 3)) - 0.1 * np.eye(3)[truth]
         assert balanced_groups(losses).tolist() == truth.tolist()
 
 
-def test_a_client_without_a_vote_keeps_its_group():
-    losses = np.array([[NAN] * 3, [0.1, 0.9, 0.9], [0.2, 0.9, 0.8], [0.9, 0.1, 0.9], [0.9, 0.9, 0.1], [NAN] * 3])
+# --- clients without validation pairs
+
+
+def test_a_client_without_a_vote_stays_in_its_group():
+    losses = np.array(
+        [[NAN] * 3, [0.1, 0.9, 0.9], [0.2, 0.9, 0.8], [0.9, 0.1, 0.9], [0.9, 0.9, 0.1], [NAN] * 3]
+    )
     assert balanced_groups(losses, [2, 1, 1, 0, 0, 1]).tolist() == [2, 0, 0, 1, 2, 1]
 
 
-def test_clients_without_a_vote_stay_though_voters_with_low_losses_want_their_place():
+def test_clients_without_a_vote_are_not_displaced_by_voters_with_low_losses():
     losses = np.array([[0.1, 0.5], [0.1, 0.4], [NAN, NAN], [NAN, NAN]])
     assert balanced_groups(losses, [1, 1, 0, 0]).tolist() == [1, 1, 0, 0]
 
 
-def test_without_a_vote_and_without_a_group_a_client_goes_where_there_is_room():
+def test_a_client_without_a_vote_and_without_a_group_gets_a_free_place():
     losses = np.array([[NAN, NAN, NAN], [0.1, 0.5, 0.9], [0.2, 0.4, 0.9]])
     assert balanced_groups(losses).tolist() == [2, 0, 1]
-    for previous in (None, [-1] * 6):
-        assert sizes(balanced_groups(np.full((6, 3), NAN), previous), 3) == [2, 2, 2]
 
 
-def test_when_nobody_votes_balanced_groups_stay_as_they_are_and_others_are_balanced():
-    nobody = np.full((6, 3), NAN)
-    assert balanced_groups(nobody, [2, 0, 1, 1, 0, 2]).tolist() == [2, 0, 1, 1, 0, 2]
-    assert sizes(balanced_groups(nobody, [0] * 6), 3) == [2, 2, 2]
+@pytest.mark.parametrize("previous", [None, [-1] * 6, [0] * 6])
+def test_groups_are_balanced_where_no_client_has_a_vote(previous):
+    assert sizes(balanced_groups(np.full((6, 3), NAN), previous), 3) == [2, 2, 2]
+
+
+def test_balanced_groups_stay_as_they_are_where_no_client_has_a_vote():
+    assert balanced_groups(np.full((6, 3), NAN), [2, 0, 1, 1, 0, 2]).tolist() == [2, 0, 1, 1, 0, 2]
 
 
 def test_a_loss_that_is_not_finite_is_the_worst():
@@ -85,30 +127,37 @@ def test_a_loss_that_is_not_finite_is_the_worst():
     assert balanced_groups(losses).tolist() == [1, 0, 2]
 
 
-def test_voters_are_grouped_by_their_losses_and_not_by_their_last_group():
+@pytest.mark.parametrize("previous", [[0] * 9, [2, 1, 0] * 3])
+def test_voters_are_grouped_by_their_losses_and_not_by_their_previous_group(previous):
     losses = np.random.default_rng(0).random((9, 3))
-    assert all(balanced_groups(losses, p).tolist() == balanced_groups(losses).tolist() for p in ([0] * 9, [2, 1, 0] * 3))
+    assert balanced_groups(losses, previous).tolist() == balanced_groups(losses).tolist()
 
 
-# --- the least sum of losses
+# --- the minimum of the sum of losses
 
-def smallest(losses) -> float:
-    """The least sum over all groupings whose sizes differ by at most one."""
+
+def minimum_sum(losses):
+    """The minimum over all groupings whose sizes differ by at most one."""
     count, selectors = losses.shape
-    return min(losses[np.arange(count), groups].sum() for groups in map(list, itertools.product(range(selectors), repeat=count))
-               if sizes(groups, selectors)[-1] - sizes(groups, selectors)[0] <= 1)
+    sums = []
+    for groups in itertools.product(range(selectors), repeat=count):
+        counts = sizes(groups, selectors)
+        if counts[-1] - counts[0] <= 1:
+            sums.append(losses[np.arange(count), list(groups)].sum())
+    return min(sums)
 
 
 @pytest.mark.parametrize(("clients", "selectors"), [(1, 3), (2, 3), (5, 3), (6, 3), (7, 3), (5, 5), (4, 1)])
-def test_the_sum_of_losses_is_the_least_under_the_sizes(clients, selectors):
-    for seed in range(8):
+def test_the_sum_of_losses_is_the_minimum_under_the_sizes(clients, selectors):
+    for seed in range(4):
         losses = np.random.default_rng(seed).random((clients, selectors))
         groups = least_loss_groups(losses)
-        found = sizes(groups, selectors)
-        assert found[-1] - found[0] <= 1 and losses[np.arange(clients), groups].sum() == pytest.approx(smallest(losses))
+        counts = sizes(groups, selectors)
+        assert counts[-1] - counts[0] <= 1
+        assert losses[np.arange(clients), groups].sum() == pytest.approx(minimum_sum(losses))
 
 
-def test_a_selector_that_is_better_for_everybody_disturbs_the_procedure_and_not_the_sum():
+def test_a_selector_that_is_better_for_all_disturbs_the_procedure_and_not_the_sum():
     disturbed = 0
     for seed in range(20):
         numbers = np.random.default_rng(seed)
@@ -119,30 +168,58 @@ def test_a_selector_that_is_better_for_everybody_disturbs_the_procedure_and_not_
     assert disturbed > 10
 
 
-def test_in_the_sum_too_a_client_without_a_vote_keeps_its_group_and_goes_where_there_is_room_without_one():
+def test_in_the_sum_a_client_without_a_vote_stays_in_its_group():
     losses = np.array([[0.1, 0.5], [0.1, 0.4], [NAN, NAN], [NAN, NAN]])
     assert least_loss_groups(losses, [1, 1, 0, 0]).tolist() == [1, 1, 0, 0]
-    assert sizes(least_loss_groups(losses), 2) == [2, 2] and least_loss_groups(losses)[:2].tolist() == [0, 0]
-    nobody = np.full((6, 3), NAN)
-    assert least_loss_groups(nobody, [2, 0, 1, 1, 0, 2]).tolist() == [2, 0, 1, 1, 0, 2] and sizes(least_loss_groups(nobody, [0] * 6), 3) == [2, 2, 2]
-    assert least_loss_groups(np.array([[NAN, 0.5, np.inf], [0.1, 0.2, 0.3], [np.inf, 0.9, 0.8]])).tolist() == [1, 0, 2]
+    no_votes = np.full((6, 3), NAN)
+    assert least_loss_groups(no_votes, [2, 0, 1, 1, 0, 2]).tolist() == [2, 0, 1, 1, 0, 2]
 
 
-def test_what_does_not_fit_is_refused():
+def test_in_the_sum_a_client_without_a_vote_and_without_a_group_gets_a_free_place():
+    losses = np.array([[0.1, 0.5], [0.1, 0.4], [NAN, NAN], [NAN, NAN]])
+    assert sizes(least_loss_groups(losses), 2) == [2, 2]
+    assert least_loss_groups(losses)[:2].tolist() == [0, 0]
+    assert sizes(least_loss_groups(np.full((6, 3), NAN), [0] * 6), 3) == [2, 2, 2]
+
+
+def test_in_the_sum_a_loss_that_is_not_finite_is_the_worst():
+    losses = np.array([[NAN, 0.5, np.inf], [0.1, 0.2, 0.3], [np.inf, 0.9, 0.8]])
+    assert least_loss_groups(losses).tolist() == [1, 0, 2]
+
+
+# --- arguments, and measures of a grouping
+
+
+@pytest.mark.parametrize("group", [balanced_groups, least_loss_groups])
+def test_losses_that_are_no_matrix_are_refused(group):
     with pytest.raises(ValueError, match=r"losses have shape \(3,\), expected \[clients, selectors\]"):
-        balanced_groups(np.zeros(3))
-    for previous in ([0, 1], [0, 1, 3], [0, 1, 0.5], [0, None, 1], ["a", "b", "c"]):
-        with pytest.raises(ValueError, match="previous groups must be 3 numbers between -1 and 1"):
-            balanced_groups(np.zeros((3, 2)), previous)
+        group(np.zeros(3))
 
 
-def test_moves_are_counted_since_the_last_grouping():
-    assert moved([0, 1, 2], None) == 0 and moved([0, 1, 2], [0, 2, 1]) == 2
+@pytest.mark.parametrize("previous", [[0, 1], [0, 1, 3], [0, 1, 0.5], [0, None, 1], ["a", "b", "c"]])
+def test_previous_groups_that_do_not_fit_are_refused(previous):
+    with pytest.raises(ValueError, match="previous groups must be 3 numbers between -1 and 1"):
+        balanced_groups(np.zeros((3, 2)), previous)
 
 
-def test_the_rand_index_is_1_for_the_same_groups_under_other_names_and_about_0_by_chance():
-    known = {f"c{i}": "xyz"[i % 3] for i in range(12)} | {"stranger": None}
-    assert rand_index({f"c{i}": f"selector-{(i + 1) % 3}" for i in range(12)} | {"stranger": "selector-0"}, known) == 1.0
-    chance = [rand_index(dict(zip(known, groups, strict=False)), known) for groups in itertools.islice(
-        (np.random.default_rng(s).permutation(np.repeat([0, 1, 2], 4)).tolist() for s in itertools.count()), 200)]
-    assert abs(np.mean(chance)) < 0.05
+def test_moves_are_counted_since_the_previous_grouping():
+    assert count_moved([0, 1, 2], None) == 0
+    assert count_moved([0, 1, 2], [0, 2, 1]) == 2
+
+
+TRUE_GROUPS = {f"c{i}": "xyz"[i % 3] for i in range(12)} | {"unknown": None}
+
+
+def test_the_rand_index_of_equal_groups_under_other_names_is_1():
+    assignment = {f"c{i}": f"selector-{(i + 1) % 3}" for i in range(12)} | {"unknown": "selector-0"}
+    assert adjusted_rand_index(assignment, TRUE_GROUPS) == 1.0
+
+
+@pytest.mark.slow
+def test_the_rand_index_of_random_groups_is_about_0():
+    indices = []
+    for seed in range(200):
+        groups = np.random.default_rng(seed).permutation(np.repeat([0, 1, 2], 4)).tolist()
+        assignment = dict(zip(TRUE_GROUPS, groups, strict=False))
+        indices.append(adjusted_rand_index(assignment, TRUE_GROUPS))
+    assert abs(np.mean(indices)) < 0.05

@@ -1,189 +1,359 @@
-"""Per-FedAvg and FedAMP: what a client uses, and the server's mixtures on tensors small enough to work out by hand."""
+"""FedAMP with hand-computed mixtures, Per-FedAvg, and baselines that train by PPO on pairs."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from components.data.records import read_clients
-from components.federation.clients import LEARNERS, read_rows
-from components.federation.commits import Commits
-from components.federation.fedamp import attention, movement_cosines
-from components.federation.personal_client import ClientPolicies
-from components.federation.private import home_of, rewards_beside
-from components.federation.rounds import run_federation
-from components.federation.strategy import Client, Federation, Job, Update, build_federation, build_strategy
+from components.config import RecipeError
+from components.data.records import DataError, read_rows
+from components.federation.clients.context import ClientContexts, rewards_folder
+from components.federation.similarity import attention, movement_cosines
 from components.models.adapters import AdapterStore
 from components.recipes import load_recipe
+from tests.support.bare_loop import open_loop
+from tests.support.strategies import (
+    build_strategy,
+    get_values,
+    make_updates,
+    small_federation,
+)
+
+SMALL = ["federation.rounds=1", "federation.clients_per_round=3", "federation.batch_size=2"]
 
 
-def recipe_of(method, options, *more):
-    return load_recipe("debug", [f"federation.method={method}", f"federation.options={options}", "federation.clients_per_round=3", *more])
+def make_recipe(method, options, *overrides):
+    return load_recipe(
+        "debug", [f"federation.method={method}", f"federation.options={options}", *SMALL, *overrides]
+    )
 
 
-def run(recipe, prepared, folder, objective):
-    torch.set_num_threads(1)
-    learner, commits = LEARNERS[objective](recipe, "cpu"), Commits(folder, "test")
-    federation = build_federation(read_clients(prepared), commits.store.put(learner.initial_adapter(recipe.seed)), recipe.federation.clients_per_round)
-    return run_federation(recipe, federation, prepared / "pairs.parquet", commits, learner), commits, learner
+def differs(first, second):
+    return any(not torch.equal(first[name], second[name]) for name in first)
 
 
 # --- FedAMP
 
-def test_cosines_are_of_what_has_changed_since_the_common_start():
-    first = {"a": torch.tensor([100.0, 100.0]), "b": torch.tensor([[100.0]])}
 
-    def moved(*by):
-        return {"a": first["a"] + torch.tensor(by[:2]), "b": first["b"] + by[2]}
-
-    found = movement_cosines([moved(1.0, 0.0, 0.0), moved(0.0, 2.0, 0.0), moved(-3.0, 0.0, 0.0), moved(1.0, 1.0, 0.0), first, first], first)
-    half = 1 / math.sqrt(2)
-    assert np.allclose(found[:4, :4], [[1, 0, -1, half], [0, 1, 0, half], [-1, 0, 1, -half], [half, half, -half, 1]])
-    assert np.allclose(found[4:, 4:], 1) and np.allclose(found[:4, 4:], 0)
+@pytest.fixture
+def origin():
+    return {"a": torch.tensor([100.0, 100.0]), "b": torch.tensor([[100.0]])}
 
 
-def test_attention_is_a_softmax_with_a_floor_whose_rows_sum_to_one():
-    similar = np.array([[1.0, 0.0, -1.0], [0.0, 1.0, 0.5], [-1.0, 0.5, 1.0]])
-    plain = attention(similar, 0.5, 0.0)
-    assert plain[0] == pytest.approx(np.exp([2, 0, -2]) / np.exp([2, 0, -2]).sum())
-    floored = attention(similar, 0.5, 0.05)
-    assert floored[0] == pytest.approx(np.array([plain[0, 0], plain[0, 1], 0.05]) / (plain[0, 0] + plain[0, 1] + 0.05)) and plain[0, 2] < 0.05
-    assert floored.sum(axis=1) == pytest.approx(1) and (attention(similar, 1e-3, 0.0).argmax(axis=1) == [0, 1, 2]).all()
-    assert attention(similar, 1e9, 0.0) == pytest.approx(1 / 3, abs=1e-6)
+def move(adapter, first, second):
+    return {"a": adapter["a"] + torch.tensor([first, second]), "b": adapter["b"].clone()}
 
 
-def test_a_client_is_sent_the_mixture_and_keeps_what_it_trained(tmp_path):
-    store = AdapterStore(tmp_path)
-    refs = [store.put({"w": torch.tensor(values)}) for values in ([0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0])]
-    clients = tuple(Client(name, 1, 1, 0.25) for name in "abcd")
-    recipe = recipe_of("fedamp", "{temperature: 0.5, floor: 0.0}", "federation.clients_per_round=4")
-    strategy = build_strategy(recipe.federation, store)
-    state = strategy.init(Federation(clients, refs[0]), 0)
-    updates = [Update(Job("train", name, 0, name, (refs[0],), "dpo", 1), ref, (), {}) for name, ref in zip("cab", (refs[3], refs[1], refs[2]), strict=True)]
-    after = strategy.aggregate(state, updates)
-    assert after.adapters == {"a": refs[1], "b": refs[2], "c": refs[3], "d": refs[0]} and after.memory["sent"]["d"] == refs[0].hash
-    half = 1 / math.sqrt(2)
-    scores = np.exp(np.array([1.0, 0.0, half]) / 0.5)
-    a, b, c = scores / scores.sum()
-    assert after.memory["weights"]["a"] == pytest.approx({"a": a, "b": b, "c": c})
-    assert store.get(store.ref(after.memory["sent"]["a"]))["w"].tolist() == pytest.approx([a + c, b + c], rel=1e-6)
-    assert strategy.aggregate(state, updates[::-1]) == after, "the order of arrival changes nothing"
-    jobs = {job.client: job for job in strategy.plan(after, 1)}
-    assert jobs["a"].adapters[0].hash == after.memory["sent"]["a"] != after.adapters["a"].hash
+def test_cosines_are_those_of_the_movements_from_the_common_start(origin):
+    movements = [(1.0, 0.0), (0.0, 2.0), (-3.0, 0.0), (1.0, 1.0)]
+    cosines = movement_cosines([move(origin, *movement) for movement in movements], origin)
+    diagonal = 1 / math.sqrt(2)
+    expected = [
+        [1, 0, -1, diagonal],
+        [0, 1, 0, diagonal],
+        [-1, 0, 1, -diagonal],
+        [diagonal, diagonal, -diagonal, 1],
+    ]
+    assert np.allclose(cosines, expected)
 
 
-def test_fedamp_runs_and_resumes_to_the_same_bytes(prepared, tmp_path):
-    recipe = recipe_of("fedamp", "{proximal: 0.1}")
-    whole, *_ = run(recipe, prepared, tmp_path / "whole", "dpo")
-    _, commits, _ = run(recipe, prepared, tmp_path / "cut", "dpo")
-    for path in (*(tmp_path / "cut" / "updates").iterdir(), *(p for p in (tmp_path / "cut" / "commits").iterdir() if int(p.stem) > 1)):
-        path.unlink()
-    again, *_ = run(recipe, prepared, tmp_path / "cut", "dpo")
-    assert {n: r.hash for n, r in again.adapters.items()} == {n: r.hash for n, r in whole.adapters.items()} and again.memory == whole.memory
-    assert len({ref.hash for ref in whole.adapters.values()}) == 4 and commits.store.root.is_dir()
+def test_adapters_that_have_not_moved_are_similar_to_each_other_alone(origin):
+    cosines = movement_cosines([origin, move(origin, 1.0, 0.0), origin], origin)
+    assert cosines.tolist() == [[1, 0, 1], [0, 1, 0], [1, 0, 1]]
+
+
+SIMILARITIES = np.array([[1.0, 0.0, -1.0], [0.0, 1.0, 0.5], [-1.0, 0.5, 1.0]])
+
+
+def test_attention_is_a_softmax_of_each_row():
+    weights = attention(SIMILARITIES, temperature=0.5, floor=0.0)
+    assert weights[0] == pytest.approx(np.exp([2, 0, -2]) / np.exp([2, 0, -2]).sum())
+    assert weights.sum(axis=1) == pytest.approx(1)
+
+
+def test_weights_below_the_floor_are_raised_to_it_before_the_weights_are_normalized():
+    first, second, third = attention(SIMILARITIES, 0.5, 0.0)[0]
+    assert third < 0.05
+    expected = np.array([first, second, 0.05]) / (first + second + 0.05)
+    floored = attention(SIMILARITIES, 0.5, 0.05)
+    assert floored[0] == pytest.approx(expected)
+    assert floored.sum(axis=1) == pytest.approx(1)
+
+
+def test_a_low_temperature_selects_the_client_itself_and_a_high_one_averages():
+    assert attention(SIMILARITIES, 1e-3, 0.0).argmax(axis=1).tolist() == [0, 1, 2]
+    assert attention(SIMILARITIES, 1e9, 0.0) == pytest.approx(1 / 3, abs=1e-6)
+
+
+TRAINED = {"ada": [1.0, 0.0], "bea": [0.0, 1.0], "cyd": [1.0, 1.0]}
+
+
+@pytest.fixture
+def fedamp_round(tmp_path):
+    """A store, the strategy, its state, and the updates of three of four clients."""
+    store = AdapterStore(tmp_path / "adapters")
+    federation = small_federation(store, dict.fromkeys(("ada", "bea", "cyd", "dan"), 1), [0.0, 0.0], 4)
+    strategy = build_strategy(store, "fedamp", 4, temperature=0.5, floor=0.0)
+    state = strategy.init(federation, 0)
+    jobs = [job for job in strategy.plan(state) if job.client != "dan"]
+    return store, strategy, state, make_updates(store, jobs, TRAINED)
+
+
+def test_each_client_is_sent_a_mixture_by_similarity_as_computed_by_hand(fedamp_round):
+    store, strategy, state, updates = fedamp_round
+    new = strategy.aggregate(state, updates)
+    scores = np.exp(np.array([1.0, 0.0, 1 / math.sqrt(2)]) / 0.5)
+    ada, bea, cyd = scores / scores.sum()
+    assert new.memory.weights["ada"] == pytest.approx({"ada": ada, "bea": bea, "cyd": cyd})
+    mixture = get_values(store, new.memory.sent["ada"])
+    assert mixture == pytest.approx([ada + cyd, bea + cyd], rel=1e-6)
+    assert new.metrics.scalars["ada/own_weight"] == pytest.approx(ada)
+
+
+def test_each_client_ends_with_the_adapter_that_it_trained(fedamp_round):
+    store, strategy, state, updates = fedamp_round
+    new = strategy.aggregate(state, updates)
+    outcome = strategy.outcome(new)
+    assert outcome.kind == "client-adapters"
+    for name, values in TRAINED.items():
+        assert get_values(store, outcome.adapters[name]) == values
+    assert outcome.adapters["dan"] == state.federation.initial.hash
+    assert new.memory.sent["dan"] == state.federation.initial.hash
+
+
+def test_the_next_job_starts_from_the_mixture(fedamp_round):
+    _, strategy, state, updates = fedamp_round
+    new = strategy.aggregate(state, updates)
+    jobs = {job.client: job for job in strategy.plan(new)}
+    assert jobs["ada"].adapter.hash == new.memory.sent["ada"]
+    assert jobs["ada"].adapter != new.adapters["ada"]
+
+
+def test_mixtures_do_not_depend_on_the_order_of_arrival(fedamp_round):
+    _, strategy, state, updates = fedamp_round
+    assert strategy.aggregate(state, updates[::-1]) == strategy.aggregate(state, updates)
 
 
 # --- Per-FedAvg
 
-OPTIONS = "{inner_lr: 0.5, inner_steps: 2, outer_lr: 1e-2}"
+
+@pytest.fixture(scope="module")
+def perfedavg(prepared, tmp_path_factory):
+    """A federation of Per-FedAvg after one round of all four clients."""
+    recipe = make_recipe(
+        "perfedavg",
+        "{inner_lr: 0.5, inner_steps: 2, outer_lr: 1e-2}",
+        "federation.local_steps=7",
+        "federation.clients_per_round=4",
+    )
+    loop = open_loop(recipe, prepared, tmp_path_factory.mktemp("perfedavg"))
+    loop.run()
+    return loop
 
 
-def test_per_fedavg_measures_and_answers_by_what_a_few_steps_on_a_clients_own_pairs_make_of_the_servers(prepared, tmp_path):
-    recipe = recipe_of("perfedavg", OPTIONS, "federation.local_steps=7", "federation.clients_per_round=4")
-    state, commits, learner = run(recipe, prepared, tmp_path / "f", "meta")
-    record = commits.latest()[1][-1]
-    assert all(client["steps"] == 6 and client["bytes_kept"] == 0 for client in record["clients"].values()), "two meta-steps of three gradients"
-    adapter, pairs = commits.store.get(state.adapters["policy"]), prepared / "pairs.parquet"
-    rows = read_rows(pairs, "ada", "test").to_list()
-    homes = {name: home_of(name, commits.store, pairs, "") for name in ("ada", "bea")}
-    ada, bea = (learner.compare(rows, [adapter], homes[name]) for name in ("ada", "bea"))
-    again = learner.compare(rows, [adapter], homes["ada"])
-    assert np.array_equal(ada.margins, again.margins) and not np.allclose(ada.margins, bea.margins, atol=1e-5)
-    plain = LEARNERS["dpo"](recipe, "cpu").compare(rows, [adapter])
-    assert not np.allclose(plain.margins, ada.margins, atol=1e-5) and plain.others["summed"].shape == (1, 2)
-    learner.become(adapter, homes["ada"])
-    adapted = learner.resident.slot.read()
-    assert any(not torch.equal(adapted[name], adapter[name]) for name in adapter)
-    policies = ClientPolicies(learner, adapter, commits.store, pairs, {"ada": "", "bea": ""})
-    policies.of("bea")
-    policies.of("ada")
-    assert all(torch.equal(learner.resident.slot.read()[name], adapted[name]) for name in adapted)
-    stored = {path.name for path in Path(commits.store.root).iterdir()}
-    learner.compare(rows, [adapter], homes["ada"])
-    assert {path.name for path in Path(commits.store.root).iterdir()} == stored, "the adapted adapter is written nowhere"
+@pytest.fixture(scope="module")
+def server_adapter(perfedavg):
+    return perfedavg.commits.store.get(perfedavg.latest_state().adapters["policy"])
 
 
-def test_per_fedavg_resumes_to_the_same_bytes(prepared, tmp_path):
-    recipe = recipe_of("perfedavg", OPTIONS)
-    whole, *_ = run(recipe, prepared, tmp_path / "whole", "meta")
-    run(recipe, prepared, tmp_path / "cut", "meta")
-    for path in (*(tmp_path / "cut" / "updates").iterdir(), *(p for p in (tmp_path / "cut" / "commits").iterdir() if int(p.stem) > 1)):
-        path.unlink()
-    again, *_ = run(recipe, prepared, tmp_path / "cut", "meta")
-    assert again.adapters["policy"].hash == whole.adapters["policy"].hash
+@pytest.fixture(scope="module")
+def held_out_rows(prepared):
+    return read_rows(prepared / "pairs.parquet", "ada", "test").to_list()
+
+
+def client_margins(loop, client, adapter, rows):
+    return loop.trainer.score_client_pairs(rows, adapter, loop.context(client)).margins
+
+
+def test_the_budget_of_a_round_counts_gradients(perfedavg):
+    """7 gradients are two meta-steps of 2 inner minibatches and an outer one."""
+    (record,) = perfedavg.records
+    for client in record.clients.values():
+        assert client.metrics.scalars["steps"] == 6
+
+
+def test_a_client_of_per_fedavg_keeps_no_modules(perfedavg):
+    (record,) = perfedavg.records
+    assert {client.traffic.kept for client in record.clients.values()} == {0}
+    outcome = perfedavg.strategy.outcome(perfedavg.latest_state())
+    assert outcome.kind == "personalized-clients"
+    assert set(outcome.job_keys.values()) == {""}
+
+
+@pytest.mark.slow
+def test_a_clients_scores_are_those_of_its_own_adaptation_and_repeatable(
+    perfedavg, server_adapter, held_out_rows
+):
+    ada = client_margins(perfedavg, "ada", server_adapter, held_out_rows)
+    bea = client_margins(perfedavg, "bea", server_adapter, held_out_rows)
+    plain = perfedavg.trainer.score_pairs(held_out_rows, [server_adapter]).margins
+    assert ada.shape == (1, 2)
+    assert np.array_equal(ada, client_margins(perfedavg, "ada", server_adapter, held_out_rows))
+    assert not np.allclose(ada, bea, atol=1e-5)
+    assert not np.allclose(ada, plain, atol=1e-5)
+
+
+def test_a_clients_policy_is_its_adaptation_whichever_client_was_loaded_before(perfedavg, server_adapter):
+    trainer = perfedavg.trainer
+    trainer.client_policy(server_adapter, perfedavg.context("ada"))
+    adapted = trainer.resident.slot.read()
+    trainer.client_policy(server_adapter, perfedavg.context("bea"))
+    trainer.client_policy(server_adapter, perfedavg.context("ada"))
+    assert differs(adapted, server_adapter)
+    assert not differs(adapted, trainer.resident.slot.read())
+
+
+def test_an_adapted_adapter_is_never_stored(perfedavg, server_adapter, held_out_rows):
+    before = sorted(perfedavg.commits.store.root.iterdir())
+    client_margins(perfedavg, "ada", server_adapter, held_out_rows)
+    assert sorted(perfedavg.commits.store.root.iterdir()) == before
 
 
 # --- each with PPO
 
-BY_PPO = {"feddpo": ("dpo", "{objective: ppo}"), "perfedavg": ("meta", "{objective: ppo, inner_lr: 0.5, inner_steps: 1, outer_lr: 1e-2}"), "fedamp": ("dpo", "{objective: ppo}"),
-          "fedper": ("personal", "{objective: ppo, shared_layers: 1}"), "fedrep": ("personal", "{objective: ppo, personal_lr: 1e-2}")}
+BY_PPO = {
+    "feddpo": "{objective: ppo}",
+    "perfedavg": "{objective: ppo, inner_lr: 0.5, inner_steps: 1, outer_lr: 1e-2}",
+    "fedamp": "{objective: ppo}",
+    "fedper": "{objective: ppo, shared_layers: 1}",
+    "fedrep": "{objective: ppo, personal: {lr: 1e-2}}",
+}
 
 
 @pytest.fixture
-def scored(prepared, tmp_path):
-    """A federation's folder with scores of a reward model for each training pair."""
-    from datasets import Dataset
+def write_scores(prepared):
+    """Writes the scores of the reward 'length' of all training pairs into a run's folder."""
 
-    rewards = rewards_beside(AdapterStore(tmp_path / "f" / "adapters"))
-    rewards.mkdir(parents=True)
-    rows = read_rows(prepared / "pairs.parquet", split="train").to_list()
-    Dataset.from_list([{"pair_id": row["pair_id"], "client_id": row["client_id"], "chosen": float(len(row["chosen"])), "rejected": 0.5} for row in rows]).to_parquet(rewards / "mine.parquet")
-    return tmp_path / "f"
+    def write(folder):
+        from datasets import Dataset
 
+        scores = []
+        for row in read_rows(prepared / "pairs.parquet", split="train").to_list():
+            scores.append(
+                {
+                    "pair_id": row["pair_id"],
+                    "client_id": row["client_id"],
+                    "chosen": float(len(row["chosen"])),
+                    "rejected": 0.5,
+                }
+            )
+        rewards = rewards_folder(folder / "federation")
+        rewards.mkdir(parents=True)
+        Dataset.from_list(scores).to_parquet(rewards / "length.parquet")
+        return folder
 
-def differs(one, other):
-    return any(not torch.equal(one[name], other[name]) for name in one)
-
-
-@pytest.mark.parametrize("method", list(BY_PPO))
-def test_each_baseline_trains_by_ppo_on_its_clients_own_pairs(method, scored, prepared):
-    objective, options = BY_PPO[method]
-    recipe = recipe_of(method, options, "rewards={mine: {name: not-loaded-here}}", "federation.local_steps=4", "federation.rounds=1", "federation.optimizer.lr=1e-2")
-    state, commits, learner = run(recipe, prepared, scored, objective)
-    initial, (record, *_) = commits.store.get(state.federation.initial), commits.latest()[1]
-    for name, numbers in record["clients"].items():
-        assert numbers["rows"] > 0 and math.isfinite(numbers["loss"]) and numbers["steps"] > 0
-        trained = state.adapters[name] if method == "fedamp" else state.adapters["policy"]
-        assert differs(commits.store.get(trained), initial)
-        if objective == "personal":
-            own = home_of(name, commits.store, prepared / "pairs.parquet", state.memory["last"][name]).state().tensors
-            assert differs(own, learner.slot.initial(recipe.seed))
-    assert learner.by_ppo and learner.reward == "mine" and (len(record["clients"]) == 3)
-    assert method == "perfedavg" or all(metrics["kl"] >= 0 and metrics["stopped"] in (0, 1) for metrics in record["clients"].values())
-    assert method != "fedrep" or all({"own/kl", "shared/kl"} <= set(metrics) for metrics in record["clients"].values())
-    plain, *_ = run(recipe_of(method, options.replace("objective: ppo, ", "").replace("objective: ppo", ""), "federation.local_steps=4", "federation.rounds=1", "federation.optimizer.lr=1e-2"), prepared, scored.with_name("dpo"), objective)
-    assert any(plain.adapters[name].hash != state.adapters[name].hash for name in state.adapters), "and not by DPO"
+    return write
 
 
-def test_a_pair_without_a_score_is_named(scored, prepared):
-    from components.data.records import DataError
+def train_by_ppo(method, prepared, folder):
+    reward = "{kind: function, name: 'tests.support.reward_functions:score_length'}"
+    recipe = make_recipe(
+        method,
+        BY_PPO[method],
+        f"rewards={{length: {reward}}}",
+        "federation.local_steps=2",
+        "federation.optimizer.lr=1e-2",
+    )
+    loop = open_loop(recipe, prepared, folder)
+    loop.run()
+    return loop
 
-    home = home_of("ada", AdapterStore(scored / "adapters"), prepared / "pairs.parquet", "")
-    rows = home.training_rows()
-    assert home.scores(rows, "mine")[0].tolist() == [len(rows[0]["chosen"]), 0.5]
-    with pytest.raises(DataError, match=r"mine\.parquet has no scores of 1 of client ada's pairs \(such as new\)"):
-        home.scores([*rows, rows[0] | {"pair_id": "new"}], "mine")
-    with pytest.raises(DataError, match=r"theirs\.parquet"):
-        home.scores(rows, "theirs")
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", BY_PPO)
+def test_each_baseline_trains_by_ppo_on_its_clients_own_pairs(method, write_scores, prepared, tmp_path):
+    loop = train_by_ppo(method, prepared, write_scores(tmp_path))
+    (record,) = loop.records
+    store = loop.commits.store
+    initial = store.get(loop.federation.initial)
+    assert len(record.clients) == 3
+    for name, client in record.clients.items():
+        scalars = client.metrics.scalars
+        assert client.rows > 0
+        assert math.isfinite(scalars["loss"])
+        assert scalars["steps"] > 0
+        adapters = loop.latest_state().adapters
+        assert differs(store.get(adapters[name if method == "fedamp" else "policy"]), initial)
+        if method != "perfedavg":
+            assert scalars["kl"] >= 0
+            assert scalars["stopped"] in (0, 1)
 
 
-@pytest.mark.parametrize(("method", "options", "message"), [
-    ("feddpo", "{ppo: {clip: 0.1}}", "leave out one of them"), ("fedamp", "{weighting: paper}", "FedAMP weighs by likeness"), ("fedpdpo", "{ppo: {clip: 0.1}}", "leave out one of them"),
-    ("perfedavg", "{objective: ppo, ppo: {epochs: 2}}", r"ppo\.epochs is not used by Per-FedAvg"), ("fedrep", "{objective: ppo, rate_decay: {}}", "ate_decay goes by the loss of DPO")])
-def test_options_that_would_be_ignored_are_refused(method, options, message):
-    from components.config import RecipeError
+@pytest.mark.slow
+def test_private_modules_are_trained_by_ppo_too(write_scores, prepared, tmp_path):
+    loop = train_by_ppo("fedrep", prepared, write_scores(tmp_path))
+    (record,) = loop.records
+    initial = loop.trainer.resident.personal.initial_modules(loop.recipe.seed)
+    for name, client in record.clients.items():
+        assert differs(loop.context(name).private_state().tensors, initial)
+        assert {"personal/kl", "shared/kl"} <= set(client.metrics.scalars)
 
+
+@pytest.mark.slow
+def test_a_client_that_trains_by_ppo_ends_with_another_adapter_than_by_dpo(write_scores, prepared, tmp_path):
+    ppo = train_by_ppo("feddpo", prepared, write_scores(tmp_path / "ppo"))
+    recipe = make_recipe("feddpo", "{}", "federation.local_steps=2", "federation.optimizer.lr=1e-2")
+    dpo = open_loop(recipe, prepared, tmp_path / "dpo")
+    assert dpo.run().adapters != ppo.latest_state().adapters
+
+
+@pytest.fixture
+def scored_context(write_scores, prepared, tmp_path):
+    """ada's context in a federation whose pairs are scored."""
+    store = AdapterStore(write_scores(tmp_path) / "federation" / "adapters")
+    return ClientContexts(store, prepared / "pairs.parquet").open("ada")
+
+
+def test_a_client_reads_the_scores_of_its_pairs(scored_context):
+    rows = scored_context.rows("train")
+    scores = scored_context.pair_scores(rows, "length")
+    assert scores.shape == (8, 2)
+    assert scores[0].tolist() == [len(rows[0]["chosen"]), 0.5]
+
+
+def test_a_pair_without_a_score_is_refused_by_file_client_and_pair(scored_context):
+    rows = scored_context.rows("train")
+    with pytest.raises(
+        DataError, match=r"length\.parquet has no scores of 1 pairs of client ada .*new.*delete"
+    ):
+        scored_context.pair_scores([*rows, rows[0] | {"pair_id": "new"}], "length")
+
+
+def test_a_reward_that_has_not_scored_any_pairs_is_refused_by_its_file(scored_context):
+    with pytest.raises(DataError, match=r"other\.parquet"):
+        scored_context.pair_scores(scored_context.rows("train"), "other")
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        (
+            "feddpo",
+            "{objective: {kind: dpo, clip: 0.1}}",
+            r"unknown key 'federation\.options\.objective\.clip'",
+        ),
+        ("fedamp", "{aggregator: paper}", r"unknown key 'federation\.options\.aggregator'"),
+        ("fedpdpo", "{objective: ppo}", r"federation\.options\.objective"),
+        (
+            "perfedavg",
+            "{objective: {kind: ppo, epochs: 2}}",
+            r"unknown key 'federation\.options\.objective\.epochs'",
+        ),
+        ("fedrep", "{objective: ppo, rate_decay: {}}", r"rate_decay follows the loss of DPO.*leave it out"),
+    ],
+)
+def test_options_that_would_have_no_effect_are_refused(method, options, message):
+    rewards = ["rewards={mine: {kind: judge}}"] if "ppo" in options else []
     with pytest.raises(RecipeError, match=message):
-        recipe_of(method, options, "rewards={mine: {kind: judge}}" if "objective" in options else "seed=0")
+        make_recipe(method, options, *rewards)
+
+
+def test_ppo_without_its_one_reward_is_refused_with_an_example():
+    with pytest.raises(RecipeError, match=r"federation\.options\.objective 'ppo' needs one reward.*rewards:"):
+        make_recipe("feddpo", "{objective: ppo}")
+
+
+def test_a_reward_that_the_objective_does_not_use_is_refused():
+    with pytest.raises(RecipeError, match=r"rewards names mine.*'feddpo'.*leave the section out"):
+        make_recipe("feddpo", "{}", "rewards={mine: {kind: judge}}")

@@ -1,6 +1,5 @@
-"""A step's answers screened and committed, and a whole federation as a bare loop on the tiny backbone."""
+"""Validated and committed steps, jobs of clients, and whole federations on the tiny backbone."""
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -8,307 +7,518 @@ from pathlib import Path
 import pytest
 import torch
 
-from components.data.records import read_clients
-from components.federation import rounds
-from components.federation.clients import LEARNERS, SelectorLearner, finished_update, run_job
+from components.federation.clients.base import ClientResult
+from components.federation.clients.context import ClientContexts
+from components.federation.clients.worker import build_trainer, finished_update, run_job
 from components.federation.commits import Commits
-from components.federation.rounds import close_step, run_federation, shards
-from components.federation.strategy import Failure, FederationError, Job, Update, build_federation, build_strategy, screen
+from components.federation.protocol import (
+    Failure,
+    FederationError,
+    ScoreJob,
+    TrainJob,
+    method_of,
+)
+from components.federation.rounds import (
+    close_step,
+    run_federation,
+    run_rounds,
+    split_shards,
+    validate_updates,
+)
+from components.federation.transport import InProcessTransport
 from components.models.adapters import AdapterError, AdapterStore
+from components.recipes import load_recipe
+from components.results import Metrics
+from tests.support.bare_loop import open_loop
+from tests.support.strategies import make_update
 
-
-@pytest.fixture
-def recipe(debug):
-    """Three rounds of two of the four clients of `prepared`."""
-    return debug.model_copy(update={"federation": debug.federation.model_copy(update={"rounds": 3})})
+TEMPLATE = {"a": torch.zeros(3), "b": torch.zeros(2)}
 
 
 @pytest.fixture(scope="module")
-def learner(debug):
-    torch.set_num_threads(1)
-    return SelectorLearner(debug, "cpu")
+def recipe():
+    """Three rounds of two of the four clients of `prepared`."""
+    overrides = ["federation.rounds=3", "federation.clients_per_round=2", "federation.local_steps=1"]
+    return load_recipe("debug", ["federation.method=fedbis", *overrides])
 
 
-def new_federation(recipe, prepared, commits, learner):
-    return build_federation(read_clients(prepared), commits.store.put(learner.initial_adapter(recipe.seed)), recipe.federation.clients_per_round)
+@pytest.fixture(scope="module")
+def trainer(recipe):
+    return build_trainer(recipe, "cpu")
 
 
-# --- screening
-
-LIKE = {"a": torch.zeros(3), "b": torch.zeros(2)}
+# --- validation of updates
 
 
-def trained(store, client, **tensors):
-    job = Job("train", client, 0, "selector", (store.put(LIKE),), "selector", 1)
-    ref = store.put({n: torch.as_tensor(t) for n, t in {"a": [1.0, 2.0, 3.0], "b": [0.0, 1.0], **tensors}.items() if t is not None})
-    return Update(job, ref, (), {})
+def trained_update(store, client, **tensors):
+    """An update of two tensors, some of them replaced; None leaves a tensor out."""
+    job = TrainJob(client=client, round=0, seed=1, slot="selector", adapter=store.put(TEMPLATE))
+    values = {"a": [1.0, 2.0, 3.0], "b": [0.0, 1.0], **tensors}
+    adapter = {name: torch.tensor(value) for name, value in values.items() if value is not None}
+    return make_update(job, store.put(adapter))
 
 
-@pytest.mark.parametrize(("tensors", "sentence"), [
-    ({"a": [1.0, math.nan, math.nan]}, "tensor 'a' has 2 values that are NaN or infinite"),
-    ({"b": [math.inf, 0.0]}, "tensor 'b' has 1 values that are NaN or infinite"),
-    ({"a": [1.0, 2.0]}, "tensor 'a' has shape (2,), expected (3,)"),
-    ({"b": None}, "tensor 'b' is missing (1 of 2 are)"),
-    ({"c": [1.0]}, "tensor 'c' is not part of the adapter (1 are not)")])
-def test_an_update_that_cannot_be_aggregated_is_refused_by_its_tensor_and_the_others_are_kept(tmp_path, tensors, sentence):
+@pytest.mark.parametrize(
+    ("tensors", "parts"),
+    [
+        ({"a": [1.0, math.nan, math.nan]}, ("'a'", "2 values", "NaN or infinite")),
+        ({"b": [math.inf, 0.0]}, ("'b'", "1 values", "NaN or infinite")),
+        ({"a": [1.0, 2.0]}, ("'a'", "(2,)", "(3,)")),
+        ({"b": None}, ("'b'", "missing")),
+        ({"c": [1.0]}, ("'c'", "not part of the adapter")),
+    ],
+    ids=["nan", "infinite", "shape", "missing", "additional"],
+)
+def test_an_update_that_cannot_be_aggregated_is_refused_by_its_tensor(tmp_path, tensors, parts):
     store = AdapterStore(tmp_path)
-    good = [trained(store, name) for name in ("cyd", "ada")]
-    accepted, refused = screen([good[0], trained(store, "bea", **tensors), good[1]], store, LIKE)
-    assert accepted == [good[1], good[0]], "in the order of the names"
-    assert refused == [Failure("bea", sentence)]
+    cyd, ada = (trained_update(store, name) for name in ("cyd", "ada"))
+    updates = [cyd, trained_update(store, "bea", **tensors), ada]
+    accepted, refused = validate_updates(updates, store, TEMPLATE)
+    assert accepted == [ada, cyd]
+    assert [failure.client for failure in refused] == ["bea"]
+    for part in parts:
+        assert part in refused[0].reason
 
 
-def test_an_update_whose_file_is_gone_or_damaged_is_refused(tmp_path):
+@pytest.mark.parametrize("damage", ["missing", "damaged"])
+def test_an_update_without_a_readable_file_is_refused(tmp_path, damage):
     store = AdapterStore(tmp_path)
-    updates = [trained(store, "ada", a=[1.0, 1.0, 1.0]), trained(store, "bea", a=[2.0, 2.0, 2.0])]
-    Path(updates[0].adapter.path).unlink()
-    Path(updates[1].adapter.path).write_bytes(b"garbage")
-    accepted, refused = screen(updates, store, LIKE)
-    assert not accepted and "is missing" in refused[0].reason and "is damaged" in refused[1].reason
+    update = trained_update(store, "ada")
+    path = Path(update.adapter.path)
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(b"garbage")
+    accepted, refused = validate_updates([update], store, TEMPLATE)
+    assert accepted == []
+    assert f"is {damage}" in refused[0].reason
 
 
-def test_a_score_without_validation_data_is_an_answer(tmp_path):
-    """No data, no vote: it is the method that says what NaN means."""
+def test_a_nan_score_is_accepted_since_the_method_gives_it_a_meaning(tmp_path):
     store = AdapterStore(tmp_path)
-    job = Job("score", "ada", 0, "", (store.put(LIKE),), "selector", 1)
-    assert screen([Update(job, None, (math.nan,), {})], store, LIKE) == ([Update(job, None, (math.nan,), {})], [])
+    job = ScoreJob(client="ada", round=0, seed=1, adapters=(store.put(TEMPLATE),))
+    update = make_update(job, losses=(math.nan,))
+    assert validate_updates([update], store, TEMPLATE) == ([update], [])
 
 
-# --- closing a step
+# --- the end of a step
+
 
 @pytest.fixture
-def step(recipe, prepared, learner, tmp_path):
+def step(prepared, trainer, tmp_path):
     """A round of all four clients: strategy, state, jobs, made-up updates, commits."""
-    commits = Commits(tmp_path / "federation", "test")
-    config = recipe.federation.model_copy(update={"clients_per_round": 4})
-    strategy = build_strategy(config, commits.store)
-    state = strategy.init(new_federation(recipe, prepared, commits, learner), 0)
-    jobs = strategy.plan(state, 0)
-    start = commits.store.get(state.adapters["selector"])
-    updates = [Update(job, commits.store.put({n: t + i for n, t in start.items()}), (), {"loss": float(i)}) for i, job in enumerate(jobs)]
-    return strategy, state, jobs, updates, commits
+    recipe = load_recipe("debug", ["federation.method=fedbis", "federation.clients_per_round=4"])
+    loop = open_loop(recipe, prepared, tmp_path, trainer)
+    state = loop.initial_state()
+    jobs = loop.strategy.plan(state)
+    store = loop.commits.store
+    start = store.get(state.adapters["selector"])
+    updates = []
+    for number, job in enumerate(jobs):
+        adapter = store.put({name: tensor + number for name, tensor in start.items()})
+        updates.append(make_update(job, adapter, metrics=Metrics(scalars={"loss": float(number)})))
+    return loop.strategy, state, jobs, updates, loop.commits
 
 
-def damaged(update, store):
+def damage(update, store):
     adapter = store.get(update.adapter)
-    adapter[sorted(adapter)[0]].view(-1)[0] = math.nan
+    adapter[min(adapter)].view(-1)[0] = math.nan
     return replace(update, adapter=store.put(adapter))
 
 
-def test_a_step_is_committed_with_who_took_part_who_failed_and_who_was_refused(step):
+def test_a_step_records_who_took_part_who_failed_and_who_was_refused(step):
     strategy, state, jobs, updates, commits = step
-    outcomes = [updates[3], damaged(updates[1], commits.store), Failure("cyd", "the device is lost"), updates[0]]
-    new, record = close_step(strategy, state, jobs, outcomes, 0.5, commits)
-    assert list(record["clients"]) == ["ada", "dan"] and record["failed"] == {"cyd": "the device is lost"}
-    assert list(record["refused"]) == ["bea"] and "1 values that are NaN" in record["refused"]["bea"]
-    assert record["clients"]["dan"]["loss"] == 3.0 and record["rounds_done"] == 1
-    committed, records = commits.latest()
-    assert committed == new and records == [json.loads(json.dumps(record))]
-    expected = strategy.aggregate(state, [updates[0], updates[3]])
-    assert new.adapters == expected.adapters, "what was refused weighs nothing"
+    answers = [updates[3], damage(updates[1], commits.store), Failure("cyd", "device lost"), updates[0]]
+    new, record = close_step(strategy, state, jobs, answers, 0.5, commits)
+    assert list(record.clients) == ["ada", "dan"]
+    assert record.failed == {"cyd": "device lost"}
+    assert list(record.refused) == ["bea"]
+    assert "NaN" in record.refused["bea"]
+    assert record.clients["dan"].metrics.scalars == {"loss": 3.0}
+    assert (record.step, record.round, record.rounds_done) == (1, 0, 1)
+    assert record.ends_round
+    assert record.server == new.metrics
 
 
-@pytest.mark.parametrize(("quorum", "enough"), [(0.5, True), (0.51, False), (0.75, False), (0.01, True), (1.0, False)])
-def test_a_round_needs_its_quorum(step, quorum, enough):
+def test_a_step_is_committed(step):
     strategy, state, jobs, updates, commits = step
-    outcomes = [updates[0], updates[1], Failure("cyd", "lost"), Failure("dan", "late")]
-    if enough:
-        assert close_step(strategy, state, jobs, outcomes, quorum, commits)[0].round == 1
-        return
-    needed = math.ceil(quorum * 4)
-    with pytest.raises(FederationError, match=f"round 0 has 2 usable updates of 4 clients, but {needed} are needed.*cyd: lost; dan: late"):
-        close_step(strategy, state, jobs, outcomes, quorum, commits)
-    assert commits.latest() is None, "nothing is committed"
+    new, record = close_step(strategy, state, jobs, updates, 1.0, commits)
+    assert commits.latest(strategy.memory_type) == (new, [record])
 
 
-def test_a_round_without_any_update_fails_whatever_the_quorum_is(step):
+def test_refused_and_failed_clients_have_no_weight(step):
     strategy, state, jobs, updates, commits = step
-    outcomes = [Failure(job.client, "lost") for job in jobs[:3]] + [damaged(updates[3], commits.store)]
-    with pytest.raises(FederationError, match=r"0 usable updates of 4 clients, but 1 are needed.*ada: lost; bea: lost; cyd: lost; dan: tensor"):
-        close_step(strategy, state, jobs, outcomes, 0.01, commits)
+    answers = [updates[3], damage(updates[1], commits.store), Failure("cyd", "lost"), updates[0]]
+    new, _ = close_step(strategy, state, jobs, answers, 0.5, commits)
+    assert new.adapters == strategy.aggregate(state, [updates[0], updates[3]]).adapters
 
 
-def test_shards_keep_all_jobs_in_their_order():
-    assert shards([1, 2, 3, 4, 5], 2) == [[1, 2], [3, 4], [5]] and shards([1, 2], 5) == [[1, 2]] and shards([], 3) == []
+@pytest.mark.parametrize("quorum", [0.01, 0.5])
+def test_a_round_with_its_quorum_is_closed(step, quorum):
+    strategy, state, jobs, updates, commits = step
+    answers = [updates[0], updates[1], Failure("cyd", "lost"), Failure("dan", "late")]
+    new, _ = close_step(strategy, state, jobs, answers, quorum, commits)
+    assert new.round == 1
+
+
+@pytest.mark.parametrize(("quorum", "required"), [(0.51, 3), (0.75, 3), (1.0, 4)])
+def test_a_round_without_its_quorum_fails_by_number_and_reasons_and_is_not_committed(step, quorum, required):
+    strategy, state, jobs, updates, commits = step
+    answers = [updates[0], updates[1], Failure("cyd", "lost"), Failure("dan", "late")]
+    with pytest.raises(FederationError, match=f"round 1 .*{required} are needed.*cyd: lost; dan: late"):
+        close_step(strategy, state, jobs, answers, quorum, commits)
+    assert commits.latest(strategy.memory_type) is None
+
+
+def test_a_round_without_any_accepted_update_fails_at_any_quorum(step):
+    strategy, state, jobs, updates, commits = step
+    answers = [*(Failure(job.client, "lost") for job in jobs[:3]), damage(updates[3], commits.store)]
+    with pytest.raises(FederationError, match=r"1 are needed.*ada: lost; bea: lost; cyd: lost; dan: tensor"):
+        close_step(strategy, state, jobs, answers, 0.01, commits)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "size", "shards"),
+    [([1, 2, 3, 4, 5], 2, [[1, 2], [3, 4], [5]]), ([1, 2], 5, [[1, 2]]), ([], 3, [])],
+)
+def test_shards_have_all_jobs_in_their_order(jobs, size, shards):
+    assert split_shards(jobs, size) == shards
 
 
 # --- a client's job
 
-def test_a_job_reads_the_rows_of_its_client_and_split_alone(prepared, tmp_path):
-    seen = []
 
-    class Learner:
-        def train(self, rows, adapter, seed, home=None, job=None):
-            seen.append(("train", rows, seed))
-            return adapter, {"loss": 1.0}
+class ScriptedTrainer:
+    """A trainer whose results are made up; `rows` has the rows that each job could read."""
 
-        def score(self, rows, adapters):
-            seen.append(("score", rows, None))
-            return [0.5 + u for u in range(len(adapters))]
+    def __init__(self, losses=()):
+        self.losses = tuple(losses)
+        self.rows = []
 
-    store = AdapterStore(tmp_path / "adapters")
-    ref = store.put(LIKE)
-    train = run_job(Job("train", "bea", 0, "selector", (ref,), "selector", 7), Learner(), prepared / "pairs.parquet", store)
-    score = run_job(Job("score", "dan", 0, "", (ref, ref), "selector", 8), Learner(), prepared / "pairs.parquet", store)
-    assert [(kind, {r["client_id"] for r in rows}, {r["split"] for r in rows}, len(rows), seed) for kind, rows, seed in seen] == [
-        ("train", {"bea"}, {"train"}, 6, 7), ("score", {"dan"}, {"validation"}, 2, None)]
-    size = len(Path(ref.path).read_bytes())
-    assert train.adapter == ref and train.metrics == {"rows": 6, "loss": 1.0, "bytes_received": size, "bytes_sent": size, "bytes_kept": 0}
-    assert score.adapter is None and score.losses == (0.5, 1.5)
-
-
-def test_a_job_that_was_done_is_not_done_twice(prepared, learner, tmp_path):
-    store, calls = AdapterStore(tmp_path / "adapters"), []
-
-    class Counting:
-        def train(self, *arguments):
-            calls.append(1)
-            return learner.train(*arguments)
-
-    job = Job("train", "ada", 0, "selector", (store.put(learner.initial_adapter(0)),), "selector", 3)
-    first = run_job(job, Counting(), prepared / "pairs.parquet", store)
-    assert run_job(job, Counting(), prepared / "pairs.parquet", store) == first == finished_update(job, store) and len(calls) == 1
-    run_job(replace(job, round=1), Counting(), prepared / "pairs.parquet", store)
-    assert len(calls) == 2
-    Path(first.adapter.path).unlink()
-    assert finished_update(job, store) is None
-    assert run_job(job, Counting(), prepared / "pairs.parquet", store) == replace(first, metrics=pytest.approx(first.metrics, abs=10)) and len(calls) == 3
+    def run(self, job, context):
+        split = "train" if job.kind == "train" else "validation"
+        rows = context.rows(split)
+        self.rows.append(rows)
+        if job.kind == "score":
+            return ClientResult(losses=self.losses, rows=len(rows))
+        return ClientResult(
+            tensors={name: tensor + 1 for name, tensor in context.load_adapter(job.adapter).items()},
+            rows=len(rows),
+            metrics=Metrics(scalars={"loss": 1.0}),
+            kept_bytes=7,
+        )
 
 
-@pytest.mark.parametrize("left_over", ["", '{"adapter": "ab', "[]garbage"])
-def test_a_half_written_answer_is_no_answer(prepared, learner, tmp_path, left_over):
-    store = AdapterStore(tmp_path / "adapters")
-    job = Job("train", "ada", 0, "selector", (store.put(learner.initial_adapter(0)),), "selector", 3)
-    record = tmp_path / "updates" / f"{job.key()}.json"
-    record.parent.mkdir()
-    record.write_text(left_over)
-    assert finished_update(job, store) is None
-    run_job(job, learner, prepared / "pairs.parquet", store)
-    assert finished_update(job, store) is not None
+@pytest.fixture
+def contexts(prepared, tmp_path):
+    return ClientContexts(AdapterStore(tmp_path / "federation" / "adapters"), prepared / "pairs.parquet")
 
 
-def test_scores_survive_their_record_also_where_they_are_nan(prepared, tmp_path):
-    class Silent:
-        def score(self, rows, adapters):
-            return [math.nan] * len(adapters)
+@pytest.fixture
+def job(contexts):
+    adapter = contexts.adapters.put(TEMPLATE)
+    return TrainJob(client="bea", round=0, seed=7, slot="selector", adapter=adapter)
 
-    store = AdapterStore(tmp_path / "adapters")
-    job = Job("score", "ada", 0, "", (store.put(LIKE),), "selector", 3)
-    run_job(job, Silent(), prepared / "pairs.parquet", store)
-    assert math.isnan(finished_update(job, store).losses[0])
+
+def test_a_job_reads_the_rows_of_its_own_client(contexts, job):
+    scripted = ScriptedTrainer()
+    update = run_job(job, scripted, contexts)
+    (rows,) = scripted.rows
+    assert {row["client_id"] for row in rows} == {"bea"}
+    assert {row["split"] for row in rows} == {"train"}
+    assert len(rows) == update.rows == 6
+
+
+def test_an_update_has_the_adapter_the_metrics_and_the_traffic_of_its_job(contexts, job):
+    update = run_job(job, ScriptedTrainer(), contexts)
+    size = Path(job.adapter.path).stat().st_size
+    assert update.job == job
+    assert contexts.adapters.get(update.adapter)["a"].tolist() == [1.0, 1.0, 1.0]
+    assert update.metrics.scalars == {"loss": 1.0}
+    assert (update.traffic.received, update.traffic.sent, update.traffic.kept) == (size, size, 7)
+
+
+def test_a_score_job_sends_no_adapter(contexts, job):
+    score = ScoreJob(client="dan", round=0, seed=8, adapters=(job.adapter, job.adapter))
+    update = run_job(score, ScriptedTrainer(losses=(0.5, 1.5)), contexts)
+    assert update.adapter is None
+    assert update.losses == (0.5, 1.5)
+    assert update.traffic.sent == 0
+
+
+def test_a_finished_job_is_not_repeated(contexts, job):
+    scripted = ScriptedTrainer()
+    first = run_job(job, scripted, contexts)
+    assert run_job(job, scripted, contexts) == first
+    assert finished_update(job, contexts.adapters) == first
+    assert len(scripted.rows) == 1
+
+
+def test_a_job_of_another_round_is_not_taken_for_a_finished_one(contexts, job):
+    scripted = ScriptedTrainer()
+    run_job(job, scripted, contexts)
+    run_job(replace(job, round=1), scripted, contexts)
+    assert len(scripted.rows) == 2
+
+
+def test_a_job_whose_adapter_was_lost_is_repeated(contexts, job):
+    scripted = ScriptedTrainer()
+    update = run_job(job, scripted, contexts)
+    Path(update.adapter.path).unlink()
+    assert finished_update(job, contexts.adapters) is None
+    assert run_job(job, scripted, contexts) == update
+    assert len(scripted.rows) == 2
+
+
+@pytest.mark.parametrize("content", ["", '{"adapter": "ab', "[]garbage", "{}"])
+def test_a_half_written_update_is_not_read(contexts, job, tmp_path, content):
+    path = tmp_path / "federation" / "updates" / f"{job.key()}.json"
+    path.parent.mkdir()
+    path.write_text(content)
+    assert finished_update(job, contexts.adapters) is None
+    run_job(job, ScriptedTrainer(), contexts)
+    assert finished_update(job, contexts.adapters) is not None
+
+
+def test_a_nan_score_is_read_back_from_its_file(contexts, job):
+    score = ScoreJob(client="ada", round=0, seed=3, adapters=(job.adapter,))
+    run_job(score, ScriptedTrainer(losses=(math.nan,)), contexts)
+    assert math.isnan(finished_update(score, contexts.adapters).losses[0])
 
 
 # --- whole federations
 
-def final_bytes(state) -> bytes:
+
+def final_bytes(state):
     return Path(state.adapters["selector"].path).read_bytes()
 
 
-def run(recipe, prepared, folder, learner, until=None):
-    commits = Commits(folder, "test")
-    rounds_ = until or recipe.federation.rounds
-    short = recipe.model_copy(update={"federation": recipe.federation.model_copy(update={"rounds": rounds_})})
-    return run_federation(short, new_federation(recipe, prepared, commits, learner), prepared / "pairs.parquet", commits, learner), commits
+@pytest.fixture(scope="module")
+def finished(recipe, prepared, trainer, tmp_path_factory):
+    """A federation after its three rounds."""
+    loop = open_loop(recipe, prepared, tmp_path_factory.mktemp("finished"), trainer)
+    loop.run()
+    return loop
 
 
-def test_a_federation_runs_all_rounds_and_its_adapter_moves_and_is_finite(recipe, prepared, learner, tmp_path):
-    state, commits = run(recipe, prepared, tmp_path / "f", learner)
+def test_a_federation_runs_all_rounds(finished):
+    state = finished.latest_state()
     assert (state.round, state.step) == (3, 3)
-    records = commits.latest()[1]
-    assert [r["rounds_done"] for r in records] == [1, 2, 3] and all(len(r["clients"]) == 2 for r in records)
-    assert all(r["server"]["server_step"] > 0 for r in records)
-    final = commits.store.get(state.adapters["selector"])
-    assert all(t.isfinite().all() and t.dtype == torch.float32 for t in final.values())
-    assert len({r["adapters"]["selector"] for r in records}) == 3
+    assert [record.rounds_done for record in finished.records] == [1, 2, 3]
+    assert {len(record.clients) for record in finished.records} == {2}
 
 
-@pytest.mark.parametrize("kept", [0, 2])
-def test_a_federation_that_lost_its_last_commits_ends_with_the_same_bytes(recipe, prepared, learner, tmp_path, kept):
-    whole, _ = run(recipe, prepared, tmp_path / "whole", learner)
-    run(recipe, prepared, tmp_path / "cut", learner)
-    for path in (tmp_path / "cut" / "commits").iterdir():
-        if int(path.stem) > kept:
-            path.unlink()
-    for path in (tmp_path / "cut" / "updates").iterdir():
-        path.unlink()                                   # so that all is trained again
-    again, _ = run(recipe, prepared, tmp_path / "cut", learner)
-    assert again.round == 3 and final_bytes(again) == final_bytes(whole)
+def test_the_servers_adapter_moves_in_each_round_and_stays_finite_fp32(finished):
+    records = finished.records
+    assert all(record.server.scalars["server_step"] > 0 for record in records)
+    assert len({record.adapters["selector"] for record in records}) == 3
+    adapter = finished.commits.store.get(finished.latest_state().adapters["selector"])
+    for tensor in adapter.values():
+        assert tensor.isfinite().all()
+        assert tensor.dtype == torch.float32
 
 
-def test_a_federation_stopped_within_a_round_trains_only_the_clients_that_are_left(recipe, prepared, learner, tmp_path, monkeypatch):
-    whole, _ = run(recipe, prepared, tmp_path / "whole", learner)
-    calls, real = [], learner.train
+class Killed(BaseException):
+    """The process was killed."""
 
-    class Killed(BaseException):
-        pass
 
-    def train(rows, adapter, seed, home=None, job=None):
-        calls.append(rows[0]["client_id"])
-        if len(calls) == 4:
+def count_jobs(trainer, monkeypatch, killed_at=None):
+    """A list to which the client of each job is added; one of them is killed."""
+    clients = []
+    run = trainer.run
+
+    def record(job, context):
+        clients.append(job.client)
+        if len(clients) == killed_at:
             raise Killed
-        return real(rows, adapter, seed)
+        return run(job, context)
 
-    monkeypatch.setattr(learner, "train", train)
+    monkeypatch.setattr(trainer, "run", record)
+    return clients
+
+
+@pytest.mark.slow
+def test_a_resumed_federation_repeats_only_the_job_that_was_killed(
+    recipe, prepared, trainer, tmp_path, monkeypatch, finished
+):
+    clients = count_jobs(trainer, monkeypatch, killed_at=4)
     with pytest.raises(Killed):
-        run(recipe, prepared, tmp_path / "cut", learner)
-    again, _ = run(recipe, prepared, tmp_path / "cut", learner)
-    assert len(calls) == 6 + 1, "the one that was killed is the only one that is repeated"
-    assert final_bytes(again) == final_bytes(whole)
+        open_loop(recipe, prepared, tmp_path, trainer).run()
+    resumed = open_loop(recipe, prepared, tmp_path, trainer).run()
+    assert len(clients) == 6 + 1
+    assert clients[3] == clients[4]
+    assert final_bytes(resumed) == final_bytes(finished.latest_state())
 
 
-def test_a_finished_federation_trains_nobody(recipe, prepared, learner, tmp_path, monkeypatch):
-    state, _ = run(recipe, prepared, tmp_path / "f", learner)
-    monkeypatch.setattr(learner, "train", lambda *_: pytest.fail("trained again"))
-    assert run(recipe, prepared, tmp_path / "f", learner)[0] == state
+@pytest.mark.slow
+@pytest.mark.parametrize("last", [0, 2])
+def test_a_federation_without_its_last_commits_ends_with_the_same_bytes(
+    recipe, prepared, trainer, tmp_path, finished, last
+):
+    loop = open_loop(recipe, prepared, tmp_path, trainer)
+    loop.run()
+    for path in (loop.commits.folder / "commits").iterdir():
+        if int(path.stem) > last:
+            path.unlink()
+    for path in (loop.commits.folder / "updates").iterdir():
+        path.unlink()
+    state = loop.run()
+    assert state.round == 3
+    assert final_bytes(state) == final_bytes(finished.latest_state())
 
 
-def test_the_bytes_do_not_depend_on_what_the_resident_model_did_before(recipe, prepared, learner, tmp_path, debug):
-    one, _ = run(recipe, prepared, tmp_path / "one", learner)
+def test_a_finished_federation_has_no_more_jobs(finished, monkeypatch):
+    clients = count_jobs(finished.trainer, monkeypatch)
+    assert finished.run() == finished.latest_state()
+    assert clients == []
+
+
+@pytest.mark.slow
+def test_the_bytes_do_not_depend_on_what_the_resident_model_did_before(recipe, prepared, tmp_path, finished):
     torch.manual_seed(99)
-    two, _ = run(recipe, prepared, tmp_path / "two", SelectorLearner(debug, "cpu"))
-    other, _ = run(recipe.model_copy(update={"seed": 1}), prepared, tmp_path / "other", learner)
-    assert final_bytes(one) == final_bytes(two) != final_bytes(other)
+    other = open_loop(recipe, prepared, tmp_path, build_trainer(recipe, "cpu")).run()
+    assert final_bytes(other) == final_bytes(finished.latest_state())
 
 
-def test_clients_never_train_the_servers_object(recipe, prepared, learner, tmp_path, monkeypatch):
-    """In the reference all share one model, and the server's old adapter is the last client's."""
-    given, real = [], SelectorLearner.train
-
-    def train(self, rows, adapter, seed, home=None, job=None):
-        kept = {n: t.clone() for n, t in adapter.items()}
-        trained_one, metrics = real(self, rows, adapter, seed)
-        assert all(torch.equal(adapter[n], kept[n]) for n in kept), "what the client was sent is not changed"
-        assert not {t.data_ptr() for t in trained_one.values()} & {p.data_ptr() for p in self.selector.slot.parameters}
-        given.append((kept, trained_one))
-        return trained_one, metrics
-
-    monkeypatch.setattr(SelectorLearner, "train", train)
-    state, commits = run(recipe, prepared, tmp_path / "f", learner, until=1)
-    start = commits.store.get(state.federation.initial)
-    assert len(given) == 2 and all(torch.equal(kept[n], start[n]) for kept, _ in given for n in start), "both start from the server's adapter"
-    cohort = sorted(commits.latest()[1][0]["clients"])
-    weights = [state.federation.weights[name] for name in cohort]
-    final = commits.store.get(state.adapters["selector"])
-    for n in final:
-        by_hand = sum(w * new[n] for w, (_, new) in zip(weights, given, strict=True)) / sum(weights)
-        assert torch.allclose(final[n], by_hand, atol=1e-6)
+@pytest.mark.slow
+def test_the_bytes_depend_on_the_seed(recipe, prepared, trainer, tmp_path, finished):
+    loop = open_loop(recipe.model_copy(update={"seed": 1}), prepared, tmp_path, trainer)
+    assert final_bytes(loop.run()) != final_bytes(finished.latest_state())
 
 
-def test_the_backbone_is_loaded_once_for_all_clients_and_rounds(recipe, prepared, learner, tmp_path, monkeypatch):
+def test_clients_never_train_the_servers_tensors(recipe, prepared, trainer, tmp_path, monkeypatch):
+    """In the published code all share one model, and the server's old adapter is the last client's."""
+    results = []
+    run = trainer.run
+
+    def record(job, context):
+        start = context.load_adapter(job.adapter)
+        result = run(job, context)
+        results.append((start, context.load_adapter(job.adapter), result.tensors))
+        return result
+
+    monkeypatch.setattr(trainer, "run", record)
+    loop = open_loop(recipe, prepared, tmp_path, trainer)
+    store = loop.commits.store
+    jobs = loop.strategy.plan(loop.initial_state())
+    for job in jobs:
+        loop.run_job(job)
+    initial = store.get(loop.federation.initial)
+    slot = {parameter.data_ptr() for parameter in trainer.selector.slot.parameters}
+    assert len(results) == 2
+    for start, after, trained in results:
+        assert not {tensor.data_ptr() for tensor in trained.values()} & slot
+        for name, tensor in initial.items():
+            assert torch.equal(start[name], tensor)
+            assert torch.equal(after[name], tensor)
+
+
+def test_a_round_is_the_mean_of_its_updates_by_pairs(recipe, prepared, trainer, tmp_path):
+    loop = open_loop(recipe, prepared, tmp_path, trainer)
+    state = loop.initial_state()
+    jobs = loop.strategy.plan(state)
+    updates = [loop.run_job(job) for job in jobs]
+    new, _ = close_step(loop.strategy, state, jobs, updates, 1.0, loop.commits)
+    weights = [state.federation.weights[job.client] for job in jobs]
+    trained = [loop.commits.store.get(update.adapter) for update in updates]
+    for name, tensor in loop.commits.store.get(new.adapters["selector"]).items():
+        total = sum(weight * adapter[name] for weight, adapter in zip(weights, trained, strict=True))
+        assert torch.allclose(tensor, total / sum(weights), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_the_backbone_is_loaded_once_for_all_clients_and_rounds(recipe, prepared, tmp_path, monkeypatch):
+    from components.data.records import read_clients
+    from components.federation.protocol import build_federation
     from components.models import selector
 
-    loads, optimisers, real = [], [], selector.load_backbone
-    monkeypatch.setattr(selector, "load_backbone", lambda *a: (loads.append(1), real(*a))[1])
-    build = LEARNERS["selector"]
-    monkeypatch.setitem(rounds.LEARNERS, "selector", lambda *a: (optimisers.append(1), build(*a))[1])
-    commits = Commits(tmp_path / "f", "test")
-    run_federation(recipe, new_federation(recipe, prepared, commits, learner), prepared / "pairs.parquet", commits)
-    assert len(loads) == len(optimisers) == 1
-    assert len(commits.latest()[1]) == 3
+    loads = []
+    load = selector.load_backbone
+
+    def record(*arguments):
+        loads.append(arguments)
+        return load(*arguments)
+
+    monkeypatch.setattr(selector, "load_backbone", record)
+    commits = Commits(tmp_path / "federation", "test")
+    initial = commits.store.put(build_trainer(recipe, "cpu").initial_adapter(0))
+    loads.clear()
+    federation = build_federation(read_clients(prepared), initial, 2)
+    state = run_federation(recipe, federation, prepared / "pairs.parquet", commits)
+    assert state.round == 3
+    assert len(loads) == 1
 
 
-def test_a_damaged_server_adapter_stops_the_round_by_name(recipe, prepared, learner, tmp_path):
-    state, _ = run(recipe, prepared, tmp_path / "f", learner, until=2)
-    Path(state.adapters["selector"].path).write_bytes(b"garbage")
+@pytest.mark.slow
+def test_a_damaged_server_adapter_ends_the_run(recipe, prepared, trainer, tmp_path):
+    loop = open_loop(recipe, prepared, tmp_path, trainer)
+    loop.run()
+    (loop.commits.folder / "commits" / "00003.json").unlink()
+    Path(loop.latest_state().adapters["selector"].path).write_bytes(b"garbage")
+    for path in (loop.commits.folder / "updates").iterdir():
+        path.unlink()
     with pytest.raises(AdapterError, match="is damaged"):
-        run(recipe, prepared, tmp_path / "f", learner)
+        loop.run()
+
+
+# --- the transport
+
+
+class LossyTransport:
+    """Loses the answer of one client, and delivers the others in reverse order."""
+
+    def __init__(self, transport, lost):
+        self.transport = transport
+        self.lost = lost
+        self.steps = 0
+
+    def run(self, jobs):
+        self.steps += 1
+        answers = self.transport.run(jobs)
+        delivered = [Failure(self.lost, "no answer") if a.job.client == self.lost else a for a in answers]
+        return delivered[::-1]
+
+
+@pytest.mark.slow
+def test_the_rounds_ask_any_transport_for_the_answers_of_a_step(recipe, prepared, trainer, tmp_path):
+    loop = open_loop(recipe, prepared, tmp_path, trainer)
+    lost = loop.strategy.plan(loop.initial_state())[0].client
+    transport = LossyTransport(InProcessTransport(trainer, loop.contexts), lost)
+    steps = []
+    state = run_rounds(
+        loop.strategy,
+        loop.initial_state(),
+        transport,
+        loop.commits,
+        recipe.federation,
+        after_step=lambda new, record: steps.append((new.step, record)),
+    )
+    assert state.round == transport.steps == 3
+    assert [step for step, _ in steps] == [1, 2, 3]
+    assert [record for _, record in steps] == loop.records
+    assert loop.records[0].failed == {lost: "no answer"}
+    assert len(loop.records[0].clients) == 1
+
+
+@pytest.mark.slow
+def test_the_order_in_which_a_transport_delivers_does_not_change_the_bytes(
+    recipe, prepared, trainer, tmp_path, finished
+):
+    loop = open_loop(recipe, prepared, tmp_path, trainer)
+    transport = LossyTransport(InProcessTransport(trainer, loop.contexts), lost="nobody")
+    state = run_rounds(loop.strategy, loop.initial_state(), transport, loop.commits, recipe.federation)
+    assert final_bytes(state) == final_bytes(finished.latest_state())
+
+
+def test_in_one_process_an_error_of_a_client_ends_the_run(contexts, job):
+    class BrokenTrainer:
+        def run(self, job, context):
+            raise AdapterError("the adapter does not fit")
+
+    with pytest.raises(AdapterError, match="does not fit"):
+        InProcessTransport(BrokenTrainer(), contexts).run([job])
+
+
+def test_the_strategy_of_a_recipe_is_the_one_of_its_method(recipe, finished):
+    built = method_of(recipe.federation).build(recipe.federation, finished.commits.store)
+    assert built == finished.strategy

@@ -1,4 +1,4 @@
-"""FedProx, FedOPT and FedCDA: FedDPO's rounds with another client loss, another server step, another choice of what is averaged."""
+"""FedProx, FedOPT and FedCDA, with hand-computed server steps and choices of adapters."""
 
 import itertools
 
@@ -7,16 +7,25 @@ import pytest
 import torch
 
 from components.config import FederationConfig, OptimizerConfig, RecipeError
-from components.federation import fedcda
 from components.federation.aggregation import inner_products, mixtures, weighted_average
+from components.federation.closeness import Candidates, choose_closest, spread
 from components.federation.commits import Commits
+from components.federation.methods.fedopt import OptimizerMemory
+from components.federation.protocol import method_of
 from components.federation.rounds import close_step
-from components.federation.strategy import Update, build_federation, build_strategy
-from components.learning.policy import ResidentPolicy, pair_logprobs, train_dpo
+from components.learning.dpo import pair_logprobs, train_dpo
+from components.learning.local import LocalTraining
 from components.models.adapters import AdapterError, AdapterStore
 from components.recipes import load_recipe
+from tests.support.strategies import (
+    build_strategy,
+    get_values,
+    make_updates,
+    play_round,
+    small_federation,
+)
 
-SHARES = {"ada": 2, "bea": 1, "cyd": 1}
+PAIRS = {"ada": 2, "bea": 1, "cyd": 1}
 START = [0.5, -1.0]
 
 
@@ -27,205 +36,362 @@ def store(tmp_path):
 
 @pytest.fixture
 def federation(store):
-    return build_federation({n: {"train": k, "validation": 1, "test": 1} for n, k in SHARES.items()}, store.put({"a": torch.tensor(START)}), 3)
+    return small_federation(store, PAIRS, START, clients_per_round=3)
 
 
-def method(store, name, clients=3, **options):
-    return build_strategy(FederationConfig(method=name, clients_per_round=clients, options=options), store)
-
-
-def answers(store, jobs, values):
-    return [Update(job, store.put({"a": torch.tensor(values[job.client])}), (), {}) for job in jobs]
+def squared_distance(first, second):
+    return sum(float((first[name] - second[name]).square().sum()) for name in first)
 
 
 # --- FedProx
 
-PAIRS = [{"pair_id": str(n), "prompt": f"question {n}", "chosen": "yes, that is so", "rejected": "no"} for n in range(4)]
+QUESTIONS = [
+    {"pair_id": str(n), "prompt": f"question {n}", "chosen": "yes, that is so", "rejected": "no"}
+    for n in range(4)
+]
+SGD = OptimizerConfig(name="sgd", lr=0.1, clip=None)
 
 
-def test_the_proximal_term_is_mu_over_two_times_the_squared_distance_to_the_received_adapter(debug):
-    resident = ResidentPolicy(debug.policy, "cpu")
-    start = {name: tensor + 0.01 for name, tensor in resident.slot.initial_adapter(0).items()}
-    reference = pair_logprobs(resident, PAIRS, 4, reference=True)
-    optimizer = OptimizerConfig(name="sgd", lr=0.1, clip=None)
-    moved, losses = [], []
-    for mu in (0.0, 3.0):
-        trained, curve = train_dpo(resident, PAIRS, start, reference, 0.2, 2, 4, optimizer, seed=0, proximal=mu)
-        moved.append(trained)
-        losses.append(curve.losses)
-    assert losses[0][0] == pytest.approx(losses[1][0], rel=1e-6), "nothing is added at the start"
-    one = train_dpo(resident, PAIRS, start, reference, 0.2, 1, 4, optimizer, seed=0)[0]
-    distance = sum(float((one[n] - start[n]).square().sum()) for n in start)
-    assert losses[1][1] - losses[0][1] == pytest.approx(1.5 * distance, rel=1e-2)
-    for name in start:  # the second step's gradient has mu (w - start) more
-        assert torch.allclose(moved[1][name], moved[0][name] - 0.1 * 3.0 * (one[name] - start[name]), atol=1e-6)
+@pytest.fixture
+def train_two_steps(resident_policy):
+    """A maker of trainings of two steps: mu to (start, adapter, losses)."""
+    start = {name: tensor + 0.01 for name, tensor in resident_policy.slot.initial_adapter(0).items()}
+    reference = pair_logprobs(resident_policy, QUESTIONS, 4, reference=True)
+
+    def train(mu, steps=2):
+        training = LocalTraining(steps, 4, SGD, seed=0, proximal_weight=mu)
+        adapter, metrics = train_dpo(resident_policy, QUESTIONS, start, reference, 0.2, training)
+        return start, adapter, metrics.losses
+
+    return train
 
 
-def test_a_client_of_fedprox_is_held_back_and_one_of_feddpo_is_not(debug):
-    from components.federation.clients import LEARNERS
+def test_the_proximal_term_is_zero_at_the_received_adapter(train_two_steps):
+    _, _, plain = train_two_steps(0.0)
+    _, _, proximal = train_two_steps(3.0)
+    assert proximal[0] == pytest.approx(plain[0], rel=1e-6)
 
-    ends = {}
-    for name, options in (("feddpo", {}), ("fedprox", {"proximal": 1e-9}), ("fedprox", {"proximal": 100.0})):
-        config = debug.federation.model_copy(update={"method": name, "options": options, "local_steps": 3, "batch_size": 2, "optimizer": OptimizerConfig(name="sgd", lr=5e-3)})
-        learner = LEARNERS["dpo"](debug.model_copy(update={"federation": config}), "cpu")
-        start = {key: tensor + 0.02 for key, tensor in learner.initial_adapter(0).items()}
-        trained, _ = learner.train(PAIRS, start, 1)
-        ends[name, options.get("proximal")] = sum(float((trained[key] - start[key]).square().sum()) for key in start)
-    assert ends["fedprox", 1e-9] == pytest.approx(ends["feddpo", None], rel=1e-4) and ends["fedprox", 100.0] < 0.7 * ends["feddpo", None]
+
+def test_the_proximal_term_is_mu_over_two_times_the_squared_distance(train_two_steps):
+    start, after_one_step, _ = train_two_steps(0.0, steps=1)
+    _, _, plain = train_two_steps(0.0)
+    _, _, proximal = train_two_steps(3.0)
+    expected = 3.0 / 2 * squared_distance(after_one_step, start)
+    assert proximal[1] - plain[1] == pytest.approx(expected, rel=1e-2)
+
+
+def test_the_proximal_terms_gradient_is_mu_times_the_distance(train_two_steps):
+    start, after_one_step, _ = train_two_steps(0.0, steps=1)
+    _, plain, _ = train_two_steps(0.0)
+    _, proximal, _ = train_two_steps(3.0)
+    for name in start:
+        expected = plain[name] - 0.1 * 3.0 * (after_one_step[name] - start[name])
+        assert torch.allclose(proximal[name], expected, atol=1e-6)
+
+
+def test_fedprox_has_the_proximal_weight_of_its_options_and_feddpo_has_none():
+    fedprox = FederationConfig.model_validate({"method": "fedprox", "options": {"proximal": 0.3}})
+    assert method_of(fedprox).proximal_weight == 0.3
+    assert method_of(FederationConfig(method="feddpo")).proximal_weight == 0
+
+
+@pytest.mark.slow
+def test_a_client_of_fedprox_moves_less_than_one_of_feddpo(prepared, tmp_path):
+    from components.federation.clients.context import ClientContexts
+    from components.federation.clients.worker import build_trainer
+    from components.federation.protocol import TrainJob
+
+    contexts = ClientContexts(AdapterStore(tmp_path / "adapters"), prepared / "pairs.parquet")
+    distances = {}
+    for method, options in (
+        ("feddpo", "{}"),
+        ("fedprox", "{proximal: 1e-9}"),
+        ("fedprox", "{proximal: 100}"),
+    ):
+        overrides = [
+            f"federation.method={method}",
+            f"federation.options={options}",
+            "federation.local_steps=3",
+            "federation.batch_size=2",
+            "federation.optimizer={name: sgd, lr: 5e-3}",
+        ]
+        trainer = build_trainer(load_recipe("debug", overrides), "cpu")
+        start = {name: tensor + 0.02 for name, tensor in trainer.initial_adapter(0).items()}
+        job = TrainJob(client="ada", round=0, seed=1, adapter=contexts.adapters.put(start))
+        result = trainer.run(job, contexts.open("ada"))
+        distances[method, options] = squared_distance(result.tensors, start)
+    feddpo = distances["feddpo", "{}"]
+    assert distances["fedprox", "{proximal: 1e-9}"] == pytest.approx(feddpo, rel=1e-4)
+    assert distances["fedprox", "{proximal: 100}"] < 0.7 * feddpo
 
 
 # --- FedOPT
 
-def by_hand(kind, deltas, b1=0.9, b2=0.99, tau=1e-3, lr=0.1):
-    phi, m, v = np.array(START), np.zeros(2), np.full(2, tau**2)
-    for delta in deltas:
-        m = b1 * m + (1 - b1) * delta
-        square = delta**2
-        v = {"adam": b2 * v + (1 - b2) * square, "yogi": v - (1 - b2) * square * np.sign(v - square), "adagrad": v + square}[kind]
-        phi = phi + lr * m / (np.sqrt(v) + tau)
-    return phi
+
+def server_steps(kind, movements, betas=(0.9, 0.99), tau=1e-3, lr=0.1):
+    """The hand-computed adapter after steps of a server optimizer (Reddi et al. algorithm 2)."""
+    phi = np.array(START)
+    first = np.zeros(2)
+    second = np.full(2, tau**2)
+    for movement in movements:
+        first = betas[0] * first + (1 - betas[0]) * movement
+        square = movement**2
+        match kind:
+            case "adam":
+                second = betas[1] * second + (1 - betas[1]) * square
+            case "yogi":
+                second = second - (1 - betas[1]) * square * np.sign(second - square)
+            case "adagrad":
+                second = second + square
+        phi = phi + lr * first / (np.sqrt(second) + tau)
+    return phi.tolist()
 
 
 @pytest.mark.parametrize("kind", ["adam", "yogi", "adagrad"])
-def test_two_rounds_of_fedopt_by_hand(tmp_path, store, federation, kind):
-    strategy = method(store, "fedopt", server_optimizer=kind, server_lr=0.1)
-    state, deltas = strategy.init(federation, 0), []
+def test_two_rounds_of_fedopt_as_computed_by_hand(tmp_path, store, federation, kind):
+    strategy = build_strategy(store, "fedopt", 3, server_optimizer=kind, server_lr=0.1)
+    state = strategy.init(federation, 0)
     commits = Commits(tmp_path, "x")
+    movements = []
     for number in range(2):
-        jobs = strategy.plan(state, number)
-        here = np.array(store.get(state.adapters["policy"])["a"].tolist())
-        moves = {"ada": np.array([0.1, -0.3]), "bea": np.array([0.0, 0.2 * number]), "cyd": np.array([-0.4, 0.0])}
-        deltas.append(0.5 * moves["ada"] + 0.25 * moves["bea"] + 0.25 * moves["cyd"])
-        updates = answers(store, jobs, {name: (here + move).tolist() for name, move in moves.items()})
-        state, _ = close_step(strategy, state, jobs, updates, 1.0, commits)
-        assert commits.latest()[0] == state, "the moments are remembered by the commit"
-    assert store.get(state.adapters["policy"])["a"].tolist() == pytest.approx(by_hand(kind, deltas).tolist(), rel=1e-5)
+        jobs = strategy.plan(state)
+        server = np.array(get_values(store, state.adapters["policy"]))
+        moves = {
+            "ada": np.array([0.1, -0.3]),
+            "bea": np.array([0.0, 0.2 * number]),
+            "cyd": np.array([-0.4, 0.0]),
+        }
+        movements.append(0.5 * moves["ada"] + 0.25 * moves["bea"] + 0.25 * moves["cyd"])
+        trained = {name: (server + move).tolist() for name, move in moves.items()}
+        state, _ = close_step(strategy, state, jobs, make_updates(store, jobs, trained), 1.0, commits)
+        assert commits.latest(OptimizerMemory)[0] == state
+    expected = server_steps(kind, movements)
+    assert get_values(store, state.adapters["policy"]) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("aggregator", ["paper", "participation", "uniform"])
+def test_clients_that_do_not_move_do_not_move_the_server_of_fedopt(store, federation, aggregator):
+    options = {"server_lr": 1.0, "server_betas": [0.0, 0.0], "tau": 1.0, "aggregator": aggregator}
+    strategy = build_strategy(store, "fedopt", 2, **options)
+    new = play_round(store, strategy, strategy.init(federation, 0), dict.fromkeys(PAIRS, START))
+    assert get_values(store, new.adapters["policy"]) == pytest.approx(START)
+    assert new.metrics.scalars["mean_movement"] == pytest.approx(0, abs=1e-6)
+
+
+def test_an_aggregator_that_is_no_weighted_sum_is_refused_by_fedopt():
+    overrides = ["federation.method=fedopt", "federation.options={aggregator: exact}"]
+    with pytest.raises(RecipeError, match=r"'exact' is not known.*paper, participation, uniform"):
+        load_recipe("debug", overrides)
 
 
 # --- FedCDA
 
-def test_one_cached_adapter_each_is_fedavg(store, federation):
+
+def test_fedcda_with_one_cached_adapter_is_fedavg(store, federation):
     trained = {"ada": [1.0, 0.0], "bea": [0.0, 4.0], "cyd": [2.0, 2.0]}
-    results = []
     for name, options in (("fedcda", {"cached": 1}), ("feddpo", {})):
-        strategy = method(store, name, **options)
-        state = strategy.init(federation, 0)
-        results.append(store.get(strategy.aggregate(state, answers(store, strategy.plan(state, 0), trained)).adapters["policy"])["a"].tolist())
-    assert results[0] == pytest.approx(results[1]) and results[0] == pytest.approx([1.0, 1.5])
+        strategy = build_strategy(store, name, 3, **options)
+        new = play_round(store, strategy, strategy.init(federation, 0), trained)
+        assert get_values(store, new.adapters["policy"]) == pytest.approx([1.0, 1.5])
 
 
-def test_an_older_adapter_that_lies_with_the_others_is_taken_and_the_rest_of_the_cache_is_kept(store, federation):
-    strategy = method(store, "fedcda", cached=2)
+def play_rounds(store, strategy, federation, rounds):
+    """The states after each of some rounds, by what the clients have trained in them."""
     state = strategy.init(federation, 0)
-    rounds = [{"ada": [1.0, 1.0], "bea": [1.4, 1.0], "cyd": [9.0, 0.0]}, {"ada": [-8.0, 0.0], "bea": [1.0, 1.1], "cyd": [1.0, 0.9]}, {"ada": [7.0, 7.0], "bea": [0.0, 8.0], "cyd": [5.0, -5.0]}]
-    for number, trained in enumerate(rounds):
-        jobs = strategy.plan(state, number)
-        state = strategy.aggregate(state, answers(store, jobs, trained))
-        if number == 1:
-            chosen = {name: store.get(store.ref(digest))["a"].tolist() for name, digest in state.memory["chosen"].items()}
-            assert chosen == {"ada": [1.0, 1.0], "bea": pytest.approx([1.0, 1.1]), "cyd": pytest.approx([1.0, 0.9])} and state.log["older_chosen"] == 1
-            assert store.get(state.adapters["policy"])["a"].tolist() == pytest.approx([1.0, 1.0]) and state.log["divergence"] < 0.02 < 10 < state.log["divergence_of_newest"]
-    assert {len(hashes) for hashes in state.memory["cache"].values()} == {2}
-    assert store.get(store.ref(state.memory["cache"]["ada"][0]))["a"].tolist() == [-8.0, 0.0], "the oldest is forgotten"
+    states = []
+    for trained in rounds:
+        state = play_round(store, strategy, state, trained)
+        states.append(state)
+    return states
 
 
-def test_in_the_warm_up_the_newest_adapters_are_aggregated_and_the_cache_is_filled(store, federation):
-    rounds = [{"ada": [1.0, 1.0], "bea": [1.0, 1.0], "cyd": [1.0, 1.0]}, {"ada": [8.0, 0.0], "bea": [0.0, 8.0], "cyd": [-8.0, -8.0]}, {"ada": [4.0, 0.0], "bea": [0.0, 4.0], "cyd": [-4.0, -4.0]}]
-    older = {}
-    for warmup in (0, 2):
-        strategy = method(store, "fedcda", cached=3, warmup_rounds=warmup)
-        state = strategy.init(federation, 0)
-        for number, trained in enumerate(rounds):
-            state = strategy.aggregate(state, answers(store, strategy.plan(state, number), trained))
-            older[warmup, number] = state.log["older_chosen"]
-    assert [older[0, n] for n in range(3)] == [0, 3, 3] and [older[2, n] for n in range(3)] == [0, 0, 3]
+def chosen_values(store, state):
+    return {name: get_values(store, digest) for name, digest in state.memory.chosen.items()}
 
 
-def test_clients_that_are_not_sampled_stay_with_what_was_chosen_last_be_it_neither_the_newest_nor_the_oldest(store, federation):
-    everybody, two = method(store, "fedcda", cached=3), method(store, "fedcda", clients=2, cached=3)
-    state = everybody.init(federation, 0)
-    present = {job.client for job in two.plan(state, 3)}
-    (absent,) = set(SHARES) - present
-    for number, (its, others) in enumerate([([9.0, -9.0], [1.0, 0.9]), ([1.0, 1.0], [1.0, 1.1]), ([-8.0, 0.0], [1.1, 1.0])]):
-        state = everybody.aggregate(state, answers(store, everybody.plan(state, number), dict.fromkeys(present, others) | {absent: its}))
-    assert store.get(store.ref(state.memory["chosen"][absent]))["a"].tolist() == [1.0, 1.0] and state.log["older_chosen"] >= 1
-    new = two.aggregate(state, answers(store, two.plan(state, 3), {name: [-8.0, 0.0] for name in present}))
-    assert new.memory["chosen"][absent] == state.memory["chosen"][absent], "though its newest one is where the others have gone"
-    assert new.memory["cache"][absent] == state.memory["cache"][absent] and set(new.memory["chosen"]) == set(SHARES)
-    assert all(store.get(store.ref(new.memory["chosen"][name]))["a"].tolist() == pytest.approx([1.0, 1.0], abs=0.2) for name in SHARES), "the sampled ones go back to it"
+def test_an_earlier_adapter_that_is_close_to_the_others_is_chosen(store, federation):
+    rounds = [
+        {"ada": [1.0, 1.0], "bea": [1.4, 1.0], "cyd": [9.0, 0.0]},
+        {"ada": [-8.0, 0.0], "bea": [1.0, 1.1], "cyd": [1.0, 0.9]},
+    ]
+    _, state = play_rounds(store, build_strategy(store, "fedcda", 3, cached=2), federation, rounds)
+    chosen = chosen_values(store, state)
+    assert chosen["ada"] == [1.0, 1.0]
+    assert chosen["bea"] == pytest.approx([1.0, 1.1])
+    assert chosen["cyd"] == pytest.approx([1.0, 0.9])
+    assert get_values(store, state.adapters["policy"]) == pytest.approx([1.0, 1.0])
+    scalars = state.metrics.scalars
+    assert scalars["older_chosen"] == 1
+    assert scalars["divergence"] < 0.02
+    assert scalars["divergence_of_newest"] > 10
 
 
-def test_of_combinations_that_are_as_good_the_newest_is_kept(store, federation):
-    strategy = method(store, "fedcda", cached=2, group=1)
-    state = strategy.init(federation, 0)
-    for number, place in enumerate(([0.0, 0.0], [5.0, 5.0])):
-        state = strategy.aggregate(state, answers(store, strategy.plan(state, number), dict.fromkeys(SHARES, place)))
-    assert store.get(state.adapters["policy"])["a"].tolist() == [5.0, 5.0] and state.log["older_chosen"] == 0
+def test_the_cache_drops_the_oldest_adapter(store, federation):
+    rounds = [
+        {"ada": [1.0, 1.0], "bea": [1.4, 1.0], "cyd": [9.0, 0.0]},
+        {"ada": [-8.0, 0.0], "bea": [1.0, 1.1], "cyd": [1.0, 0.9]},
+        {"ada": [7.0, 7.0], "bea": [0.0, 8.0], "cyd": [5.0, -5.0]},
+    ]
+    *_, state = play_rounds(store, build_strategy(store, "fedcda", 3, cached=2), federation, rounds)
+    cached = [get_values(store, digest) for digest in state.memory.cache["ada"]]
+    assert cached == [[-8.0, 0.0], [7.0, 7.0]]
+    assert {len(hashes) for hashes in state.memory.cache.values()} == {2}
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_the_search_never_does_worse_than_the_newest_and_with_one_group_it_is_exact(seed):
-    numbers = np.random.default_rng(seed)
-    rows, at = [], 0
-    for size in (3, 2, 3, 1):
-        rows.append(list(range(at, at + size)))
-        at += size
-    points = numbers.normal(size=(at, 5))
+@pytest.mark.parametrize(("warmup", "older"), [(0, [0, 3, 3]), (2, [0, 0, 3])])
+def test_in_the_warm_up_the_newest_adapters_are_averaged_and_the_cache_is_filled(
+    store, federation, warmup, older
+):
+    rounds = [
+        {"ada": [1.0, 1.0], "bea": [1.0, 1.0], "cyd": [1.0, 1.0]},
+        {"ada": [8.0, 0.0], "bea": [0.0, 8.0], "cyd": [-8.0, -8.0]},
+        {"ada": [4.0, 0.0], "bea": [0.0, 4.0], "cyd": [-4.0, -4.0]},
+    ]
+    strategy = build_strategy(store, "fedcda", 3, cached=3, warmup_rounds=warmup)
+    states = play_rounds(store, strategy, federation, rounds)
+    assert [state.metrics.scalars["older_chosen"] for state in states] == older
+    assert len(states[-1].memory.cache["ada"]) == 3
+
+
+def test_clients_that_are_not_sampled_keep_their_chosen_adapter(store, federation):
+    """It is neither the newest nor the oldest one, though the others move to the newest."""
+    all_clients = build_strategy(store, "fedcda", 3, cached=3)
+    two_clients = build_strategy(store, "fedcda", 2, cached=3)
+    state = all_clients.init(federation, 0)
+    for _ in range(3):
+        state = state.end_round(state.adapters, state.memory, state.metrics)
+    present = {job.client for job in two_clients.plan(state)}
+    (absent,) = set(PAIRS) - present
+    rounds = [
+        dict.fromkeys(present, (1.0, 0.9)) | {absent: [9.0, -9.0]},
+        dict.fromkeys(present, (1.0, 1.1)) | {absent: [1.0, 1.0]},
+        dict.fromkeys(present, (1.1, 1.0)) | {absent: [-8.0, 0.0]},
+    ]
+    *_, state = play_rounds(store, all_clients, federation, rounds)
+    assert chosen_values(store, state)[absent] == [1.0, 1.0]
+    assert state.metrics.scalars["older_chosen"] >= 1
+
+    new = play_round(store, two_clients, state, dict.fromkeys(present, (-8.0, 0.0)))
+    assert new.memory.chosen[absent] == state.memory.chosen[absent]
+    assert new.memory.cache[absent] == state.memory.cache[absent]
+    assert set(new.memory.chosen) == set(PAIRS)
+    for values in chosen_values(store, new).values():
+        assert values == pytest.approx([1.0, 1.0], abs=0.2)
+
+
+def test_of_equally_close_combinations_the_newest_is_chosen(store, federation):
+    rounds = [dict.fromkeys(PAIRS, values) for values in ([0.0, 0.0], [5.0, 5.0])]
+    *_, state = play_rounds(store, build_strategy(store, "fedcda", 3, cached=2, group=1), federation, rounds)
+    assert get_values(store, state.adapters["policy"]) == [5.0, 5.0]
+    assert state.metrics.scalars["older_chosen"] == 0
+
+
+@pytest.fixture(params=range(4))
+def search(request):
+    """Random candidates of four clients, and their spread computed from the points themselves."""
+    numbers = np.random.default_rng(request.param)
+    rows = [[0, 1, 2], [3, 4], [5, 6, 7], [8]]
+    points = numbers.normal(size=(9, 5))
     weights = numbers.dirichlet(np.ones(4))
-    products = points @ points.T
 
     def objective(places):
         members = np.array([points[row[place]] for row, place in zip(rows, places, strict=True)])
         mean = weights @ members
         return float(weights @ np.square(members - mean).sum(axis=1))
 
-    newest = [len(row) - 1 for row in rows]
-    best = min(objective(places) for places in itertools.product(*(range(len(row)) for row in rows)))
-    assert fedcda.spread(products, [row[-1] for row in rows], weights) == pytest.approx(objective(newest))
-    exact = fedcda.least_divergent(products, rows, weights, newest, [0, 1, 2, 3], group=4)
-    assert objective(exact) == pytest.approx(best)
-    for group in (1, 2, 3):
-        found = fedcda.least_divergent(products, rows, weights, newest, [0, 1, 2, 3], group)
-        assert best - 1e-12 <= objective(found) <= objective(newest) + 1e-12
-    held = fedcda.least_divergent(products, rows, weights, newest, [1, 2], group=2)
-    assert held[0] == newest[0] and held[3] == newest[3]
+    return Candidates(points @ points.T, rows, weights), objective
 
 
-def test_inner_products_are_those_of_the_flattened_movements():
+NEWEST = [2, 1, 2, 0]
+
+
+def test_the_spread_follows_from_inner_products(search):
+    candidates, objective = search
+    newest = [row[-1] for row in candidates.rows]
+    assert spread(candidates.products, newest, candidates.weights) == pytest.approx(objective(NEWEST))
+
+
+def test_the_search_is_exact_with_one_group(search):
+    candidates, objective = search
+    combinations = itertools.product(*(range(len(row)) for row in candidates.rows))
+    best = min(objective(places) for places in combinations)
+    chosen = choose_closest(candidates, NEWEST, [0, 1, 2, 3], group=4)
+    assert objective(chosen) == pytest.approx(best)
+
+
+@pytest.mark.parametrize("group", [1, 2, 3])
+def test_the_search_by_groups_never_ends_with_a_larger_spread_than_the_newest(search, group):
+    candidates, objective = search
+    chosen = choose_closest(candidates, NEWEST, [0, 1, 2, 3], group)
+    assert objective(chosen) <= objective(NEWEST) + 1e-12
+
+
+def test_the_search_changes_only_the_choice_of_free_clients(search):
+    candidates, _ = search
+    chosen = choose_closest(candidates, NEWEST, [1, 2], group=2)
+    assert chosen[0] == NEWEST[0]
+    assert chosen[3] == NEWEST[3]
+
+
+# --- shared computations
+
+
+@pytest.fixture
+def adapters():
+    """Three random adapters of two tensors, and a fourth one as their origin."""
     numbers = torch.Generator().manual_seed(0)
-    origin = {"b": torch.randn(3, 2, generator=numbers), "a": torch.randn(4, generator=numbers)}
-    adapters = [{name: tensor + 0.1 * torch.randn(tensor.shape, generator=numbers) for name, tensor in origin.items()} for _ in range(3)]
-    flat = np.array([np.concatenate([(adapter[name] - origin[name]).double().numpy().ravel() for name in sorted(origin)]) for adapter in adapters])
-    assert np.allclose(inner_products(adapters, origin), flat @ flat.T, rtol=1e-5)
+    return [
+        {"b": torch.randn(3, 2, generator=numbers), "a": torch.randn(4, generator=numbers)} for _ in range(4)
+    ]
 
 
-def test_mixtures_are_the_weighted_averages_of_each_row():
-    numbers = torch.Generator().manual_seed(0)
-    adapters = [{"b": torch.randn(3, 2, generator=numbers), "a": torch.randn(4, generator=numbers)} for _ in range(3)]
-    weights = np.array([[0.2, 0.3, 0.5], [1.0, 0.0, 0.0]])
-    for mixed, row in zip(mixtures(adapters, weights), weights, strict=True):
-        expected = weighted_average(zip(adapters, row.tolist(), strict=True))
-        assert set(mixed) == {"a", "b"} and all(mixed[n].dtype == torch.float32 and mixed[n].shape == expected[n].shape and torch.allclose(mixed[n], expected[n], atol=1e-6) for n in mixed)
-    assert all(torch.equal(mixtures(adapters, weights)[1][name], adapters[0][name]) for name in ("a", "b"))
-    for bad in (np.array([[-0.1, 1.1, 0.0]]), np.array([[np.nan, 1.0, 0.0]])):
-        with pytest.raises(AdapterError, match="weights must be finite and not negative"):
-            mixtures(adapters, bad)
+def flatten(adapter):
+    return np.concatenate([adapter[name].double().numpy().ravel() for name in sorted(adapter)])
 
 
-def test_fedopts_movement_is_that_of_the_clients_whichever_the_weights_sum_to(store, federation):
-    moved = {}
-    for weighting in ("paper", "participation"):
-        strategy = method(store, "fedopt", clients=2, weighting=weighting, server_lr=1.0, server_betas=[0.0, 0.0], tau=1.0)
-        state = strategy.init(federation, 0)
-        new = strategy.aggregate(state, answers(store, strategy.plan(state, 0), dict.fromkeys(SHARES, START)))
-        moved[weighting] = store.get(new.adapters["policy"])["a"].tolist()
-    assert moved == {"paper": pytest.approx(START), "participation": pytest.approx(START)}, "clients that did not move do not move the server"
+def test_inner_products_are_those_of_the_flattened_movements(adapters):
+    *members, origin = adapters
+    flat = np.array([flatten(member) - flatten(origin) for member in members])
+    assert np.allclose(inner_products(members, origin), flat @ flat.T, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("options", "sentence"), [
-    ("{server_betas: [0.9, 1.5]}", "both must lie in"), ("{server_betas: [0.9]}", "at least 2"), ("{weighting: paper, cached: 2}", "use 'participation'")])
-def test_options_that_cannot_be_used_are_refused_with_the_recipe(options, sentence):
-    name = "fedcda" if "cached" in options else "fedopt"
-    with pytest.raises(RecipeError, match=sentence):
-        load_recipe("debug", [f"federation.method={name}", f"federation.options={options}"])
-    assert load_recipe("debug", ["federation.method=fedopt", "federation.options={server_betas: [0.8, 0.95]}"]).federation.options["server_betas"] == [0.8, 0.95]
+def test_mixtures_are_the_weighted_means_of_each_row(adapters):
+    weights = np.array([[0.2, 0.3, 0.5], [0.0, 0.6, 0.4]])
+    for mixture, row in zip(mixtures(adapters[:3], weights), weights, strict=True):
+        expected = weighted_average(zip(adapters[:3], row.tolist(), strict=True))
+        assert set(mixture) == {"a", "b"}
+        for name, tensor in mixture.items():
+            assert tensor.dtype == torch.float32
+            assert tensor.shape == expected[name].shape
+            assert torch.allclose(tensor, expected[name], atol=1e-6)
+
+
+def test_a_mixture_of_one_adapter_is_that_adapter(adapters):
+    (mixture,) = mixtures(adapters[:3], np.array([[1.0, 0.0, 0.0]]))
+    for name, tensor in mixture.items():
+        assert torch.equal(tensor, adapters[0][name])
+
+
+@pytest.mark.parametrize("weight", [-0.1, np.nan, np.inf])
+def test_a_weight_of_a_mixture_that_is_negative_or_not_finite_is_refused(adapters, weight):
+    with pytest.raises(AdapterError, match="weights must be finite and not negative"):
+        mixtures(adapters[:3], np.array([[weight, 1.0, 0.0]]))
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("fedopt", "{server_betas: [0.9, 1.5]}", r"federation\.options\.server_betas"),
+        ("fedopt", "{server_betas: [0.9]}", r"federation\.options\.server_betas.*at least 2"),
+        ("fedcda", "{aggregator: paper}", r"unknown key 'federation\.options\.aggregator'"),
+        ("fedprox", "{proximal: 0}", r"federation\.options\.proximal' is 0.*greater than 0"),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused_with_the_recipe(method, options, message):
+    with pytest.raises(RecipeError, match=message):
+        load_recipe("debug", [f"federation.method={method}", f"federation.options={options}"])
+
+
+def test_options_of_the_server_optimizer_are_read():
+    overrides = ["federation.method=fedopt", "federation.options={server_betas: [0.8, 0.95]}"]
+    assert load_recipe("debug", overrides).federation.options.server_betas == [0.8, 0.95]

@@ -1,208 +1,367 @@
-"""A benchmark as a person runs it: arms and seeds side by side, contests, one report; on the debug recipe."""
+"""A benchmark on the recipe `debug`: arms and seeds side by side, contests and one report."""
 
 import json
-import os
-import subprocess
-import sys
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import pytest
 import yaml
 
-ROOT = Path(__file__).resolve().parents[2]
+from components.recipes import load_recipe
+from tasks.benchmark import share_generations
+from tasks.runs import create_run
+from tests.support.pipeline import PipelineRun, Workplace
+
+ARMS = {
+    "FedBiscuit": [
+        "federation.rounds=5",
+        "federation.keep_every=5",
+        "federation.method=fedbiscuit",
+        "federation.options={selectors: 3, warmup_rounds: 1, regroup_every: 1}",
+        "evaluation.preference_pairs=9",
+        "evaluation.curve_prompts=3",
+        "alignment.prompts=2",
+        "alignment.dpo.checkpoint_every=1",
+    ],
+    "FedDPO": ["federation.rounds=1", "federation.method=feddpo"],
+}
+SEEDS = [0, 1]
 PLAN = {
-    "recipe": "debug", "seeds": [0, 1],
-    "arms": {
-        "FedBiscuit": ["federation.rounds=6", "federation.method=fedbiscuit", "federation.selectors=3", 'federation.options={"warmup_rounds": 1, "regroup_every": 2}',
-                       "evaluation.preference_pairs=9", "evaluation.curve_prompts=3", "alignment.dpo.checkpoint_every=1"],
-        "FedDPO": ["federation.rounds=1", "federation.method=feddpo"]},
-    "contests": [["FedBiscuit", "FedDPO"]], "claims": [{"arm": "FedBiscuit", "figure": "worst", "at_least": 0}]}
-STEPS = {"FedBiscuit": 24, "FedDPO": 4}
+    "recipe": "debug",
+    "seeds": SEEDS,
+    "arms": ARMS,
+    "contests": [["FedBiscuit", "FedDPO"]],
+    "claims": [{"arm": "FedBiscuit", "figure": "worst", "at_least": 0}],
+}
+STEPS = {"FedBiscuit": 20, "FedDPO": 4}
 """Rounds times 2 clients times 2 local steps."""
-
-pytestmark = pytest.mark.slow
-
-
-def environment(folder: Path) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_", "FED_RLHF_")) or k == "FED_RLHF_BACKBONES"}
-    return kept | {"FED_RLHF_RUNS": str(folder / "runs"), "PREFECT_HOME": str(folder / "prefect"), "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}", "OMP_NUM_THREADS": "1"}
+RUNS = [f"{arm}-seed-{seed}" for arm, seed in product(ARMS, SEEDS)]
 
 
-def run(folder: Path, *arguments: str) -> str:
-    done = subprocess.run([sys.executable, "-m", "flows.benchmark", *arguments], cwd=ROOT, env=environment(folder), capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
+@dataclass(frozen=True)
+class FinishedBenchmark:
+    """A benchmark that was run to its end: where, its folder, and its log."""
 
+    place: Workplace
+    folder: Path
+    output: str
 
-def result_of(run_folder: Path, phase: str) -> dict:
-    return json.loads((run_folder / phase / "result.json").read_text())
+    def arm(self, arm: str, seed: int) -> PipelineRun:
+        return PipelineRun(self.place.tracking, self.folder / f"{arm}-seed-{seed}", self.output)
+
+    def figures(self) -> dict:
+        return json.loads((self.folder / "report" / "figures.json").read_text())
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("benchmark")
-    (folder / "plan.yaml").write_text(yaml.safe_dump(PLAN))
-    return folder, run(folder, "--benchmark", str(folder / "plan.yaml")), next((folder / "runs").glob("benchmark-plan-*"))
+def finished(new_workplace):
+    from flows.benchmark import benchmark
+
+    place = new_workplace("benchmark")
+    plan = place.folder / "plan.yaml"
+    plan.write_text(yaml.safe_dump(PLAN))
+    report, output = place.call(lambda: benchmark(benchmark=str(plan)))
+    return FinishedBenchmark(place, Path(report).parent, output)
 
 
-def test_every_arm_is_run_with_every_seed_and_their_figures_are_in_one_report(finished):
-    _, output, folder = finished
-    assert "Traceback" not in output and (folder / "report" / "report.md").read_text() in output
-    written = json.loads((folder / "report" / "figures.json").read_text())
-    assert {arm: set(runs) for arm, runs in written["figures"].items()} == {arm: {"0", "1"} for arm in PLAN["arms"]}
-    for arm, runs in written["figures"].items():
-        for seed, figures in runs.items():
-            federated = json.loads((folder / f"{arm}-seed-{seed}" / "federation" / "result.json").read_text())
-            assert figures["worst"] == federated["after"]["worst"] and figures["common"] == federated["after"]["domains"]["common"]
-            assert figures["client_steps"] == STEPS[arm] and ("adjusted_rand_index" in figures) == (arm == "FedBiscuit")
-    assert set(written["contests"]) == {f"{arm} against {other}" for arm in PLAN["arms"] for other in ("raw policy", "the references")} | {
-        "raw policy against the references", "FedBiscuit against FedDPO"}
-    assert all(len(contest["verdicts"]) == len(contest["ours"]) == 4 and contest["consistency"] is not None for by_seed in written["contests"].values() for contest in by_seed.values())
-    assert {run: len(commits) for run, commits in written["commits"].items()} == {f"{arm}-seed-{seed}": 1 for arm in PLAN["arms"] for seed in (0, 1)}
-    assert written["claims"][0]["claim"] == "FedBiscuit: worst client at least 0" and written["claims"][0]["says"] == "holds in every seed"
-    page = (folder / "report" / "report.html").read_text()
-    assert "FedBiscuit" in page and page.count("data:image/png;base64,") == 4 and "http" not in page.replace("http-equiv", "")
+# --- the report
 
 
-
-def test_runs_of_a_seed_share_what_the_raw_policy_wrote(finished):
-    _, output, folder = finished
-    for seed in (0, 1):
-        texts = {(folder / f"{arm}-seed-{seed}" / "evaluation" / "answers-raw.json").read_text() for arm in PLAN["arms"]}
-        assert len(texts) == 1
-    assert output.count("raw policy: 4 of 4 answers") == 2
-
-
-def test_mlflow_has_one_run_for_each_method_and_seed_under_one_parent(finished):
-    from mlflow import MlflowClient
-
-    place, _, _ = finished
-    client = MlflowClient(f"sqlite:///{place / 'mlflow.db'}")
-    (experiment,) = [e for e in client.search_experiments() if e.name == "debug"]
-    runs = client.search_runs([experiment.experiment_id])
-    (parent,) = [r for r in runs if "mlflow.parentRunId" not in r.data.tags]
-    children = [r for r in runs if r.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
-    assert len(children) == 4 == len(runs) - 1 and {r.info.status for r in runs} == {"FINISHED"}
-    assert sorted(r.data.tags["method"] for r in children) == ["fedbiscuit"] * 2 + ["feddpo"] * 2
-    for child in children:
-        assert {"server/server_norm", "aligned_vs_raw/win_rate", "accuracy/mean"} - set(child.data.metrics) <= ({"server/server_norm"} if child.data.tags["method"] == "fedbiscuit" else set())
-    assert "report/report.html" in {a.path for a in client.list_artifacts(parent.info.run_id, "report")} and "FedDPO/common" in parent.data.metrics
+@pytest.mark.slow
+def test_every_arm_runs_with_every_seed_and_the_report_has_the_figures_of_all(finished):
+    assert "Traceback" not in finished.output
+    assert [folder.name[:15] for folder in finished.place.runs.glob("benchmark-*")] == ["benchmark-plan-"]
+    figures = finished.figures()["figures"]
+    assert {arm: set(runs) for arm, runs in figures.items()} == {arm: {"0", "1"} for arm in ARMS}
 
 
-def test_each_phase_keeps_its_own_result_in_the_run_of_an_arm(finished):
-    from mlflow import MlflowClient
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("arm", ARMS)
+def test_the_figures_of_an_arm_are_those_of_its_run(finished, arm, seed):
+    figures = finished.figures()["figures"][arm][str(seed)]
+    accuracy = finished.arm(arm, seed).federation.after.accuracy
+    assert figures["worst"] == accuracy.worst
+    assert figures["common"] == accuracy.domains["common"]
+    assert figures["client_steps"] == STEPS[arm]
+    assert ("adjusted_rand_index" in figures) == (arm == "FedBiscuit")
 
-    place, _, folder = finished
-    client, run_id = MlflowClient(f"sqlite:///{place / 'mlflow.db'}"), json.loads((folder / "FedDPO-seed-0" / "run.json").read_text())["mlflow_run_id"]
-    for phase in ("federation", "evaluation"):
-        assert f"{phase}/result.json" in {a.path for a in client.list_artifacts(run_id, phase)}
+
+@pytest.mark.slow
+def test_every_arm_is_compared_with_the_base_policy_and_the_references_and_with_the_arms_of_a_contest(
+    finished,
+):
+    expected = {"base policy against the references", "FedBiscuit against FedDPO"}
+    for arm in ARMS:
+        expected |= {f"{arm} against base policy", f"{arm} against the references"}
+    assert set(finished.figures()["contests"]) == expected
 
 
-def test_what_is_shared_is_of_the_same_seed_data_and_policy(tmp_path):
-    from components.recipes import load_recipe
-    from tasks.benchmark import share_generations
-    from tasks.runs import Run, claim_folder
+@pytest.mark.slow
+def test_a_contest_has_a_verdict_for_each_prompt_and_the_judges_consistency(finished):
+    for by_seed in finished.figures()["contests"].values():
+        for contest in by_seed.values():
+            assert len(contest["verdicts"]) == 4
+            assert len(contest["ours"]) == 4
+            assert contest["consistency"] is not None
 
-    other = claim_folder(load_recipe("debug"), tmp_path / "other")
-    for name in ("alignment/completions.json", "evaluation/answers-raw.json"):
+
+@pytest.mark.slow
+def test_the_report_has_the_commit_of_each_run_and_the_verdict_on_each_claim(finished):
+    numbers = finished.figures()
+    assert {run: len(commits) for run, commits in numbers["commits"].items()} == dict.fromkeys(RUNS, 1)
+    (claim,) = numbers["claims"]
+    assert claim["claim"] == "FedBiscuit: worst client at least 0"
+    assert claim["verdict"] == "holds in every seed"
+
+
+@pytest.mark.slow
+def test_the_page_of_the_report_has_plots_and_needs_no_network(finished):
+    page = (finished.folder / "report" / "report.html").read_text()
+    assert "FedBiscuit" in page
+    assert page.count("data:image/png;base64,") == 4
+    assert "http" not in page.replace("http-equiv", "")
+
+
+@pytest.mark.slow
+def test_the_runs_of_a_seed_share_the_answers_of_the_base_policy(finished):
+    for seed in SEEDS:
+        folders = [finished.arm(arm, seed).folder for arm in ARMS]
+        assert len({(folder / "evaluation" / "answers-base.json").read_text() for folder in folders}) == 1
+    assert finished.output.count("base policy: 4 of 4 answers") == 2
+
+
+# --- MLflow
+
+
+@pytest.fixture
+def mlflow_runs(finished):
+    """MLflow run of the benchmark, and those of its arms."""
+    runs = finished.arm("FedDPO", 0).mlflow_runs()
+    (parent,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    return parent, [run for run in runs if run is not parent]
+
+
+@pytest.mark.slow
+def test_mlflow_has_one_run_for_each_arm_and_seed_under_one_parent(mlflow_runs):
+    parent, children = mlflow_runs
+    assert {child.data.tags["mlflow.parentRunId"] for child in children} == {parent.info.run_id}
+    assert sorted(child.data.tags["method"] for child in children) == ["fedbiscuit"] * 2 + ["feddpo"] * 2
+
+
+@pytest.mark.slow
+def test_the_mlflow_run_of_an_arm_has_the_metrics_of_all_phases(mlflow_runs):
+    for child in mlflow_runs[1]:
+        expected = {"aligned_vs_base/win_rate", "accuracy/mean"}
+        if child.data.tags["method"] == "feddpo":
+            expected.add("server/server_norm")
+        assert expected <= set(child.data.metrics)
+
+
+@pytest.mark.slow
+def test_the_mlflow_run_of_the_benchmark_has_the_report_and_the_means(finished, mlflow_runs):
+    parent, _ = mlflow_runs
+    paths = finished.arm("FedDPO", 0).artifacts(parent.info.run_id, "report")
+    assert "report/report.html" in paths
+    assert "FedDPO/common" in parent.data.metrics
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["federation", "evaluation"])
+def test_the_result_of_each_phase_is_in_the_mlflow_run_of_the_arm(finished, phase):
+    run = finished.arm("FedDPO", 0)
+    assert f"{phase}/result.json" in run.artifacts(run.mlflow_id, phase)
+
+
+# --- an ensemble of selectors
+
+
+@pytest.mark.slow
+def test_the_groupings_of_an_ensemble_are_steps_between_its_rounds(finished):
+    result = finished.arm("FedBiscuit", 0).federation
+    phases = [record.phase for record in result.records]
+    assert phases == ["train"] * 3 + ["grouping", "train", "grouping", "train"]
+    assert "grouping: 4 clients" in finished.output
+
+
+@pytest.mark.slow
+def test_an_ensemble_ends_with_its_selectors_and_the_one_of_each_client(finished):
+    outcome = finished.arm("FedBiscuit", 0).federation.outcome
+    assert outcome.kind == "selector-ensemble"
+    assert set(outcome.adapters) == {"selector-0", "selector-1", "selector-2"}
+    assert set(outcome.assignment) == set(finished.arm("FedBiscuit", 0).federation.after.accuracy.clients)
+    assert "with the assigned adapter" in finished.output
+
+
+@pytest.mark.slow
+def test_each_grouping_is_logged_with_its_plot(finished):
+    run = finished.arm("FedBiscuit", 0)
+    for name in ("adjusted_rand_index", "moved", "without_vote", "selector-0/size"):
+        assert list(run.history(run.mlflow_id, f"grouping/{name}")) == [3, 4], name
+    assert run.artifacts(run.mlflow_id, "grouping") == {"grouping/00004.png", "grouping/00006.png"}
+    metrics = run.mlflow.get_run(run.mlflow_id).data.metrics
+    assert {"accuracy_assigned/mean", "accuracy_assigned/domain/own"} <= set(metrics)
+
+
+@pytest.mark.slow
+def test_the_implicit_reward_is_measured_on_the_pairs_of_the_recipe(finished):
+    run = finished.arm("FedBiscuit", 0)
+    accuracy = run.evaluation.implicit_reward
+    assert accuracy.pairs == 9
+    assert run.mlflow.get_run(run.mlflow_id).data.metrics["implicit_reward/mean"] == accuracy.mean
+
+
+@pytest.mark.slow
+def test_the_reward_hacking_curve_has_a_point_for_each_step_of_dpo(finished):
+    run = finished.arm("FedBiscuit", 0)
+    steps = sorted(run.alignment.checkpoints.values())
+    distinct = sorted(set(steps))
+    assert distinct == list(range(1, steps[-1] + 1))
+    assert len(steps) == len(distinct) + 2, "each step, and the ends of two epochs"
+    curve = run.evaluation.curve
+    assert [point.step for point in curve] == distinct
+    assert list(run.history(run.mlflow_id, "reward_hacking/proxy")) == distinct
+    for point in curve:
+        assert point.prompts == 3
+        assert 0 <= point.proxy <= 1
+        assert 0 <= point.judge <= 1
+
+
+# --- a method that trains the policy
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_policy_of_the_clients_is_the_aligned_policy_without_dpo_on_the_server(finished, seed):
+    run = finished.arm("FedDPO", seed)
+    assert run.federation.outcome.kind == "shared-policy"
+    assert run.federation.before.accuracy.mean == 0.5, "all rewards are the same with the initial adapter"
+    aligned = run.folder / "alignment" / "final" / "adapter_model.safetensors"
+    trained = run.folder / "federation" / "final" / "policy" / "adapter_model.safetensors"
+    assert aligned.read_bytes() == trained.read_bytes()
+    assert run.alignment.reference == "base"
+    assert run.alignment.history == []
+    assert run.alignment.metrics["kl_sequence"] > 0
+    assert "Implicit reward on 32 held-out pairs" in run.summary
+
+
+# --- resuming
+
+
+def run_command(arguments):
+    """Exit status of `fed-rlhf`."""
+    from flows.cli import app
+
+    return app(["benchmark", *arguments], standalone_mode=False)
+
+
+@pytest.mark.slow
+def test_an_arm_that_failed_at_its_end_is_failed_in_mlflow_and_finished_when_the_benchmark_is_resumed(
+    finished, monkeypatch
+):
+    """The complete phases are not repeated, and the command ends with the report."""
+    from flows import fed_rlhf
+
+    run = finished.arm("FedDPO", 0)
+    contest = finished.folder / "contests" / "FedBiscuit" / "FedDPO" / "seed-1.json"
+    (run.folder / "report.done").unlink()
+    contest.unlink()
+    before = {path: path.read_bytes() for path in finished.folder.rglob("adapter_model.safetensors")}
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fed_rlhf, "log_report", fail)
+        status, output = finished.place.main(run_command, "--resume", finished.folder.name)
+    assert status == 1
+    assert "disk full" in output
+    assert run.mlflow.get_run(run.mlflow_id).info.status == "FAILED"
+
+    status, output = finished.place.main(run_command, "--resume", finished.folder.name)
+    assert status == 0
+    assert (finished.folder / "report" / "report.md").read_text() in output
+    assert "Traceback" not in output
+    assert run.mlflow.get_run(run.mlflow_id).info.status == "FINISHED"
+    assert (run.folder / "report.done").is_file()
+    assert "round 1 of" not in output
+    assert before == {path: path.read_bytes() for path in before}
+    assert contest.is_file()
+
+
+# --- what runs of a seed share
+
+COMPLETIONS = "alignment/completions.json"
+ANSWERS = "evaluation/answers-base.json"
+
+
+@pytest.mark.parametrize(
+    ("changes", "shared"),
+    [
+        ([], [COMPLETIONS, ANSWERS]),
+        (["federation.rounds=9"], [COMPLETIONS, ANSWERS]),
+        (["seed=1"], []),
+        (["policy.max_new_tokens=3"], []),
+        (["data.max_pairs=50"], []),
+        (["alignment.temperature=0.5"], [ANSWERS]),
+        (["evaluation.prompts=2"], [COMPLETIONS]),
+    ],
+    ids=lambda value: ", ".join(value),
+)
+def test_generations_of_the_base_policy_are_shared_by_runs_of_the_same_seed_data_and_policy(
+    tmp_path, changes, shared
+):
+    other = create_run(load_recipe("debug"), tmp_path / "other")
+    for name in (COMPLETIONS, ANSWERS):
         (other.folder / name).parent.mkdir()
         (other.folder / name).write_text("[]")
-    for n, (changes, taken) in enumerate([
-            ([], ["completions.json", "answers-raw.json"]), (["federation.rounds=9"], ["completions.json", "answers-raw.json"]), (["seed=1"], []), (["policy.max_new_tokens=3"], []),
-            (["data.max_pairs=50"], []), (["alignment.temperature=0.5"], ["answers-raw.json"]), (["evaluation.prompts=2"], ["completions.json"])]):
-        run: Run = claim_folder(load_recipe("debug", changes), tmp_path / f"run-{n}")
-        assert share_generations.fn(run, [other]) == taken, changes
+    run = create_run(load_recipe("debug", changes), tmp_path / "run")
+    assert share_generations.fn(run, [other]) == shared
 
 
-def test_rewards_of_the_raw_policy_are_shared_where_they_are_measured_alike(tmp_path):
-    from components.recipes import load_recipe
-    from tasks.benchmark import share_generations
-    from tasks.runs import claim_folder
-
-    base = ["rewards={one: {kind: function, name: clean}, two: {kind: function, name: 'builtins:len'}}", "policy.lora.dropout=0", "federation.method=firm"]
-    firm = [*base, "federation.options={objectives: {good: [one], long: [two, one]}}"]
-    other = claim_folder(load_recipe("debug", firm), tmp_path / "other")
-    (other.folder / "federation").mkdir()
-    (other.folder / "federation" / "rewards-before.json").write_text("{}")
-    for n, (changes, shared) in enumerate([
-            ([], True), (["federation.options.beta=0", "federation.rounds=9", "federation.options.ppo.epochs=1"], True), (["federation.method=fedcmoo"], True), (["seed=1"], False),
-            (["federation.options.ppo={temperature: 0.5}"], False), (["federation.options.reward_prompts=3"], False), (["federation.batch_size=1"], False), (["policy.max_new_tokens=3"], False),
-            (["federation.options.objectives={good: [one], long: [one, two]}"], False), (["rewards.one.name=builtins:sum"], False)]):
-        assert share_generations.fn(claim_folder(load_recipe("debug", [*firm, *changes]), tmp_path / f"run-{n}"), [other]) == ["rewards-before.json"] * shared, changes
-    assert share_generations.fn(claim_folder(load_recipe("debug"), tmp_path / "plain"), [other]) == []
+FIRM = [
+    "rewards={one: {kind: function, name: clean}, two: {kind: function, name: 'builtins:len'}}",
+    "policy.lora.dropout=0",
+    "federation.method=firm",
+    "federation.options={objectives: {good: [one], long: [two, one]}}",
+]
+MEASURE = "federation/rewards-00000.json"
 
 
-def mlflow_run(folder: Path, arm: str):
-    """A client and the MLflow run of an arm."""
-    from mlflow import MlflowClient
-
-    return MlflowClient(f"sqlite:///{folder.parents[1] / 'mlflow.db'}"), json.loads((folder / arm / "run.json").read_text())["mlflow_run_id"]
-
-
-def test_an_ensemble_is_grouped_logged_and_votes_on_the_labels(finished):
-    _, output, folder = finished
-    result = result_of(folder / "FedBiscuit-seed-0", "federation")
-    assert "grouped 4 clients (selector-0 " in output and "with the selector of each client's own group" in output
-    assert set(result["adapters"]) == {"selector-0", "selector-1", "selector-2"} and set(result["assigned"]) == set(result["after"]["clients"])
-    assert [r["phase"] for r in result["records"]] == ["train"] * 3 + ["group", "train", "train", "group", "train"]
-    client, run_id = mlflow_run(folder, "FedBiscuit-seed-0")
-    for name in ("adjusted_rand_index", "moved", "without_vote", "selector-0/size"):
-        assert [m.step for m in client.get_metric_history(run_id, f"grouping/{name}")] == [3, 5], name
-    assert [a.path for a in client.list_artifacts(run_id, "grouping")] == ["grouping/00004.png", "grouping/00007.png"]
-    assert {"accuracy_assigned/mean", "accuracy_assigned/domain/own"} <= set(client.get_run(run_id).data.metrics)
+@pytest.fixture
+def measured(tmp_path):
+    """A run of FIRM that has measured the rewards of the base policy."""
+    run = create_run(load_recipe("debug", FIRM), tmp_path / "other")
+    run.federation.mkdir()
+    (run.folder / MEASURE).write_text("{}")
+    return run
 
 
-def test_the_implicit_reward_and_the_curve_over_dpos_steps_are_measured_where_a_recipe_asks_for_them(finished):
-    _, _, folder = finished
-    measured, aligned = (result_of(folder / "FedBiscuit-seed-0", phase) for phase in ("evaluation", "alignment"))
-    steps = sorted(aligned["checkpoints"].values())
-    client, run_id = mlflow_run(folder, "FedBiscuit-seed-0")
-    assert measured["implicit_reward"]["pairs"] == 9 and client.get_run(run_id).data.metrics["implicit_reward/mean"] == measured["implicit_reward"]["mean"]
-    assert [point["step"] for point in measured["curve"]] == sorted(set(steps)) == list(range(1, steps[-1] + 1)) and len(steps) == len(set(steps)) + 2, "each step, and twice an epoch's end"
-    assert all(0 <= point[key] <= 1 for point in measured["curve"] for key in ("proxy", "judge")) and {point["prompts"] for point in measured["curve"]} == {3}
-    assert sorted(m.step for m in client.get_metric_history(run_id, "reward_hacking/proxy")) == sorted(set(steps))
+@pytest.mark.parametrize(
+    ("changes", "is_shared"),
+    [
+        ([], True),
+        (["federation.options.beta=0", "federation.rounds=9", "federation.options.ppo.epochs=1"], True),
+        (["federation.method=fedcmoo"], True),
+        (["seed=1"], False),
+        (["federation.options.ppo={temperature: 0.5}"], False),
+        (["federation.options.reward_prompts=3"], False),
+        (["federation.batch_size=1"], False),
+        (["policy.max_new_tokens=3"], False),
+        (["federation.options.objectives={good: [one], long: [one, two]}"], False),
+        (["rewards.one.name=builtins:sum"], False),
+    ],
+    ids=lambda value: ", ".join(value) if isinstance(value, list) else None,
+)
+def test_rewards_of_the_base_policy_are_shared_by_runs_that_measure_them_alike(
+    measured, tmp_path, changes, is_shared
+):
+    run = create_run(load_recipe("debug", [*FIRM, *changes]), tmp_path / "run")
+    assert share_generations.fn(run, [measured]) == ([MEASURE] if is_shared else [])
 
 
-def test_a_method_that_trains_the_policy_ends_with_it_and_is_not_aligned_again(finished):
-    _, output, folder = finished
-    for arm in ("FedDPO-seed-0", "FedDPO-seed-1"):
-        federated, aligned = (result_of(folder / arm, phase) for phase in ("federation", "alignment"))
-        assert federated["before"]["mean"] == 0.5, "the adapter is off where it starts, so all its rewards are the same"
-        final, trained = (folder / arm / name / "adapter_model.safetensors" for name in ("alignment/final", "federation/final/policy"))
-        assert final.read_bytes() == trained.read_bytes()
-        assert (aligned["reference"], aligned["history"]) == ("base", []) and aligned["metrics"]["kl_sequence"] > 0
-    assert "Implicit reward on 32 held-out pairs" in output
-
-
-def test_an_arm_that_failed_at_its_end_is_failed_in_mlflow_and_is_logged_when_the_benchmark_goes_on(finished):
-    """And nothing that was complete is done again."""
-    place, _, folder = finished
-    (folder / "FedDPO-seed-0" / "report.done").unlink()
-    (folder / "contests" / "FedBiscuit" / "FedDPO" / "seed-1.json").unlink()
-    script = f"""
-import sys
-from flows import cli
-
-def with_a_full_disk(call, run_flow=cli.run_flow):
-    def broken():
-        from tasks import tracking      # imports Prefect, so only once it has its server
-
-        def fail(*_):
-            raise OSError("disk full")
-
-        tracking.log_report = fail
-        return call()
-
-    return run_flow(broken)
-
-cli.run_flow = with_a_full_disk
-sys.exit(cli.benchmark(["--resume", {folder.name!r}]))
-"""
-    failed = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment(place), capture_output=True, text=True, timeout=300)
-    assert failed.returncode == 1 and "disk full" in failed.stdout + failed.stderr
-    client, run_id = mlflow_run(folder, "FedDPO-seed-0")
-    assert client.get_run(run_id).info.status == "FAILED"
-    before = {p: p.read_bytes() for p in folder.rglob("adapter_model.safetensors")}
-    output = run(place, "--resume", folder.name)
-    assert client.get_run(run_id).info.status == "FINISHED" and (folder / "FedDPO-seed-0" / "report.done").is_file()
-    assert "round 1 of" not in output and before == {p: p.read_bytes() for p in before} and (folder / "contests" / "FedBiscuit" / "FedDPO" / "seed-1.json").is_file()
+def test_rewards_of_the_base_policy_are_not_shared_with_a_run_that_measures_none(measured, tmp_path):
+    run = create_run(load_recipe("debug"), tmp_path / "plain")
+    assert share_generations.fn(run, [measured]) == []

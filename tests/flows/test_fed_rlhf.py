@@ -1,229 +1,321 @@
-"""The pipeline as a person runs it: one command, on the debug recipe, with everything that it writes in a folder of its own."""
+"""The whole pipeline on the recipe `debug`: output, files and logs of a run, and resuming."""
 
 import hashlib
 import json
-import os
 import random
 import re
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-OVERRIDES = ["federation.rounds=8", "federation.local_steps=12", "seed=3"]
-"""Rounds that are long enough for a kill to land within one."""
+from components.config import RecipeError
+from components.recipes import load_recipe
+from components.results import Metrics, StepRecord
+from flows.fed_rlhf import is_eval_round
+from tasks.runs import create_run, lock
+from tests.support.bare_loop import run_bare_loop
+from tests.support.pipeline import ROOT
 
-pytestmark = pytest.mark.slow
-
-
-class Workplace:
-    """Folders and databases of its own, and the command line in them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.runs = folder / "runs"
-        self.tracking = f"sqlite:///{folder / 'mlflow.db'}"
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_", "FED_RLHF_")) or k == "FED_RLHF_BACKBONES"}
-        self.environment = kept | {
-            "FED_RLHF_RUNS": str(self.runs), "PREFECT_HOME": str(folder / "prefect"), "MLFLOW_TRACKING_URI": self.tracking, "OMP_NUM_THREADS": "1"}
-
-    def start(self, *arguments: str) -> subprocess.Popen:
-        return subprocess.Popen(
-            [sys.executable, "-m", "flows.fed_rlhf", *arguments], cwd=ROOT, env=self.environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-
-    def run(self, *arguments: str) -> str:
-        process = self.start(*arguments)
-        try:
-            output, _ = process.communicate(timeout=300)
-        finally:
-            process.kill()
-        assert process.returncode == 0, output
-        return output
-
-    def finished(self, *arguments: str) -> tuple["Workplace", Path, str]:
-        """Itself, the folder and the output of a run that nothing interrupts."""
-        output = self.run(*arguments)
-        return self, self.newest(), output
-
-    def newest(self) -> Path:
-        return max((p.parent for p in self.runs.glob("*/recipe.yaml")), key=lambda p: p.stat().st_mtime)
-
-    def killed_after(self, commit: int, *arguments: str, wait: float = 0.0) -> Path:
-        """The folder of a run that is killed so many seconds after a commit of its rounds."""
-        process = self.start(*arguments)
-        deadline = time.monotonic() + 200
-        try:
-            while not self.runs.is_dir() or not list(self.runs.glob("*/recipe.yaml")) or committed(self.newest()) < commit:
-                assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
-                time.sleep(0.01)
-            time.sleep(wait)
-        finally:
-            process.kill()
-            process.communicate()
-        folder = self.newest()
-        assert commit <= committed(folder) and not (folder / "federation" / "result.json").exists(), f"the kill did not land within the rounds: {wait:.3f} s after commit {commit}"
-        return folder
+ROUNDS = 4
+OVERRIDES = [f"federation.rounds={ROUNDS}", "federation.local_steps=3", "seed=3"]
+NOISE = re.compile(r".*(?:Traceback|WARNING|Warning|ERROR|Error|Exception).*")
+CONTESTS = {"aligned_vs_base", "aligned_vs_human", "base_vs_human"}
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """A run from end to end that nothing interrupts: its workplace, folder and output."""
-    return Workplace(tmp_path_factory.mktemp("whole")).finished("--recipe", "debug", *OVERRIDES)
+def place(new_workplace):
+    return new_workplace("complete")
 
 
-def result_of(folder: Path) -> dict:
-    return json.loads((folder / "federation" / "result.json").read_text())
+@pytest.fixture(scope="module")
+def complete(place):
+    """A run of the command from its data to its report, as a new user starts it."""
+    return place.command_with_own_server(*OVERRIDES)
 
 
-def test_a_run_ends_with_the_table_and_makes_no_noise(whole):
-    _, folder, output = whole
-    assert (folder / "report" / "summary.txt").read_text() in output
-    for line in ("Selector accuracy on 32 held-out pairs", "clients' mean", "worst client", "best client", "common-taste pairs", "own-taste pairs",
-                 "aligned against raw policy", "aligned against human text", "[95% interval]", "consistency", "Win rate at equal length", "Adapters", "MLflow:", "Prefect:"):
-        assert line in output, line
-    assert not re.findall(r".*(?:Traceback|WARNING|Warning|ERROR|Error|Exception).*", output)
-    assert "round 8 of 8" in output and "DPO step" in output
-    report = json.loads((folder / "prepared" / "report.json").read_text())
-    assert f"partition: {report['partition']['samples']} pairs of 4 clients (max" in output
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Selector accuracy on 32 held-out pairs",
+        "clients' mean",
+        "worst client",
+        "best client",
+        "common-taste pairs",
+        "own-taste pairs",
+        "aligned against base policy",
+        "aligned against human text",
+        "[95% interval]",
+        "consistency",
+        "Win rate at equal length",
+        "Adapters",
+        "MLflow:",
+        "Prefect:",
+    ],
+)
+def test_the_table_at_the_end_of_the_command_has(complete, line):
+    assert line in complete.summary
 
 
-def test_the_figures_of_the_report_are_those_of_the_phases(whole):
-    _, folder, _ = whole
-    metrics, result = json.loads((folder / "report" / "metrics.json").read_text()), result_of(folder)
-    assert metrics["accuracy"]["before"]["mean"] == result["before"]["mean"] and metrics["accuracy"]["after"]["worst"] == result["after"]["worst"]
-    contests = json.loads((folder / "evaluation" / "result.json").read_text())["contests"]
-    assert set(contests) == {"aligned_vs_raw", "aligned_vs_human", "raw_vs_human"} == set(metrics["win_rate"])
-    for contest in contests.values():
-        assert contest["low"] <= contest["win_rate"] <= contest["high"] and contest["wins"] + contest["ties"] + contest["losses"] == 4
-    for name, contest in metrics["win_rate"].items():
-        assert contest["ties_half"] == (contests[name]["wins"] + contests[name]["ties"] / 2) / 4
-        assert {"length_controlled", "length_controlled_low", "length_controlled_high"} <= set(contest)
+@pytest.mark.slow
+def test_the_command_prints_its_progress_and_the_table_and_no_warning(complete):
+    assert complete.summary in complete.output
+    assert f"round {ROUNDS} of {ROUNDS}" in complete.output
+    assert "DPO step" in complete.output
+    report = json.loads((complete.folder / "prepared" / "report.json").read_text())
+    assert f"partition: {report['partition']['samples']} pairs of 4 clients (max" in complete.output
+    assert not NOISE.findall(complete.output)
 
 
-def test_nothing_that_a_run_writes_is_pickled(whole):
-    place, _, _ = whole
-    files = [p for p in place.runs.rglob("*") if p.is_file()]
-    assert len(files) > 20 and not [p for p in files if p.suffix in {".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt"}]
-    assert not [p for p in files if p.name.startswith(".writing-")]
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_the_accuracies_of_the_report_are_those_of_the_federation(complete, moment):
+    reported = complete.metrics["accuracy"][moment]
+    accuracy = getattr(complete.federation, moment).accuracy
+    assert reported["mean"] == accuracy.mean
+    assert reported["worst"] == accuracy.worst
 
 
-def test_the_run_is_one_parent_with_a_child_for_each_phase_in_mlflow(whole):
-    from mlflow import MlflowClient
-
-    place, folder, _ = whole
-    client = MlflowClient(place.tracking)
-    (experiment,) = [e for e in client.search_experiments() if e.name == "debug"]
-    runs = client.search_runs([experiment.experiment_id])
-    parents = [r for r in runs if "mlflow.parentRunId" not in r.data.tags]
-    assert len(parents) == 1 and len(runs) == 5 and {r.info.status for r in runs} == {"FINISHED"}
-    assert {r.data.tags.get("phase") for r in runs} == {None, "prepare", "federate", "align", "evaluate"}
-    assert parents[0].data.tags["fed_rlhf.folder"] == str(folder) and "/flow-run/" in parents[0].data.tags["prefect.flow_run_url"]
-    (federate,) = [r for r in runs if r.data.tags.get("phase") == "federate"]
-    assert sorted(m.step for m in client.get_metric_history(federate.info.run_id, "train/loss")) == list(range(1, 9))
-    assert str(client.get_model_version_by_alias("debug-policy", "latest-aligned").run_id) in {r.info.run_id for r in runs}
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(CONTESTS))
+def test_a_contest_counts_all_prompts_and_its_rate_is_within_its_interval(complete, name):
+    contest = complete.evaluation.contests[name]
+    assert contest.low <= contest.win_rate <= contest.high
+    assert contest.wins + contest.ties + contest.losses == 4
+    reported = complete.metrics["win_rate"][name]
+    assert reported["ties_half"] == (contest.wins + contest.ties / 2) / 4
+    assert {"length_controlled", "length_controlled_low", "length_controlled_high"} <= set(reported)
 
 
-def test_the_flow_gives_the_bytes_of_the_bare_loop(whole, tmp_path):
+@pytest.mark.slow
+def test_the_report_has_all_contests(complete):
+    assert set(complete.evaluation.contests) == CONTESTS
+    assert set(complete.metrics["win_rate"]) == CONTESTS
+
+
+@pytest.mark.slow
+def test_no_file_of_a_run_is_pickled_or_half_written(complete, place):
+    files = [path for path in place.runs.rglob("*") if path.is_file()]
+    pickles = {".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt"}
+    assert len(files) > 20
+    assert not [path for path in files if path.suffix in pickles]
+    assert not [path for path in files if path.name.startswith(".writing-")]
+
+
+@pytest.mark.slow
+def test_the_run_is_one_parent_with_a_child_for_each_phase_in_mlflow(complete):
+    runs = complete.mlflow_runs()
+    (parent,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+    assert len(runs) == 5
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    assert {run.data.tags.get("phase") for run in runs} == {None, "prepare", "federate", "align", "evaluate"}
+    assert parent.data.tags["fed_rlhf.folder"] == str(complete.folder)
+    assert "/flow-run/" in parent.data.tags["prefect.flow_run_url"]
+
+
+@pytest.mark.slow
+def test_mlflow_has_the_loss_of_each_round_and_the_registered_policy(complete):
+    losses = complete.history(complete.phase_run("federate").info.run_id, "train/loss")
+    assert list(losses) == list(range(1, ROUNDS + 1))
+    version = complete.mlflow.get_model_version_by_alias("debug-policy", "latest-aligned")
+    assert version.run_id == complete.phase_run("align").info.run_id
+
+
+@pytest.mark.slow
+def test_the_flow_gives_the_bytes_of_the_bare_loop(complete, tmp_path):
     """Prefect's mapping, retries and logs change no bit of the result."""
-    import torch
-
-    from components.data.records import read_clients
-    from components.federation.clients import SelectorLearner
-    from components.federation.commits import Commits
-    from components.federation.rounds import run_federation
-    from components.federation.strategy import build_federation
-    from components.recipes import load_recipe
-
-    _, folder, _ = whole
-    recipe, commits = load_recipe("debug", OVERRIDES), Commits(tmp_path / "federation", "bare")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(recipe.runtime.torch_threads)
-    try:
-        learner = SelectorLearner(recipe, "cpu")
-        federation = build_federation(
-            read_clients(folder / "prepared"), commits.store.put(learner.initial_adapter(recipe.seed)), recipe.federation.clients_per_round)
-        state = run_federation(recipe, federation, folder / "prepared" / "pairs.parquet", commits, learner)
-    finally:
-        torch.set_num_threads(threads)
-    assert state.adapters["selector"].hash == result_of(folder)["adapters"]["selector"]["hash"]
+    bare = run_bare_loop(load_recipe("debug", OVERRIDES), complete.folder / "prepared", tmp_path)
+    assert bare.hashes == complete.hashes
 
 
-def test_a_run_that_is_complete_is_not_done_again(whole):
-    place, folder, _ = whole
-    before = {p: p.read_bytes() for name in ("federation", "alignment") for p in (folder / name).rglob("*") if p.is_file()}
-    output = place.run("--resume", folder.name)
-    assert not re.findall(r"round \d+ of|DPO step|sampled|answers", output) and (folder / "report" / "summary.txt").read_text() in output
-    assert before == {p: p.read_bytes() for p in before}
+@pytest.mark.slow
+def test_the_phases_of_a_complete_run_are_not_repeated(complete, place):
+    paths = [*(complete.folder / "federation").rglob("*"), *(complete.folder / "alignment").rglob("*")]
+    before = {path: path.read_bytes() for path in paths if path.is_file()}
+    output = place.resume(complete).output
+    assert not re.findall(r"round \d+ of|DPO step|sampled|answers", output)
+    assert not NOISE.findall(output)
+    assert before == {path: path.read_bytes() for path in before}
 
 
-def committed(folder: Path) -> int:
-    return max((int(p.stem) for p in (folder / "federation" / "commits").glob("[0-9]*.json")), default=-1)
+# --- kills
 
 
-def test_a_run_that_is_killed_within_the_rounds_ends_with_the_bytes_of_one_that_was_not(whole, tmp_path):
+@pytest.fixture(scope="module")
+def kill_moments():
+    """Where the processes are killed: a commit, and seconds after it and after the labels."""
     chance = random.SystemRandom()
-    after, wait = chance.randint(0, 4), chance.uniform(0, 0.3)
-    place, moment = Workplace(tmp_path), f"killed {wait:.3f} s after commit {after}"
-    folder = place.killed_after(after, "--recipe", "debug", *OVERRIDES, wait=wait)
-    assert committed(folder) < 8
-
-    output = place.run("--resume", folder.name)
-    assert "continuing after round" in output and not re.findall(r".*(?:Traceback|WARNING).*", output), moment
-    selector, expected = (result_of(f)["adapters"]["selector"] for f in (folder, whole[1]))
-    assert selector["hash"] == expected["hash"], moment
-    for name in (f"federation/adapters/{expected['hash']}.safetensors", "federation/final/selector/adapter_model.safetensors"):
-        assert (folder / name).read_bytes() == (whole[1] / name).read_bytes(), moment
-    assert hashlib.sha256((folder / f"federation/adapters/{expected['hash']}.safetensors").read_bytes()).hexdigest() == expected["hash"]
-    assert [r["rounds_done"] for r in result_of(folder)["records"]] == list(range(1, 9)), moment
+    return chance.randint(0, 2), chance.uniform(0, 0.2), chance.uniform(0, 0.2)
 
 
-def test_data_that_fail_their_expectations_stop_the_run_with_a_sentence_before_any_training(tmp_path):
-    place = Workplace(tmp_path)
-    process = place.start("--recipe", "debug", "data.max_characters=50")
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 2 and "has at most 50 characters" in output and "Traceback" not in output
+@pytest.fixture(scope="module")
+def killed_place(new_workplace):
+    return new_workplace("killed")
+
+
+@pytest.fixture(scope="module")
+def killed_in_rounds(killed_place, kill_moments):
+    """A run whose process got SIGKILL within the rounds."""
+    commit, wait, _ = kill_moments
+    run = killed_place.kill_when(lambda run: run.commits >= commit, *OVERRIDES, wait=wait)
+    assert not (run.folder / "federation" / "result.json").exists(), f"{kill_moments}: killed too late"
+    return run
+
+
+@pytest.fixture(scope="module")
+def killed_in_alignment(killed_place, killed_in_rounds, kill_moments):
+    """The same run, resumed by a process that got SIGKILL while it aligned the policy."""
+    arguments = ("--resume", str(killed_in_rounds.folder))
+
+    def is_labeled(run):
+        return (run.folder / "alignment" / "pairs.parquet").is_file()
+
+    run = killed_place.kill_when(is_labeled, *arguments, wait=kill_moments[2])
+    assert not (run.folder / "alignment" / "result.json").exists(), f"{kill_moments}: killed too late"
+    return run
+
+
+@pytest.fixture(scope="module")
+def resumed(killed_place, killed_in_alignment):
+    """The same run, resumed to its end."""
+    return killed_place.resume(killed_in_alignment)
+
+
+@pytest.mark.slow
+def test_a_run_killed_within_the_rounds_continues_and_ends_with_the_bytes_of_one_that_was_not(
+    complete, killed_in_alignment, kill_moments
+):
+    run = killed_in_alignment
+    assert "resuming after round" in run.output, kill_moments
+    assert not NOISE.findall(run.output), kill_moments
+    assert run.hashes == complete.hashes, kill_moments
+    digest = complete.hashes["selector"]
+    stored = f"federation/adapters/{digest}.safetensors"
+    for name in (stored, "federation/final/selector/adapter_model.safetensors"):
+        assert (run.folder / name).read_bytes() == (complete.folder / name).read_bytes(), kill_moments
+    assert hashlib.sha256((run.folder / stored).read_bytes()).hexdigest() == digest
+
+
+@pytest.mark.slow
+def test_a_run_killed_within_the_rounds_has_a_record_and_a_loss_of_each_round(resumed, kill_moments):
+    rounds = list(range(1, ROUNDS + 1))
+    assert [record.rounds_done for record in resumed.federation.records] == rounds, kill_moments
+    losses = resumed.history(resumed.phase_run("federate").info.run_id, "train/loss")
+    assert list(losses) == rounds, kill_moments
+
+
+@pytest.mark.slow
+def test_a_run_killed_within_the_alignment_ends_with_the_policy_of_one_that_was_not(
+    complete, resumed, kill_moments
+):
+    name = "alignment/final/adapter_model.safetensors"
+    assert (resumed.folder / name).read_bytes() == (complete.folder / name).read_bytes(), kill_moments
+    assert resumed.alignment.metrics == complete.alignment.metrics, kill_moments
+    assert resumed.evaluation.verdicts == complete.evaluation.verdicts, kill_moments
+    assert "round 1 of" not in resumed.output, kill_moments
+    assert not NOISE.findall(resumed.output), kill_moments
+
+
+# --- data
+
+
+@pytest.mark.slow
+def test_data_that_fail_their_expectations_stop_the_command_with_a_sentence_before_any_training(
+    new_workplace,
+):
+    from flows.process import main
+
+    place = new_workplace("bad-data")
+    status, output = place.main(
+        lambda arguments: main("flows.fed_rlhf.fed_rlhf", arguments),
+        "--recipe",
+        "debug",
+        "data.max_characters=50",
+        "runtime.data_docs=true",
+    )
+    docs = place.newest().folder / "prepared.rejected" / "docs" / "index.html"
+    assert status == 2
+    assert "has at most 50 characters" in output
+    assert str(docs) in output
+    assert docs.is_file()
     assert not list(place.runs.glob("*/federation"))
 
 
-def test_ones_own_pairs_in_three_columns_run_from_end_to_end(tmp_path):
-    rows = [{"prompt": f"Question number {i}?", "chosen": f"Answer {i}, in full." if i % 2 else f"Yes, {i}.", "rejected": f"No {i}." if i % 2 else f"No, and not {i} either."}
-            for i in range(80)]
-    path = tmp_path / "pairs.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    place = Workplace(tmp_path)
-    output = place.run("--recipe", "debug", "data.source=jsonl", f"data.path={path}", "data.options={}", "data.partition=iid", "data.clients=4", "federation.rounds=1")
-    assert "all pairs" in output and "Traceback" not in output
+# --- one process at a time
+
+HOLDER = """
+import pathlib, sys
+from tasks.runs import Run, lock
+with lock(Run('run', pathlib.Path(sys.argv[1]))):
+    print('locked', flush=True)
+    sys.stdin.read()
+"""
 
 
-def test_a_run_serves_one_process_at_a_time(tmp_path):
-    from components.config import RecipeError
-    from components.recipes import load_recipe
-    from tasks.runs import claim_folder, hold
-
-    run = claim_folder(load_recipe("debug"), tmp_path / "run")
-    held = subprocess.Popen([sys.executable, "-c", (
-        "import sys, pathlib; from tasks.runs import Run, hold\n"
-        f"with hold(Run('run', pathlib.Path({str(run.folder)!r}))): print('held', flush=True); sys.stdin.read()")], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        assert held.stdout.readline() == "held\n"
-        with pytest.raises(RecipeError, match="run run is being worked on by another process"), hold(run):
-            pass
-        held.kill()
-        held.wait()
-        with hold(run):
-            pass
-    finally:
-        held.kill()
-        held.wait()
+@pytest.fixture
+def run_folder(tmp_path):
+    return create_run(load_recipe("debug"), tmp_path / "run")
 
 
-def test_accuracy_is_measured_after_every_so_many_whole_rounds_and_not_after_a_step_within_one_or_the_last():
-    from components.recipes import load_recipe
-    from flows.fed_rlhf import measured_now
+@pytest.fixture
+def holder(run_folder):
+    """A process that holds the lock of a run."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(run_folder.folder)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "locked\n"
+    yield process
+    process.kill()
+    process.wait()
 
+
+@pytest.mark.slow
+def test_a_run_serves_one_process_at_a_time_until_that_process_ends(run_folder, holder):
+    with (
+        pytest.raises(RecipeError, match="run run.*another process|another process.*run run"),
+        lock(run_folder),
+    ):
+        pass
+    holder.kill()
+    holder.wait()
+    with lock(run_folder):
+        pass
+
+
+# --- when accuracy is measured
+
+
+def record(round_number, rounds_done):
+    return StepRecord(
+        step=1,
+        round=round_number,
+        phase="train",
+        rounds_done=rounds_done,
+        logged_at=rounds_done,
+        clients={},
+        failed={},
+        refused={},
+        adapters={},
+        memory={},
+        server=Metrics(),
+        aggregation_seconds=0.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_measured"),
+    [(0, 1, False), (1, 2, True), (2, 2, False), (3, 4, True), (5, 6, False)],
+    ids=["odd round", "even round", "grouping within a round", "another even round", "last round"],
+)
+def test_accuracy_is_measured_after_every_nth_complete_round_but_the_last(before, after, is_measured):
     recipe = load_recipe("debug", ["federation.rounds=6", "federation.evaluate_every=2"])
-    asked = [(0, 1), (1, 2), (2, 2), (3, 4), (5, 6)]     # rounds before and after a step; (2, 2) is a grouping
-    assert [measured_now(recipe, {"round": before, "rounds_done": after}) for before, after in asked] == [False, True, False, True, False]
-    assert not measured_now(load_recipe("debug"), {"round": 1, "rounds_done": 2})
+    assert is_eval_round(recipe.federation, record(before, after)) == is_measured
+
+
+def test_accuracy_is_not_measured_between_the_rounds_by_default():
+    assert not is_eval_round(load_recipe("debug").federation, record(1, 2))

@@ -1,88 +1,162 @@
-"""FIRM and FedCMOO-A through the flow: rewards ready before the rounds, measured beside accuracy, and nothing lost where a run is killed."""
+"""Methods with several objectives, FIRM and FedCMOO, through the whole pipeline."""
 
-import json
-import random
+import shutil
 
 import pytest
-from mlflow import MlflowClient
 
 from components.alignment.dpo import kl_to_reference
+from components.data.records import choose_prompts
 from components.models.policy import Policy
 from components.recipes import load_recipe
+from components.results import Metrics
 from components.seeding import derive
-from tasks.alignment import choose_prompts
-from tests.flows.test_fed_rlhf import Workplace, result_of
+from tasks.tracking.federate import step_points
+from tests.support.bare_loop import run_bare_loop
 
+OPTIONS = (
+    "{objectives: {helpful: [helpful], clean: [clean]},"
+    " ppo: {minibatch: 2, epochs: 1, temperature: 0.6}, reward_prompts: 3}"
+)
+TRAINED = (
+    "{kind: trained, template: '{prompt}|{response}', max_length: 96,"
+    " training: {backbone: {name: tiny-random}, steps: 4}}"
+)
+REWARDS = f"rewards={{helpful: {TRAINED}, clean: {{kind: function, name: clean}}}}"
 OVERRIDES = [
-    "federation.method=firm", "federation.options={objectives: {helpful: [helpful], clean: [clean]}, ppo: {minibatch: 2, epochs: 1, temperature: 0.6}, reward_prompts: 3}",
-    "rewards={helpful: {kind: trained, template: '{prompt}|{response}', max_length: 96, training: {backbone: {name: tiny-random}, steps: 4}}, clean: {kind: function, name: clean}}",
-    "federation.clients_per_round=3", "federation.batch_size=4", "federation.local_steps=2", "federation.rounds=5", "federation.evaluate_every=2", "policy.max_new_tokens=8",
-    "policy.lora={r: 2, alpha: 4, dropout: 0.0}", "runtime={cpu_workers: 2, torch_threads: 2}", "seed=3", "evaluation.judge.kind=reward", "evaluation.judge.options={reward: helpful}"]
+    "federation.method=firm",
+    f"federation.options={OPTIONS}",
+    REWARDS,
+    "federation.clients_per_round=3",
+    "federation.batch_size=4",
+    "federation.local_steps=1",
+    "federation.rounds=3",
+    "federation.evaluate_every=2",
+    "policy.max_new_tokens=8",
+    "policy.lora={r: 2, alpha: 4, dropout: 0.0}",
+    "runtime={cpu_workers: 2, torch_threads: 2, data_docs: false}",
+    "seed=3",
+    "evaluation.judge={kind: reward, reward: helpful}",
+]
+ONE_AFTER_THE_OTHER = "runtime={cpu_workers: 1, torch_threads: 1}"
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    return Workplace(tmp_path_factory.mktemp("objectives")).finished("--recipe", "debug", *OVERRIDES)
+def complete(new_workplace):
+    """A complete run of FIRM."""
+    return new_workplace("objectives").run(*OVERRIDES)
 
 
-def test_rewards_are_trained_before_the_rounds_and_the_policy_is_measured_by_them(whole):
-    _, folder, output = whole
-    result = result_of(folder)
-    for moment in ("before", "after"):
-        found = result[moment]["objectives"]
-        assert found == json.loads((folder / "federation" / f"rewards-{moment}.json").read_text()) and found["prompts"] == 3 and {"helpful", "clean", "kl"} <= set(found)
-    assert result["before"]["objectives"]["kl"] == pytest.approx(0, abs=1e-5) and result["after"]["objectives"] != result["before"]["objectives"]
-    assert output.index("reward helpful: accuracy") < output.index("round 1 of 5") and "Rewards on 3 held-out prompts" in output and "KL to the reference (nats)" in output
-    assert result["adapters"].keys() == {"policy"} and not result["personal"] and not result["private"]
-    assert "judge: reward model, tiny-random, all layers, trained centrally" in output and "judge: training step" not in output     # it is the one of the objective
+@pytest.fixture
+def bare_folder(complete, tmp_path):
+    """A folder for a bare loop with the run's rewards."""
+    shutil.copytree(complete.folder / "federation" / "rewards", tmp_path / "federation" / "rewards")
+    return tmp_path
 
 
-def test_weights_rewards_and_disagreement_are_metrics(whole):
-    place, folder, _ = whole
-    client = MlflowClient(place.tracking)
-    run = next(r for e in client.search_experiments() for r in client.search_runs([e.experiment_id]) if r.data.tags.get("phase") == "federate")
-    name = next(iter(result_of(folder)["records"][0]["clients"]))
-    history = client.get_metric_history(run.info.run_id, f"clients/{name}/lambda/helpful")
-    assert all(0 <= metric.value <= 1 for metric in history) and len(history) == sum(name in record["clients"] for record in result_of(folder)["records"])
-    assert {"server/lambda_drift", "server/update_drift", "rewards/helpful", "rewards/clean", "rewards/kl", f"clients/{name}/bytes_kept"} <= run.data.metrics.keys()
-    assert sorted(metric.step for metric in client.get_metric_history(run.info.run_id, "rewards/clean")) == [0, 2, 4, 5]
-    assert {"federation/objectives.png", "federation/weights.png"} <= {found.path for found in client.list_artifacts(run.info.run_id, "federation")}
+def test_the_rewards_are_measured_before_and_after_the_rounds(complete):
+    result = complete.federation
+    for evaluation in (result.before, result.after):
+        measure = evaluation.measures["rewards"]
+        name = f"rewards-{evaluation.rounds_done:05d}.json"
+        stored = (complete.folder / "federation" / name).read_text()
+        assert Metrics.model_validate_json(stored) == measure
+        assert measure.scalars["prompts"] == 3
+        assert {"helpful", "clean", "kl"} <= set(measure.scalars)
+    assert result.before.measures["rewards"].scalars["kl"] == pytest.approx(0, abs=1e-5)
+    assert result.after.measures != result.before.measures
 
 
-def test_the_last_kl_is_at_the_temperature_of_training(whole):
-    recipe, (_, folder, _) = load_recipe("debug", OVERRIDES), whole
-    prompts = [row["prompt"] for row in choose_prompts(folder / "prepared", "test", recipe.alignment.dpo.kl_prompts, recipe.seed)]
-    policy = Policy(recipe.policy, "cpu", folder / "alignment" / "final")
-    found, other = (kl_to_reference(policy, prompts, derive(recipe.seed, "dpo"), temperature)["kl_sequence"] for temperature in (0.6, 1.0))
-    logged = json.loads((folder / "alignment" / "result.json").read_text())["metrics"]["kl_sequence"]
-    assert logged == pytest.approx(found, rel=1e-3) and logged != pytest.approx(other, rel=1e-2)
+def test_a_trained_reward_is_trained_before_the_first_round(complete):
+    assert complete.output.index("reward helpful: accuracy") < complete.output.index("round 1 of 3")
 
 
-def test_prompts_that_leave_no_room_are_refused_before_a_reward_is_trained(tmp_path):
-    place = Workplace(tmp_path)
-    process = place.start("--recipe", "debug", *OVERRIDES, "policy.max_prompt_tokens=8")
-    output, _ = process.communicate(timeout=200)
-    assert process.returncode != 0 and "max_prompt_tokens" in output.splitlines()[-1] and "reward helpful: accuracy" not in output
+def test_the_table_shows_the_rewards_and_their_kl(complete):
+    lines = complete.summary.splitlines()
+    start = next(n for n, line in enumerate(lines) if line.startswith("Rewards"))
+    labels = {line.split()[0] for line in lines[start + 1 : start + 6] if line}
+    assert {"helpful", "clean", "kl"} <= labels
 
 
-@pytest.mark.parametrize("method", ["firm", "fedcmoo"])
-def test_killed_within_the_rounds_it_ends_with_the_same_bytes(whole, tmp_path, method):
-    _, folder, _ = whole
-    overrides = [setting.replace("method=firm", f"method={method}") for setting in OVERRIDES]
-    if method != "firm":
-        (tmp_path / "whole").mkdir()
-        other = Workplace(tmp_path / "whole")
-        other.run("--recipe", "debug", *overrides)
-        folder = other.newest()
-        sent = [sum(metrics["bytes_sent"] for metrics in record["clients"].values()) for record in result_of(folder)["records"]]
-        client = MlflowClient(other.tracking)
-        run = next(r for e in client.search_experiments() for r in client.search_runs([e.experiment_id]) if r.data.tags.get("phase") == "federate")
-        logged = {metric.step: metric.value for metric in client.get_metric_history(run.info.run_id, "round/bytes_sent")}
-        assert logged == {done: sum(sent[2 * done - 2 : 2 * done]) for done in range(1, 6)}, "a round's gradients and its adapters"
-    place = Workplace(tmp_path)
-    place.killed_after(random.Random(4).randrange(1, 4), "--recipe", "debug", *overrides)
-    place.run("--resume", str(place.newest()))
-    ours, theirs = result_of(place.newest()), result_of(folder)
-    assert ours["adapters"]["policy"]["hash"] == theirs["adapters"]["policy"]["hash"] and ours["after"] == theirs["after"] and ours["last"] == theirs["last"]
+def test_the_rounds_end_with_one_policy_for_all_clients(complete):
+    outcome = complete.federation.outcome
+    assert outcome.kind == "shared-policy"
+    assert list(outcome.adapters) == ["policy"]
+    assert outcome.job_keys == {}
+
+
+def test_the_judge_is_the_trained_reward_of_the_objective(complete):
+    assert "judge: reward model, tiny-random, all layers, trained centrally" in complete.summary
+    assert "judge: training step" not in complete.output
+
+
+def test_weights_rewards_and_disagreement_are_metrics(complete):
+    federate = complete.phase_run("federate")
+    client = next(iter(complete.federation.records[0].clients))
+    names = {
+        "server/lambda_drift",
+        "server/update_drift",
+        "rewards/helpful",
+        "rewards/clean",
+        "rewards/kl",
+        f"clients/{client}/bytes_kept",
+    }
+    assert names <= federate.data.metrics.keys()
+
+
+def test_a_clients_weights_are_logged_for_each_of_its_rounds(complete):
+    federate = complete.phase_run("federate").info.run_id
+    records = complete.federation.records
+    client = next(iter(records[0].clients))
+    weights = complete.history(federate, f"clients/{client}/lambda/helpful")
+    assert len(weights) == sum(client in record.clients for record in records)
+    assert all(0 <= weight <= 1 for weight in weights.values())
+
+
+def test_rewards_are_logged_at_the_rounds_of_the_recipe_and_drawn(complete):
+    federate = complete.phase_run("federate").info.run_id
+    assert list(complete.history(federate, "rewards/clean")) == [0, 2, 3]
+    plots = {"federation/objectives.png", "federation/weights.png"}
+    assert plots <= complete.artifacts(federate, "federation")
+
+
+def test_concurrent_clients_give_the_bytes_of_clients_one_after_the_other(complete, bare_folder):
+    recipe = load_recipe("debug", [*OVERRIDES, ONE_AFTER_THE_OTHER])
+    hashes = run_bare_loop(recipe, complete.folder / "prepared", bare_folder).hashes
+    assert hashes == complete.hashes
+
+
+def test_the_kl_of_the_aligned_policy_is_at_the_temperature_of_training(complete):
+    recipe = load_recipe("debug", OVERRIDES)
+    rows = choose_prompts(complete.folder / "prepared", "test", recipe.alignment.dpo.kl_prompts, recipe.seed)
+    prompts = [row["prompt"] for row in rows]
+    policy = Policy(recipe.policy, "cpu", complete.folder / "alignment" / "final")
+
+    def kl(temperature):
+        return kl_to_reference(policy, prompts, derive(recipe.seed, "dpo"), temperature)["kl_sequence"]
+
+    measured = complete.alignment.metrics["kl_sequence"]
+    assert measured == pytest.approx(kl(0.6), rel=1e-3)
+    assert measured != pytest.approx(kl(1.0), rel=1e-2)
+
+
+def test_prompts_that_leave_no_room_are_refused_before_a_reward_is_trained(new_workplace):
+    state, output = new_workplace("no-room").fail(*OVERRIDES, "policy.max_prompt_tokens=8")
+    assert "max_prompt_tokens" in str(state.result(raise_on_failure=False))
+    assert "reward helpful: accuracy" not in output
+
+
+def test_the_bytes_of_a_round_of_fedcmoo_are_those_of_its_gradients_and_of_its_adapters(
+    complete, bare_folder
+):
+    """A round has two steps: the clients send gradients, and then adapters."""
+    overrides = [setting.replace("method=firm", "method=fedcmoo") for setting in OVERRIDES]
+    recipe = load_recipe("debug", [*overrides, "federation.rounds=2", ONE_AFTER_THE_OTHER])
+    records = run_bare_loop(recipe, complete.folder / "prepared", bare_folder).records
+    sent = [sum(client.traffic.sent for client in record.clients.values()) for record in records]
+    assert len(sent) == 4
+    assert min(sent) > 0
+    for n in (1, 3):
+        (logged,) = [value for name, value, _ in step_points(records[: n + 1]) if name == "round/bytes_sent"]
+        assert logged == sent[n - 1] + sent[n]

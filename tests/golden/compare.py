@@ -35,7 +35,12 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 VARIANTS = Path("tests/golden/variants.yaml")
-RENAMED_METRICS: tuple[tuple[str, str], ...] = ()
+RENAMED_METRICS: tuple[tuple[str, str], ...] = (
+    (r"^accuracy\.(before|after)\.rewards/", r"measures.\1.rewards."),
+    (r"(^|[./_])raw([./_])", r"\1base\2"),
+    (r"/own/loss$", "/personal/loss"),
+    (r"^graph/neighbours$", "graph/neighbors"),
+)
 """Renamed metrics: a regular expression of the old name, and its replacement."""
 
 Digest = dict[str, Any]

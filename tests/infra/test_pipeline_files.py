@@ -1,12 +1,12 @@
-"""The files that other programs read (DVC, Prefect, make, pip, compose) agree with the code that they name."""
+"""The files that DVC, Prefect, make, pip and compose read agree with the code that they name."""
 
 import ast
 import os
 import re
 import shutil
 import subprocess
-import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,92 +14,169 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+from setuptools import find_packages
 
 from components.benchmarks import benchmark_names
-from components.federation.strategy import federated_sections
+from components.config import Recipe
 from components.recipes import load_recipe, recipe_names
-from flows.cli import STAGES
+from flows.cli import Stage
 from infra import servers
+from tasks.runs import write_stage_inputs
 
 ROOT = Path(__file__).resolve().parents[2]
-WRITTEN, ROUNDS, GROWN = "data/pipeline/recipe.yaml", "data/pipeline/federated.yaml", "data/pipeline/grown.yaml"
+TREES = ["data={source: thoughts}", "thoughts={questions: [{set: csqa}]}"]
+LATER_STAGES = {"align", "evaluate", "report"}
+AFTER_PREPARE = {"federate", *LATER_STAGES}
+AFTER_TREES = {"prepare", *AFTER_PREPARE}
 
 
+@cache
 def read(name: str) -> dict:
     return yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))
 
 
-def followed(method: str = "fedbis") -> dict[str, list[str]]:
-    """The keys of the written recipe that each stage follows; those of federated.yaml are the sections of the method's rounds, that of grown.yaml is the section that is empty without trees."""
-    rounds = ["seed", *federated_sections(load_recipe("debug", [f"federation.method={method}"]))]
-    return {name: [key for entry in stage.get("params", []) for file, keys in entry.items() for key in {WRITTEN: keys, ROUNDS: rounds, GROWN: ["thoughts"]}[file]]
-            for name, stage in read("dvc.yaml")["stages"].items()}
+def recipe_sections(recipe) -> list[str]:
+    """The sections of a recipe that determine its rounds."""
+    return recipe.federation.options.recipe_sections(recipe)
+
+
+def stage_params(folder: Path, overrides: list[str]) -> dict[str, list]:
+    """The values of the recipe `debug` that DVC compares for each stage, read from the written inputs.
+
+    Raises:
+        KeyError: a key that a stage names is in no recipe.
+    """
+    write_stage_inputs(load_recipe("debug", overrides), folder)
+    written = {path.name: yaml.safe_load(path.read_text(encoding="utf-8")) for path in folder.glob("*.yaml")}
+    values: dict[str, list] = {}
+    for name, stage in read("dvc.yaml")["stages"].items():
+        values[name] = []
+        for entry in stage.get("params", []):
+            for file, keys in entry.items():
+                content = written[Path(file).name]
+                values[name] += [content] if keys is None else [value_of(content, key) for key in keys]
+    return values
+
+
+def value_of(content: dict, key: str) -> object:
+    """The value of a dotted key."""
+    for part in key.split("."):
+        content = content[part]
+    return content
 
 
 def paths(stage: dict, *kinds: str) -> list[str]:
-    return [next(iter(entry)) if isinstance(entry, dict) else entry for kind in kinds for entry in stage.get(kind, [])]
+    """The files and folders that a stage lists under some of its keys."""
+    listed = []
+    for kind in kinds:
+        for entry in stage.get(kind, []):
+            listed.append(next(iter(entry)) if isinstance(entry, dict) else entry)
+    return listed
+
+
+def stale_stages(folder: Path, recipe: list[str], change: str) -> set[str]:
+    """The stages that are repeated when the recipe changes, with those that depend on their outputs."""
+    stages = read("dvc.yaml")["stages"]
+    before = stage_params(folder, recipe)
+    after = stage_params(folder, [*recipe, change])
+    stale = {name for name in stages if before[name] != after[name]}
+    while True:
+        outputs: set[str] = set()
+        for name in stale:
+            outputs.update(paths(stages[name], "outs", "metrics"))
+        dependent = {name for name, stage in stages.items() if outputs & set(paths(stage, "deps"))}
+        if dependent <= stale:
+            return stale
+        stale |= dependent
 
 
 def test_the_stages_of_dvc_are_those_of_the_command_line():
     stages = read("dvc.yaml")["stages"]
-    assert tuple(stages) == STAGES
+    assert list(stages) == list(Stage)
     assert all(f"${{stage}} {name}" in stage["cmd"] for name, stage in stages.items())
 
 
-def test_every_key_that_a_stage_follows_is_in_every_recipe():
-    recipe = load_recipe("debug").model_dump()
-    for keys in followed().values():
-        for key in keys:
-            node = recipe
-            for part in key.split("."):
-                assert part in node, key
-                node = node[part]
+@pytest.mark.parametrize("section", [name for name in Recipe.model_fields if name != "runtime"])
+def test_every_section_but_the_runtime_is_an_input_of_a_stage(section):
+    overrides = [
+        "federation.method=feddpo",
+        "federation.options={objective: ppo}",
+        "rewards={judge: {kind: judge}}",
+    ]
+    sections = set(recipe_sections(load_recipe("debug", overrides)))
+    assert {"rewards", "evaluation"} <= sections, "the judge scores the pairs"
+    sections.add("thoughts")  # grow-inputs.yaml
+    for stage in read("dvc.yaml")["stages"].values():
+        for entry in stage.get("params", []):
+            for keys in entry.values():
+                sections.update(key.partition(".")[0] for key in keys or [])
+    assert section in sections
 
 
-def test_every_section_that_changes_a_result_is_followed_by_a_stage():
-    sections = set(load_recipe("debug").model_dump()) - {"runtime"}
-    by_ppo = load_recipe("debug", ["federation.method=feddpo", "federation.options={objective: ppo}", "rewards={judge: {kind: judge}}"])
-    assert {key.split(".")[0] for keys in followed().values() for key in keys} | set(federated_sections(by_ppo)) == sections
-    assert {"rewards", "evaluation"} <= set(federated_sections(by_ppo)), "the judge scores the pairs"
+@pytest.mark.parametrize(
+    ("recipe", "change", "rerun"),
+    [
+        ([], "evaluation.judge.steps=5", {"evaluate", "report"}),
+        ([], "evaluation.questions={questions: [{set: csqa}]}", {"evaluate", "report"}),
+        ([], "federation.rounds=4", AFTER_PREPARE),
+        ([], "alignment.dpo.beta=0.5", LATER_STAGES),
+        (TREES, "thoughts.depth=2", {"grow_trees", *AFTER_TREES}),
+        (TREES, "data.min_margin=0.5", AFTER_TREES),
+        ([], "data.options.papers_per_annotator=3", AFTER_TREES),
+        ([], "data.align_prompts={source: alpaca_eval}", AFTER_TREES),
+        (
+            [],
+            "evaluation.judge.selector.backbone.name=another",
+            {"fetch_backbone", "grow_trees", *AFTER_TREES},
+        ),
+        ([], "policy.max_new_tokens=9", LATER_STAGES),
+        ([], "runtime.retries=9", set()),
+        (["federation.method=feddpo"], "policy.max_new_tokens=9", AFTER_PREPARE),
+        (["federation.method=fedavg"], "selector.max_length=128", LATER_STAGES),
+    ],
+)
+def test_a_change_repeats_the_stages_that_depend_on_it_and_no_others(tmp_path, recipe, change, rerun):
+    assert stale_stages(tmp_path, recipe, change) == rerun
 
 
-@pytest.mark.parametrize(("changed", "rerun", "method"), [(*case, "fedbis") for case in [
-    ("evaluation.judge.steps", {"evaluate", "report"}),
-    ("evaluation.questions", {"evaluate", "report"}),
-    ("federation.rounds", {"federate", "align", "evaluate", "report"}),
-    ("alignment.dpo.beta", {"align", "evaluate", "report"}),
-    ("thoughts", {"grow_trees", "prepare", "federate", "align", "evaluate", "report"}),
-    ("data.min_margin", {"prepare", "federate", "align", "evaluate", "report"}),
-    ("data.options", {"prepare", "federate", "align", "evaluate", "report"}),
-    ("data.align_prompts", {"prepare", "federate", "align", "evaluate", "report"}),
-    ("evaluation.judge.selector.backbone.name", {"fetch_backbone", "grow_trees", "prepare", "federate", "align", "evaluate", "report"}),
-    ("policy.max_new_tokens", {"align", "evaluate", "report"}),
-    ("runtime.retries", set())]] + [("policy.max_new_tokens", {"federate", "align", "evaluate", "report"}, "feddpo"), ("selector.template", {"align", "evaluate", "report"}, "fedavg")])
-def test_a_change_reruns_what_depends_on_it_and_nothing_else(changed, rerun, method):
-    stages, keys = read("dvc.yaml")["stages"], followed(method)
-    stale = {name for name in stages if any(changed == key or changed.startswith(f"{key}.") for key in keys[name])}
-    while True:
-        outs = {path for name in stale for path in paths(stages[name], "outs", "metrics")}
-        more = stale | {name for name, stage in stages.items() if outs & set(paths(stage, "deps"))}
-        if more == stale:
-            break
-        stale = more
-    assert stale == rerun
+def test_the_dependencies_of_a_stage_exist_or_are_the_outputs_of_a_stage():
+    outputs: set[str] = set()
+    needed: set[str] = set()
+    for stage in read("dvc.yaml")["stages"].values():
+        outputs.update(paths(stage, "outs", "metrics"))
+        needed.update(paths(stage, "deps"))
+    assert [path for path in sorted(needed - outputs) if not (ROOT / path).exists()] == []
 
 
-def test_what_a_stage_depends_on_exists_or_is_made_by_a_stage():
-    stages = read("dvc.yaml")["stages"]
-    made = {path for stage in stages.values() for path in paths(stage, "outs", "metrics")}
-    needed = {path for stage in stages.values() for path in paths(stage, "deps")}
-    assert needed - made == {path for path in needed - made if (ROOT / path).exists()}
-    plotted = {file for plot in read("dvc.yaml")["plots"] for settings in plot.values() for axis in ("x", "y") if isinstance(settings[axis], dict) for file in settings[axis]}
-    assert plotted <= made
+def test_the_plots_of_dvc_read_outputs_of_stages():
+    outputs: set[str] = set()
+    for stage in read("dvc.yaml")["stages"].values():
+        outputs.update(paths(stage, "outs", "metrics"))
+    plotted: set[str] = set()
+    for plot in read("dvc.yaml")["plots"]:
+        (settings,) = plot.values()
+        for axis in ("x", "y"):
+            if isinstance(settings[axis], dict):
+                plotted.update(settings[axis])
+    assert plotted
+    assert plotted <= outputs
 
 
-def test_the_answers_to_questions_are_given_anew_when_the_questions_their_templates_or_the_trees_change():
-    needed = paths(read("dvc.yaml")["stages"]["evaluate"], "deps")
-    assert {"components/data/questions", "components/data/prompt_templates", "components/data/templates.py", "components/data/trees.py", "components/alignment/thoughts.py", "components/evaluation",
-            "components/models", "tasks/evaluation.py", "data/pipeline/trees", "data/pipeline/alignment", "data/pipeline/backbones.json"} <= set(needed)
+def test_evaluation_depends_on_questions_templates_trees_and_everything_it_evaluates():
+    dependencies = paths(read("dvc.yaml")["stages"]["evaluate"], "deps")
+    for path in (
+        "components/data/questions",
+        "components/data/prompt_templates",
+        "components/data/templates.py",
+        "components/data/trees.py",
+        "components/alignment/thoughts",
+        "components/evaluation",
+        "components/models",
+        "data/pipeline/trees",
+        "data/pipeline/alignment",
+        "data/pipeline/backbones.json",
+    ):
+        assert any(folder in dependencies for folder in (path, *map(str, Path(path).parents))), path
 
 
 def test_the_pipelines_recipe_exists_and_its_overrides_fit_it():
@@ -109,51 +186,93 @@ def test_the_pipelines_recipe_exists_and_its_overrides_fit_it():
     load_recipe(parameters["recipe"], parameters["overrides"].split())
 
 
-def test_deployments_name_a_flow_its_parameters_and_a_recipe_that_exists():
-    deployments = {d["name"]: d for d in read("prefect.yaml")["deployments"]}
-    assert {name: d["parameters"] for name, d in deployments.items()} == {
-        "summarization": {"recipe": "summarization/demo"}, "qa": {"recipe": "qa/demo"}, "reasoning": {"recipe": "reasoning/demo"}, "personalized": {"recipe": "personalized/demo"}, "multi-objective": {"recipe": "multi-objective/demo"}, "nightly": {"benchmark": "summarization"}}
-    for deployment in deployments.values():
-        file, function = deployment["entrypoint"].split(":")
-        tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-        arguments = next(node.args for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function)
-        assert set(deployment["parameters"]) <= {argument.arg for argument in arguments.args}
-        assert deployment["parameters"].get("recipe", "debug") in recipe_names() and deployment["parameters"].get("benchmark", "summarization") in benchmark_names()
-        assert deployment["work_pool"]["name"] == "fed-rlhf"
-        crons = [schedule["cron"] for schedule in deployment["schedules"]]
-        assert len(crons) == (deployment["name"] == "nightly") and all(len(cron.split()) == 5 for cron in crons)
+def deployments() -> dict[str, dict]:
+    """The deployments of prefect.yaml by name."""
+    return {deployment["name"]: deployment for deployment in read("prefect.yaml")["deployments"]}
 
 
-def test_a_newcomers_prefect_command_reaches_the_server_of_make_up():
+def flow_arguments(entrypoint: str) -> set[str]:
+    """The arguments of a flow, read from its source."""
+    file, function = entrypoint.split(":")
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    (node,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function]
+    return {argument.arg for argument in node.args.args}
+
+
+def test_there_is_a_deployment_for_each_task_and_for_the_nightly_benchmark():
+    assert {name: deployment["parameters"] for name, deployment in deployments().items()} == {
+        "summarization": {"recipe": "summarization/demo"},
+        "qa": {"recipe": "qa/demo"},
+        "reasoning": {"recipe": "reasoning/demo"},
+        "personalized": {"recipe": "personalized/demo"},
+        "multi-objective": {"recipe": "multi-objective/demo"},
+        "nightly": {"benchmark": "summarization"},
+    }
+
+
+@pytest.mark.parametrize("deployment", deployments().values(), ids=deployments())
+def test_a_deployment_names_a_flow_its_parameters_and_a_recipe_that_exists(deployment):
+    parameters = deployment["parameters"]
+    assert set(parameters) <= flow_arguments(deployment["entrypoint"])
+    assert parameters.get("recipe", "debug") in recipe_names()
+    assert parameters.get("benchmark", "summarization") in benchmark_names()
+    assert deployment["work_pool"]["name"] == servers.WORK_POOL
+
+
+@pytest.mark.parametrize("deployment", deployments().values(), ids=deployments())
+def test_only_the_nightly_benchmark_is_scheduled(deployment):
+    crons = [schedule["cron"] for schedule in deployment["schedules"]]
+    assert len(crons) == (deployment["name"] == "nightly")
+    assert all(len(cron.split()) == 5 for cron in crons)
+
+
+def test_a_prefect_command_in_the_checkout_reaches_the_server_of_make_up():
     settings = tomllib.loads((ROOT / "prefect.toml").read_text(encoding="utf-8"))
     assert settings["api"]["url"] == f"http://{servers.HOST}:{servers.PREFECT_PORT}/api"
-    assert ROOT / settings["home"] == servers.PROJECT / ".prefect"
+    assert ROOT / settings["home"] == servers.PACKAGE / ".prefect"
 
 
 def test_the_makefile_has_the_targets_that_the_readme_promises():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
-    assert {"install", "demo", "test", "test-fast", "lint", "up", "down", "mlflow-ui", "prefect-ui", "bench", "benchmark", "throughput", "clean"} <= targets
-    assert targets - {"install"} <= set(re.search(r"^\.PHONY: (.*)", makefile, re.MULTILINE)[1].split()), "each is run whatever files there are"
+    assert targets >= {
+        "install",
+        "demo",
+        "test",
+        "test-fast",
+        "lint",
+        "up",
+        "down",
+        "mlflow-ui",
+        "prefect-ui",
+        "bench",
+        "benchmark",
+        "throughput",
+        "clean",
+    }
+    phony = re.search(r"^\.PHONY: (.*)", makefile, re.MULTILINE)[1].split()
+    assert targets - {"install"} <= set(phony), "each runs whatever files exist"
 
 
-def test_continuous_integration_runs_make_test():
+def test_continuous_integration_runs_the_linter_and_all_tests_and_prints_the_slowest():
     script = ROOT / ".ci" / "run"
-    commands = [line for line in script.read_text(encoding="utf-8").splitlines() if line and not line.startswith(("#", "set ", "cd "))]
-    assert commands == ["make test"]
+    lines = script.read_text(encoding="utf-8").splitlines()
+    commands = [line for line in lines if line and not line.startswith(("#", "set ", "cd "))]
+    assert commands == ["make lint", "make test PYTEST_ARGS=--durations=10"]
     assert os.access(script, os.X_OK)
 
 
 def test_an_old_python_is_refused_in_one_sentence(tmp_path):
     old = tmp_path / "python-old"
-    old.write_text("#!/bin/sh\n[ \"$1\" = -V ] && echo Python 3.9.2 && exit 0\nexit 1\n")
+    old.write_text('#!/bin/sh\n[ "$1" = -V ] && echo Python 3.9.2 && exit 0\nexit 1\n')
     old.chmod(0o755)
     shutil.copy(ROOT / "Makefile", tmp_path)
     for name in ("pyproject.toml", "constraints.txt"):
         (tmp_path / name).touch()
     done = subprocess.run(["make", "install", f"PYTHON={old}"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode
-    assert f"error: Python 3.11 or newer is needed, and {old} is Python 3.9.2" in done.stderr
+    assert "error: Python 3.11 or newer" in done.stderr
+    assert f"{old} is Python 3.9.2" in done.stderr
     assert not (tmp_path / ".venv").exists()
 
 
@@ -166,8 +285,10 @@ def test_constraints_pin_every_dependency_within_its_range():
             assert canonicalize_name(name) not in pins, name
             assert "+" not in version, line
             pins[canonicalize_name(name)] = Version(version)
-    wanted = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
-    for requirement in map(Requirement, wanted):
+    requirements = list(project["dependencies"])
+    for extra in project["optional-dependencies"].values():
+        requirements += extra
+    for requirement in map(Requirement, requirements):
         assert pins[canonicalize_name(requirement.name)] in requirement.specifier, str(requirement)
 
 
@@ -185,40 +306,24 @@ def test_containers_publish_on_loopback_and_hold_no_password():
     assert (ROOT / "infra" / compose["services"]["mlflow"]["env_file"]).is_file()
 
 
-@pytest.mark.slow
-def test_dvc_repeats_only_what_a_change_concerns(tmp_path, monkeypatch):
-    """The debug recipe up to the rounds, in a copy of the checkout, with one Prefect server for all stages."""
-    for name in ("components", "flows", "infra", "mlflow", "tasks", ".dvc"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "cache", "tmp"))
-    (tmp_path / "data").mkdir()
-    for name in ("dvc.yaml", ".dvcignore", ".gitignore", "data/.gitignore"):
-        shutil.copy(ROOT / name, tmp_path / name)
-    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
-    monkeypatch.setattr(servers, "STATE", tmp_path / ".state")
-    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / ".prefect"))
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("FED_RLHF_", "MLFLOW_TRACKING", "PREFECT_API"))}
-    result = tmp_path / "data/pipeline/federation/result.json"
-
-    def repeated(overrides: str) -> list[str]:
-        (tmp_path / "params.yaml").write_text(f'recipe: debug\noverrides: "{overrides}"\n')
-        done = subprocess.run([Path(sys.executable).parent / "dvc", "repro", "federate"], cwd=tmp_path, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return re.findall(r"Running stage '(\w+)'", done.stdout)
-
-    with servers._private_server() as url:
-        environment |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "PREFECT_API_URL": url}
-        assert repeated("") == ["check_recipe", "fetch_backbone", "grow_trees", "prepare", "federate"]
-        first = result.read_text()
-        assert repeated("") == []
-        assert repeated("evaluation.judge.steps=5") == ["check_recipe"]
-        assert result.read_text() == first
-        assert repeated("federation.rounds=4") == ["check_recipe", "federate"]
-        assert '"rounds": 4' in result.read_text()
+def test_the_wheel_contains_every_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    include = project["tool"]["setuptools"]["packages"]["find"]["include"]
+    expected = set()
+    for top in ("components", "flows", "infra", "tasks"):
+        for file in (ROOT / top).rglob("*.py"):
+            expected.add(".".join(file.parent.relative_to(ROOT).parts))
+    assert set(find_packages(str(ROOT), include=include)) == expected, "each folder has an __init__.py"
 
 
-def test_every_package_is_installed():
-    import tomllib
-
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    there = {".".join(file.parent.relative_to(ROOT).parts) for top in ("components", "flows", "infra", "tasks") for file in (ROOT / top).rglob("__init__.py")}
-    assert sorted(listed) == sorted(there)
+def test_the_wheel_contains_every_recipe_benchmark_and_template():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contained = set()
+    for package, patterns in project["tool"]["setuptools"]["package-data"].items():
+        folder = ROOT.joinpath(*package.split("."))
+        for pattern in patterns:
+            contained.update(folder.glob(pattern))
+    for path in (ROOT / "components").rglob("*"):
+        assert path.suffix in (".py", ".pyc") or path.is_dir() or path in contained, path
+    for path in (ROOT / "flows").rglob("*"):
+        assert path.suffix in (".py", ".pyc") or path.is_dir() or path in contained, path

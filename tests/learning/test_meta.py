@@ -1,72 +1,93 @@
-"""First-order meta-training: a meta-step by hand, the adaptation, and what a budget of gradients is enough for."""
+"""First-order meta-training: a hand-computed meta-step, the adaptation, the budget of gradients."""
 
 import numpy as np
 import pytest
 import torch
 
 from components.config import OptimizerConfig
-from components.learning.meta import adapt, meta_batches, train_meta
+from components.learning.dpo import build_dpo_loss, count_pair_tokens, pair_logprobs
+from components.learning.meta import adapt, draw_meta_batches, train_meta
 from components.learning.objectives import dpo_loss
-from components.learning.policy import ResidentPolicy, dpo_rows, pair_logprobs
-from tests.learning.test_pdpo import PAIRS
+from tests.support.adapters import random_tensors
+from tests.support.pairs import PAIRS
 
 
 @pytest.fixture(scope="module")
-def resident(debug):
-    torch.set_num_threads(1)
-    lora = debug.policy.lora.model_copy(update={"dropout": 0.0})
-    return ResidentPolicy(debug.policy.model_copy(update={"max_new_tokens": 20, "lora": lora}), "cpu")
-
-
-@pytest.fixture(scope="module")
-def reference(resident):
-    return pair_logprobs(resident, PAIRS, 4, reference=True)
+def reference(resident_policy):
+    return pair_logprobs(resident_policy, PAIRS, 4, reference=True)
 
 
 @pytest.fixture
-def adapter(resident):
-    numbers = torch.Generator().manual_seed(1)
-    return {n: 0.2 * torch.randn(p.shape, generator=numbers) for n, p in zip(resident.slot.names, resident.slot.parameters, strict=True)}
+def adapter(resident_policy):
+    return random_tensors(resident_policy.slot, seed=1, scale=0.2)
 
 
-def gradients(resident, reference, indices):
+def compute_gradients(resident, reference, indices):
+    """Gradients of the mean DPO loss of some pairs, by autograd."""
     resident.model.eval()
     logprobs = resident.logprobs([resident.encode_pair(PAIRS[i]) for i in indices])
-    known = torch.from_numpy(reference[indices]).float()
-    return torch.autograd.grad(dpo_loss(logprobs[:, 0], logprobs[:, 1], known[:, 0], known[:, 1], 0.1).mean(), resident.slot.parameters)
+    ref = torch.from_numpy(reference[indices]).float()
+    losses = dpo_loss(logprobs[:, 0], logprobs[:, 1], ref[:, 0], ref[:, 1], 0.1)
+    return torch.autograd.grad(losses.mean(), resident.slot.parameters)
 
 
-def test_a_budget_of_minibatches_becomes_meta_steps_of_inner_ones_and_an_outer_one():
-    assert [len(step) for step in meta_batches(10, 2, 12, 5, 0)] == [6, 6] and len(meta_batches(10, 2, 17, 5, 0)) == 2
-    assert [len(step) for step in meta_batches(10, 2, 3, 5, 0)] == [6], "at least one"
-    drawn = np.concatenate([indices for step in meta_batches(10, 2, 12, 5, 0) for indices in step])
-    assert sorted(drawn[:10]) == list(range(10)), "no row is drawn again before all were"
+def test_a_budget_of_gradients_is_divided_into_meta_steps_of_inner_steps_and_an_outer_step():
+    assert [len(step) for step in draw_meta_batches(10, 2, 12, 5, 0)] == [6, 6]
+    assert len(draw_meta_batches(10, 2, 17, 5, 0)) == 2
 
 
-def test_a_meta_step_is_the_gradient_after_the_inner_steps_taken_from_before_them(resident, reference, adapter):
-    batches = [[np.array([0, 1]), np.array([2, 3]), np.array([4, 5])]]
+def test_there_is_at_least_one_meta_step():
+    assert [len(step) for step in draw_meta_batches(10, 2, 3, 5, 0)] == [6]
+
+
+def test_no_row_is_drawn_again_before_all_rows_were_drawn():
+    rows = np.concatenate([np.concatenate(step) for step in draw_meta_batches(10, 2, 12, 5, 0)])
+    assert sorted(rows[:10]) == list(range(10))
+
+
+def test_a_meta_step_applies_the_gradient_after_the_inner_steps_to_the_values_before_them(
+    resident_policy, reference, adapter
+):
+    resident = resident_policy
+    inner = [np.array([0, 1]), np.array([2, 3])]
+    outer = np.array([4, 5])
     resident.slot.load(adapter)
-    for indices in batches[0][:2]:
-        found = gradients(resident, reference, indices)
+    for indices in inner:
+        gradients = compute_gradients(resident, reference, indices)
         with torch.no_grad():
-            for parameter, gradient in zip(resident.slot.parameters, found, strict=True):
+            for parameter, gradient in zip(resident.slot.parameters, gradients, strict=True):
                 parameter -= 0.5 * gradient
-    inner = resident.slot.read()
-    outer = gradients(resident, reference, batches[0][2])
-    expected = {name: adapter[name] - 0.1 * gradient for name, gradient in zip(resident.slot.names, outer, strict=True)}
+    adapted = resident.slot.read()
+    outer_gradients = compute_gradients(resident, reference, outer)
     resident.slot.load(adapter)
-    trained, curve = train_meta(resident, dpo_rows(resident, PAIRS, reference, 0.1), batches, 0.5, OptimizerConfig(name="sgd", lr=0.1, clip=None), 3)
-    assert all(torch.allclose(trained[name], expected[name], atol=1e-6) for name in expected)
-    assert any(not torch.allclose(inner[name], adapter[name], atol=1e-3) for name in inner) and len(curve.losses) == 1
-    assert curve.tokens == sum(2 * len(p) + len(c) + len(r) for p, c, r in map(resident.encode_pair, PAIRS)), "of all steps"
+    trained, metrics = train_meta(
+        resident,
+        build_dpo_loss(resident, PAIRS, reference, 0.1),
+        [[*inner, outer]],
+        inner_lr=0.5,
+        optimizer=OptimizerConfig(name="sgd", lr=0.1, clip=None),
+        seed=3,
+    )
+    for name, gradient in zip(resident.slot.names, outer_gradients, strict=True):
+        assert torch.allclose(trained[name], adapter[name] - 0.1 * gradient, atol=1e-6)
+    assert any(not torch.allclose(adapted[name], adapter[name], atol=1e-3) for name in adapted)
+    assert len(metrics.losses) == 1
+    assert metrics.tokens == count_pair_tokens([resident.encode_pair(pair) for pair in PAIRS])
 
 
-def test_the_adaptation_is_plain_gradient_descent_and_leaves_the_pairs_better(resident, reference, adapter):
+def test_a_step_of_the_adaptation_is_plain_gradient_descent(resident_policy, reference, adapter):
+    resident = resident_policy
     resident.slot.load(adapter)
-    before = gradients(resident, reference, np.arange(6))
-    adapt(resident, dpo_rows(resident, PAIRS, reference, 0.1), [np.arange(6)], 0.5, 0)
-    once = resident.slot.read()
-    assert all(torch.allclose(once[name], adapter[name] - 0.5 * gradient, atol=1e-6) for name, gradient in zip(resident.slot.names, before, strict=True))
-    resident.slot.load(adapter)
-    curve = adapt(resident, dpo_rows(resident, PAIRS, reference, 0.1), [np.arange(6)] * 8, 0.5, 0)
-    assert curve.losses[-1] < curve.losses[0]
+    gradients = compute_gradients(resident, reference, np.arange(6))
+    adapt(resident, build_dpo_loss(resident, PAIRS, reference, 0.1), [np.arange(6)], lr=0.5, seed=0)
+    adapted = resident.slot.read()
+    for name, gradient in zip(resident.slot.names, gradients, strict=True):
+        assert torch.allclose(adapted[name], adapter[name] - 0.5 * gradient, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_the_adaptation_lowers_the_loss_of_the_pairs(resident_policy, reference, adapter):
+    resident_policy.slot.load(adapter)
+    loss = build_dpo_loss(resident_policy, PAIRS, reference, 0.1)
+    metrics = adapt(resident_policy, loss, [np.arange(6)] * 8, lr=0.5, seed=0)
+    assert metrics.losses[-1] < metrics.losses[0]

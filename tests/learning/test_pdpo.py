@@ -1,91 +1,136 @@
-"""Personalized DPO: the loss and its scale on numbers worked out by hand, the pairs left out, and what each half of a round trains."""
+"""Personalized DPO: hand-computed scales and excluded pairs, and what each step trains."""
 
 import math
+from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from components.config import OptimizerConfig
-from components.learning.objectives import dpo_loss, pdpo_loss
-from components.learning.pdpo import Exclusion, Pdpo, excluded, moved_scale, reward_weight, train_half
-from components.learning.policy import ResidentPolicy, pair_logprobs
-from components.models.parts import BottleneckConfig, PersonalParts, RewardHeadConfig
+from components.config import (
+    BottleneckConfig,
+    ExclusionConfig,
+    OptimizerConfig,
+    PersonalModules,
+    RewardHeadConfig,
+)
+from components.learning.dpo import pair_logprobs
+from components.learning.local import LocalTraining
+from components.learning.pdpo import (
+    PDPOConfig,
+    find_excluded,
+    interpolate_reward_weight,
+    personal_slot,
+    train_pdpo,
+    update_scale,
+)
+from components.models.resident import ResidentPolicy
+from tests.support.pairs import PAIRS
 
-PAIRS = [{"prompt": f"paper {i}" + " about trees" * i, "chosen": f"it shows that {i} holds", "rejected": "no " * (i + 1), "pair_id": str(i), "client_id": "ada", "domain": ""}
-         for i in range(6)]
 OPTIMIZER = OptimizerConfig(lr=1e-2, weight_decay=0.01)
-PLAIN = Pdpo(beta=0.1, reward_weight=0.8, momentum=0.95, exclusion=None)
+CONFIG = PDPOConfig(beta=0.1, reward_weight=0.8, momentum=0.95)
 
 
-# --- the loss
-
-def test_the_loss_is_eq_8_on_numbers_worked_out_by_hand():
-    losses = pdpo_loss(torch.tensor([2.0, -1.0]), torch.tensor([0.5, 4.0]), 3.0, 0.5, 0.1)
-    assert losses.tolist() == pytest.approx([-math.log(1 / (1 + math.exp(-0.1 * (2 + 0.5 * 3 * 0.5)))), -math.log(1 / (1 + math.exp(-0.1 * (-1 + 0.5 * 3 * 4))))], rel=1e-6)
+# --- the scale and the weight of the reward
 
 
-def test_without_weight_on_the_reward_it_is_dpo():
-    chosen, rejected, ref_chosen, ref_rejected = torch.randn(4, 5)
-    implicit = (chosen - ref_chosen) - (rejected - ref_rejected)
-    assert torch.allclose(pdpo_loss(implicit, torch.randn(5), 7.0, 0.0, 0.3), dpo_loss(chosen, rejected, ref_chosen, ref_rejected, 0.3))
+def test_the_scale_is_the_ratio_of_mean_absolute_margins():
+    scale = update_scale(9.0, torch.tensor([1.0, -3.0]), torch.tensor([0.5, -0.5]), momentum=0.0)
+    assert scale == pytest.approx(4.0)
 
 
-def test_gradients_go_through_both_margins_and_not_through_the_scale():
-    implicit, explicit, scale = torch.tensor([0.3, -0.2], requires_grad=True), torch.tensor([0.1, 0.4], requires_grad=True), torch.tensor(2.0, requires_grad=True)
-    pdpo_loss(implicit, explicit, scale, 1.5, 0.1).sum().backward()
-    slope = -0.1 / (1 + torch.exp(0.1 * (implicit + 1.5 * 2 * explicit))).detach()
-    assert torch.allclose(implicit.grad, slope) and torch.allclose(explicit.grad, 1.5 * 2 * slope) and scale.grad is None
+def test_the_scale_is_smoothed_by_its_momentum():
+    scale = update_scale(2.0, torch.tensor([1.0, -3.0]), torch.tensor([0.5, -0.5]), momentum=0.95)
+    assert scale == pytest.approx(0.95 * 2 + 0.05 * 4)
 
 
-def test_the_scale_is_the_ratio_of_mean_absolute_margins_smoothed():
-    implicit, explicit = torch.tensor([1.0, -3.0]), torch.tensor([0.5, -0.5])
-    assert moved_scale(9.0, implicit, explicit, 0.0) == pytest.approx(4.0)
-    assert moved_scale(2.0, implicit, explicit, 0.95) == pytest.approx(0.95 * 2 + 0.05 * 4)
-    assert moved_scale(1.0, torch.zeros(2), torch.zeros(2), 0.95) == pytest.approx(0.95), "no margins at all: finite"
+def test_the_scale_stays_finite_without_margins():
+    assert update_scale(1.0, torch.zeros(2), torch.zeros(2), momentum=0.95) == pytest.approx(0.95)
 
 
-def test_the_weight_rises_linearly_from_the_first_round_to_the_last():
-    assert [reward_weight(0.5, 1.5, r, 5) for r in range(5)] == pytest.approx([0.5, 0.75, 1.0, 1.25, 1.5])
-    assert reward_weight(0.5, 1.5, 0, 1) == 0.5
+def test_the_reward_weight_rises_linearly_from_the_first_round_to_the_last():
+    weights = [interpolate_reward_weight(0.5, 1.5, round, 5) for round in range(5)]
+    assert weights == pytest.approx([0.5, 0.75, 1.0, 1.25, 1.5])
 
 
-# --- pairs left out
-
-def test_pairs_far_below_the_median_are_left_out_and_those_far_above_are_not():
-    margins = torch.tensor([1.0, 1.2, 0.8, 1.1, 0.9, 1.0, -5.0, 9.0])
-    assert excluded(margins, Exclusion(2.0, 0.5)).tolist() == [False] * 6 + [True, False]
-    assert not excluded(margins, Exclusion(100.0, 0.5)).any()
-    # median 1.0, deviations 0, .2, .2, .1, .1, 0, 6, 8: their median is 0.15, so below 1 - k 1.4826 0.15 is left out
-    margins[2] = 1 - 2 * 1.4826 * 0.15 - 1e-3
-    assert excluded(margins, Exclusion(2.0, 0.5))[2]
-    margins[2] = 1 - 2 * 1.4826 * 0.15 + 1e-3
-    assert not excluded(margins, Exclusion(2.0, 0.5))[2]
+def test_the_reward_weight_of_a_single_round_is_the_first_one():
+    assert interpolate_reward_weight(0.5, 1.5, 0, 1) == 0.5
 
 
-def test_at_most_a_share_of_the_minibatch_is_left_out_the_lowest_ones():
+# --- excluded pairs
+
+
+@pytest.fixture
+def margins():
+    """Margins with one far below the median and one far above it."""
+    return torch.tensor([1.0, 1.2, 0.8, 1.1, 0.9, 1.0, -5.0, 9.0])
+
+
+def test_pairs_far_below_the_median_are_excluded_and_pairs_far_above_it_are_not(margins):
+    assert find_excluded(margins, ExclusionConfig(deviations=2.0, max_share=0.5)).tolist() == [False] * 6 + [
+        True,
+        False,
+    ]
+
+
+def test_no_pair_is_excluded_within_a_large_number_of_deviations(margins):
+    assert not find_excluded(margins, ExclusionConfig(deviations=100.0, max_share=0.5)).any()
+
+
+@pytest.mark.parametrize(("offset", "is_excluded"), [(-1e-3, True), (1e-3, False)])
+def test_a_pair_is_excluded_beyond_k_scaled_median_absolute_deviations(margins, offset, is_excluded):
+    # The median is 1.0. The deviations are 0, .2, .2, .1, .1, 0, 6 and 8, and their median is 0.15.
+    margins[2] = 1 - 2 * 1.4826 * 0.15 + offset
+    assert bool(find_excluded(margins, ExclusionConfig(deviations=2.0, max_share=0.5))[2]) == is_excluded
+
+
+@pytest.mark.parametrize(
+    ("max_share", "expected"),
+    [
+        (0.5, [False] * 5 + [True] * 3),
+        (0.25, [False] * 6 + [True, True]),
+        (0.0, [False] * 8),
+    ],
+)
+def test_at_most_a_share_of_the_minibatch_is_excluded_and_these_are_the_lowest_pairs(max_share, expected):
     margins = torch.tensor([5.0, 5.1, 5.2, 5.3, 5.4, -1.0, -3.0, -2.0])
-    assert excluded(margins, Exclusion(0.5, 0.5)).tolist() == [False] * 5 + [True] * 3
-    assert excluded(margins, Exclusion(0.5, 0.25)).tolist() == [False] * 6 + [True, True]
-    assert not excluded(margins, Exclusion(0.5, 0.0)).any() and not excluded(torch.zeros(8), Exclusion(2.0, 0.5)).any()
-    assert not excluded(torch.tensor([0.0] * 7 + [-1e-9]), Exclusion(2.0, 0.5)).any(), "no spread: nothing is far"
+    assert find_excluded(margins, ExclusionConfig(deviations=0.5, max_share=max_share)).tolist() == expected
 
 
-# --- a half
+@pytest.mark.parametrize("lowest", [0.0, -1e-9])
+def test_no_pair_is_excluded_if_the_margins_have_no_spread(lowest):
+    assert not find_excluded(
+        torch.tensor([0.0] * 7 + [lowest]), ExclusionConfig(deviations=2.0, max_share=0.5)
+    ).any()
+
+
+# --- training
+
 
 @pytest.fixture(scope="module")
 def resident(debug):
     torch.set_num_threads(1)
-    lora = debug.policy.lora.model_copy(update={"dropout": 0.0})
-    parts = PersonalParts(bottleneck=BottleneckConfig(width=4, dropout=0.1), reward=RewardHeadConfig(width=3, dropout=0.1))
-    return ResidentPolicy(debug.policy.model_copy(update={"max_new_tokens": 20, "lora": lora}), "cpu", parts)
+    modules = PersonalModules(
+        bottleneck=BottleneckConfig(width=4, dropout=0.1), reward=RewardHeadConfig(width=3, dropout=0.1)
+    )
+    return ResidentPolicy(debug.policy.model_copy(update={"max_new_tokens": 20}), "cpu", modules)
 
 
 @pytest.fixture
-def start(resident):
-    resident.personal.load(resident.personal.initial(0))
-    resident.slot.load(resident.slot.initial_adapter(0))
-    return resident.personal.read(), resident.slot.read()
+def personal(resident):
+    """Initial personal modules, which are loaded into the model."""
+    tensors = resident.personal.initial_modules(0)
+    resident.personal.load(tensors)
+    return tensors
+
+
+@pytest.fixture
+def shared(resident):
+    """An initial shared adapter, which is loaded into the model."""
+    tensors = resident.slot.initial_adapter(0)
+    resident.slot.load(tensors)
+    return tensors
 
 
 @pytest.fixture(scope="module")
@@ -93,113 +138,196 @@ def reference(resident):
     return pair_logprobs(resident, PAIRS, 4, reference=True)
 
 
-def half(resident, reference, own, shared, objective=PLAIN, scale=1.0, steps=3, optimizer=OPTIMIZER, batch_size=4):
-    curve = train_half(resident, PAIRS, reference, own, shared, objective, scale, steps, batch_size, optimizer, 7)
-    return curve, resident.personal.read(), resident.slot.read()
+def settings(steps=3, batch_size=4, optimizer=OPTIMIZER):
+    return LocalTraining(steps, batch_size, optimizer, seed=7)
 
 
-def same(one, other):
-    return all(torch.equal(one[name], other[name]) for name in one)
+ONE_STEP = settings(steps=1, batch_size=6)
 
 
-def test_the_first_half_moves_the_clients_parts_alone_and_the_second_the_lora_alone(resident, reference, start):
-    own, lora = start
-    curve, own_then, lora_then = half(resident, reference, own=True, shared=False)
-    assert same(lora_then, lora) and {name.split(".")[0] for name in own if not torch.equal(own[name], own_then[name])} == {"bottleneck", "head", "reward"}
-    assert all(p.requires_grad for p in (*resident.personal.parameters, *resident.slot.parameters)), "as before"
-    later, own_last, lora_last = half(resident, reference, own=False, shared=True, scale=curve.scale)
-    assert same(own_last, own_then) and not same(lora_last, lora_then)
-    assert all(math.isfinite(value) for value in (*curve.losses, *later.losses, later.scale, later.dpo)) and curve.losses[0] > 0
+def equal(first, second):
+    return all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_in_the_first_half_no_gradient_goes_through_the_backbone(resident, reference, start, monkeypatch):
-    seen = []
-    layer = resident.model.get_base_model().model.layers[-1]
-    hook = layer.register_forward_hook(lambda module, args, output: seen.append((output if isinstance(output, torch.Tensor) else output[0]).requires_grad))
+def test_a_personal_step_trains_the_personal_modules_alone(resident, reference, personal, shared):
+    metrics = train_pdpo(resident, PAIRS, reference, "personal", CONFIG, settings())
+    after = resident.personal.read()
+    changed = {name.split(".")[0] for name in personal if not torch.equal(personal[name], after[name])}
+    assert changed == {"bottleneck", "head", "reward"}
+    assert equal(resident.slot.read(), shared)
+    assert all(math.isfinite(loss) for loss in metrics.losses)
+    assert metrics.losses[0] > 0
+
+
+def test_a_shared_step_trains_the_shared_adapter_alone(resident, reference, personal, shared):
+    metrics = train_pdpo(resident, PAIRS, reference, "shared", CONFIG, settings())
+    assert equal(resident.personal.read(), personal)
+    assert not equal(resident.slot.read(), shared)
+    assert all(math.isfinite(value) for value in (*metrics.losses, metrics.scale, metrics.dpo_loss))
+
+
+def test_all_modules_are_trained_together(resident, reference, personal, shared):
+    train_pdpo(resident, PAIRS, reference, "all", CONFIG, settings())
+    assert not equal(resident.personal.read(), personal)
+    assert not equal(resident.slot.read(), shared)
+
+
+@pytest.mark.parametrize("group", ["personal", "shared"])
+def test_frozen_parameters_require_gradients_again_after_a_step(resident, reference, personal, shared, group):
+    train_pdpo(resident, PAIRS, reference, group, CONFIG, settings())
+    assert all(parameter.requires_grad for parameter in resident.personal.parameters)
+    assert all(parameter.requires_grad for parameter in resident.slot.parameters)
+
+
+def test_a_model_without_personal_modules_is_refused(resident_policy):
+    with pytest.raises(TypeError, match="no personal modules"):
+        personal_slot(resident_policy)
+
+
+@pytest.mark.parametrize(("group", "passes_gradients"), [("personal", False), ("shared", True)])
+def test_gradients_pass_through_the_backbone_in_a_shared_step_alone(
+    resident, reference, personal, shared, group, passes_gradients
+):
+    requires_grad = []
+
+    def record(module, args, output):
+        states = output if isinstance(output, torch.Tensor) else output[0]
+        requires_grad.append(states.requires_grad)
+
+    hook = resident.model.get_base_model().model.layers[-1].register_forward_hook(record)
     try:
-        half(resident, reference, own=True, shared=False)
-        first = len(seen)
-        half(resident, reference, own=False, shared=True)
+        train_pdpo(resident, PAIRS, reference, group, CONFIG, settings())
     finally:
         hook.remove()
-    assert first and not any(seen[:first]) and all(seen[first:])
+    assert set(requires_grad) == {passes_gradients}
 
 
-def test_the_first_loss_is_that_of_the_reference_and_the_reward_head_learns_from_the_start(resident, reference, start):
-    own, _ = start
-    silent = Pdpo(beta=0.1, reward_weight=0.0, momentum=0.95, exclusion=None)
-    curve, after, _ = half(resident, reference, True, False, silent, steps=1, batch_size=6)
-    assert curve.losses == pytest.approx([math.log(2)], abs=1e-5) and torch.equal(after["bottleneck.encode.bias"], own["bottleneck.encode.bias"] * (1 - 1e-4)), "decode is 0: weight decay alone"
-    resident.personal.load(own)
-    curve, after, _ = half(resident, reference, True, False, steps=1, batch_size=6)
-    assert curve.dpo == pytest.approx(math.log(2), abs=1e-5) and curve.losses[0] != pytest.approx(math.log(2), abs=1e-6)
-    assert (after["reward.score.weight"] - own["reward.score.weight"]).abs().min() > 1e-3
+def test_without_reward_weight_the_first_loss_is_that_of_the_reference(resident, reference, personal, shared):
+    config = replace(CONFIG, reward_weight=0.0)
+    metrics = train_pdpo(resident, PAIRS, reference, "personal", config, ONE_STEP)
+    assert metrics.losses == pytest.approx([math.log(2)], abs=1e-5)
+    # The last projection of the bottleneck is 0, so only weight decay changes the first one.
+    decayed = personal["bottleneck.encode.bias"] * (1 - 1e-4)
+    assert torch.equal(resident.personal.read()["bottleneck.encode.bias"], decayed)
 
 
-def test_one_step_is_that_of_autograd_and_adamw_by_hand(resident, reference, start):
-    """Both margins from the model's own parts, the loss from its formula, and one step of torch's AdamW."""
-    own, _lora = start
-    resident.model.eval()
-    for module in resident.model.modules():     # so that the two passes see the same
-        if isinstance(module, torch.nn.Dropout):
-            module.p, module.was = 0.0, module.p
-    objective = Pdpo(beta=0.1, reward_weight=1.25, momentum=0.5, exclusion=None)
+def test_the_reward_head_is_trained_from_the_first_step(resident, reference, personal, shared):
+    metrics = train_pdpo(resident, PAIRS, reference, "personal", CONFIG, ONE_STEP)
+    assert metrics.dpo_loss == pytest.approx(math.log(2), abs=1e-5)
+    assert metrics.losses[0] != pytest.approx(math.log(2), abs=1e-6)
+    change = resident.personal.read()["reward.score.weight"] - personal["reward.score.weight"]
+    assert change.abs().min() > 1e-3
+
+
+@contextmanager
+def without_dropout(model):
+    layers = [module for module in model.modules() if isinstance(module, torch.nn.Dropout)]
+    rates = [layer.p for layer in layers]
+    for layer in layers:
+        layer.p = 0.0
     try:
-        logprobs, features = resident.logprobs_and_features([resident.encode_pair(pair) for pair in PAIRS])
-        implicit = (logprobs - torch.from_numpy(reference).float()) @ torch.tensor([1.0, -1.0])
-        rewards = resident.personal.head.reward(features)
-        explicit = rewards[:, 0] - rewards[:, 1]
-        scale = 0.5 * 1.0 + 0.5 * float(implicit.detach().abs().mean() / (explicit.detach().abs().mean() + 1e-8))
-        loss = torch.nn.functional.softplus(-0.1 * (implicit + 1.25 * scale * explicit)).mean()
-        gradients = torch.autograd.grad(loss, resident.personal.parameters)
-        copies = [p.detach().clone().requires_grad_() for p in resident.personal.parameters]
-        for copy, gradient in zip(copies, gradients, strict=True):
-            copy.grad = gradient
-        torch.nn.utils.clip_grad_norm_(copies, 1.0)
-        torch.optim.AdamW(copies, lr=1e-2, betas=tuple(OPTIMIZER.betas), weight_decay=0.01).step()
-        curve, after, _ = half(resident, reference, True, False, objective, steps=1, batch_size=6)
+        yield
     finally:
-        for module in resident.model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = module.was
-    assert curve.losses[0] == pytest.approx(float(loss.detach()), rel=1e-5) and curve.scale == pytest.approx(scale, rel=1e-4)
-    moved = {name: (after[name] - own[name]).abs().max() for name in after}
-    for name, copy in zip(resident.personal.names, copies, strict=True):
-        assert torch.allclose(after[name], copy.detach(), atol=2e-3 * max(1e-2, float(moved[name]))), name
+        for layer, rate in zip(layers, rates, strict=True):
+            layer.p = rate
 
 
-def test_a_pair_that_is_left_out_gives_no_gradient(resident, reference, start):
-    _own, _ = start
-    _, _, everyone = half(resident, reference, False, True, Pdpo(0.1, 0.8, 0.95, Exclusion(2.0, 0.0)), steps=1, batch_size=6)
-    resident.slot.load(start[1])
-    _, _, none = half(resident, reference, False, True, Pdpo(0.1, 0.8, 0.95, None), steps=1, batch_size=6)
-    assert same(everyone, none)
-    resident.slot.load(start[1])
-    contradicted = reference.copy()
-    contradicted[2] += [100.0, -100.0]            # a pair that the model contradicts by far
-    curve, _, without = half(resident, contradicted, False, True, Pdpo(0.1, 0.8, 0.95, Exclusion(2.0, 0.5)), steps=1, batch_size=6)
-    assert curve.excluded >= 1 / 6 and not same(without, none)
-    resident.slot.load(start[1])
-    contradicted[2] += [100.0, -100.0]            # by how far makes no difference any more
-    _, _, again = half(resident, contradicted, False, True, Pdpo(0.1, 0.0, 0.95, Exclusion(2.0, 0.5)), steps=1, batch_size=6)
-    resident.slot.load(start[1])
-    contradicted[2] += [100.0, -100.0]
-    _, _, more = half(resident, contradicted, False, True, Pdpo(0.1, 0.0, 0.95, Exclusion(2.0, 0.5)), steps=1, batch_size=6)
-    assert same(again, more)
+def compute_loss_by_autograd(resident, reference, config):
+    """The PDPO loss of all pairs from its formula, and its scale."""
+    logprobs, features = resident.logprobs_and_features([resident.encode_pair(pair) for pair in PAIRS])
+    implicit = (logprobs - torch.from_numpy(reference).float()) @ torch.tensor([1.0, -1.0])
+    rewards = resident.personal.head.reward(features)
+    explicit = rewards[:, 0] - rewards[:, 1]
+    ratio = float(implicit.detach().abs().mean() / (explicit.detach().abs().mean() + 1e-8))
+    scale = config.momentum * config.initial_scale + (1 - config.momentum) * ratio
+    margins = implicit + config.reward_weight * scale * explicit
+    return torch.nn.functional.softplus(-config.beta * margins).mean(), scale
 
 
-def test_gradients_of_several_minibatches_are_averaged_for_a_step(resident, reference, start):
-    objective = Pdpo(0.1, 0.0, 0.95, None)        # s would be another for each minibatch
-    whole, _, at_once = half(resident, reference, False, True, objective, steps=1, batch_size=6)
-    resident.slot.load(start[1])
-    parts, _, in_parts = half(resident, reference, False, True, objective, steps=1, batch_size=3, optimizer=OPTIMIZER.model_copy(update={"accumulation": 2}))
-    assert len(parts.losses) == len(whole.losses) == 1 and parts.losses == pytest.approx(whole.losses, rel=1e-4) and parts.tokens == whole.tokens
-    assert all(torch.allclose(at_once[name], in_parts[name], atol=1e-4) for name in at_once)
+def test_one_step_is_that_of_autograd_and_adamw(resident, reference, personal, shared):
+    config = PDPOConfig(beta=0.1, reward_weight=1.25, momentum=0.5)
+    resident.model.eval()
+    with without_dropout(resident.model):
+        loss, scale = compute_loss_by_autograd(resident, reference, config)
+        gradients = torch.autograd.grad(loss, resident.personal.parameters)
+        expected = [parameter.detach().clone().requires_grad_() for parameter in resident.personal.parameters]
+        for parameter, gradient in zip(expected, gradients, strict=True):
+            parameter.grad = gradient
+        torch.nn.utils.clip_grad_norm_(expected, 1.0)
+        torch.optim.AdamW(expected, lr=1e-2, betas=tuple(OPTIMIZER.betas), weight_decay=0.01).step()
+        metrics = train_pdpo(resident, PAIRS, reference, "personal", config, ONE_STEP)
+    assert metrics.losses[0] == pytest.approx(float(loss.detach()), rel=1e-5)
+    assert metrics.scale == pytest.approx(scale, rel=1e-4)
+    after = resident.personal.read()
+    for name, parameter in zip(resident.personal.names, expected, strict=True):
+        change = float((after[name] - personal[name]).abs().max())
+        assert torch.allclose(after[name], parameter.detach(), atol=2e-3 * max(1e-2, change)), name
 
 
-def test_half_has_the_same_bytes_again_whatever_the_processs_generator_is(resident, reference, start):
-    _, first, _ = half(resident, reference, True, False)
+def train_shared(resident, shared, reference, exclusion, reward_weight=0.8):
+    """One shared step from the initial adapter; returns its metrics and the trained adapter."""
+    resident.slot.load(shared)
+    config = replace(CONFIG, reward_weight=reward_weight, exclusion=exclusion)
+    metrics = train_pdpo(resident, PAIRS, reference, "shared", config, ONE_STEP)
+    return metrics, resident.slot.read()
+
+
+@pytest.fixture
+def contradicted(reference):
+    """A maker of references under which the model contradicts one pair by a distance."""
+
+    def make(distance):
+        changed = reference.copy()
+        changed[2] += [distance, -distance]
+        return changed
+
+    return make
+
+
+def test_an_exclusion_of_no_share_excludes_no_pair(resident, reference, personal, shared):
+    _, without = train_shared(resident, shared, reference, exclusion=None)
+    _, with_exclusion = train_shared(
+        resident, shared, reference, exclusion=ExclusionConfig(deviations=2.0, max_share=0.0)
+    )
+    assert equal(with_exclusion, without)
+
+
+def test_the_share_of_excluded_pairs_is_reported(resident, reference, contradicted, personal, shared):
+    _, complete = train_shared(resident, shared, reference, exclusion=None)
+    metrics, trained = train_shared(
+        resident, shared, contradicted(100.0), exclusion=ExclusionConfig(deviations=2.0, max_share=0.5)
+    )
+    assert metrics.excluded >= 1 / 6
+    assert not equal(trained, complete)
+
+
+def test_an_excluded_pair_has_no_gradient(resident, contradicted, personal, shared):
+    exclusion = ExclusionConfig(deviations=2.0, max_share=0.5)
+    _, first = train_shared(resident, shared, contradicted(200.0), exclusion, reward_weight=0.0)
+    _, second = train_shared(resident, shared, contradicted(300.0), exclusion, reward_weight=0.0)
+    assert equal(first, second)
+
+
+def test_gradients_of_several_minibatches_are_averaged_for_a_step(resident, reference, personal, shared):
+    config = replace(CONFIG, reward_weight=0.0)  # s would differ between the minibatches
+    whole = train_pdpo(resident, PAIRS, reference, "shared", config, ONE_STEP)
+    expected = resident.slot.read()
+    resident.slot.load(shared)
+    accumulating = settings(1, 3, OPTIMIZER.model_copy(update={"accumulation": 2}))
+    parts = train_pdpo(resident, PAIRS, reference, "shared", config, accumulating)
+    trained = resident.slot.read()
+    assert len(parts.losses) == len(whole.losses) == 1
+    assert parts.losses == pytest.approx(whole.losses, rel=1e-4)
+    assert parts.tokens == whole.tokens
+    for name, tensor in expected.items():
+        assert torch.allclose(trained[name], tensor, atol=1e-4)
+
+
+def test_the_bytes_do_not_depend_on_the_generator_of_the_process(resident, reference, personal, shared):
+    train_pdpo(resident, PAIRS, reference, "personal", CONFIG, settings())
+    first = resident.personal.read()
     torch.manual_seed(99)
-    resident.personal.load(start[0])
-    _, second, _ = half(resident, reference, True, False)
-    assert same(first, second) and np.isfinite(reference).all()
+    resident.personal.load(personal)
+    train_pdpo(resident, PAIRS, reference, "personal", CONFIG, settings())
+    assert equal(first, resident.personal.read())
+    assert np.isfinite(reference).all()

@@ -1,139 +1,253 @@
-"""Rewards that are no ready classifier: trained here by TRL, Python functions, and what is refused."""
+"""Rewards that are trained here by TRL: what they learn, their cache, and what is refused."""
 
 import json
 import math
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from datasets import Dataset
-from pydantic import ValidationError
 
-from components.config import RecipeError, RewardConfig
 from components.data.records import DataError
-from components.learning.reward import build_reward, train_reward, trained_reward
+from components.learning import reward_model
+from components.learning.reward_model import TrainedReward, train_reward
 from components.models.backbone import BackboneError
-from components.models.reward_functions import REWARD_FUNCTIONS, find_reward_function, reward_function
+from components.models.rewards.base import RewardResources
+from components.models.rewards.classifier import ClassifierReward
 
-CONFIG = RewardConfig(kind="trained", template="{prompt}|{response}", max_length=64, training={"backbone": {"name": "tiny-random"}, "lora": {"dropout": 0.0}, "steps": 30, "batch_size": 8, "lr": 1e-2})
+
+def build_section(steps=1, **training):
+    """The section of a reward that is trained from the tiny backbone."""
+    training = {
+        "backbone": {"name": "tiny-random"},
+        "lora": {"dropout": 0.0},
+        "steps": steps,
+        "batch_size": 8,
+        "lr": 1e-2,
+    } | training
+    return TrainedReward(template="{prompt}|{response}", max_length=64, training=training)
 
 
-def pairs(count, split, client="judge"):
-    return [{"pair_id": f"{split}{n}", "client_id": client, "split": split, "domain": "d", "prompt": f"q{n}", "chosen": "aaaa" + "b" * (n % 4), "rejected": "zzzz" + "b" * (n % 3)} for n in range(count)]
+ONE_STEP = build_section(steps=1)
+
+
+def pairs(count, split):
+    """Pairs whose chosen response consists of a's and whose rejected response consists of z's."""
+    return [
+        {
+            "pair_id": f"{split}{n}",
+            "client_id": "judge",
+            "split": split,
+            "domain": "d",
+            "prompt": f"q{n}",
+            "chosen": "aaaa" + "b" * (n % 4),
+            "rejected": "zzzz" + "b" * (n % 3),
+        }
+        for n in range(count)
+    ]
+
+
+def write_judge_pairs(folder: Path, train=32, test=9) -> Path:
+    Dataset.from_list([*pairs(train, "train"), *pairs(test, "test")]).to_parquet(folder / "judge.parquet")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """A folder with 32 training and 9 held-out pairs of owners outside the federation."""
+    return write_judge_pairs(tmp_path_factory.mktemp("prepared"))
 
 
 @pytest.fixture
-def prepared(tmp_path):
-    Dataset.from_list([*pairs(32, "train"), *pairs(9, "test")]).to_parquet(tmp_path / "judge.parquet")
-    return tmp_path
+def place(debug, prepared, tmp_path):
+    """A maker of what a reward is prepared with, in a cache of the test's own."""
+
+    def make(seed=3, prepared=prepared):
+        return RewardResources(prepared, tmp_path / "cache", seed, "cpu", debug.evaluation.judge)
+
+    return make
 
 
-def test_a_reward_that_is_trained_here_learns_its_pairs_and_is_an_ordinary_classifier_afterwards(prepared, tmp_path):
+# --- training
+
+
+@pytest.fixture(scope="module")
+def trained(debug, prepared, tmp_path_factory):
+    """A reward after 30 steps: its section, its folder, its figures and the reported steps."""
+    torch.set_num_threads(1)
+    section = build_section(steps=30)
+    reported = []
+    cache = tmp_path_factory.mktemp("cache")
+    resources = RewardResources(prepared, cache, 3, "cpu", debug.evaluation.judge)
+    result = section.prepare(resources, lambda step, loss: reported.append((step, loss)))
+    return SimpleNamespace(section=section, folder=result.folder, figures=result.figures, reported=reported)
+
+
+def test_a_trained_reward_tells_the_held_out_pairs_apart(trained):
+    assert trained.figures["accuracy"] == 1.0
+    assert trained.figures["pairs"] == 32
+    assert trained.figures["held_out_pairs"] == 9
+
+
+def test_the_first_loss_is_log_2_because_the_output_starts_at_0(trained):
+    assert trained.reported[0][1] == pytest.approx(math.log(2), abs=1e-5)
+
+
+def test_training_reports_each_step_and_lowers_the_loss(trained):
+    assert [step for step, _ in trained.reported] == list(range(1, 31))
+    assert trained.reported[-1][1] < 0.2
+    assert trained.figures["loss_last"] == trained.reported[-1][1]
+
+
+def test_a_trained_reward_scores_responses_like_the_chosen_ones_higher(trained):
+    preferred, other = trained.section.load("cpu", trained.folder)(["q1", "q2"], ["aaaa", "zzzz"])
+    assert preferred > other + 1
+
+
+def test_a_trained_reward_is_stored_as_a_classifier_without_an_adapter(trained):
     from transformers import AutoModelForSequenceClassification
 
-    seen = []
-    score, figures = build_reward(CONFIG, prepared, tmp_path / "rewards", 3, "cpu", lambda step, loss: seen.append((step, loss)))
-    assert figures["accuracy"] == 1.0 and (figures["pairs"], figures["held_out_pairs"]) == (32, 9)
-    assert [step for step, _ in seen] == list(range(1, 31)) and seen[0][1] == pytest.approx(math.log(2), abs=1e-5) and seen[-1][1] < 0.2   # the output begins at 0
-    good, bad = score(["q1", "q2"], ["aaaa", "zzzz"])
-    assert good > bad + 1
-    (folder,) = (tmp_path / "rewards").iterdir()
-    model = AutoModelForSequenceClassification.from_pretrained(folder)
-    assert model.config.num_labels == 1 and not any("lora" in name for name, _ in model.named_parameters())
-    other, _ = build_reward(RewardConfig(name=str(folder), template="{prompt}|{response}", max_length=64), prepared, tmp_path, 0, "cpu")
-    assert np.allclose(other(["q1"], ["aaaa"]), good)
+    model = AutoModelForSequenceClassification.from_pretrained(trained.folder)
+    assert model.config.num_labels == 1
+    assert not any("lora" in name for name, _ in model.named_parameters())
 
 
-def test_it_is_trained_once_for_its_recipe_seed_and_rows_and_one_that_was_stopped_is_begun_anew(prepared, tmp_path, monkeypatch):
-    from components.learning import reward
-
-    folder, figures = trained_reward(CONFIG, prepared, tmp_path / "rewards", 3, "cpu")
-    weights = (folder / "model.safetensors").read_bytes()
-    real = reward.train_reward
-    monkeypatch.setattr(reward, "train_reward", lambda *_: pytest.fail("trained again"))
-    assert trained_reward(CONFIG, prepared, tmp_path / "rewards", 3, "cpu") == (folder, figures)
-    monkeypatch.setattr(reward, "train_reward", real)
-    assert trained_reward(CONFIG, prepared, tmp_path / "rewards", 4, "cpu")[0] != folder
-    (folder / "figures.json").unlink()      # killed before its last word
-    (folder / "model.safetensors").write_bytes(b"half")
-    assert trained_reward(CONFIG, prepared, tmp_path / "rewards", 3, "cpu") == (folder, figures) and (folder / "model.safetensors").read_bytes() == weights
-    assert json.loads((folder / "figures.json").read_text())["seed"] == 3
-    monkeypatch.setattr(reward, "WAY", reward.WAY + 1)
-    assert trained_reward(CONFIG, prepared, tmp_path / "rewards", 3, "cpu")[0] != folder
+def test_a_trained_reward_has_the_scores_of_a_classifier_reward_of_its_folder(trained):
+    classifier = ClassifierReward(name=str(trained.folder), template="{prompt}|{response}", max_length=64)
+    scores = classifier.load("cpu", None)(["q1"], ["aaaa"])
+    assert np.allclose(scores, trained.section.load("cpu", trained.folder)(["q1"], ["aaaa"]))
 
 
-def test_of_two_runs_that_train_the_same_reward_the_later_one_takes_the_first_ones(prepared, tmp_path, monkeypatch):
-    from components.learning import reward
-
-    real, seen = reward.train_reward, []
-
-    def while_another_finishes(*given):
-        monkeypatch.setattr(reward, "train_reward", real)
-        folder, _ = trained_reward(CONFIG, prepared, tmp_path / "rewards", 3, "cpu")
-        seen.append((folder, (folder / "model.safetensors").stat().st_ino))
-        return real(*given)
-
-    monkeypatch.setattr(reward, "train_reward", while_another_finishes)
-    folder, _ = trained_reward(CONFIG, prepared, tmp_path / "rewards", 3, "cpu")
-    assert seen == [(folder, (folder / "model.safetensors").stat().st_ino)] and list((tmp_path / "rewards").iterdir()) == [folder]
+def test_pairs_are_scored_by_their_two_responses(trained, debug, prepared):
+    resources = RewardResources(prepared, trained.folder.parents[1], 3, "cpu", debug.evaluation.judge)
+    scores, figures = trained.section.score_pairs(pairs(3, "train"), resources)
+    assert scores.shape == (3, 2)
+    assert (scores[:, 0] > scores[:, 1]).all()
+    assert figures == trained.figures
 
 
-def test_more_layers_than_the_backbone_has_are_refused_and_so_is_a_backbone_that_is_not_there():
-    for backbone, words in (({"name": "tiny-random", "layers": 50}, "has 2 layers, but 50"), ({"name": "/nowhere/at/all"}, "/nowhere/at/all")):
-        training = {"backbone": backbone, "steps": 1}
-        with pytest.raises(BackboneError, match=words):
-            train_reward(RewardConfig(kind="trained", template="{prompt}|{response}", training=training), pairs(8, "train"), 0, "cpu")
-
-
-def test_the_process_draws_the_same_numbers_whether_a_reward_was_trained_or_not(prepared):
-    import torch
-
+@pytest.mark.slow
+def test_training_does_not_change_the_global_generator():
     torch.manual_seed(5)
     state = torch.random.get_rng_state()
-    train_reward(CONFIG.model_copy(update={"training": CONFIG.training.model_copy(update={"steps": 1})}), pairs(8, "train"), 0, "cpu")
+    train_reward(ONE_STEP, pairs(8, "train"), 0, "cpu")
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def test_without_pairs_of_owners_outside_the_federation_it_is_refused(tmp_path):
-    Dataset.from_list(pairs(4, "train")).to_parquet(tmp_path / "judge.parquet")
+# --- the cache
+
+
+@pytest.fixture(scope="module")
+def one_step():
+    """The model, the tokenizer and the losses of ONE_STEP on the prepared pairs."""
+    torch.set_num_threads(1)
+    return train_reward(ONE_STEP, pairs(32, "train"), 3, "cpu")
+
+
+@pytest.fixture
+def trainings(one_step, monkeypatch):
+    """Seeds of the trainings that are started; each returns the result of one step."""
+    seeds = []
+
+    def record(reward, rows, seed, *options):
+        seeds.append(seed)
+        return one_step
+
+    monkeypatch.setattr(reward_model, "train_reward", record)
+    return seeds
+
+
+def test_a_reward_is_trained_once_for_the_same_section_seed_and_rows(place, trainings):
+    first = ONE_STEP.prepare(place())
+    assert ONE_STEP.prepare(place()) == first
+    assert len(trainings) == 1
+
+
+def test_another_seed_has_a_training_of_its_own(place, trainings):
+    first = ONE_STEP.prepare(place(seed=3))
+    assert ONE_STEP.prepare(place(seed=4)).folder != first.folder
+    assert trainings == [3, 4]
+
+
+def test_another_section_has_a_training_of_its_own(place, trainings):
+    first = ONE_STEP.prepare(place())
+    assert build_section(steps=1, lr=2e-2).prepare(place()).folder != first.folder
+    assert len(trainings) == 2
+
+
+def test_other_rows_have_a_training_of_their_own(place, trainings, tmp_path):
+    first = ONE_STEP.prepare(place())
+    (tmp_path / "other").mkdir()
+    other = write_judge_pairs(tmp_path / "other", train=31)
+    assert ONE_STEP.prepare(place(prepared=other)).folder != first.folder
+    assert len(trainings) == 2
+
+
+def test_another_version_of_the_training_has_a_training_of_its_own(place, trainings, monkeypatch):
+    first = ONE_STEP.prepare(place())
+    monkeypatch.setattr(TrainedReward, "artifact_version", TrainedReward.artifact_version + 1)
+    assert ONE_STEP.prepare(place()).folder != first.folder
+    assert len(trainings) == 2
+
+
+def test_the_record_of_a_training_contains_what_the_key_is_made_of(place, trainings):
+    folder = ONE_STEP.prepare(place()).folder
+    record = json.loads((folder / "figures.json").read_text())
+    assert record["seed"] == 3
+    assert record["version"] == TrainedReward.artifact_version
+    assert record["reward"] == ONE_STEP.model_dump(mode="json")
+
+
+@pytest.mark.slow
+def test_a_training_that_was_stopped_is_repeated_with_the_same_bytes(place, trainings, monkeypatch):
+    first = ONE_STEP.prepare(place())
+    weights = (first.folder / "model.safetensors").read_bytes()
+    (first.folder / "figures.json").unlink()  # written last
+    (first.folder / "model.safetensors").write_bytes(b"half")
+    monkeypatch.setattr(reward_model, "train_reward", train_reward)
+    assert ONE_STEP.prepare(place()) == first
+    assert (first.folder / "model.safetensors").read_bytes() == weights
+
+
+def test_the_later_of_two_runs_that_train_the_same_reward_uses_that_of_the_first(
+    place, one_step, monkeypatch, tmp_path
+):
+    inodes = []
+
+    def train_while_another_run_finishes(*arguments):
+        monkeypatch.setattr(reward_model, "train_reward", lambda *arguments: one_step)
+        folder = ONE_STEP.prepare(place()).folder
+        inodes.append((folder / "model.safetensors").stat().st_ino)
+        return one_step
+
+    monkeypatch.setattr(reward_model, "train_reward", train_while_another_run_finishes)
+    folder = ONE_STEP.prepare(place()).folder
+    assert inodes == [(folder / "model.safetensors").stat().st_ino]
+    assert list((tmp_path / "cache" / "rewards").iterdir()) == [folder]
+
+
+# --- what is refused
+
+
+def test_more_layers_than_the_backbone_has_are_refused_with_both_numbers():
+    section = build_section(backbone={"name": "tiny-random", "layers": 50})
+    with pytest.raises(BackboneError, match="'tiny-random' has 2 layers, but 50"):
+        train_reward(section, pairs(8, "train"), 0, "cpu")
+
+
+def test_a_backbone_that_does_not_exist_is_refused_by_name():
+    section = build_section(backbone={"name": "/nowhere/at/all"})
+    with pytest.raises(BackboneError, match="backbone '/nowhere/at/all' of a reward could not be loaded"):
+        train_reward(section, pairs(8, "train"), 0, "cpu")
+
+
+def test_without_held_out_pairs_the_training_is_refused_with_both_numbers(place, tmp_path):
     with pytest.raises(DataError, match="4 training and 0 held-out pairs"):
-        trained_reward(CONFIG, tmp_path, tmp_path / "rewards", 0, "cpu")
+        ONE_STEP.prepare(place(prepared=write_judge_pairs(tmp_path, train=4, test=0)))
 
 
-def test_clean_language_scores_above_insults_and_the_prompt_does_not_count():
-    pytest.importorskip("profanity_check")
-    score, known = build_reward(RewardConfig(kind="function", name="clean"), None, None, 0, "cpu")
-    scores = score(["you idiot", "hello", "hello"], ["have a nice day", "you are a stupid idiot", "go to hell, moron"])
-    assert known == {} and scores.dtype == np.float64 and scores[0] > 2 and scores[1:].max() < -2 and np.abs(scores).max() <= 10
-
-
-def test_a_function_of_ones_own_is_registered_or_given_by_its_module():
-    assert find_reward_function("tests.learning.test_multi_objective:long")(["q"], ["four"]).tolist() == [4.0]
-    with pytest.raises(ValueError, match="there is a reward function 'clean' already"):
-        reward_function("clean")(lambda prompts, responses: np.zeros(len(responses)))
-    try:
-        reward_function("mine")(lambda prompts, responses: np.ones(len(responses)))
-        assert find_reward_function("mine")(["q"], ["r"]).tolist() == [1.0]
-    finally:
-        REWARD_FUNCTIONS.pop("mine")
-
-
-@pytest.mark.parametrize(("name", "words"), [
-    ("claen", "Did you mean 'clean'"), ("nowhere.at_all:f", "cannot be imported: ModuleNotFoundError: No module named 'nowhere'"), ("math:nothing", "cannot be imported"), (".x:f", "cannot be imported: TypeError"), ("math:pi", "is a float, and must be a function")])
-def test_a_function_that_is_not_there_is_named(name, words):
-    with pytest.raises(RecipeError, match=words):
-        find_reward_function(name)
-
-
-@pytest.mark.parametrize(("section", "words"), [
-    ({"kind": "trained"}, "needs a template"), ({"kind": "trained", "template": "{prompt} {response}", "name": "x"}, "leave out name"), ({"kind": "function"}, "a function needs a name"),
-    ({"kind": "trained", "template": "{prompt} {response}", "output": 1}, "leave out output and revision"), ({"kind": "trained", "template": "{prompt} {response}", "training": {"backbone": {"name": "embedded", "dtype": "bfloat16"}}}, "trained in float32"),
-    ({"kind": "function", "name": "clean", "output": 1}, "output is of classifiers"), ({"name": "x", "training": {}}, "training is of kind 'trained'"), ({"kind": "judge", "max_length": 64}, "max_length is of classifiers")])
-def test_sections_that_contradict_themselves_are_refused(section, words):
-    with pytest.raises(ValidationError, match=words):
-        RewardConfig.model_validate(section)
-    assert RewardConfig.model_validate(CONFIG.model_dump(mode="json")) == CONFIG
-
-
-def test_a_judge_is_no_reward_of_a_single_response(tmp_path):
-    with pytest.raises(TypeError, match="compares two responses"):
-        build_reward(RewardConfig(kind="judge"), tmp_path, tmp_path, 0, "cpu")
+def test_loading_a_reward_that_has_not_been_trained_is_refused():
+    with pytest.raises(DataError, match="kind 'trained' has not been trained"):
+        ONE_STEP.load("cpu", None)

@@ -1,4 +1,4 @@
-"""Adapters: fp32 whatever the backbone is, swapped in place, strict about names, shapes and values."""
+"""Adapters: fp32 on any backbone, exchanged in place, strict about names, shapes and values."""
 
 import json
 import math
@@ -7,69 +7,112 @@ import pytest
 import torch
 
 from components.config import BackboneConfig, LoraConfig
+from components.io import write_atomically
 from components.models.adapters import (
     AdapterError,
     AdapterSlot,
     AdapterStore,
-    attach,
+    attach_lora,
     check_adapter,
+    choose_folder_names,
     export_adapter,
     read_adapter,
     stack_adapters,
-    write_atomically,
 )
 from components.models.backbone import load_backbone
+from tests.support.adapters import random_tensors
 
 LORA = LoraConfig(r=2, alpha=4, dropout=0.0)
 
 
-def resident(dtype: str = "float32", lora: LoraConfig = LORA):
-    model = attach(load_backbone(BackboneConfig(name="tiny-random", dtype=dtype), "cpu"), lora)
+def build_model(dtype: str = "float32", lora: LoraConfig = LORA):
+    model = attach_lora(load_backbone(BackboneConfig(name="tiny-random", dtype=dtype), "cpu"), lora)
     return model, AdapterSlot(model)
 
 
+def equal(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+# --- slots
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_adapter_parameters_gradients_and_what_is_read_are_fp32_on_a_backbone_of_any_dtype(dtype):
-    model, slot = resident(dtype)
+def test_adapters_are_fp32_on_a_backbone_of_any_dtype(dtype):
+    model, slot = build_model(dtype)
     assert {p.dtype for p in model.parameters() if not p.requires_grad} == {getattr(torch, dtype)}
     assert {p.dtype for p in slot.parameters} == {torch.float32}
     slot.load(slot.initial_adapter(0))
     model(input_ids=torch.tensor([[5, 6, 7]])).logits.float().sum().backward()
     assert {p.grad.dtype for p in slot.parameters} == {torch.float32}
-    assert {t.dtype for t in slot.read().values()} == {torch.float32}
+    assert {tensor.dtype for tensor in slot.read().values()} == {torch.float32}
 
 
 def test_only_the_adapter_is_trained():
-    model, slot = resident()
+    model, slot = build_model()
     assert {id(p) for p in model.parameters() if p.requires_grad} == {id(p) for p in slot.parameters}
-    assert len(slot.names) == 2 * 2 * 7 and slot.names == sorted(slot.names)       # A and B, layers, linear modules
+
+
+def test_the_names_of_a_slot_are_sorted_and_independent_of_the_slot():
+    _, slot = build_model()
+    assert len(slot.names) == 2 * 2 * 7  # A and B, layers, linear modules
+    assert slot.names == sorted(slot.names)
     assert not any("default" in name for name in slot.names)
 
 
-def test_what_is_loaded_is_read_back_and_reading_gives_a_copy(tiny_selector, random_adapter):
-    slot, adapter = tiny_selector.slot, random_adapter(1)
-    addresses = [p.data_ptr() for p in slot.parameters]
-    slot.load(adapter)
+def test_reading_a_slot_gives_a_copy_of_the_loaded_adapter(tiny_selector, random_adapter):
+    slot = tiny_selector.slot
+    slot.load(random_adapter(1))
     read = slot.read()
-    assert all(torch.equal(read[n], adapter[n]) for n in slot.names) and list(read) == slot.names
+    assert list(read) == slot.names
     slot.load(random_adapter(2))
-    assert all(torch.equal(read[n], adapter[n]) for n in slot.names)
-    assert [p.data_ptr() for p in slot.parameters] == addresses, "swapped in place"
-    assert not any(a is p.data for a in adapter.values() for p in slot.parameters)
+    assert equal(read, random_adapter(1))
 
 
-def test_an_initial_adapter_is_a_function_of_the_seed_and_leaves_the_backbone_as_it_is():
-    model, slot = resident()
+def test_adapters_are_exchanged_in_place(tiny_selector, random_adapter):
+    slot = tiny_selector.slot
+    addresses = [parameter.data_ptr() for parameter in slot.parameters]
+    adapter = random_adapter(1)
+    slot.load(adapter)
+    assert [parameter.data_ptr() for parameter in slot.parameters] == addresses
+    assert not {tensor.data_ptr() for tensor in adapter.values()} & set(addresses)
+
+
+def test_a_subset_of_a_slot_shares_its_parameters(tiny_selector):
+    slot = tiny_selector.slot
+    subset = slot.subset({slot.names[3], slot.names[1]})
+    assert subset.names == [slot.names[1], slot.names[3]]
+    assert subset.parameters[0] is slot.parameters[1]
+    assert subset.parameters[1] is slot.parameters[3]
+    assert len(slot.names) == len(slot.parameters) > 2
+
+
+def test_an_initial_adapter_is_a_function_of_the_seed_alone():
+    _, slot = build_model()
     torch.manual_seed(1)
     first = slot.initial_adapter(7)
     torch.manual_seed(2)
-    again, other = resident()[1].initial_adapter(7), slot.initial_adapter(8)
-    assert all(torch.equal(first[n], again[n]) for n in slot.names)
-    assert all(torch.equal(first[n], other[n]) == (".lora_B." in n) for n in slot.names)
-    a = [first[n] for n in slot.names if ".lora_A." in n]
-    assert all(t.abs().max() <= 1 / math.sqrt(t.shape[1]) and t.std() > 0.1 / math.sqrt(t.shape[1]) for t in a)
-    assert len({t.flatten()[0].item() for t in a}) == len(a), "each tensor has numbers of its own"
-    slot.load(first)
+    again = build_model()[1].initial_adapter(7)
+    different = slot.initial_adapter(8)
+    assert equal(first, again)
+    for name in slot.names:
+        assert torch.equal(first[name], different[name]) == (".lora_B." in name)
+
+
+def test_each_a_of_an_initial_adapter_has_bounded_values_of_its_own():
+    _, slot = build_model()
+    adapter = slot.initial_adapter(7)
+    tensors = [adapter[name] for name in slot.names if ".lora_A." in name]
+    for tensor in tensors:
+        bound = 1 / math.sqrt(tensor.shape[1])
+        assert tensor.abs().max() <= bound
+        assert tensor.std() > 0.1 * bound
+    assert len({tensor.flatten()[0].item() for tensor in tensors}) == len(tensors)
+
+
+def test_an_initial_adapter_does_not_change_the_backbone():
+    model, slot = build_model()
+    slot.load(slot.initial_adapter(7))
     ids = torch.tensor([[5, 6, 7]])
     with torch.no_grad():
         with model.disable_adapter():
@@ -77,110 +120,216 @@ def test_an_initial_adapter_is_a_function_of_the_seed_and_leaves_the_backbone_as
         assert torch.equal(model(input_ids=ids).logits, plain)
 
 
-def test_attaching_leaves_the_global_random_numbers_alone():
+def test_attaching_lora_does_not_change_the_global_generator():
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)
-    resident()
+    build_model()
     assert torch.equal(torch.rand(1), expected)
 
 
-@pytest.mark.parametrize(("change", "sentence"), [
-    (lambda a, n: a.pop(n), "is missing"),
-    (lambda a, n: a.update({"other": torch.zeros(1)}), "'other' is not part of the adapter"),
-    (lambda a, n: a.update({n: a[n][:1]}), "has shape"),
-    (lambda a, n: a.update({n: a[n].bfloat16()}), "is torch.bfloat16, expected torch.float32"),
-    (lambda a, n: a[n].view(-1)[0].fill_(float("nan")), "has 1 values that are NaN or infinite"),
-    (lambda a, n: a[n].fill_(float("inf")), "NaN or infinite")])
-def test_an_adapter_that_does_not_fit_is_refused_by_its_tensor_and_the_slot_stays(tiny_selector, random_adapter, change, sentence):
-    slot, good, bad = tiny_selector.slot, random_adapter(1), random_adapter(2)
+# --- checks
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda adapter, name: adapter.pop(name), "is missing"),
+        (
+            lambda adapter, name: adapter.update({"other": torch.zeros(1)}),
+            "'other' is not part of the adapter",
+        ),
+        (lambda adapter, name: adapter.update({name: adapter[name][:1]}), "has shape"),
+        (
+            lambda adapter, name: adapter.update({name: adapter[name].bfloat16()}),
+            "is torch.bfloat16, expected torch.float32",
+        ),
+        (
+            lambda adapter, name: adapter[name].view(-1)[0].fill_(float("nan")),
+            "has 1 values that are NaN or infinite",
+        ),
+        (lambda adapter, name: adapter[name].fill_(float("inf")), "NaN or infinite"),
+    ],
+)
+def test_an_adapter_that_does_not_fit_is_refused_by_its_tensor_and_the_slot_keeps_its_values(
+    tiny_selector, random_adapter, change, words
+):
+    slot = tiny_selector.slot
     name = slot.names[3]
-    slot.load(good)
-    change(bad, name)
-    with pytest.raises(AdapterError, match=sentence) as error:
-        slot.load(bad)
+    slot.load(random_adapter(1))
+    invalid = random_adapter(2)
+    change(invalid, name)
+    with pytest.raises(AdapterError, match=words) as error:
+        slot.load(invalid)
     assert name in str(error.value) or "other" in str(error.value)
-    assert all(torch.equal(t, good[n]) for n, t in slot.read().items())
+    assert equal(slot.read(), random_adapter(1))
 
 
-def test_check_adapter_counts_what_is_missing():
-    like = {"a": torch.zeros(3), "b": torch.zeros(2), "c": torch.zeros(1)}
+def test_the_error_of_a_missing_tensor_counts_all_that_are_missing():
+    expected = {
+        "a": torch.zeros(3),
+        "b": torch.zeros(2),
+        "c": torch.zeros(1),
+    }
     with pytest.raises(AdapterError, match=r"tensor 'a' is missing \(2 of 3 are\)"):
-        check_adapter({"c": torch.zeros(1)}, like)
-    check_adapter(like, like)
+        check_adapter({"c": torch.zeros(1)}, expected)
 
 
-def test_the_store_names_an_adapter_by_its_content(tmp_path):
-    store = AdapterStore(tmp_path / "adapters")
-    adapter = {"b": torch.tensor([1.0, 2.0, 3.0]), "a": torch.zeros(2, 2)}
-    ref = store.put(adapter)
-    assert store.put(dict(reversed(adapter.items()))) == ref == store.ref(ref.hash)
-    assert store.put(adapter | {"b": torch.tensor([1.0, 2.0, 3.5])}) != ref
-    assert sorted(p.name for p in store.root.iterdir()) == sorted(f"{r}.safetensors" for r in {ref.hash, store.put(adapter | {"b": torch.tensor([1.0, 2.0, 3.5])}).hash})
-    read = store.get(ref)
-    assert set(read) == {"a", "b"} and all(torch.equal(read[n], adapter[n]) for n in read)
+def test_an_adapter_of_the_expected_form_passes():
+    expected = {"a": torch.zeros(3), "b": torch.zeros(2)}
+    check_adapter({"b": torch.ones(2), "a": torch.ones(3)}, expected)
 
 
-def test_the_store_refuses_what_is_not_fp32(tmp_path):
-    with pytest.raises(AdapterError, match=r"tensor 'a' is torch.bfloat16, but adapters are stored in float32"):
-        AdapterStore(tmp_path).put({"a": torch.ones(3, dtype=torch.bfloat16)})
+# --- the store
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+ADAPTER = {"b": torch.tensor([1.0, 2.0, 3.0]), "a": torch.zeros(2, 2)}
+
+
+@pytest.fixture
+def store(tmp_path):
+    return AdapterStore(tmp_path / "adapters")
+
+
+def test_a_stored_adapter_is_read_back(store):
+    assert equal(store.get(store.put(ADAPTER)), {name: ADAPTER[name] for name in ("a", "b")})
+
+
+def test_an_adapter_is_stored_under_the_hash_of_its_content(store):
+    ref = store.put(ADAPTER)
+    assert store.put(dict(reversed(ADAPTER.items()))) == ref
+    assert store.ref(ref.hash) == ref
+    different = store.put(ADAPTER | {"b": torch.tensor([1.0, 2.0, 3.5])})
+    assert different != ref
+    files = sorted(path.name for path in store.root.iterdir())
+    assert files == sorted(f"{digest}.safetensors" for digest in (ref.hash, different.hash))
+
+
+def test_the_store_refuses_tensors_that_are_not_fp32(store):
+    with pytest.raises(AdapterError, match=r"tensor 'a' is torch.bfloat16, but .* float32"):
+        store.put({"a": torch.ones(3, dtype=torch.bfloat16)})
+
+
+@pytest.fixture
+def fail_before_replacing(monkeypatch):
+    """A maker of a process that fails after a file was written and before it has its name."""
+
+    def fail(*_):
+        raise OSError("full")
+
+    return lambda: monkeypatch.setattr("components.io.os.replace", fail)
+
+
+def test_an_adapter_is_stored_completely_or_not_at_all(store, fail_before_replacing):
+    fail_before_replacing()
+    with pytest.raises(OSError, match="full"):
+        store.put(ADAPTER)
+    assert list(store.root.iterdir()) == []
+
+
+def test_a_file_keeps_its_content_if_it_cannot_be_replaced(tmp_path, fail_before_replacing):
     path = tmp_path / "deep" / "file"
     write_atomically(path, b"first")
-    monkeypatch.setattr("components.models.adapters.os.replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    fail_before_replacing()
     with pytest.raises(OSError, match="full"):
         write_atomically(path, b"second")
-    assert path.read_bytes() == b"first" and [p.name for p in path.parent.iterdir()] == ["file"]
+    assert path.read_bytes() == b"first"
+    assert [file.name for file in path.parent.iterdir()] == ["file"]
+
+
+# --- PEFT folders
 
 
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "v_proj"]])
-def test_an_exported_adapter_opens_with_peft_and_answers_as_in_the_slot(tmp_path, targets):
+def test_peft_opens_an_exported_adapter_and_it_answers_as_in_the_slot(tmp_path, targets):
     from peft import PeftModel
 
     lora = LoraConfig(r=2, alpha=4, dropout=0.05, target_modules=targets)
-    model, slot = resident(lora=lora)
-    numbers = torch.Generator().manual_seed(0)
-    adapter = {n: torch.randn(p.shape, generator=numbers) for n, p in zip(slot.names, slot.parameters, strict=True)}
+    model, slot = build_model(lora=lora)
+    adapter = random_tensors(slot, seed=0, scale=1.0)
     slot.load(adapter)
     folder = export_adapter(adapter, lora, "tiny-random", tmp_path / "adapter")
-    assert sorted(p.name for p in folder.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
-    assert json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"] == "tiny-random"
-    opened = PeftModel.from_pretrained(load_backbone(BackboneConfig(name="tiny-random"), "cpu"), folder).eval()
+    config = json.loads((folder / "adapter_config.json").read_text())
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+    assert config["base_model_name_or_path"] == "tiny-random"
+    backbone = load_backbone(BackboneConfig(name="tiny-random"), "cpu")
+    opened = PeftModel.from_pretrained(backbone, folder).eval()
     ids = torch.tensor([[5, 6, 7, 8]])
     with torch.no_grad():
-        given, expected = opened(input_ids=ids).logits, model.eval()(input_ids=ids).logits
-        assert torch.allclose(given, expected, atol=1e-6)
+        logits = opened(input_ids=ids).logits
+        assert torch.allclose(logits, model.eval()(input_ids=ids).logits, atol=1e-6)
         with model.disable_adapter():
-            assert not torch.allclose(given, model(input_ids=ids).logits, atol=1e-2)
-    assert sum("lora_A" in n for n, _ in opened.named_parameters()) == len(slot.names) // 2
+            assert not torch.allclose(logits, model(input_ids=ids).logits, atol=1e-2)
+    assert sum("lora_A" in name for name, _ in opened.named_parameters()) == len(slot.names) // 2
 
 
-def test_two_stacked_adapters_are_the_sum_of_their_updates_also_where_a_module_is_in_one_alone(tmp_path):
-    """s1 B1 A1 + s2 B2 A2, with ranks 1 and 2 and scales 2 and 3."""
-    numbers = torch.Generator().manual_seed(0)
-
-    def adapter(r, *layers):
-        return {f"{layer}.lora_{k}.weight": torch.randn((r, 4) if k == "A" else (3, r), generator=numbers) for layer in layers for k in "AB"}
-
-    def update(one, layer, scale):
-        return scale * one[f"{layer}.lora_B.weight"] @ one[f"{layer}.lora_A.weight"] if f"{layer}.lora_A.weight" in one else torch.zeros(3, 4)
-
-    lower, upper = adapter(1, "m.q", "m.v"), adapter(2, "m.q", "m.up")
-    stacked, lora = stack_adapters((lower, LoraConfig(r=1, alpha=2)), (upper, LoraConfig(r=2, alpha=6)))
-    assert (lora.r, lora.alpha, lora.target_modules) == (3, 3, ["q", "up", "v"])
-    for layer in ("m.q", "m.v", "m.up"):
-        assert torch.allclose(update(stacked, layer, 1.0), update(lower, layer, 2.0) + update(upper, layer, 3.0), atol=1e-6)
-
-
-def test_an_adapter_folder_is_read_back_as_it_was_exported_and_what_a_recipe_does_not_know_is_refused(tmp_path):
-    _, slot = resident()
+def test_an_exported_adapter_is_read_back(tmp_path):
+    _, slot = build_model()
     adapter = slot.initial_adapter(0)
-    folder = export_adapter(adapter, LORA, "tiny-random", tmp_path / "adapter")
-    tensors, lora = read_adapter(folder)
-    assert (lora.r, lora.alpha, lora.dropout) == (2, 4, 0) and all(torch.equal(tensors[n], adapter[n]) for n in slot.names)
+    tensors, lora = read_adapter(export_adapter(adapter, LORA, "tiny-random", tmp_path / "adapter"))
+    assert (lora.r, lora.alpha, lora.dropout) == (2, 4, 0)
+    assert all(torch.equal(tensors[name], adapter[name]) for name in slot.names)
+
+
+@pytest.mark.parametrize(
+    ("change", "option"),
+    [
+        ({"use_rslora": True}, "use_rslora"),
+        ({"bias": "all"}, "bias"),
+        ({"target_modules": ".*_proj"}, "target_modules"),
+    ],
+)
+def test_an_adapter_with_an_option_that_recipes_do_not_have_is_refused(tmp_path, change, option):
+    _, slot = build_model()
+    folder = export_adapter(slot.initial_adapter(0), LORA, "tiny-random", tmp_path / "adapter")
     config = json.loads((folder / "adapter_config.json").read_text())
-    (folder / "adapter_config.json").write_text(json.dumps(config | {"use_rslora": True}))
-    with pytest.raises(AdapterError, match="the adapter's LoRA uses use_rslora, which is not supported"):
+    (folder / "adapter_config.json").write_text(json.dumps(config | change))
+    with pytest.raises(AdapterError, match=f"the adapter's LoRA uses {option}.*, which is not supported"):
         read_adapter(folder)
+
+
+def random_lora(r, *layers):
+    generator = torch.Generator().manual_seed(r)
+    adapter = {}
+    for layer in layers:
+        adapter[f"{layer}.lora_A.weight"] = torch.randn((r, 4), generator=generator)
+        adapter[f"{layer}.lora_B.weight"] = torch.randn((3, r), generator=generator)
+    return adapter
+
+
+def compute_update(adapter, layer, scale):
+    """s B A of a layer; 0 if the adapter does not have it."""
+    if f"{layer}.lora_A.weight" not in adapter:
+        return torch.zeros(3, 4)
+    return scale * adapter[f"{layer}.lora_B.weight"] @ adapter[f"{layer}.lora_A.weight"]
+
+
+@pytest.mark.parametrize("layer", ["m.q", "m.v", "m.up"])
+def test_two_stacked_adapters_are_the_sum_of_their_updates(layer):
+    """s1 B1 A1 + s2 B2 A2, with ranks 1 and 2 and scales 2 and 3; one of them has m.v and m.up."""
+    lower = random_lora(1, "m.q", "m.v")
+    upper = random_lora(2, "m.q", "m.up")
+    stacked, lora = stack_adapters((lower, LoraConfig(r=1, alpha=2)), (upper, LoraConfig(r=2, alpha=6)))
+    assert (lora.r, lora.alpha) == (3, 3)
+    assert lora.target_modules == ["q", "up", "v"]
+    expected = compute_update(lower, layer, 2.0) + compute_update(upper, layer, 3.0)
+    assert torch.allclose(compute_update(stacked, layer, 1.0), expected, atol=1e-6)
+
+
+# --- folder names
+
+
+def test_names_that_every_file_system_accepts_are_used_as_folder_names():
+    assert choose_folder_names(["ada", "bea-2"]) == {"ada": "ada", "bea-2": "bea-2"}
+
+
+@pytest.mark.parametrize("names", [["a/b", "a b"], ["Ada", "ada"], [".."]])
+def test_other_names_get_numbered_folder_names_that_differ(names):
+    folder_names = choose_folder_names(names)
+    assert len({name.lower() for name in folder_names.values()}) == len(names)
+    for position, name in enumerate(names):
+        assert folder_names[name].startswith(f"{position:04d}-")
+        assert "/" not in folder_names[name]

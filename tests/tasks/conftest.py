@@ -1,4 +1,4 @@
-"""An MLflow store of a test's own: SQLite, copied from one that was migrated once."""
+"""An MLflow store of a test's own: SQLite, a copy of the session's empty one."""
 
 import os
 import shutil
@@ -6,19 +6,9 @@ import shutil
 import pytest
 
 
-@pytest.fixture(scope="session")
-def migrated_store(tmp_path_factory):
-    """MLflow takes seconds to make its tables, so it does it once."""
-    from mlflow import MlflowClient
-
-    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    MlflowClient(f"sqlite:///{path}").search_experiments()
-    return path
-
-
 @pytest.fixture
 def mlflow_store(migrated_store, tmp_path, monkeypatch):
-    """The tracking URI of an empty store in tmp_path; MLflow's own global settings are none afterwards."""
+    """The tracking URI of an empty store in tmp_path; MLflow's global settings are reset afterwards."""
     import mlflow
 
     shutil.copy(migrated_store, tmp_path / "mlflow.db")

@@ -1,49 +1,92 @@
-"""The task that asks questions: who answers which, what is kept and not made anew, what is shared, logged and shown."""
+"""The task that answers questions: who answers, and how answers are stored, shared and logged."""
 
 import json
 import logging
+import re
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
-import torch
 
-from components.config import QuestionAnswersConfig, QuestionsConfig
+from components.alignment import thoughts
+from components.config import QuestionAnswersConfig, QuestionsConfig, Recipe
+from components.data import prepare
 from components.data.questions import load_questions, render
 from components.data.records import DataError
 from components.data.templates import load as load_template
 from components.data.trees import Tree, append_tree
-from components.evaluation.answers import load_asked
-from components.models import policy as policies
-from components.models.adapters import AdapterSlot, attach, export_adapter
+from components.evaluation.answers import load_evaluation_questions
+from components.federation.clients.context import ClientContexts
+from components.federation.outcome import Workspace
+from components.io import read_json, write_json
+from components.models.adapters import AdapterSlot, AdapterStore, attach_lora, export_adapter
 from components.models.backbone import load_backbone
-from components.models.policy import Policy, save_personal
+from components.models.policy import Completion, Policy, save_client_adapters
 from components.recipes import load_recipe
-from tasks import data, evaluation, reporting, tracking
-from tasks.runs import Run, claim_folder, read_json, write_json
+from components.reporting.summary import questions_line
+from components.reporting.summary.optional_parts import question_lines
+from components.results import EvaluationResult, PolicyRecord, QuestionFigures, QuestionResult
+from tasks import data
+from tasks.benchmark import share_generations
+from tasks.devices import POOL
+from tasks.evaluation import questions as questions_task
+from tasks.evaluation.answers import EvaluatedPolicy
+from tasks.runs import create_run
+from tasks.tracking.client import mlflow_client
+from tasks.tracking.evaluate import log_evaluation
+from tasks.tracking.run_tree import FlowRunLink, open_phase, open_run_tracking
+from tests.support.adapters import random_tensors
 
-CSQA = [{"id": f"q{n}", "answerKey": "AB"[n % 2], "question": {"stem": f"Where is thing {n}?",
-    "choices": [{"label": "A", "text": "here"}, {"label": "B", "text": f"there {n}"}]}} for n in range(8)]
-AQUA = [{"question": f"What is {n} + {n}?", "options": [f"A){2 * n}", f"B){2 * n + 1}", f"C){2 * n + 2}"], "rationale": "", "correct": "A"} for n in range(5)]
+SETS = ("csqa", "aqua")
+CSQA = [
+    {
+        "id": f"q{n}",
+        "answerKey": "AB"[n % 2],
+        "question": {
+            "stem": f"Where is thing {n}?",
+            "choices": [{"label": "A", "text": "here"}, {"label": "B", "text": f"there {n}"}],
+        },
+    }
+    for n in range(8)
+]
+AQUA = [
+    {
+        "question": f"What is {n} + {n}?",
+        "options": [f"A){2 * n}", f"B){2 * n + 1}", f"C){2 * n + 2}"],
+        "rationale": "",
+        "correct": "A",
+    }
+    for n in range(5)
+]
 
 
 @pytest.fixture(autouse=True)
-def quiet_log(monkeypatch):
-    for module in (evaluation, data):
+def plain_log(monkeypatch):
+    for module in (questions_task, data):
         monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
+
+
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
+    """Folder of the question sets; `copy` has the questions of csqa in another file."""
     folder = tmp_path_factory.mktemp("questions")
     for name, rows in (("csqa", CSQA), ("copy", CSQA), ("aqua", AQUA)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_rows(folder / f"{name}.jsonl", rows)
     return folder
 
 
-def overrides(files, samples=2, **settings):
-    sets = ", ".join(f"{{set: {name}, path: {files}/{name}.jsonl}}" for name in ("csqa", "aqua"))
-    more = "".join(f", {key}: {value}" for key, value in settings.items())
-    return ["policy.template=thoughts/policy", "policy.max_prompt_tokens=600",
-        f"evaluation.questions={{questions: [{sets}], samples: {samples}, max_new_tokens: 4{more}}}"]
+def overrides(files, samples=2):
+    sets = ", ".join(f"{{set: {name}, path: {files}/{name}.jsonl}}" for name in SETS)
+    return [
+        "policy.template=thoughts/policy",
+        "policy.max_prompt_tokens=600",
+        f"evaluation.questions={{questions: [{sets}], samples: {samples}, max_new_tokens: 4}}",
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -51,220 +94,493 @@ def recipe(files):
     return load_recipe("debug", overrides(files))
 
 
-def adapter(recipe, seed):
-    slot, numbers = AdapterSlot(attach(load_backbone(recipe.policy.backbone, "cpu"), recipe.policy.lora)), torch.Generator().manual_seed(seed)
-    return {name: torch.randn(value.shape, generator=numbers) for name, value in zip(slot.names, slot.parameters, strict=True)}
+@dataclass(frozen=True)
+class Answered:
+    """What a policy answered.
+
+    Attributes:
+        result: figures.
+        rows: answers by set.
+        folder: where they are stored.
+    """
+
+    result: QuestionResult
+    rows: dict[str, list[dict]]
+    folder: Path
 
 
-def asked(recipe, name, adapter, folder):
-    figures = evaluation.answer_questions.fn(recipe, name, adapter, folder, folder / "trees")
-    return figures, {of: read_json(folder / f"{name}-{of}.json") for of in ("csqa", "aqua")}
+BASE = EvaluatedPolicy("base", None, Path())
+
+
+def open_workspace(recipe: Recipe, folder: Path) -> Workspace:
+    contexts = ClientContexts(AdapterStore(folder / "adapters"), folder / "pairs.parquet")
+    return Workspace(
+        recipe,
+        contexts,
+        lend_trainer=lambda: POOL.borrow_trainer(recipe),
+        lend_device=lambda: POOL.borrow(recipe.runtime),
+    )
+
+
+def answer(recipe, folder, policy=BASE, trees=None):
+    """The result of the task for a policy."""
+    workspace = open_workspace(recipe, folder)
+    return questions_task.answer_questions.fn(policy, workspace, folder, trees or folder / "trees")
+
+
+def answer_all(recipe, folder, policy=BASE):
+    result = answer(recipe, folder, policy)
+    rows = {name: read_json(folder / f"{policy.name}-{name}.json") for name in SETS}
+    return Answered(result, rows, folder)
 
 
 @pytest.fixture(scope="module")
-def raw(recipe, tmp_path_factory):
-    """The raw policy's figures, answers and folder."""
-    folder = tmp_path_factory.mktemp("raw")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(evaluation, "get_run_logger", lambda: logging.getLogger("test"))
-        return (*asked(recipe, "raw", None, folder), folder)
+def base(recipe, tmp_path_factory):
+    """Answers of the base policy."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(questions_task, "get_run_logger", lambda: logging.getLogger("test"))
+        return answer_all(recipe, tmp_path_factory.mktemp("base"))
 
 
-def test_every_question_has_a_greedy_answer_and_n_samples_and_the_key(recipe, raw, files):
-    figures, rows, _ = raw
-    questions = {of: load_questions(of, files / f"{of}.jsonl")[0] for of in rows}
-    policy = Policy(recipe.policy, "cpu")
+@pytest.mark.parametrize("name", SETS)
+def test_every_question_has_its_key_and_its_options(base, files, name):
+    questions, _ = load_questions(name, files / f"{name}.jsonl")
+    for row, question in zip(base.rows[name], questions, strict=True):
+        assert row["set"] == name
+        assert row["id"] == question.id
+        assert row["key"] == question.answer
+        assert row["question"] == render(question)
+        assert row["options"] == dict(question.options)
+        assert not row["cut"]
+        assert "client_id" not in row
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_greedy_answer_is_to_the_question_in_its_template(base, recipe, files, name):
+    questions, _ = load_questions(name, files / f"{name}.jsonl")
     template = load_template("thoughts/answer", "answer")
-    for of, given in rows.items():
-        assert [(row["set"], row["id"], row["key"], row["question"]) for row in given] == [(of, q.id, q.answer, render(q)) for q in questions[of]]
-        expected = policy.generate([template.render(question=render(q)) for q in questions[of]], 0, max_new_tokens=4)
-        assert [row["text"] for row in given] == [completion.text for (completion,
-            ) in expected], "the question in its template is the prompt of the recipe's policy template"
-        assert all(len(row["samples"]) == 2 and row["options"] == dict(q.options) and not row["cut"] and "client_id" not in row for row,
-            q in zip(given, questions[of], strict=True))
-    assert len({sample["text"] for row in rows["csqa"] for sample in row["samples"]}) > 8, "samples differ"
-    assert (figures["all"]["questions"], figures["samples"], list(figures["sets"])) == (13, 2,
-        ["aqua", "csqa"]) and figures["sets"]["aqua"]["chance"] == pytest.approx(1 / 3)
+    prompts = [template.render(question=render(question)) for question in questions]
+    expected = Policy(recipe.policy, "cpu").generate(prompts, 0, max_new_tokens=4)
+    assert [row["text"] for row in base.rows[name]] == [completion.text for (completion,) in expected]
 
 
-def test_what_is_written_is_read_and_only_a_set_that_is_missing_is_asked_with_the_same_result(recipe, raw, monkeypatch, tmp_path):
-    figures, rows, folder = raw
-    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.glob("*.json")}
-    with monkeypatch.context() as patched:
-        patched.setattr(policies, "Policy", lambda *_: pytest.fail("the answers were made anew"))
-        assert evaluation.answer_questions.fn(recipe, "raw", None, folder, folder) == figures
-    assert before == {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.glob("*.json")} and len(before) == 2
-    (tmp_path / "raw-csqa.json").write_bytes((folder / "raw-csqa.json").read_bytes())
-    calls, generate = [], Policy.generate
-    monkeypatch.setattr(Policy, "generate", lambda self, prompts, *rest, **named: calls.append(prompts) or generate(self, prompts, *rest, **named))
-    assert asked(recipe, "raw", None, tmp_path) == (figures, rows), "as if it had not been stopped"
-    assert len(calls) == 2 and all(len(prompts) == 5 for prompts in calls), "once greedily and once in samples, and only the five questions that were left"
+def test_every_question_has_n_samples_which_differ(base):
+    rows = [*base.rows["csqa"], *base.rows["aqua"]]
+    assert {len(row["samples"]) for row in rows} == {2}
+    texts = set()
+    for row in base.rows["csqa"]:
+        texts.update(sample["text"] for sample in row["samples"])
+    assert len(texts) > 8
 
 
-def test_answers_are_read_and_compared_with_the_key(recipe, tmp_path, monkeypatch):
-    def generate(self, prompts, seed, temperature=0.0, count=1, max_new_tokens=None, progress=None):
+def test_the_figures_are_over_all_questions_and_by_set(base):
+    assert base.result.all.questions == 13
+    assert base.result.samples == 2
+    assert list(base.result.sets) == ["aqua", "csqa"]
+    assert base.result.sets["aqua"].chance == pytest.approx(1 / 3)
+
+
+def test_stored_answers_are_read_without_a_policy(recipe, base, monkeypatch):
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in base.folder.glob("*.json")}
+    monkeypatch.setattr(EvaluatedPolicy, "open", lambda *_: pytest.fail("a policy was loaded"))
+    assert answer(recipe, base.folder) == base.result
+    assert len(before) == 2
+    assert before == {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in before}
+
+
+def test_a_stopped_task_answers_the_missing_set_only_with_the_same_result(
+    recipe, base, tmp_path, monkeypatch
+):
+    (tmp_path / "base-csqa.json").write_bytes((base.folder / "base-csqa.json").read_bytes())
+    calls = []
+    generate = Policy.generate
+
+    def count(self, prompts, *arguments, **options):
+        calls.append(len(prompts))
+        return generate(self, prompts, *arguments, **options)
+
+    monkeypatch.setattr(Policy, "generate", count)
+    resumed = answer_all(recipe, tmp_path)
+    assert resumed.result == base.result
+    assert resumed.rows == base.rows
+    assert calls == [5, 5], "the five questions of aqua, greedily and in samples"
+
+
+def test_answers_are_parsed_and_compared_with_the_key(recipe, tmp_path, monkeypatch):
+    def generate(self, prompts, seed, temperature=0.0, count=1, max_new_tokens=None):
+        assert max_new_tokens == 4
         texts = ["Answer: A", "Hm."] if temperature else ["Answer: B"]
-        assert (count, max_new_tokens) == (2 if temperature else 1, 4)
-        return [[policies.Completion((1,), text, True) for text in texts] for _ in prompts]
+        return [[Completion((1,), text, True) for text in texts] for _ in prompts]
 
     monkeypatch.setattr(Policy, "generate", generate)
-    figures, rows = asked(recipe, "raw", None, tmp_path)
-    assert {row["answer"] for row in rows["csqa"]} == {"B"} and [sample["answer"] for sample in rows["csqa"][0]["samples"]] == ["A", None]
-    assert {of: (f["right"], f["succeeded"], f["unparsable"]) for of, f in figures["sets"].items()} == {"csqa": (4, 4, 0), "aqua": (0, 5, 0)}
+    answered = answer_all(recipe, tmp_path)
+    assert {row["answer"] for row in answered.rows["csqa"]} == {"B"}
+    assert [sample["answer"] for sample in answered.rows["csqa"][0]["samples"]] == ["A", None]
+    figures = {name: (one.right, one.succeeded, one.unparsable) for name, one in answered.result.sets.items()}
+    assert figures == {"csqa": (4, 4, 0), "aqua": (0, 5, 0)}
 
 
-def test_a_global_policy_answers_with_its_adapter_and_personal_ones_their_own_set_or_what_is_dealt(recipe, raw, tmp_path):
-    adapters = {"csqa": adapter(recipe, 1), "zoe": adapter(recipe, 2)}
-    alone = {name: export_adapter(tensors, recipe.policy.lora, "tiny-random", tmp_path / name) for name, tensors in adapters.items()}
-    by = {name: asked(recipe, name, folder, tmp_path / "answers")[1] for name, folder in alone.items()}
-    _, personal = asked(recipe, "aligned", save_personal(adapters, recipe.policy, tmp_path / "final"), tmp_path / "answers")
-    assert [row["client_id"] for row in personal["csqa"]] == ["csqa"] * 8 and [row["client_id"] for row in personal["aqua"]] == ["csqa", "zoe", "csqa", "zoe",
-        "csqa"]
-    for of, given in personal.items():
-        assert [row["text"] for row in given] == [by[row["client_id"]][of][n]["text"] for n, row in enumerate(given)]
-        assert [row["id"] for row in given] == [row["id"] for row in raw[1][of]]
-    assert [row["text"] for row in by["csqa"]["csqa"]] != [row["text"] for row in raw[1]["csqa"]] != [row["text"] for row in by["zoe"]["csqa"]]
+# --- policies with adapters
+
+SEEDS = {"csqa": 1, "zoe": 2}
+"""Seeds of the clients' adapters; one client has the name of a question set."""
 
 
-def test_without_samples_none_are_drawn_and_a_prompt_that_was_cut_is_said(files, tmp_path):
+@pytest.fixture(scope="module")
+def adapters(recipe):
+    slot = AdapterSlot(attach_lora(load_backbone(recipe.policy.backbone, "cpu"), recipe.policy.lora))
+    return {name: random_tensors(slot, seed, scale=1.0) for name, seed in SEEDS.items()}
+
+
+@pytest.fixture(scope="module")
+def answers_by_client(recipe, adapters, tmp_path_factory):
+    """Answers of each client's policy to all questions, as a policy for all clients."""
+    folder = tmp_path_factory.mktemp("single")
+    answered = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(questions_task, "get_run_logger", lambda: logging.getLogger("test"))
+        for name, adapter in adapters.items():
+            export_adapter(adapter, recipe.policy.lora, "tiny-random", folder / name)
+            policy = EvaluatedPolicy(name, PolicyRecord(kind="single", folder=name), folder)
+            answered[name] = answer_all(recipe, folder / "answers", policy)
+    return answered
+
+
+def test_a_shared_policy_answers_with_its_adapter(base, answers_by_client):
+    texts = [[row["text"] for row in one.rows["csqa"]] for one in (base, *answers_by_client.values())]
+    assert texts[0] != texts[1]
+    assert texts[1] != texts[2]
+
+
+@pytest.fixture
+def personal(recipe, adapters, tmp_path):
+    """Answers of a policy for each client."""
+    save_client_adapters(adapters, recipe.policy, tmp_path / "final")
+    record = PolicyRecord(kind="client-adapters", folder="final")
+    return answer_all(recipe, tmp_path / "answers", EvaluatedPolicy("aligned", record, tmp_path))
+
+
+def test_a_client_answers_the_set_of_its_name_and_clients_take_turns_with_other_sets(personal):
+    assert [row["client_id"] for row in personal.rows["csqa"]] == ["csqa"] * 8
+    assert [row["client_id"] for row in personal.rows["aqua"]] == ["csqa", "zoe", "csqa", "zoe", "csqa"]
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_client_answers_with_its_own_adapter(personal, answers_by_client, name):
+    for n, row in enumerate(personal.rows[name]):
+        assert row["text"] == answers_by_client[row["client_id"]].rows[name][n]["text"]
+
+
+# --- long prompts
+
+
+@pytest.fixture
+def truncated(files, tmp_path):
     recipe = load_recipe("debug", [*overrides(files, samples=0), "policy.max_prompt_tokens=150"])
-    figures, rows = asked(recipe, "raw", None, tmp_path)
-    assert figures["samples"] == 0 and "success" not in figures["mean"] and all(row["samples"] == [] for given in rows.values() for row in given)
-    assert figures["all"]["cut"] == 13 and all(row["cut"] for row in rows["csqa"])
-    assert "13 questions did not fit policy.max_prompt_tokens" in "\n".join(reporting.question_lines({"raw": figures}))
+    return answer_all(recipe, tmp_path)
 
 
-def test_a_long_context_is_shortened_and_its_question_stays(tmp_path):
-    (tmp_path / "pubmedqa.json").write_text(json.dumps({"7": {"QUESTION": "Does it work?", "CONTEXTS": ["A long trial was made. " * 30], "LONG_ANSWER": "Yes.",
-        "final_decision": "yes"}}))
-    section = f"evaluation.questions={{questions: [{{set: pubmedqa, path: {tmp_path}/pubmedqa.json}}], max_question_tokens: 90, max_new_tokens: 2}}"
-    figures = evaluation.answer_questions.fn(load_recipe("debug", ["policy.max_prompt_tokens=600", "policy.template=thoughts/policy", section]), "raw", None,
-        tmp_path, tmp_path)
-    (row,) = read_json(tmp_path / "raw-pubmedqa.json")
-    assert row["question"].startswith("A long trial") and row["question"].endswith("Does it work?\nA) yes\nB) no\nC) maybe") and len(row["question"]) < 130 and figures["all"]["cut"] == 0
+def test_without_samples_there_is_no_success_rate(truncated):
+    assert truncated.result.samples == 0
+    assert truncated.result.mean.success is None
+    assert all(row["samples"] == [] for row in truncated.rows["csqa"])
+
+
+def test_truncated_prompts_are_counted_and_the_table_names_the_setting(truncated):
+    assert truncated.result.all.cut == 13
+    assert all(row["cut"] for row in truncated.rows["csqa"])
+    lines = "\n".join(question_lines({"base": truncated.result}))
+    assert re.search(r"\b13 questions .*policy.max_prompt_tokens", lines)
+
+
+def test_a_long_context_is_truncated_and_its_question_is_not(tmp_path):
+    row = {
+        "QUESTION": "Does it work?",
+        "CONTEXTS": ["A long trial was made. " * 30],
+        "LONG_ANSWER": "Yes.",
+        "final_decision": "yes",
+    }
+    (tmp_path / "pubmedqa.json").write_text(json.dumps({"7": row}))
+    sets = f"[{{set: pubmedqa, path: {tmp_path}/pubmedqa.json}}]"
+    settings = f"{{questions: {sets}, max_question_tokens: 90, max_new_tokens: 2}}"
+    recipe = load_recipe(
+        "debug",
+        [
+            "policy.max_prompt_tokens=600",
+            "policy.template=thoughts/policy",
+            f"evaluation.questions={settings}",
+        ],
+    )
+    result = answer(recipe, tmp_path)
+    (answered,) = read_json(tmp_path / "base-pubmedqa.json")
+    assert answered["question"].startswith("A long trial")
+    assert answered["question"].endswith("Does it work?\nA) yes\nB) no\nC) maybe")
+    assert len(answered["question"]) < 130
+    assert result.all.cut == 0
 
 
 # --- questions that trees are grown for
 
-def with_trees(files, *more):
-    return load_recipe("debug", [*overrides(files), "data={source: thoughts}",
-        f"thoughts={{questions: [{{set: csqa, path: {files}/copy.jsonl, part: [0, 2]}}], depth: 1, evaluator: {{model: tiny-random}}}}", *more])
+
+def with_trees(files):
+    grown = f"[{{set: csqa, path: {files}/copy.jsonl, part: [0, 2]}}]"
+    return load_recipe(
+        "debug",
+        [
+            *overrides(files),
+            "data={source: thoughts}",
+            f"thoughts={{questions: {grown}, depth: 1, evaluator: {{model: tiny-random}}}}",
+        ],
+    )
 
 
-def test_a_question_of_a_tree_of_the_run_is_refused_and_nothing_is_asked(files, tmp_path):
-    append_tree(tmp_path / "trees" / "csqa.jsonl", Tree("csqa/q5", "csqa", "k", "as it was shown", ()))
-    with pytest.raises(DataError, match=r"for 1 of the 8 questions of set csqa, e.g. csqa/q5 \(tree csqa/q5\)"):
-        evaluation.answer_questions.fn(with_trees(files), "raw", None, tmp_path / "answers", tmp_path / "trees")
-    assert not (tmp_path / "answers").exists()
+def tree_of(question_id):
+    return Tree(f"csqa/{question_id}", "csqa", "k", "as it was shown", ())
 
 
-def test_it_is_refused_before_any_tree_is_grown_and_before_the_data_are_prepared(files, tmp_path, monkeypatch):
-    import components.alignment.thoughts as thoughts
-    from components.data import prepare
+def test_a_question_with_a_tree_of_the_run_is_refused_before_any_answer(files, tmp_path):
+    append_tree(tmp_path / "trees" / "csqa.jsonl", tree_of("q5"))
+    with pytest.raises(DataError, match=r"1 of the 8 questions of set csqa.* csqa/q5 .*csqa/q5"):
+        answer(with_trees(files), tmp_path / "answers", trees=tmp_path / "trees")
+    assert not list(tmp_path.glob("answers/*.json"))
 
-    monkeypatch.setattr(thoughts, "grow_all", lambda *_: pytest.fail("trees were grown"))
-    with pytest.raises(DataError, match="trees of thoughts are grown for . of the 8 questions of set csqa"):
+
+def test_a_question_with_a_tree_is_refused_before_any_tree_is_grown(files, tmp_path, monkeypatch):
+    monkeypatch.setattr(thoughts, "grow_missing_trees", lambda *_: pytest.fail("trees were grown"))
+    with pytest.raises(DataError, match=". of the 8 questions of set csqa"):
         data.grow_trees.fn(with_trees(files), tmp_path / "trees", tmp_path / "shared")
+
+
+def test_a_question_with_an_earlier_tree_is_refused_before_the_data_are_prepared(
+    files, tmp_path, monkeypatch
+):
     monkeypatch.setattr(prepare, "prepare", lambda *_: pytest.fail("the data were prepared"))
-    append_tree(tmp_path / "before" / "csqa.jsonl", Tree("csqa/q2", "csqa", "k", "as it was shown", ()))
-    with pytest.raises(DataError, match="e.g. csqa/q2"):
-        data.prepare_data.fn(load_recipe("debug", [*overrides(files), f"data={{source: thoughts, path: {tmp_path}/before}}"]), tmp_path / "prepared",
-            tmp_path / "trees")
+    append_tree(tmp_path / "before" / "csqa.jsonl", tree_of("q2"))
+    source = f"data={{source: thoughts, path: {tmp_path}/before}}"
+    with pytest.raises(DataError, match="csqa/q2"):
+        data.prepare_data.fn(
+            load_recipe("debug", [*overrides(files), source]), tmp_path / "prepared", tmp_path / "trees"
+        )
 
 
-def test_a_question_of_two_sets_is_refused_before_any_tree_is_grown(files, tmp_path, monkeypatch):
-    import components.alignment.thoughts as thoughts
+@pytest.fixture
+def grow_two_sets(files, tmp_path, monkeypatch):
+    """Grows trees for parts of csqa and cose, which have the same questions; gives their names."""
+    rows = [
+        {
+            "id": row["id"],
+            "question": row["question"]["stem"],
+            "choices": ["here", f"there {n}", "nowhere"],
+            "answer": "here",
+            "abstractive_explanation": "it is near",
+        }
+        for n, row in enumerate(CSQA)
+    ]
+    cose_path = write_rows(tmp_path / "cose.jsonl", rows)
+    names = []
 
-    rows = [{"id": row["id"], "question": row["question"]["stem"], "choices": ["here", f"there {n}", "nowhere"], "answer": "here", "abstractive_explanation": "it is near"} for n, row in enumerate(CSQA)]
-    (tmp_path / "cose.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    grown = []
-    monkeypatch.setattr(thoughts, "grow_all", lambda questions, *_: grown.extend(f"{q.set}/{q.id}" for q in questions) or [])
+    def record(questions, *_):
+        names.extend(f"{question.set}/{question.id}" for question in questions)
+        return []
+
+    monkeypatch.setattr(thoughts, "grow_missing_trees", record)
 
     def grow(csqa, cose):
-        sets = f"{{set: csqa, path: {files}/csqa.jsonl, part: {csqa}}}, {{set: cose, path: {tmp_path}/cose.jsonl, part: {cose}}}"
-        data.grow_trees.fn(load_recipe("debug", ["data={source: thoughts}", f"thoughts={{questions: [{sets}], evaluator: {{model: tiny-random}}}}"]), tmp_path / "trees", tmp_path / "shared")
+        sets = (
+            f"{{set: csqa, path: {files}/csqa.jsonl, part: {csqa}}},"
+            f" {{set: cose, path: {cose_path}, part: {cose}}}"
+        )
+        section = f"thoughts={{questions: [{sets}], evaluator: {{model: tiny-random}}}}"
+        recipe = load_recipe("debug", ["data={source: thoughts}", section])
+        data.grow_trees.fn(recipe, tmp_path / "trees", tmp_path / "shared")
+        return names
 
-    for parts in ([[0, 1], [0, 1]], [[0, 2], [0, 2]], [[0, 2], [1, 3]]):
-        with pytest.raises(DataError, match=r"thoughts.questions: sets csqa and cose share \d questions, e.g. csqa/(q\d) and cose/\1, so that .*: give each set a part of its own"):
-            grow(*parts)
-    assert not grown
-    grow([0, 2], [1, 2])
-    assert len(grown) == len({name.partition("/")[2] for name in grown}) == 8
-
-
-def test_a_file_that_is_not_there_is_said_with_the_key_that_names_it(files, tmp_path):
-    own, empty = load_recipe("debug", ["data={source: thoughts}", f"thoughts={{questions: [{{set: csqa, path: {files}/csqa.jsonl}}, {{set: aqua, path: {tmp_path}/none.jsonl}}]}}"]), tmp_path / "empty"
-    with pytest.raises(DataError, match=r"/none.jsonl: there is no such file \(thoughts.questions\[1\].path\)$"):
-        data.grow_trees.fn(own, tmp_path / "trees", tmp_path / "shared")
-    empty.mkdir()
-    asked = [QuestionsConfig(set="aqua", path=f"{files}/aqua.jsonl"), QuestionsConfig(set="csqa", path=str(empty))]
-    with pytest.raises(DataError, match=r"in this folder \(evaluation.questions.questions\[1\].path\)$"):
-        load_asked(asked, 0, {})
+    return grow
 
 
-# --- what becomes of the answers
+@pytest.mark.parametrize("parts", [([0, 1], [0, 1]), ([0, 2], [0, 2]), ([0, 2], [1, 3])])
+def test_a_question_of_two_sets_is_refused_before_any_tree_is_grown(grow_two_sets, parts):
+    pattern = r"thoughts.questions: .*csqa.*cose.* \d questions.*csqa/(q\d) .*cose/\1.*part: \[0, 2\]"
+    with pytest.raises(DataError, match=pattern):
+        grow_two_sets(*parts)
 
-def test_runs_of_a_benchmark_share_the_raw_answers_to_the_same_questions(raw, files, tmp_path):
-    from tasks.benchmark import share_generations
 
-    other = claim_folder(load_recipe("debug", overrides(files)), tmp_path / "other")
-    for path in raw[2].glob("raw-*.json"):
+@pytest.mark.slow
+def test_trees_are_grown_for_different_parts_of_sets_that_share_questions(grow_two_sets):
+    names = grow_two_sets([0, 2], [1, 2])
+    assert len(names) == 8
+    assert len({name.partition("/")[2] for name in names}) == 8
+
+
+def test_a_missing_file_of_questions_for_trees_is_reported_with_its_key(files, tmp_path):
+    sets = f"[{{set: csqa, path: {files}/csqa.jsonl}}, {{set: aqua, path: {tmp_path}/none.jsonl}}]"
+    recipe = load_recipe("debug", ["data={source: thoughts}", f"thoughts={{questions: {sets}}}"])
+    with pytest.raises(DataError, match=r"/none.jsonl.*thoughts.questions\[1\].path"):
+        data.grow_trees.fn(recipe, tmp_path / "trees", tmp_path / "shared")
+
+
+def test_an_empty_folder_of_questions_for_the_evaluation_is_reported_with_its_key(files, tmp_path):
+    sections = [
+        QuestionsConfig(set="aqua", path=f"{files}/aqua.jsonl"),
+        QuestionsConfig(set="csqa", path=str(tmp_path)),
+    ]
+    with pytest.raises(DataError, match=r"evaluation.questions.questions\[1\].path"):
+        load_evaluation_questions(sections, 0, {})
+
+
+# --- shared, logged and shown answers
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_shared"),
+    [
+        ([], True),
+        (["federation.rounds=9"], True),
+        (["evaluation.prompts=2"], True),
+        (["evaluation.questions.samples=3"], False),
+        (["seed=1"], False),
+        (["policy.max_prompt_tokens=400"], False),
+        (["evaluation.questions=null"], False),
+    ],
+    ids=lambda value: ", ".join(value) if isinstance(value, list) else None,
+)
+def test_runs_of_a_benchmark_share_the_base_policys_answers_to_the_same_questions(
+    base, files, tmp_path, changes, is_shared
+):
+    other = create_run(load_recipe("debug", overrides(files)), tmp_path / "other")
+    for path in base.folder.glob("base-*.json"):
         write_json(other.evaluation / "questions" / path.name, read_json(path))
     write_json(other.evaluation / "questions" / "aligned-csqa.json", [])
-    both = ["questions/raw-aqua.json", "questions/raw-csqa.json"]
-    changed = [([], both), (["federation.rounds=9"], both), (["evaluation.prompts=2"], both), (["evaluation.questions.samples=3"], []), (["seed=1"], []),
-        (["policy.max_prompt_tokens=400"], []), (["evaluation.questions=null"], [])]
-    for n, (changes, taken) in enumerate(changed):
-        run = claim_folder(load_recipe("debug", [*overrides(files), *changes]), tmp_path / f"run-{n}")
-        assert share_generations.fn(run, [other]) == taken, changes
-        assert sorted(path.name for path in (run.evaluation / "questions").glob("*")) == [name.split("/")[1] for name in taken]
+    run = create_run(load_recipe("debug", [*overrides(files), *changes]), tmp_path / "run")
+    names = ["base-aqua.json", "base-csqa.json"] if is_shared else []
+    assert share_generations.fn(run, [other]) == [f"evaluation/questions/{name}" for name in names]
+    assert sorted(path.name for path in (run.evaluation / "questions").glob("*")) == names
 
 
-def test_the_figures_and_the_answers_are_logged(raw, debug, tmp_path, mlflow_store):
-    figures, rows, folder = raw
-    run = Run("run-1", tmp_path / "run")
-    run.folder.mkdir()
-    (run.folder / "recipe.yaml").write_text("name: debug\n")
-    for path in folder.glob("raw-*.json"):
-        write_json(run.evaluation / "questions" / path.name, read_json(path))
-        write_json(run.evaluation / "questions" / path.name.replace("raw", "aligned"), [row | {"client_id": "zoe", "answer": None} for row in read_json(path)])
+@pytest.fixture
+def logged(base, debug, tmp_path, mlflow_store):
+    """MLflow run of an evaluation; client zoe gave the aligned answers, which name no option."""
+    run = create_run(debug, tmp_path / "run")
+    for path in base.folder.glob("base-*.json"):
+        rows = read_json(path)
+        aligned = [row | {"client_id": "zoe", "answer": None} for row in rows]
+        write_json(run.evaluation / "questions" / path.name, rows)
+        write_json(run.evaluation / "questions" / path.name.replace("base", "aligned"), aligned)
     write_json(run.evaluation / "answers.json", [])
-    write_json(run.evaluation / "result.json", {"contests": {}, "verdicts": {}, "rouge": {}, "judge_figures": {}, "answers": {}, "judge": "j",
-        "questions": {"raw": figures, "aligned": figures}})
-    tracking.open_tracking.fn(run, debug, "flow-run", None)
-    child = tracking.open_phase.fn(run, debug, "evaluate")
-    tracking.log_evaluation.fn(child, run.evaluation)
-    client = tracking.mlflow_client()
-    logged = client.get_run(child).data.metrics
-    for policy in ("raw", "aligned"):
-        for of in ("csqa", "aqua"):
-            assert {name: logged[f"questions/{policy}/{of}/{name}"] for name in ("accuracy", "unparsable",
-                "success")} == {name: figures["sets"][of][name] for name in ("accuracy", "unparsable", "success")}
-        assert logged[f"questions/{policy}/mean/accuracy"] == figures["mean"]["accuracy"] and logged[f"questions/{policy}/all/success"] == figures["all"]["success"]
-    table = json.loads(open(client.download_artifacts(child, "question_answers.json")).read())
-    assert table["columns"] == ["set", "id", "question", "key", "raw", "raw answer", "aligned", "aligned answer", "aligned client"] and len(table["data"]) == 13
-    given = dict(zip(table["columns"], table["data"][0], strict=True))
-    assert (given["raw"], given["aligned answer"], given["aligned client"]) == (rows[given["set"]][0]["text"], "", "zoe")
-    assert {info.path for info in client.list_artifacts(child, "evaluation/questions")} == {f"evaluation/questions/{policy}-{of}.json" for policy in ("raw",
-        "aligned") for of in ("csqa", "aqua")}
+    result = EvaluationResult(
+        answers={},
+        judge="a judge",
+        judge_figures={},
+        contests={},
+        verdicts={},
+        rouge={},
+        questions={"base": base.result, "aligned": base.result},
+    )
+    result.write(run.evaluation / "result.json")
+    open_run_tracking.fn(run, debug, FlowRunLink("flow-run", None))
+    child = open_phase.fn(run, debug.tracking, "evaluate")
+    log_evaluation.fn(child, run.evaluation, result)
+    return child
 
 
-def test_the_table_shows_each_set_with_both_policies_and_what_guessing_would_give():
-    one = {"questions": 40, "right": 10, "accuracy": 0.25, "low": 0.125, "high": 0.4, "unparsable": 4, "unparsable_share": 0.1, "cut": 0, "chance": 0.2,
-        "succeeded": 30, "success": 0.75, "success_low": 0.6, "success_high": 0.875, "success_chance": 0.672}
-    mean = {key: one[key] for key in ("accuracy", "unparsable_share", "chance", "success", "success_chance")}
-    several = {"samples": 5, "sets": {"aqua": one, "csqa": one | {"accuracy": 0.5}}, "all": one, "mean": mean}
-    lines = reporting.question_lines({"raw": several, "aligned": several})
-    assert [line.split("  ")[1] for line in lines[1:]] == [f"{name}, {policy}" for name in ("aqua (40)", "csqa (40)", "all questions (40)",
-        "mean over the sets") for policy in ("raw", "aligned")]
-    assert lines[1].split() == ["aqua", "(40),", "raw", "25.0%", "[12.5%,", "40.0%]", "20.0%", "10.0%", "75.0%", "[60.0%,", "87.5%]",
-        "67.2%"] and "success at 5" in lines[0]
-    assert lines[-1].split()[-5:] == ["25.0%", "20.0%", "10.0%", "75.0%", "67.2%"]
-    assert reporting.questions_line({"raw": several}) == "raw accuracy 0.250 (by chance 0.200), success at 5 0.750 (0.672), unparsable 0.100"
-    alone = {"samples": 0, "sets": {"aqua": one}, "all": one, "mean": mean}
-    assert len(reporting.question_lines({"raw": alone, "aligned": alone})) == 3 and "success" not in "\n".join(reporting.question_lines({"raw": alone}))
+def test_the_figures_of_questions_are_metrics_by_policy_and_set(logged, base):
+    metrics = mlflow_client().get_run(logged).data.metrics
+    for policy in ("base", "aligned"):
+        for name, figures in base.result.sets.items():
+            for key in ("accuracy", "unparsable", "success"):
+                assert metrics[f"questions/{policy}/{name}/{key}"] == getattr(figures, key)
+        assert metrics[f"questions/{policy}/mean/accuracy"] == base.result.mean.accuracy
+        assert metrics[f"questions/{policy}/all/success"] == base.result.all.success
 
 
-def test_the_defaults_ask_greedily_in_the_template_of_the_project():
+def test_the_answers_of_both_policies_are_logged_side_by_side(logged, base):
+    table = json.loads(Path(mlflow_client().download_artifacts(logged, "question_answers.json")).read_text())
+    question = ["set", "id", "question", "key"]
+    assert table["columns"] == [
+        *question,
+        "base",
+        "base answer",
+        "aligned",
+        "aligned answer",
+        "aligned client",
+    ]
+    assert len(table["data"]) == 13
+    row = dict(zip(table["columns"], table["data"][0], strict=True))
+    assert row["base"] == base.rows[row["set"]][0]["text"]
+    assert row["aligned answer"] == ""
+    assert row["aligned client"] == "zoe"
+    paths = {info.path for info in mlflow_client().list_artifacts(logged, "evaluation/questions")}
+    stored = ("base-csqa", "base-aqua", "aligned-csqa", "aligned-aqua")
+    assert paths == {f"evaluation/questions/{name}.json" for name in stored}
+
+
+FIGURES = QuestionFigures(
+    accuracy=0.25,
+    chance=0.2,
+    unparsable_share=0.1,
+    low=0.125,
+    high=0.4,
+    questions=40,
+    right=10,
+    unparsable=4,
+    cut=0,
+    succeeded=30,
+    success=0.75,
+    success_chance=0.672,
+    success_low=0.6,
+    success_high=0.875,
+)
+MEAN = QuestionFigures(accuracy=0.25, chance=0.2, unparsable_share=0.1, success=0.75, success_chance=0.672)
+TWO_SETS = QuestionResult(
+    samples=5,
+    sets={"aqua": FIGURES, "csqa": FIGURES.model_copy(update={"accuracy": 0.5})},
+    all=FIGURES,
+    mean=MEAN,
+)
+
+
+@pytest.fixture
+def table():
+    return question_lines({"base": TWO_SETS, "aligned": TWO_SETS})
+
+
+def test_the_table_has_a_row_for_each_set_and_policy_and_for_the_totals(table):
+    labels = ["aqua (40)", "csqa (40)", "all questions (40)", "mean over the sets"]
+    rows = []
+    for label in labels:
+        rows += [f"{label}, base", f"{label}, aligned"]
+    assert [line.split("  ")[1] for line in table[1:]] == rows
+
+
+def test_a_row_of_the_table_has_shares_their_intervals_and_the_shares_by_chance(table):
+    shares = ["25.0%", "[12.5%,", "40.0%]", "20.0%", "10.0%"]
+    success = ["75.0%", "[60.0%,", "87.5%]", "67.2%"]
+    assert table[1].split() == ["aqua", "(40),", "base", *shares, *success]
+    assert "success at 5" in table[0]
+    assert table[-1].split()[-5:] == ["25.0%", "20.0%", "10.0%", "75.0%", "67.2%"]
+
+
+def test_a_table_of_one_set_without_samples_has_neither_totals_nor_success():
+    figures = without_success(FIGURES)
+    alone = QuestionResult(samples=0, sets={"aqua": figures}, all=figures, mean=without_success(MEAN))
+    lines = question_lines({"base": alone, "aligned": alone})
+    assert len(lines) == 3
+    assert "success" not in "\n".join(lines)
+
+
+def without_success(figures):
+    names = ("succeeded", "success", "success_chance", "success_low", "success_high")
+    return figures.model_copy(update=dict.fromkeys(names))
+
+
+def test_the_line_of_the_log_has_the_means_over_the_sets():
+    numbers = re.findall(r"0\.\d+", questions_line({"base": TWO_SETS}))
+    assert numbers == ["0.250", "0.200", "0.750", "0.672", "0.100"]
+
+
+def test_the_defaults_answer_greedily_in_the_template_of_the_project():
     config = QuestionAnswersConfig(questions=[{"set": "csqa"}])
-    assert (config.samples, config.temperature, config.template, config.max_question_tokens) == (0, 0.8, "thoughts/answer", None)
+    assert config.samples == 0
+    assert config.temperature == 0.8
+    assert config.template == "thoughts/answer"
+    assert config.max_question_tokens is None

@@ -1,104 +1,368 @@
-"""What a benchmark's report reads from its runs: commits, contests of both forms, answers."""
+"""What a benchmark's report reads from its runs: commits, contests, answers, fronts."""
 
 import json
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
-from components.benchmarks import Benchmark
-from components.recipes import load_recipe
-from tasks.benchmark import arms_contest, commits_line, short, write_benchmark_report
-from tasks.runs import Run, arm_run, claim_folder, contest_file, write_json
+from components.benchmarks import arm_recipe
+from components.config.benchmark import Benchmark
+from components.federation.multi_objective import weight_series
+from components.io import write_json
+from components.results import (
+    AccuracyReport,
+    AlignmentResult,
+    ClientRecord,
+    ContestResult,
+    CurvePoint,
+    EvaluationResult,
+    FederationResult,
+    Metrics,
+    OutcomeRecord,
+    PolicyRecord,
+    ResultError,
+    RoundEvaluation,
+    StepRecord,
+)
+from tasks import benchmark_report
+from tasks.benchmark_folder import arm_run, contest_path
+from tasks.benchmark_report import commits_line, short_commit, write_benchmark_report
+from tasks.benchmark_results import read_contest, read_results
+from tasks.runs import RESULT, Run, create_run
 
-ABC, DEF = "abc" * 13 + "a", "def" * 13 + "d-dirty"
-PLAN = Benchmark(recipe="debug", seeds=[0, 1], arms={"FedBis": [], "FedDPO": ["federation.method=feddpo"]}, contests=[["FedBis", "FedDPO"]],
-                 claims=[{"arm": "FedBis", "figure": "common", "at_least": 0.9}, {"arm": "FedBis", "figure": "wins", "against": ["FedDPO"], "above": 0.5}])
+CLEAN = "abc" * 13 + "a"
+DIRTY = "def" * 13 + "d-dirty"
+PLAN = Benchmark(
+    recipe="debug",
+    seeds=[0, 1],
+    arms={"FedBis": [], "FedDPO": ["federation.method=feddpo"]},
+    contests=[["FedBis", "FedDPO"]],
+    claims=[
+        {"arm": "FedBis", "figure": "common", "at_least": 0.9},
+        {"arm": "FedBis", "figure": "wins", "against": ["FedDPO"], "above": 0.5},
+    ],
+)
 
 
-def test_a_run_notes_every_commit_that_it_is_opened_with_once_in_a_row(tmp_path):
+def test_a_run_records_each_commit_that_worked_on_it_once_in_a_row(tmp_path):
     run = Run("r", tmp_path)
-    run.note(mlflow_run_id="x")
-    for commit in (ABC, ABC, DEF, ABC):
-        run.note_commit(commit)
-    assert run.notes() == {"mlflow_run_id": "x", "commits": [ABC, DEF, ABC]}
+    run.update_metadata(mlflow_run_id="x")
+    for commit in (CLEAN, CLEAN, DIRTY, CLEAN):
+        run.record_commit(commit)
+    assert run.metadata() == {"mlflow_run_id": "x", "commits": [CLEAN, DIRTY, CLEAN]}
 
 
-def test_the_commits_are_those_of_the_runs_and_named_by_run_where_they_differ():
-    assert short(DEF) == "defdefdefdef-dirty" and commits_line({"a": [ABC], "b": [ABC]}) == "commit of the runs: abcabcabcabc"
-    assert commits_line({"a": [ABC], "b": [ABC, DEF], "c": []}) == "commits of the runs: abcabcabcabc (a); abcabcabcabc, then defdefdefdef-dirty (b); not recorded (c)"
-    assert commits_line({"a": [], "b": []}) == "commit of the runs: not recorded"
+@pytest.mark.parametrize(
+    ("commits", "line"),
+    [
+        ({"a": [CLEAN], "b": [CLEAN]}, "commit of the runs: abcabcabcabc"),
+        (
+            {"a": [CLEAN], "b": [CLEAN, DIRTY], "c": []},
+            "commits of the runs: abcabcabcabc (a); abcabcabcabc, then defdefdefdef-dirty (b);"
+            " not recorded (c)",
+        ),
+        ({"a": [], "b": []}, "commit of the runs: not recorded"),
+    ],
+    ids=["equal", "different", "none"],
+)
+def test_the_commits_of_the_runs_are_listed_by_run_where_they_differ(commits, line):
+    assert commits_line(commits) == line
+
+
+def test_a_short_commit_says_that_files_differed_from_it():
+    assert short_commit(DIRTY) == "defdefdefdef-dirty"
+
+
+# --- a benchmark's folder as its runs leave it
+
+
+@dataclass(frozen=True)
+class ArmResult:
+    """What a run of an arm measured.
+
+    Attributes:
+        characters: length of each answer of its policy.
+        measures: rewards before and after the rounds; None for methods with one objective.
+        server: the server's metrics after its only round.
+        series: the client's series in that round.
+        diagnostics: of its method.
+    """
+
+    characters: int
+    measures: tuple[dict[str, float], dict[str, float]] | None = None
+    server: dict[str, float] = field(default_factory=dict)
+    series: dict[str, list[float]] = field(default_factory=dict)
+    diagnostics: tuple[str, ...] = ()
+
+
+ACCURACY = AccuracyReport(
+    mean=0.9,
+    worst=0.5,
+    best=1.0,
+    clients={"a": 0.9},
+    domains={"common": 0.95, "own": 0.5},
+    pairs=8,
+    margin=1.0,
+    margins={"a": 1.0},
+    reward=1.0,
+    rewards={"a": 1.0},
+)
+CONTEST = ContestResult(
+    win_rate=0.5,
+    low=0.0,
+    high=1.0,
+    wins=1,
+    ties=1,
+    losses=0,
+    unparsable=0,
+    consistency=0.75,
+    ties_half=0.75,
+    length_controlled=0.75,
+    length_controlled_low=0.5,
+    length_controlled_high=1.0,
+    length_effect=0.0,
+)
+
+
+def federation_result(arm):
+    metrics = Metrics(scalars={"seconds": 1.0}, series=arm.series)
+    record = StepRecord(
+        step=1,
+        round=0,
+        phase="train",
+        rounds_done=1,
+        logged_at=1,
+        clients={"a": ClientRecord(slot="policy", rows=8, metrics=metrics)},
+        failed={},
+        refused={},
+        adapters={},
+        memory={},
+        server=Metrics(scalars=arm.server),
+        aggregation_seconds=0.1,
+    )
+    evaluations = []
+    for rounds_done in (0, 1):
+        measures = {}
+        if arm.measures is not None:
+            measures["rewards"] = Metrics(scalars=arm.measures[rounds_done])
+        evaluations.append(RoundEvaluation(rounds_done=rounds_done, accuracy=ACCURACY, measures=measures))
+    return FederationResult(
+        outcome=OutcomeRecord(kind="shared-policy", adapters={}),
+        accuracy_label="Implicit reward",
+        accuracy_note="",
+        rounds=1,
+        records=[record],
+        evaluations=evaluations,
+        adapters={},
+        diagnostics=list(arm.diagnostics),
+    )
+
+
+EVALUATION = EvaluationResult(
+    answers={},
+    judge="a judge",
+    judge_figures={"judge_accuracy": 0.7, "judge_held_out_pairs": 84},
+    contests={"aligned_vs_base": CONTEST},
+    verdicts={"aligned_vs_base": {"p2": "response 1", "p1": "tie"}},
+    rouge={"base": {"rougeLsum": 0.1}, "aligned": {"rougeLsum": 0.2}},
+    curve=[CurvePoint(step=1, prompts=2, proxy=0.7, judge=0.6)],
+)
+
+
+def answer_rows(characters):
+    """Answers to two prompts, of which the base policy's have one and two characters."""
+    return [
+        {
+            "prompt_id": f"p{n}",
+            "prompt": f"question {n}",
+            "references": ["human"],
+            "aligned": {"text": "x" * characters},
+            "base": {"text": "r" * n},
+        }
+        for n in (1, 2)
+    ]
+
+
+def write_run(run, recipe, arm):
+    create_run(recipe, run.folder)
+    run.record_commit(CLEAN)
+    federation_result(arm).write(run.federation / RESULT)
+    AlignmentResult(
+        policy=PolicyRecord(kind="single", folder="final"), reference="base", metrics={"kl_sequence": 1.0}
+    ).write(run.alignment / RESULT)
+    EVALUATION.write(run.evaluation / RESULT)
+    rows = answer_rows(arm.characters)
+    write_json(run.evaluation / "answers.json", rows)
+    own = [{"prompt_id": row["prompt_id"], "text": row["aligned"]["text"]} for row in rows]
+    write_json(run.evaluation / "answers-aligned.json", own)
+    write_json(run.prepared / "clients.json", {"a": {"train": 8, "validation": 0, "test": 8}})
+    run.mark_done("report")
+
+
+def write_benchmark(folder, plan, arms):
+    """The runs of seed 0, and verdicts of their contests."""
+    for name, arm in arms.items():
+        write_run(arm_run(folder, name, 0), arm_recipe(plan, name, 0), arm)
+    for ours, theirs in plan.contests:
+        content = {"prompts": ["p1", "p2"], "verdicts": ["response 2", "tie"], "consistency": 1.0}
+        write_json(contest_path(folder, ours, theirs, 0), content)
+    return folder
 
 
 @pytest.fixture
 def finished(tmp_path):
-    """A benchmark's folder as its runs leave it, one seed of two done; the contest is of the older form."""
-    return as_left(tmp_path / "benchmark-x", PLAN, {"FedBis": 8, "FedDPO": 4}, dict.fromkeys(PLAN.arms, (MEASURED, MEASURED)), [["FedBis", "FedDPO"]])
+    """A benchmark's folder with one finished seed of two."""
+    arms = {"FedBis": ArmResult(8), "FedDPO": ArmResult(4)}
+    return write_benchmark(tmp_path / "benchmark-x", PLAN, arms)
 
 
-MEASURED = {"mean": 0.9, "worst": 0.5, "domains": {"common": 0.95, "own": 0.5}, "reward": 1.0, "margin": 1.0}
+@dataclass(frozen=True)
+class WrittenReport:
+    text: str
+    page: str
+    figures: dict
 
 
-def as_left(folder, plan, lengths, measured, contests=(), server=None):
-    """Its runs of seed 0, with answers of so many characters and what was measured before and after the rounds, by arm."""
-    for arm, long in lengths.items():
-        run = arm_run(folder, arm, 0)
-        claim_folder(load_recipe("debug", [*plan.settings, *plan.arms[arm]]), run.folder)
-        run.note_commit(ABC)
-        before, after = measured[arm]
-        write_json(run.federation / "result.json", {"before": before, "after": after, "rounds": 1, "assigned": {}, "records": [
-            {"phase": "train", "rounds_done": 1, "assigned": {}, "clients": {"a": {"seconds": 1.0}}, "server": server or {}}]})
-        write_json(run.alignment / "result.json", {"metrics": {"kl_sequence": 1.0}})
-        write_json(run.evaluation / "result.json", {
-            "rouge": {"raw": {"rougeLsum": 0.1}, "aligned": {"rougeLsum": 0.2}}, "judge_figures": {"judge_accuracy": 0.7, "judge_held_out_pairs": 84},
-            "contests": {"aligned_vs_raw": {"consistency": 0.75}}, "verdicts": {"aligned_vs_raw": {"p2": "response 1", "p1": "tie"}},
-            "curve": [{"step": 1, "prompts": 2, "proxy": 0.7, "judge": 0.6}]})
-        rows = [{"prompt_id": prompt, "references": ["human"], "aligned": {"text": "x" * long}, "raw": {"text": "r" * n}} for prompt, n in (("p1", 1), ("p2", 2))]
-        write_json(run.evaluation / "answers.json", rows)
-        write_json(run.evaluation / "answers-aligned.json", [{"prompt_id": row["prompt_id"], "text": row["aligned"]["text"]} for row in rows])
-        (run.folder / "report.done").touch()
-        run.prepared.mkdir()
-    for ours, theirs in contests:
-        write_json(contest_file(folder, ours, theirs, 0), ["response 2", "tie"])
-    return folder
+def write_report(folder: Path, plan: Benchmark) -> WrittenReport:
+    out = write_benchmark_report.fn(folder, plan).folder
+    return WrittenReport(
+        (out / "report.md").read_text(),
+        (out / "report.html").read_text(),
+        json.loads((out / "figures.json").read_text()),
+    )
 
 
-def test_fronts_are_measured_above_the_worst_of_all_their_policies_the_raw_one_included_and_ranked_by_what_each_arm_prefers(tmp_path, monkeypatch):
-    monkeypatch.setattr("components.data.records.known_groups", lambda prepared: {})
-    of = "federation.options={{objectives: {{x: [one], y: [two]}}, beta: 1, preference: {{x: {}, y: {}}}}}"
-    plan = Benchmark(
-        recipe="debug", seeds=[0], fronts={"good": ["a", "b"], "poor": ["c", "d"]}, contests=[], claims=[{"arm": "good", "figure": "hypervolume", "against": ["poor"], "at_least": 0.0}],
-        settings=["federation.method=firm", "policy.lora.dropout=0", "rewards={one: {kind: function, name: clean}, two: {kind: function, name: clean}}"],
-        arms={arm: [of.format(*liked)] for arm, liked in {"a": (1.8, 0.2), "b": (0.2, 1.8), "c": (1.8, 0.2), "d": (0.2, 1.8)}.items()})
-    points = {"a": (4.0, 2.0), "b": (2.0, 5.0), "c": (1.0, 1.5), "d": (3.0, 1.0)}
-    measured = {arm: tuple(MEASURED | {"objectives": {"x": x, "y": y, "kl": 0.5, "prompts": 2}} for x, y in ((1.5, 0.5), point)) for arm, point in points.items()}
-    folder = as_left(tmp_path / "benchmark-x", plan, dict.fromkeys("abcd", 4), measured, server={"lambda_drift": 0.1, "mean_lambda_drift": 0.1, "update_drift": 1.0})
-    monkeypatch.setattr("tasks.benchmark.sample_tables", lambda *_: [])
-    numbers = json.loads((write_benchmark_report.fn(folder, plan) / "figures.json").read_text())
-    # the worst x is 1 (of c), the worst y 0.5 (of the raw policy): (4 - 1)(2 - 0.5) + (2 - 1)(5 - 2), and (3 - 1)(1 - 0.5), to which (1, 1.5) adds nothing
-    assert {name: numbers["figures"][name]["0"] for name in plan.fronts} == {"good": {"hypervolume": pytest.approx(7.5), "rank": pytest.approx(1.0)}, "poor": {"hypervolume": pytest.approx(1.0), "rank": pytest.approx(-1.0)}}
-    assert numbers["fronts"]["good"]["0"] == {"a": {"x": 4.0, "y": 2.0}, "b": {"x": 2.0, "y": 5.0}, "raw policy": {"x": 1.5, "y": 0.5}} and numbers["claims"][0]["says"] == "holds in every seed"
+@pytest.mark.slow
+def test_the_report_has_the_commits_the_judge_the_base_policy_and_the_claims(finished, monkeypatch):
+    monkeypatch.setattr(benchmark_report, "git_commit", lambda: DIRTY)
+    report = write_report(finished, PLAN)
+    for line in (
+        "- commit of the runs: abcabcabcabc\n- report written by commit defdefdefdef-dirty\n",
+        "| FedBis: common taste at least 0.9 | holds in every seed (1 of 2 seeds) |",
+        "| FedBis against FedDPO: share of wins among wins and losses above 0.5 | does not hold",
+        "| position consistency, FedBis against base policy | 0.750 |",
+        "| own accuracy, held-out pairs | 84 |",
+        "| base policy | 1 |",
+    ):
+        assert line in report.text, line
+    assert report.page.count("data:image/png") == 3
+    for title in ("Selectors and judge over the alignment", "Rewards over the rounds"):
+        assert title in report.page, title
 
 
-def test_the_report_has_the_runs_commit_the_judge_the_raw_policy_and_what_the_file_claims(finished, monkeypatch):
-    monkeypatch.setattr("tasks.benchmark.git_commit", lambda: DEF)
-    monkeypatch.setattr("components.data.records.known_groups", lambda prepared: {})
-    out = write_benchmark_report.fn(finished, PLAN)
-    text, page, numbers = (out / "report.md").read_text(), (out / "report.html").read_text(), json.loads((out / "figures.json").read_text())
-    assert "- commit of the runs: abcabcabcabc\n- report written by commit defdefdefdef-dirty\n" in text
-    assert "| FedBis: common taste at least 0.9 | holds in every seed (1 of 2 seeds) |" in text and "| FedBis against FedDPO: share of wins among wins and losses above 0.5 | does not hold" in text
-    assert "| position consistency, FedBis against raw policy | 0.750 |" in text and "| own accuracy, held-out pairs | 84 |" in text and "| raw policy | 1 |" in text
-    assert page.count("data:image/png") == 3 and "Proxy and judge" in page and "Rewards over" in page
-    raw = numbers["contests"]["FedBis against raw policy"]["0"]
-    assert raw == {"prompts": ["p2", "p1"], "verdicts": ["response 1", "tie"], "ours": [8, 8], "theirs": [2, 1], "consistency": 0.75}, "lengths are of the prompts' own answers"
-    assert numbers["pooled"]["FedBis against FedDPO"]["rate"]["losses"] == 1 and numbers["raw"] == {"0": {"rougeLsum": 0.1, "characters": 1.5}}
+@pytest.fixture
+def results(finished):
+    return read_results(finished, PLAN)
 
 
-def test_a_contests_lengths_are_of_its_own_prompts_in_both_forms_of_the_file(finished):
-    old = arms_contest(finished, "FedBis", "FedDPO", 0)
-    assert (old.prompts, old.verdicts, old.ours, old.theirs, old.consistency) == (["p1", "p2"], ["response 2", "tie"], [8, 8], [4, 4], None)
-    path = contest_file(finished, "FedBis", "FedDPO", 0)
+def test_the_lengths_of_a_runs_own_contest_are_those_of_the_answers_to_its_prompts(results):
+    contest = results.contests["FedBis against base policy"][0]
+    assert contest.prompts == ["p2", "p1"]
+    assert contest.verdicts == ["response 1", "tie"]
+    assert contest.ours == [8, 8]
+    assert contest.theirs == [2, 1]
+    assert contest.consistency == 0.75
+
+
+def test_the_base_policy_has_the_figures_of_its_answers_for_each_seed(results):
+    assert results.base == {0: {"rougeLsum": 0.1, "characters": 1.5}}
+
+
+def test_a_seed_without_a_finished_run_has_no_figures(results):
+    assert {arm: set(by_seed) for arm, by_seed in results.figures.items()} == {"FedBis": {0}, "FedDPO": {0}}
+
+
+def test_the_lengths_of_a_contest_between_arms_are_those_of_the_answers_to_its_prompts(finished):
+    path = contest_path(finished, "FedBis", "FedDPO", 0)
     write_json(path, {"prompts": ["p2"], "verdicts": ["tie"], "consistency": 0.5})
-    new = arms_contest(finished, "FedBis", "FedDPO", 0)
-    assert (new.prompts, new.ours, new.consistency) == (["p2"], [8], 0.5)
-    write_json(path, ["tie"])
-    with pytest.raises(ValueError, match="1 verdicts, but both policies answered 2 prompts; delete the file"):
-        arms_contest(finished, "FedBis", "FedDPO", 0)
+    contest = read_contest(finished, "FedBis", "FedDPO", 0)
+    assert contest.prompts == ["p2"]
+    assert contest.ours == [8]
+    assert contest.theirs == [4]
+    assert contest.consistency == 0.5
+
+
+def test_a_contest_with_another_number_of_verdicts_than_prompts_is_refused_with_the_remedy(finished):
+    path = contest_path(finished, "FedBis", "FedDPO", 0)
+    write_json(path, {"prompts": ["p1", "p2"], "verdicts": ["tie"], "consistency": 0.5})
+    with pytest.raises(ResultError, match=r"seed-0.json.*1 verdicts.* 2 prompts.*delete") as error:
+        read_contest(finished, "FedBis", "FedDPO", 0)
+    assert str(path) in str(error.value)
+
+
+# --- fronts
+
+PREFERENCES = {"a": (1.8, 0.2), "b": (0.2, 1.8), "c": (1.8, 0.2), "d": (0.2, 1.8)}
+REWARDS = {"a": (4.0, 2.0), "b": (2.0, 5.0), "c": (1.0, 1.5), "d": (3.0, 1.0)}
+BASE_REWARDS = (1.5, 0.5)
+
+
+def preference_setting(x, y):
+    return (
+        f"federation.options={{objectives: {{x: [one], y: [two]}}, beta: 1, preference: {{x: {x}, y: {y}}}}}"
+    )
+
+
+FRONTS = Benchmark(
+    recipe="debug",
+    seeds=[0],
+    fronts={"good": ["a", "b"], "poor": ["c", "d"]},
+    claims=[{"arm": "good", "figure": "hypervolume", "against": ["poor"], "at_least": 0.0}],
+    settings=[
+        "federation.method=firm",
+        "policy.lora.dropout=0",
+        "rewards={one: {kind: function, name: clean}, two: {kind: function, name: clean}}",
+    ],
+    arms={arm: [preference_setting(*preference)] for arm, preference in PREFERENCES.items()},
+)
+
+
+def rewards_measure(x, y):
+    return {"x": x, "y": y, "kl": 0.5, "prompts": 2}
+
+
+@pytest.fixture
+def fronts(tmp_path):
+    """A finished benchmark of two fronts with two policies each."""
+    series = {weight_series(objective): [0.5, 0.5] for objective in ("x", "y")}
+    drifts = {"lambda_drift": 0.1, "mean_lambda_drift": 0.1, "update_drift": 1.0}
+    arms = {}
+    for arm, rewards in REWARDS.items():
+        measures = (rewards_measure(*BASE_REWARDS), rewards_measure(*rewards))
+        arms[arm] = ArmResult(4, measures, drifts, series, ("objectives",))
+    return write_benchmark(tmp_path / "benchmark-x", FRONTS, arms)
+
+
+def test_the_volume_of_a_front_is_above_the_smallest_rewards_of_all_policies_the_base_policy_included(fronts):
+    """The smallest x is 1, of c, and the smallest y 0.5, of the base policy.
+
+    good: (4 - 1)(2 - 0.5) + (2 - 1)(5 - 2); poor: (3 - 1)(1 - 0.5), to which (1, 1.5) adds nothing.
+    """
+    figures = read_results(fronts, FRONTS).figures
+    assert figures["good"][0]["hypervolume"] == pytest.approx(7.5)
+    assert figures["poor"][0]["hypervolume"] == pytest.approx(1.0)
+
+
+def test_the_rank_of_a_front_correlates_each_arms_preference_with_its_reward(fronts):
+    figures = read_results(fronts, FRONTS).figures
+    assert figures["good"][0]["rank"] == pytest.approx(1.0)
+    assert figures["poor"][0]["rank"] == pytest.approx(-1.0)
+
+
+def test_a_front_has_the_scores_of_its_arms_and_of_the_base_policy(fronts):
+    front = read_results(fronts, FRONTS).fronts["good"][0]
+    assert {arm: point.scores for arm, point in front.items()} == {
+        "a": {"x": 4.0, "y": 2.0},
+        "b": {"x": 2.0, "y": 5.0},
+    }
+    assert front["a"].base_scores == {"x": 1.5, "y": 0.5}
+
+
+@pytest.mark.slow
+def test_the_report_shows_fronts_their_claims_and_answers_of_their_policies(fronts):
+    report = write_report(fronts, FRONTS)
+    assert report.figures["claims"][0]["verdict"] == "holds in every seed"
+    assert report.figures["figures"]["good"]["0"]["hypervolume"] == pytest.approx(7.5)
+    assert "Fronts" in report.page
+    assert "good, seed 0" in report.text

@@ -1,125 +1,174 @@
-"""Judging answers: any judge's verdicts become win rates, what a judge wrote is kept, and a judge in words is told the task."""
+"""Tasks of the judge: verdicts become win rates, and a judge in words is told the task."""
 
 import json
 import logging
+from contextlib import contextmanager
 from types import SimpleNamespace
 
-import numpy as np
+import pytest
+import torch
 
-from components.data.templates import load as load_template
-from components.evaluation import autoj
-from components.evaluation.judges import JUDGES
-from components.evaluation.winrate import Verdict
-from tasks import benchmark, evaluation
+from components.evaluation.judges import autoj
+from components.evaluation.judges.autoj import local, prompts
+from components.federation.clients.context import ClientContexts
+from components.federation.outcome import Workspace
+from components.io import read_json, write_json
+from components.models.adapters import AdapterStore
+from components.results import OutcomeRecord
+from tasks import benchmark
+from tasks.benchmark_folder import contest_path
+from tasks.evaluation import judging
+from tasks.evaluation.judging import JudgedRun
+from tests.support.judges import AlphabetSection, with_judge
 
-ANSWERS = [{"prompt_id": f"p{i}", "prompt": f"query {i}", "references": [f"human {i}"], "raw": {"text": f"raw {i}"}, "aligned": {"text": f"aligned {i}"}} for i in range(3)]
-
-
-class Terse:
-    """A judge with nothing but verdicts: the later word in the alphabet is worse."""
-
-    description = "terse"
-
-    def __init__(self, *given):
-        Terse.policy = given[-1]
-
-    def compare(self, comparisons):
-        return [Verdict.FIRST if c.first < c.second else Verdict.SECOND for c in comparisons]
+SUMMARIZE = "Write a summary of the text in one paragraph of at most 50 words.\n\n"
+"""The instruction of the debug recipe's template."""
 
 
-class Wordy(Terse):
-    """One that writes, too."""
-
-    def __init__(self, *_):
-        self.texts, self.figures = [], {"judge_shortened": 0}
-
-    def compare(self, comparisons):
-        self.texts += [{"prompt": c.prompt, "text": "because"} for c in comparisons]
-        return super().compare(comparisons)
+@pytest.fixture(autouse=True)
+def plain_log(monkeypatch):
+    monkeypatch.setattr(judging, "get_run_logger", lambda: logging.getLogger("test"))
 
 
-def judged(debug, tmp_path, monkeypatch, judge):
-    monkeypatch.setitem(JUDGES, "mine", judge)
-    monkeypatch.setattr(evaluation, "get_run_logger", lambda: logging.getLogger("test"))
-    judge_config = debug.evaluation.judge.model_copy(update={"kind": "mine"})
-    recipe = debug.model_copy(update={"evaluation": debug.evaluation.model_copy(update={"judge": judge_config})})
-    (tmp_path / "answers.json").write_text(json.dumps(ANSWERS))
-    return evaluation.judge_answers.fn(recipe, tmp_path, tmp_path, tmp_path / "answers.json")
+@pytest.fixture
+def answers(tmp_path):
+    rows = [
+        {
+            "prompt_id": f"p{i}",
+            "prompt": f"query {i}",
+            "references": [f"human {i}"],
+            "base": {"text": f"model {i}"},
+            "aligned": {"text": f"aligned {i}"},
+        }
+        for i in range(3)
+    ]
+    path = tmp_path / "answers.json"
+    write_json(path, rows)
+    return path
 
 
-def test_a_judge_without_figures_or_texts_gives_win_rates(debug, tmp_path, monkeypatch):
-    result = judged(debug, tmp_path, monkeypatch, Terse)
-    assert result["judge_figures"] == {} and not (tmp_path / "judgements.json").exists()
-    assert {name: c["win_rate"] for name, c in result["contests"].items()} == {"aligned_vs_raw": 1.0, "aligned_vs_human": 1.0, "raw_vs_human": 0.0}
+def judge(recipe, answers):
+    return judging.judge_answers.fn(JudgedRun(recipe, answers.parent, answers.parent), answers)
 
 
-def test_what_a_judge_wrote_is_kept_beside_the_answers(debug, tmp_path, monkeypatch):
-    result = judged(debug, tmp_path, monkeypatch, Wordy)
-    texts = json.loads((tmp_path / "judgements.json").read_text())
-    assert len(texts) == 18 and texts[0] == {"prompt": "query 0", "text": "because"} and result["judge_figures"] == {"judge_shortened": 0}
+def test_a_judge_without_figures_or_texts_gives_win_rates(debug, answers):
+    result = judge(with_judge(debug, AlphabetSection()), answers)
+    assert result.figures == {}
+    assert not answers.with_name("judgements.json").exists()
+    rates = {name: contest.win_rate for name, contest in result.contests.items()}
+    assert rates == {"aligned_vs_base": 1.0, "aligned_vs_human": 1.0, "base_vs_human": 0.0}
 
 
-def in_words(recipe, monkeypatch):
-    """The recipe with Auto-J on the tiny model, which likes whatever comes first."""
-    monkeypatch.setattr(autoj, "complete", lambda model, tokenizer, encoded, *_, **__: [[SimpleNamespace(text="So, the final decision is Response 1")] for _ in encoded])
-    monkeypatch.setattr(evaluation, "get_run_logger", lambda: logging.getLogger("test"))
-    judge = recipe.evaluation.judge.model_copy(update={"kind": "autoj", "options": {"model": "tiny-random", "max_prompt_tokens": 1600, "max_new_tokens": 6}})
-    return recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"judge": judge})})
+def test_the_texts_of_a_judge_are_stored_beside_the_answers(debug, answers):
+    result = judge(with_judge(debug, AlphabetSection(writes=True)), answers)
+    texts = read_json(answers.with_name("judgements.json"))
+    assert len(texts) == 18
+    assert texts[0] == {"prompt": "query 0", "text": "because"}
+    assert result.figures == {"judge_shortened": 0}
 
 
-def test_a_judge_in_words_is_asked_what_the_policy_was_asked_and_not_the_bare_prompt(debug, tmp_path, monkeypatch):
-    (tmp_path / "answers.json").write_text(json.dumps(ANSWERS))
-    evaluation.judge_answers.fn(in_words(debug, monkeypatch), tmp_path, tmp_path, tmp_path / "answers.json")
-    texts = json.loads((tmp_path / "judgements.json").read_text())
-    assert [row["prompt"] for row in texts[:3]] == [f"Write a summary of the text in one paragraph of at most 50 words.\n\nquery {i}" for i in range(3)]
+@pytest.fixture
+def in_words(debug, monkeypatch):
+    """The recipe with Auto-J on the tiny model, which prefers the first response of each pair."""
+    decision = SimpleNamespace(text="So, the final decision is Response 1")
+    monkeypatch.setattr(
+        local,
+        "generate_completions",
+        lambda model, tokenizer, encoded, *_, **__: [[decision] for _ in encoded],
+    )
+    section = autoj.AutoJSection(model="tiny-random", max_prompt_tokens=1600, max_new_tokens=6)
+    return with_judge(debug, section)
 
 
-def test_a_contest_of_two_policies_is_judged_on_what_both_were_asked(debug, tmp_path, monkeypatch):
-    recipe, told = in_words(debug, monkeypatch), []
-    write = autoj.LocalModel.write
-    monkeypatch.setattr(autoj.LocalModel, "write", lambda self, comparisons: (told.extend(autoj.query(self.policy, c.prompt) for c in comparisons), write(self, comparisons))[1])
+def test_a_judge_in_words_reads_the_policys_instruction_before_the_prompt(in_words, answers):
+    judge(in_words, answers)
+    texts = read_json(answers.with_name("judgements.json"))
+    assert [row["prompt"] for row in texts[:3]] == [f"{SUMMARIZE}query {i}" for i in range(3)]
+
+
+def test_a_contest_of_two_arms_is_judged_with_the_instruction_of_both(in_words, tmp_path, monkeypatch):
+    queries = []
+    write = local.LocalModel.write
+
+    def record(self, comparisons):
+        queries.extend(prompts.judge_query(self.policy, pair.prompt) for pair in comparisons)
+        return write(self, comparisons)
+
+    monkeypatch.setattr(local.LocalModel, "write", record)
     for arm in ("ours", "theirs"):
-        (tmp_path / arm).mkdir()
-        (tmp_path / arm / "answers-aligned.json").write_text(json.dumps([{"prompt_id": "p", "prompt": "a post", "text": arm}]))
-    monkeypatch.setattr(benchmark, "arm_run", lambda folder, arm, seed: SimpleNamespace(recipe=lambda: recipe, evaluation=folder / arm, prepared=folder))
-    benchmark.judge_contest.fn(tmp_path, "ours", "theirs", 0, tmp_path)
-    assert json.loads(benchmark.contest_file(tmp_path, "ours", "theirs", 0).read_text())["verdicts"] == ["tie"]
-    assert told == ["Write a summary of the text in one paragraph of at most 50 words.\n\na post"] * 2
+        row = {"prompt_id": "p", "prompt": "a post", "text": arm}
+        write_json(tmp_path / arm / "answers-aligned.json", [row])
+    monkeypatch.setattr(
+        benchmark,
+        "arm_run",
+        lambda folder, arm, seed: SimpleNamespace(
+            recipe=lambda: in_words, evaluation=folder / arm, prepared=folder
+        ),
+    )
+    benchmark.judge_contest.fn(tmp_path, "ours", "theirs", 0)
+    content = read_json(contest_path(tmp_path, "ours", "theirs", 0))
+    assert content["verdicts"] == ["tie"]
+    assert content["prompts"] == ["p"]
+    assert queries == [f"{SUMMARIZE}a post"] * 2
 
 
-def test_the_curve_gives_the_share_that_the_selectors_and_the_judge_prefer_to_the_raw_policy(debug, tmp_path, monkeypatch):
-    """Three selectors of which two like 'good' and one does not; the judge likes what comes first in the alphabet."""
-    from contextlib import contextmanager
+# --- the reward-hacking curve
 
-    import torch
 
-    from components.models.adapters import AdapterStore
+class WordCounter:
+    """A trainer whose selectors count the word 'good', with the sign that is their adapter."""
 
-    class Selector:
-        def __init__(self):
-            self.slot = SimpleNamespace(load=lambda adapter: setattr(self, "sign", float(adapter["sign"])))
+    def compare(self, comparisons, adapters):
+        counts = [pair.first.count("good") - pair.second.count("good") for pair in comparisons]
+        return torch.stack([adapter["sign"] * torch.tensor(counts) for adapter in adapters]).numpy()
 
-        def margins(self, comparisons):
-            return self.sign * np.array([c.first.count("good") - c.second.count("good") for c in comparisons])
+
+@pytest.fixture
+def selectors(debug, tmp_path):
+    """Record and workspace of three selectors, of which two prefer 'good' and one does not."""
+    store = AdapterStore(tmp_path / "adapters")
+    signs = {"s0": 1.0, "s1": 1.0, "s2": -1.0}
+    adapters = {name: store.put({"sign": torch.tensor([sign])}).hash for name, sign in signs.items()}
 
     @contextmanager
-    def borrow_learner(*_):
-        yield SimpleNamespace(selector=Selector())
+    def lend_trainer():
+        yield WordCounter()
 
-    monkeypatch.setitem(JUDGES, "mine", Terse)
-    monkeypatch.setattr(evaluation.POOL, "borrow_learner", borrow_learner)
-    recipe = debug.model_copy(update={"evaluation": debug.evaluation.model_copy(update={"judge": debug.evaluation.judge.model_copy(update={"kind": "mine"})})})
-    store = AdapterStore(tmp_path / "adapters")
-    digests = {f"s{u}": store.put({"sign": torch.tensor(sign)}).hash for u, sign in enumerate((1.0, 1.0, -1.0))}
+    contexts = ClientContexts(store, tmp_path / "pairs.parquet")
+    workspace = Workspace(debug, contexts, lend_trainer=lend_trainer, lend_device=lend_trainer)
+    return OutcomeRecord(kind="selector-ensemble", adapters=adapters), workspace
 
-    def written(name, texts):
-        path = tmp_path / f"{name}.json"
-        path.write_text(json.dumps([{"prompt_id": f"p{i}", "prompt": f"q{i}", "text": text} for i, text in enumerate(texts)]))
-        return path
 
-    answers = {4: written("four", ["good a", "bad", "m"]), 8: written("eight", ["good z", "good z", "good z"])}
-    curve = evaluation.reward_hacking_curve.fn(recipe, tmp_path, tmp_path, store.root, digests, tmp_path, answers, written("raw", ["m", "good m", "m", "not asked of the checkpoints"]))
-    assert [(p["step"], p["prompts"]) for p in curve] == [(4, 3), (8, 3)]
-    assert [p["proxy"] for p in curve] == [(1 + 0 + 0.5) / 3, (1 + 0 + 1) / 3], "the same answer counts half; as many 'good' is no preference"
-    assert Terse.policy == load_template("summarization/policy", "policy")
-    assert [p["judge"] for p in curve] == [(1 + 1 + 0.5) / 3, (1 + 0 + 1) / 3] and (tmp_path / "reward-hacking.png").is_file()
+def write_answers(path, texts):
+    rows = [{"prompt_id": f"p{i}", "prompt": f"q{i}", "text": text} for i, text in enumerate(texts)]
+    path.write_text(json.dumps(rows))
+    return path
+
+
+@pytest.fixture
+def curve(debug, selectors, tmp_path):
+    """The curve of the AlphabetJudge; the last prompt has an answer of the base policy only."""
+    answers = {
+        4: write_answers(tmp_path / "four.json", ["good a", "bad", "m"]),
+        8: write_answers(tmp_path / "eight.json", ["good z", "good z", "good z"]),
+    }
+    base = write_answers(tmp_path / "base.json", ["m", "good m", "m", "a prompt of no checkpoint"])
+    run = JudgedRun(with_judge(debug, AlphabetSection()), tmp_path, tmp_path)
+    record, workspace = selectors
+    return judging.draw_reward_hacking_curve.fn(
+        run, record, workspace, answers, base, tmp_path / "reward-hacking.png"
+    )
+
+
+def test_the_curve_has_a_point_for_each_checkpoint_on_the_prompts_with_all_answers(curve, tmp_path):
+    assert [(point.step, point.prompts) for point in curve] == [(4, 3), (8, 3)]
+    assert (tmp_path / "reward-hacking.png").is_file()
+
+
+def test_the_proxy_is_the_share_of_prompts_that_most_selectors_prefer_and_equal_answers_count_half(curve):
+    """At step 8 the second answer has as many 'good' as the base policy's: no preference."""
+    assert [point.proxy for point in curve] == [(1 + 0 + 0.5) / 3, (1 + 0 + 1) / 3]
+
+
+def test_the_judges_share_counts_a_tie_half(curve):
+    assert [point.judge for point in curve] == [(1 + 1 + 0.5) / 3, (1 + 0 + 1) / 3]

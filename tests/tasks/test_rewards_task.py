@@ -1,15 +1,20 @@
-"""What the rewards of a recipe add to the key of a run's commits, and the backbones that they need."""
+"""What the rewards of a recipe add to the fingerprint of a run's commits, and their backbones."""
 
 import pytest
 
-from components.learning import reward
-from components.recipes import load_recipe
-from flows.fed_rlhf import backbones, open_commits
-from tasks.rewards import judges_rows, prompts_asked
+from components.recipes import load_recipe, required_backbones
+from tasks.federation import open_commits
+from tasks.rewards import rewards_fingerprint
 from tasks.runs import Run
 
-TRAINED = "rewards={one: {kind: trained, template: '{prompt}|{response}', training: {backbone: {name: tiny-random}, steps: 1}}}"
-OBJECTIVES = ["federation.method=firm", "federation.options={objectives: {good: [one]}}", "policy.lora.dropout=0"]
+SECTION = "{kind: trained, template: '{prompt}|{response}', training: {backbone: {name: BACKBONE}, steps: 1}}"
+TRAINED = f"rewards={{one: {SECTION.replace('BACKBONE', 'tiny-random')}}}"
+FIXED = "rewards={one: {kind: function, name: clean}}"
+OBJECTIVES = [
+    "federation.method=firm",
+    "federation.options={objectives: {good: [one]}}",
+    "policy.lora.dropout=0",
+]
 
 
 @pytest.fixture
@@ -18,37 +23,58 @@ def prepared(tmp_path):
     return tmp_path
 
 
-def test_commits_belong_to_the_rows_and_to_the_way_that_rewards_are_trained_on(prepared, monkeypatch):
-    trained, fixed = load_recipe("debug", [TRAINED, *OBJECTIVES]), load_recipe("debug", ["rewards={one: {kind: function, name: clean}}", *OBJECTIVES])
-    key = judges_rows(trained, prepared)
-    assert key and judges_rows(fixed, prepared) == "" == judges_rows(load_recipe("debug"), prepared)
+@pytest.fixture
+def recipe():
+    """A recipe with a reward that is trained on the judge's pairs."""
+    return load_recipe("debug", [TRAINED, *OBJECTIVES])
+
+
+def test_trained_rewards_add_the_judges_pairs_to_the_fingerprint(recipe, prepared):
+    first = rewards_fingerprint(recipe.rewards, prepared)
     (prepared / "judge.parquet").write_bytes(b"other rows")
-    other = judges_rows(trained, prepared)
-    monkeypatch.setattr(reward, "WAY", reward.WAY + 1)
-    assert len({key, other, judges_rows(trained, prepared)}) == 3
+    assert first
+    assert rewards_fingerprint(recipe.rewards, prepared) != first
 
 
-def test_commits_of_several_objectives_belong_to_the_prompts_that_rewards_are_measured_on(prepared):
-    recipe, seen = load_recipe("debug", [TRAINED, *OBJECTIVES]), []
-    for content in (b"prompts", b"others"):
-        (prepared / "prompts.parquet").write_bytes(content)
-        seen.append(prompts_asked(recipe, prepared))
-    assert len({*seen, ""}) == 3 and prompts_asked(load_recipe("debug"), prepared) == ""
+def test_trained_rewards_add_the_version_of_their_training_to_the_fingerprint(recipe, prepared, monkeypatch):
+    first = rewards_fingerprint(recipe.rewards, prepared)
+    monkeypatch.setattr(type(recipe.rewards["one"]), "artifact_version", 1_000)
+    assert rewards_fingerprint(recipe.rewards, prepared) != first
 
 
-def test_a_runs_commits_are_those_of_its_pairs_rows_and_prompts(tmp_path):
-    run, recipe, seen = Run("r", tmp_path), load_recipe("debug", [TRAINED, *OBJECTIVES]), []
-    run.prepared.mkdir()
-    files = [run.prepared / f"{name}.parquet" for name in ("pairs", "judge", "prompts")]
-    for file in files:
-        file.write_bytes(b"one")
-    for file in (None, *files):
-        if file is not None:
-            file.write_bytes(b"other")
-        seen.append(open_commits(run, recipe).fingerprint)
-    assert len(set(seen)) == 4
+@pytest.mark.parametrize("overrides", [[FIXED, *OBJECTIVES], []], ids=["a function", "no rewards"])
+def test_rewards_that_are_not_trained_add_nothing_to_the_fingerprint(prepared, overrides):
+    assert rewards_fingerprint(load_recipe("debug", overrides).rewards, prepared) == ""
 
 
-def test_a_reward_judge_brings_the_backbone_that_it_is_trained_on():
-    judge = ["evaluation.judge.kind=reward", "evaluation.judge.options={reward: {kind: trained, template: '{prompt}|{response}', training: {backbone: {name: some/other}, steps: 1}}}"]
-    assert {*backbones(load_recipe("debug", judge))} == {"tiny-random", "some/other"} and backbones(load_recipe("debug")) == ["tiny-random"]
+def write_prepared(run, content):
+    run.prepared.mkdir(exist_ok=True)
+    for name in ("pairs", "judge", "prompts"):
+        (run.prepared / f"{name}.parquet").write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["pairs", "judge", "prompts"])
+def test_the_commits_of_several_objectives_belong_to_all_files_that_they_read(recipe, tmp_path, name):
+    run = Run("r", tmp_path)
+    write_prepared(run, b"one")
+    first = open_commits(run, recipe).fingerprint
+    (run.prepared / f"{name}.parquet").write_bytes(b"other")
+    assert open_commits(run, recipe).fingerprint != first
+
+
+def test_the_commits_of_a_method_without_objectives_do_not_belong_to_the_held_out_prompts(tmp_path):
+    run = Run("r", tmp_path)
+    write_prepared(run, b"one")
+    recipe = load_recipe("debug")
+    first = open_commits(run, recipe).fingerprint
+    (run.prepared / "prompts.parquet").write_bytes(b"other")
+    assert open_commits(run, recipe).fingerprint == first
+
+
+def test_a_reward_judge_requires_the_backbone_that_it_is_trained_on():
+    judge = f"evaluation.judge={{kind: reward, reward: {SECTION.replace('BACKBONE', 'some/other')}}}"
+    assert set(required_backbones(load_recipe("debug", [judge]))) == {"tiny-random", "some/other"}
+
+
+def test_the_backbone_of_a_recipe_without_rewards_is_that_of_its_models():
+    assert required_backbones(load_recipe("debug")) == ["tiny-random"]

@@ -1,209 +1,362 @@
-"""What MLflow holds of a run: logged once or twice it is the same, and adapters and policies can be opened from it."""
+"""What MLflow holds of a run: equal values when logged twice, and adapters and policies to load."""
 
+import hashlib
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from components.models.adapters import AdapterStore, export_adapter
-from tasks import tracking
-from tasks.runs import claim_folder
+from components.models.adapters import AdapterSlot, AdapterStore, attach_lora, export_adapter
+from components.models.backbone import load_backbone
+from components.models.policy import Policy
+from components.results import ClientRecord, Metrics, StepRecord, Traffic
+from tasks.runs import create_run
+from tasks.tracking import run_tree
+from tasks.tracking.align import register_policy
+from tasks.tracking.client import RunLog, metric_name, mlflow_client, tracking_uri
+from tasks.tracking.federate import FederationLog, log_steps
+from tasks.tracking.prepare import log_data
+from tasks.tracking.run_tree import FlowRunLink, close_failed, close_run, open_phase, open_run_tracking
+from tests.support.adapters import random_tensors
+from tests.support.preparation import preparation_report
+from tests.support.recipes import with_section
+
+LINK = FlowRunLink("flow-run", "http://127.0.0.1:4200/flow")
+PHASES = ("prepare", "federate", "align", "evaluate")
 
 
 @pytest.fixture
 def run(debug, tmp_path):
-    return claim_folder(debug, tmp_path / "a-run")
+    return create_run(debug, tmp_path / "a-run")
 
 
 @pytest.fixture
 def client(mlflow_store):
-    return tracking.mlflow_client()
+    return mlflow_client()
 
 
 @pytest.fixture
 def phase(run, debug, client):
-    tracking.open_tracking.fn(run, debug, "flow-run", "http://127.0.0.1:4200/flow")
-    return tracking.open_phase.fn(run, debug, "federate")
+    open_run_tracking.fn(run, debug, LINK)
+    return open_phase.fn(run, debug.tracking, "federate")
+
+
+def client_record(loss, traffic=None, **series):
+    scalars = {"loss": loss, "loss_first": 0.7, "loss_last": loss - 0.1, "tokens": 100, "seconds": 0.5}
+    metrics = Metrics(scalars=scalars, series=series)
+    return ClientRecord(slot="selector", rows=8, metrics=metrics, traffic=traffic or Traffic())
+
+
+def step_record(step, adapters=None, **fields):
+    values = {
+        "step": step,
+        "round": step - 1,
+        "phase": "train",
+        "rounds_done": step,
+        "logged_at": step,
+        "clients": {"ada": client_record(0.7 / step), "bea": client_record(0.5)},
+        "failed": {"cyd": "lost"},
+        "refused": {},
+        "adapters": adapters or {},
+        "memory": {},
+        "server": Metrics(scalars={"server_step": 0.1 * step, "odd": float("nan")}),
+        "aggregation_seconds": 0.25,
+    }
+    return StepRecord(**values | fields)
 
 
 @pytest.fixture
-def steps(tmp_path, random_adapter):
-    """Three committed steps' records, and the store of their adapters."""
-    store, records = AdapterStore(tmp_path / "adapters"), []
-    for step in (1, 2, 3):
-        values = {"loss": 0.7 / step, "loss_first": 0.7, "loss_last": 0.6 / step, "gradient_norm": 1.0, "tokens": 100, "seconds": 0.5}
-        records.append({
-            "step": step, "round": step - 1, "phase": "train", "rounds_done": step, "clients": {"ada": values, "bea": values | {"loss": 0.5}}, "failed": {"cyd": "lost"}, "refused": {},
-            "server": {"server_step": 0.1 * step, "odd": float("nan")}, "adapters": {"selector": store.put(random_adapter(step)).hash}})
-    return records, store
+def store(tmp_path):
+    return AdapterStore(tmp_path / "adapters")
+
+
+@pytest.fixture
+def records(store, random_adapter):
+    """Records of three committed steps."""
+    return [step_record(step, {"selector": store.put(random_adapter(step)).hash}) for step in (1, 2, 3)]
+
+
+@pytest.fixture
+def target(phase, debug, store):
+    return FederationLog(phase, debug, store, {})
 
 
 def history(client, run_id, key):
-    return sorted({(m.step, m.value) for m in client.get_metric_history(run_id, key)})
+    return sorted({(point.step, point.value) for point in client.get_metric_history(run_id, key)})
 
 
-def models(client, run_id):
+def logged_models(client, run_id):
     experiment = client.get_run(run_id).info.experiment_id
-    return {m.name: m for m in client.search_logged_models([experiment])}
+    return {model.name: model for model in client.search_logged_models([experiment])}
 
 
 def test_a_run_has_a_parent_with_its_recipe_and_a_child_for_each_phase(run, debug, client):
-    parent = tracking.open_tracking.fn(run, debug, "flow-run", "http://127.0.0.1:4200/flow")
-    children = {phase: tracking.open_phase.fn(run, debug, phase) for phase in ("prepare", "federate", "align", "evaluate")}
+    parent = open_run_tracking.fn(run, debug, LINK)
+    children = {phase: open_phase.fn(run, debug.tracking, phase) for phase in PHASES}
     data = client.get_run(parent).data
-    assert data.params["federation.rounds"] == "3" and data.params["selector.lora.r"] == "2"
-    assert data.tags["recipe"] == "debug" and data.tags["prefect.flow_run_url"] == "http://127.0.0.1:4200/flow" and data.tags["git.commit"]
-    assert {client.get_run(child).data.tags["mlflow.parentRunId"] for child in children.values()} == {parent} and len(set(children.values())) == 4
+    assert data.params["federation.rounds"] == "3"
+    assert data.params["selector.lora.r"] == "2"
+    assert data.tags["recipe"] == "debug"
+    assert data.tags["prefect.flow_run_url"] == LINK.url
+    assert data.tags["git.commit"]
+    assert {client.get_run(child).data.tags["mlflow.parentRunId"] for child in children.values()} == {parent}
+    assert len(set(children.values())) == 4
     assert [info.path for info in client.list_artifacts(parent)] == ["recipe.yaml"]
 
 
-def test_a_resumed_run_takes_its_mlflow_runs_up_again_and_notes_a_new_commit(run, debug, client, monkeypatch):
-    monkeypatch.setattr(tracking, "git_commit", lambda: "abc")
-    first = tracking.open_tracking.fn(run, debug, "one", None), tracking.open_phase.fn(run, debug, "federate")
+def test_a_resumed_run_reopens_its_mlflow_runs_and_records_a_new_commit(run, debug, client, monkeypatch):
+    def open_both(commit, flow_run):
+        monkeypatch.setattr(run_tree, "git_commit", lambda: commit)
+        parent = open_run_tracking.fn(run, debug, FlowRunLink(flow_run, None))
+        return parent, open_phase.fn(run, debug.tracking, "federate")
+
+    first = open_both("abc", "one")
     for run_id in first:
-        tracking.close_run.fn(run_id, "FAILED")
-    monkeypatch.setattr(tracking, "git_commit", lambda: "def")
-    second = tracking.open_tracking.fn(run, debug, "two", None), tracking.open_phase.fn(run, debug, "federate")
-    assert first == second and all(client.get_run(r).info.status == "RUNNING" for r in second)
+        close_run.fn(run_id, "FAILED")
+    second = open_both("def", "two")
+    assert first == second
+    assert all(client.get_run(run_id).info.status == "RUNNING" for run_id in second)
     assert client.get_run(first[0]).data.tags["prefect.flow_run_id"] == "two"
-    assert client.get_run(first[0]).data.tags["git.commit"] == "def" and run.notes()["commits"] == ["abc", "def"]
-    tracking.close_run.fn(first[0])
+    assert client.get_run(first[0]).data.tags["git.commit"] == "def"
+    assert run.metadata()["commits"] == ["abc", "def"]
+    close_run.fn(first[0])
     assert client.get_run(first[0]).info.status == "FINISHED"
 
 
-def test_the_step_of_a_metric_is_the_round_and_clients_are_series_of_one_run(phase, debug, client, steps):
-    records, store = steps
-    tracking.log_steps.fn(phase, debug, records, store.root, {})
-    assert dict(history(client, phase, "server/server_step")) == pytest.approx({1: 0.1, 2: 0.2, 3: 0.3})
-    assert dict(history(client, phase, "clients/ada/loss")) == pytest.approx({1: 0.7, 2: 0.35, 3: 0.7 / 3})
-    assert dict(history(client, phase, "train/loss"))[2] == pytest.approx((0.35 + 0.5) / 2)
-    assert history(client, phase, "round/failed") == [(1, 1), (2, 1), (3, 1)]
-    assert not any("odd" in key for key in client.get_run(phase).data.metrics), "what is not a number is left out"
+def test_the_step_of_a_metric_is_the_round_and_clients_are_series_of_one_run(target, client, records):
+    log_steps.fn(target, records, 0)
+    run_id = target.run_id
+    assert dict(history(client, run_id, "server/server_step")) == pytest.approx({1: 0.1, 2: 0.2, 3: 0.3})
+    assert dict(history(client, run_id, "clients/ada/loss")) == pytest.approx({1: 0.7, 2: 0.35, 3: 0.7 / 3})
+    assert dict(history(client, run_id, "train/loss"))[2] == pytest.approx((0.35 + 0.5) / 2)
+    assert history(client, run_id, "round/failed") == [(1, 1), (2, 1), (3, 1)]
 
 
-def test_what_is_sent_in_a_round_is_the_sum_over_its_steps_and_what_is_kept_is_not(phase, debug, client, steps):
-    (first, second, _), store = steps
-    moved = {"bytes_sent": 5, "bytes_received": 2, "bytes_kept": 7}
-    first |= {"clients": {"ada": first["clients"]["ada"] | moved}}
-    asked = first | {"step": 2, "round": 1, "phase": "gradients", "clients": {"ada": {"bytes_sent": 20, "bytes_received": 2, "bytes_kept": 7}, "bea": {"bytes_sent": 20, "bytes_received": 2}}, "server": {"lambda/clean": 0.25}}
-    second |= {"step": 3, "clients": {"ada": second["clients"]["ada"] | moved}}
-    for start in (0, 1, 2):     # the last step is logged with those of its round before it, though they are not logged again
-        tracking.log_steps.fn(phase, debug, [first, asked, second], store.root, {}, start)
-    assert history(client, phase, "clients/ada/bytes_sent") == [(1, 5), (2, 25)] and history(client, phase, "clients/ada/bytes_kept") == [(1, 7), (2, 7)]
-    assert history(client, phase, "round/bytes_sent") == [(1, 5), (2, 45)] and history(client, phase, "round/bytes_received") == [(1, 2), (2, 6)]
-    assert history(client, phase, "round/bytes_kept") == [(1, 7), (2, 7)] and history(client, phase, "gradients/lambda/clean") == [(2, 0.25)]
+@pytest.mark.parametrize(
+    ("phase_name", "rounds_done", "names"),
+    [
+        ("train", 1, ["clients/ada/new", "train/new", "server/new"]),
+        ("gradients", 0, ["clients/ada/gradients/new", "gradients/clients/new", "gradients/new"]),
+    ],
+)
+def test_a_number_that_no_built_in_method_has_is_logged(target, client, phase_name, rounds_done, names):
+    metrics = Metrics(scalars={"new": 0.25})
+    clients = {"ada": ClientRecord(slot="", rows=8, metrics=metrics, traffic=Traffic())}
+    record = step_record(1, phase=phase_name, rounds_done=rounds_done, clients=clients, server=metrics)
+    log_steps.fn(target, [record], 0)
+    logged = client.get_run(target.run_id).data.metrics
+    assert {name: logged.get(name) for name in names} == dict.fromkeys(names, 0.25)
 
 
-def test_logging_the_same_steps_twice_changes_nothing(phase, debug, client, steps):
-    """A run that was killed between commit and logging logs the step when it is resumed, and may have done so before."""
-    records, store = steps
+def test_a_value_that_is_not_finite_is_not_logged(target, client, records):
+    log_steps.fn(target, records, 0)
+    assert not any("odd" in key for key in client.get_run(target.run_id).data.metrics)
+
+
+def test_the_series_of_a_client_continue_over_the_rounds(target, client):
+    first = step_record(1, clients={"ada": client_record(0.7, reward=[1.0, 2.0])})
+    second = step_record(2, clients={"ada": client_record(0.7, reward=[3.0])})
+    log_steps.fn(target, [first, second], 0)
+    assert history(client, target.run_id, "series/ada/reward") == [(1, 1.0), (2, 2.0), (3, 3.0)]
+
+
+def test_the_series_of_the_server_continue_over_the_rounds(target, client):
+    records = [
+        step_record(1, server=Metrics(series={"noise": [0.5, 0.25]})),
+        step_record(2, server=Metrics(series={"noise": [0.125]})),
+    ]
+    log_steps.fn(target, records[:1], 0)
+    log_steps.fn(target, records, 1)
+    assert history(client, target.run_id, "server/series/noise") == [(1, 0.5), (2, 0.25), (3, 0.125)]
+
+
+def test_bytes_sent_in_a_round_are_summed_over_its_steps_and_bytes_kept_are_not(target, client):
+    """Each step is logged alone, as in a run, and reads the earlier steps of its round."""
+    traffic = Traffic(sent=5, received=2, kept=7)
+    gradients = {
+        "ada": ClientRecord(slot="", rows=8, traffic=Traffic(sent=20, received=2, kept=7)),
+        "bea": ClientRecord(slot="", rows=6, traffic=Traffic(sent=20, received=2)),
+    }
+    records = [
+        step_record(1, clients={"ada": client_record(0.7, traffic)}),
+        step_record(
+            2,
+            phase="gradients",
+            rounds_done=1,
+            logged_at=2,
+            clients=gradients,
+            server=Metrics(scalars={"lambda/clean": 0.25}),
+        ),
+        step_record(3, round=1, rounds_done=2, logged_at=2, clients={"ada": client_record(0.7, traffic)}),
+    ]
+    for start in range(3):
+        log_steps.fn(target, records[: start + 1], start)
+    expected = {
+        "clients/ada/bytes_sent": [(1, 5), (2, 25)],
+        "clients/ada/bytes_kept": [(1, 7), (2, 7)],
+        "round/bytes_sent": [(1, 5), (2, 45)],
+        "round/bytes_received": [(1, 2), (2, 6)],
+        "round/bytes_kept": [(1, 7), (2, 7)],
+        "gradients/lambda/clean": [(2, 0.25)],
+    }
+    assert {name: history(client, target.run_id, name) for name in expected} == expected
+
+
+@pytest.mark.slow
+def test_steps_that_are_logged_twice_have_the_values_of_steps_logged_once(target, client, records):
+    """A run killed between commit and logging logs its last step again when it is resumed."""
     for _ in range(2):
-        tracking.log_steps.fn(phase, debug, records, store.root, {})
-    assert len(client.search_logged_models([client.get_run(phase).info.experiment_id])) == 3
-    assert [step for step, _ in history(client, phase, "train/loss")] == [1, 2, 3]
-    assert sorted(info.path for info in client.list_artifacts(phase, "rounds")) == [f"rounds/0000{i}.json" for i in (1, 2, 3)]
+        log_steps.fn(target, records, 0)
+    assert len(logged_models(client, target.run_id)) == 3
+    assert [step for step, _ in history(client, target.run_id, "train/loss")] == [1, 2, 3]
+    paths = sorted(info.path for info in client.list_artifacts(target.run_id, "rounds"))
+    assert paths == [f"rounds/{step:05d}.json" for step in (1, 2, 3)]
 
 
 @pytest.mark.parametrize(("every", "rounds"), [(1, {1, 2, 3}), (2, {2, 3}), (5, {3})])
-def test_adapters_are_logged_at_the_recipes_cadence_and_the_last_one_always(phase, debug, client, steps, every, rounds):
-    records, store = steps
-    recipe = debug.model_copy(update={"federation": debug.federation.model_copy(update={"keep_every": every})})
-    tracking.log_steps.fn(phase, recipe, records, store.root, {})
-    assert set(models(client, phase)) == {f"selector-round-{r}" for r in rounds}
+def test_adapters_are_logged_at_the_recipes_cadence_and_after_the_last_round(
+    target, client, records, every, rounds
+):
+    recipe = with_section(target.recipe, "federation", keep_every=every)
+    log_steps.fn(replace(target, recipe=recipe), records, 0)
+    assert set(logged_models(client, target.run_id)) == {f"selector-round-{number}" for number in rounds}
 
 
-def test_a_logged_adapter_is_a_peft_folder_that_opens_and_answers_as_the_committed_one(phase, debug, client, steps, tiny_selector, tmp_path):
+@pytest.mark.slow
+def test_a_logged_adapter_is_a_peft_folder_that_gives_the_logits_of_the_committed_one(
+    target, client, records, tiny_selector, tmp_path
+):
     import mlflow
     from peft import PeftModel
 
-    from components.models.backbone import load_backbone
-
-    records, store = steps
-    tracking.log_steps.fn(phase, debug, records, store.root, {})
-    model = models(client, phase)["selector-round-3"]
-    assert model.tags["sha256"] == records[2]["adapters"]["selector"] and model.params["round"] == "3"
-    mlflow.set_tracking_uri(tracking.tracking_uri())
-    folder = mlflow.artifacts.download_artifacts(artifact_uri=model.artifact_location, dst_path=str(tmp_path / "got"))
-    opened = PeftModel.from_pretrained(load_backbone(debug.selector.backbone, "cpu"), folder).eval()
-    tiny_selector.slot.load(store.get(store.ref(records[2]["adapters"]["selector"])))
+    log_steps.fn(target, records, 0)
+    model = logged_models(client, target.run_id)["selector-round-3"]
+    assert model.tags["sha256"] == records[2].adapters["selector"]
+    assert model.params["round"] == "3"
+    mlflow.set_tracking_uri(tracking_uri())
+    folder = mlflow.artifacts.download_artifacts(
+        artifact_uri=model.artifact_location, dst_path=str(tmp_path / "downloaded")
+    )
+    loaded = PeftModel.from_pretrained(load_backbone(target.recipe.selector.backbone, "cpu"), folder)
+    digest = records[2].adapters["selector"]
+    tiny_selector.slot.load(target.store.get(target.store.ref(digest)))
     ids = torch.tensor([[50, 51, 52]])
     with torch.no_grad():
-        assert torch.allclose(opened(input_ids=ids).logits, tiny_selector.model(input_ids=ids).logits, atol=1e-6)
+        expected = tiny_selector.model(input_ids=ids).logits
+        assert torch.allclose(loaded.eval()(input_ids=ids).logits, expected, atol=1e-6)
 
 
-def test_artifacts_lie_beside_the_sqlite_store(phase, client, tmp_path):
+def test_artifacts_are_stored_beside_the_sqlite_file(phase, client, tmp_path):
     assert client.get_run(phase).info.artifact_uri.startswith((tmp_path / "mlartifacts").as_uri())
 
 
-def test_a_table_that_was_logged_is_not_doubled(phase, client):
+def test_a_table_that_is_logged_twice_is_stored_once(phase, client):
     for _ in range(2):
-        tracking.log_table(client, phase, {"prompt": ["a", "b"], "raw": ["c", "d"]}, "generations.json")
-    assert len(client.load_table(client.get_run(phase).info.experiment_id, "generations.json", run_ids=[phase])) == 2
+        RunLog.open(phase).log_table({"prompt": ["a", "b"], "base": ["c", "d"]}, "generations.json")
+    experiment = client.get_run(phase).info.experiment_id
+    assert len(client.load_table(experiment, "generations.json", run_ids=[phase])) == 2
 
 
-def test_the_data_are_logged_with_their_hashes_and_the_partition(phase, client, prepared, tmp_path):
-    import hashlib
-    import shutil
-
+@pytest.fixture
+def prepared_copy(prepared, tmp_path):
+    """A prepared folder with the files of a preparation that the shared fixture lacks."""
     folder = tmp_path / "prepared"
     shutil.copytree(prepared, folder)
     (folder / "docs").mkdir()
     (folder / "docs" / "index.html").write_text("docs")
     for name in ("partition.png", "report.json"):
         (folder / name).write_text("{}")
-    report = {"partition": {"clients": 4, "std": 2.24}, "partition_train": {"samples": 20}, "splits": {"train": 20}, "rows": {"prompts": {"align": 3}}}
-    tracking.log_data.fn(phase, folder, report)
-    found = client.get_run(phase).data
-    assert found.tags["data.sha256.pairs.parquet"] == hashlib.sha256((folder / "pairs.parquet").read_bytes()).hexdigest()
-    logged = {"partition/clients": 4, "partition/std": 2.24, "partition_train/samples": 20, "rows/train": 20, "prompts/align": 3}
-    assert {name: found.metrics[name] for name in logged} == logged
-    assert {info.path for info in client.list_artifacts(phase, "data")} == {"data/partition.png", "data/clients.json", "data/report.json", "data/docs"}
+    return folder
 
 
+def test_the_data_are_logged_with_their_hashes_and_the_partition(phase, client, prepared_copy):
+    log_data.fn(phase, prepared_copy, preparation_report())
+    data = client.get_run(phase).data
+    digest = hashlib.sha256((prepared_copy / "pairs.parquet").read_bytes()).hexdigest()
+    assert data.tags["data.sha256.pairs.parquet"] == digest
+    expected = {
+        "partition/clients": 4,
+        "partition/std": 2.24,
+        "partition_train/samples": 20,
+        "rows/train": 20,
+        "prompts/align": 3,
+    }
+    assert {name: data.metrics[name] for name in expected} == expected
+    paths = {info.path for info in client.list_artifacts(phase, "data")}
+    assert paths == {"data/partition.png", "data/clients.json", "data/report.json", "data/docs"}
+
+
+@pytest.fixture
+def registered(phase, debug, tmp_path):
+    """A registered policy with a random adapter, and the adapter's PEFT folder."""
+    slot = AdapterSlot(attach_lora(load_backbone(debug.policy.backbone, "cpu"), debug.policy.lora))
+    adapter = random_tensors(slot, seed=0, scale=0.5)
+    folder = export_adapter(adapter, debug.policy.lora, "tiny-random", tmp_path / "final")
+    return register_policy.fn(phase, debug, folder), folder
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*An input example was not provided")
-def test_a_registered_policy_loads_with_pyfunc_and_generates_what_the_policy_does(phase, debug, client, tmp_path):
+def test_a_registered_policy_loads_with_pyfunc_and_gives_the_policys_completions(
+    registered, phase, debug, client, tmp_path
+):
     import mlflow
     import pandas as pd
 
-    from components.models.adapters import AdapterSlot, attach
-    from components.models.backbone import load_backbone
-    from components.models.policy import Policy
-
-    slot, numbers = AdapterSlot(attach(load_backbone(debug.policy.backbone, "cpu"), debug.policy.lora)), torch.Generator().manual_seed(0)
-    adapter = {n: 0.5 * torch.randn(p.shape, generator=numbers) for n, p in zip(slot.names, slot.parameters, strict=True)}
-    folder = export_adapter(adapter, debug.policy.lora, "tiny-random", tmp_path / "final")
-    registered = tracking.register_policy.fn(phase, debug, folder)
-    assert registered["model_uri"] == "models:/debug-policy/1"
-    assert str(client.get_model_version_by_alias("debug-policy", "latest-aligned").version) == registered["version"] == "1"
+    model, folder = registered
+    assert model.uri == "models:/debug-policy/1"
+    assert model.version == "1"
+    assert str(client.get_model_version_by_alias("debug-policy", "latest-aligned").version) == "1"
     assert client.get_run(phase).info.status == "RUNNING"
 
     prompts = ["a paper on cats", "another one"]
-    answers = mlflow.pyfunc.load_model(registered["model_uri"]).predict(pd.DataFrame({"prompt": prompts}))
-    expected = [c[0].text for c in Policy(debug.policy, "cpu", folder).generate(prompts, seed=0)]
-    plain = [c[0].text for c in Policy(debug.policy, "cpu").generate(prompts, seed=0)]
-    assert list(answers["completion"]) == expected != plain and all(expected)
-    packed = mlflow.artifacts.download_artifacts(registered["model_uri"], dst_path=str(tmp_path / "packed"))
-    files = [p.name for p in Path(packed).rglob("*") if p.is_file()]
-    assert not [name for name in files if name.endswith((".pkl", ".pt", ".bin", ".pickle"))] and "adapter_model.safetensors" in files
+    answers = mlflow.pyfunc.load_model(model.uri).predict(pd.DataFrame({"prompt": prompts}))
+    expected = [answer[0].text for answer in Policy(debug.policy, "cpu", folder).generate(prompts, seed=0)]
+    base = [answer[0].text for answer in Policy(debug.policy, "cpu").generate(prompts, seed=0)]
+    assert list(answers["completion"]) == expected
+    assert expected != base
+    assert all(expected)
+    packed = mlflow.artifacts.download_artifacts(model.uri, dst_path=str(tmp_path / "packed"))
+    files = [path.name for path in Path(packed).rglob("*") if path.is_file()]
+    assert not [name for name in files if name.endswith((".pkl", ".pt", ".bin", ".pickle"))]
+    assert "adapter_model.safetensors" in files
 
 
-def test_no_environment_variable_reaches_parameters_or_tags(run, debug, client, monkeypatch):
+def test_no_environment_variable_is_logged_as_a_parameter_or_a_tag(run, debug, client, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret_word")
-    parent = tracking.open_tracking.fn(run, debug, "flow-run", None)
-    data = client.get_run(parent).data
-    assert "hf_secret_word" not in json.dumps([data.params, data.tags]) and "hf_secret_word" not in (run.folder / "recipe.yaml").read_text()
+    data = client.get_run(open_run_tracking.fn(run, debug, LINK)).data
+    assert "hf_secret_word" not in json.dumps([data.params, data.tags])
+    assert "hf_secret_word" not in (run.folder / "recipe.yaml").read_text()
 
 
-def test_metrics_of_any_client_or_domain_get_a_name_that_mlflow_takes(client, phase):
-    odd = ["accuracy/domain/", "clients/c/0 é/loss", "clients/c/0 è/loss", "clients/../loss", "clients/a%b/loss"]
-    names = [tracking.metric_name(name) for name in odd]
-    assert len(set(names)) == len(odd) and names[0] == "accuracy/domain/all"
-    tracking.log_metrics.fn(phase, dict.fromkeys(odd, 1.0))
-    assert {name: client.get_run(phase).data.metrics[name] for name in names} == dict.fromkeys(names, 1.0)
+def test_metrics_of_any_client_or_domain_get_a_name_that_mlflow_accepts(client, phase):
+    odd = [
+        "accuracy/domain/",
+        "clients/c/0 é/loss",
+        "clients/c/0 è/loss",
+        "clients/../loss",
+        "clients/a%b/loss",
+    ]
+    names = [metric_name(name) for name in odd]
+    assert len(set(names)) == len(odd)
+    assert names[0] == "accuracy/domain/all"
+    RunLog.open(phase).log_metrics(dict.fromkeys(odd, 1.0), 0)
+    metrics = client.get_run(phase).data.metrics
+    assert {name: metrics[name] for name in names} == dict.fromkeys(names, 1.0)
 
 
-def test_a_failed_run_closes_its_open_phases_as_failed_too(run, client, phase):
-    tracking.close_failed.fn(run)
-    notes = run.notes()
-    assert {client.get_run(r).info.status for r in (phase, notes["mlflow_run_id"])} == {"FAILED"}
+def test_metrics_of_clients_with_long_names_are_logged_under_different_names(client, phase):
+    names = [metric_name(f"clients/{'é' * 60}{end}/loss") for end in "ab"]
+    assert max(len(name) for name in names) <= 250
+    assert names[0] != names[1]
+    RunLog.open(phase).log_metrics(dict.fromkeys(names, 1.0), 0)
+    assert set(names) <= set(client.get_run(phase).data.metrics)
+
+
+def test_a_failed_run_closes_its_open_phases_as_failed(run, client, phase):
+    close_failed.fn(run)
+    runs = (phase, run.metadata()["mlflow_run_id"])
+    assert {client.get_run(run_id).info.status for run_id in runs} == {"FAILED"}

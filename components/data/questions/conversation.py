@@ -1,45 +1,71 @@
-"""Question set `chitchat`: which of four replies was given in a conversation? (embedded, PyPI package chitchat-dataset, MIT)
+"""Question set `chitchat`: the reply in a conversation (PyPI package chitchat-dataset, MIT).
 
-chitchat   No set of DRIFT, but one that is there without the hub: one question for each of the 7,168 human conversations that has a reply
-           of fitting length. The last turns are the context, the right option is what the person said next, and the others were said
-           in other conversations. A local file has the columns id, context, options and answer (the right option's letter), as these
-           rows do. Replies that are short or general fit many conversations: nobody gets all of them right.
+It is no set of DRIFT, but an embedded one: one question for each of the 7,168 human conversations
+that has a reply of suitable length. The last turns are the context, the right option is the
+person's next reply, and the others are replies in other conversations. A local file has the columns
+id, context, options and answer (the right option's letter), as these rows do. Short or general
+replies suit many conversations, so that no reader can answer all questions.
 """
 
 from __future__ import annotations
 
-from components.data.chitchat import read_replies
-from components.data.questions.registry import LETTERS, Question, answered, question_set, text_list, texts
+from components.data.questions.base import (
+    LETTERS,
+    Question,
+    QuestionSet,
+    QuestionTexts,
+    answered,
+    text_list,
+    texts,
+)
 from components.data.rows import Row
+from components.data.sources.chitchat import Reply, read_replies
 from components.seeding import generator
 
 OPTIONS = 4
+TURNS = 2
 WORDS = (5, 20)
-"""Words of a reply that makes a question."""
+"""Minimum and maximum length of a reply that makes a question (words)."""
 
 
 def conversations() -> list[Row]:
-    """A row for each conversation with a fitting reply; the other options are replies of other conversations, drawn by this one's id.
+    """Make a row for each conversation with a suitable reply.
+
+    The other options are replies in other conversations, drawn by the id of this one.
 
     Raises:
         DataError: the package chitchat-dataset is not installed.
     """
-    first: dict[str, Row] = {}
-    for reply in read_replies(2, *WORDS):
-        first.setdefault(reply["group"], reply)
-    rows, names = [], sorted(first)
+    first: dict[str, Reply] = {}
+    for reply in read_replies(TURNS, *WORDS):
+        first.setdefault(reply.conversation, reply)
+    names = sorted(first)
+    rows: list[Row] = []
     for place, name in enumerate(names):
-        draw, said = generator(0, "chitchat question", name), [first[name]["chosen"]]
-        while len(said) < OPTIONS:
-            other = first[names[(place + 1 + int(draw.integers(len(names) - 1))) % len(names)]]["chosen"]
-            said += [other] if other not in said else []
+        draw = generator(0, "chitchat question", name)
+        options = [first[name].text]
+        while len(options) < OPTIONS:
+            other = first[names[(place + 1 + int(draw.integers(len(names) - 1))) % len(names)]].text
+            if other not in options:
+                options.append(other)
         order = [int(i) for i in draw.permutation(OPTIONS)]
-        rows.append({"id": name, "context": first[name]["prompt"], "options": [said[i] for i in order], "answer": LETTERS[order.index(0)]})
+        rows.append(
+            {
+                "id": name,
+                "context": first[name].prompt,
+                "options": [options[i] for i in order],
+                "answer": LETTERS[order.index(0)],
+            }
+        )
     return rows
 
 
-@question_set("chitchat", files=("chitchat",), embedded=conversations)
 def read_chitchat(row: Row, where: str) -> Question:
-    """A row of `conversations`, or of a file with its columns."""
-    own, context, answer = texts(row, ("id", "context", "answer"), where)
-    return answered("chitchat", "What does YOU say next?", text_list(row, "options", where), answer, own_id=own, context=context)
+    """Read a row of `conversations`, or of a file with its columns."""
+    own_id, context, answer = texts(row, ("id", "context", "answer"), where)
+    options = text_list(row, "options", where)
+    question = "What does YOU say next?"
+    return answered("chitchat", QuestionTexts(question, options, answer, own_id=own_id, context=context))
+
+
+CHITCHAT = QuestionSet("chitchat", read_chitchat, ("chitchat",), embedded=conversations)

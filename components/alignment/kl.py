@@ -1,0 +1,75 @@
+"""The distance of a policy to its reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+from components.models.policy import Policy
+
+if TYPE_CHECKING:
+    import torch
+    from peft import PeftModel
+
+
+def kl_to_reference(
+    policy: Policy, prompts: Sequence[str], seed: int, temperature: float = 1.0
+) -> dict[str, float]:
+    """Estimate KL(policy || reference) in nats on completions that the policy samples.
+
+    At each position of a sampled completion the KL of the two next-token distributions is summed
+    exactly over the vocabulary (the Rao-Blackwellized estimator of the sequence KL), so that one
+    sample per prompt suffices.
+
+    Args:
+        policy: its model is a PEFT model; the reference is its adapter "ref", or its backbone if it
+            has no such adapter.
+        prompts: texts; may be empty.
+        seed: determines the samples.
+        temperature: divides the logits of the policy and of the reference.
+
+    Returns:
+        kl_sequence (mean over completions, nats per completion) and kl_token (nats per token);
+        empty without prompts.
+    """
+    import torch
+
+    if not prompts:
+        return {}
+    model = cast("PeftModel", policy.model)
+    completions = [samples[0] for samples in policy.generate(prompts, seed, temperature)]
+    total = 0.0
+    tokens = 0
+    for prompt, completion in zip(prompts, completions, strict=True):
+        prompt_ids = policy.encode(prompt)
+        ids = torch.tensor([[*prompt_ids, *completion.ids]], device=policy.device)
+        with torch.inference_mode():
+            policy_logprobs = _next_token_logprobs(model, ids, len(prompt_ids), temperature)
+            reference_logprobs = _reference_logprobs(model, ids, len(prompt_ids), temperature)
+        total += float((policy_logprobs.exp() * (policy_logprobs - reference_logprobs)).sum())
+        tokens += len(completion.ids)
+    return {"kl_sequence": total / len(prompts), "kl_token": total / max(tokens, 1)}
+
+
+def _reference_logprobs(
+    model: PeftModel, ids: torch.Tensor, prompt_length: int, temperature: float
+) -> torch.Tensor:
+    from components.models.personalized import as_reference
+
+    if "ref" not in model.peft_config:
+        with as_reference(model):
+            return _next_token_logprobs(model, ids, prompt_length, temperature)
+    model.set_adapter("ref")
+    logprobs = _next_token_logprobs(model, ids, prompt_length, temperature)
+    model.set_adapter("default")
+    return logprobs
+
+
+def _next_token_logprobs(
+    model: PeftModel, ids: torch.Tensor, prompt_length: int, temperature: float
+) -> torch.Tensor:
+    """Log-probabilities [T, V] of the next token at each of the completion's T positions."""
+    completion_length = ids.shape[1] - prompt_length
+    output = model(input_ids=ids, use_cache=False, logits_to_keep=completion_length + 1)
+    logits: torch.Tensor = output.logits[0, :-1].float()
+    return logits.div(temperature).log_softmax(-1)

@@ -1,0 +1,95 @@
+"""Trees of all questions of a run: their settings, and the file that they are stored in."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from components.alignment.thoughts.growth import ThoughtTemplates, TreeSettings, grow_tree
+from components.alignment.thoughts.models import TreeModels
+from components.config import PolicyConfig, ThoughtsConfig
+from components.data.questions import Question, render
+from components.data.templates import Template
+from components.data.templates import load as load_template
+from components.data.trees import Tree, append_tree, read_trees, thought_template
+from components.versions import THOUGHT_TREES
+
+PACE_OPTIONS = frozenset({"base_url", "api_key_env", "timeout", "retries", "backoff", "concurrency"})
+"""Options of an evaluator that do not change a tree: address and pace of its endpoint."""
+
+
+def load_thought_templates(name: str) -> ThoughtTemplates:
+    """Load the templates of a question set."""
+    return ThoughtTemplates(thought_template(name), load_template("thoughts/value", "value"))
+
+
+def settings_key(
+    config: ThoughtsConfig, policy: PolicyConfig, templates: Iterable[Template], seed: int
+) -> str:
+    """Hash what a tree depends on besides its question, its device and the number of threads.
+
+    Args:
+        config: how trees are grown; an endpoint's address and pace are not hashed.
+        policy: the policy that writes the thoughts; its LoRA is not hashed.
+        templates: all templates of the prompts.
+        seed: seed of the run.
+    """
+    evaluator = {
+        name: value
+        for name, value in config.evaluator.model_dump(mode="json").items()
+        if name not in PACE_OPTIONS
+    }
+    content = {
+        "config": config.model_dump(mode="json", exclude={"questions"}) | {"evaluator": evaluator},
+        "writer": policy.model_dump(mode="json", exclude={"lora"}),
+        "templates": ["\x1f".join(template.pieces) for template in templates],
+        "seed": seed,
+        "version": THOUGHT_TREES[config.evaluator.read],
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def grow_missing_trees(
+    questions: Sequence[Question],
+    path: Path,
+    load_models: Callable[[], TreeModels],
+    settings: Mapping[str, TreeSettings],
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Tree]:
+    """Grow the trees that a file does not have yet, one after the other.
+
+    Args:
+        questions: questions of any sets, with distinct names (set/id).
+        path: file of trees (JSON lines). Trees of other settings or questions stay in it and are
+            not returned.
+        load_models: loads the models; called only if a tree is missing.
+        settings: by question set.
+        progress: called with (number of trees in the file, number of questions) after each new
+            tree.
+
+    Returns:
+        a tree for each question, in the order of the questions.
+
+    Raises:
+        ThoughtsError: the evaluator failed.
+    """
+    trees: dict[tuple[str, str, str], Tree] = {}
+    for tree in read_trees(path):
+        # Two runs at the same time may have grown the same tree; the first one counts.
+        trees.setdefault((tree.id, tree.key, tree.question), tree)
+    keys = [
+        (f"{question.set}/{question.id}", settings[question.set].key, render(question))
+        for question in questions
+    ]
+    missing = [(key, question) for key, question in zip(keys, questions, strict=True) if key not in trees]
+    if missing:
+        models = load_models()
+        for key, question in missing:
+            tree = grow_tree(question, models, settings[question.set])
+            trees[key] = tree
+            append_tree(path, tree)
+            if progress is not None:
+                progress(sum(known in trees for known in keys), len(keys))
+    return [trees[key] for key in keys]

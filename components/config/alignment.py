@@ -1,0 +1,84 @@
+"""Labeling of sampled completions by the selectors, and alignment of the policy by DPO."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from components.config.section import Section
+
+
+class DpoConfig(Section):
+    """Direct preference optimization by TRL (FedBiscuit eqs. 2 and 9)."""
+
+    reference: Literal["base", "sft", "round_start"] = Field(
+        "base",
+        description=(
+            "Reference policy of the KL. base: the adapter is off; sft: reference_adapter is merged into the"
+            " backbone; round_start: reference_adapter, from which training starts."
+        ),
+    )
+    reference_adapter: str | None = Field(
+        None, description="Folder of a PEFT adapter, for the references sft and round_start."
+    )
+    beta: float = Field(
+        0.1, gt=0, description="Inverse temperature of the implicit reward; Rafailov et al. 2023: 0.1."
+    )
+    optimizer: Literal["rmsprop", "adamw_torch", "sgd", "adagrad", "adafactor"] = Field(
+        "rmsprop", description="Optimizer, by its name in transformers; FedBiscuit table 3: RMSprop."
+    )
+    lr: float = Field(1e-6, gt=0, description="Learning rate; FedBiscuit table 3: 1e-6.")
+    epochs: int = Field(
+        5,
+        ge=1,
+        description="Passes over the labeled pairs; FedBiscuit table 3: 5 (section 7.1 says three).",
+    )
+    batch_size: int = Field(32, ge=1, description="Pairs per optimizer step; FedBiscuit table 3: 32.")
+    micro_batch_size: int = Field(8, ge=1, description="Pairs per forward pass; divides batch_size.")
+    lr_scheduler: Literal["linear", "cosine", "constant"] = Field(
+        "constant", description="Schedule of the learning rate; the paper names none."
+    )
+    max_grad_norm: float = Field(1.0, gt=0, description="Maximum norm of the gradient.")
+    checkpoint_every: int | None = Field(
+        None,
+        ge=1,
+        description="Save the adapter every so many optimizer steps; null: after each epoch only.",
+    )
+    kl_prompts: int = Field(
+        16,
+        ge=0,
+        description="Held-out prompts on which the KL to the reference is estimated after training.",
+    )
+
+    @model_validator(mode="after")
+    def _check_consistency(self) -> Self:
+        if self.batch_size % self.micro_batch_size:
+            raise ValueError(
+                f"batch_size {self.batch_size} must be a multiple of micro_batch_size {self.micro_batch_size}"
+            )
+        if self.reference != "base" and not self.reference_adapter:
+            raise ValueError(
+                f"reference '{self.reference}' needs reference_adapter, the folder of a PEFT adapter"
+            )
+        if self.reference == "base" and self.reference_adapter:
+            raise ValueError(
+                "reference_adapter is not used with reference 'base': remove it, or set reference to 'sft' or"
+                " 'round_start'"
+            )
+        return self
+
+
+class AlignmentConfig(Section):
+    """Labeling by the selectors and alignment by DPO (FedBiscuit appendix A.2)."""
+
+    prompts: int | None = Field(
+        None,
+        ge=1,
+        description="Server prompts used (a seeded sample); null uses all. FedBiscuit table 5: 42,782.",
+    )
+    completions: int = Field(
+        2, ge=2, description="Completions sampled per prompt (n); all n (n - 1) / 2 pairs are labeled."
+    )
+    temperature: float = Field(0.7, gt=0, description="Sampling temperature; FedBiscuit B.1: 0.7.")
+    dpo: DpoConfig = Field(default_factory=DpoConfig, description="The alignment.")

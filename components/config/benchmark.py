@@ -1,0 +1,148 @@
+"""A benchmark: one recipe, several methods (arms) and seeds, and the claims that are checked."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from components.config.section import Section
+
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+WINS = "wins"
+"""The figure of a claim on a contest: wins / (wins + losses), without ties."""
+BASE_POLICY = "base policy"
+REFERENCES = "the references"
+OPPONENTS = (BASE_POLICY, REFERENCES)
+"""Whom every arm's answers are compared with."""
+
+
+class Claim(Section):
+    """What a benchmark should show: a figure of an arm, or its difference to other arms' figures.
+
+    The report says whether the numbers support it.
+    """
+
+    arm: str = Field(description="The arm.")
+    figure: str = Field(
+        description=(
+            "Name of a figure; or wins: in the judge's contests with those of `against`, the share of wins"
+            " among wins and losses, without ties."
+        )
+    )
+    against: list[str] = Field(
+        default_factory=list,
+        description=(
+            "Arms whose figure is subtracted, a claim each; of wins, those contested with (arms, 'base"
+            " policy', 'the references'). Empty: the figure itself."
+        ),
+    )
+    times: float = Field(
+        1.0,
+        gt=0,
+        description=(
+            "Factor of the others' figures before they are subtracted: with 2 and at_least 0, the arm's is"
+            " at least twice theirs."
+        ),
+    )
+    at_least: float | None = Field(None, description="Minimum of the figure or the difference.")
+    above: float | None = Field(None, description="Strict lower bound; one of the two is set.")
+
+    @model_validator(mode="after")
+    def _check_consistency(self) -> Self:
+        claim = f"claim on {self.figure} of {self.arm}"
+        if (self.at_least is None) == (self.above is None):
+            raise ValueError(f"{claim}: set one of at_least and above")
+        if self.times != 1 and (self.figure == WINS or not self.against):
+            raise ValueError(
+                f"{claim}: times applies to a figure's difference to others'; leave it out, or name them in"
+                " 'against'"
+            )
+        if self.figure == WINS and not self.against:
+            raise ValueError(f"{claim}: name in 'against' whom it wins against")
+        return self
+
+
+class Benchmark(Section):
+    """What is compared."""
+
+    recipe: str = Field(min_length=1, description="Recipe that all arms share.")
+    seeds: Annotated[list[Seed], Field(min_length=1)] = Field(description="Seeds; each arm runs with each.")
+    settings: list[str] = Field(
+        default_factory=list,
+        description="'key.path=value' settings of all arms on top of the recipe, such as what is measured.",
+    )
+    arms: dict[str, list[str]] = Field(min_length=1, description="Settings of each arm on top of these.")
+    contests: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = Field(
+        default_factory=list, description="Pairs of arms whose policies' answers the judge compares."
+    )
+    fronts: dict[str, Annotated[list[str], Field(min_length=2)]] = Field(
+        default_factory=dict,
+        description=(
+            "By name, arms of one method with several objectives that differ in their preference. The report"
+            " has the hypervolume of each front, over the smallest reward of each objective that any policy"
+            " of its seed has (the base policy included), and the smallest of the objectives' rank"
+            " correlations of preference and reward."
+        ),
+    )
+    claims: list[Claim] = Field(
+        default_factory=list,
+        description="What the benchmark is expected to show; the report checks each. Arms may be fronts.",
+    )
+
+    @model_validator(mode="after")
+    def _check_arms(self) -> Self:
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds {self.seeds}: name each only once")
+        for name in self.arms:
+            if not name.replace("-", "").replace("_", "").isalnum():
+                raise ValueError(f"arm '{name}': use letters, digits, '-' and '_', because it names a folder")
+        owners = {"the benchmark": self.settings} | {f"arm '{name}'": own for name, own in self.arms.items()}
+        for owner, settings in owners.items():
+            if any(setting.startswith("seed=") for setting in settings):
+                raise ValueError(f"{owner} sets the seed: leave it out, the seeds are set by 'seeds'")
+        return self
+
+    @model_validator(mode="after")
+    def _check_contests(self) -> Self:
+        arms = ", ".join(self.arms)
+        for ours, theirs in self.contests:
+            if ours == theirs:
+                raise ValueError(f"contest [{ours}, {theirs}]: an arm cannot be compared with itself")
+            for name in (ours, theirs):
+                if name not in self.arms:
+                    raise ValueError(
+                        f"contest [{ours}, {theirs}]: there is no arm '{name}' (there are: {arms})"
+                    )
+        for name, members in self.fronts.items():
+            if name in self.arms:
+                raise ValueError(f"front '{name}' has the name of an arm: rename it")
+            for arm in members:
+                if arm not in self.arms:
+                    raise ValueError(f"front '{name}': there is no arm '{arm}' (there are: {arms})")
+        return self
+
+    @model_validator(mode="after")
+    def _check_claims(self) -> Self:
+        for claim in self.claims:
+            self._check_claim(claim)
+        return self
+
+    def _check_claim(self, claim: Claim) -> None:
+        key = f"claim on {claim.figure} of {claim.arm}"
+        measured = [*self.arms, *self.fronts]
+        if claim.figure == WINS:
+            known = [(claim.arm, list(self.arms))]
+            known += [(name, [*self.arms, *OPPONENTS]) for name in claim.against]
+        else:
+            known = [(name, measured) for name in (claim.arm, *claim.against)]
+        for name, names in known:
+            if name not in names:
+                raise ValueError(f"{key}: there is no '{name}' (there are: {', '.join(names)})")
+        for name in claim.against:
+            if name == claim.arm:
+                raise ValueError(f"{key}: an arm cannot be compared with itself")
+            if claim.figure == WINS and name in self.arms and [claim.arm, name] not in self.contests:
+                raise ValueError(
+                    f"{key} against {name}: there is no such contest, add [{claim.arm}, {name}] to 'contests'"
+                )

@@ -1,0 +1,259 @@
+"""Preference pairs: their source, their owners, and their splits."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
+
+from components.config.errors import unknown_name
+from components.config.registry import Registry
+from components.config.section import Section, validate_nested
+
+
+class SourceOptions(Section):
+    """Options of a source of pairs.
+
+    A source's own file derives its options from components.data.sources.base.Source, which adds
+    `load`, and registers them in SOURCES or through the entry points of a package.
+
+    Attributes:
+        file_columns: whether data.column may name a column of the user's own file.
+    """
+
+    file_columns: ClassVar[bool] = False
+
+
+SOURCES: Registry[type[SourceOptions]] = Registry(
+    "data.source",
+    "fed_rlhf.sources",
+    {
+        "aclsum": "components.data.sources.aclsum:Options",
+        "auto-j": "components.data.sources.auto_j:Options",
+        "chitchat": "components.data.sources.chitchat:Options",
+        "code-vulnerability": "components.data.sources.code_vulnerability:Options",
+        "hh-rlhf": "components.data.sources.hh_rlhf:Options",
+        "imdb": "components.data.sources.imdb:Options",
+        "jsonl": "components.data.sources.files:JsonlOptions",
+        "mixture": "components.data.sources.mixture:Options",
+        "parquet": "components.data.sources.files:ParquetOptions",
+        "py-dpo": "components.data.sources.py_dpo:Options",
+        "shp": "components.data.sources.shp:Options",
+        "thoughts": "components.data.sources.thoughts:Options",
+        "tldr": "components.data.sources.tldr:Options",
+        "ultrafeedback": "components.data.sources.ultrafeedback:Options",
+        "webgpt": "components.data.sources.webgpt:Options",
+    },
+)
+"""Sources of pairs by name: the model of each one's options, which loads the pairs.
+
+A package adds a source by an entry point of the group `fed_rlhf.sources`.
+"""
+
+
+class PromptSourceOptions(Section):
+    """Options of a source of server prompts.
+
+    A source's own file derives its options from components.data.sources.base.PromptSource, which
+    adds `load`, and registers them in PROMPT_SOURCES or through the entry points of a package.
+    """
+
+
+PROMPT_SOURCES: Registry[type[PromptSourceOptions]] = Registry(
+    "prompt source",
+    "fed_rlhf.prompt_sources",
+    {
+        "alpaca_eval": "components.data.sources.alpaca_eval:Options",
+        "safe-rlhf": "components.data.sources.safe_rlhf:Options",
+    },
+)
+"""Sources of server prompts by name: the model of each one's options, which loads the prompts.
+
+A package adds a source by an entry point of the group `fed_rlhf.prompt_sources`.
+"""
+
+
+def registered_name(registry: Registry[Any]) -> AfterValidator:
+    """A validator for a field that holds a name of a registry."""
+
+    def validate(name: str) -> str:
+        if name not in registry:
+            raise ValueError(unknown_name(registry.key.rpartition(".")[2], name, registry.names()))
+        return name
+
+    return AfterValidator(validate)
+
+
+def source_options(values: Any, source: str | None) -> SourceOptions:
+    """Validate the options of a source of pairs.
+
+    Args:
+        values: a mapping, or options that were validated before; SourceOptions() stands for the
+            source's defaults.
+        source: name of the source; None where the name itself was refused.
+
+    Raises:
+        ValueError: the values do not fit the source.
+    """
+    if source is None:
+        return SourceOptions()  # the error of the name is reported
+    return validate_nested(SOURCES.load(source), {} if type(values) is SourceOptions else values)
+
+
+class PromptsConfig(Section):
+    """Prompts from a data set of their own, in place of those that come with the pairs."""
+
+    source: Annotated[str, registered_name(PROMPT_SOURCES)] = Field(
+        min_length=1,
+        description="Registered prompt source (components/data/sources): alpaca_eval, safe-rlhf.",
+    )
+    path: str | None = Field(None, description="Local file read in place of the hub.")
+    revision: str | None = Field(None, description="Hub revision (commit or tag) of the data set.")
+    options: SerializeAsAny[PromptSourceOptions] = Field(
+        default_factory=PromptSourceOptions,
+        validate_default=True,
+        description="Options of the prompt source.",
+    )
+    max_prompts: int | None = Field(
+        None, ge=1, description="Maximum number of prompts (a seeded sample); null keeps all."
+    )
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _parse_options(cls, values: Any, info: ValidationInfo) -> Any:
+        if "source" not in info.data:
+            return PromptSourceOptions()  # the error of the source is reported
+        model = PROMPT_SOURCES.load(info.data["source"])
+        return validate_nested(model, {} if type(values) is PromptSourceOptions else values)
+
+
+class DataConfig(Section):
+    """The preference pairs, the clients that own them, and the rows that may be trained on."""
+
+    source: Annotated[str, registered_name(SOURCES)] = Field(
+        "aclsum", description="Registered source of pairs (components/data/sources)."
+    )
+    path: str | None = Field(
+        None, description="Local file or folder read in place of the hub, for any source that loads files."
+    )
+    revision: str | None = Field(None, description="Hub revision (commit or tag) of the data set.")
+    trees: str | None = Field(
+        None,
+        description=(
+            "File or folder of trees of thoughts. Their pairs are assigned to the clients round-robin,"
+            " beside the pairs of the source. The section thoughts grows such trees."
+        ),
+    )
+    min_margin: float = Field(
+        0.0,
+        ge=0,
+        lt=9,
+        description=(
+            "Two thoughts whose scores differ by no more than this are tied and give no pair. With"
+            " thoughts.evaluator.read 'expected', scores are means, of which few are equal."
+        ),
+    )
+    options: SerializeAsAny[SourceOptions] = Field(
+        default_factory=SourceOptions, validate_default=True, description="Options of the source."
+    )
+    partition: Literal["natural", "dirichlet", "iid", "margin", "column"] = Field(
+        "natural",
+        description=(
+            "How pairs are assigned to clients. natural: by the owners that the source has; dirichlet:"
+            " by domain, with all pairs of a question at one client; iid; margin: from the largest"
+            " margins to the smallest, with all pairs of a question at one client (FedPDPO D.1.2, IMDB);"
+            " column: by the values of a column (FedPDPO D.1.2, code by language)."
+        ),
+    )
+    clients: int | None = Field(
+        None,
+        ge=1,
+        description=(
+            "Number of clients. null keeps every owner, with the partitions natural and column."
+            " FedBiscuit table 5: 53 (TL;DR)."
+        ),
+    )
+    column: str | None = Field(
+        None,
+        min_length=1,
+        description=(
+            "Column whose values name the owner of a pair, with partition 'column': a text column of the"
+            " record, such as domain or source, or any column of the file with the sources jsonl and"
+            " parquet."
+        ),
+    )
+    column_clients: (
+        dict[Annotated[str, Field(min_length=1)], Annotated[list[str], Field(min_length=1)]] | None
+    ) = Field(
+        None,
+        min_length=1,
+        description=(
+            "By client, the values of data.column whose pairs it owns. Pairs with other values are left out."
+            " null: each value is a client of that name."
+        ),
+    )
+    alpha: float = Field(
+        0.3, gt=0, description="Concentration of the Dirichlet partition; FedBiscuit section 6: 0.3."
+    )
+    validation: float = Field(
+        0.1,
+        ge=0,
+        lt=1,
+        description="Share of the prompts held out for validation, where the source has no split of its own.",
+    )
+    test: float = Field(
+        0.2, gt=0, lt=1, description="Share of the prompts held out for the reported figures."
+    )
+    max_pairs: int | None = Field(
+        None,
+        ge=1,
+        description="Maximum number of pairs (a seeded sample of whole prompts); null keeps all.",
+    )
+    max_characters: int = Field(
+        20_000,
+        ge=1,
+        description="Maximum characters of a prompt or completion; a longer one fails validation.",
+    )
+    align_prompts: PromptsConfig | None = Field(
+        None,
+        description=(
+            "Server prompts to align on, in place of those of the source. FedBiscuit table 5: safe-rlhf"
+            " for QA."
+        ),
+    )
+    test_prompts: PromptsConfig | None = Field(
+        None,
+        description=(
+            "Held-out prompts to evaluate policies on, in place of those of the source. FedBiscuit"
+            " section 7.1: alpaca_eval for QA."
+        ),
+    )
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _parse_options(cls, values: Any, info: ValidationInfo) -> SourceOptions:
+        return source_options(values, info.data.get("source"))
+
+    @model_validator(mode="after")
+    def _check_columns(self) -> DataConfig:
+        if self.partition == "column" and self.column is None:
+            raise ValueError(
+                "column is needed with partition 'column': name the column whose values are the owners,"
+                " such as domain"
+            )
+        for key in ("column", "column_clients"):
+            if self.partition != "column" and getattr(self, key) is not None:
+                raise ValueError(
+                    f"{key} is not used with partition '{self.partition}': set partition to 'column', or"
+                    f" leave {key} out"
+                )
+        owners: dict[str, str] = {}
+        for client, values in (self.column_clients or {}).items():
+            for value in values:
+                if value in owners:
+                    raise ValueError(
+                        f"column_clients names the value '{value}' twice ({owners[value]}, {client}):"
+                        " a value belongs to one client"
+                    )
+                owners[value] = client
+        return self

@@ -1,0 +1,161 @@
+"""What is measured on held-out data, and the judge that compares answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field, SerializeAsAny
+
+from components.config.models import BackboneConfig
+from components.config.registry import Registry, registered_section
+from components.config.section import Section
+from components.config.thoughts import QuestionsConfig
+
+if TYPE_CHECKING:
+    from components.config.recipe import Recipe
+
+
+class JudgeConfig(Section):
+    """The judge that says which of two answers is better.
+
+    A judge's own file derives its section from components.evaluation.judges.base.JudgeSection,
+    which adds `build`, and registers it in JUDGES or through the entry points of a package.
+    """
+
+    kind: str = Field(description="Registered judge (components/evaluation/judges).")
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse a recipe that the judge cannot serve.
+
+        Raises:
+            RecipeError: naming the key, its value and the remedy.
+        """
+
+    def required_backbones(self) -> list[BackboneConfig]:
+        """Backbones that the judge needs."""
+        return []
+
+    def eight_bit_settings(self) -> dict[str, str]:
+        """Its keys that may ask for 8 bits, and their values."""
+        return {}
+
+
+JUDGES: Registry[type[JudgeConfig]] = Registry(
+    "evaluation.judge.kind",
+    "fed_rlhf.judges",
+    {
+        "autoj": "components.evaluation.judges.autoj:AutoJSection",
+        "reward": "components.evaluation.judges.reward:RewardJudgeSection",
+        "selector": "components.evaluation.judges.selector:SelectorJudgeSection",
+    },
+)
+"""Judges by kind: the model of each one's section."""
+
+
+class AlpacaEvalConfig(Section):
+    """AlpacaEval 2.0 (Li et al. 2023; Dubois et al. 2024) by the package alpaca_eval."""
+
+    annotators_config: str = Field(
+        "weighted_alpaca_eval_gpt4_turbo",
+        min_length=1,
+        description=(
+            "Name of an annotator of the package, or a local folder with configs.yaml. API keys are read"
+            " from the environment (OPENAI_API_KEY for the default annotator)."
+        ),
+    )
+    reference_outputs: str | None = Field(
+        None,
+        description=(
+            "JSON file of the baseline's outputs in AlpacaEval's schema; for its own instructions those of"
+            " gpt4_1106_preview. null: the answers of the base policy are the baseline."
+        ),
+    )
+    calibration: str | None = Field(
+        None,
+        description=(
+            "df_gamed.csv of the hub's data set tatsu-lab/alpaca_eval, needed for the package's"
+            " length-controlled win rate; null: that rate is not computed."
+        ),
+    )
+
+
+class QuestionAnswersConfig(Section):
+    """Multiple-choice questions that the base and the aligned policy answer (DRIFT section 7.1)."""
+
+    questions: list[QuestionsConfig] = Field(
+        min_length=1,
+        description=(
+            "Question sets. Of a set from which trees are grown, a part or a file without questions of"
+            " those trees."
+        ),
+    )
+    template: str = Field(
+        "thoughts/answer",
+        description="Name of a template under components/data/prompt_templates, or the path of a file.",
+    )
+    max_question_tokens: int | None = Field(
+        None,
+        ge=16,
+        description=(
+            "Maximum length of a question with its context (tokens of the policy); the context is cut at"
+            " its end. null does not cut; the policy still cuts a prompt that does not fit."
+        ),
+    )
+    max_new_tokens: int = Field(
+        128, ge=1, description="Maximum answer length, with its reasoning steps (tokens)."
+    )
+    samples: int = Field(
+        0,
+        ge=0,
+        description=(
+            "Answers sampled beside the greedy one (N). The success rate is the share of questions with"
+            " a right answer among the N. 0 leaves it out."
+        ),
+    )
+    temperature: float = Field(
+        0.8, gt=0, description="Sampling temperature of these answers; the paper names none."
+    )
+
+
+class EvaluationConfig(Section):
+    """What is measured on held-out prompts, pairs and questions."""
+
+    prompts: int | None = Field(
+        None,
+        ge=1,
+        description=(
+            "Held-out prompts that the base and the aligned policy answer greedily; null uses all. FedBiscuit"
+            " section 7.1: 6,553."
+        ),
+    )
+    judge: Annotated[SerializeAsAny[JudgeConfig], registered_section(JUDGES, "selector")] = Field(
+        default_factory=lambda: JUDGES.load("selector").model_validate({}), description="The judge."
+    )
+    preference_pairs: int = Field(
+        0,
+        ge=0,
+        description=(
+            "Held-out pairs (a seeded sample) on which the accuracy of the aligned policy's implicit"
+            " reward is measured; 0 leaves it out."
+        ),
+    )
+    score_batch_size: int = Field(16, ge=1, description="Pairs per batch of that measurement.")
+    curve_prompts: int = Field(
+        0,
+        ge=0,
+        description=(
+            "Held-out prompts that the policy answers at each DPO checkpoint, for the curve of the"
+            " judge's against the selectors' preference (reward hacking); 0 leaves it out. Without DPO"
+            " on the server there are no checkpoints, and no curve."
+        ),
+    )
+    bootstrap: int = Field(
+        2000, ge=100, description="Resamples of the bootstrap intervals of win rates and accuracies."
+    )
+    alpaca_eval: AlpacaEvalConfig | None = Field(
+        None, description="AlpacaEval on the answers to the held-out prompts; null leaves it out."
+    )
+    questions: QuestionAnswersConfig | None = Field(
+        None,
+        description="Questions with a right answer, for the policies' accuracy; null leaves them out.",
+    )

@@ -1,0 +1,229 @@
+"""The federated rounds: the method, its options, and what all methods share."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
+
+from components.config.errors import RecipeError, unknown_name
+from components.config.models import BackboneConfig, PolicyConfig, SelectorConfig
+from components.config.optimizer import OptimizerConfig, check_warmup
+from components.config.registry import Registry, registered_section
+from components.config.section import Section, validate_nested
+
+if TYPE_CHECKING:
+    from components.config.recipe import Recipe
+
+
+class MethodOptions(Section):
+    """Options of a federated method.
+
+    A method's own file derives its options from components.federation.protocol.Method, which adds
+    `build`, and registers them in METHODS or through the entry points of a package.
+
+    Attributes:
+        trained_model: section of the recipe whose model the clients train.
+        trainer: name of the client half, a key of components.federation.clients.TRAINERS.
+    """
+
+    trained_model: ClassVar[Literal["selector", "policy"]] = "policy"
+    trainer: ClassVar[str]
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse a recipe that the method cannot run.
+
+        Raises:
+            RecipeError: naming the key, its value and the remedy.
+        """
+
+    def trained_section(self, recipe: Recipe) -> SelectorConfig | PolicyConfig:
+        """The section of the recipe whose model the clients train."""
+        return recipe.selector if self.trained_model == "selector" else recipe.policy
+
+    @property
+    def needs_server_prompts(self) -> bool:
+        """Whether a policy is aligned after the rounds, on prompts of the server."""
+        return self.trained_model == "selector"
+
+    def required_backbones(self, recipe: Recipe) -> list[BackboneConfig]:
+        """Backbones that the rounds need."""
+        return [self.trained_section(recipe).backbone]
+
+    def recipe_sections(self, recipe: Recipe) -> list[str]:
+        """Sections of the recipe, beside the seed and the data, that determine the rounds."""
+        sections = [self.trained_model, "federation"]
+        for reward in recipe.rewards.values():
+            sections += [section for section in reward.recipe_sections if section not in sections]
+        return sections
+
+
+METHODS: Registry[type[MethodOptions]] = Registry(
+    "federation.method",
+    "fed_rlhf.methods",
+    {
+        name: f"components.federation.methods.{name}:Options"
+        for name in (
+            "drift",
+            "fedamp",
+            "fedavg",
+            "fedbis",
+            "fedbiscuit",
+            "fedcda",
+            "fedcmoo",
+            "feddpo",
+            "fedopt",
+            "fedpdpo",
+            "fedper",
+            "fedprox",
+            "fedrep",
+            "ffa_lora",
+            "firm",
+            "perfedavg",
+        )
+    },
+)
+"""Methods by name: the model of each one's options."""
+
+
+class AggregatorConfig(Section):
+    """How the server combines the clients' updates.
+
+    An aggregator's own file derives its section from
+    components.federation.aggregators.base.Aggregator, which adds `combine`, and registers it in
+    AGGREGATORS or through the entry points of a package.
+    """
+
+    kind: str = Field(description="Registered aggregator (components/federation/aggregators).")
+
+
+AGGREGATORS: Registry[type[AggregatorConfig]] = Registry(
+    "federation.options.aggregator",
+    "fed_rlhf.aggregators",
+    {
+        "exact": "components.federation.aggregators.exact:ExactMean",
+        "paper": "components.federation.aggregators.weighted:PaperMean",
+        "participation": "components.federation.aggregators.weighted:ParticipationMean",
+        "trimmed": "components.federation.aggregators.trimmed:TrimmedMean",
+        "uniform": "components.federation.aggregators.weighted:UniformMean",
+    },
+)
+"""Aggregators by kind: the model of each one's section."""
+
+
+class PostProcessorConfig(Section):
+    """What changes an update before it is sent, and the server's result: clipping, noise, masks.
+
+    A post-processor derives its section from components.federation.postprocessing.PostProcessor.
+    """
+
+    kind: str = Field(description="Registered post-processor.")
+
+
+POSTPROCESSORS: Registry[type[PostProcessorConfig]] = Registry(
+    "federation.postprocessors.kind", "fed_rlhf.postprocessors", {}
+)
+"""Post-processors by kind; the package has none, so that all come from installed packages."""
+
+
+class FederationConfig(Section):
+    """The federated rounds."""
+
+    method: str = Field("fedbis", description="Registered method (components/federation/methods).")
+    options: SerializeAsAny[MethodOptions] = Field(
+        default_factory=MethodOptions, validate_default=True, description="Options of the method."
+    )
+    rounds: int = Field(500, ge=1, description="Communication rounds (R); FedBiscuit table 3: 500.")
+    clients_per_round: int = Field(
+        5,
+        ge=1,
+        description="Clients sampled without replacement in each round (A); FedBiscuit table 3: 5 of 53.",
+    )
+    local_steps: int = Field(
+        30, ge=1, description="Optimizer steps of a client in a round (K); FedBiscuit table 3: 30."
+    )
+    local_epochs: int | None = Field(
+        None,
+        ge=1,
+        description=(
+            "Passes of a client over its own rows in a round, in place of local_steps. The number of"
+            " steps then differs between clients. FedPDPO D.3: 1."
+        ),
+    )
+    batch_size: int = Field(32, ge=1, description="Rows of a minibatch; FedBiscuit table 3: 32.")
+    optimizer: OptimizerConfig = Field(
+        default_factory=OptimizerConfig, description="Optimizer of the clients."
+    )
+    postprocessors: list[
+        Annotated[SerializeAsAny[PostProcessorConfig], registered_section(POSTPROCESSORS)]
+    ] = Field(
+        default_factory=list,
+        description=(
+            "Post-processors of updates, in the order in which a client applies them; the server applies"
+            " them in reverse order."
+        ),
+    )
+    quorum: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="Share of the sampled clients whose updates must be accepted, or the round fails.",
+    )
+    clients_per_task: int = Field(
+        1, ge=1, description="Clients that one mapped task runs, one after the other."
+    )
+    evaluate_every: int | None = Field(
+        None,
+        ge=1,
+        description=(
+            "Measure accuracy on held-out pairs every so many rounds. null: before the first and after"
+            " the last round only."
+        ),
+    )
+    accuracy_pairs: int | None = Field(
+        None,
+        ge=1,
+        description=(
+            "Held-out pairs that accuracy is measured on (a seeded sample, balanced over the clients);"
+            " null takes all."
+        ),
+    )
+    keep_every: int = Field(
+        1,
+        ge=1,
+        description="Log the adapters of the server every so many rounds, and always those of the last.",
+    )
+
+    @field_validator("method")
+    @classmethod
+    def _check_method(cls, method: str) -> str:
+        if method not in METHODS:
+            raise RecipeError(unknown_name("federation.method", method, METHODS.names()))
+        return method
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _parse_options(cls, values: Any, info: ValidationInfo) -> Any:
+        if "method" not in info.data:
+            return MethodOptions()  # the method's own error is reported
+        model = METHODS.load(info.data["method"])
+        return validate_nested(model, {} if type(values) is MethodOptions else values)
+
+    @model_validator(mode="after")
+    def _check_warmup(self) -> Self:
+        if self.local_epochs is None:
+            check_warmup(self.optimizer, self.local_steps, "local_steps")
+        return self
+
+    def local_steps_for(self, rows: int, epochs: int | None = None) -> int:
+        """Optimizer steps in a round of a client with so many training rows.
+
+        Args:
+            rows: number of training rows.
+            epochs: passes over the rows, in place of local_epochs.
+        """
+        passes = epochs or self.local_epochs
+        if passes is None:
+            return self.local_steps
+        return max(1, math.ceil(rows * passes / (self.batch_size * self.optimizer.accumulation)))

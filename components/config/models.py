@@ -1,0 +1,105 @@
+"""Backbones, LoRA adapters, and the two models that are trained: the selector and the policy."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from components.config.section import Section
+
+
+class BackboneConfig(Section):
+    """A frozen causal language model."""
+
+    name: str = Field(
+        "embedded",
+        description=(
+            "'embedded' (SmolLM2-135M-Instruct), 'tiny-random' (random weights, for tests), a local"
+            " folder, or a hub id."
+        ),
+    )
+    revision: str | None = Field(None, description="Hub revision (commit or tag).")
+    layers: int | None = Field(None, ge=1, description="Use the first N transformer layers; null uses all.")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="auto: float32 on a CPU, bfloat16 on CUDA."
+    )
+    quantization: Literal["none", "8bit"] = Field(
+        "none",
+        description=(
+            "8bit: the weights of all linear layers except the head as LLM.int8() by bitsandbytes (DRIFT"
+            " appendix A). Adapters stay float32. Needs the extra 8bit."
+        ),
+    )
+
+
+class LoraConfig(Section):
+    """A low-rank adapter (Hu et al. 2021). FedBiscuit B.1: rank 8, alpha 16, dropout 0.05."""
+
+    r: int = Field(8, ge=1, description="Rank.")
+    alpha: float = Field(16.0, gt=0, description="Scale; the update is alpha / r * B A.")
+    dropout: float = Field(0.05, ge=0, lt=1, description="Dropout on the input of the adapter.")
+    target_modules: Literal["all-linear"] | Annotated[list[str], Field(min_length=1)] = Field(
+        "all-linear", description="Names of the modules that get an adapter, as in PEFT."
+    )
+
+
+class SelectorConfig(Section):
+    """The binary selector (FedBiscuit section 4), which chooses by the logits of ' A' and ' B'."""
+
+    backbone: BackboneConfig = Field(default_factory=BackboneConfig, description="The frozen model.")
+    lora: LoraConfig = Field(default_factory=LoraConfig, description="The trained adapter.")
+    template: str = Field(
+        "summarization/selector",
+        description="Name of a template under components/data/prompt_templates, or the path of a file.",
+    )
+    max_length: int = Field(1024, ge=16, description="Maximum input length (tokens).")
+    max_prompt_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Cut the prompt at its end to this length (tokens); null: only as max_length needs.",
+    )
+    orders: Literal["both", "single"] = Field(
+        "both",
+        description=(
+            "both: score a pair in both orders of its completions and average; single: in the given"
+            " order only, as the paper does."
+        ),
+    )
+    score_batch_size: int = Field(
+        16, ge=1, description="Pairs scored in one batch; with orders 'both' a batch has twice as many rows."
+    )
+
+
+class PolicyConfig(Section):
+    """The language model that is aligned."""
+
+    backbone: BackboneConfig = Field(default_factory=BackboneConfig, description="The frozen model.")
+    lora: LoraConfig = Field(default_factory=LoraConfig, description="The trained adapter.")
+    template: str = Field(
+        "summarization/policy",
+        description="Name of a template under components/data/prompt_templates, or the path of a file.",
+    )
+    system: str | None = Field(
+        None,
+        description=(
+            "System turn before each prompt, for backbones with a chat template. null: the chat"
+            " template's own default."
+        ),
+    )
+    max_prompt_tokens: int = Field(
+        512, ge=8, description="Maximum prompt length (tokens); the text is cut, the template never."
+    )
+    truncation_mode: Literal["keep_start", "keep_end"] = Field(
+        "keep_start",
+        description=(
+            "Which end of a longer prompt is kept. keep_end is for chains of thoughts, whose last steps"
+            " matter."
+        ),
+    )
+    max_new_tokens: int = Field(
+        80,
+        ge=1,
+        description="Maximum completion length (tokens); FedBiscuit B.1: 80 for summarization, 300 for QA.",
+    )
+    generation_batch_size: int = Field(16, ge=1, description="Sequences generated in one batch.")

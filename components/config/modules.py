@@ -1,0 +1,47 @@
+"""Private modules of personalized methods (components/models/personalized.py builds them)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from components.config.section import Section
+
+
+class BottleneckConfig(Section):
+    """The bottleneck adapter between the backbone and the heads (FedPDPO eq. 9, D.2.3)."""
+
+    width: int = Field(256, ge=1, description="Dimension between the two projections; FedPDPO D.2.3: 256.")
+    dropout: float = Field(0.1, ge=0, lt=1, description="Dropout after GELU; FedPDPO D.2.3: 0.1.")
+    norm: Literal["backbone", "layer"] = Field(
+        "backbone",
+        description=(
+            "backbone: before the backbone's last norm, of which the client has its own copy, so that an"
+            " untrained model equals the reference; layer: after it, with a LayerNorm whose gain starts at"
+            " 1."
+        ),
+    )
+
+
+class RewardHeadConfig(Section):
+    """The explicit reward head (FedPDPO eq. 3, D.2.4)."""
+
+    width: int = Field(256, ge=1, description="Hidden dimension; FedPDPO D.2.4: 256.")
+    dropout: float = Field(0.1, ge=0, lt=1, description="Dropout before tanh; FedPDPO D.2.4: 0.1.")
+
+
+class PersonalModules(Section):
+    """The modules that a client keeps to itself. Built by a method from its own options."""
+
+    head: bool = Field(True, description="A language-model head of the client's own.")
+    bottleneck: BottleneckConfig | None = Field(
+        None, description="The bottleneck adapter; null: the heads read the backbone's features."
+    )
+    reward: RewardHeadConfig | None = Field(None, description="The reward head; null: none.")
+    shared_layers: int | None = Field(
+        None,
+        description=(
+            "The LoRA of the first N layers is shared, that of later layers is private; null: all is shared."
+        ),
+    )

@@ -1,0 +1,210 @@
+"""Local objectives: what a client minimizes in its local training.
+
+A method's options hold one of these sections, or one of several, told apart by `kind`. They are the
+only place of the coefficients' defaults; components/learning implements the losses.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from components.config.section import Section
+
+
+class SelectorObjective(Section):
+    """Cross-entropy of the binary choice between two completions (FedBiscuit eq. 7)."""
+
+    kind: Literal["selector"] = Field("selector", description="Name of the objective.")
+
+
+class SftObjective(Section):
+    """Negative log-likelihood of the chosen completions (FedBiscuit section 7.1, baseline FedAvg)."""
+
+    kind: Literal["sft"] = Field("sft", description="Name of the objective.")
+
+
+class DpoObjective(Section):
+    """Direct preference optimization against the frozen backbone (FedBiscuit eq. 2)."""
+
+    kind: Literal["dpo"] = Field("dpo", description="Name of the objective.")
+    beta: float = Field(
+        0.1,
+        gt=0,
+        description=(
+            "Inverse temperature of the implicit reward; Rafailov et al. 2023: 0.1, DRIFT appendix A: 0.2."
+        ),
+    )
+
+
+class PairPpoObjective(Section):
+    """The clipped policy loss of PPO on the clients' own scored pairs (FedPDPO D.3.1)."""
+
+    kind: Literal["ppo"] = Field("ppo", description="Name of the objective.")
+    clip: float = Field(
+        0.2,
+        gt=0,
+        lt=1,
+        description="Clip range of the ratio, and of the value if there is one; FedPDPO D.3.1: 0.2.",
+    )
+    kl: float = Field(
+        0.1, ge=0, description="Coefficient of the KL penalty to the reference; FedPDPO D.3.1: 0.1."
+    )
+    entropy: float = Field(0.01, ge=0, description="Coefficient of the entropy; FedPDPO D.3.1: 0.01.")
+    gae_lambda: float = Field(0.95, ge=0, le=1, description="Lambda of GAE; FedPDPO D.3.1: 0.95.")
+
+
+class OfflinePpoObjective(PairPpoObjective):
+    """PPO on the clients' own pairs, with a value head and a target KL (FedPDPO D.3.1)."""
+
+    value: float = Field(0.5, ge=0, description="Coefficient of the value loss; FedPDPO D.3.1: 0.5.")
+    epochs: int = Field(
+        4,
+        ge=1,
+        description=(
+            "Passes over the pairs of a round; FedPDPO D.3.1: 4. All passes together take as many pairs as"
+            " the round's steps would."
+        ),
+    )
+    minibatch: int = Field(4, ge=1, description="Pairs per step; FedPDPO D.3.1: 4.")
+    target_kl: float = Field(
+        0.01,
+        gt=0,
+        description=(
+            "Estimated KL from the received policy (nats per token) above which a client's round ends;"
+            " FedPDPO D.3.1: 0.01."
+        ),
+    )
+
+
+class ExclusionConfig(Section):
+    """Pairs that are excluded from a step (FedPDPO D.3), see components/learning/pdpo.py."""
+
+    deviations: float = Field(
+        2.0,
+        gt=0,
+        description="k: deviations below the median margin of the minibatch; FedPDPO D.3: 2.",
+    )
+    max_share: float = Field(
+        0.5, ge=0, lt=1, description="Maximum share of a minibatch that is excluded; FedPDPO D.3: 0.5."
+    )
+
+
+class PdpoObjective(Section):
+    """Personalized DPO: DPO with the margin of an explicit reward head added (FedPDPO eq. 8)."""
+
+    kind: Literal["pdpo"] = Field("pdpo", description="Name of the objective.")
+    beta: float = Field(
+        0.1, gt=0, description="Inverse temperature of the implicit reward; FedPDPO D.3: 0.1."
+    )
+    reward_weight: Annotated[list[float], Field(min_length=2, max_length=2)] = Field(
+        [0.5, 1.5],
+        description="w_r in the first and in the last round, linear in between; FedPDPO D.3: 0.5 and 1.5.",
+    )
+    scale_momentum: float = Field(
+        0.95, ge=0, lt=1, description="Momentum of the moving average of s (eq. 7); FedPDPO D.3: 0.95."
+    )
+    exclusion: ExclusionConfig | None = Field(
+        default_factory=ExclusionConfig,
+        description="Pairs that are excluded from a step; null excludes none.",
+    )
+
+
+class PpoConfig(Section):
+    """PPO on sampled completions (FIRM A.1), see components/learning/multi_objective.py."""
+
+    epochs: int = Field(3, ge=1, description="Passes over the completions of a local step; FIRM A.1: 3.")
+    minibatch: int = Field(
+        8, ge=1, description="Completions per optimizer step; FIRM A.1: 8, of batches of 16."
+    )
+    temperature: float = Field(
+        1.0,
+        gt=0,
+        description=(
+            "Temperature of sampling, and of the distributions whose log-probabilities, gradients and KL are"
+            " computed. Rewards are measured at this temperature too."
+        ),
+    )
+    clip: float = Field(
+        0.2, gt=0, lt=1, description="Clip range of the ratio and of the values; Schulman et al. 2017: 0.2."
+    )
+    gae_lambda: float = Field(0.95, ge=0, le=1, description="Lambda of GAE; rewards are not discounted.")
+    kl: float = Field(
+        0.1,
+        ge=0,
+        description="Initial coefficient of the KL penalty to the reference (normalized reward per nat).",
+    )
+    target_kl: float | None = Field(
+        6.0,
+        gt=0,
+        description=(
+            "KL to the reference that an adaptive controller aims at (nats per completion); null keeps the"
+            " coefficient constant. Ziegler et al. 2019: 6."
+        ),
+    )
+    horizon: int = Field(
+        10_000,
+        ge=1,
+        description=(
+            "Completions over which the controller corrects an error of a fifth; Ziegler et al. 2019: 10,000."
+        ),
+    )
+    critic_lr: float = Field(
+        1e-3,
+        gt=0,
+        description="Learning rate of the value heads; that of the policy is federation.optimizer.lr.",
+    )
+    normalize: bool = Field(
+        True,
+        description=(
+            "Normalize the scores of each objective by the running mean and standard deviation of the"
+            " client's scores. FIRM section 5 maps scores to a fixed range, which the available text of"
+            " the paper lacks."
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _check_controller(self) -> Self:
+        if not self.kl and self.target_kl is not None:
+            raise ValueError(
+                "kl is 0, from which the controller cannot move it: set target_kl to null, or kl above 0"
+            )
+        return self
+
+
+class MultiObjective(Section):
+    """Several rewards, weighted by regularized MGDA or by fixed weights (FIRM algorithm 1).
+
+    Built by a method from its own options.
+    """
+
+    kind: Literal["multi-objective"] = "multi-objective"
+    objectives: dict[str, list[str]] = Field(description="By objective, the rewards that measure it.")
+    ppo: PpoConfig = Field(description="PPO on sampled completions.")
+    beta: float = Field(ge=0, description="Regularization of MGDA (eq. 9).")
+    preference: dict[str, float] | None = Field(None, description="p of eq. 3 by objective.")
+    weights: dict[str, float] | None = Field(
+        None, description="Fixed weights by objective in place of those of MGDA; they sum to one."
+    )
+
+
+LocalObjective = (
+    SelectorObjective | SftObjective | DpoObjective | PairPpoObjective | PdpoObjective | MultiObjective
+)
+"""All local objectives, told apart by `kind`."""
+
+
+def implicit_reward_scale(objective: LocalObjective) -> float | None:
+    """The factor of log pi / pi_ref in the implicit reward that an objective optimizes.
+
+    This is beta of DPO and PDPO, and the KL coefficient of offline PPO, which is the inverse
+    temperature of its KL-regularized optimum. None for objectives without an implicit reward.
+    """
+    match objective:
+        case DpoObjective() | PdpoObjective():
+            return objective.beta
+        case PairPpoObjective():
+            return objective.kl
+        case _:
+            return None

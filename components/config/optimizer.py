@@ -1,0 +1,75 @@
+"""Optimizers and their learning-rate schedules."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from components.config.section import Section
+
+
+def _check_betas(betas: list[float]) -> list[float]:
+    if not all(0 <= beta < 1 for beta in betas):
+        raise ValueError("both must lie in [0, 1)")
+    return betas
+
+
+Betas = Annotated[list[float], Field(min_length=2, max_length=2), AfterValidator(_check_betas)]
+"""Decay rates of the running averages of the gradient and of its square, in [0, 1)."""
+
+
+class OptimizerConfig(Section):
+    """A first-order optimizer and its schedule.
+
+    Both are reinitialized for each client and round.
+    """
+
+    name: Literal["adamw", "adamw_8bit", "sgd"] = Field(
+        "adamw",
+        description=(
+            "FedBiscuit table 3: AdamW. adamw_8bit (DRIFT appendix A): AdamW of bitsandbytes, with 8-bit"
+            " moments for tensors of at least 4,096 values; needs the extra 8bit."
+        ),
+    )
+    lr: float = Field(1e-5, gt=0, description="Learning rate; FedBiscuit table 3: 1e-5.")
+    betas: Betas = Field([0.9, 0.95], description="Betas of AdamW; FedBiscuit table 3: (0.9, 0.95).")
+    weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay.")
+    clip: float | None = Field(
+        1.0, gt=0, description="Maximum norm of the gradient over all parameters; null does not clip."
+    )
+    accumulation: int = Field(
+        1,
+        ge=1,
+        description="Minibatches whose gradients are averaged for one step. FedPDPO D.3: 2 of 8 pairs.",
+    )
+    scheduler: Literal["constant", "linear", "cosine"] = Field(
+        "constant",
+        description=(
+            "Learning rate after the warm-up, over the steps of one local training: constant, or"
+            " decaying to 0. DRIFT appendix A: cosine."
+        ),
+    )
+    warmup_steps: int = Field(
+        0,
+        ge=0,
+        description="Steps of linear warm-up; fewer than a local training has. DRIFT appendix A: 4.",
+    )
+
+
+def check_warmup(optimizer: OptimizerConfig, steps: int, key: str) -> None:
+    """Refuse a warm-up that leaves no step at the full learning rate.
+
+    Args:
+        optimizer: the optimizer.
+        steps: number of steps of the training.
+        key: the recipe's key that holds the number of steps.
+
+    Raises:
+        ValueError: the warm-up is too long; names both numbers.
+    """
+    if optimizer.warmup_steps >= steps:
+        raise ValueError(
+            f"optimizer.warmup_steps is {optimizer.warmup_steps}, but {key} is {steps}, so that no step"
+            f" would have the full learning rate: use at most {steps - 1}"
+        )

@@ -1,0 +1,134 @@
+"""The recipe: every hyper-parameter of a run, with its unit and the source of its default.
+
+"FedBiscuit table N" in a description refers to the tables of the paper's appendix B.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Self
+
+from pydantic import Field, SerializeAsAny, model_validator
+
+from components.config.alignment import AlignmentConfig
+from components.config.data import DataConfig
+from components.config.evaluation import EvaluationConfig
+from components.config.federation import FederationConfig
+from components.config.models import PolicyConfig, SelectorConfig
+from components.config.registry import registered_section
+from components.config.rewards import REWARDS, RewardConfig
+from components.config.runtime import RuntimeConfig
+from components.config.section import Section
+from components.config.thoughts import ThoughtsConfig
+from components.config.tracking import TrackingConfig
+
+RewardName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
+
+
+class Recipe(Section):
+    """One experiment."""
+
+    name: str = Field(
+        min_length=1,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_/.-]*$",
+        description="Name of the experiment; by custom the path of its file under flows/recipes.",
+    )
+    seed: int = Field(0, ge=0, lt=2**31, description="All random choices are functions of it.")
+    data: DataConfig = Field(default_factory=DataConfig, description="Preference pairs and their owners.")
+    thoughts: ThoughtsConfig | None = Field(
+        None,
+        description=(
+            "Trees of thoughts to grow; null where there are none, or where data.path (source thoughts) or"
+            " data.trees (other sources) names existing ones."
+        ),
+    )
+    selector: SelectorConfig = Field(default_factory=SelectorConfig, description="The binary selector.")
+    federation: FederationConfig = Field(
+        default_factory=FederationConfig, description="The federated rounds."
+    )
+    policy: PolicyConfig = Field(default_factory=PolicyConfig, description="The policy that is aligned.")
+    alignment: AlignmentConfig = Field(
+        default_factory=AlignmentConfig, description="Labeling and DPO on the server."
+    )
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="What is measured.")
+    rewards: dict[
+        RewardName, Annotated[SerializeAsAny[RewardConfig], registered_section(REWARDS, "classifier")]
+    ] = Field(
+        default_factory=dict,
+        description="Reward models by name, for methods that use some and for the judge 'reward'.",
+    )
+    tracking: TrackingConfig = Field(default_factory=TrackingConfig, description="Names in MLflow.")
+    runtime: RuntimeConfig = Field(default_factory=RuntimeConfig, description="Devices and task runner.")
+
+    @model_validator(mode="after")
+    def _check_clients(self) -> Self:
+        check_cohort(self.federation.clients_per_round, self.data.clients)
+        if self.data.partition not in ("natural", "column") and self.data.clients is None:
+            raise ValueError(
+                f"data.clients is needed with data.partition '{self.data.partition}': give the number of"
+                " clients"
+            )
+        if self.data.validation + self.data.test >= 1:
+            raise ValueError(
+                f"data.validation {self.data.validation} and data.test {self.data.test} leave nothing to"
+                " train on: their sum must be below 1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_trees(self) -> Self:
+        key = "path" if self.data.source == "thoughts" else "trees"
+        existing = getattr(self.data, key)
+        if self.thoughts is not None and existing is not None:
+            raise ValueError(
+                f"the section thoughts grows trees, but data.{key} names existing ones ({existing}):"
+                " leave out one of them"
+            )
+        if self.data.source == "thoughts" and self.data.trees is not None:
+            raise ValueError(
+                "data.trees is for trees beside another source: with data.source 'thoughts' give their"
+                " file or folder as data.path"
+            )
+        if self.data.source == "thoughts" and self.thoughts is None and self.data.path is None:
+            raise ValueError(
+                "data.source 'thoughts' has no trees: give a section thoughts, which grows some, or"
+                " data.path, the file or folder of existing ones"
+            )
+        without_trees = self.thoughts is None and self.data.source != "thoughts" and self.data.trees is None
+        if self.data.min_margin and without_trees:
+            raise ValueError(
+                f"data.min_margin is {self.data.min_margin}, but there are no trees of thoughts, whose"
+                " scores it applies to (a section thoughts, or data.trees): leave it out"
+            )
+        if self.thoughts is not None and not self.thoughts.questions:
+            raise ValueError("thoughts.questions is empty: name at least one question set")
+        return self
+
+    @model_validator(mode="after")
+    def _check_quantization(self) -> Self:
+        if self.policy.backbone.quantization != "none" and self.alignment.dpo.reference != "base":
+            raise ValueError(
+                f"alignment.dpo.reference '{self.alignment.dpo.reference}' starts from an adapter, which"
+                " an 8-bit policy would round: use 'base', or set policy.backbone.quantization to 'none'"
+            )
+        return self
+
+    def fingerprint(self, *sections: str) -> str:
+        """Hash of the seed and of the named sections."""
+        values = self.model_dump(mode="json")
+        content = {"seed": self.seed} | {name: values[name] for name in sections}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def check_cohort(clients_per_round: int, clients: int | None) -> None:
+    """Refuse a round that samples more clients than there are.
+
+    Raises:
+        ValueError: naming both numbers and their keys.
+    """
+    if clients is not None and clients_per_round > clients:
+        raise ValueError(
+            f"federation.clients_per_round is {clients_per_round}, but there are only {clients} clients"
+            f" (data.clients): use at most {clients}"
+        )

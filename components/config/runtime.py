@@ -1,0 +1,86 @@
+"""Devices, threads and the task runner."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from components.config.section import Section
+
+
+class RuntimeConfig(Section):
+    """How the work is distributed.
+
+    Nothing here changes a result on one type of device, except torch_threads and cpu_workers in the
+    last bits.
+    """
+
+    task_runner: Literal["threads", "ray"] = Field(
+        "threads",
+        description=(
+            "Where mapped tasks run. threads: threads of this process, one per GPU or cpu_workers on the CPU;"
+            " ray: a Ray cluster."
+        ),
+    )
+    ray_address: str | None = Field(None, description="Address of a Ray cluster; null starts a local one.")
+    devices: list[str] | None = Field(
+        None,
+        description=(
+            "Devices to use, e.g. ['cuda:0', 'cuda:1'] or ['cpu']; null uses all CUDA devices, or else"
+            " the CPU."
+        ),
+    )
+    cpu_workers: int = Field(
+        1,
+        ge=1,
+        description=(
+            "Clients that train concurrently on the CPU, each with a model of its own in memory and an"
+            " even share of the threads. Their models must have no dropout, since a process has one"
+            " generator for all."
+        ),
+    )
+    torch_threads: int | None = Field(
+        None,
+        ge=1,
+        description=(
+            "Threads of a CPU operation, or of all concurrent clients together; null uses all cores. Sums are"
+            " split by it, so runs that shall be equal to the last bit need the same value."
+        ),
+    )
+    data_docs: bool = Field(
+        True,
+        description=(
+            "Write the outcome of the expectations as Great Expectations' Data Docs (HTML) too, beside the"
+            " prepared data and to MLflow."
+        ),
+    )
+    retries: int = Field(
+        1,
+        ge=0,
+        description="Retries of a failed task before its clients are left out of the round.",
+    )
+
+    @model_validator(mode="after")
+    def _check_workers(self) -> Self:
+        if self.cpu_workers > 1 and self.task_runner != "threads":
+            raise ValueError(
+                "cpu_workers is for task_runner 'threads': Ray distributes clients over its own workers,"
+                " so leave cpu_workers out"
+            )
+        return self
+
+    @field_validator("devices")
+    @classmethod
+    def _check_devices(cls, devices: list[str] | None) -> list[str] | None:
+        if devices is None:
+            return None
+        for device in devices:
+            if not re.fullmatch(r"cpu|cuda:\d+", device):
+                raise ValueError(f"'{device}' is not a device: use 'cpu' or 'cuda:0', 'cuda:1', ...")
+        if not devices or len(set(devices)) < len(devices):
+            raise ValueError(
+                "name at least one device, and each only once: a device serves one client at a time"
+            )
+        return devices

@@ -1,0 +1,237 @@
+"""The base of all recipe sections, and the check that turns pydantic's errors into sentences."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from types import UnionType
+from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from components.config.errors import ExpectedSectionError, RecipeError
+
+S = TypeVar("S", bound=BaseModel)
+
+Location = Sequence[str | int]
+
+
+class Section(BaseModel):
+    """A section of a recipe: frozen, strictly typed, without unknown keys, NaN or infinite numbers."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class NestedSectionError(ValueError):
+    """Errors of a section whose model depends on another key, e.g. a method's options.
+
+    Raised inside a pydantic validator; `check_section` shows the nested errors under the outer key.
+
+    Attributes:
+        model: the model of the nested section.
+        values: the values that were refused.
+        error: pydantic's errors.
+    """
+
+    def __init__(self, model: type[BaseModel], values: Mapping[str, Any], error: ValidationError) -> None:
+        super().__init__(str(error))
+        self.model = model
+        self.values = values
+        self.error = error
+
+
+def validate_nested(model: type[S], values: Any) -> S:
+    """Validate a nested section inside a validator of the outer one.
+
+    Args:
+        model: the model of the nested section.
+        values: a mapping, or a section that was validated before.
+
+    Raises:
+        NestedSectionError: the values do not fit the model.
+        ValueError: the values are no mapping.
+    """
+    if isinstance(values, model):
+        return values
+    if isinstance(values, BaseModel):
+        values = values.model_dump(mode="json")
+    if not isinstance(values, Mapping):
+        raise ExpectedSectionError(f"expected a mapping of keys ({', '.join(model.model_fields)})")
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as error:
+        raise NestedSectionError(model, dict(values), error) from None
+
+
+def check_section(model: type[S], values: Mapping[str, Any], where: str, prefix: str = "") -> S:
+    """Validate values by a pydantic model.
+
+    Args:
+        model: the model of the section.
+        values: the section's keys and values.
+        where: the file or command that the values come from.
+        prefix: dotted key of the section, empty for a whole recipe.
+
+    Raises:
+        RecipeError: one line for each error.
+    """
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as error:
+        raise_recipe_error(_sentences(model, dict(values), error, prefix), where)
+
+
+def raise_recipe_error(sentences: Iterable[str], where: str) -> NoReturn:
+    """Raise a RecipeError with one line for each sentence, each naming where the values come from."""
+    raise RecipeError("\n".join(f"{where}: {sentence}" for sentence in sentences)) from None
+
+
+def describe_type(value: Any) -> str:
+    """The type of a YAML value in words."""
+    names = {
+        dict: "a mapping",
+        list: "a list",
+        str: "text",
+        bool: "true/false",
+        int: "a whole number",
+        float: "a number",
+        type(None): "nothing",
+    }
+    return names.get(type(value), type(value).__name__)
+
+
+def _sentences(model: type[BaseModel], values: Any, error: ValidationError, prefix: str) -> list[str]:
+    sentences = []
+    for detail in error.errors():
+        nested = detail.get("ctx", {}).get("error")
+        if isinstance(nested, NestedSectionError):
+            key = _dotted(prefix, _key_path(detail["loc"]))
+            sentences += _sentences(nested.model, nested.values, nested.error, key)
+        else:
+            sentences.append(_sentence(model, values, detail, prefix))
+    return sentences
+
+
+def _key_path(location: Location) -> list[str | int]:
+    """The keys of an error's location, without pydantic's names of the members of unions."""
+    return [part for part in location if isinstance(part, int) or not _is_union_member(part)]
+
+
+def _is_union_member(part: str) -> bool:
+    return "[" in part or part.startswith("literal") or part in {"str", "int"}
+
+
+def _sentence(model: type[BaseModel], values: Any, error: Mapping[str, Any], prefix: str) -> str:
+    location = _key_path(error["loc"])
+    # Whatever follows a key in the same word may be a secret, so it is not shown.
+    names = [part if isinstance(part, int) else re.split(r"[\s:=]", part, maxsplit=1)[0] for part in location]
+    key = _dotted(prefix, names)
+    if error["type"] == "extra_forbidden":
+        return _unknown_key(model, location, names, prefix)
+    if error["type"] == "missing":
+        return f"key '{key}' is missing: it has no default."
+    reason = _reason(error)
+    if not location:
+        first_word = reason.split(" ", 1)[0]
+        sentence = reason if "." in first_word else reason[:1].upper() + reason[1:]
+        return _end_sentence(f"section '{prefix}': {reason}" if prefix else sentence)
+    if error["type"] == "literal_error":
+        reason = "not an allowed value"
+        allowed = f" (expected {error['ctx']['expected']})"
+    else:
+        reason = reason[:1].lower() + reason[1:]
+        allowed = ""
+    return _end_sentence(f"key '{key}'{_shown_value(values, location, error)}: {reason}{allowed}")
+
+
+def _end_sentence(text: str) -> str:
+    return text if text.endswith("?") else f"{text}."
+
+
+def _reason(error: Mapping[str, Any]) -> str:
+    if error["type"] == "value_error" and "error" in error.get("ctx", {}):
+        reason = str(error["ctx"]["error"])
+    else:
+        reason = str(error["msg"]).removeprefix("Value error, ")
+    return reason.removesuffix(".")
+
+
+def _shown_value(values: Any, location: Location, error: Mapping[str, Any]) -> str:
+    value = values
+    for part in location:
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            value = error.get("input")
+            break
+    if isinstance(value, dict):
+        return ""
+    refused_section = isinstance(error.get("ctx", {}).get("error"), ExpectedSectionError)
+    if refused_section or error["type"] in ("dict_type", "model_type"):
+        return f" is {describe_type(value)}"
+    return f" is {value!r}"
+
+
+def _unknown_key(model: type[BaseModel], location: Location, names: Location, prefix: str) -> str:
+    *section, last = names
+    fields = _fields_at(model, location[:-1])
+    nearest = "." if last in fields else _nearest_key(model, str(last), section, fields, prefix)
+    glued = (
+        ""
+        if last == str(location[-1])
+        else " with more in the same word (between a key and its value stand a colon and a space)"
+    )
+    allowed = f"Keys allowed here: {', '.join(fields)}." if fields else "No keys are allowed here."
+    return f"unknown key '{_dotted(prefix, names)}'{glued}{nearest} {allowed}"
+
+
+def section_model(annotation: Any) -> type[BaseModel] | None:
+    """The model of a section's annotation, optional or not; None for other annotations."""
+    if get_origin(annotation) is Annotated:
+        return section_model(get_args(annotation)[0])
+    members = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    for member in members:
+        if isinstance(member, type) and issubclass(member, BaseModel):
+            return member
+    return None
+
+
+def _fields_at(model: type[BaseModel], location: Location) -> list[str]:
+    for part in location:
+        if isinstance(part, int):  # the index of a list of sections
+            continue
+        if part not in model.model_fields:
+            return []
+        annotation = model.model_fields[part].annotation
+        inner = section_model(annotation) or next(
+            filter(None, map(section_model, get_args(annotation))), None
+        )
+        if inner is None:
+            return []
+        model = inner
+    return list(model.model_fields)
+
+
+def _nearest_key(model: type[BaseModel], last: str, section: Location, fields: list[str], prefix: str) -> str:
+    # Of keys with the same name, the first in the recipe is suggested.
+    everywhere = {path.rsplit(".", 1)[-1]: path for path in reversed(list(_key_paths(model)))}
+    nearest = difflib.get_close_matches(last, fields, n=1, cutoff=0.6)
+    if nearest and last not in everywhere:  # the same name elsewhere is closer than a similar one here
+        return f"; did you mean '{_dotted(prefix, [*section, nearest[0]])}'?"
+    nearest = difflib.get_close_matches(last, list(everywhere), n=1, cutoff=0.75)
+    return f"; did you mean '{_dotted(prefix, [everywhere[nearest[0]]])}'?" if nearest else "."
+
+
+def _dotted(prefix: str, parts: Iterable[str | int]) -> str:
+    """A key as it is written in an override, e.g. data.options.sources[1].path."""
+    path = prefix + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
+    return path.removeprefix(".")
+
+
+def _key_paths(model: type[BaseModel], prefix: str = "") -> Iterable[str]:
+    for name, field in model.model_fields.items():
+        yield prefix + name
+        inner = section_model(field.annotation)
+        if inner is not None:
+            yield from _key_paths(inner, f"{prefix}{name}.")

@@ -1,0 +1,130 @@
+"""Assigns the pairs of a source to clients, as data.partition says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from components.config import DataConfig, unknown_name
+from components.data import partition
+from components.data.records import DataError
+from components.data.tables import TEXT_COLUMNS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class OwnedPairs:
+    """Pairs with their clients.
+
+    Attributes:
+        pairs: with client_id.
+        left_out: number of pairs whose owner or value is not among the clients, by reason.
+    """
+
+    pairs: pd.DataFrame
+    left_out: dict[str, int]
+
+
+def assign_clients(pairs: pd.DataFrame, data: DataConfig, seed: int) -> OwnedPairs:
+    """Assign pairs to clients.
+
+    Args:
+        pairs: with groups and splits.
+        data: the recipe's section.
+        seed: of the recipe.
+
+    Raises:
+        DataError: the partition is not possible with these pairs.
+    """
+    try:
+        if data.partition == "natural":
+            return _by_owner(pairs, data)
+        if data.partition == "column":
+            return _by_column(pairs, data)
+        return OwnedPairs(_by_number(pairs, data, seed), {})
+    except ValueError as error:
+        raise DataError(f"partition '{data.partition}': {error}") from None
+
+
+def is_missing(value: object) -> bool:
+    """Whether a value of a data frame is missing."""
+    return value is None or (isinstance(value, float) and bool(np.isnan(value)))
+
+
+def _by_number(pairs: pd.DataFrame, data: DataConfig, seed: int) -> pd.DataFrame:
+    """Pairs of clients that have numbers for names."""
+    assert data.clients is not None  # checked with the recipe
+    groups = list(pairs["group"])
+    if data.partition == "margin":
+        has_margin = (
+            np.isfinite(pairs["margin"].to_numpy(np.float64)) if "margin" in pairs else np.zeros(len(pairs))
+        )
+        _refuse_missing(pairs, ~has_margin.astype(bool), "no margin (a finite number)")
+        clients = partition.by_margin(list(pairs["margin"]), groups, data.clients)
+    elif data.partition == "dirichlet":
+        clients = partition.dirichlet(list(pairs["domain"]), groups, data.clients, data.alpha, seed)
+    else:
+        clients = partition.iid(groups, data.clients, seed)
+    width = max(2, len(str(data.clients - 1)))
+    return pairs.assign(client_id=[f"client-{i:0{width}d}" for i in clients])
+
+
+def _by_owner(pairs: pd.DataFrame, data: DataConfig) -> OwnedPairs:
+    partition.natural(list(pairs["client_id"]))
+    return _largest_clients(pairs, data, f"source {data.source} has", "owners")
+
+
+def _by_column(pairs: pd.DataFrame, data: DataConfig) -> OwnedPairs:
+    column = _column_of(pairs, data)
+    values = [None if is_missing(value) else value for value in pairs[column]]
+    empty = np.array([not (value or "").strip() for value in values])
+    _refuse_missing(pairs, empty, f"no value in the column '{data.column}'")
+    owned = pairs.assign(client_id=partition.by_column(values, data.column_clients))
+    owned = owned[owned["client_id"].notna()]
+    left_out = {"value of data.column not among the clients": len(pairs) - len(owned)}
+    chosen = _largest_clients(owned, data, f"data.column '{data.column}' gives", "clients")
+    return OwnedPairs(chosen.pairs, left_out | chosen.left_out)
+
+
+def _column_of(pairs: pd.DataFrame, data: DataConfig) -> str:
+    """The column of the pairs that data.column names; `column` has the values of a file's own."""
+    if "column" in pairs:
+        return "column"
+    existing = [column for column in TEXT_COLUMNS if column in pairs]
+    if data.column is None or data.column not in existing:
+        raise ValueError(unknown_name("data.column", str(data.column), existing))
+    return data.column
+
+
+def _largest_clients(pairs: pd.DataFrame, data: DataConfig, origin: str, kind: str) -> OwnedPairs:
+    """The pairs of the data.clients clients with most pairs, or of all."""
+    counts = Counter(pairs["client_id"])
+    if data.clients is not None and data.clients > len(counts):
+        raise ValueError(
+            f"data.clients is {data.clients}, but {origin} only {len(counts)} {kind} with pairs (those of the"
+            " judge are not included, see data.options): use at most that many, or another data.partition"
+        )
+    largest = sorted(counts, key=lambda client: (-counts[client], client))[: data.clients]
+    chosen = pairs[pairs["client_id"].isin(largest)]
+    return OwnedPairs(chosen, {"owner not among the clients": len(pairs) - len(chosen)})
+
+
+def _refuse_missing(pairs: pd.DataFrame, missing: Any, what: str) -> None:
+    """Refuse rows without a value that a partition needs, with their number by source.
+
+    Raises:
+        ValueError: there are such rows.
+    """
+    if not missing.any():
+        return
+    counts = Counter(pairs.loc[missing, "source"])
+    sources = ", ".join(f"{count} of source {name}" for name, count in sorted(counts.items()))
+    raise ValueError(
+        f"{int(missing.sum())} of {len(pairs)} rows have {what}: {sources}; bring one for each row, or use"
+        " another data.partition"
+    )

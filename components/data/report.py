@@ -1,0 +1,178 @@
+"""What the preparation of data reports: the models of report.json and clients.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+REPORT_FILE = "report.json"
+CLIENTS_FILE = "clients.json"
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ClientCounts(_Frozen):
+    """A client's number of pairs per split, and its group of annotators, where it is known."""
+
+    train: int
+    validation: int
+    test: int
+    group: str | None = None
+
+    def rows(self) -> dict[str, int]:
+        """Number of pairs by split."""
+        return {"train": self.train, "validation": self.validation, "test": self.test}
+
+
+class PartitionSummary(_Frozen):
+    """A row of FedBiscuit's table 5: clients, and statistics of their numbers of samples.
+
+    std is the population's (divided by the number of clients), since all clients are counted and
+    none is sampled. The table does not say which one it gives; the other is 1% larger for 53
+    clients and 0.25% for 200.
+    """
+
+    samples: int
+    clients: int
+    max: int
+    min: int
+    std: float
+
+
+class TreeCounts(_Frozen):
+    """Pairs of trees of thoughts that the recipe adds to the source's pairs.
+
+    dropped counts the thoughts that gave no pair, by reason.
+    """
+
+    pairs: int
+    questions: int
+    dropped: dict[str, int]
+
+
+class RowCounts(_Frozen):
+    """Numbers of rows.
+
+    source is the number of pairs that the source gave, and pairs the number that the clients have,
+    those of `trees` included; left_out counts the difference by reason. judge is the number of the
+    judge's pairs, prompts the number of the server's prompts by split, and dropped the number of
+    raw rows that the source dropped, by reason.
+    """
+
+    source: int
+    pairs: int
+    left_out: dict[str, int]
+    judge: int
+    prompts: dict[str, int]
+    dropped: dict[str, int]
+    trees: TreeCounts | None = None
+
+
+class PromptSummary(_Frozen):
+    """Where the server's prompts of a split come from.
+
+    left_out counts the prompts that are not used, by reason; references names the author of the
+    references, and is empty where there are none or it is not known.
+    """
+
+    source: str
+    left_out: dict[str, int]
+    references: str = ""
+
+
+class MarginSummary(_Frozen):
+    """Differences of scores of the pairs of thoughts, those of the judge included."""
+
+    pairs: int
+    min: float
+    median: float
+    max: float
+
+
+class ExpectationOutcome(_Frozen):
+    """An expectation, and the number of rows that do not meet it."""
+
+    suite: str
+    expectation: str
+    type: str
+    column: str | None
+    rows: int
+    success: bool
+
+
+class ValidationSummary(_Frozen):
+    """The outcome of the expectation suites."""
+
+    success: bool
+    expectations: list[ExpectationOutcome]
+
+
+class PreparationReport(_Frozen):
+    """The report of components.data.prepare.prepare.
+
+    Attributes:
+        rows: see RowCounts.
+        splits: the clients' pairs by split.
+        prompts: by split of the server's prompts, those that do not come unchanged from the source.
+        partition: over all pairs of the clients.
+        partition_train: over their training pairs.
+        clients_without_train: clients that have no training pair.
+        expectations: the outcome of the expectation suites.
+        margins: None where there are no pairs of thoughts.
+    """
+
+    rows: RowCounts
+    splits: dict[str, int]
+    prompts: dict[str, PromptSummary] = Field(default_factory=dict)
+    partition: PartitionSummary
+    partition_train: PartitionSummary
+    clients_without_train: list[str]
+    expectations: ValidationSummary
+    margins: MarginSummary | None = None
+
+    def tied_siblings(self) -> int:
+        """Number of thoughts without a pair because their score equals the chosen sibling's."""
+        dropped = self.rows.trees.dropped if self.rows.trees else self.rows.dropped
+        return dropped.get("same score", 0)
+
+    def metrics(self) -> dict[str, float]:
+        """The report's numbers under the names that they are tracked by."""
+        numbers: dict[str, float] = {}
+        for name in ("partition", "partition_train", "margins"):
+            summary = getattr(self, name)
+            if summary is not None:
+                numbers |= {f"{name}/{key}": value for key, value in summary.model_dump().items()}
+        numbers |= {f"rows/{split}": count for split, count in self.splits.items()}
+        numbers |= {f"prompts/{split}": count for split, count in self.rows.prompts.items()}
+        return numbers
+
+
+def write_report(folder: Path, report: PreparationReport) -> None:
+    """Write report.json into a folder."""
+    _write_json(folder / REPORT_FILE, report.model_dump(mode="json"))
+
+
+def read_report(folder: Path) -> PreparationReport:
+    """Read report.json of a prepared folder."""
+    return PreparationReport.model_validate_json((folder / REPORT_FILE).read_text(encoding="utf-8"))
+
+
+def write_client_counts(folder: Path, clients: Mapping[str, ClientCounts]) -> None:
+    """Write clients.json into a folder."""
+    content = {name: counts.model_dump(mode="json") for name, counts in clients.items()}
+    _write_json(folder / CLIENTS_FILE, content)
+
+
+def read_client_counts(folder: Path) -> dict[str, ClientCounts]:
+    """Read clients.json of a prepared folder."""
+    content = json.loads((folder / CLIENTS_FILE).read_text(encoding="utf-8"))
+    return {name: ClientCounts.model_validate(counts) for name, counts in content.items()}
+
+
+def _write_json(path: Path, content: Mapping[str, object]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,75 @@
+"""Prompt source `alpaca_eval`: AlpacaEval's 805 instructions with a model's answers (hub).
+
+FedBiscuit section 7.1. The hub set is a loading script, which is not run: one of its JSON files is
+read. Any file of model outputs in AlpacaEval's schema can be read too (a list of rows with
+instruction, output, generator and dataset).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from pydantic import Field
+
+from components.config import PromptsConfig
+from components.data.records import DataError, PromptData
+from components.data.rows import Row, check_text, from_hub_file, read_file, text_of
+from components.data.sources.base import PromptSource
+
+HUB = "tatsu-lab/alpaca_eval"
+COLUMNS = ("instruction", "output")
+
+
+class Options(PromptSource):
+    """Options of the prompt source alpaca_eval."""
+
+    file: str = Field(
+        "alpaca_eval_gpt4_baseline.json",
+        min_length=1,
+        description=(
+            "JSON file of the hub set: alpaca_eval_gpt4_baseline.json has GPT-4's answers, the baseline of"
+            " AlpacaEval 2.0 and of the paper; alpaca_eval.json has text_davinci_003's, those of"
+            " version 1."
+        ),
+    )
+
+    def load(self, prompts: PromptsConfig, seed: int) -> PromptData:
+        """Load the instructions in the order of the file; the output of each is its reference.
+
+        Raises:
+            DataError: the file cannot be read, lacks a column, or has no instruction.
+        """
+        where = prompts.path or f"{HUB} (file {self.file})"
+        raw = (
+            read_file(Path(prompts.path)) if prompts.path else from_hub_file(HUB, self.file, prompts.revision)
+        )
+        instructions: dict[str, list[str]] = {}
+        generators: set[str] = set()
+        dropped: Counter[str] = Counter()
+        for number, row in enumerate(raw, 1):
+            _check(row, f"{where}, row {number}")
+            instruction = text_of(row, "instruction")
+            output = text_of(row, "output")
+            if not instruction:
+                dropped["empty instruction"] += 1
+            elif instruction in instructions:
+                dropped["instruction that came before"] += 1
+            else:
+                instructions[instruction] = [output] if output else []
+                generators.add(row.get("generator") or "a model")
+        if not instructions:
+            raise DataError(f"{where}: there is no instruction in these data")
+        return PromptData(
+            list(instructions.items()), references=", ".join(sorted(generators)), dropped=dict(dropped)
+        )
+
+
+def _check(row: Row, where: str) -> None:
+    missing = [column for column in COLUMNS if column not in row]
+    if missing:
+        raise DataError(
+            f"{where}: column {', '.join(map(repr, missing))} is missing; there are:"
+            f" {', '.join(map(str, row))}; expected model outputs in AlpacaEval's schema"
+        )
+    check_text(row, (*COLUMNS, "generator"), where)

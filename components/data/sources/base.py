@@ -1,0 +1,140 @@
+"""The protocols of sources, as the options in a recipe that describe them.
+
+A source of pairs is the model of its options, with a function `load`:
+
+    class Options(Source):
+        years: int = Field(3, ge=1, description="...")
+
+        def load(self, data: DataConfig, seed: int) -> SourceData: ...
+
+It is registered in components.config.data.SOURCES, or by the package that contains it:
+
+    [project.entry-points."fed_rlhf.sources"]
+    mine = "my_package.my_source:Options"
+
+Sources of server prompts derive from PromptSource, and are registered in PROMPT_SOURCES or by entry
+points of the group `fed_rlhf.prompt_sources`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from pydantic import Field
+
+from components.config import (
+    SOURCES,
+    DataConfig,
+    PromptsConfig,
+    PromptSourceOptions,
+    RecipeError,
+    SourceOptions,
+    unknown_name,
+)
+from components.data.holdout import Shares
+from components.data.records import DataError, PromptData, SourceData
+from components.data.tables import TEXT_COLUMNS
+
+
+class Source(SourceOptions, ABC):
+    """A source of pairs, as the section `data.options` of a recipe."""
+
+    @abstractmethod
+    def load(self, data: DataConfig, seed: int) -> SourceData:
+        """Load the pairs of the clients and the judge, and the server's prompts.
+
+        Args:
+            data: the recipe's section.
+            seed: of the recipe; every random choice is a function of it.
+
+        Raises:
+            UserError: the data are missing or cannot be used.
+        """
+
+
+class PromptSource(PromptSourceOptions, ABC):
+    """A source of server prompts, as the options of data.align_prompts or data.test_prompts."""
+
+    @abstractmethod
+    def load(self, prompts: PromptsConfig, seed: int) -> PromptData:
+        """Load the prompts.
+
+        Args:
+            prompts: the recipe's section.
+            seed: of the recipe.
+
+        Raises:
+            UserError: the prompts are missing or cannot be used.
+        """
+
+
+class PairSource(Source):
+    """Base of sources that have neither a judge nor server prompts of their own."""
+
+    align_share: float = Field(
+        0.2,
+        ge=0,
+        lt=1,
+        description=(
+            "Share of the training prompts that become the server's unlabeled prompts; their pairs are"
+            " dropped."
+        ),
+    )
+    judge_share: float = Field(
+        0.1, ge=0, lt=1, description="Share of the prompts whose pairs train the judge."
+    )
+
+    @property
+    def shares(self) -> Shares:
+        """What is reserved for the server and the judge."""
+        return Shares(align=self.align_share, judge=self.judge_share)
+
+
+def load(data: DataConfig, seed: int) -> SourceData:
+    """Load the source of pairs that a recipe names.
+
+    Raises:
+        UserError: the data are missing or cannot be used.
+        TypeError: a package has registered a class that is no source.
+    """
+    if not isinstance(data.options, Source):
+        raise TypeError(f"the source '{data.source}' does not derive from {Source.__module__}.Source")
+    return data.options.load(data, seed)
+
+
+def load_prompts(prompts: PromptsConfig, key: str, seed: int) -> PromptData:
+    """Load the source of prompts that a section names.
+
+    Args:
+        prompts: the recipe's section.
+        key: the key of the section, e.g. 'data.align_prompts'.
+        seed: of the recipe.
+
+    Raises:
+        UserError: the prompts are missing or cannot be used; the key of the section is named.
+        TypeError: a package has registered a class that is no source of prompts.
+    """
+    if not isinstance(prompts.options, PromptSource):
+        raise TypeError(
+            f"the prompt source '{prompts.source}' does not derive from"
+            f" {PromptSource.__module__}.PromptSource"
+        )
+    try:
+        return prompts.options.load(prompts, seed)
+    except DataError as error:
+        raise DataError(f"{key}: {error}".replace("data.path", f"{key}.path")) from error
+
+
+def check_column(data: DataConfig) -> None:
+    """Refuse a column of a recipe that no row of its source can have.
+
+    Raises:
+        RecipeError: naming the column, and the nearest that exists.
+    """
+    if data.column is None or data.options.file_columns or data.column in TEXT_COLUMNS:
+        return
+    sources = ", ".join(name for name in SOURCES.builtin if SOURCES.load(name).file_columns)
+    raise RecipeError(
+        f"{unknown_name('data.column', data.column, TEXT_COLUMNS)} A column of a file's own can be named"
+        f" with the sources {sources}."
+    )

@@ -1,0 +1,275 @@
+"""Source `chitchat`: human conversations (embedded, PyPI package chitchat-dataset, MIT).
+
+The package has 7,168 conversations of 1,315 people. A client is a participant. The prompt is the
+conversation so far, chosen the reply of this person, and rejected a reply of the same person in
+another conversation. The domain is the opening question that both participants were shown.
+
+Each reply is chosen once and rejected once, within one split: so no text is preferred or rejected
+for itself, and no held-out reply is seen in training.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from components.config import DataConfig
+from components.data.records import DataError, Pair, SourceData
+from components.data.sources.base import Source
+from components.data.splits import assign, normal
+from components.data.tables import PromptRow, pairs_dataset, prompts_dataset
+from components.seeding import generator
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A reply in a conversation.
+
+    Attributes:
+        prompt: the last turns before it.
+        text: its text.
+        person: its author.
+        question: opening question of the conversation.
+        conversation: id of the conversation.
+        repeated_prompt: whether its prompt came up before in other case; such a reply is not used
+            when it is drawn.
+    """
+
+    prompt: str
+    text: str
+    person: str
+    question: str
+    conversation: str
+    repeated_prompt: bool
+
+
+class Options(Source):
+    """Options of the source chitchat."""
+
+    turns: int = Field(4, ge=1, description="Last turns of the conversation that the prompt shows.")
+    min_reply_words: int = Field(4, ge=1, description="Minimum length of a reply (words).")
+    max_reply_words: int = Field(
+        150, ge=1, description="Maximum length of a reply (words); the longest in the data has 6,414."
+    )
+    replies_per_conversation: int = Field(
+        4, ge=1, description="Replies of one person used from one conversation (a seeded choice)."
+    )
+    min_pairs: int = Field(20, ge=1, description="A participant with fewer pairs is no client.")
+    judge_participants: int = Field(
+        20, ge=0, description="Participants, drawn from those with enough pairs, whose pairs train the judge."
+    )
+    align_prompts: int = Field(
+        200,
+        ge=0,
+        description=(
+            "Server prompts, at most one per conversation, of people who are neither clients nor judges."
+        ),
+    )
+    evaluation_prompts: int = Field(100, ge=1, description="Held-out prompts, of the same people.")
+
+    def load(self, data: DataConfig, seed: int) -> SourceData:
+        """Load the participants' pairs, the judge's pairs and other people's prompts.
+
+        With the natural partition data.clients is the number of participants, those with most
+        pairs; otherwise all participate.
+
+        Raises:
+            DataError: the package is missing, or too few participants have enough pairs.
+        """
+        replies = read_replies(self.turns, self.min_reply_words, self.max_reply_words)
+        pairs = self._pairs_by_person(replies, data, seed)
+        people = self._choose_people(pairs, data, seed)
+        busy = {*people.clients, *people.judges}
+        prompts = self._choose_prompts(replies, busy, seed)
+        return SourceData(
+            pairs_dataset(_pairs_of(people.clients, pairs), "chitchat"),
+            prompts_dataset(prompts, "chitchat"),
+            pairs_dataset(_pairs_of(sorted(people.judges), pairs), "chitchat"),
+        )
+
+    def _pairs_by_person(
+        self, replies: Sequence[Reply], data: DataConfig, seed: int
+    ) -> dict[str, list[Pair]]:
+        conversations = sorted({reply.conversation for reply in replies})
+        splits = assign(conversations, data.validation, data.test, seed)
+        split = dict(zip(conversations, splits, strict=True))
+        by_person: dict[str, list[Reply]] = defaultdict(list)
+        for reply in replies:
+            by_person[reply.person].append(reply)
+        return {
+            person: person_pairs(by_person[person], split, self.replies_per_conversation, seed)
+            for person in sorted(by_person)
+        }
+
+    def _choose_people(self, pairs: Mapping[str, Sequence[Pair]], data: DataConfig, seed: int) -> _People:
+        eligible = [person for person in pairs if len(pairs[person]) >= self.min_pairs]
+        drawn = generator(seed, "judges").permutation(len(eligible))[: self.judge_participants]
+        judges = {eligible[i] for i in drawn}
+        count = data.clients if data.partition == "natural" else None
+        others = [person for person in eligible if person not in judges]
+        clients = sorted(others, key=lambda person: (-len(pairs[person]), person))[:count]
+        if len(judges) < self.judge_participants or len(clients) < (count or 1):
+            raise DataError(
+                f"chitchat has {len(eligible)} participants with at least {self.min_pairs} pairs, too few for"
+                f" {count or 1} clients and {self.judge_participants} judges: lower data.clients,"
+                " judge_participants or min_pairs"
+            )
+        return _People(clients, judges)
+
+    def _choose_prompts(self, replies: Sequence[Reply], busy: Collection[str], seed: int) -> list[PromptRow]:
+        """Draw prompts of conversations in which nobody is a client or a judge."""
+        busy_conversations = {reply.conversation for reply in replies if reply.person in busy}
+        free: dict[str, list[Reply]] = defaultdict(list)
+        for reply in replies:
+            if reply.conversation not in busy_conversations:
+                free[reply.conversation].append(reply)
+        names = sorted(free)
+        order = generator(seed, "chitchat", "prompts").permutation(len(names))
+        drawn = [_draw_reply(free[names[i]], names[i], seed) for i in order]
+        usable = [reply for reply in drawn if not reply.repeated_prompt]
+        count = self.align_prompts + self.evaluation_prompts
+        if len(usable) < count:
+            raise DataError(
+                f"chitchat has {len(usable)} conversations of people who are neither clients nor judges, but"
+                f" data.options asks for {count} prompts: lower align_prompts or evaluation_prompts"
+            )
+        return [
+            PromptRow(reply.prompt, [reply.text], "test" if i < self.evaluation_prompts else "align")
+            for i, reply in enumerate(usable[:count])
+        ]
+
+
+@dataclass(frozen=True)
+class _People:
+    clients: list[str]
+    judges: set[str]
+
+
+def read_replies(turns: int, min_words: int, max_words: int) -> list[Reply]:
+    """Read all replies with the turns before them.
+
+    Consecutive messages of a person are one turn. A reply whose prompt came up before is left out,
+    so that a prompt belongs to one conversation; if it came up in other case, the reply is marked.
+
+    Args:
+        turns: turns that a prompt shows.
+        min_words, max_words: length of a reply.
+
+    Raises:
+        DataError: the package chitchat-dataset is not installed.
+    """
+    spec = importlib.util.find_spec("chitchat_dataset")
+    if spec is None or spec.origin is None:
+        raise DataError(
+            "the data source chitchat needs the package chitchat-dataset: pip install 'fed-rlhf[demo]', or"
+            " make install"
+        )
+    raw = json.loads((Path(spec.origin).parent / "dataset.json").read_text(encoding="utf-8"))
+    replies: list[Reply] = []
+    prompts: set[str] = set()
+    keys: set[str] = set()
+    for conversation in sorted(raw):
+        question = " ".join((raw[conversation].get("prompt") or "").split())
+        spoken = _spoken(raw[conversation]["messages"])
+        for i in range(1, len(spoken)):
+            person, text = spoken[i]
+            prompt = _prompt(question, person, spoken[max(0, i - turns) : i])
+            if not min_words <= len(text.split()) <= max_words or prompt in prompts:
+                continue
+            key = normal(prompt)
+            replies.append(Reply(prompt, text, person, question or "no question", conversation, key in keys))
+            prompts.add(prompt)
+            keys.add(key)
+    return replies
+
+
+def _spoken(messages: Iterable[Sequence[Mapping[str, Any]]]) -> list[tuple[str, str]]:
+    """The turns of a conversation: (person, text)."""
+    spoken: list[tuple[str, str]] = []
+    for turn in messages:
+        text = " ".join(" ".join(message["text"] for message in turn).split())
+        person = turn[0]["sender"] if turn else ""
+        if text and spoken and spoken[-1][0] == person:
+            spoken[-1] = (person, f"{spoken[-1][1]} {text}")
+        elif text:
+            spoken.append((person, text))
+    return spoken
+
+
+def _prompt(question: str, person: str, turns: Iterable[tuple[str, str]]) -> str:
+    topic = [f"TOPIC: {question}"] if question else []
+    lines = [f"{'YOU' if who == person else 'THEY'}: {text}" for who, text in turns]
+    return "\n".join(topic + lines)
+
+
+def _pairs_of(people: Iterable[str], pairs: Mapping[str, Sequence[Pair]]) -> list[Pair]:
+    rows: list[Pair] = []
+    for person in people:
+        rows += pairs[person]
+    return rows
+
+
+def _draw_reply(replies: Sequence[Reply], conversation: str, seed: int) -> Reply:
+    draw = generator(seed, "chitchat", "prompt", conversation)
+    return replies[int(draw.integers(len(replies)))]
+
+
+def person_pairs(
+    replies: Sequence[Reply], split: Mapping[str, str], per_conversation: int, seed: int
+) -> list[Pair]:
+    """Pair the replies of one person: each is rejected once, in a rotation over the conversations.
+
+    Args:
+        replies: of one person.
+        split: by conversation.
+        per_conversation: maximum number of replies of one conversation.
+        seed: of the recipe.
+    """
+    pairs: list[Pair] = []
+    by_split: dict[str, dict[str, list[Reply]]] = defaultdict(lambda: defaultdict(list))
+    for reply in replies:
+        by_split[split[reply.conversation]][reply.conversation].append(reply)
+    for name, conversations in sorted(by_split.items()):
+        draw = generator(seed, "chitchat", "pairs", replies[0].person, name)
+        rotation, shift = _rotation(conversations, per_conversation, draw)
+        for i, reply in enumerate(rotation):
+            other = rotation[(i + shift) % len(rotation)].text
+            if other != reply.text:
+                pairs.append(
+                    Pair(
+                        reply.prompt,
+                        reply.text,
+                        other,
+                        client_id=reply.person,
+                        domain=reply.question,
+                        split=name,
+                        group=reply.conversation,
+                    )
+                )
+    return pairs
+
+
+def _rotation(
+    conversations: Mapping[str, Sequence[Reply]], per_conversation: int, draw: np.random.Generator
+) -> tuple[list[Reply], int]:
+    """Replies of one person by conversation, and a shift that leads out of each conversation."""
+    blocks: list[list[Reply]] = []
+    names = sorted(conversations)
+    for i in draw.permutation(len(names)):
+        replies = conversations[names[i]]
+        chosen = sorted(draw.permutation(len(replies))[:per_conversation])
+        blocks.append([replies[k] for k in chosen if not replies[k].repeated_prompt])
+    while blocks and 2 * max(map(len, blocks)) > sum(map(len, blocks)):
+        max(blocks, key=len).pop()
+    rotation: list[Reply] = []
+    for block in blocks:
+        rotation += block
+    return rotation, max(map(len, blocks), default=0)

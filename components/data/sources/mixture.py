@@ -1,0 +1,253 @@
+"""Source `mixture`: several sources, each the data of one client (FedPDPO D.1.2, cross-domain).
+
+    data:
+      source: mixture
+      partition: natural
+      options:
+        sources:
+          - {source: webgpt, max_pairs: 13434}
+          - {source: py-dpo}
+          - {source: ultrafeedback, max_pairs: 12895}
+
+A pair's client is the name of its source in the mixture. The judge's pairs and the server's prompts
+of all sources are concatenated.
+
+A prompt that is in several sources is in one split in all of them. Where a split is drawn, this
+holds already: the hash is of the seed and the prompt's text, not of the source, and the shares of
+data.validation and data.test are common. It does not hold where a source has a test split or groups
+of its own, or another spelling. There the most held-out split is used (test, then validation), and
+the rows of the others are dropped and counted. A prompt of a client or the judge is not one for the
+server to align on. Groups that a source names itself (a post, a conversation) are prefixed with its
+name in the mixture, so that they differ from those of other sources; otherwise the group is the
+prompt, in all sources the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
+
+from components.config import SOURCES, DataConfig, Section, SourceOptions
+from components.config.data import registered_name, source_options
+from components.data.records import SPLITS, DataError, Pair, SourceData
+from components.data.sources.base import Source, load
+from components.data.splits import assign, normal, one_spelling, sample
+from components.data.tables import TEXT_COLUMNS, PromptRow, pairs_dataset, prompts_dataset
+
+NAME = "mixture"
+PAIR_FIELDS = {item.name for item in fields(Pair)}
+
+
+class PartConfig(Section):
+    """One source of a mixture."""
+
+    source: Annotated[str, registered_name(SOURCES)] = Field(
+        min_length=1, description="Registered source of pairs (components/data/sources)."
+    )
+    name: str | None = Field(
+        None, min_length=1, description="Name of the client that owns its pairs; null: the source's own name."
+    )
+    path: str | None = Field(None, description="As data.path, for this source.")
+    revision: str | None = Field(None, description="As data.revision, for this source.")
+    options: SerializeAsAny[SourceOptions] = Field(
+        default_factory=SourceOptions, validate_default=True, description="Options of this source."
+    )
+    max_pairs: int | None = Field(
+        None,
+        ge=1,
+        description="Maximum number of its pairs (a seeded sample of whole prompts); null keeps all.",
+    )
+
+    @field_validator("source")
+    @classmethod
+    def _refuse_mixture(cls, source: str) -> str:
+        if source == NAME:
+            raise ValueError(
+                "a mixture is made of other sources: list those of the inner mixture here instead"
+            )
+        return source
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _parse_options(cls, values: Any, info: ValidationInfo) -> SourceOptions:
+        return source_options(values, info.data.get("source"))
+
+    @property
+    def client(self) -> str:
+        """The client that owns its pairs."""
+        return self.name or self.source
+
+
+@dataclass(frozen=True)
+class PartPair:
+    """A pair, and the client of its source in the mixture."""
+
+    part: str
+    pair: Pair
+
+
+@dataclass
+class _Loaded:
+    """What the sources of a mixture return, in their order."""
+
+    pairs: list[PartPair] = field(default_factory=list)
+    judge: list[PartPair] = field(default_factory=list)
+    prompts: list[PromptRow] = field(default_factory=list)
+    dropped: Counter[str] = field(default_factory=Counter)
+
+
+class Options(Source):
+    """Options of the source mixture."""
+
+    file_columns: ClassVar[bool] = True
+
+    sources: list[PartConfig] = Field(min_length=2, description="The sources, each a client.")
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        counts = Counter(part.client for part in self.sources)
+        repeated = [name for name, count in counts.items() if count > 1]
+        if repeated:
+            raise ValueError(
+                f"data.options.sources names {', '.join(map(repr, repeated))} more than once, but each source"
+                " is a client of its own: give each a name"
+            )
+        return self
+
+    def load(self, data: DataConfig, seed: int) -> SourceData:
+        """Load the pairs of all sources.
+
+        The name of the source in the mixture is the client_id, and the domain where the source
+        knows none. Dropped rows are counted by source and reason.
+
+        Raises:
+            DataError: data.path or data.revision is set, a source cannot be used, or has no pairs.
+        """
+        for key in ("path", "revision"):
+            if getattr(data, key) is not None:
+                raise DataError(
+                    f"data.{key} is given, but a mixture has none of its own: give it for each of"
+                    " data.options.sources"
+                )
+        loaded = self._load_parts(data, seed)
+        spelling = one_spelling(part_pair.pair.prompt for part_pair in (*loaded.pairs, *loaded.judge))
+        pairs = _split(loaded.pairs, spelling, data, seed)
+        judge = _split(loaded.judge, spelling, data, seed)
+        splits = _split_of_prompt((*pairs, *judge), loaded.prompts)
+        dropped = loaded.dropped
+        for part_pair in (*pairs, *judge):
+            if _held_out_elsewhere(part_pair.pair, splits):
+                dropped[f"{part_pair.part}: prompt held out in another source"] += 1
+        consistent = [one for one in pairs if not _held_out_elsewhere(one.pair, splits)]
+        judged = [one.pair for one in judge if not _held_out_elsewhere(one.pair, splits)]
+        return SourceData(
+            pairs_dataset(self._sample(consistent, dropped, seed), None),
+            prompts_dataset(_merge_prompts(loaded.prompts, splits), NAME),
+            pairs_dataset(judged, None),
+            dropped={reason: count for reason, count in dropped.items() if count},
+        )
+
+    def _load_parts(self, data: DataConfig, seed: int) -> _Loaded:
+        result = _Loaded()
+        for i, part in enumerate(self.sources):
+            key = f"data.options.sources[{i}]"
+            settings = {
+                "source": part.source,
+                "path": part.path,
+                "revision": part.revision,
+                "options": part.options,
+                "partition": "natural",
+                "clients": None,
+                # a column of the record has values only after the sources are combined
+                "column": None if data.column in TEXT_COLUMNS else data.column,
+            }
+            try:
+                source = load(data.model_copy(update=settings), seed)
+            except DataError as error:
+                message = re.sub(r"\bdata\.(path|revision|options)\b", rf"{key}.\1", str(error))
+                raise DataError(f"{key}: {message}") from error
+            result.pairs += [_part_pair(row, part.client) for row in source.pairs]
+            result.judge += [_part_pair(row, part.client) for row in source.judge]
+            result.prompts += [
+                PromptRow(row["prompt"], row["references"], row["split"]) for row in source.prompts
+            ]
+            result.dropped.update(
+                {f"{part.client}: {reason}": count for reason, count in source.dropped.items()}
+            )
+        return result
+
+    def _sample(self, pairs: Sequence[PartPair], dropped: Counter[str], seed: int) -> list[Pair]:
+        """The pairs with their clients, at most max_pairs of each source; counts the dropped ones."""
+        sampled: list[Pair] = []
+        for i, part in enumerate(self.sources):
+            own = [part_pair.pair for part_pair in pairs if part_pair.part == part.client]
+            if not own:
+                raise DataError(
+                    f"data.options.sources[{i}]: the source {part.client} has no pairs for its client, after"
+                    " the shares of the judge and the server and what other sources hold out"
+                )
+            if part.max_pairs is not None and len(own) > part.max_pairs:
+                prompts = [pair.prompt for pair in own]
+                chosen = sample(prompts, [pair.split for pair in own], part.max_pairs, seed)
+                remaining = [pair for pair in own if pair.prompt in chosen]
+                dropped[f"{part.client}: over max_pairs"] += len(own) - len(remaining)
+                own = remaining
+            sampled += [replace(pair, client_id=part.client) for pair in own]
+        return sampled
+
+
+def _part_pair(row: Mapping[str, Any], client: str) -> PartPair:
+    """A pair of a source, with a group only if it is not the prompt in some spelling."""
+    pair = Pair(**{name: value for name, value in row.items() if name in PAIR_FIELDS})
+    own_group = pair.group and normal(pair.group) != normal(pair.prompt)
+    group = f"{client}/{pair.group}" if own_group else ""
+    return PartPair(client, replace(pair, group=group, domain=pair.domain or client))
+
+
+def _split(
+    part_pairs: Sequence[PartPair], spelling: Mapping[str, str], data: DataConfig, seed: int
+) -> list[PartPair]:
+    """Pairs with a group, and with a split, as their source has it or drawn by group."""
+    pairs = [
+        replace(part_pair.pair, group=part_pair.pair.group or spelling[part_pair.pair.prompt])
+        for part_pair in part_pairs
+    ]
+    splits = assign((pair.split_group for pair in pairs), data.validation, data.test, seed)
+    return [
+        replace(part_pair, pair=replace(pair, split=pair.split or split))
+        for part_pair, pair, split in zip(part_pairs, pairs, splits, strict=True)
+    ]
+
+
+def _split_of_prompt(part_pairs: Iterable[PartPair], prompts: Iterable[PromptRow]) -> dict[str, str]:
+    """The most held-out split of each prompt, by its normal form."""
+    rows = [(part_pair.pair.prompt, part_pair.pair.split) for part_pair in part_pairs]
+    rows += [(row.prompt, row.split) for row in prompts if row.split == "test"]
+    splits: dict[str, str] = {}
+    for prompt, split in rows:
+        key = normal(prompt)
+        splits[key] = max(split, splits.get(key, "train"), key=SPLITS.index)
+    return splits
+
+
+def _held_out_elsewhere(pair: Pair, splits: Mapping[str, str]) -> bool:
+    return pair.split != splits[normal(pair.prompt)]
+
+
+def _merge_prompts(prompts: Iterable[PromptRow], splits: Mapping[str, str]) -> list[PromptRow]:
+    """The server's prompts, each once with the references of all sources.
+
+    Prompts to align on that a client or the judge has are left out.
+    """
+    merged: dict[str, PromptRow] = {}
+    for row in prompts:
+        key = normal(row.prompt)
+        if row.split == "test" or key not in splits:
+            known = merged.setdefault(key, PromptRow(row.prompt, [], row.split)).references
+            known += [text for text in row.references if text not in known]
+    return list(merged.values())

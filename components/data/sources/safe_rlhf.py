@@ -1,0 +1,60 @@
+"""Prompt source `safe-rlhf`: PKU's prompts about harm (hub, Dai et al., 2023; Ji et al., 2024).
+
+FedBiscuit's table 5 names SafeRLHF and 44,578 prompts. The prompts-only set of that project has
+44.6 thousand rows, so it is the default; the prompts of its pairs (PKU-Alignment/PKU-SafeRLHF,
+where each is in several rows) can be named instead.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from pydantic import Field
+
+from components.config import PromptsConfig
+from components.data.records import DataError, PromptData
+from components.data.rows import check_columns, check_text, from_hub, read_file, text_of
+from components.data.sources.base import PromptSource
+
+
+class Options(PromptSource):
+    """Options of the prompt source safe-rlhf."""
+
+    dataset: str = Field(
+        "PKU-Alignment/PKU-SafeRLHF-prompt",
+        min_length=1,
+        description="Hub data set whose column prompt is read, split train.",
+    )
+
+    def load(self, prompts: PromptsConfig, seed: int) -> PromptData:
+        """Load the distinct prompts, without references, in the order of their first rows.
+
+        Two prompts are the same if they differ only in white space. A local file (path) needs the
+        column prompt.
+
+        Raises:
+            DataError: the data cannot be read, or have no prompt.
+        """
+        where = prompts.path or self.dataset
+        raw = (
+            read_file(Path(prompts.path), ("prompt",))
+            if prompts.path
+            else from_hub(self.dataset, split="train", revision=prompts.revision)
+        )
+        texts: dict[str, str] = {}
+        dropped: Counter[str] = Counter()
+        for number, row in enumerate(raw, 1):
+            check_columns(row, ("prompt",), f"{where}, row {number}")
+            check_text(row, ("prompt",), f"{where}, row {number}")
+            text = text_of(row, "prompt")
+            key = " ".join(text.split())
+            if not key:
+                dropped["empty prompt"] += 1
+            elif key in texts:
+                dropped["prompt that came before"] += 1
+            else:
+                texts[key] = text
+        if not texts:
+            raise DataError(f"{where}: there is no prompt in these data")
+        return PromptData([(text, []) for text in texts.values()], dropped=dict(dropped))

@@ -1,0 +1,28 @@
+"""Answers to multiple-choice questions: the questions, the answers, their parsing, and the figures.
+
+The figures are those of DRIFT section 7.1:
+
+    accuracy        share of questions whose greedy answer is right
+    success rate    share of questions for which at least one of N sampled answers is right
+
+An answer that cannot be parsed is wrong. The paper compares the greedy answer with the key and the
+N samples with the explanation of the question set, without stating how; here both are compared with
+the key. Since a guess is sometimes right, and one of N guesses often, the expected figures of
+guessing are reported beside them. Questions that trees of thoughts were grown for are refused,
+whether or not the policy was trained on their pairs.
+"""
+
+from components.evaluation.answers.figures import answer_figures
+from components.evaluation.answers.generation import AnsweredQuestion, ParsedAnswer, generate_answers
+from components.evaluation.answers.parsing import parse_answer
+from components.evaluation.answers.questions import load_evaluation_questions, tree_questions
+
+__all__ = [
+    "AnsweredQuestion",
+    "ParsedAnswer",
+    "answer_figures",
+    "generate_answers",
+    "load_evaluation_questions",
+    "parse_answer",
+    "tree_questions",
+]

@@ -1,0 +1,30 @@
+"""Diagnostics: what is specific to a method in tracking and reports; methods name theirs."""
+
+from __future__ import annotations
+
+from components.config import Registry
+from components.evaluation.diagnostics.base import Diagnostic
+
+DIAGNOSTICS: Registry[type[Diagnostic]] = Registry(
+    "diagnostic",
+    "fed_rlhf.diagnostics",
+    {
+        "client_graph": "components.evaluation.diagnostics.client_graph:ClientGraphDiagnostic",
+        "grouping": "components.evaluation.diagnostics.grouping:GroupingDiagnostic",
+        "objectives": "components.evaluation.diagnostics.objectives:ObjectivesDiagnostic",
+    },
+)
+"""Diagnostics by name."""
+
+
+def load_diagnostics(names: list[str]) -> list[Diagnostic]:
+    """Diagnostics of a method, in the order of their names in its options."""
+    return [DIAGNOSTICS.load(name)() for name in names]
+
+
+def figure_labels() -> dict[str, str]:
+    """Labels of the figures of all diagnostics, by name."""
+    labels: dict[str, str] = {}
+    for diagnostic in load_diagnostics(DIAGNOSTICS.names()):
+        labels |= diagnostic.figure_labels
+    return labels

@@ -1,0 +1,163 @@
+"""The section of a recipe that describes the Auto-J judge, and the judge."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator
+
+from components.config import EndpointOptions
+from components.data.records import DataError
+from components.data.templates import Template
+from components.data.templates import load as load_template
+from components.evaluation.judges.autoj.endpoint import Endpoint
+from components.evaluation.judges.autoj.local import LocalModel, read_model_config
+from components.evaluation.judges.autoj.parsing import parse_autoj
+from components.evaluation.judges.autoj.prompts import judge_query
+from components.evaluation.judges.base import JudgeError, JudgeResources, JudgeSection
+from components.evaluation.winrate import Verdict
+from components.models.chat import read_key
+from components.models.selector import Comparison
+
+
+class AutoJSection(EndpointOptions, JudgeSection):
+    """Auto-J's pairwise protocol, by a model in this process or at an endpoint."""
+
+    where: ClassVar[str] = "evaluation.judge"
+
+    kind: Literal["autoj"] = Field("autoj", description="Kind of the judge.")
+
+    model: str = Field(
+        "GAIR/autoj-13b",
+        min_length=1,
+        description=(
+            "Hub id or local folder of a causal language model (GAIR/autoj-13b-GPTQ-4bits is the 4-bit form);"
+            " with base_url: its name at the endpoint."
+        ),
+    )
+    revision: str | None = Field(None, description="Hub revision (commit or tag).")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description=(
+            "auto: float32 on CPU, bfloat16 on CUDA. A GPTQ checkpoint always runs in float16 on CUDA."
+        ),
+    )
+    prompt_file: str = Field(
+        "autoj/pairwise",
+        description=(
+            "Instruction: a template of the project, or a text file with {prompt}, {response} and"
+            " {response_another}."
+        ),
+    )
+    chat_template: bool = Field(
+        False,
+        description=(
+            "Format the instruction with the model's own chat template; false: as '[INST] ... [/INST]', the"
+            " format of Auto-J's training. An endpoint applies its own format."
+        ),
+    )
+    max_prompt_tokens: int = Field(
+        3072,
+        ge=64,
+        description=(
+            "Longest input of a local model (tokens): Llama 2's 4,096 less max_new_tokens. The prompt inside"
+            " the query is truncated first, then both responses. Inputs of an endpoint are not truncated."
+        ),
+    )
+    max_new_tokens: int = Field(
+        1024, ge=1, description="Longest judgment (tokens); 1,024 in the authors' code."
+    )
+    batch_size: int = Field(8, ge=1, description="Judgments that a local model generates at once.")
+
+    @field_validator("prompt_file")
+    @classmethod
+    def _instruction(cls, name: str) -> str:
+        try:
+            load_template(name, "pairwise")
+        except DataError as error:
+            raise ValueError(str(error).rstrip(".")) from None
+        return name
+
+    def check_data(self, prepared: Path) -> None:
+        """Refuse a missing key, model or quantization library before the run.
+
+        Without this check the run would fail at its end.
+
+        Raises:
+            JudgeError: states what is missing.
+        """
+        if self.base_url:
+            read_key(self, "the judge's endpoint", JudgeError)
+        else:
+            read_model_config(self)
+
+    def build(self, resources: JudgeResources) -> AutoJ:
+        """Load the model, or read the endpoint's key.
+
+        Raises:
+            JudgeError: the model cannot be loaded, or the key's variable is not set.
+        """
+        return AutoJ(self, resources.device, resources.policy)
+
+
+class AutoJ:
+    """A generative judge; see the module's docstring.
+
+    Attributes:
+        texts: each comparison with the judgment and its verdict.
+    """
+
+    def __init__(self, options: AutoJSection, device: str, policy: Template | None = None) -> None:
+        """Load the model, or read the endpoint's key.
+
+        Args:
+            options: section of the recipe.
+            device: device of a local model.
+            policy: the policy's template, whose instruction is part of the query; None: the prompt
+                is the complete query.
+
+        Raises:
+            JudgeError: the model cannot be loaded, or the key's variable is not set.
+        """
+        self.options = options
+        self.policy = policy
+        self._writer: LocalModel | Endpoint
+        if options.base_url:
+            self._writer = Endpoint(options, policy)
+            location = f"at {urlsplit(options.base_url).netloc}"
+        else:
+            self._writer = LocalModel(options, device, policy)
+            location = "on this machine"
+        self.texts: list[dict[str, str]] = []
+        self.description = (
+            f"Auto-J's pairwise protocol, {options.model} {location}, instruction {options.prompt_file}"
+        )
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """`judge_shortened`, the number of inputs that were truncated."""
+        return {"judge_shortened": self._writer.shortened}
+
+    def compare(self, comparisons: Sequence[Comparison]) -> list[Verdict]:
+        """Judge each comparison in its own order.
+
+        Raises:
+            JudgeError: the endpoint does not answer, or the instruction leaves no room for the
+                responses.
+        """
+        judgments = self._writer.write(comparisons)
+        verdicts = [parse_autoj(text) for text in judgments]
+        for comparison, text, verdict in zip(comparisons, judgments, verdicts, strict=True):
+            self.texts.append(
+                {
+                    "prompt": judge_query(self.policy, comparison.prompt),
+                    "response_1": comparison.first,
+                    "response_2": comparison.second,
+                    "text": text,
+                    "verdict": verdict.value,
+                }
+            )
+        return verdicts

@@ -1,0 +1,171 @@
+"""The protocol of a judge, its section of a recipe, and the comparison of pairs in both orders."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from components.config import JudgeConfig
+from components.data.records import DataError
+from components.data.templates import Template
+from components.evaluation.winrate import Verdict, WinRate, combine_orders, orders_agree, win_rate
+from components.models.selector import Comparison
+
+Progress = Callable[[int, float], None]
+"""Called with (step, loss) while a judge is trained; steps count from 0."""
+
+
+class JudgeError(DataError):
+    """A judge that cannot be loaded, or does not answer."""
+
+
+class Judge(Protocol):
+    """Compares two responses to a prompt.
+
+    Attributes:
+        description: name of the judge in reports.
+        figures: numbers about the judge itself, e.g. its accuracy on held-out pairs.
+        texts: written judgments on all comparisons so far; empty for judges that do not write.
+    """
+
+    description: str
+
+    @property
+    def figures(self) -> dict[str, float]: ...
+
+    @property
+    def texts(self) -> list[dict[str, str]]: ...
+
+    def compare(self, comparisons: Sequence[Comparison]) -> list[Verdict]:
+        """A verdict on each comparison, in its own order only.
+
+        Raises:
+            UserError: the judge fails.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class JudgeResources:
+    """Inputs of a judge.
+
+    Attributes:
+        prepared: folder of prepared data; a judge may read judge.parquet of it, and nothing else.
+        cache: folder of judges that were trained before.
+        seed: of what is trained.
+        device: device that it runs on.
+        policy: template of the policy, whose instruction is shown to judges that read one; None:
+            they see the prompt alone.
+        progress: called while the judge is trained.
+    """
+
+    prepared: Path
+    cache: Path
+    seed: int
+    device: str
+    policy: Template | None = None
+    progress: Progress | None = None
+
+
+class JudgeSection(JudgeConfig, ABC):
+    """A judge, as the section of a recipe that describes it."""
+
+    def check_data(self, prepared: Path) -> None:
+        """Refuse early what would prevent the judge from being built at the end of a run.
+
+        Args:
+            prepared: folder of prepared data.
+
+        Raises:
+            UserError: data, a model, a key or a library is missing.
+        """
+
+    @abstractmethod
+    def build(self, resources: JudgeResources) -> Judge:
+        """Build the judge; one that is trained here is trained first, unless it is in the cache.
+
+        Raises:
+            UserError: it cannot be built.
+        """
+
+
+def judge_section(section: JudgeConfig) -> JudgeSection:
+    """The section of a recipe as a section that builds a judge.
+
+    Raises:
+        TypeError: it does not derive from JudgeSection.
+    """
+    if not isinstance(section, JudgeSection):
+        raise TypeError(
+            f"the judge '{section.kind}' does not derive from {JudgeSection.__module__}.JudgeSection"
+        )
+    return section
+
+
+@dataclass(frozen=True)
+class JudgedPairs:
+    """Verdicts on N pairs of responses, from both orders.
+
+    Attributes:
+        verdicts: N; the verdict of both orders, a tie if they disagree or the responses are equal.
+        original: N verdicts with the first response shown first.
+        swapped: N verdicts with the second response shown first, as the judge stated them. Equal
+            responses are not put to the judge; they are ties in both orders.
+        consistency: share of the pairs put to the judge, and parsed in both orders, on which the
+            orders agree; NaN without such pairs.
+        rate: win rate of the first responses.
+    """
+
+    verdicts: list[Verdict]
+    original: list[Verdict]
+    swapped: list[Verdict]
+    consistency: float
+    rate: WinRate
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Two policies' responses to the same prompts.
+
+    Attributes:
+        prompts, ours, theirs: N texts each.
+    """
+
+    prompts: Sequence[str]
+    ours: Sequence[str]
+    theirs: Sequence[str]
+
+
+def judge_pairs(judge: Judge, contest: Contest, resamples: int, seed: int) -> JudgedPairs:
+    """Put each pair of responses to the judge in both orders.
+
+    Args:
+        judge: the judge.
+        contest: the responses.
+        resamples, seed: of the bootstrap interval of the win rate.
+    """
+    count = len(contest.prompts)
+    different = [n for n in range(count) if contest.ours[n].strip() != contest.theirs[n].strip()]
+    judged_original = judge.compare(
+        [Comparison(contest.prompts[n], contest.ours[n], contest.theirs[n]) for n in different]
+    )
+    judged_swapped = judge.compare(
+        [Comparison(contest.prompts[n], contest.theirs[n], contest.ours[n]) for n in different]
+    )
+    original = [Verdict.TIE] * count
+    swapped = [Verdict.TIE] * count
+    for n, first, second in zip(different, judged_original, judged_swapped, strict=True):
+        original[n] = first
+        swapped[n] = second
+    verdicts = [combine_orders(first, second) for first, second in zip(original, swapped, strict=True)]
+    agreements = orders_agree(judged_original, judged_swapped)
+    return JudgedPairs(
+        verdicts=verdicts,
+        original=original,
+        swapped=swapped,
+        consistency=sum(agreements) / len(agreements) if agreements else float("nan"),
+        rate=win_rate(verdicts, resamples, seed),
+    )

@@ -1,0 +1,55 @@
+"""The reward `judge`: pairs are scored by the log-odds of the recipe's own 'selector' judge."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from components.config import Recipe, RecipeError
+from components.evaluation.judges.base import JudgeResources
+from components.evaluation.judges.selector import SelectorJudgeSection
+from components.models.rewards.base import Progress, RewardResources, RewardSection, Scores
+
+
+class JudgeReward(RewardSection):
+    """The recipe's 'selector' judge as a reward; it only scores pairs."""
+
+    compares_pairs: ClassVar[bool] = True
+    uses_judge_pairs: ClassVar[bool] = True
+    recipe_sections: ClassVar[tuple[str, ...]] = ("rewards", "evaluation")
+
+    kind: Literal["judge"] = Field("judge", description="Kind of the reward.")
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse a judge that gives no log-odds.
+
+        Raises:
+            RecipeError: the recipe's judge is of another kind.
+        """
+        if not isinstance(recipe.evaluation.judge, SelectorJudgeSection):
+            raise RecipeError(
+                "a reward of kind 'judge' needs evaluation.judge.kind 'selector', which gives log-odds, and"
+                f" not '{recipe.evaluation.judge.kind}'"
+            )
+
+    def score_pairs(
+        self, rows: Sequence[dict[str, Any]], resources: RewardResources, progress: Progress | None = None
+    ) -> tuple[Scores, dict[str, float]]:
+        """Score pairs by half of their log-odds, averaged over both orders.
+
+        Returns:
+            [N, 2], the half for chosen and its negative for rejected; and no figures.
+        """
+        from components.learning.selector import score_pairs
+
+        if not isinstance(resources.judge, SelectorJudgeSection):
+            raise TypeError("a reward of kind 'judge' needs a selector judge")
+        resources.judge.check_data(resources.prepared)
+        judge = resources.judge.build(
+            JudgeResources(resources.prepared, resources.cache, resources.seed, resources.device)
+        )
+        half = score_pairs(judge.selector, rows) / 2
+        return np.stack([half, -half], axis=1), {}

@@ -1,0 +1,119 @@
+"""The judge `reward`: a reward model scores each response, and the higher score is better."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, SerializeAsAny
+
+from components.config import REWARDS, BackboneConfig, Recipe, RecipeError, RewardConfig, registered_section
+from components.data.records import read_judges_rows
+from components.evaluation.judges.base import JudgeResources, JudgeSection
+from components.evaluation.winrate import Verdict
+from components.models.rewards.base import RewardResources, check_scores, response_reward
+from components.models.selector import Comparison
+
+KEY = "evaluation.judge.reward"
+
+
+class RewardJudgeSection(JudgeSection):
+    """A frozen reward model as the judge."""
+
+    kind: Literal["reward"] = Field("reward", description="Kind of the judge.")
+    reward: Annotated[SerializeAsAny[RewardConfig], registered_section(REWARDS, "classifier")] = Field(
+        description=(
+            "A section as under `rewards` of a recipe, or the name of one there. A reward of kind 'trained'"
+            " is then trained once, for both."
+        )
+    )
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse a reward that only compares pairs, or that is not valid itself.
+
+        Raises:
+            RecipeError: naming the kind.
+        """
+        if self.reward.compares_pairs:
+            raise RecipeError(
+                f"{KEY} is of kind '{self.reward.kind}', which is the recipe's judge itself: give a"
+                " classifier, a trained reward or a function."
+            )
+        self.reward.check(recipe)
+
+    def required_backbones(self) -> list[BackboneConfig]:
+        """The backbones that the reward is trained from."""
+        return self.reward.required_backbones()
+
+    def check_data(self, prepared: Path) -> None:
+        """Refuse early what would prevent the reward from being built at the end of a run.
+
+        Raises:
+            UserError: a function does not score, a classifier's configuration cannot be read, or a
+                reward that is trained here has no pairs.
+        """
+        response_reward(self.reward).check_loading(KEY)
+        if self.reward.uses_judge_pairs:
+            read_judges_rows(prepared, "a 'reward' judge that is trained here")
+
+    def build(self, resources: JudgeResources) -> RewardJudge:
+        """Build the judge; a reward that is trained here is trained first."""
+        return RewardJudge(self, resources)
+
+
+class RewardJudge:
+    """The reward on a device. Its verdict is the same in both orders, so its consistency is 1.
+
+    Attributes:
+        figures: accuracy of a trained reward on held-out pairs, and the number of pairs.
+    """
+
+    def __init__(self, section: RewardJudgeSection, resources: JudgeResources) -> None:
+        reward = response_reward(section.reward)
+        progress = resources.progress
+        prepared = reward.prepare(
+            RewardResources(resources.prepared, resources.cache, resources.seed, resources.device, section),
+            None if progress is None else lambda step, loss: progress(step - 1, loss),
+        )
+        self._reward = reward.load(resources.device, prepared.folder)
+        self._scores: dict[tuple[str, str], float] = {}
+        self.figures: dict[str, float] = {
+            f"judge_{key}": prepared.figures[key]
+            for key in ("accuracy", "pairs", "held_out_pairs")
+            if key in prepared.figures
+        }
+        self.description = f"reward model, {reward.description}"
+
+    @property
+    def texts(self) -> list[dict[str, str]]:
+        """Empty: a reward writes nothing."""
+        return []
+
+    def compare(self, comparisons: Sequence[Comparison]) -> list[Verdict]:
+        """The completion with the higher score; equal scores are ties.
+
+        Raises:
+            RewardError: the reward failed, or gave no finite number for a response.
+        """
+        responses: list[tuple[str, str]] = []
+        for comparison in comparisons:
+            responses += [
+                (comparison.prompt, comparison.first),
+                (comparison.prompt, comparison.second),
+            ]
+        # Each response is scored once, although it is compared in both orders.
+        new = [pair for pair in dict.fromkeys(responses) if pair not in self._scores]
+        if new:
+            scores = check_scores(KEY, self._reward, [prompt for prompt, _ in new], [text for _, text in new])
+            self._scores.update(zip(new, scores.tolist(), strict=True))
+        return [
+            _compare(self._scores[first], self._scores[second])
+            for first, second in zip(responses[::2], responses[1::2], strict=True)
+        ]
+
+
+def _compare(first: float, second: float) -> Verdict:
+    if first == second:
+        return Verdict.TIE
+    return Verdict.FIRST if first > second else Verdict.SECOND

@@ -1,0 +1,164 @@
+"""The judge `selector`: a deep selector, trained centrally on owners outside the federation.
+
+It is a proxy for a gold model: it represents the preferences that can be learned from those owners,
+not human judgment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from components.config import BackboneConfig, OptimizerConfig, Recipe, SelectorConfig, check_warmup
+from components.data.records import read_judges_rows
+from components.data.templates import load as load_template
+from components.evaluation.judges.base import JudgeResources, JudgeSection
+from components.evaluation.winrate import Verdict
+from components.io import write_atomically
+from components.models.adapters import AdapterStore
+from components.models.selector import Comparison
+
+if TYPE_CHECKING:
+    from components.models.adapters import Adapter
+    from components.models.selector import Selector
+
+PURPOSE = "a 'selector' judge"
+
+
+class SelectorJudgeSection(JudgeSection):
+    """A selector that is trained centrally, on owners outside the federation."""
+
+    kind: Literal["selector"] = Field("selector", description="Kind of the judge.")
+    selector: SelectorConfig = Field(default_factory=SelectorConfig, description="Its model.")
+    steps: int = Field(200, ge=1, description="Optimizer steps.")
+    batch_size: int = Field(32, ge=1, description="Rows per step.")
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="Its optimizer.")
+
+    @model_validator(mode="after")
+    def _check_warmup(self) -> Self:
+        check_warmup(self.optimizer, self.steps, "steps")
+        return self
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse a template that cannot be read."""
+        load_template(self.selector.template, "selector")
+
+    def required_backbones(self) -> list[BackboneConfig]:
+        """The selector's backbone."""
+        return [self.selector.backbone]
+
+    def eight_bit_settings(self) -> dict[str, str]:
+        """The selector's quantization, and the optimizer."""
+        return {
+            "evaluation.judge.selector.backbone.quantization": self.selector.backbone.quantization,
+            "evaluation.judge.optimizer.name": self.optimizer.name,
+        }
+
+    def check_data(self, prepared: Path) -> None:
+        """Refuse data on which it could not be trained or measured.
+
+        Raises:
+            DataError: there are no training pairs, or no held-out ones.
+        """
+        read_judges_rows(prepared, PURPOSE)
+
+    def build(self, resources: JudgeResources) -> SelectorJudge:
+        """Build the judge; it is trained first, unless it is in the cache."""
+        return SelectorJudge(self, resources)
+
+
+class SelectorJudge:
+    """The trained selector on a device.
+
+    Attributes:
+        selector: the trained selector.
+        figures: accuracy on held-out pairs, over all and by domain, and their number.
+    """
+
+    def __init__(self, section: SelectorJudgeSection, resources: JudgeResources) -> None:
+        """Load the trained judge from the cache, or train it and store it there."""
+        from components.models.selector import Selector
+
+        self.selector = Selector(section.selector, resources.device)
+        store = AdapterStore(resources.cache / "adapters")
+        stored = _load_or_train(self.selector, section, resources, store)
+        self.selector.slot.load(store.get(store.ref(stored["adapter"])))
+        self.figures: dict[str, float] = stored["figures"]
+        layers = section.selector.backbone.layers
+        depth = f"first {layers} layers" if layers else "all layers"
+        self.description = (
+            f"{section.selector.backbone.name}, {depth}, trained centrally on owners outside the federation"
+        )
+
+    @property
+    def texts(self) -> list[dict[str, str]]:
+        """Empty: a selector writes nothing."""
+        return []
+
+    def compare(self, comparisons: Sequence[Comparison]) -> list[Verdict]:
+        """The completion with the larger logit, in the order of each comparison; [N] verdicts."""
+        margins, _ = self.selector.margins_by_order(comparisons)
+        return [
+            Verdict.FIRST if margin > 0 else Verdict.SECOND if margin < 0 else Verdict.TIE
+            for margin in margins
+        ]
+
+
+def _load_or_train(
+    selector: Selector, section: SelectorJudgeSection, resources: JudgeResources, store: AdapterStore
+) -> dict[str, Any]:
+    """The record of the trained judge: the hash of its adapter in the store, and its figures.
+
+    Its file is named by the hash of the section, the seed and the training rows, so that one judge
+    serves all runs that agree in them.
+    """
+    table = resources.prepared / "judge.parquet"
+    content = {
+        "judge": section.model_dump(mode="json"),
+        "seed": resources.seed,
+        "rows": hashlib.sha256(table.read_bytes()).hexdigest(),
+    }
+    key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+    record = resources.cache / f"{key}.json"
+    if not record.is_file():
+        adapter, figures = train_judge(selector, section, resources)
+        trained = {
+            "adapter": store.put(adapter).hash,
+            "figures": figures,
+            **content,
+        }
+        write_atomically(record, json.dumps(trained).encode())
+    stored: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
+    return stored
+
+
+def train_judge(
+    selector: Selector, section: SelectorJudgeSection, resources: JudgeResources
+) -> tuple[Adapter, dict[str, float]]:
+    """Train a selector on the judge's training pairs, and measure it on its held-out pairs."""
+    from components.learning.local import LocalTraining
+    from components.learning.selector import accuracy, score_pairs, train_selector
+
+    rows, held_out = read_judges_rows(resources.prepared, PURPOSE)
+    training = LocalTraining(
+        section.steps, section.batch_size, section.optimizer, resources.seed, progress=resources.progress
+    )
+    initial = selector.slot.initial_adapter(resources.seed)
+    adapter, metrics = train_selector(selector, rows, initial, training)
+    selector.slot.load(adapter)
+    margins = score_pairs(selector, held_out)
+    figures: dict[str, Any] = {
+        "judge_accuracy": accuracy(margins),
+        "judge_pairs": len(rows),
+        "judge_held_out_pairs": len(held_out),
+        "judge_seconds": metrics.seconds,
+    }
+    for domain in sorted({row["domain"] for row in held_out}):
+        in_domain = [row["domain"] == domain for row in held_out]
+        figures[f"judge_accuracy/{domain}"] = accuracy(margins[in_domain])
+    return adapter, figures

@@ -1,0 +1,1 @@
+"""Aggregators of the clients' adapters, one file per family, registered in AGGREGATORS."""

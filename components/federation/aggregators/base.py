@@ -1,0 +1,110 @@
+"""The protocol of an aggregator: a value that a method is built with."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import SerializeAsAny
+
+from components.config import AGGREGATORS, AggregatorConfig, registered_section
+from components.federation.protocol import ServerState, Update, by_client, required_adapter
+from components.models.adapters import AdapterStore
+
+if TYPE_CHECKING:
+    import torch
+
+    from components.models.adapters import Adapter
+
+
+@dataclass(frozen=True)
+class Contributions:
+    """The updates of one step, in the order of the clients' names.
+
+    Attributes:
+        store: where the adapters are.
+        updates: the accepted updates.
+        weights: p_m of each update's client, its share of all training pairs.
+        clients: number of all clients of the federation (M).
+    """
+
+    store: AdapterStore
+    updates: Sequence[Update]
+    weights: Sequence[float]
+    clients: int
+
+    @classmethod
+    def of_step(
+        cls, state: ServerState[Any], updates: Sequence[Update], store: AdapterStore
+    ) -> Contributions:
+        """The contributions of a step's accepted updates, which may come in any order."""
+        ordered = by_client(updates)
+        weights = state.federation.weights
+        return cls(
+            store, ordered, [weights[update.job.client] for update in ordered], len(state.federation.clients)
+        )
+
+    def __len__(self) -> int:
+        return len(self.updates)
+
+    def adapters(self) -> Iterator[Adapter]:
+        """The clients' adapters, read one at a time."""
+        for update in self.updates:
+            yield self.store.get(required_adapter(update))
+
+    @contextmanager
+    def open(self) -> Iterator[list[Mapping[str, torch.Tensor]]]:
+        """The clients' adapters, whose tensors are read when they are needed."""
+        with self.store.open([required_adapter(update) for update in self.updates]) as adapters:
+            yield adapters
+
+
+class Aggregator(AggregatorConfig, ABC):
+    """An aggregator, as the section of a recipe that describes it."""
+
+    @abstractmethod
+    def combine(self, server: Adapter, contributions: Contributions) -> tuple[Adapter, dict[str, float]]:
+        """The server's new adapter.
+
+        Args:
+            server: the server's adapter before the step; not changed.
+            contributions: the clients' adapters and weights, at least one.
+
+        Returns:
+            the adapter (fp32), and numbers for the server's metrics.
+
+        Raises:
+            AdapterError: an adapter does not fit, or has values that are not finite.
+        """
+
+    def for_clusters(self) -> Aggregator:
+        """The aggregator of a cluster's members, a part of the sampled clients (FedBiscuit step 2.4)."""
+        return self
+
+
+class LinearAggregator(Aggregator):
+    """A weighted sum of the clients' adapters."""
+
+    @abstractmethod
+    def client_weights(self, contributions: Contributions) -> list[float]:
+        """The weight of each contribution."""
+
+
+AnyAggregator = Annotated[SerializeAsAny[AggregatorConfig], registered_section(AGGREGATORS, "participation")]
+"""Type of an option that takes any registered aggregator."""
+
+
+def aggregator_of(section: AggregatorConfig) -> Aggregator:
+    """The aggregator that a section describes.
+
+    Raises:
+        TypeError: a package has registered something else.
+    """
+    if not isinstance(section, Aggregator):
+        raise TypeError(
+            f"the aggregator '{section.kind}' does not derive from {Aggregator.__module__}.Aggregator"
+        )
+    return section

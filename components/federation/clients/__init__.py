@@ -1,0 +1,26 @@
+"""The client half of federated methods: one trainer for each kind of model and local objective.
+
+Nothing of a client leaves this package except updates: the server half
+(components/federation/methods) cannot import it.
+"""
+
+from __future__ import annotations
+
+from components.config import Registry
+from components.federation.clients.base import TrainerFactory
+
+TRAINERS: Registry[TrainerFactory] = Registry(
+    "trainer",
+    "fed_rlhf.trainers",
+    {
+        "meta": "components.federation.clients.meta:MetaTrainer",
+        "multi-objective": "components.federation.clients.multi_objective:MultiObjectiveTrainer",
+        "personalized": "components.federation.clients.personalized:PersonalizedTrainer",
+        "policy": "components.federation.clients.policy:PolicyTrainer",
+        "selector": "components.federation.clients.selector:SelectorTrainer",
+    },
+)
+"""Trainers by name: called with a recipe and a device.
+
+A method names its trainer in `Options.trainer`.
+"""

@@ -1,0 +1,115 @@
+"""The protocol of a trainer, which runs clients' jobs on a resident model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from components.federation.protocol import Job
+from components.learning.preference_scores import Array, PreferenceScores
+from components.results import Metrics
+
+if TYPE_CHECKING:
+    import torch
+
+    from components.config import Recipe
+    from components.federation.clients.context import ClientContext
+    from components.learning.references import ReferenceCache
+    from components.models.adapters import Adapter
+    from components.models.policy import Policy
+    from components.models.selector import Comparison
+
+Pairs = Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class ClientResult:
+    """What a client's work gives.
+
+    Attributes:
+        tensors: the trained adapter, or gradients; None of jobs that send none.
+        losses: mean validation loss of each scored adapter.
+        rows: number of rows that the job could use.
+        metrics: numbers of the work.
+        kept_bytes: size of the client's private modules.
+    """
+
+    tensors: Adapter | None = None
+    losses: tuple[float, ...] = ()
+    rows: int = 0
+    metrics: Metrics = field(default_factory=Metrics)
+    kept_bytes: int = 0
+
+
+class Trainer(Protocol):
+    """Runs jobs, and scores pairs, with one resident model.
+
+    Attributes:
+        references: the reference's log-probabilities that were computed so far; several trainers
+            may share them.
+    """
+
+    references: ReferenceCache
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The resident model."""
+        ...
+
+    def initial_adapter(self, seed: int) -> Adapter:
+        """The adapter that all clients start from."""
+        ...
+
+    def run(self, job: Job, context: ClientContext) -> ClientResult:
+        """Run a job in the context of its client.
+
+        Raises:
+            AdapterError: an adapter is damaged or does not fit.
+            TrainingError: training does not stay finite.
+            TypeError: the trainer has no such job.
+        """
+        ...
+
+    def score_pairs(self, pairs: Pairs, adapters: Sequence[Adapter]) -> PreferenceScores:
+        """Scores of pairs by each adapter."""
+        ...
+
+    def compare(self, comparisons: Sequence[Comparison], adapters: Sequence[Adapter]) -> Array:
+        """Log-odds that the first completion is better, by each adapter, [U, N].
+
+        Raises:
+            TypeError: the trainer has no selector.
+        """
+        ...
+
+    def score_client_pairs(self, pairs: Pairs, adapter: Adapter, context: ClientContext) -> PreferenceScores:
+        """Scores of pairs by a client's model: the adapter with the client's own modules or steps."""
+        ...
+
+    def resident_policy(self) -> Policy:
+        """The resident policy.
+
+        Raises:
+            TypeError: the trainer has none.
+        """
+        ...
+
+    def client_policy(self, adapter: Adapter, context: ClientContext) -> Policy:
+        """The resident policy with an adapter and a client's own modules, until another is loaded.
+
+        Raises:
+            TypeError: the trainer has no policy.
+        """
+        ...
+
+
+class TrainerFactory(Protocol):
+    """Builds a trainer, usually its class."""
+
+    def __call__(self, recipe: Recipe, device: str) -> Trainer: ...
+
+
+def unsupported_job(trainer: Trainer, job: Job) -> TypeError:
+    """The error of a job that a trainer cannot run."""
+    return TypeError(f"{type(trainer).__name__} has no jobs of kind '{job.kind}'")

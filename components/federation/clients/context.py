@@ -1,0 +1,122 @@
+"""The context of a client: its rows, private store, rewards, and received adapters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from components.data.records import DataError, choose_prompts, read_clients, read_rows
+from components.federation.clients.private import PrivateState, PrivateStore, private_root
+from components.models.adapters import AdapterRef, AdapterStore
+
+if TYPE_CHECKING:
+    from components.models.adapters import Adapter
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ClientContext:
+    """One client's side of the federation.
+
+    Attributes:
+        client: its name; empty for the server's own measurements.
+        adapters: the store from which it receives adapters, and to which it sends them.
+        pairs: the prepared pairs, of which it reads its own rows.
+        store: its private store.
+        rewards: folder with the scores of frozen rewards, and with the places of trained ones.
+        previous_job_key: key of its last accepted job; empty before the first one.
+    """
+
+    client: str
+    adapters: AdapterStore
+    pairs: Path
+    store: PrivateStore
+    rewards: Path
+    previous_job_key: str = ""
+
+    def load_adapter(self, ref: AdapterRef) -> Adapter:
+        """An adapter that the client is sent."""
+        return self.adapters.get(ref)
+
+    def rows(self, split: str) -> list[Row]:
+        """The client's own pairs of a split."""
+        return list(read_rows(self.pairs, self.client, split).to_list())
+
+    def private_state(self) -> PrivateState | None:
+        """The state after the client's last accepted job; None before the first one.
+
+        Raises:
+            PrivateStoreError: the state is missing or damaged.
+        """
+        return self.store.load(self.previous_job_key)
+
+    def assigned_reward(self, names: Sequence[str]) -> str:
+        """The client's reward, of several that are assigned round-robin by the clients' sorted names."""
+        if len(names) == 1:
+            return names[0]
+        position = sorted(read_clients(self.pairs.parent)).index(self.client)
+        return names[position % len(names)]
+
+    def pair_scores(self, rows: Sequence[Row], reward: str) -> npt.NDArray[np.float64]:
+        """Scores of the client's pairs by a frozen reward: of chosen and rejected, [N, 2].
+
+        Raises:
+            DataError: the reward has not scored all pairs.
+        """
+        path = self.rewards / f"{reward}.parquet"
+        scores = {row["pair_id"]: (row["chosen"], row["rejected"]) for row in read_rows(path, self.client)}
+        missing = [row["pair_id"] for row in rows if row["pair_id"] not in scores]
+        if missing:
+            raise DataError(
+                f"{path} has no scores of {len(missing)} pairs of client {self.client} (such as"
+                f" {missing[0]}): delete it, and resume the run."
+            )
+        return np.array([scores[row["pair_id"]] for row in rows], dtype=np.float64).reshape(len(rows), 2)
+
+    def held_out_prompts(self, limit: int | None, seed: int) -> list[str]:
+        """The server's held-out prompts, or a seeded sample of them."""
+        return [row["prompt"] for row in choose_prompts(self.pairs.parent, "test", limit, seed)]
+
+    def trained_reward(self, name: str) -> Path | None:
+        """The folder of a reward that was trained before the rounds; None for other rewards."""
+        path = self.rewards / f"{name}.trained.json"
+        if not path.is_file():
+            return None
+        return Path(json.loads(path.read_text(encoding="utf-8"))["folder"])
+
+
+@dataclass(frozen=True)
+class ClientContexts:
+    """Opens the clients' contexts of one federation.
+
+    Attributes:
+        adapters: the federation's adapter store, in its folder `adapters`.
+        pairs: the prepared pairs.
+    """
+
+    adapters: AdapterStore
+    pairs: Path
+
+    def open(self, client: str, previous_job_key: str = "") -> ClientContext:
+        """The context of a client; arguments as of ClientContext."""
+        federation = self.adapters.root.parent
+        return ClientContext(
+            client,
+            self.adapters,
+            self.pairs,
+            PrivateStore(private_root(federation), client),
+            rewards_folder(federation),
+            previous_job_key,
+        )
+
+
+def rewards_folder(federation: Path) -> Path:
+    """The folder with the scores of frozen rewards, in the federation's folder."""
+    return federation / "rewards"

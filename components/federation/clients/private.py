@@ -1,0 +1,143 @@
+"""A client's private store: its private modules, and the numbers that it needs in its next round.
+
+    federation-clients/<client>/
+        modules/<sha256>.safetensors    private modules, as in the adapter store
+        <job key>.json                  after that job: hash of the modules, and numbers
+        <job key>.personal.json         within that job, after its personal step
+
+A state is written atomically, after the modules that it names. The server remembers the key of each
+client's last accepted job, and the next job names it: the client starts from exactly that state, or
+refuses the job. So a job that is repeated after a crash starts from the same bytes, one that was
+killed in its shared step resumes from its own personal step, and a store that is missing, or
+belongs to other rounds, is never taken for that of a client without training. The state that a job
+started from is kept beside its own, since a round may be killed between its clients' last write and
+its commit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from components.config import UserError
+from components.io import write_atomically
+from components.models.adapters import AdapterStore
+
+if TYPE_CHECKING:
+    from components.models.adapters import Adapter
+
+
+class PrivateStoreError(UserError, RuntimeError):
+    """A client's private store from which the client cannot continue."""
+
+
+@dataclass(frozen=True)
+class PrivateState:
+    """What a client keeps.
+
+    Attributes:
+        tensors: its private modules, fp32, by name.
+        numbers: what else it remembers, by name.
+        size: bytes of the modules' file; 0 before it is written.
+    """
+
+    tensors: Adapter
+    numbers: dict[str, float] = field(default_factory=dict)
+    size: int = 0
+
+
+class PrivateStore:
+    """The folder of one client."""
+
+    def __init__(self, root: Path, client: str) -> None:
+        """The store of a client, under the folder of all clients' stores."""
+        self.client = client
+        self.folder = Path(root) / client_folder(client)
+        self._modules = AdapterStore(self.folder / "modules")
+
+    def load(self, job_key: str) -> PrivateState | None:
+        """The state after a job; None for the empty key, which stands for no job.
+
+        Raises:
+            PrivateStoreError: the state is missing or damaged.
+        """
+        if not job_key:
+            return None
+        path = self._path(job_key)
+        if not path.is_file():
+            raise PrivateStoreError(
+                f"{self.folder} has no private state of client {self.client} after its last job ({job_key}),"
+                " without which its results would differ: resume the run where it was trained, or start a"
+                " new run."
+            )
+        return self._read(path)
+
+    def load_personal_step(self, job_key: str) -> PrivateState | None:
+        """The state after the personal step of a job, if that was completed."""
+        path = self._path(job_key, ".personal")
+        return self._read(path) if path.is_file() else None
+
+    def save(self, job_key: str, previous_job_key: str, state: PrivateState) -> PrivateState:
+        """Write the state after a job, and remove states that are no longer needed.
+
+        Args:
+            job_key: key of the job.
+            previous_job_key: key of the job that it started from, whose state is kept too.
+            state: the state; its size is not used.
+
+        Returns:
+            the state with its size.
+        """
+        size = self._write(self._path(job_key), state)
+        needed = {self._path(job_key), self._path(previous_job_key)}
+        for path in self.folder.glob("*.json"):
+            if path not in needed:
+                path.unlink()
+        self._remove_unused_modules()
+        return PrivateState(state.tensors, state.numbers, size)
+
+    def save_personal_step(self, job_key: str, state: PrivateState) -> None:
+        """Write the state after the personal step of a job."""
+        self._write(self._path(job_key, ".personal"), state)
+
+    def _write(self, path: Path, state: PrivateState) -> int:
+        ref = self._modules.put(state.tensors)
+        content = {"modules": ref.hash, "numbers": state.numbers}
+        write_atomically(path, json.dumps(content, indent=1).encode())
+        return Path(ref.path).stat().st_size
+
+    def _remove_unused_modules(self) -> None:
+        states = [json.loads(path.read_text(encoding="utf-8")) for path in self.folder.glob("*.json")]
+        used = {state["modules"] for state in states}
+        for path in self._modules.root.glob("*.safetensors"):
+            if path.stem not in used:
+                path.unlink()
+
+    def _path(self, job_key: str, suffix: str = "") -> Path:
+        return self.folder / f"{job_key}{suffix}.json"
+
+    def _read(self, path: Path) -> PrivateState:
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            raise PrivateStoreError(f"{path} is damaged: start a new run.") from None
+        ref = self._modules.ref(content["modules"])
+        return PrivateState(self._modules.get(ref), content["numbers"], Path(ref.path).stat().st_size)
+
+
+def private_root(federation: Path) -> Path:
+    """The folder of all clients' stores: beside the federation's folder, and not in it.
+
+    Whoever keeps or sends the federation's folder, as DVC does, has nothing of the clients' own.
+    """
+    return federation.with_name(f"{federation.name}-clients")
+
+
+def client_folder(name: str) -> str:
+    """Name of a client's folder: the portable characters of its name, and a hash of the name."""
+    readable = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:60]
+    return f"{readable}-{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"

@@ -1,0 +1,109 @@
+"""The trainer of the binary selector (FedBiscuit section 4), with the pairs in both orders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from components.config import Recipe
+from components.federation.clients.base import ClientResult, Pairs, unsupported_job
+from components.federation.clients.context import ClientContext
+from components.federation.protocol import Job, ScoreJob, TrainJob
+from components.learning.local import LocalTraining
+from components.learning.preference_scores import Array, PreferenceScores
+from components.learning.references import ReferenceCache
+from components.models.eight_bit import check_support
+
+if TYPE_CHECKING:
+    import torch
+
+    from components.models.adapters import Adapter
+    from components.models.policy import Policy
+    from components.models.selector import Comparison
+
+
+class SelectorTrainer:
+    """Trains the selector, and scores pairs by its log-odds.
+
+    Attributes:
+        selector: the resident selector.
+        references: not used; a selector has no reference.
+    """
+
+    def __init__(self, recipe: Recipe, device: str) -> None:
+        from components.models.selector import Selector
+
+        check_support("federation.optimizer.name", recipe.federation.optimizer.name, device)
+        self._federation = recipe.federation
+        self.selector = Selector(recipe.selector, device)
+        self.references = ReferenceCache()
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The PEFT-wrapped backbone."""
+        return self.selector.model
+
+    def initial_adapter(self, seed: int) -> Adapter:
+        """LoRA's initial values."""
+        return self.selector.slot.initial_adapter(seed)
+
+    def run(self, job: Job, context: ClientContext) -> ClientResult:
+        """Train on the client's training pairs, or score adapters on its validation pairs."""
+        match job:
+            case TrainJob():
+                return self._train(job, context)
+            case ScoreJob():
+                return self._score(job, context)
+            case _:
+                raise unsupported_job(self, job)
+
+    def _train(self, job: TrainJob, context: ClientContext) -> ClientResult:
+        from components.federation.clients.policy import training_metrics
+        from components.learning.selector import train_selector
+
+        rows = context.rows("train")
+        config = self._federation
+        training = LocalTraining(
+            config.local_steps_for(len(rows)), config.batch_size, config.optimizer, job.seed
+        )
+        adapter, metrics = train_selector(self.selector, rows, context.load_adapter(job.adapter), training)
+        return ClientResult(tensors=adapter, rows=len(rows), metrics=training_metrics(metrics))
+
+    def _score(self, job: ScoreJob, context: ClientContext) -> ClientResult:
+        from components.learning.selector import validation_losses
+
+        rows = context.rows("validation")
+        adapters = [context.load_adapter(ref) for ref in job.adapters]
+        return ClientResult(losses=tuple(validation_losses(self.selector, rows, adapters)), rows=len(rows))
+
+    def score_pairs(self, pairs: Pairs, adapters: Sequence[Adapter]) -> PreferenceScores:
+        """Log-odds that the chosen completion is better, by each adapter."""
+        from components.learning.selector import score_pairs
+
+        margins = np.zeros((len(adapters), len(pairs)))
+        for row, adapter in zip(margins, adapters, strict=True):
+            self.selector.slot.load(adapter)
+            row[:] = score_pairs(self.selector, pairs)
+        return PreferenceScores(margins)
+
+    def compare(self, comparisons: Sequence[Comparison], adapters: Sequence[Adapter]) -> Array:
+        """Log-odds that the first completion is better, by each adapter, [U, N]."""
+        margins = np.zeros((len(adapters), len(comparisons)))
+        for row, adapter in zip(margins, adapters, strict=True):
+            self.selector.slot.load(adapter)
+            row[:] = self.selector.margins(comparisons)
+        return margins
+
+    def score_client_pairs(self, pairs: Pairs, adapter: Adapter, context: ClientContext) -> PreferenceScores:
+        """Scores by the adapter, which all clients use as it is."""
+        return self.score_pairs(pairs, [adapter])
+
+    def resident_policy(self) -> Policy:
+        """Refused: a selector is no policy."""
+        raise TypeError("a selector compares completions and does not generate any")
+
+    def client_policy(self, adapter: Adapter, context: ClientContext) -> Policy:
+        """Refused: a selector is no policy."""
+        return self.resident_policy()

@@ -1,0 +1,1 @@
+"""The server half of each federated method: one file per method, registered in METHODS."""

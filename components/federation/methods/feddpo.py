@@ -1,0 +1,14 @@
+"""FedDPO: clients train the policy by DPO, and the server averages (FedBiscuit section 7.1).
+
+The method is that of Ye et al. 2024 (OpenFedLLM). The reference of eq. 2 is theta_0, the frozen
+backbone, in all rounds. With the objective `ppo` it is the baseline of FedPDPO section 5, which
+trains by PPO on the clients' own pairs.
+"""
+
+from __future__ import annotations
+
+from components.federation.pair_training import AveragedPairTraining
+
+
+class Options(AveragedPairTraining):
+    """Options of FedDPO."""

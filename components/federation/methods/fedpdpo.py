@@ -1,0 +1,62 @@
+"""FedPDPO: a shared LoRA, and each client's own bottleneck and heads (FedPDPO sections 3 and D).
+
+    each round, each sampled client (algorithm 1):
+        (1) personal step: LoRA is frozen; bottleneck, language-model head, reward head are trained
+        (2) shared step:   these three are frozen; LoRA is trained
+        sends its LoRA, and nothing else
+    server: the mean of the LoRA, weighted by the clients' pairs (line 21)
+
+This file declares the options only. Its base class builds the server half, federated averaging of
+the LoRA; components/federation/clients/personalized.py takes the two steps at the client. The loss
+of both steps is eq. 8 (components/learning/pdpo.py), and components/models/personalized.py has the
+modules. The ablations of table 3 are options: `bottleneck: null` (A1, without bottleneck) and
+`reward_head: null` (A2, without reward head).
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from components.config import BottleneckConfig, PdpoObjective, PersonalModules, RewardHeadConfig
+from components.federation.personalization import PersonalizedMethod, RateDecay, StepLength
+
+
+class Options(PersonalizedMethod):
+    """Options of FedPDPO."""
+
+    bottleneck: BottleneckConfig | None = Field(
+        default_factory=BottleneckConfig,
+        description="The bottleneck adapter; null leaves it out (ablation A1).",
+    )
+    reward_head: RewardHeadConfig | None = Field(
+        default_factory=RewardHeadConfig,
+        description=(
+            "The explicit reward head; null leaves it out (ablation A2). The loss is then that of DPO, with"
+            " the exclusion of `objective.exclusion`."
+        ),
+    )
+    objective: PdpoObjective = Field(
+        default_factory=PdpoObjective, description="Loss of the personal and of the shared step."
+    )
+    personal: StepLength = Field(
+        default_factory=StepLength, description="Learning rate and length of the personal step."
+    )
+    rate_decay: RateDecay | None = Field(
+        default_factory=RateDecay,
+        description="Decay of the learning rates when the DPO loss rises; null: constant over the rounds.",
+    )
+
+    @property
+    def local_objective(self) -> PdpoObjective:
+        """Personalized DPO."""
+        return self.objective
+
+    @property
+    def personal_modules(self) -> PersonalModules:
+        """The language-model head, the bottleneck and the reward head."""
+        return PersonalModules(head=True, bottleneck=self.bottleneck, reward=self.reward_head)
+
+    @property
+    def personal_step(self) -> StepLength:
+        """Learning rate and length of the personal step."""
+        return self.personal

@@ -1,0 +1,36 @@
+"""FedPer: shared base layers and personal layers above them (Arivazhagan et al. 2019), by DPO.
+
+Base and personal layers are trained together, and only the base is sent (algorithm 1 of Federated
+Learning with Personalization Layers). Here the base is the LoRA of the first layers; that of later
+layers, and an untied copy of the language-model head, stay with the client (FedPDPO D.3.1: the
+first 2 layers are shared).
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from components.config import DpoObjective, OfflinePpoObjective, PersonalModules
+from components.federation.pair_training import PairObjective
+from components.federation.personalization import PersonalizedMethod
+
+
+class Options(PersonalizedMethod):
+    """Options of FedPer."""
+
+    shared_layers: int = Field(
+        2, ge=1, description="The LoRA of the first N layers is shared; FedPDPO D.3.1: 2."
+    )
+    objective: PairObjective = Field(
+        default_factory=DpoObjective, description="Local objective: dpo, or ppo with the recipe's one reward."
+    )
+
+    @property
+    def local_objective(self) -> DpoObjective | OfflinePpoObjective:
+        """DPO or PPO."""
+        return self.objective
+
+    @property
+    def personal_modules(self) -> PersonalModules:
+        """The language-model head, and the LoRA of later layers."""
+        return PersonalModules(head=True, shared_layers=self.shared_layers)

@@ -1,0 +1,25 @@
+"""FedProx: FedDPO with a proximal term (Li et al. 2020).
+
+Each client minimizes its own loss + mu / 2 |phi - phi_r|^2, where phi_r is the adapter that it
+received (Federated Optimization in Heterogeneous Networks, eq. 2). The term is a part of the
+clients' loss, so the server averages as in FedDPO.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from components.federation.pair_training import AveragedPairTraining
+
+
+class Options(AveragedPairTraining):
+    """Options of FedProx."""
+
+    proximal: float = Field(
+        0.01, gt=0, description="Weight of the proximal term (mu); Li et al. try 0.001, 0.01, 0.1 and 1."
+    )
+
+    @property
+    def proximal_weight(self) -> float:
+        """mu."""
+        return self.proximal

@@ -1,0 +1,39 @@
+"""FedRep: a shared representation under each client's own head (Collins et al. 2021), by DPO.
+
+In each round a client first trains its head on the representation that it received, then the
+representation under its head (algorithm 1 of Exploiting Shared Representations for Personalized
+Federated Learning). Here the representation is the backbone with the shared LoRA, and the head an
+untied copy of the language-model head. FedPDPO D.3.1 names learning rates of 1e-4 and 5e-5.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from components.config import DpoObjective, OfflinePpoObjective, PersonalModules
+from components.federation.pair_training import PairObjective
+from components.federation.personalization import PersonalizedMethod, StepLength
+
+
+class Options(PersonalizedMethod):
+    """Options of FedRep."""
+
+    objective: PairObjective = Field(
+        default_factory=DpoObjective, description="Local objective: dpo, or ppo with the recipe's one reward."
+    )
+    personal: StepLength = Field(default_factory=StepLength, description="The personal step.")
+
+    @property
+    def local_objective(self) -> DpoObjective | OfflinePpoObjective:
+        """DPO or PPO."""
+        return self.objective
+
+    @property
+    def personal_modules(self) -> PersonalModules:
+        """The language-model head."""
+        return PersonalModules(head=True)
+
+    @property
+    def personal_step(self) -> StepLength:
+        """The personal step."""
+        return self.personal

@@ -1,0 +1,71 @@
+"""FFA-LoRA: LoRA whose factor A is frozen (Sun et al. 2024, Improving LoRA in Privacy-Preserving FL).
+
+All clients start from the same random A, which is not trained; they train B alone, and the server
+averages it (their section 4, eq. 5):
+
+    B_m     = OPTIM(m, B_r; A_0, K)
+    B_r+1   = sum of p_m B_m / sum of p_m
+
+Since A is the same everywhere, the mean of the products B_m A_0 is the product of the mean of the
+B_m with A_0: averaging is exact, which it is not for methods that train both factors. The frozen A
+is a part of the files that are sent and stored, so that each of them is a complete PEFT adapter;
+the traffic is that of FedDPO.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from components.config import FederationConfig, Recipe, RecipeError
+from components.federation.aggregators.base import Aggregator, AnyAggregator, Contributions, aggregator_of
+from components.federation.aggregators.exact import ExactMean
+from components.federation.averaging import FederatedAveraging
+from components.federation.pair_training import AveragedPairTraining
+from components.federation.postprocessing import postprocessors_of
+from components.models.adapters import AdapterStore
+
+if TYPE_CHECKING:
+    from components.models.adapters import Adapter
+
+
+class FrozenFactorMean(Aggregator):
+    """Another aggregator's combination of the factors B, with the server's factors A.
+
+    The mean of equal factors A differs from them by rounding, and a weighted sum may scale them.
+    """
+
+    kind: Literal["frozen-factor"] = "frozen-factor"
+    factors_b: AnyAggregator = Field(description="Combines the factors B.")
+
+    def combine(self, server: Adapter, contributions: Contributions) -> tuple[Adapter, dict[str, float]]:
+        """The combination, and the metrics of the other aggregator."""
+        combined, metrics = aggregator_of(self.factors_b).combine(server, contributions)
+        frozen = {name: tensor for name, tensor in server.items() if ".lora_A." in name}
+        return {**combined, **frozen}, metrics
+
+
+class Options(AveragedPairTraining):
+    """Options of FFA-LoRA; the aggregator combines the factors B."""
+
+    frozen_factors: ClassVar[tuple[Literal["A", "B"], ...]] = ("A",)
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse the aggregator `exact` too, whose result has other factors A.
+
+        Raises:
+            RecipeError: naming the aggregator.
+        """
+        super().check(recipe)
+        if isinstance(self.aggregator, ExactMean):
+            raise RecipeError(
+                "federation.options.aggregator 'exact' changes the factors A, which federation.method"
+                " 'ffa_lora' keeps fixed so that every mean is exact: use another aggregator, such as"
+                " 'participation'."
+            )
+
+    def build(self, config: FederationConfig, store: AdapterStore) -> FederatedAveraging:
+        """Federated averaging; only the factors B differ among clients."""
+        aggregator = FrozenFactorMean(factors_b=self.aggregator)
+        return FederatedAveraging(config, store, aggregator, postprocessors=postprocessors_of(config))

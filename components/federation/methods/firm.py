@@ -1,0 +1,158 @@
+"""FIRM: each client resolves the conflict of several objectives by itself (FIRM algorithm 1).
+
+    for r in 0 .. R-1:
+        A_r     = A clients sampled uniformly without replacement, which receive phi_r
+        phi_m   = K local steps from phi_r, each on sampled completions along sum of lambda_j g_j,
+                  lambda by regularized MGDA (components/learning/multi_objective.py)
+        phi_r+1 = sum of p_m phi_m / sum of p_m
+
+One adapter is sent in each direction, whatever the number of objectives. What a client keeps from
+round to round (value heads, moments of its rewards, the coefficient of its KL penalty) is in its
+private store. The server logs how far the clients disagree
+(components/federation/multi_objective.py).
+
+`beta: 0` gives MGDA without regularization; `weights` are fixed ones (linear scalarization, or a
+single objective).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from pydantic import Field, model_validator
+
+from components.config import FederationConfig, MultiObjective
+from components.federation.aggregators.base import aggregator_of
+from components.federation.averaging import AveragingMemory, FederatedAveraging
+from components.federation.multi_objective import (
+    DEFAULT_BETA,
+    MultiObjectiveMethod,
+    Preference,
+    Weight,
+    check_objective_names,
+    disagreement,
+    measure_rewards,
+)
+from components.federation.postprocessing import postprocessors_of
+from components.federation.protocol import Federation, Job, MeasureJob, ServerState, Strategy, Update
+from components.models.adapters import AdapterStore
+from components.results import Metrics, OutcomeRecord
+
+if TYPE_CHECKING:
+    pass
+
+
+class Options(MultiObjectiveMethod):
+    """Options of FIRM."""
+
+    beta: float | None = Field(
+        None,
+        ge=0,
+        description=(
+            "Regularization of MGDA over the Gram matrix divided by its trace (eq. 9); 0: none; null: 0.1,"
+            " or none with weights. The value of FIRM A.1 is missing in the available text of the paper."
+        ),
+    )
+    preference: dict[str, Preference] | None = Field(
+        None, description="p of eq. 3 by objective, 1 where one is not named; larger is preferred more."
+    )
+    weights: dict[str, Weight] | None = Field(
+        None,
+        description=(
+            "Fixed weights by objective in place of those of MGDA, 0 where one is not named; they are"
+            " divided by their sum."
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _check_weights(self) -> Self:
+        check_objective_names("preference", self.preference, self.objectives)
+        check_objective_names("weights", self.weights, self.objectives)
+        if self.preference is not None and self.beta == 0:
+            raise ValueError(
+                "preference acts through the regularization, and beta is 0: set beta above 0, or leave out"
+                " the preference"
+            )
+        if self.weights is None:
+            return self
+        if not sum(self.weights.values()):
+            raise ValueError("weights are all 0: give one objective a weight")
+        if self.preference is not None or self.beta is not None:
+            raise ValueError(
+                "weights take the place of MGDA, to which beta and preference belong: leave out one or the"
+                " other (federation.options.beta=null)"
+            )
+        return self
+
+    def build_objective(self, server_weights: Sequence[float]) -> MultiObjective:
+        """MGDA in each local step, or the fixed weights."""
+        weights = self.weights
+        if weights is not None:
+            total = sum(weights.values())
+            weights = {name: value / total for name, value in weights.items()}
+        return MultiObjective(
+            objectives=self.objectives,
+            ppo=self.ppo,
+            beta=DEFAULT_BETA if self.beta is None else self.beta,
+            preference=self.preference,
+            weights=weights,
+        )
+
+    def preferences(self) -> dict[str, float]:
+        """The fixed weights, or the preference."""
+        if self.weights:
+            return {name: self.weights.get(name, 0.0) for name in self.objectives}
+        return {name: (self.preference or {}).get(name, 1.0) for name in self.objectives}
+
+    def build(self, config: FederationConfig, store: AdapterStore) -> Firm:
+        """The strategy."""
+        averaging = FederatedAveraging(
+            config,
+            store,
+            aggregator_of(self.aggregator),
+            stateful=True,
+            postprocessors=postprocessors_of(config),
+        )
+        return Firm(averaging, tuple(self.objectives))
+
+
+@dataclass(frozen=True)
+class Firm(Strategy[AveragingMemory]):
+    """The strategy; see the module's docstring.
+
+    Attributes:
+        averaging: the rounds.
+        objectives: names of the objectives.
+    """
+
+    averaging: FederatedAveraging
+    objectives: tuple[str, ...]
+
+    memory_type = AveragingMemory
+
+    def init(self, federation: Federation, seed: int) -> ServerState[AveragingMemory]:
+        """All clients start from the same adapter."""
+        return self.averaging.init(federation, seed)
+
+    def plan(self, state: ServerState[AveragingMemory]) -> Sequence[Job]:
+        """A training job on the server's adapter for each sampled client."""
+        return self.averaging.plan(state)
+
+    def aggregate(
+        self, state: ServerState[AveragingMemory], updates: Sequence[Update]
+    ) -> ServerState[AveragingMemory]:
+        """The combination of the clients' adapters, and their disagreement as metrics."""
+        new = self.averaging.aggregate(state, updates)
+        averaging = self.averaging
+        scalars = disagreement(averaging.store, state, averaging.slot, updates, self.objectives)
+        return new.with_metrics(Metrics(scalars=scalars))
+
+    def measure(self, state: ServerState[AveragingMemory]) -> list[MeasureJob]:
+        """The rewards of the server's policy."""
+        return measure_rewards(state, self.averaging.slot)
+
+    def outcome(self, state: ServerState[AveragingMemory]) -> OutcomeRecord:
+        """The server's adapter."""
+        return self.averaging.outcome(state)

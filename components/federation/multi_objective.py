@@ -1,0 +1,269 @@
+"""Options and metrics that methods with several objectives share (FIRM and FedCMOO-A)."""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from itertools import chain, combinations
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field, model_validator
+
+from components.config import MultiObjective, PpoConfig, Recipe, RecipeError, RewardConfig, unknown_name
+from components.federation import aggregation
+from components.federation.aggregators.base import AnyAggregator
+from components.federation.aggregators.weighted import ParticipationMean
+from components.federation.protocol import (
+    MeasureJob,
+    Method,
+    ServerState,
+    Update,
+    by_client,
+    required_adapter,
+)
+from components.models.adapters import AdapterStore
+from components.seeding import derive
+
+if TYPE_CHECKING:
+    from components.models.adapters import Adapter
+
+Preference = Annotated[float, Field(ge=1e-3, le=1e3)]
+ObjectiveName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
+Weight = Annotated[float, Field(ge=0)]
+
+DEFAULT_BETA = 0.1
+"""Regularization of MGDA where a recipe names none.
+
+The value of FIRM A.1 is missing in the available text.
+"""
+REWARDS_MEASURE = "rewards"
+"""Name of the measure of the server's policy."""
+RESERVED_NAMES = ("kl", "prompts")
+"""Names of other numbers that are measured together with the objectives."""
+
+
+def weight_series(objective: str) -> str:
+    """Name of the series of a client's metrics that has lambda of an objective in each local step."""
+    return f"lambda/{objective}"
+
+
+class MultiObjectiveMethod(Method):
+    """Options of methods with several objectives; the base of their `Options`."""
+
+    trainer: ClassVar[str] = "multi-objective"
+    diagnostics: ClassVar[tuple[str, ...]] = ("objectives",)
+    scores_completions: ClassVar[bool] = True
+
+    objectives: Annotated[
+        dict[ObjectiveName, Annotated[list[str], Field(min_length=1)]], Field(min_length=1)
+    ] = Field(
+        description=(
+            "By objective, the names of the recipe's rewards that measure it. With several rewards, each"
+            " client uses one, assigned round-robin by the clients' sorted names (FIRM A.2.1), and policies"
+            " are measured by the first."
+        )
+    )
+    ppo: PpoConfig = Field(default_factory=PpoConfig, description="PPO of the clients' local steps.")
+    reward_prompts: int = Field(
+        32,
+        ge=1,
+        description="Held-out prompts that the server's policy answers when its rewards are measured.",
+    )
+    aggregator: AnyAggregator = Field(
+        default_factory=ParticipationMean, description="How the server combines the clients' adapters."
+    )
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        for name in RESERVED_NAMES:
+            if name in self.objectives:
+                raise ValueError(
+                    f"an objective cannot be named '{name}', which is the name of another measured number:"
+                    " use another name"
+                )
+        return self
+
+    @property
+    def local_objective(self) -> MultiObjective:
+        """Weights of MGDA in each local step."""
+        return self.build_objective(())
+
+    @property
+    def sampling_temperature(self) -> float:
+        """Temperature at which the policy is trained and measured."""
+        return self.ppo.temperature
+
+    @abstractmethod
+    def build_objective(self, server_weights: Sequence[float]) -> MultiObjective:
+        """The local objective, with the weights of the objectives that the server sets, if it does."""
+
+    @abstractmethod
+    def preferences(self) -> dict[str, float]:
+        """By objective, how much it is preferred, for the figures of a front of preferences."""
+
+    def measure_fingerprint(self, recipe: Recipe) -> str:
+        """The rewards, how completions are sampled, and how many at once."""
+        first = {name: recipe.rewards[names[0]] for name, names in self.objectives.items()}
+        content = {name: reward.model_dump(mode="json") for name, reward in first.items()}
+        settings = [content, self.ppo.temperature, self.reward_prompts, recipe.federation.batch_size]
+        return json.dumps(settings, sort_keys=True)
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse optimizer settings and rewards that do not fit PPO and the objectives.
+
+        Raises:
+            RecipeError: naming the key, its value and the remedy.
+        """
+        self._check_optimizer(recipe)
+        self._check_rewards(recipe.rewards)
+
+    def _check_optimizer(self, recipe: Recipe) -> None:
+        optimizer = recipe.federation.optimizer
+        required: list[tuple[str, object, object]] = [
+            ("federation.optimizer.scheduler", optimizer.scheduler, "constant"),
+            ("federation.optimizer.warmup_steps", optimizer.warmup_steps, 0),
+            ("federation.optimizer.accumulation", optimizer.accumulation, 1),
+            ("policy.lora.dropout", recipe.policy.lora.dropout, 0.0),
+        ]
+        for key, value, only in required:
+            if value != only:
+                raise RecipeError(
+                    f"{key} is {value}, which PPO on sampled completions does not use: set it to {only}."
+                )
+        batch = recipe.federation.batch_size
+        if self.ppo.target_kl is not None and self.ppo.horizon <= batch / 5:
+            raise RecipeError(
+                f"federation.options.ppo.horizon is {self.ppo.horizon}, with which one batch of {batch}"
+                " completions (federation.batch_size) could turn the KL penalty negative: set it above a"
+                " fifth of the batch, or target_kl to null."
+            )
+
+    def _check_rewards(self, rewards: Mapping[str, RewardConfig]) -> None:
+        used = list(chain.from_iterable(self.objectives.values()))
+        for name in used:
+            if name not in rewards:
+                key = "federation.options.objectives: reward"
+                raise RecipeError(unknown_name(key, name, rewards))
+            if rewards[name].compares_pairs:
+                raise RecipeError(
+                    f"rewards.{name} is of kind '{rewards[name].kind}', which compares two responses;"
+                    " an objective needs the score of one: use kind trained, classifier or function."
+                )
+        unused = sorted(set(rewards) - set(used))
+        if unused:
+            raise RecipeError(
+                f"rewards names {', '.join(unused)}, which no objective of federation.options.objectives"
+                " uses: leave it out, or name it there."
+            )
+
+
+def check_objective_names(
+    key: str, names: Mapping[str, float] | None, objectives: Mapping[str, object]
+) -> None:
+    """Refuse names of objectives that do not exist.
+
+    Raises:
+        ValueError: naming the first.
+    """
+    for name in names or {}:
+        if name not in objectives:
+            raise ValueError(
+                f"{key} names '{name}', which is no objective (there are: {', '.join(objectives)})"
+            )
+
+
+def measure_rewards(state: ServerState[Any], slot: str) -> list[MeasureJob]:
+    """The rewards of the server's policy on held-out prompts.
+
+    Completions have the same seed at each time.
+    """
+    return [
+        MeasureJob(
+            client="",
+            round=state.round,
+            seed=derive(state.seed, "reward prompts"),
+            slot=slot,
+            name=REWARDS_MEASURE,
+            adapter=state.adapters[slot],
+        )
+    ]
+
+
+def disagreement(
+    store: AdapterStore,
+    state: ServerState[Any],
+    slot: str,
+    updates: Sequence[Update],
+    objectives: Sequence[str],
+) -> dict[str, float]:
+    """How far the clients of a round disagree.
+
+    Args:
+        store: where adapters are.
+        state: before the step.
+        slot: name of the trained adapter.
+        updates: the accepted updates.
+        objectives: names of the objectives.
+
+    Returns:
+        lambda_drift, the mean distance of two clients' lambda in the same local step;
+        mean_lambda_drift, that of their means over the round; update_drift, the mean distance of
+        two clients' updates; and the mean of each lambda.
+    """
+    ordered = by_client(updates)
+    steps = lambda_steps(ordered, objectives)
+    weights = steps.mean(axis=2)
+    server = store.get(state.adapters[slot])
+    with store.open([required_adapter(update) for update in ordered]) as trained:
+        products = aggregation.inner_products(trained, server)
+    squares = np.diag(products)
+    distances = np.sqrt(np.maximum(squares[:, None] + squares[None, :] - 2 * products, 0.0))
+    means = {
+        f"lambda/{name}": float(column.mean()) for name, column in zip(objectives, weights.T, strict=True)
+    }
+    return {
+        "lambda_drift": float(np.mean([mean_distance(step) for step in np.moveaxis(steps, 2, 0)])),
+        "mean_lambda_drift": mean_distance(weights),
+        "update_drift": _mean_over_pairs(distances),
+        **means,
+    }
+
+
+def lambda_steps(updates: Sequence[Update], objectives: Sequence[str]) -> npt.NDArray[np.float64]:
+    """lambda of each local step, [clients, objectives, steps of the shortest round].
+
+    Clients with fewer prompts may take fewer steps.
+    """
+    series = [[update.metrics.series[weight_series(name)] for name in objectives] for update in updates]
+    length = min(len(values) for values in chain.from_iterable(series))
+    return np.array([[values[:length] for values in client] for client in series])
+
+
+def mean_distance(points: npt.NDArray[np.float64]) -> float:
+    """Mean Euclidean distance of two of K points, [K, D]; 0 of one."""
+    return _mean_over_pairs(np.linalg.norm(points[:, None] - points[None, :], axis=-1))
+
+
+def _mean_over_pairs(distances: npt.NDArray[np.float64]) -> float:
+    pairs = [distances[i, j] for i, j in combinations(range(len(distances)), 2)]
+    return float(np.mean(pairs)) if pairs else 0.0
+
+
+def gradient_name(objective: str, tensor: str) -> str:
+    """Name of an objective's gradient of a tensor, in the file that a client sends."""
+    return f"{objective}/{tensor}"
+
+
+def gram_matrix(gradients: Adapter, objectives: Sequence[str]) -> npt.NDArray[np.float64]:
+    """Inner products of the objectives' gradients, [M, M] float64."""
+    prefix = gradient_name(objectives[0], "")
+    tensors = sorted(name.removeprefix(prefix) for name in gradients if name.startswith(prefix))
+    total = np.zeros((len(objectives), len(objectives)))
+    for tensor in tensors:
+        rows = [gradients[gradient_name(name, tensor)].double().numpy().ravel() for name in objectives]
+        block = np.stack(rows)
+        total += block @ block.T
+    return total

@@ -1,0 +1,95 @@
+"""Scores that models give to pairs of a chosen and a rejected completion."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class PreferenceScores:
+    """Scores of N pairs by U models.
+
+    Attributes:
+        margins: [U, N], positive where a model prefers the chosen completion. Of a selector they
+            are log-odds, of a policy differences of log-ratios to the reference (nats).
+        rewards: [U, N], log-ratios of the chosen completions (nats); None for selectors.
+        margins_by_metric: other margins, [U, N] each. A policy has 'summed', margins of the
+            completions' log-likelihoods, and 'per_token', margins of their means per token; a
+            reward head has 'explicit', margins of its rewards.
+        assigned: [N], index of the model that the client of each pair uses, -1 if it uses none;
+            None if all clients use the same model.
+    """
+
+    margins: Array
+    rewards: Array | None = None
+    margins_by_metric: dict[str, Array] = field(default_factory=dict)
+    assigned: npt.NDArray[np.int64] | None = None
+
+    def select(self, models: Sequence[int]) -> PreferenceScores:
+        """Scores by these models, in this order; a model may be selected twice."""
+        rows = list(models)
+        return PreferenceScores(
+            self.margins[rows],
+            None if self.rewards is None else self.rewards[rows],
+            {name: margins[rows] for name, margins in self.margins_by_metric.items()},
+        )
+
+    def by_assigned(self) -> tuple[list[int], PreferenceScores]:
+        """Scores of each pair by the model that its client uses.
+
+        Returns:
+            indices of the n pairs whose client uses a model, and their scores [1, n].
+
+        Raises:
+            ValueError: no models are assigned.
+        """
+        if self.assigned is None:
+            raise ValueError("no client is assigned a model of its own")
+        columns = [int(n) for n in np.flatnonzero(self.assigned >= 0)]
+        rows = [int(self.assigned[n]) for n in columns]
+        scores = PreferenceScores(
+            self.margins[rows, columns][None, :],
+            None if self.rewards is None else self.rewards[rows, columns][None, :],
+            {name: margins[rows, columns][None, :] for name, margins in self.margins_by_metric.items()},
+        )
+        return columns, scores
+
+    def with_assignment(self, assigned: Sequence[int]) -> PreferenceScores:
+        """The same scores, with the index of the model that the client of each pair uses, [N]."""
+        return replace(self, assigned=np.array(assigned, dtype=np.int64))
+
+
+def concat(parts: Sequence[tuple[Sequence[int], PreferenceScores]]) -> PreferenceScores:
+    """Concatenate the scores of disjoint sets of pairs.
+
+    Args:
+        parts: indices of n pairs, and their scores [U, n]. All parts have the same U, and their
+            indices together are 0 to N - 1.
+
+    Returns:
+        scores of all N pairs, in the order of the indices.
+    """
+    indices: list[int] = []
+    for columns, _ in parts:
+        indices += columns
+    order = np.argsort(indices)
+    scores = [part for _, part in parts]
+
+    def join(arrays: Sequence[Array]) -> Array:
+        return np.asarray(np.concatenate(arrays, axis=1)[:, order])
+
+    rewards = [part.rewards for part in scores if part.rewards is not None]
+    return PreferenceScores(
+        join([part.margins for part in scores]),
+        join(rewards) if rewards else None,
+        {
+            name: join([part.margins_by_metric[name] for part in scores])
+            for name in scores[0].margins_by_metric
+        },
+    )

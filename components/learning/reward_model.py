@@ -1,0 +1,401 @@
+"""Rewards that the pipeline trains on pairs of owners outside the federation.
+
+They are trained by TRL's RewardTrainer. The loss is that of Bradley and Terry (1952), as in Ouyang
+et al. 2022, eq. 1: the mean of -log sigmoid(score of chosen - score of rejected).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
+
+from pydantic import Field, model_validator
+
+from components.config import BackboneConfig, LoraConfig, Section
+from components.data.records import DataError, read_judges_rows
+from components.environment import disable_transformers_progress_bars
+from components.io import write_atomically
+from components.models.adapters import to_peft_config
+from components.models.backbone import (
+    BackboneError,
+    fetch_backbone,
+    load_tokenizer,
+    truncate_layers,
+)
+from components.models.rewards.base import (
+    PreparedReward,
+    Progress,
+    ResponseReward,
+    RewardFunction,
+    RewardResources,
+    Scores,
+)
+from components.models.rewards.classifier import (
+    ClassifierReward,
+    ResponseFormat,
+    RewardModel,
+    check_template,
+)
+from components.versions import TRAINED_REWARD
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from peft import PeftModel
+    from transformers import (
+        PretrainedConfig,
+        PreTrainedModel,
+        PreTrainedTokenizerBase,
+        TrainerCallback,
+    )
+    from trl.trainer.reward_config import RewardConfig as TrainingArguments
+
+RECORD = "figures.json"
+"""File with the metrics of a trained reward, written last: a folder without it is incomplete."""
+HEAD_NAMES = ("score", "classifier")
+"""Parts of the names of a classification head's weights, which a backbone does not have."""
+
+
+class RewardTrainingConfig(Section):
+    """Training of a reward: a backbone with a LoRA adapter and one output."""
+
+    backbone: BackboneConfig = Field(
+        default_factory=lambda: BackboneConfig(name="embedded", layers=8),
+        description="Backbone; the classification head is new.",
+    )
+    lora: LoraConfig = Field(
+        default_factory=LoraConfig,
+        description="Adapter that is trained with the output, and merged afterwards.",
+    )
+    steps: int = Field(100, ge=1, description="Optimizer steps.")
+    batch_size: int = Field(8, ge=1, description="Pairs per step.")
+    lr: float = Field(
+        1e-3, gt=0, description="Learning rate of AdamW, decayed linearly to 0 (the default of TRL)."
+    )
+
+    @model_validator(mode="after")
+    def _check_backbone(self) -> Self:
+        if self.backbone.quantization != "none" or self.backbone.dtype != "auto":
+            raise ValueError("a reward is trained in float32: leave out backbone.dtype and quantization")
+        return self
+
+
+class TrainedReward(ResponseReward):
+    """A reward that is trained on pairs of owners outside the federation."""
+
+    uses_judge_pairs: ClassVar[bool] = True
+    artifact_version: ClassVar[int | None] = TRAINED_REWARD
+
+    kind: Literal["trained"] = Field("trained", description="Kind of the reward.")
+    template: str = Field(
+        description="Text with {prompt} and {response} that the reward reads, e.g. '{prompt}\n\n{response}'."
+    )
+    training: RewardTrainingConfig = Field(
+        default_factory=RewardTrainingConfig, description="How it is trained."
+    )
+    max_length: int = Field(
+        512,
+        ge=16,
+        description=(
+            "Maximum input length (tokens). A response is truncated to three quarters of it, then the prompt"
+            " at its start."
+        ),
+    )
+    batch_size: int = Field(16, ge=1, description="Responses per batch.")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "float32", description="In bfloat16 (auto on CUDA), scores that differ little become equal."
+    )
+
+    @model_validator(mode="after")
+    def _check_template(self) -> Self:
+        check_template(self.template)
+        return self
+
+    @property
+    def description(self) -> str:
+        """The backbone and the training data."""
+        backbone = self.training.backbone
+        layers = f"first {backbone.layers} layers" if backbone.layers else "all layers"
+        return f"{backbone.name}, {layers}, trained centrally on owners outside the federation"
+
+    def required_backbones(self) -> list[BackboneConfig]:
+        """The backbone that the reward is trained from."""
+        return [self.training.backbone]
+
+    def prepare(self, resources: RewardResources, progress: Progress | None = None) -> PreparedReward:
+        """Train the reward, or find it in the cache.
+
+        The key of the cache is a hash of the section, the version of the training code, the seed
+        and the training rows.
+
+        Raises:
+            DataError: there are no training pairs, or no held-out pairs.
+            BackboneError: the backbone cannot be loaded.
+        """
+        data = read_judges_rows(resources.prepared, "a reward of kind 'trained'")
+        content = self._cache_content(resources)
+        key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+        folder = resources.cache / "rewards" / key
+        if not (folder / RECORD).is_file():
+            self._train_and_store(folder, content, data, resources, progress)
+        figures = json.loads((folder / RECORD).read_text(encoding="utf-8"))["figures"]
+        return PreparedReward(folder, figures)
+
+    def _train_and_store(
+        self,
+        folder: Path,
+        content: dict[str, Any],
+        data: tuple[list[dict[str, Any]], list[dict[str, Any]]],
+        resources: RewardResources,
+        progress: Progress | None,
+    ) -> None:
+        """Train on the first of two lists of pairs, measure the accuracy on the second one."""
+        rows, held_out = data
+        model, tokenizer, losses = train_reward(self, rows, resources.seed, resources.device, progress)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Another run may train the same reward at the same time, so a complete folder is renamed.
+        building = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
+        try:
+            model.save_pretrained(building)
+            tokenizer.save_pretrained(building)
+            scorer = RewardModel(self.as_classifier(building), resources.device)
+            figures = measure_reward(scorer, held_out) | {"pairs": len(rows), "loss_last": losses[-1]}
+            record = json.dumps({"figures": figures, "losses": losses} | content)
+            write_atomically(building / RECORD, record.encode())
+            _move_into_place(building, folder)
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+
+    def _cache_content(self, resources: RewardResources) -> dict[str, Any]:
+        """What the trained weights depend on."""
+        table = resources.prepared / "judge.parquet"
+        return {
+            "reward": self.model_dump(mode="json"),
+            "version": self.artifact_version,
+            "seed": resources.seed,
+            "rows": hashlib.sha256(table.read_bytes()).hexdigest(),
+        }
+
+    def load(self, device: str, folder: Path | None) -> RewardFunction:
+        """Load the trained classifier on a device.
+
+        Raises:
+            DataError: the folder is None, because the reward has not been trained.
+        """
+        if folder is None:
+            raise DataError(
+                "a reward of kind 'trained' has not been trained: run the flow, which trains it before the"
+                " first round."
+            )
+        return RewardModel(self.as_classifier(folder), device).score
+
+    def as_classifier(self, folder: Path) -> ClassifierReward:
+        """The section of the trained reward as a classifier in a folder."""
+        return ClassifierReward(
+            name=str(folder),
+            template=self.template,
+            max_length=self.max_length,
+            batch_size=self.batch_size,
+            dtype=self.dtype,
+        )
+
+
+def measure_reward(reward: RewardModel, held_out: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Accuracy of a reward on held-out pairs.
+
+    Args:
+        reward: the trained reward.
+        held_out: pairs with prompt, chosen and rejected.
+
+    Returns:
+        `accuracy`, the share of pairs whose chosen completion has the higher score, where equal
+        scores count half; and `held_out_pairs`, the number of pairs.
+    """
+    prompts = [row["prompt"] for row in held_out]
+    chosen: Scores = reward.score(prompts, [row["chosen"] for row in held_out])
+    rejected: Scores = reward.score(prompts, [row["rejected"] for row in held_out])
+    accuracy = float(((chosen > rejected) + 0.5 * (chosen == rejected)).mean())
+    return {"accuracy": accuracy, "held_out_pairs": len(held_out)}
+
+
+def _move_into_place(building: Path, folder: Path) -> None:
+    if (folder / RECORD).is_file():
+        return
+    shutil.rmtree(folder, ignore_errors=True)  # left by a training that was stopped
+    try:
+        building.rename(folder)
+    except OSError:
+        if not (folder / RECORD).is_file():  # otherwise another run has written the same reward
+            raise
+
+
+def train_reward(
+    reward: TrainedReward,
+    rows: Sequence[dict[str, Any]],
+    seed: int,
+    device: str,
+    progress: Progress | None = None,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, list[float]]:
+    """Train a classifier with one output on pairs.
+
+    The output layer starts at 0, so every response has the score 0 before the first step. The
+    learning rate decays linearly to 0. The random generators of the process keep their state.
+
+    Args:
+        reward: the section.
+        rows: pairs with prompt, chosen and rejected.
+        seed: the order of the pairs and the adapter's initial values are functions of it.
+        device: e.g. 'cpu' or 'cuda:0'.
+        progress: called with (step, loss) after each step.
+
+    Returns:
+        the model with its adapter merged, its tokenizer, and the loss of each step (nats).
+
+    Raises:
+        BackboneError: the backbone cannot be loaded, or has fewer layers than requested.
+    """
+    import torch
+    from transformers import PrinterCallback
+    from trl.trainer.reward_trainer import RewardTrainer
+
+    disable_transformers_progress_bars()
+    training = reward.training
+    losses: list[float] = []
+    tokenizer, shape = _load_tokenizer_and_config(training.backbone)
+    model = _load_classifier(training.backbone, shape, seed)
+    with torch.random.fork_rng(devices=[]), tempfile.TemporaryDirectory() as scratch:
+        trainer = RewardTrainer(
+            model=model,
+            args=_training_arguments(training, seed, device, scratch),
+            train_dataset=_encode_rows(tokenizer, reward, rows),
+            processing_class=tokenizer,
+            callbacks=[_loss_callback(losses, progress)],
+            peft_config=to_peft_config(training.lora, task="SEQ_CLS"),
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+    trained = cast("PeftModel", trainer.model)
+    return cast("PreTrainedModel", trained.merge_and_unload()), tokenizer, losses
+
+
+def _training_arguments(
+    training: RewardTrainingConfig, seed: int, device: str, folder: str
+) -> TrainingArguments:
+    """Arguments of TRL's trainer, which writes nothing but temporary files into the folder."""
+    from trl.trainer.reward_config import RewardConfig as TrainingArguments
+
+    on_cuda = device.startswith("cuda")
+    return TrainingArguments(
+        output_dir=folder,
+        max_steps=training.steps,
+        per_device_train_batch_size=training.batch_size,
+        learning_rate=training.lr,
+        lr_scheduler_type="linear",
+        max_length=None,
+        bf16=False,
+        fp16=False,
+        use_cpu=not on_cuda,
+        gradient_checkpointing=False,
+        seed=seed % 2**31,
+        data_seed=seed % 2**31,
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        dataloader_pin_memory=on_cuda,
+    )
+
+
+def _loss_callback(losses: list[float], progress: Progress | None) -> TrainerCallback:
+    """A callback that appends the loss of each step to a list, and reports it."""
+    from transformers import TrainerCallback
+
+    class LossCallback(TrainerCallback):
+        def on_log(
+            self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any
+        ) -> None:
+            if logs and "loss" in logs:
+                losses.append(logs["loss"])
+                if progress is not None:
+                    progress(state.global_step, logs["loss"])
+
+    return LossCallback()
+
+
+def _load_tokenizer_and_config(backbone: BackboneConfig) -> tuple[PreTrainedTokenizerBase, PretrainedConfig]:
+    from transformers import AutoConfig
+
+    try:
+        tokenizer = load_tokenizer(backbone)
+        shape = AutoConfig.from_pretrained(
+            fetch_backbone(backbone.name),
+            revision=backbone.revision or "main",
+            trust_remote_code=False,
+            num_labels=1,
+        )
+    except (OSError, ConnectionError) as error:
+        raise BackboneError(
+            f"the backbone '{backbone.name}' of a reward could not be loaded: {str(error).splitlines()[0]}"
+            " Give 'embedded', a folder with config.json and safetensors weights, or a hub id that this"
+            " machine can reach (training.backbone.name)."
+        ) from None
+    tokenizer.truncation_side = "left"
+    truncate_layers(shape, backbone)
+    return tokenizer, shape
+
+
+def _load_classifier(backbone: BackboneConfig, shape: PretrainedConfig, seed: int) -> PreTrainedModel:
+    """The backbone with a classification head whose output layer is 0."""
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed % 2**31)  # inner layers of the head are random
+        model, loading = AutoModelForSequenceClassification.from_pretrained(
+            fetch_backbone(backbone.name),
+            config=shape,
+            revision=backbone.revision or "main",
+            dtype=torch.float32,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    missing = sorted(name for name in loading["missing_keys"] if not any(part in name for part in HEAD_NAMES))
+    if missing:
+        raise BackboneError(
+            f"the backbone '{backbone.name}' of a reward has no weights for {missing[0]}, which would be"
+            " random: use a backbone whose weights are complete (training.backbone.name)."
+        )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in loading["missing_keys"] and len(parameter) == shape.num_labels:
+                parameter.zero_()
+    loaded: PreTrainedModel = model
+    return loaded
+
+
+def _encode_rows(
+    tokenizer: PreTrainedTokenizerBase, reward: TrainedReward, rows: Sequence[dict[str, Any]]
+) -> Dataset:
+    from datasets import Dataset
+
+    response_format = ResponseFormat(reward.template, reward.max_length)
+
+    def encode(prompt: str, response: str) -> list[int]:
+        text = (prompt, response_format.shorten(tokenizer, response))
+        ids: list[int] = response_format.encode(tokenizer, [text])["input_ids"][0].tolist()
+        return ids
+
+    encoded = [
+        {
+            "chosen_ids": encode(row["prompt"], row["chosen"]),
+            "rejected_ids": encode(row["prompt"], row["rejected"]),
+        }
+        for row in rows
+    ]
+    return Dataset.from_list(encoded)

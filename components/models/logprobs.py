@@ -1,0 +1,314 @@
+"""Log-probabilities of completions under a causal language model.
+
+Only the positions of completions go through the language-model head, in chunks, and completions of
+one prompt share one forward pass over it. The results equal those of the full logits of each
+sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from components.models.head import apply_lm_head
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+Row = tuple[list[int], ...]
+"""Token ids of a prompt, and of one or more completions of it; none of them is empty."""
+HEAD_CHUNK = 1024
+"""Positions in the language-model head at once; 1024 x 50,000 fp32 logits take 200 MB."""
+
+
+@dataclass(frozen=True)
+class CompletionTokens:
+    """The tokens of M completions, padded on the right to T.
+
+    Attributes:
+        logprobs: [M, T], log-probability of each token after the tokens before it; 0 at padding.
+        entropies: [M, T], entropy of the distribution that the token was chosen from (nats).
+        states: [M, T, H], last hidden state that the token was predicted from, the input of a value
+            head.
+        mask: [M, T] bool, true at tokens and false at padding.
+    """
+
+    logprobs: torch.Tensor
+    entropies: torch.Tensor
+    states: torch.Tensor
+    mask: torch.Tensor
+
+
+def completion_logprobs(
+    model: PreTrainedModel, rows: Sequence[Row], pad_token_id: int, device: str
+) -> torch.Tensor:
+    """Summed log-probability of each completion after its prompt (nats).
+
+    The completions of a prompt follow it in one sequence. Each has the positions that continue the
+    prompt, and attends to the prompt and itself only, so the prompt is computed once for all of
+    them. If a model's attention does not accept this mask (see `supports_shared_prompts`), each
+    completion has a sequence of its own.
+
+    Args:
+        model: a causal language model of transformers.
+        rows: N rows of C completions each.
+        pad_token_id: token that rows are padded with on the right, where a causal model never
+            attends.
+        device: device of the model.
+
+    Returns:
+        [N, C] fp32, with gradients if the model has them.
+    """
+    states = _compute_states(model, rows, pad_token_id, device)
+    logprobs = _sum_segments(_token_logprobs(model, states), states.lengths)
+    return logprobs.reshape(len(rows), -1)
+
+
+def completion_features(
+    model: PreTrainedModel, rows: Sequence[Row], pad_token_id: int, device: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities of completions, and the mean hidden states that a reward head reads.
+
+    Args:
+        model, rows, pad_token_id, device: as in `completion_logprobs`.
+
+    Returns:
+        log-probabilities [N, C], and the mean of the last hidden states at the tokens of each
+        completion [N, C, H]; both fp32.
+    """
+    import torch
+
+    states = _compute_states(model, rows, pad_token_id, device)
+    features = torch.stack([part.mean(0) for part in torch.split(states.at.float(), states.lengths)])
+    logprobs = _sum_segments(_token_logprobs(model, states), states.lengths)
+    completions = len(rows[0]) - 1
+    return logprobs.reshape(len(rows), -1), features.reshape(len(rows), completions, -1)
+
+
+def completion_tokens(
+    model: PreTrainedModel, rows: Sequence[Row], pad_token_id: int, device: str, temperature: float = 1.0
+) -> CompletionTokens:
+    """The tokens of each completion.
+
+    Args:
+        model, rows, pad_token_id, device: as in `completion_logprobs`.
+        temperature: the logits are divided by it, as by a sampler at this temperature.
+
+    Returns:
+        M = N C completions, row after row, with gradients if the model has them.
+    """
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    states = _compute_states(model, rows, pad_token_id, device)
+    logprobs, entropies = _token_logprobs_and_entropies(model, states, temperature)
+
+    def pad(values: torch.Tensor) -> torch.Tensor:
+        return pad_sequence(list(torch.split(values, states.lengths)), batch_first=True)
+
+    return CompletionTokens(
+        logprobs=pad(logprobs),
+        entropies=pad(entropies),
+        states=pad(states.before.float()),
+        mask=pad(torch.ones_like(logprobs, dtype=torch.bool)),
+    )
+
+
+def supports_shared_prompts(model: PreTrainedModel, width: int) -> bool:
+    """Whether sequences of this width can hold several completions of one prompt.
+
+    This needs an attention that accepts a mask per pair of positions, no layers other than
+    attention, and no attention window narrower than the sequence.
+    """
+    config = model.config
+    if getattr(model, "_is_stateful", False):  # a recurrence runs over the completions in turn
+        return False
+    if getattr(config, "alibi", False):  # distances are counted along the sequence
+        return False
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    has_window = "sliding_attention" in kinds or not hasattr(config, "layer_types")
+    window = getattr(config, "sliding_window", None) if has_window else None
+    return (
+        config._attn_implementation == "sdpa"
+        and kinds <= {"full_attention", "sliding_attention"}
+        and (window is None or width <= window)
+    )
+
+
+@dataclass(frozen=True)
+class _PackedRows:
+    """N rows as sequences padded to L, and the places of their S completion tokens.
+
+    Attributes:
+        input_ids: [N, L].
+        position_ids: [N, L]; those of each completion continue the prompt's.
+        segments: [N, L], 0 for the prompt, 1, 2, ... for its completions, -1 for padding.
+        rows: [S], row of each completion token.
+        before: [S], position that predicts the token: the one before it, or the prompt's last.
+        at: [S], position of the token.
+        lengths: number of tokens of each completion.
+    """
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    segments: torch.Tensor
+    rows: torch.Tensor
+    before: torch.Tensor
+    at: torch.Tensor
+    lengths: list[int]
+
+
+@dataclass(frozen=True)
+class _CompletionStates:
+    """Last hidden states of S completion tokens, one completion after the other.
+
+    Attributes:
+        before: [S, H], state that predicts the token.
+        at: [S, H], state at the token.
+        token_ids: [S].
+        lengths: number of tokens of each completion.
+    """
+
+    before: torch.Tensor
+    at: torch.Tensor
+    token_ids: torch.Tensor
+    lengths: list[int]
+
+
+def _compute_states(
+    model: PreTrainedModel, rows: Sequence[Row], pad_token_id: int, device: str
+) -> _CompletionStates:
+    """Run the model's layers over rows, without its head."""
+    shares_prompts = len(rows[0]) > 2
+    width = max(sum(map(len, row)) for row in rows)
+    if shares_prompts and not supports_shared_prompts(model, width):
+        rows = _split_rows(rows)
+        shares_prompts = False
+    packed = _pack_rows(rows, pad_token_id, device)
+    arguments = {}
+    if shares_prompts:
+        arguments = {
+            "attention_mask": _attention_mask(packed.segments),
+            "position_ids": packed.position_ids,
+        }
+    hidden = model.base_model(input_ids=packed.input_ids, use_cache=False, **arguments).last_hidden_state
+    return _CompletionStates(
+        before=hidden[packed.rows, packed.before],
+        at=hidden[packed.rows, packed.at],
+        token_ids=packed.input_ids[packed.rows, packed.at],
+        lengths=packed.lengths,
+    )
+
+
+def _split_rows(rows: Sequence[Row]) -> list[Row]:
+    """A row of its own for each completion."""
+    single: list[Row] = []
+    for prompt, *completions in rows:
+        single += [(prompt, completion) for completion in completions]
+    return single
+
+
+def _pack_rows(rows: Sequence[Row], pad_token_id: int, device: str) -> _PackedRows:
+    import torch
+
+    shape = (len(rows), max(sum(map(len, row)) for row in rows))
+    input_ids = torch.full(shape, pad_token_id, dtype=torch.long)
+    position_ids = torch.full(shape, 0, dtype=torch.long)
+    segments = torch.full(shape, -1, dtype=torch.long)
+    places: list[tuple[int, int, int]] = []  # row, position that predicts a token, position of the token
+    lengths = []
+    for i, (prompt, *completions) in enumerate(rows):
+        end = len(prompt)
+        input_ids[i, :end] = torch.as_tensor(prompt)
+        position_ids[i, :end] = torch.arange(end)
+        segments[i, :end] = 0
+        for n, completion in enumerate(completions, start=1):
+            begin = end
+            end = begin + len(completion)
+            input_ids[i, begin:end] = torch.as_tensor(completion)
+            position_ids[i, begin:end] = torch.arange(len(prompt), len(prompt) + len(completion))
+            segments[i, begin:end] = n
+            places.append((i, len(prompt) - 1, begin))
+            places += [(i, position - 1, position) for position in range(begin + 1, end)]
+            lengths.append(len(completion))
+    index_rows, before, at = torch.tensor(places, device=device).T
+    return _PackedRows(
+        input_ids=input_ids.to(device),
+        position_ids=position_ids.to(device),
+        segments=segments.to(device),
+        rows=index_rows,
+        before=before,
+        at=at,
+        lengths=lengths,
+    )
+
+
+def _attention_mask(segments: torch.Tensor) -> torch.Tensor:
+    """[N, 1, L, L] bool: a token attends to the prompt and to its own completion, up to itself."""
+    import torch
+
+    width = segments.shape[1]
+    causal = torch.ones(width, width, dtype=torch.bool, device=segments.device).tril()
+    is_prompt = segments[:, None, :] == 0
+    is_same = segments[:, None, :] == segments[:, :, None]
+    return (causal & (is_prompt | is_same))[:, None]
+
+
+def _token_logprobs(model: PreTrainedModel, states: _CompletionStates) -> torch.Tensor:
+    """Log-probabilities of the tokens, [S]."""
+
+    def compute(hidden: torch.Tensor, token_ids: torch.Tensor) -> tuple[torch.Tensor]:
+        logits = apply_lm_head(model, hidden)
+        norm = logits.logsumexp(1)
+        return (logits.gather(1, token_ids[:, None])[:, 0] - norm,)
+
+    return _compute_in_chunks(compute, states)[0]
+
+
+def _token_logprobs_and_entropies(
+    model: PreTrainedModel, states: _CompletionStates, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities of the tokens, and entropies of their distributions, [S] each."""
+
+    def compute(hidden: torch.Tensor, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = apply_lm_head(model, hidden)
+        if temperature != 1:
+            logits = logits / temperature
+        norm = logits.logsumexp(1)
+        logprobs = logits.gather(1, token_ids[:, None])[:, 0] - norm
+        return logprobs, norm - (logits.softmax(1) * logits).sum(1)
+
+    logprobs, entropies = _compute_in_chunks(compute, states)
+    return logprobs, entropies
+
+
+def _compute_in_chunks(
+    compute: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]], states: _CompletionStates
+) -> list[torch.Tensor]:
+    """Apply a function of hidden states and token ids to chunks, and concatenate its results.
+
+    The logits of a chunk are not stored for the backward pass but computed again, unless one chunk
+    contains all tokens.
+    """
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    keeps_logits = len(states.token_ids) <= HEAD_CHUNK or not torch.is_grad_enabled()
+    chunks = []
+    for start in range(0, len(states.token_ids), HEAD_CHUNK):
+        hidden = states.before[start : start + HEAD_CHUNK]
+        token_ids = states.token_ids[start : start + HEAD_CHUNK]
+        if keeps_logits:
+            chunks.append(compute(hidden, token_ids))
+        else:
+            chunks.append(checkpoint(compute, hidden, token_ids, use_reentrant=False))
+    return [torch.cat(values) for values in zip(*chunks, strict=True)]
+
+
+def _sum_segments(values: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+    """Sums of consecutive segments, in a fixed order (index_add has none on CUDA)."""
+    import torch
+
+    return torch.stack([part.sum() for part in torch.split(values, lengths)])

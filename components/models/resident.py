@@ -1,0 +1,154 @@
+"""A policy that stays on a device while it is trained and scored with different adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from components.config import PersonalModules, PolicyConfig
+from components.models.adapters import AdapterSlot
+from components.models.head import check_lm_head
+from components.models.logprobs import (
+    CompletionTokens,
+    Row,
+    completion_features,
+    completion_logprobs,
+    completion_tokens,
+)
+from components.models.policy import Policy
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from components.models.personalized import PersonalSlot
+
+Pair = Mapping[str, Any]
+"""A preference pair: a record of the prepared data with at least prompt, chosen and rejected."""
+
+
+class ResidentPolicy:
+    """A policy with an adapter slot, resident on a device.
+
+    Attributes:
+        policy: the language model, its tokenizer and its template.
+        model: the PEFT-wrapped backbone.
+        slot: the slot of the adapter that clients share; load an adapter before scoring.
+        personal: the slot of a client's personal modules; None if there are none.
+    """
+
+    def __init__(
+        self, config: PolicyConfig, device: str, personal_modules: PersonalModules | None = None
+    ) -> None:
+        self.policy = Policy(config, device)
+        check_lm_head(cast("PreTrainedModel", self.policy.model), config.backbone.name)
+        self.model = self.policy.attach_lora(config.lora)
+        self.slot = AdapterSlot(self.model)
+        self.personal: PersonalSlot | None = None
+        if personal_modules is not None:
+            from components.models.personalized import PersonalSlot
+
+            self.personal = PersonalSlot(self.model, personal_modules)
+            self.slot = self.personal.shared
+
+    def encode(self, prompt: str, completion: str) -> tuple[list[int], list[int]]:
+        """Token ids of a prompt in its template, and of a completion with its end token.
+
+        A completion longer than policy.max_new_tokens is truncated, and loses that token.
+        """
+        tokenizer = self.policy.tokenizer
+        ids = [*tokenizer.encode(completion.strip(), add_special_tokens=False), tokenizer.eos_token_id]
+        return self.policy.encode(prompt), ids[: self.policy.config.max_new_tokens]
+
+    def encode_pair(self, pair: Pair) -> Row:
+        """Token ids of a pair's prompt, chosen completion and rejected completion."""
+        prompt, chosen = self.encode(pair["prompt"], pair["chosen"])
+        _, rejected = self.encode(pair["prompt"], pair["rejected"])
+        return prompt, chosen, rejected
+
+    def logprobs(self, rows: Sequence[Row]) -> torch.Tensor:
+        """Summed log-probability of each completion under the adapter in the slot.
+
+        Args:
+            rows: N rows of C completions each.
+
+        Returns:
+            [N, C] fp32.
+        """
+        return completion_logprobs(self._base, rows, self._pad_token_id, self.policy.device)
+
+    def logprobs_and_features(self, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `logprobs`, and the mean last hidden state of each completion's tokens, [N, C, H]."""
+        return completion_features(self._base, rows, self._pad_token_id, self.policy.device)
+
+    def tokens(
+        self, rows: Sequence[Row], reference: bool = False, temperature: float = 1.0
+    ) -> CompletionTokens:
+        """The tokens of each completion; see `completion_tokens`.
+
+        Args:
+            rows: N rows of C completions each.
+            reference: use the frozen backbone rather than the adapter in the slot.
+            temperature: the logits are divided by it.
+        """
+        with self._reference_mode(reference):
+            return completion_tokens(self._base, rows, self._pad_token_id, self.policy.device, temperature)
+
+    def score(self, rows: Sequence[Row], batch_size: int, reference: bool = False) -> np.ndarray:
+        """As `logprobs`, without gradients and in batches.
+
+        Args:
+            rows: N rows of C completions each.
+            batch_size: rows per batch.
+            reference: use the frozen backbone rather than the adapter in the slot.
+
+        Returns:
+            [N, C] float64.
+        """
+
+        def compute(batch: list[Row]) -> torch.Tensor:
+            with self._reference_mode(reference):
+                return self.logprobs(batch)
+
+        return self.map_batches(rows, batch_size, compute)
+
+    def map_batches(
+        self, rows: Sequence[Row], batch_size: int, compute: Callable[[list[Row]], torch.Tensor]
+    ) -> np.ndarray:
+        """Apply a function to batches of rows of similar length, without gradients.
+
+        Args:
+            rows: N rows.
+            batch_size: rows per batch.
+            compute: from n rows to a tensor [n, ...].
+
+        Returns:
+            [N, ...] float64, in the order of the rows.
+        """
+        import torch
+
+        order = sorted(range(len(rows)), key=lambda i: (sum(map(len, rows[i])), i))
+        self.model.eval()
+        with torch.inference_mode():
+            results = [
+                compute([rows[i] for i in order[start : start + batch_size]]).cpu()
+                for start in range(0, len(order), batch_size)
+            ]
+        values: np.ndarray = torch.cat(results).double().numpy()
+        return values[np.argsort(order)]
+
+    @property
+    def _base(self) -> PreTrainedModel:
+        return cast("PreTrainedModel", self.model.get_base_model())
+
+    @property
+    def _pad_token_id(self) -> int:
+        return cast(int, self.policy.tokenizer.pad_token_id)
+
+    def _reference_mode(self, reference: bool) -> AbstractContextManager[None]:
+        from components.models.personalized import as_reference
+
+        return as_reference(self.model) if reference else nullcontext()

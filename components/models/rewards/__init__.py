@@ -1,0 +1,1 @@
+"""Reward models, which score responses or compare the two responses of a pair."""

@@ -1,0 +1,187 @@
+"""Base classes of the recipe's reward sections, which load the rewards that they describe.
+
+A section derives from `RewardSection` if it scores pairs only, and from `ResponseReward` if it
+scores single responses.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from components.config import JudgeConfig, RecipeError, RewardConfig, UserError
+
+Scores = npt.NDArray[np.float64]
+RewardFunction = Callable[[Sequence[str], Sequence[str]], Scores]
+"""Scores, [N], of N responses to N prompts; larger is better."""
+Progress = Callable[[int, float], None]
+"""Called with (step, loss) during training; steps count from 1."""
+
+
+class RewardError(UserError, RuntimeError):
+    """A reward function that fails, or returns scores that are not finite."""
+
+
+@dataclass(frozen=True)
+class RewardResources:
+    """Data, caches and settings for the preparation of a reward.
+
+    Attributes:
+        prepared: folder of prepared data; a reward may read judge.parquet in it.
+        cache: folder of trained judges and rewards, shared by runs.
+        seed: trained weights are a function of it.
+        device: e.g. 'cpu' or 'cuda:0'.
+        judge: the recipe's judge.
+    """
+
+    prepared: Path
+    cache: Path
+    seed: int
+    device: str
+    judge: JudgeConfig
+
+
+@dataclass(frozen=True)
+class PreparedReward:
+    """A reward that can be loaded.
+
+    Attributes:
+        folder: folder of a trained reward; None for rewards that are not trained.
+        figures: metrics of the reward by name, e.g. its accuracy on held-out pairs.
+    """
+
+    folder: Path | None = None
+    figures: dict[str, float] = field(default_factory=dict)
+
+
+class RewardSection(RewardConfig, ABC):
+    """A reward that scores pairs."""
+
+    @abstractmethod
+    def score_pairs(
+        self, rows: Sequence[dict[str, Any]], resources: RewardResources, progress: Progress | None = None
+    ) -> tuple[Scores, dict[str, float]]:
+        """Score the two completions of each pair.
+
+        Args:
+            rows: N rows with prompt, chosen and rejected.
+            resources: data, caches and settings.
+            progress: called with (step, loss) if the reward is trained.
+
+        Returns:
+            scores of chosen and rejected [N, 2], and metrics of the reward by name.
+
+        Raises:
+            UserError: the reward cannot be loaded, or fails.
+        """
+
+
+class ResponseReward(RewardSection):
+    """A reward that scores single responses."""
+
+    def check_loading(self, key: str) -> None:
+        """Refuse early what would prevent the reward from being loaded, as far as it is cheap to see.
+
+        Args:
+            key: the recipe's key of the reward, for messages.
+
+        Raises:
+            UserError: the reward cannot be loaded, or fails.
+        """
+
+    def prepare(self, resources: RewardResources, progress: Progress | None = None) -> PreparedReward:
+        """Train the reward if its kind requires it and it is not in the cache."""
+        return PreparedReward()
+
+    @abstractmethod
+    def load(self, device: str, folder: Path | None) -> RewardFunction:
+        """Load the reward.
+
+        Args:
+            device: e.g. 'cpu' or 'cuda:0'.
+            folder: folder of a trained reward, see `PreparedReward`.
+
+        Raises:
+            UserError: the reward cannot be loaded.
+        """
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """A description of the reward for reports."""
+
+    def score_pairs(
+        self, rows: Sequence[dict[str, Any]], resources: RewardResources, progress: Progress | None = None
+    ) -> tuple[Scores, dict[str, float]]:
+        """Score the two completions of each pair one by one."""
+        prepared = self.prepare(resources, progress)
+        reward = self.load(resources.device, prepared.folder)
+        prompts = [row["prompt"] for row in rows]
+        columns = [reward(prompts, [row[side] for row in rows]) for side in ("chosen", "rejected")]
+        return np.stack(columns, axis=1), prepared.figures
+
+
+def response_reward(section: RewardConfig) -> ResponseReward:
+    """Require that a section scores single responses.
+
+    Raises:
+        RecipeError: the section compares pairs only.
+    """
+    if not isinstance(section, ResponseReward):
+        raise RecipeError(
+            f"a reward of kind '{section.kind}' does not score single responses: use another kind"
+        )
+    return section
+
+
+def reward_section(section: RewardConfig) -> RewardSection:
+    """Require that a section scores pairs, as all built-in ones do.
+
+    Raises:
+        TypeError: an installed package has registered a section of another class.
+    """
+    if not isinstance(section, RewardSection):
+        raise TypeError(
+            f"the reward '{section.kind}' does not derive from {RewardSection.__module__}.RewardSection"
+        )
+    return section
+
+
+def check_scores(
+    name: str, reward: RewardFunction, prompts: Sequence[str], responses: Sequence[str]
+) -> Scores:
+    """Score responses, and require one finite number for each.
+
+    Args:
+        name: name of the reward in messages.
+        reward: the reward function; it gets copies of the lists.
+        prompts: N texts.
+        responses: N texts.
+
+    Returns:
+        [N] float64.
+
+    Raises:
+        RewardError: the reward failed, or did not return one finite number for each response.
+    """
+    try:
+        scores = np.asarray(reward(list(prompts), list(responses)), dtype=np.float64)
+    except UserError:
+        raise
+    except Exception as error:  # a user's function may raise anything
+        raise RewardError(
+            f"{name} failed on {len(responses)} responses: {type(error).__name__}: {error}"
+        ) from error
+    if scores.shape != (len(responses),) or not np.isfinite(scores).all():
+        raise RewardError(
+            f"{name} returned scores of shape {scores.shape} for {len(responses)} responses, "
+            f"{int((~np.isfinite(scores)).sum())} of them NaN or infinite: it must return one finite number "
+            "for each response"
+        )
+    return scores

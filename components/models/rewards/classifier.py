@@ -1,0 +1,237 @@
+"""Rewards that are sequence classifiers of transformers; an output is the score of a response."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from components.environment import disable_transformers_progress_bars
+from components.models.backbone import BackboneError, choose_dtype
+from components.models.rewards.base import ResponseReward, RewardFunction, Scores
+
+if TYPE_CHECKING:
+    from transformers import BatchEncoding, PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class ResponseFormat:
+    """Format of a prompt and a response as the input of a classifier.
+
+    Attributes:
+        template: text with {prompt} and {response}; None encodes them as a pair of texts.
+        max_length: maximum input length (tokens).
+    """
+
+    template: str | None
+    max_length: int
+
+    def shorten(self, tokenizer: PreTrainedTokenizerBase, response: str) -> str:
+        """Truncate a response to three quarters of the input, so a part of the prompt stays."""
+        ids = tokenizer(response, add_special_tokens=False)["input_ids"]
+        limit = self.max_length * 3 // 4
+        return response if len(ids) <= limit else str(tokenizer.decode(ids[:limit]))
+
+    def encode(self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[tuple[str, str]]) -> BatchEncoding:
+        """Encode N pairs of (prompt, response), padded to [N, L].
+
+        The start of a prompt that is too long is truncated; this requires a tokenizer that
+        truncates on the left.
+        """
+        if self.template is None:
+            pairs: BatchEncoding = tokenizer(
+                [prompt for prompt, _ in texts],
+                [response for _, response in texts],
+                truncation="only_first",
+                padding=True,
+                max_length=self.max_length,
+                return_tensors="pt",
+            )
+            return pairs
+        # The prompt is inserted last, so that a field in its text is not filled.
+        before, _, after = self.template.partition("{prompt}")
+        filled = [
+            before.replace("{response}", response) + prompt + after.replace("{response}", response)
+            for prompt, response in texts
+        ]
+        encoded: BatchEncoding = tokenizer(
+            filled, truncation=True, padding=True, max_length=self.max_length, return_tensors="pt"
+        )
+        return encoded
+
+
+def check_template(template: str | None) -> None:
+    """Require that a template has both fields.
+
+    Raises:
+        ValueError: {prompt} or {response} is missing.
+    """
+    if template is not None and not ("{prompt}" in template and "{response}" in template):
+        raise ValueError("template must contain {prompt} and {response}")
+
+
+class ClassifierReward(ResponseReward):
+    """A sequence classifier of the hub or of a local folder."""
+
+    kind: Literal["classifier"] = Field("classifier", description="Kind of the reward.")
+    name: str = Field(
+        min_length=1,
+        description=(
+            "A local folder, or a hub id, e.g. OpenAssistant/reward-model-deberta-v3-large-v2 (FedPDPO"
+            " D.2.5)."
+        ),
+    )
+    revision: str | None = Field(None, description="Hub revision (commit or tag).")
+    template: str | None = Field(
+        None,
+        description=(
+            "Text with {prompt} and {response} that the classifier reads, e.g. '\n\nHuman: {prompt}\n\n"
+            "Assistant: {response}'; null: a pair of texts, as the tokenizer encodes it."
+        ),
+    )
+    output: int = Field(0, ge=0, description="Index of the classifier's output that is the score.")
+    max_length: int = Field(
+        512,
+        ge=16,
+        description=(
+            "Maximum input length (tokens). A response is truncated to three quarters of it, then the prompt"
+            " at its start."
+        ),
+    )
+    batch_size: int = Field(16, ge=1, description="Responses per batch.")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "float32", description="In bfloat16 (auto on CUDA), scores that differ little become equal."
+    )
+
+    @model_validator(mode="after")
+    def _check_template(self) -> Self:
+        check_template(self.template)
+        return self
+
+    @property
+    def description(self) -> str:
+        """The classifier's name."""
+        return f"classifier {self.name}"
+
+    @property
+    def format(self) -> ResponseFormat:
+        """Format of prompts and responses."""
+        return ResponseFormat(self.template, self.max_length)
+
+    def check_loading(self, key: str) -> None:
+        """Refuse a configuration that cannot be read, see check_files."""
+        self.check_files()
+
+    def check_files(self) -> None:
+        """Read the classifier's configuration, which is small, before the weights are needed.
+
+        Raises:
+            BackboneError: it cannot be read.
+        """
+        from transformers import AutoConfig
+
+        try:
+            AutoConfig.from_pretrained(self.name, revision=self.revision or "main", trust_remote_code=False)
+        except (OSError, ConnectionError, ValueError) as error:
+            raise _unreadable(self, error) from None
+
+    def load(self, device: str, folder: Path | None) -> RewardFunction:
+        """Load the classifier on a device; the folder is not used."""
+        return RewardModel(self, device).score
+
+
+class RewardModel:
+    """A frozen classifier on a device; all clients use the same one."""
+
+    def __init__(self, config: ClassifierReward, device: str) -> None:
+        """Load the classifier.
+
+        Raises:
+            BackboneError: it cannot be loaded, has no safetensors weights, or too few outputs.
+        """
+        import torch
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+        disable_transformers_progress_bars()
+        self.config = config
+        self.device = device
+        revision = config.revision or "main"
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(
+                config.name, revision=revision, trust_remote_code=False, truncation_side="left"
+            )
+            model, loading = AutoModelForSequenceClassification.from_pretrained(
+                config.name,
+                revision=revision,
+                dtype=torch.float32,
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
+        except (OSError, ConnectionError, ValueError) as error:
+            raise _unreadable(config, error) from None
+        missing = sorted(loading["missing_keys"])
+        if missing:
+            raise BackboneError(
+                f"reward model '{config.name}' has no weights for {missing[0]}, so its "
+                "scores would be random: name a sequence classifier."
+            )
+        if config.output >= model.config.num_labels:
+            raise BackboneError(
+                f"reward model '{config.name}' has {model.config.num_labels} outputs, but output is "
+                f"{config.output}: use a number from 0 to {model.config.num_labels - 1}."
+            )
+        if self.tokenizer.pad_token_id is None:
+            self.tokenizer.pad_token = self.tokenizer.eos_token
+        model.config.pad_token_id = self.tokenizer.pad_token_id
+        # The model is loaded in fp32 and then converted. transformers loads bf16 by changing the
+        # default dtype of the process, in which other clients train.
+        self.model = model.requires_grad_(False).eval().to(device, choose_dtype(config.dtype, device))
+
+    def score(
+        self,
+        prompts: Sequence[str],
+        responses: Sequence[str],
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Scores:
+        """Score responses to prompts.
+
+        Args:
+            prompts: N texts.
+            responses: N texts.
+            progress: called with (rows done, rows in total) after each batch.
+
+        Returns:
+            [N] float64.
+        """
+        import torch
+
+        response_format = self.config.format
+        texts = [
+            (prompt, response_format.shorten(self.tokenizer, response))
+            for prompt, response in zip(prompts, responses, strict=True)
+        ]
+        # Rows of similar length share a batch, so that little of it is padding.
+        order = sorted(range(len(texts)), key=lambda i: (sum(map(len, texts[i])), i))
+        scores = np.zeros(len(texts))
+        for start in range(0, len(order), self.config.batch_size):
+            rows = order[start : start + self.config.batch_size]
+            inputs = response_format.encode(self.tokenizer, [texts[i] for i in rows]).to(self.device)
+            with torch.inference_mode():
+                logits = self.model(**inputs).logits
+            scores[rows] = logits[:, self.config.output].double().cpu().numpy()
+            if progress is not None:
+                progress(start + len(rows), len(order))
+        return scores
+
+
+def _unreadable(config: ClassifierReward, error: Exception) -> BackboneError:
+    return BackboneError(
+        f"reward model '{config.name}' (revision {config.revision or 'main'}) could not be loaded:"
+        f" {str(error).splitlines()[0]} Give a folder with config.json and safetensors weights of a sequence"
+        " classifier, or a hub id that this machine can reach."
+    )

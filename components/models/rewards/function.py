@@ -1,0 +1,110 @@
+"""Rewards that are Python functions: registered by name, or any function as 'module:function'.
+
+A reward function scores responses to prompts; larger is better:
+
+    def brief(prompts: Sequence[str], responses: Sequence[str]) -> np.ndarray: ...
+
+Its scores must depend on the texts alone, because a resumed run computes them again. Installed
+packages register functions through the entry points of the group `fed_rlhf.reward_functions`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from components.config import Recipe, RecipeError, Registry, unknown_name
+from components.models.rewards.base import ResponseReward, RewardFunction, Scores, check_scores
+
+REWARD_FUNCTIONS: Registry[RewardFunction] = Registry(
+    "reward function",
+    "fed_rlhf.reward_functions",
+    {"clean": "components.models.rewards.function:clean"},
+)
+"""Registered functions by name."""
+
+
+class FunctionReward(ResponseReward):
+    """A reward that is a Python function."""
+
+    kind: Literal["function"] = Field("function", description="Kind of the reward.")
+    name: str = Field(min_length=1, description="Name of a registered function, or module:function.")
+
+    @property
+    def description(self) -> str:
+        """The function's name."""
+        return f"function {self.name}"
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse a function that cannot be imported."""
+        find_reward_function(self.name)
+
+    def check_loading(self, key: str) -> None:
+        """Refuse a function that fails on a question and an answer.
+
+        Raises:
+            RewardError: it fails, or gives no finite score.
+        """
+        check_scores(key, self.load("cpu", None), ["a question"], ["an answer"])
+
+    def load(self, device: str, folder: Path | None) -> RewardFunction:
+        """Import the function; the returned one gives float64. The other arguments are not used."""
+        function = find_reward_function(self.name)
+        return lambda prompts, responses: np.asarray(function(prompts, responses), dtype=np.float64)
+
+
+def find_reward_function(name: str) -> RewardFunction:
+    """Import a reward function.
+
+    Args:
+        name: name of a registered function, or 'module:function'.
+
+    Raises:
+        RecipeError: the function cannot be imported, or is not callable.
+    """
+    if name in REWARD_FUNCTIONS:
+        return REWARD_FUNCTIONS.load(name)
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        known = unknown_name("reward function", name, REWARD_FUNCTIONS.names())
+        raise RecipeError(f"{known} Name a function of your own as module:function.")
+    try:
+        function = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # a user's module may raise anything
+        raise RecipeError(
+            f"the reward function '{name}' cannot be imported ({type(error).__name__}: {error}): "
+            "use module:function with a module that Python can import."
+        ) from None
+    if not callable(function):
+        raise RecipeError(
+            f"the reward function '{name}' is of type {type(function).__name__}: "
+            "name a function of prompts and responses."
+        )
+    reward: RewardFunction = function
+    return reward
+
+
+def clean(prompts: Sequence[str], responses: Sequence[str]) -> Scores:
+    """Log-odds that a response is not offensive, clipped to [-10, 10]; [N].
+
+    The classifier of alt-profanity-check estimates the probability: a linear support vector machine
+    over words. It recognizes offensive words, not offensive meaning. The prompts are not used.
+
+    Raises:
+        RecipeError: alt-profanity-check is not installed.
+    """
+    try:
+        from profanity_check import predict_prob
+    except ModuleNotFoundError:
+        raise RecipeError(
+            "the reward function 'clean' needs the package alt-profanity-check: "
+            "pip install 'fed-rlhf[demo]', or make install"
+        ) from None
+    offensive = np.clip(np.asarray(predict_prob(list(responses)), dtype=np.float64), 1e-5, 1 - 1e-5)
+    scores: Scores = np.clip(np.log1p(-offensive) - np.log(offensive), -10, 10)
+    return scores

@@ -1,0 +1,22 @@
+"""Where the project keeps what it writes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent.parent
+"""The folder that holds the packages: a checkout, or site-packages."""
+
+
+def in_checkout() -> bool:
+    """Whether the packages are in a checkout of the project."""
+    return (PACKAGE / "pyproject.toml").is_file() and (PACKAGE / "prefect.yaml").is_file()
+
+
+def home() -> Path:
+    """The folder of runs, databases and caches: FED_RLHF_HOME, the checkout, or the working folder."""
+    configured = os.environ.get("FED_RLHF_HOME")
+    if configured:
+        return Path(configured).expanduser().resolve()
+    return PACKAGE if in_checkout() else Path.cwd()

@@ -1,0 +1,107 @@
+"""Lines of a run's log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from components.data.report import PartitionSummary, PreparationReport
+from components.results import AccuracyReport, Metrics, QuestionResult, StepRecord
+
+MAX_DOMAINS = 20
+"""Maximum number of domains that a line or a table shows; with more it shows none.
+
+metrics.json has all of them. SHP has 18 domains (FedBiscuit section 6)."""
+
+SERVER_STEP = "server_step"
+"""Last part of the names of the server's metrics that give the distance of an adapter's step."""
+
+
+def accuracy_line(accuracy: AccuracyReport) -> str:
+    """Held-out accuracy as a line."""
+    line = f"held-out accuracy {_accuracy_part(accuracy)}"
+    if accuracy.assigned is not None:
+        line += f" | with the assigned adapter {_accuracy_part(accuracy.assigned)}"
+    return line
+
+
+def _accuracy_part(accuracy: AccuracyReport) -> str:
+    domains = [f"{name or 'all pairs'} {value:.3f}" for name, value in shown_domains(accuracy).items()]
+    line = f"{accuracy.mean:.3f} (worst client {accuracy.worst:.3f}, best {accuracy.best:.3f})"
+    return line + (f"; {', '.join(domains)}" if domains else "")
+
+
+def shown_domains(accuracy: AccuracyReport) -> dict[str, float]:
+    """Accuracy by domain; empty with more than MAX_DOMAINS domains."""
+    return accuracy.domains if len(accuracy.domains) <= MAX_DOMAINS else {}
+
+
+def partition_line(report: PreparationReport) -> str:
+    """The partition as a line: the columns of FedBiscuit's table 5, over all and training pairs."""
+    every = report.partition
+    train = report.partition_train
+    return (
+        f"{every.samples:,} pairs of {every.clients:,} clients ({_pairs_per_client(every)});"
+        f" {train.samples:,} to train on ({_pairs_per_client(train)})"
+    )
+
+
+def _pairs_per_client(partition: PartitionSummary) -> str:
+    return f"max {partition.max:,}, min {partition.min:,}, std {partition.std:,.2f}"
+
+
+def margins_line(report: PreparationReport) -> str:
+    """The margins of the pairs of thoughts, and the number of tied siblings, as a line.
+
+    Empty without such pairs.
+    """
+    margins = report.margins
+    if margins is None:
+        return ""
+    return (
+        f"{margins.pairs:,} pairs (margin min {margins.min:.3g}, median {margins.median:.3g},"
+        f" max {margins.max:.3g}); {report.tied_siblings():,} tied siblings without a pair"
+    )
+
+
+def measure_line(name: str, measured: Metrics) -> str:
+    """A measure of a method as a line."""
+    return f"{name}: " + ", ".join(f"{key} {value:.3f}" for key, value in measured.scalars.items())
+
+
+def round_line(record: StepRecord) -> str:
+    """A step of the federation as a line."""
+    parts = [f"{len(record.clients)} clients"]
+    means = record.client_means()
+    if "loss" in means:
+        parts.append(f"training loss {means['loss']:.3f}")
+    if not record.ends_round:
+        parts += [f"{name} {value:.4g}" for name, value in record.server.scalars.items()]
+    steps = [
+        f"{value:.3f}"
+        for name, value in record.server.scalars.items()
+        if name.rpartition("/")[2] == SERVER_STEP
+    ]
+    if steps:
+        parts.append(f"server moved {', '.join(steps)}")
+    for name, reasons in (("failed", record.failed), ("refused", record.refused)):
+        if reasons:
+            parts.append(
+                f"{name}: " + "; ".join(f"{client} ({reason})" for client, reason in reasons.items())
+            )
+    line = ", ".join(parts)
+    return line if record.ends_round else f"{record.phase}: {line}"
+
+
+def questions_line(answers: Mapping[str, QuestionResult]) -> str:
+    """The answers to questions as a line: means over the sets, by policy."""
+    parts = []
+    for policy, result in answers.items():
+        mean = result.mean
+        success = ""
+        if mean.success is not None and mean.success_chance is not None:
+            success = f", success at {result.samples} {mean.success:.3f} ({mean.success_chance:.3f})"
+        parts.append(
+            f"{policy} accuracy {mean.accuracy:.3f} (by chance {mean.chance:.3f}){success}, unparsable"
+            f" {mean.unparsable_share:.3f}"
+        )
+    return " | ".join(parts)

@@ -1,0 +1,15 @@
+"""Versions of artifacts whose meaning their settings do not show.
+
+A version is part of the key under which an artifact is cached, or of the fingerprint of the commits
+that depend on it. Raise it together with a change of code that changes what the artifact holds, so
+that an artifact of the earlier code is not taken for one of the present code.
+"""
+
+TRAINED_REWARD = 2
+"""Reward models that are trained here (components/learning/reward_model.py)."""
+
+THOUGHT_TREES = {"text": 3, "expected": 2}
+"""Trees of thoughts by how the evaluator's scores are read (components/alignment/thoughts)."""
+
+RESULTS = 1
+"""Layout of the result files of a run (components/results.py)."""

@@ -1,0 +1,1 @@
+"""Benchmarks of speed and memory. They print tables; no test depends on their times."""

@@ -1,0 +1,142 @@
+"""Costs of several objectives: a local step of FIRM, and the solution of MGDA's quadratic program."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from components.config import MultiObjective, RecipeError
+from perf.comparison import Comparison, load_pairs, prepare_process
+
+if TYPE_CHECKING:
+    from components.config import FederationConfig
+    from components.models.resident import ResidentPolicy
+    from components.models.rewards.base import RewardFunction
+
+MAX_OBJECTIVES = 3
+SOLVED_OBJECTIVES = (2, 3, 5, 8)
+SOLUTIONS_PER_REPEAT = 10
+BETA = 0.1
+"""Regularization of the timed solutions."""
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds of a local step: of the rollout of a batch, and of its gradients."""
+
+    rollout: float
+    gradients: float
+
+
+def compare_objectives(comparison: Comparison) -> None:
+    """Print the table of a local step by the number of objectives, with rewards that cost nothing.
+
+    Raises:
+        RecipeError: the recipe's method does not train several objectives.
+    """
+    import torch
+
+    from components.models.resident import ResidentPolicy
+
+    recipe, device = prepare_process(comparison.recipe)
+    config = _multi_objective(recipe.federation)
+    resident = ResidentPolicy(recipe.policy, device)
+    resident.slot.load(resident.slot.initial_adapter(recipe.seed))
+    prompts = list(dict.fromkeys(pair["prompt"] for pair in load_pairs(recipe)))
+    prompts = prompts[: recipe.federation.batch_size]
+    times: dict[int, list[StepTimes]] = {count: [] for count in range(1, MAX_OBJECTIVES + 1)}
+    tokens = 0
+    for repeat in range(comparison.repeats + 1):
+        for count, measured in times.items():
+            step, tokens = _time_step(resident, prompts, config, count, recipe.seed)
+            if repeat:  # the first one warms up
+                measured.append(step)
+    print(
+        f"\nLocal step with M objectives ({comparison.recipe}: {len(prompts)} completions,"
+        f" {tokens} tokens with their prompts, {torch.get_num_threads()} threads, {device}),"
+        f" median of {comparison.repeats}"
+    )
+    print(f"  {'M':<4}{'rollout s':>12}{'gradients s':>13}{'gradients, ratio to M = 1':>28}")
+    for count, measured in times.items():
+        pairs = zip(measured, times[1], strict=True)
+        ratio = statistics.median(several.gradients / one.gradients for several, one in pairs)
+        rollout = statistics.median(step.rollout for step in measured)
+        gradients = statistics.median(step.gradients for step in measured)
+        print(f"  {count:<4}{rollout:>12.2f}{gradients:>13.2f}{ratio:>28.2f}")
+
+
+def _multi_objective(config: FederationConfig) -> MultiObjective:
+    from components.federation.protocol import method_of
+
+    objective = method_of(config).local_objective
+    if not isinstance(objective, MultiObjective):
+        raise RecipeError(
+            f"federation.method '{config.method}' trains one objective: use a recipe of"
+            " several, such as multi-objective/demo."
+        )
+    return objective
+
+
+def _time_step(
+    resident: ResidentPolicy, prompts: Sequence[str], config: MultiObjective, count: int, seed: int
+) -> tuple[StepTimes, int]:
+    """Times of a step with so many objectives, and the tokens of its batch."""
+    from components.learning.multi_objective import (
+        PPOClientState,
+        compute_objective_gradients,
+        sample_rollout,
+    )
+
+    rewards = {f"objective {index}": _length_reward(index + 3) for index in range(count)}
+    hidden = resident.model.get_input_embeddings().embedding_dim
+    state = PPOClientState.initial(list(rewards), hidden, 0.1)
+    start = time.perf_counter()
+    rollout, _ = sample_rollout(resident, prompts, rewards, state, config, seed)
+    middle = time.perf_counter()
+    gradients = compute_objective_gradients(resident, rollout, np.arange(len(prompts)), config.ppo.clip)
+    end = time.perf_counter()
+    return StepTimes(middle - start, end - middle), gradients.tokens
+
+
+def _length_reward(modulus: int) -> RewardFunction:
+    """A reward by a text's length that costs nothing."""
+
+    def score(prompts: Sequence[str], texts: Sequence[str]) -> Array:
+        return np.array([float(len(text) % modulus) for text in texts])
+
+    return score
+
+
+def compare_solvers(repeats: int) -> None:
+    """Print the table of a solution of MGDA on the faces of the simplex, and by cvxpy."""
+    from components.learning.mgda import solve, solve_with_cvxpy
+
+    count = SOLUTIONS_PER_REPEAT * repeats
+    print(f"\nA solution of MGDA, median of {count}")
+    print(f"  {'M':<4}{'faces, ms':>12}{'cvxpy, ms':>12}{'largest difference of a weight':>34}")
+    for objectives in SOLVED_OBJECTIVES:
+        vectors = np.random.default_rng(objectives).normal(size=(objectives, 50))
+        gram = vectors @ vectors.T
+        faces, faces_ms = _time_solver(solve, gram, count)
+        cvxpy, cvxpy_ms = _time_solver(solve_with_cvxpy, gram, count)
+        difference = np.abs(faces - cvxpy).max()
+        print(f"  {objectives:<4}{faces_ms:>12.3f}{cvxpy_ms:>12.3f}{difference:>34.1e}")
+
+
+def _time_solver(solve: Callable[[Array, float], Array], gram: Array, count: int) -> tuple[Array, float]:
+    """The weights, and the median time of a solution in milliseconds."""
+    weights = solve(gram, BETA)
+    times = []
+    for _ in range(count):
+        start = time.perf_counter()
+        solve(gram, BETA)
+        times.append(time.perf_counter() - start)
+    return weights, 1e3 * statistics.median(times)

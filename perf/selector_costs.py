@@ -1,0 +1,199 @@
+"""Costs of the selector: its training step with two logits per row, and several selectors in one batch."""
+
+from __future__ import annotations
+
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from components.paths import PACKAGE
+from perf.comparison import Comparison, format_seconds, format_speed_up, load_pairs, prepare_process
+
+if TYPE_CHECKING:
+    from components.models.adapters import Adapter
+    from components.models.selector import Selector
+
+TWO_ROWS = "two-rows"
+FULL_LOGITS = "full-logits"
+ARMS = (TWO_ROWS, FULL_LOGITS)
+STEPS = 10
+WARM_UP = 2
+"""Steps that are not part of the median."""
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Cost of a training step.
+
+    Attributes:
+        seconds: median.
+        peak_mb: peak memory above that of the loaded model (MB).
+        rows: rows of the step.
+        tokens: tokens of the step.
+        threads: threads of a CPU operation.
+        device: where it ran.
+    """
+
+    seconds: float
+    peak_mb: float
+    rows: int
+    tokens: int
+    threads: int
+    device: str
+
+
+def compare_steps(comparison: Comparison) -> None:
+    """Print the table of the selector's training step against the step with all logits."""
+    costs: dict[str, list[StepCost]] = {arm: [] for arm in ARMS}
+    for _ in range(comparison.repeats):
+        for arm in ARMS:
+            costs[arm].append(_measure_arm(comparison.recipe, arm))
+    shape = costs[TWO_ROWS][0]
+    print(
+        f"\nSelector training step ({comparison.recipe}: {shape.rows} rows, {shape.tokens} tokens,"
+        f" {shape.threads} threads, {shape.device}), median of {comparison.repeats}"
+    )
+    print(f"  {'':<14}{'s/step':>10}{'tokens/s':>12}{'peak MB above the loaded model':>34}")
+    for arm in ARMS:
+        seconds = statistics.median(cost.seconds for cost in costs[arm])
+        peak = statistics.median(cost.peak_mb for cost in costs[arm])
+        print(f"  {arm:<14}{seconds:>10.3f}{shape.tokens / seconds:>12.0f}{peak:>34.0f}")
+    times = {arm: [cost.seconds for cost in costs[arm]] for arm in ARMS}
+    print(f"  {format_speed_up(times[FULL_LOGITS], times[TWO_ROWS])}")
+
+
+def _measure_arm(recipe: str, arm: str) -> StepCost:
+    """Run time_step in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "perf.costs", "--recipe", recipe, "--arm", arm],
+        cwd=PACKAGE,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return StepCost(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def time_step(recipe_name: str, arm: str) -> dict[str, Any]:
+    """The fields of a StepCost, measured in this process."""
+    import torch
+
+    from components.learning.objectives import selector_loss
+    from components.models.selector import Comparison as SelectorComparison
+    from components.models.selector import Selector
+
+    recipe, device = prepare_process(recipe_name)
+    selector = Selector(recipe.selector, device)
+    selector.slot.load(selector.slot.initial_adapter(recipe.seed))
+    pairs = load_pairs(recipe)[: recipe.federation.batch_size]
+    rows = [selector.encode(SelectorComparison(p["prompt"], p["chosen"], p["rejected"])) for p in pairs]
+    ids, last = selector.collate(rows)
+    labels = torch.arange(len(rows), device=device) % 2
+    before = _resident_mb()
+
+    def step() -> None:
+        if arm == TWO_ROWS:
+            logits = selector.choice_logits(ids, last)
+        else:
+            all_logits = selector.model(input_ids=ids, use_cache=False).logits
+            logits = all_logits[torch.arange(len(last)), last][:, list(selector.choices)]
+        torch.autograd.backward(selector_loss(logits, labels).mean())
+        selector.model.zero_grad()
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+
+    seconds = [_time(step) for _ in range(STEPS)]
+    if device.startswith("cuda"):
+        peak = torch.cuda.max_memory_allocated() / 2**20
+    else:
+        peak = _resident_mb() - before
+    cost = StepCost(
+        seconds=statistics.median(seconds[WARM_UP:]),
+        peak_mb=peak,
+        rows=len(rows),
+        tokens=sum(map(len, rows)),
+        threads=torch.get_num_threads(),
+        device=device,
+    )
+    return asdict(cost)
+
+
+def compare_scoring(comparison: Comparison, selectors: int = 3, rows: int = 12) -> None:
+    """Print the table of a client's validation losses under several selectors.
+
+    Raises:
+        AssertionError: the losses differ.
+    """
+    from components.learning.selector import validation_losses
+    from components.models.selector import Selector
+
+    recipe, device = prepare_process(comparison.recipe)
+    selector = Selector(recipe.selector, device)
+    adapters = [_different_adapter(selector, index) for index in range(selectors)]
+    pairs = load_pairs(recipe)[:rows]
+    computations: dict[str, Callable[[], list[float]]] = {
+        "one batch": lambda: validation_losses(selector, pairs, adapters),
+        "swapped": lambda: _swapped_losses(selector, pairs, adapters),
+    }
+    _require_equal_losses({name: compute() for name, compute in computations.items()}, device)
+    seconds: dict[str, list[float]] = {name: [] for name in computations}
+    for number in range(comparison.repeats):
+        for name in computations if number % 2 else reversed(computations):
+            seconds[name].append(_time(computations[name]))
+    print(
+        f"\nA client's losses on {len(pairs)} validation pairs, both orders, under {selectors} selectors"
+        f" ({comparison.recipe}, {selector.device})"
+    )
+    for name, times in seconds.items():
+        print(f"  {name:<10} {format_seconds(times, 2)}")
+    print(f"  {format_speed_up(seconds['swapped'], seconds['one batch'])}")
+
+
+def _different_adapter(selector: Selector, index: int) -> Adapter:
+    """An adapter whose values, B of the LoRA included, depend on the index."""
+    return {name: tensor + 0.01 * index for name, tensor in selector.slot.initial_adapter(index).items()}
+
+
+def _swapped_losses(
+    selector: Selector, pairs: Sequence[dict[str, Any]], adapters: Sequence[Adapter]
+) -> list[float]:
+    """The losses of validation_losses, with one adapter after the other in the slot."""
+    import torch
+
+    from components.learning.objectives import selector_loss
+    from components.learning.selector import build_labeled_comparisons
+
+    comparisons, labels = build_labeled_comparisons(pairs)
+    targets = torch.from_numpy(labels)
+    losses = []
+    for adapter in adapters:
+        selector.slot.load(adapter)
+        logits = torch.from_numpy(selector.logits(comparisons))
+        losses.append(float(selector_loss(logits, targets).mean()))
+    return losses
+
+
+def _require_equal_losses(losses: dict[str, list[float]], device: str) -> None:
+    import numpy as np
+
+    tolerance = 1e-2 if device.startswith("cuda") else 1e-4
+    first, second = losses.values()
+    if not np.allclose(first, second, atol=tolerance):
+        raise AssertionError(f"both computations must give the same losses, but they give {losses}")
+
+
+def _time(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _resident_mb() -> float:
+    """Largest resident set of this process so far (MB)."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

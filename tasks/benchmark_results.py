@@ -1,0 +1,179 @@
+"""What a benchmark's report reads from its finished runs and contests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from components.config import Recipe, implicit_reward_scale
+from components.config.benchmark import BASE_POLICY, REFERENCES, Benchmark
+from components.data.records import known_groups
+from components.evaluation.diagnostics import load_diagnostics
+from components.evaluation.diagnostics.base import DiagnosedRun, Summary
+from components.evaluation.plotting import Point
+from components.federation.protocol import method_of
+from components.io import read_json
+from components.reporting.contests import ContestVerdicts
+from components.reporting.figures import answer_figures, reward_curve, run_figures
+from components.reporting.fronts import Front, front_figures, worst_rewards
+from components.results import CurvePoint, EvaluationResult, FederationResult, ResultError
+from tasks.benchmark_folder import answers_by_prompt, arm_run, contest_path
+from tasks.runs import Run
+
+OPPONENT_OF = {"aligned_vs_base": BASE_POLICY, "aligned_vs_human": REFERENCES}
+"""Opponents of the aligned policy in a run's own contests."""
+
+
+@dataclass
+class BenchmarkResults:
+    """The finished runs, by arm (or name of a contest or front) and seed.
+
+    Attributes:
+        figures: numbers by name; fronts have some too.
+        base: the base policy's figures, by seed.
+        contests: verdicts.
+        judges: figures of the judges, by seed.
+        rewards: implicit rewards by round.
+        hacking: reward-hacking curves.
+        diagnostics: summaries of the methods' diagnostics, by name of the diagnostic first.
+        commits: commits of each run.
+        fronts: policies in the space of the objectives.
+    """
+
+    figures: dict[str, dict[int, dict[str, float]]] = field(default_factory=dict)
+    base: dict[int, dict[str, float]] = field(default_factory=dict)
+    contests: dict[str, dict[int, ContestVerdicts]] = field(default_factory=dict)
+    judges: dict[int, dict[str, float]] = field(default_factory=dict)
+    rewards: dict[str, dict[int, list[Point]]] = field(default_factory=dict)
+    hacking: dict[str, dict[int, list[CurvePoint]]] = field(default_factory=dict)
+    diagnostics: dict[str, dict[str, dict[int, Summary]]] = field(default_factory=dict)
+    commits: dict[str, list[str]] = field(default_factory=dict)
+    fronts: dict[str, dict[int, Front]] = field(default_factory=dict)
+
+
+def read_results(folder: Path, benchmark: Benchmark) -> BenchmarkResults:
+    """Read the finished runs and contests of a benchmark."""
+    results = BenchmarkResults()
+    for arm in benchmark.arms:
+        for seed in benchmark.seeds:
+            run = arm_run(folder, arm, seed)
+            if run.is_done("report"):
+                _add_run(results, run, arm, seed)
+    for seed in benchmark.seeds:
+        _add_fronts(results, benchmark, seed)
+    for ours, theirs in benchmark.contests:
+        for seed in benchmark.seeds:
+            if contest_path(folder, ours, theirs, seed).is_file():
+                contest = read_contest(folder, ours, theirs, seed)
+                results.contests.setdefault(f"{ours} against {theirs}", {})[seed] = contest
+    return results
+
+
+def _add_run(results: BenchmarkResults, run: Run, arm: str, seed: int) -> None:
+    recipe = run.recipe()
+    federation = run.federation_result()
+    evaluation = run.evaluation_result()
+    answers = read_json(run.evaluation / "answers.json")
+    texts = {name: [row[name]["text"] for row in answers] for name in ("aligned", "base")}
+    scale = implicit_reward_scale(method_of(recipe.federation).local_objective)
+    curve = reward_curve(federation, scale) if scale is not None else []
+    if curve:
+        results.rewards.setdefault(arm, {})[seed] = curve
+    if evaluation.curve:
+        results.hacking.setdefault(arm, {})[seed] = evaluation.curve
+    figures = run_figures(federation, run.alignment_result(), evaluation, texts["aligned"], curve)
+    figures |= _add_diagnostics(results, run, recipe, federation, arm)
+    results.figures.setdefault(arm, {})[seed] = figures
+    base = answer_figures(evaluation, "base", texts["base"])
+    results.base.setdefault(seed, {name: value for name, value in base.items() if value is not None})
+    results.judges.setdefault(seed, evaluation.judge_figures)
+    results.commits[f"{arm}-seed-{seed}"] = run.metadata().get("commits", [])
+    for key, opponent in OPPONENT_OF.items():
+        if key in evaluation.verdicts:
+            contest = _own_contest(evaluation, key, "aligned", answers)
+            results.contests.setdefault(f"{arm} against {opponent}", {})[seed] = contest
+    if "base_vs_human" in evaluation.verdicts:
+        contest = _own_contest(evaluation, "base_vs_human", "base", answers)
+        results.contests.setdefault(f"{BASE_POLICY} against {REFERENCES}", {})[seed] = contest
+
+
+def _add_diagnostics(
+    results: BenchmarkResults, run: Run, recipe: Recipe, federation: FederationResult, arm: str
+) -> dict[str, float]:
+    """Summarize a run by the diagnostics of its method; gives their figures."""
+    figures: dict[str, float] = {}
+    diagnosed = DiagnosedRun(
+        arm, recipe.seed, known_groups(run.prepared), method_of(recipe.federation).preferences()
+    )
+    for name, diagnostic in zip(
+        federation.diagnostics, load_diagnostics(federation.diagnostics), strict=True
+    ):
+        summary = diagnostic.summarize(federation, diagnosed)
+        results.diagnostics.setdefault(name, {}).setdefault(arm, {})[recipe.seed] = summary
+        figures |= summary.figures
+    return figures
+
+
+def _add_fronts(results: BenchmarkResults, benchmark: Benchmark, seed: int) -> None:
+    """The figures of each front of a seed whose arms are all done."""
+    points = {}
+    for summaries in results.diagnostics.values():
+        for arm, runs in summaries.items():
+            point = runs[seed].front if seed in runs else None
+            if point is not None:
+                points[arm] = point
+    fronts: dict[str, Front] = {}
+    for name, arms in benchmark.fronts.items():
+        front: Front = {arm: point for arm in arms if (point := points.get(arm)) is not None}
+        if len(front) == len(arms):
+            fronts[name] = front
+    for name, front in fronts.items():
+        results.figures.setdefault(name, {})[seed] = front_figures(front, worst_rewards(fronts))
+        results.fronts.setdefault(name, {})[seed] = front
+
+
+def _own_contest(
+    evaluation: EvaluationResult, key: str, ours: str, answers: Sequence[Mapping[str, Any]]
+) -> ContestVerdicts:
+    """A contest of a run's own evaluation, with the base policy or the references."""
+    rows = {row["prompt_id"]: row for row in answers}
+    verdicts = evaluation.verdicts[key]
+    theirs = [
+        rows[prompt]["references"][0] if key.endswith("_vs_human") else rows[prompt]["base"]["text"]
+        for prompt in verdicts
+    ]
+    return ContestVerdicts(
+        list(verdicts),
+        list(verdicts.values()),
+        [len(rows[prompt][ours]["text"]) for prompt in verdicts],
+        [len(text) for text in theirs],
+        evaluation.contests[key].consistency,
+    )
+
+
+def read_contest(folder: Path, ours: str, theirs: str, seed: int) -> ContestVerdicts:
+    """A contest between two arms' policies.
+
+    Raises:
+        ResultError: the number of verdicts differs from that of the prompts.
+    """
+    path = contest_path(folder, ours, theirs, seed)
+    content = read_json(path)
+    prompts = content["prompts"]
+    verdicts = content["verdicts"]
+    if len(prompts) != len(verdicts):
+        raise ResultError(
+            f"{path}: {len(verdicts)} verdicts for {len(prompts)} prompts; delete the file and resume the"
+            " benchmark"
+        )
+    first = answers_by_prompt(arm_run(folder, ours, seed))
+    second = answers_by_prompt(arm_run(folder, theirs, seed))
+    return ContestVerdicts(
+        prompts,
+        verdicts,
+        [len(first[prompt]["text"]) for prompt in prompts],
+        [len(second[prompt]["text"]) for prompt in prompts],
+        content["consistency"],
+    )

@@ -1,0 +1,157 @@
+"""The client of the tracking store, and how metrics, tables and plots are written with it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.paths import home
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+BATCH = 1000
+"""Metrics that MLflow takes in one call."""
+MAX_METRIC_NAME = 250
+"""Characters that MLflow allows in the name of a metric."""
+
+
+def tracking_uri() -> str:
+    """MLFLOW_TRACKING_URI, or the SQLite file of the project's home."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home() / 'mlflow.db'}"
+
+
+def artifact_root() -> Path:
+    """Folder of artifacts: mlartifacts/ beside the SQLite file; a tracking server chooses its own."""
+    uri = tracking_uri()
+    if uri.startswith("sqlite:///"):
+        return Path(uri.removeprefix("sqlite:///")).resolve().parent / "mlartifacts"
+    return home() / "mlartifacts"
+
+
+def mlflow_client() -> MlflowClient:
+    """A client of the tracking store, whose registry is in the same place."""
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri(), registry_uri=tracking_uri())
+
+
+def find_or_create_experiment(client: MlflowClient, name: str) -> str:
+    """Id of an experiment, which is created where it is missing."""
+    from mlflow.exceptions import MlflowException
+
+    experiment = client.get_experiment_by_name(name)
+    if experiment is not None:
+        return str(experiment.experiment_id)
+    location = (
+        None if tracking_uri().startswith("http") else (artifact_root() / name.replace("/", "-")).as_uri()
+    )
+    try:
+        return client.create_experiment(name, artifact_location=location)
+    except MlflowException:  # another run has created it in the meantime
+        experiment = client.get_experiment_by_name(name)
+        if experiment is None:
+            raise
+        return str(experiment.experiment_id)
+
+
+@dataclass(frozen=True)
+class RunLog:
+    """Writes to one MLflow run; it is the sink of methods' diagnostics.
+
+    Attributes:
+        client: the client.
+        run_id: the run.
+    """
+
+    client: MlflowClient
+    run_id: str
+
+    @classmethod
+    def open(cls, run_id: str) -> RunLog:
+        """A log of a run in the tracking store."""
+        return cls(mlflow_client(), run_id)
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Log numbers at a step."""
+        self.log_points((name, value, step) for name, value in metrics.items())
+
+    def log_points(self, points: Iterable[tuple[str, Any, int]]) -> None:
+        """Log (name, value, step) in batches; values that are no finite numbers are skipped."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        metrics = [
+            Metric(metric_name(name), float(value), now, step)
+            for name, value, step in points
+            if isinstance(value, int | float) and math.isfinite(value)
+        ]
+        for start in range(0, len(metrics), BATCH):
+            self.client.log_batch(self.run_id, metrics=metrics[start : start + BATCH])
+
+    def log_json(self, content: Any, path: str) -> None:
+        """Log a JSON document as an artifact."""
+        self.client.log_dict(self.run_id, content, path)
+
+    def log_plot(self, draw: Callable[[Path], None], path: str) -> None:
+        """Log a plot as an artifact; `draw` writes the PNG."""
+        with tempfile.TemporaryDirectory() as scratch:
+            file = Path(scratch) / Path(path).name
+            draw(file)
+            self.log_file(file, str(Path(path).parent))
+
+    def log_file(self, file: Path, folder: str | None = None) -> None:
+        """Log a file as an artifact."""
+        self.client.log_artifact(self.run_id, str(file), folder)
+
+    def log_folder(self, source: Path, folder: str) -> None:
+        """Log the files of a folder as artifacts."""
+        self.client.log_artifacts(self.run_id, str(source), folder)
+
+    def log_table(self, columns: Mapping[str, Sequence[Any]], file: str) -> None:
+        """Log a table for the MLflow UI; a table with this name stays, as MLflow would append rows."""
+        if file not in {info.path for info in self.client.list_artifacts(self.run_id)}:
+            self.client.log_table(self.run_id, {name: list(cells) for name, cells in columns.items()}, file)
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Set tags of the run."""
+        for key, value in tags.items():
+            self.client.set_tag(self.run_id, key, value)
+
+
+def metric_name(name: str) -> str:
+    """A name that MLflow accepts for any client or domain.
+
+    Other characters are replaced by their code points, and an empty part of the path by 'all'. A name
+    that is too long ends with a hash in place of the rest.
+    """
+    parts = []
+    for part in name.split("/"):
+        encoded = re.sub(r"[^A-Za-z0-9_. :-]", lambda match: f"_u{ord(match[0]):x}_", part)
+        if set(encoded) == {"."}:
+            encoded = f"_{encoded}"
+        parts.append(encoded or "all")
+    encoded_name = "/".join(parts)
+    if len(encoded_name) <= MAX_METRIC_NAME:
+        return encoded_name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:12]
+    return f"{encoded_name[: MAX_METRIC_NAME - len(digest) - 1]}-{digest}"
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "", separator: str = ".") -> list[tuple[str, Any]]:
+    """The leaves of nested mappings with the paths of their keys."""
+    leaves: list[tuple[str, Any]] = []
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            leaves += flatten(value, f"{prefix}{key}{separator}", separator)
+        else:
+            leaves.append((prefix + key, value))
+    return leaves

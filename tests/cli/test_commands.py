@@ -1,0 +1,249 @@
+"""The command `fed-rlhf` without a run: help, completion, lists and refused input."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from components.benchmarks import benchmark_names
+from components.config.federation import METHODS
+from components.recipes import recipe_names
+from infra import servers
+from tests.support.command_line import fed_rlhf, refusal
+from tests.support.pipeline import ROOT
+
+HEAVY = {"torch", "transformers", "prefect", "mlflow", "datasets", "pandas", "numpy", "pydantic", "rich"}
+COMMANDS = [
+    "run",
+    "resume",
+    "check",
+    "runs",
+    "show",
+    "delete",
+    "recipes",
+    "methods",
+    "benchmark",
+    "stage",
+    "up",
+    "down",
+]
+
+
+@pytest.fixture(autouse=True)
+def runs(tmp_path, monkeypatch):
+    """An empty folder of runs."""
+    monkeypatch.setenv("FED_RLHF_RUNS", str(tmp_path / "runs"))
+    return tmp_path / "runs"
+
+
+def imported_packages(*arguments, **variables):
+    """Top-level packages that a command of its own process imports."""
+    code = "from flows.cli import app; app(prog_name='fed-rlhf')"
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", code, *arguments],
+        cwd=ROOT,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    modules = [line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if "|" in line]
+    return {module.partition(".")[0] for module in modules}
+
+
+def complete(words):
+    """The words that a shell offers for the last one of a command line."""
+    variables = {"_FED_RLHF_COMPLETE": "complete_bash", "COMP_WORDS": words}
+    variables["COMP_CWORD"] = str(len(words.split()) - 1)
+    variables["_TYPER_COMPLETE_ARGS"] = words
+    return fed_rlhf(variables=variables).stdout.split()
+
+
+def test_help_lists_all_commands():
+    result = fed_rlhf("--help")
+    assert result.exit_code == 0
+    listed = result.stdout.partition("Commands:")[2].splitlines()
+    assert [line.split()[0] for line in listed if line.strip()] == COMMANDS
+
+
+def test_help_does_not_truncate_the_description_of_a_command():
+    assert "..." not in fed_rlhf("--help").stdout.partition("Commands:")[2]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_has_help(command):
+    result = fed_rlhf(command, "--help")
+    assert result.exit_code == 0
+    assert "Usage:" in result.stdout
+
+
+def test_help_imports_no_heavy_package():
+    assert imported_packages("--help") & HEAVY == set()
+
+
+@pytest.mark.slow
+def test_completion_of_recipes_imports_no_framework():
+    variables = {"_FED_RLHF_COMPLETE": "complete_bash", "_TYPER_COMPLETE_ARGS": "fed-rlhf run s"}
+    variables |= {"COMP_WORDS": "fed-rlhf run s", "COMP_CWORD": "2"}
+    heavy = {"torch", "transformers", "prefect", "mlflow", "datasets", "pandas"}
+    assert imported_packages(**variables) & heavy == set()
+
+
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_recipe_names_are_completed(command):
+    expected = [name for name in recipe_names() if name.startswith("summ")]
+    assert expected
+    assert complete(f"fed-rlhf {command} summ") == expected
+
+
+def test_benchmark_names_are_completed():
+    expected = [name for name in benchmark_names() if name.startswith("multi")]
+    assert expected
+    assert complete("fed-rlhf benchmark multi") == expected
+
+
+def test_recipes_are_listed_with_their_methods():
+    lines = fed_rlhf("recipes").stdout.splitlines()
+    assert lines[0].split() == ["recipe", "method", "source", "rounds", "policy"]
+    assert [line.split()[0] for line in lines[1:]] == recipe_names()
+    assert ["debug", "fedbis", "aclsum", "3", "tiny-random"] in [line.split() for line in lines]
+
+
+def test_methods_are_listed_with_what_they_train_and_their_description():
+    lines = fed_rlhf("methods").stdout.splitlines()
+    assert lines[0].split() == ["method", "trains", "description"]
+    assert [line.split()[0] for line in lines[1:]] == METHODS.names()
+    (fedbis,) = [line for line in lines if line.startswith("fedbis ")]
+    assert fedbis.split()[1] == "selector"
+    assert "FedBis" in fedbis
+
+
+def test_a_broken_plug_in_is_one_sentence(monkeypatch):
+    monkeypatch.setitem(METHODS.builtin, "broken", "components.federation.methods.fedavg:Options")
+    monkeypatch.setattr(METHODS, "load", broken_plug_in)
+    assert "package my-methods" in refusal("methods")
+
+
+def broken_plug_in(name):
+    from components.config import RecipeError
+
+    raise RecipeError(f"federation.method '{name}' of the package my-methods cannot be imported")
+
+
+def test_no_runs_are_one_sentence_with_the_folder(runs):
+    result = fed_rlhf("runs")
+    assert result.exit_code == 0
+    assert result.stdout == f"there are no runs under {runs}\n"
+
+
+def test_a_valid_recipe_is_checked_without_writing_anything(runs):
+    result = fed_rlhf("check", "debug", "federation.rounds=1")
+    assert result.exit_code == 0
+    assert "debug" in result.stdout
+    assert not runs.exists()
+
+
+def test_a_recipe_file_is_checked_by_its_path(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump({"name": "mine", "data": {"source": "aclsum"}}))
+    assert fed_rlhf("check", str(path)).exit_code == 0
+
+
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_an_unknown_recipe_is_refused_with_the_nearest_one(command, runs):
+    assert "'summarization/demo'" in refusal(command, "sumarization/demo")
+    assert not runs.exists()
+
+
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_an_unknown_key_is_refused_with_the_nearest_one(command, runs):
+    error = refusal(command, "debug", "federation.round=3")
+    assert "'federation.round'" in error
+    assert "'federation.rounds'" in error
+    assert not runs.exists()
+
+
+def test_a_value_out_of_range_is_refused_with_its_key_and_value():
+    error = refusal("check", "debug", "federation.rounds=0")
+    assert "federation.rounds" in error
+    assert "0" in error
+
+
+def test_an_unknown_method_is_refused_with_the_known_ones():
+    error = refusal("check", "debug", "federation.method=fedbiss")
+    assert "'fedbiss'" in error
+    assert "'fedbis'" in error
+
+
+@pytest.mark.parametrize("command", ["resume", "show", "delete"])
+def test_an_unknown_run_is_refused_with_the_folder_of_runs(command, runs):
+    error = refusal(command, "nothing")
+    assert "'nothing'" in error
+    assert str(runs) in error
+
+
+def test_a_benchmark_is_checked_without_writing_anything(tmp_path, runs):
+    plan = {"recipe": "debug", "seeds": [0, 1], "arms": {"one": [], "more": ["federation.rounds=2"]}}
+    path = tmp_path / "plan.yaml"
+    path.write_text(yaml.safe_dump(plan))
+    result = fed_rlhf("benchmark", str(path), "--check")
+    assert result.exit_code == 0
+    assert "2 arms, 2 seeds" in result.stdout
+    assert not runs.exists()
+
+
+def test_an_unknown_benchmark_is_refused():
+    assert "'nothing'" in refusal("benchmark", "nothing", "--check")
+
+
+def test_a_resumed_benchmark_takes_neither_a_name_nor_overrides():
+    assert "leave out" in refusal("benchmark", "summarization", "--resume", "benchmark-1")
+    assert "leave out" in refusal("benchmark", "seeds=[0]", "--resume", "benchmark-1")
+
+
+def test_an_unknown_benchmark_to_resume_is_refused(runs):
+    error = refusal("benchmark", "--resume", "benchmark-1")
+    assert "'benchmark-1'" in error
+    assert str(runs) in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["run"], "RECIPE"),
+        (["stage", "aline"], "'align'"),
+        (["nothing"], "'nothing'"),
+        (["runs", "--nothing"], "--nothing"),
+    ],
+)
+def test_a_wrong_command_line_is_an_error_with_status_2(arguments, word):
+    result = fed_rlhf(*arguments)
+    assert result.exit_code == 2
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith("Error: ")
+    assert word in last
+    assert "Traceback" not in result.stderr
+
+
+def test_a_tracking_server_that_does_not_answer_is_refused_before_a_run_is_opened(monkeypatch, runs):
+    url = f"http://127.0.0.1:{servers.free_port()}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", url)
+    error = refusal("run", "debug")
+    assert url in error
+    assert "unset" in error
+    assert not runs.exists()
+
+
+def test_up_outside_a_checkout_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv("FED_RLHF_HOME", str(tmp_path))
+    monkeypatch.setattr(servers, "in_checkout", lambda: False)
+    assert "prefect server start" in refusal("up")
+
+
+def test_down_is_harmless_where_nothing_is_running(monkeypatch, tmp_path):
+    monkeypatch.setenv("FED_RLHF_HOME", str(tmp_path))
+    result = fed_rlhf("down")
+    assert result.exit_code == 0
+    assert result.stdout == "nothing is running\n"

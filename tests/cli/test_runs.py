@@ -1,0 +1,286 @@
+"""The command `fed-rlhf` on the folders of real runs: one run of the recipe `debug` serves all tests."""
+
+import fcntl
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from components.recipes import load_recipe
+from tasks.runs import Run, create_run, lock
+from tests.support.command_line import fed_rlhf, refusal
+from tests.support.pipeline import Workplace
+
+OVERRIDES = ["federation.rounds=1", "seed=3"]
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run that the command has finished.
+
+    Attributes:
+        place: its folder of runs, and its MLflow store.
+        folder: of the run.
+        output: what the command printed.
+    """
+
+    place: Workplace
+    folder: Path
+    output: str
+
+
+def run_command(place, *arguments):
+    """Output of a command that runs a flow, with the settings of a workplace."""
+    variables = {"PREFECT_API_URL": place.prefect_url}
+    result, _ = place.call(lambda: fed_rlhf(*arguments, variables=variables))
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def finished(new_workplace):
+    """A finished run of the recipe `debug` with one round."""
+    place = new_workplace("cli")
+    output = run_command(place, "run", "debug", *OVERRIDES)
+    (recipe,) = place.runs.glob("*/recipe.yaml")
+    return FinishedRun(place, recipe.parent, output)
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    """A folder of runs of the test's own."""
+    monkeypatch.setenv("FED_RLHF_RUNS", str(tmp_path / "runs"))
+    (tmp_path / "runs").mkdir()
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def copied(finished, runs):
+    """A copy of the finished run in a folder of runs of the test's own."""
+    return shutil.copytree(finished.folder, runs / finished.folder.name)
+
+
+@pytest.fixture
+def opened(runs):
+    """A run that has its recipe only."""
+    return create_run(load_recipe("debug"), runs / "debug-1")
+
+
+@pytest.fixture
+def benchmark(runs):
+    """The folder of a benchmark with one run."""
+    folder = runs / "benchmark-1"
+    create_run(load_recipe("debug"), folder / "plain-seed-0")
+    (folder / "benchmark.yaml").write_text("recipe: debug\n")
+    return folder
+
+
+def table_row(run_id):
+    """The row of a run in the table of runs, by column."""
+    header, *rows = fed_rlhf("runs").stdout.splitlines()
+    (row,) = [row for row in rows if row.split()[0] == run_id]
+    starts = [header.index(name) for name in header.split()]
+    ends = [*starts[1:], None]
+    return {
+        name: row[start:end].strip() for name, start, end in zip(header.split(), starts, ends, strict=True)
+    }
+
+
+def folder_size(folder):
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.slow
+def test_a_finished_run_prints_its_report(finished):
+    summary = (finished.folder / "report" / "summary.txt").read_text().strip()
+    assert summary
+    assert summary in finished.output
+
+
+@pytest.mark.slow
+def test_a_run_has_its_recipe_with_the_overrides(finished):
+    recipe = Run("run", finished.folder).recipe()
+    assert recipe == load_recipe("debug", OVERRIDES)
+
+
+@pytest.mark.slow
+def test_the_table_shows_recipe_method_state_and_age_of_a_finished_run(copied):
+    row = table_row(copied.name)
+    assert row["recipe"] == "debug"
+    assert row["method"] == "fedbis"
+    assert row["state"] == "finished"
+    assert row["age"].split()[1] in ("s", "min")
+
+
+@pytest.mark.slow
+def test_the_headline_figures_are_those_of_the_report(finished, copied):
+    from components.io import read_json
+
+    metrics = read_json(finished.folder / "report" / "metrics.json")
+    headline = table_row(copied.name)["headline"]
+    before = metrics["accuracy"]["before"]["mean"]
+    after = metrics["accuracy"]["after"]["mean"]
+    assert f"accuracy {before:.3f} -> {after:.3f}" in headline
+    assert f"win rate {metrics['win_rate']['aligned_vs_base']['win_rate']:.1%}" in headline
+
+
+@pytest.mark.slow
+def test_the_size_is_that_of_the_folder(copied):
+    assert table_row(copied.name)["size"] == f"{folder_size(copied) / 1e3:.1f} kB"
+
+
+@pytest.mark.slow
+def test_a_finished_run_is_shown_with_its_report_and_its_mlflow_run(copied):
+    shown = fed_rlhf("show", copied.name).stdout
+    assert f"{copied.name}: debug, fedbis, finished" in shown
+    assert str(copied) in shown
+    assert Run("run", copied).metadata()["mlflow_run_id"] in shown
+    assert (copied / "report" / "summary.txt").read_text().rstrip() in shown
+
+
+@pytest.mark.slow
+def test_a_stopped_run_is_resumed_with_its_own_recipe(finished):
+    place = finished.place
+    folder = shutil.copytree(finished.folder, place.runs / "stopped-1")
+    shutil.rmtree(folder / "report")
+    for phase in ("evaluate", "report"):
+        (folder / f"{phase}.done").unlink()
+    output = run_command(place, "resume", "stopped-1")
+    assert (folder / "report.done").is_file()
+    assert (folder / "report" / "summary.txt").read_text().strip() in output
+    shutil.rmtree(folder)
+
+
+@pytest.mark.slow
+def test_run_ids_are_completed(copied):
+    variables = {"_FED_RLHF_COMPLETE": "complete_bash", "_TYPER_COMPLETE_ARGS": "fed-rlhf show debug"}
+    variables |= {"COMP_WORDS": "fed-rlhf show debug", "COMP_CWORD": "2"}
+    assert fed_rlhf(variables=variables).stdout.split() == [copied.name]
+
+
+def test_a_stopped_run_is_listed_with_the_first_phase_that_is_not_complete(opened):
+    opened.mark_done("prepare")
+    assert table_row("debug-1")["state"] == "stopped: federate"
+    assert table_row("debug-1")["headline"] == "-"
+
+
+def test_a_run_that_a_process_works_on_is_listed_as_running(opened):
+    with lock(opened):
+        assert table_row("debug-1")["state"] == "running: prepare"
+
+
+def test_a_stopped_run_is_shown_with_the_command_that_resumes_it(opened):
+    (opened.federation / "commits").mkdir(parents=True)
+    (opened.federation / "commits" / "00002.json").touch()
+    shown = fed_rlhf("show", "debug-1").stdout
+    assert "stopped: prepare" in shown
+    assert "2 steps" in shown
+    assert "fed-rlhf resume debug-1" in shown
+
+
+def test_a_run_whose_recipe_is_no_longer_accepted_is_listed(opened):
+    (opened.folder / "recipe.yaml").write_text("federation: {method: gone}\n")
+    row = table_row("debug-1")
+    assert row["recipe"] == "?"
+    assert row["state"] == "stopped: prepare"
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"accuracy": null}', "{"])
+def test_a_run_with_a_report_of_another_version_is_listed(opened, content):
+    opened.report.mkdir()
+    (opened.report / "metrics.json").write_text(content)
+    assert table_row("debug-1")["headline"] == "?"
+
+
+def test_a_run_with_damaged_metadata_is_refused_by_its_file(opened):
+    (opened.folder / "run.json").write_text("{")
+    assert str(opened.folder / "run.json") in refusal("show", "debug-1")
+
+
+def test_a_link_to_a_file_that_is_gone_does_not_stop_the_table(opened):
+    (opened.folder / "link").symlink_to(opened.folder / "gone")
+    assert table_row("debug-1")["state"] == "stopped: prepare"
+
+
+def test_runs_of_a_benchmark_are_listed_under_its_name(benchmark):
+    assert table_row("benchmark-1/plain-seed-0")["recipe"] == "debug"
+
+
+def test_the_latest_run_is_the_last_row(opened):
+    earlier = create_run(load_recipe("debug"), opened.folder.parent / "debug-2")
+    os.utime(earlier.folder, (1, 1))
+    rows = fed_rlhf("runs").stdout.splitlines()[1:]
+    assert [row.split()[0] for row in rows] == ["debug-2", "debug-1"]
+
+
+def test_a_running_run_is_not_resumed_by_another_process(opened):
+    from tasks.runs import find_run
+
+    with lock(opened), pytest.raises(ValueError, match="another process"), lock(find_run("debug-1")):
+        pass
+
+
+def test_deletion_names_the_folder_and_asks_for_confirmation(opened):
+    result = fed_rlhf("delete", "debug-1", answer="y\n")
+    assert result.exit_code == 0
+    assert f"Delete {opened.folder}?" in result.stdout
+    assert not opened.folder.exists()
+
+
+@pytest.mark.parametrize("answer", ["n\n", "\n", ""], ids=["no", "default", "end of input"])
+def test_nothing_is_deleted_without_a_confirmation(opened, answer):
+    result = fed_rlhf("delete", "debug-1", answer=answer)
+    assert result.exit_code == 1
+    assert "Aborted" in result.stderr
+    assert (opened.folder / "recipe.yaml").is_file()
+
+
+def test_yes_deletes_without_a_question(opened):
+    other = create_run(load_recipe("debug"), opened.folder.parent / "debug-2")
+    result = fed_rlhf("delete", "debug-1", "--yes")
+    assert result.exit_code == 0
+    assert result.stdout == f"deleted {opened.folder}\n"
+    assert other.folder.is_dir()
+
+
+def test_a_running_run_is_not_deleted(opened):
+    with (opened.folder / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert "debug-1" in refusal("delete", "debug-1", "--yes")
+    assert opened.folder.is_dir()
+
+
+def test_a_benchmark_is_deleted_as_a_whole(benchmark):
+    assert fed_rlhf("delete", "benchmark-1", "--yes").exit_code == 0
+    assert not benchmark.exists()
+
+
+def test_a_run_of_a_benchmark_is_not_deleted(benchmark):
+    error = refusal("delete", "benchmark-1/plain-seed-0", "--yes")
+    assert "benchmark-1" in error
+    assert (benchmark / "plain-seed-0").is_dir()
+
+
+@pytest.mark.parametrize("kind", ["run", "benchmark"])
+@pytest.mark.parametrize("spelling", ["path", "relative path", "parent of the runs", "link"])
+def test_nothing_outside_of_the_folder_of_runs_is_deleted(tmp_path, runs, monkeypatch, kind, spelling):
+    outside = tmp_path / "outside"
+    create_run(load_recipe("debug"), outside)
+    if kind == "benchmark":
+        (outside / "benchmark.yaml").write_text("recipe: debug\n")
+    (runs / "link").symlink_to(outside)
+    monkeypatch.chdir(tmp_path)
+    names = {"path": str(outside), "relative path": "outside", "parent of the runs": "../outside"}
+    error = refusal("delete", names.get(spelling, "link"), "--yes")
+    assert str(outside) in error
+    assert str(runs) in error
+    assert (outside / "recipe.yaml").is_file()
+
+
+@pytest.mark.parametrize("name", [".", ""])
+def test_the_folder_of_runs_itself_is_not_deleted(runs, name):
+    create_run(load_recipe("debug"), runs)
+    assert str(runs) in refusal("delete", name, "--yes")
+    assert runs.is_dir()

@@ -1,0 +1,160 @@
+"""The documentation names only what exists, and the generated pages are current."""
+
+import importlib.util
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from components.benchmarks import benchmark_names
+from components.config.federation import METHODS
+from components.recipes import recipe_names
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+SOURCES = sorted(
+    path
+    for folder in ("components", "tasks", "flows", "infra", "perf")
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in (".py", ".yaml")
+)
+FOLDERS = "components|tasks|flows|infra|perf|tests|docs|mlflow"
+
+
+def names_of(paths):
+    return [str(path.relative_to(ROOT)) for path in paths]
+
+
+def shell_commands(page):
+    """Lines of the shell examples of a page, without comments; a continued command is one line."""
+    blocks = re.findall(
+        r"^\s*```sh\n(.*?)^\s*```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [line.partition(" # ")[0].strip() for line in lines]
+
+
+def expand_braces(path):
+    """The paths that a pattern such as methods/{fedavg,feddpo}.py stands for."""
+    match = re.search(r"\{([^}]*)\}", path)
+    if match is None:
+        return [path]
+    return [path.replace(match.group(), name) for name in match.group(1).split(",")]
+
+
+@pytest.fixture(scope="module")
+def generated_pages():
+    """The text of each reference page by file name."""
+    path = ROOT / "docs" / "generate_reference.py"
+    spec = importlib.util.spec_from_file_location("generate_reference", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up there
+    try:
+        spec.loader.exec_module(module)
+        return module.pages()
+    finally:
+        del sys.modules[spec.name]
+
+
+@pytest.mark.parametrize("name", ["recipe.md", "cli.md"])
+def test_the_reference_page_is_what_the_code_generates(name, generated_pages):
+    page = ROOT / "docs" / "reference" / name
+    assert page.read_text(encoding="utf-8") == generated_pages[name]
+
+
+def test_the_readme_has_at_most_150_lines():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/methods/index.md"])
+def test_every_method_has_a_row_in_the_table_of_methods(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    missing = [name for name in METHODS.builtin if f"| `{name}` |" not in text]
+    assert missing == []
+
+
+def test_every_recipe_is_described():
+    text = (ROOT / "docs" / "guides" / "recipes.md").read_text(encoding="utf-8")
+    assert [name for name in recipe_names() if f"`{name}`" not in text] == []
+
+
+def test_every_benchmark_is_described():
+    text = (ROOT / "docs" / "guides" / "benchmarks.md").read_text(encoding="utf-8")
+    assert [name for name in benchmark_names() if f"`{name}`" not in text] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names_of(PAGES))
+def test_the_files_that_a_page_names_exist(page):
+    text = page.read_text(encoding="utf-8")
+    named = re.findall(rf"`((?:{FOLDERS})/[\w{{}},./-]*)`", text)
+    paths = [path for pattern in named for path in expand_braces(pattern)]
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "data/README.md", "infra/README.md"])
+def test_the_links_of_pages_outside_the_site_lead_to_files(name):
+    """The strict build of the site checks the links of its own pages."""
+    page = ROOT / name
+    links = re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if "://" not in link and not (page.parent / link).is_file()] == []
+
+
+def test_the_files_that_code_and_recipes_name_exist():
+    missing = []
+    for path in SOURCES:
+        text = path.read_text(encoding="utf-8")
+        named = re.findall(rf"(?<![\w/.-])(?:{FOLDERS})/[\w/-]+\.(?:md|py|yaml|txt)\b", text)
+        missing += [(path.name, name) for name in named if not (ROOT / name).is_file()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names_of(PAGES))
+def test_the_commands_that_a_page_shows_exist(page):
+    import typer
+
+    from flows.cli import app
+
+    subcommands = set(typer.main.get_command(app).commands)
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    unknown = []
+    for line in shell_commands(page):
+        words = line.split()
+        if words[:1] == ["fed-rlhf"] and words[1] not in subcommands:
+            unknown.append(line)
+        if words[:1] == ["make"] and words[1] not in targets:
+            unknown.append(line)
+        if words[:2] == ["python", "-m"] and importlib.util.find_spec(words[2]) is None:
+            unknown.append(line)
+    assert unknown == []
+
+
+def test_the_recipes_and_benchmarks_that_pages_run_exist():
+    known = {*recipe_names(), *benchmark_names(), "NAME", "RECIPE"}
+    unknown = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        named = re.findall(r"fed-rlhf (?:run|check|benchmark) ([\w/-]+)", text)
+        unknown += [(page.name, name) for name in named if name not in known and not name.startswith("-")]
+    assert unknown == []
+
+
+def test_the_navigation_contains_every_page():
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    pages = [page.relative_to(ROOT / "docs") for page in (ROOT / "docs").rglob("*.md")]
+    assert [str(page) for page in pages if str(page) not in text] == []
+
+
+def test_the_entry_points_of_the_tutorial_are_those_of_the_registries():
+    import components.config
+    from components.config import Registry
+
+    text = (ROOT / "docs" / "tutorials" / "own-method.md").read_text(encoding="utf-8")
+    groups = {value.group for value in vars(components.config).values() if isinstance(value, Registry)}
+    assert [group for group in sorted(groups) if f"`{group}`" not in text] == []
+
+
+def test_the_script_of_the_command_line_is_the_documented_one():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["scripts"] == {"fed-rlhf": "flows.cli:app"}

@@ -1,0 +1,43 @@
+"""Diagnostics are loaded by name; by default they log and summarize nothing."""
+
+import pytest
+
+from components.config import METHODS, RecipeError
+from components.evaluation.diagnostics import DIAGNOSTICS, figure_labels, load_diagnostics
+from components.evaluation.diagnostics.base import DiagnosedRun, Diagnostic, Summary
+from tests.support.diagnostics import RecordingSink
+from tests.support.results import federation_result, step_record
+
+
+def test_diagnostics_are_loaded_in_the_order_of_their_names():
+    names = ["objectives", "grouping"]
+    assert [type(one) for one in load_diagnostics(names)] == [DIAGNOSTICS.load(name) for name in names]
+
+
+def test_an_unknown_diagnostic_is_refused_with_the_nearest_name():
+    with pytest.raises(RecipeError, match="Did you mean 'grouping'"):
+        load_diagnostics(["groupings"])
+
+
+@pytest.mark.parametrize("method", METHODS.names())
+def test_the_diagnostics_of_each_method_are_registered(method):
+    assert set(METHODS.load(method).diagnostics) <= set(DIAGNOSTICS.names())
+
+
+def test_the_labels_are_those_of_all_diagnostics():
+    expected = {}
+    for diagnostic in load_diagnostics(DIAGNOSTICS.names()):
+        expected |= diagnostic.figure_labels
+    assert figure_labels() == expected
+    assert expected
+
+
+def test_a_diagnostic_without_parts_of_its_own_logs_and_summarizes_nothing(tmp_path):
+    diagnostic = Diagnostic()
+    sink = RecordingSink()
+    run = DiagnosedRun("an arm", 0, {})
+    diagnostic.log(step_record(), {}, sink)
+    diagnostic.log_result(federation_result(), run, sink)
+    assert (sink.metrics, sink.documents, sink.plots) == ({}, {}, [])
+    assert diagnostic.summarize(federation_result(), run) == Summary()
+    assert diagnostic.plot_benchmark({"an arm": {0: Summary()}}, tmp_path) == []

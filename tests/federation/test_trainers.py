@@ -1,0 +1,301 @@
+"""What a client trains and scores: the selector, or the policy on chosen completions or by DPO."""
+
+import numpy as np
+import pytest
+import torch
+
+from components.data.records import read_rows
+from components.federation.clients import TRAINERS
+from components.federation.clients.context import ClientContexts
+from components.federation.clients.policy import drawn_rows
+from components.federation.clients.worker import build_trainer, run_job
+from components.federation.protocol import GradientJob, MeasureJob, ScoreJob, TrainJob, method_of
+from components.learning.dpo import implicit_margins, pair_logprobs
+from components.learning.local import LocalTraining
+from components.learning.selector import validation_losses
+from components.models.adapters import AdapterStore
+from components.models.resident import ResidentPolicy
+from components.models.selector import Comparison
+from components.recipes import load_recipe
+from tests.support.adapters import random_tensors
+from tests.support.pairs import PAIRS
+
+METHODS = {"dpo": "feddpo", "sft": "fedavg", "selector": "fedbis"}
+
+
+def make_recipe(kind, *overrides):
+    method = f"federation.method={METHODS[kind]}"
+    return load_recipe("debug", [method, "federation.batch_size=3", "federation.local_steps=2", *overrides])
+
+
+def make_trainer(kind, *overrides):
+    return build_trainer(make_recipe(kind, *overrides), "cpu")
+
+
+@pytest.fixture(scope="module")
+def dpo_trainer():
+    return make_trainer("dpo")
+
+
+@pytest.fixture(scope="module")
+def sft_trainer():
+    return make_trainer("sft")
+
+
+@pytest.fixture(scope="module")
+def selector_trainer():
+    return make_trainer("selector")
+
+
+@pytest.fixture(params=["dpo", "sft"])
+def policy_trainer(request):
+    return request.getfixturevalue(f"{request.param}_trainer")
+
+
+@pytest.fixture(params=METHODS)
+def trainer(request):
+    return request.getfixturevalue(f"{request.param}_trainer")
+
+
+@pytest.fixture(scope="module")
+def adapter(resident_policy):
+    return random_tensors(resident_policy.slot, seed=1, scale=0.2)
+
+
+@pytest.fixture
+def contexts(prepared, tmp_path):
+    store = AdapterStore(tmp_path / "federation" / "adapters")
+    return ClientContexts(store, prepared / "pairs.parquet")
+
+
+def train_job(contexts, adapter, seed=3, client="ada"):
+    return TrainJob(client=client, round=0, seed=seed, adapter=contexts.adapters.put(adapter))
+
+
+def measure_logprobs(trainer, adapter, pairs=PAIRS):
+    """Log-probabilities of chosen and rejected, [N, 2], under an adapter."""
+    trainer.resident.slot.load(adapter)
+    return pair_logprobs(trainer.resident, pairs, 6)
+
+
+# --- all trainers
+
+
+def test_every_method_names_a_registered_trainer():
+    from components.config import METHODS as REGISTERED
+
+    names = {REGISTERED.load(name).trainer for name in REGISTERED.names()}
+    assert names == set(TRAINERS.names())
+
+
+@pytest.mark.parametrize(("kind", "model"), [("sft", "policy"), ("dpo", "policy"), ("selector", "selector")])
+def test_a_method_names_the_section_of_the_model_that_its_trainer_trains(kind, model):
+    assert method_of(make_recipe(kind).federation).trained_model == model
+
+
+def test_a_trained_adapter_has_the_tensors_of_the_initial_one(trainer, contexts):
+    initial = trainer.initial_adapter(0)
+    result = trainer.run(train_job(contexts, initial), contexts.open("ada"))
+    assert set(result.tensors) == set(initial)
+    assert any(not torch.equal(result.tensors[name], initial[name]) for name in initial)
+    assert result.rows == 8
+
+
+def test_a_training_has_its_losses_steps_and_tokens_as_metrics(trainer, contexts):
+    result = trainer.run(train_job(contexts, trainer.initial_adapter(0)), contexts.open("ada"))
+    scalars = result.metrics.scalars
+    assert scalars["steps"] == 2
+    assert scalars["tokens"] > 0
+    assert scalars["loss"] == pytest.approx((scalars["loss_first"] + scalars["loss_last"]) / 2)
+
+
+@pytest.mark.slow
+def test_a_training_is_a_function_of_its_job(trainer, contexts):
+    adapter = trainer.initial_adapter(0)
+    first = trainer.run(train_job(contexts, adapter), contexts.open("ada")).tensors
+    trainer.run(train_job(contexts, adapter, seed=4, client="bea"), contexts.open("bea"))
+    torch.manual_seed(99)
+    second = trainer.run(train_job(contexts, adapter), contexts.open("ada")).tensors
+    for name, tensor in first.items():
+        assert torch.equal(second[name], tensor)
+
+
+@pytest.mark.parametrize("job_type", [GradientJob, MeasureJob])
+def test_a_job_of_another_kind_is_refused_by_trainer_and_kind(trainer, contexts, job_type):
+    ref = contexts.adapters.put(trainer.initial_adapter(0))
+    names = {"name": "rewards"} if job_type is MeasureJob else {}
+    job = job_type(client="ada", round=0, seed=1, adapter=ref, **names)
+    with pytest.raises(TypeError, match=f"{type(trainer).__name__} has no jobs of kind '{job.kind}'"):
+        trainer.run(job, contexts.open("ada"))
+
+
+# --- policies
+
+
+def test_a_policy_has_no_score_jobs(policy_trainer, contexts, adapter):
+    job = ScoreJob(client="ada", round=0, seed=1, adapters=(contexts.adapters.put(adapter),))
+    with pytest.raises(TypeError, match="'score'"):
+        policy_trainer.run(job, contexts.open("ada"))
+
+
+def test_a_policy_compares_no_completions(policy_trainer, adapter):
+    with pytest.raises(TypeError, match="policy"):
+        policy_trainer.compare([Comparison("p", "a", "b")], [adapter])
+
+
+def test_margins_and_rewards_of_a_policy_are_implicit_rewards_over_beta(policy_trainer, adapter):
+    initial = policy_trainer.initial_adapter(0)
+    policy = measure_logprobs(policy_trainer, adapter)
+    reference = measure_logprobs(policy_trainer, initial)
+    scores = policy_trainer.score_pairs(PAIRS, [adapter, initial])
+    assert np.allclose(scores.margins[0], implicit_margins(policy, reference), atol=1e-4)
+    assert np.allclose(scores.rewards[0], (policy - reference)[:, 0], atol=1e-4)
+    assert np.abs(scores.rewards[0]).max() > 1e-3
+
+
+def test_margins_of_likelihoods_are_summed_and_per_token(policy_trainer, adapter):
+    logprobs = measure_logprobs(policy_trainer, adapter)
+    encoded = [policy_trainer.resident.encode_pair(pair)[1:] for pair in PAIRS]
+    lengths = np.array([[len(completion) for completion in completions] for completions in encoded])
+    margins = policy_trainer.score_pairs(PAIRS, [adapter]).margins_by_metric
+    per_token = logprobs / lengths
+    assert np.allclose(margins["summed"][0], logprobs[:, 0] - logprobs[:, 1], atol=1e-4)
+    assert np.allclose(margins["per_token"][0], per_token[:, 0] - per_token[:, 1], atol=1e-4)
+
+
+def test_the_reference_has_margins_and_rewards_of_0(policy_trainer, adapter):
+    scores = policy_trainer.score_pairs(PAIRS, [adapter, policy_trainer.initial_adapter(0)])
+    assert not scores.margins[1].any()
+    assert not scores.rewards[1].any()
+
+
+def test_no_pairs_have_no_scores(policy_trainer):
+    scores = policy_trainer.score_pairs([], [policy_trainer.initial_adapter(0)])
+    assert scores.margins.shape == (1, 0)
+
+
+def test_a_client_uses_the_shared_adapter_as_it_is(policy_trainer, contexts, adapter):
+    own = policy_trainer.score_client_pairs(PAIRS, adapter, contexts.open("ada"))
+    assert np.array_equal(own.margins, policy_trainer.score_pairs(PAIRS, [adapter]).margins)
+    policy = policy_trainer.client_policy(adapter, contexts.open("ada"))
+    assert policy is policy_trainer.resident_policy()
+    read = policy_trainer.resident.slot.read()
+    assert all(torch.equal(read[name], adapter[name]) for name in adapter)
+
+
+@pytest.mark.parametrize("rows", [PAIRS[:3], PAIRS[3:]], ids=["first", "second"])
+def test_each_clients_pairs_are_scored_against_their_own_reference(dpo_trainer, adapter, rows):
+    for other_rows in (PAIRS[:3], PAIRS[3:], PAIRS[:3]):
+        dpo_trainer.score_pairs(other_rows, [adapter])
+    shared = dpo_trainer.score_pairs(rows, [adapter]).margins
+    assert np.array_equal(shared, make_trainer("dpo").score_pairs(rows, [adapter]).margins)
+
+
+# --- the cache of the reference
+
+QUESTIONS = [PAIRS[n % len(PAIRS)] | {"prompt": f"question {n}", "pair_id": str(n)} for n in range(7)]
+
+
+@pytest.fixture
+def new_trainer():
+    return make_trainer("dpo", "federation.batch_size=2", "federation.local_steps=1")
+
+
+@pytest.fixture
+def scored_rows(new_trainer, monkeypatch):
+    """Indices of the questions that the model scores, one list per call."""
+    calls = []
+    score = ResidentPolicy.score
+    encoded = [new_trainer.resident.encode_pair(row) for row in QUESTIONS]
+
+    def record(self, rows, *arguments, **options):
+        calls.append([encoded.index(row) for row in rows])
+        return score(self, rows, *arguments, **options)
+
+    monkeypatch.setattr(ResidentPolicy, "score", record)
+    return calls
+
+
+def test_the_reference_is_computed_once_and_only_for_used_rows(new_trainer, scored_rows):
+    logprobs = new_trainer.reference_logprobs(QUESTIONS, np.array([6, 3]))
+    assert scored_rows == [[6], [3]]
+    assert np.isnan(logprobs[[0, 1, 2, 4, 5]]).all()
+    new_trainer.reference_logprobs(QUESTIONS)
+    assert scored_rows[2:] == [[0], [1], [2], [4], [5]]
+
+
+def test_the_reference_of_a_row_does_not_depend_on_other_rows(new_trainer, dpo_trainer):
+    all_rows = dpo_trainer.reference_logprobs(QUESTIONS)
+    some_rows = new_trainer.reference_logprobs(QUESTIONS, np.array([6, 3]))
+    assert (some_rows[[3, 6]] == all_rows[[3, 6]]).all()
+    assert (new_trainer.reference_logprobs(QUESTIONS) == all_rows).all()
+
+
+def test_training_does_not_depend_on_cached_references(new_trainer, contexts, adapter):
+    new_trainer.reference_logprobs(contexts.open("ada").rows("train")[::2])
+    other = make_trainer("dpo", "federation.batch_size=2", "federation.local_steps=1")
+    first, second = (
+        trainer.run(train_job(contexts, adapter), contexts.open("ada")).tensors
+        for trainer in (new_trainer, other)
+    )
+    for name, tensor in first.items():
+        assert torch.equal(second[name], tensor)
+
+
+def test_drawn_rows_are_those_of_the_minibatches(dpo_trainer):
+    training = LocalTraining(2, 2, make_recipe("dpo").federation.optimizer, seed=5)
+    minibatches = list(training.draw_minibatches(20))
+    assert drawn_rows(20, training).tolist() == np.unique(np.concatenate(minibatches)).tolist()
+
+
+# --- selectors
+
+
+def test_both_orders_of_a_pair_come_from_training_rows(prepared, contexts, monkeypatch):
+    """Pairs are split first and swapped afterwards, so no trained comparison is a held-out pair."""
+    trainer = make_trainer("selector", "federation.local_steps=6")
+    encode = trainer.selector.encode
+    comparisons = []
+
+    def record(comparison):
+        comparisons.append(comparison)
+        return encode(comparison)
+
+    monkeypatch.setattr(trainer.selector, "encode", record)
+    run_job(train_job(contexts, trainer.initial_adapter(0)), trainer, contexts)
+    rows = read_rows(prepared / "pairs.parquet", "ada").to_list()
+    prompts = {comparison.prompt for comparison in comparisons}
+    assert prompts == {row["prompt"] for row in rows if row["split"] == "train"}
+    assert not prompts & {row["prompt"] for row in rows if row["split"] != "train"}
+    assert len(comparisons) == 2 * 8
+    assert {Comparison(c.prompt, c.second, c.first) for c in comparisons} == set(comparisons)
+
+
+def test_a_score_job_gives_the_validation_loss_of_each_selector(selector_trainer, contexts):
+    adapters = [selector_trainer.initial_adapter(seed) for seed in (0, 1)]
+    refs = tuple(contexts.adapters.put(adapter) for adapter in adapters)
+    context = contexts.open("ada")
+    result = selector_trainer.run(ScoreJob(client="ada", round=0, seed=1, adapters=refs), context)
+    expected = validation_losses(selector_trainer.selector, context.rows("validation"), adapters)
+    assert result.losses == tuple(expected)
+    assert result.tensors is None
+    assert result.rows == 2
+
+
+def test_selectors_score_pairs_and_compare_completions_in_the_order_of_the_adapters(
+    selector_trainer, random_adapter
+):
+    adapters = [random_adapter(1), random_adapter(2)]
+    scores = selector_trainer.score_pairs(PAIRS, adapters)
+    comparisons = [Comparison(pair["prompt"], pair["chosen"], pair["rejected"]) for pair in PAIRS]
+    odds = selector_trainer.compare(comparisons, adapters)
+    assert scores.margins.shape == odds.shape == (2, 6)
+    assert scores.rewards is None
+    alone = selector_trainer.score_pairs(PAIRS, adapters[1:])
+    assert np.allclose(scores.margins[1], alone.margins[0])
+    assert not np.allclose(scores.margins[0], scores.margins[1])
+
+
+def test_a_selector_is_no_policy(selector_trainer, contexts):
+    with pytest.raises(TypeError, match="selector"):
+        selector_trainer.client_policy(selector_trainer.initial_adapter(0), contexts.open("ada"))

@@ -1,0 +1,70 @@
+"""A user's own pairs in three columns, with clients that adapt the shared adapter (Per-FedAvg)."""
+
+import json
+import re
+
+import pytest
+
+NOISE = re.compile(r".*(?:Traceback|WARNING|Warning|ERROR|Error|Exception).*")
+
+pytestmark = pytest.mark.slow
+
+
+def own_pair(n):
+    if n % 2:
+        return {
+            "prompt": f"Question number {n}?",
+            "chosen": f"Answer {n}, in full.",
+            "rejected": f"No {n}.",
+        }
+    return {
+        "prompt": f"Question number {n}?",
+        "chosen": f"Yes, {n}.",
+        "rejected": f"No, and not {n} either.",
+    }
+
+
+@pytest.fixture(scope="module")
+def complete(new_workplace, tmp_path_factory):
+    path = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
+    path.write_text("\n".join(json.dumps(own_pair(n)) for n in range(80)), encoding="utf-8")
+    return new_workplace("own-pairs").run(
+        "data.source=jsonl",
+        f"data.path={path}",
+        "data.options={}",
+        "data.partition=iid",
+        "data.clients=4",
+        "federation.method=perfedavg",
+        "federation.options={inner_steps: 1}",
+        "federation.rounds=1",
+        "runtime.data_docs=true",
+    )
+
+
+def test_the_run_ends_without_a_warning_and_shows_the_accuracy_on_all_pairs(complete):
+    assert "all pairs" in complete.summary
+    assert not NOISE.findall(complete.output)
+
+
+def test_the_data_docs_are_written_and_logged(complete):
+    assert (complete.folder / "prepared" / "docs" / "index.html").is_file()
+    prepare = complete.phase_run("prepare").info.run_id
+    assert "data/docs/index.html" in complete.artifacts(prepare, "data/docs")
+
+
+def test_each_client_adapts_the_servers_adapter_when_it_is_measured(complete):
+    result = complete.federation
+    assert result.outcome.kind == "personalized-clients"
+    assert list(result.outcome.adapters) == ["policy"]
+    assert "by log-likelihood, summed" in complete.summary
+    assert result.after.accuracy.pairs > 0
+
+
+def test_each_client_adapts_the_servers_adapter_when_it_answers(complete):
+    answering = {row["aligned"]["client_id"] for row in complete.answers}
+    assert answering <= set(complete.federation.outcome.job_keys)
+    assert len(answering) > 1
+
+
+def test_clients_without_private_modules_store_nothing(complete):
+    assert not complete.client_stores.exists()

@@ -1,0 +1,100 @@
+"""DVC repeats only the stages that a change concerns; the recipe `debug`, up to the rounds."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from components.models.backbone import fetch_backbone
+from tests.support.command_line import fed_rlhf
+from tests.support.pipeline import ROOT, environment_without
+
+STAGES = ["check_recipe", "fetch_backbone", "grow_trees", "prepare", "federate"]
+FILES = ("dvc.yaml", ".dvcignore", ".gitignore", "data/.gitignore")
+
+
+class Checkout:
+    """A copy of the checkout with a git repository of its own.
+
+    Args:
+        folder: of the copy.
+        place: the workplace whose Prefect server and MLflow store all stages use.
+    """
+
+    def __init__(self, folder, place):
+        self.folder = folder
+        self.place = place
+        self.pipeline = folder / "data" / "pipeline"
+        self.result = self.pipeline / "federation" / "result.json"
+        ignored = shutil.ignore_patterns("__pycache__", "cache", "tmp")
+        for name in ("components", "flows", "infra", "mlflow", "tasks", ".dvc"):
+            shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+        (folder / "data").mkdir()
+        for name in FILES:
+            shutil.copy(ROOT / name, folder / name)
+        subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
+        self.set_overrides("")
+
+    def set_overrides(self, overrides):
+        (self.folder / "params.yaml").write_text(f'recipe: debug\noverrides: "{overrides}"\n')
+
+    def run_stages(self):
+        """Run all stages up to the rounds in this process."""
+        from flows.stages import run_stage
+
+        first, *others = STAGES
+        result = fed_rlhf("stage", first, "--folder", str(self.pipeline), "--recipe", "debug")
+        assert result.exit_code == 0, result.output
+        for stage in others:
+            self.place.call(lambda stage=stage: run_stage(stage, str(self.pipeline)))
+
+    def dvc(self, *arguments):
+        """Names of the stages that a DVC command runs, or would run."""
+        programs = Path(sys.executable).parent
+        variables = environment_without("FED_RLHF_", "MLFLOW_TRACKING", "PREFECT_API")
+        variables["PATH"] = f"{programs}:{variables['PATH']}"
+        variables["PREFECT_API_URL"] = self.place.prefect_url
+        variables["MLFLOW_TRACKING_URI"] = self.place.tracking
+        done = subprocess.run(
+            [programs / "dvc", *arguments],
+            cwd=self.folder,
+            env=variables,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return re.findall(r"Running stage '(\w+)'", done.stdout)
+
+    def repeated(self, overrides, *options):
+        """Names of the stages that `dvc repro` repeats after a change; --dry only lists them."""
+        self.set_overrides(overrides)
+        return self.dvc("repro", *options, "federate")
+
+
+@pytest.fixture
+def checkout(new_workplace, tmp_path, monkeypatch):
+    """A copy of the checkout in which all stages were run, in this process, and committed to DVC."""
+    checkout = Checkout(tmp_path / "checkout", new_workplace("dvc"))
+    stages = yaml.safe_load((checkout.folder / "dvc.yaml").read_text())["stages"]
+    assert list(stages)[: len(STAGES)] == STAGES
+    backbones = checkout.folder / "data" / "backbone"
+    shutil.copytree(fetch_backbone("tiny-random"), backbones / "tiny-random")
+    monkeypatch.setenv("FED_RLHF_BACKBONES", str(backbones))
+    checkout.run_stages()
+    assert checkout.repeated("", "--dry") == STAGES, "DVC knows of no stage yet"
+    checkout.dvc("commit", "--force", *STAGES)
+    return checkout
+
+
+@pytest.mark.slow
+def test_dvc_repeats_only_the_stages_that_a_change_concerns(checkout):
+    first = checkout.result.read_text()
+    assert checkout.repeated("") == []
+    assert checkout.repeated("evaluation.judge.steps=5") == ["check_recipe"]
+    assert checkout.result.read_text() == first
+    assert checkout.repeated("federation.rounds=4") == ["check_recipe", "federate"]
+    assert '"rounds": 4' in checkout.result.read_text()

@@ -1,0 +1,116 @@
+"""Reward functions: registered by name, named by their module, and what is refused."""
+
+import sys
+from importlib.metadata import EntryPoint
+
+import numpy as np
+import pytest
+
+from components.config import RecipeError
+from components.models.rewards.base import RewardError, check_scores
+from components.models.rewards.function import REWARD_FUNCTIONS, FunctionReward, find_reward_function
+from tests.support.reward_functions import score_length
+
+
+def test_a_function_is_named_by_its_module():
+    assert find_reward_function("tests.support.reward_functions:score_length") is score_length
+
+
+def register(monkeypatch, name):
+    """Add a function as an installed package does."""
+    entry = EntryPoint(name, "tests.support.reward_functions:score_length", REWARD_FUNCTIONS.group)
+    monkeypatch.setitem(REWARD_FUNCTIONS._entry_points, name, entry)
+
+
+def test_a_function_of_an_installed_package_is_named_by_its_entry_point(monkeypatch):
+    register(monkeypatch, "mine")
+    assert find_reward_function("mine") is score_length
+
+
+def test_an_entry_point_does_not_replace_a_builtin_function(monkeypatch):
+    register(monkeypatch, "clean")
+    assert find_reward_function("clean") is not score_length
+
+
+def test_the_scores_of_a_function_are_float64():
+    reward = FunctionReward(name="tests.support.reward_functions:score_length").load("cpu", None)
+    scores = reward(["q", "q"], ["four", "to"])
+    assert scores.dtype == np.float64
+    assert scores.tolist() == [4.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("claen", "Did you mean 'clean'"),
+        ("nowhere.at_all:f", "cannot be imported .*ModuleNotFoundError: No module named 'nowhere'"),
+        ("math:nothing", "cannot be imported .*AttributeError"),
+        (".x:f", "cannot be imported .*TypeError"),
+        ("math:pi", "of type float"),
+    ],
+)
+def test_a_function_that_cannot_be_used_is_refused_by_name(name, words):
+    with pytest.raises(RecipeError, match=words) as error:
+        find_reward_function(name)
+    assert f"'{name}'" in str(error.value)
+
+
+# --- the function `clean`
+
+
+@pytest.fixture(scope="module")
+def clean():
+    pytest.importorskip("profanity_check", reason="alt-profanity-check (the extra demo) is not installed")
+    return FunctionReward(name="clean").load("cpu", None)
+
+
+def test_clean_language_scores_above_insults(clean):
+    responses = ["have a nice day", "you are a stupid idiot", "go to hell, moron"]
+    scores = clean(["hello"] * 3, responses)
+    assert scores[0] > 2
+    assert scores[1:].max() < -2
+    assert np.abs(scores).max() <= 10
+
+
+def test_clean_does_not_read_the_prompt(clean):
+    assert clean(["you idiot"], ["have a nice day"]) == clean(["hello"], ["have a nice day"])
+
+
+def test_clean_without_its_package_is_refused_with_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "profanity_check", None)
+    with pytest.raises(RecipeError, match=r"'clean' .*alt-profanity-check.*fed-rlhf\[demo\]"):
+        find_reward_function("clean")(["q"], ["r"])
+
+
+# --- checked scores
+
+
+def fail(prompts, responses):
+    raise OverflowError("too large")
+
+
+@pytest.mark.parametrize(
+    ("reward", "words"),
+    [
+        (fail, "failed on 2 responses: OverflowError: too large"),
+        (lambda prompts, responses: np.zeros(3), r"shape \(3,\) for 2 responses"),
+        (lambda prompts, responses: np.array([1.0, np.inf]), "1 of them NaN or infinite"),
+    ],
+)
+def test_a_reward_that_does_not_give_one_finite_score_per_response_is_refused_by_name(reward, words):
+    with pytest.raises(RewardError, match=f"the reward x (?s:.*){words}"):
+        check_scores("the reward x", reward, ["q", "q"], ["a", "b"])
+
+
+def test_an_error_that_is_written_for_the_user_is_not_wrapped():
+    def refuse(prompts, responses):
+        raise RecipeError("install a package")
+
+    with pytest.raises(RecipeError, match="install a package"):
+        check_scores("the reward x", refuse, ["q"], ["a"])
+
+
+def test_finite_scores_are_returned_as_float64():
+    scores = check_scores("the reward x", lambda prompts, responses: [1, 2], ["q", "q"], ["a", "b"])
+    assert scores.dtype == np.float64
+    assert scores.tolist() == [1.0, 2.0]

@@ -1,0 +1,122 @@
+"""The speed of selector training: counted FLOPs, and the table, on a shape that is fast to train."""
+
+import json
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from components.config import LoraConfig
+from components.models.adapters import attach_lora
+from components.models.backbone import find_active_dropout
+from perf import throughput
+from perf.throughput import Step
+
+TINY = {
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+}
+RUN = ["--shape", "tiny", "--rows", "2", "--length", "16", "--steps", "3", "--device", "cpu"]
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    monkeypatch.setitem(throughput.SHAPES, "tiny", TINY)
+
+
+def unneeded_flops(model, tokens):
+    """FLOPs of the gradient of the first layer's input, which no trained weight needs.
+
+    step_flops counts them: 2 per token and weight of the projections of the embeddings.
+    """
+    attention = model.model.layers[0].self_attn
+    weights = 0
+    for layer in (attention.q_proj, attention.k_proj, attention.v_proj):
+        weights += layer.base_layer.weight.numel() + layer.lora_A["default"].weight.numel()
+    return tokens * 2 * weights
+
+
+def test_the_flops_of_a_step_are_those_that_torch_counts(tiny):
+    model = throughput.random_model("tiny", "cpu")
+    model.set_attn_implementation("eager")  # torch's counter sees its products
+    linear = throughput.count_linear_weights(model)
+    wrapped = attach_lora(model, LoraConfig(dropout=0.0))
+    ids = torch.randint(0, 64, (2, 16))
+    with FlopCounterMode(display=False) as counter:
+        wrapped.base_model.model.model(input_ids=ids).last_hidden_state.sum().backward()
+    adapter = sum(p.numel() for p in wrapped.parameters() if p.requires_grad)
+    expected = throughput.step_flops(model.config, linear, adapter, Step("tiny", 2, 16))
+    assert counter.get_total_flops() == expected - unneeded_flops(model, 32)
+
+
+@pytest.mark.slow
+def test_the_table_and_its_json_have_the_same_figures(tiny, capsys):
+    threads = torch.get_num_threads()
+    assert throughput.main([*RUN, "--peak-tflops", "0.1"]) == 0
+    out = capsys.readouterr().out
+    figures = json.loads(out.splitlines()[-1])
+    assert figures["tokens_per_s"] == pytest.approx(32 / figures["seconds"])
+    assert figures["utilization"] == pytest.approx(figures["flops"] / figures["seconds"] / 1e11)
+    assert f"{figures['tokens_per_s']:.0f} tokens/s" in out
+    assert "3 layers" in out
+    assert "2 rows of 16 tokens" in out
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.slow
+def test_the_three_largest_costs_are_shares_in_descending_order(tiny):
+    shares = list(throughput.measure(Step("tiny", 2, 16), 1, "cpu").costs.values())
+    assert len(shares) == 3
+    assert all(0 < share < 1 for share in shares)
+    assert shares == sorted(shares, reverse=True)
+
+
+@pytest.mark.slow
+def test_an_unknown_peak_gives_no_utilization(tiny):
+    figures = throughput.measure(Step("tiny", 1, 8), 1, "cpu")
+    assert figures.utilization is None
+    assert "not known" in figures.table()
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"), [("NVIDIA H200", 989e12), ("NVIDIA A100-SXM4-80GB", 312e12), ("CPU", None)]
+)
+def test_the_peak_of_a_device_is_known_by_its_name(name, peak):
+    assert throughput.peak_flops(name) == peak
+
+
+@pytest.mark.parametrize(
+    ("shape", "parameters"),
+    [("qwen2-0.5b", 494_032_768), ("gemma-2b", 2_506_172_416), ("smollm2-135m", 134_515_008)],
+)
+def test_the_shapes_have_the_published_numbers_of_parameters(shape, parameters):
+    model = throughput.random_model(shape, "meta")
+    assert sum(p.numel() for p in model.parameters()) == parameters
+    assert find_active_dropout(model) == []
+
+
+@pytest.mark.slow
+def test_by_default_two_shapes_are_measured_at_the_papers_batch_size(monkeypatch, tiny, capsys):
+    measured = []
+    figures = throughput.measure(Step("tiny", 1, 8), 1, "cpu")
+    monkeypatch.setattr(throughput, "measure", lambda step, *_: measured.append(step) or figures)
+    assert throughput.main([]) == 0
+    assert [(step.shape, step.rows) for step in measured] == [("qwen2-0.5b", 32), ("gemma-2b", 32)]
+
+
+def test_the_help_names_the_default_batch_size_and_its_source(capsys):
+    with pytest.raises(SystemExit):
+        throughput.main(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "(default: 32, the batch size of FedBiscuit's tables 3 and 4)" in text
+
+
+def test_no_rows_are_refused(capsys):
+    assert throughput.main(["--rows", "0"]) == 2
+    assert "at least 1" in capsys.readouterr().err

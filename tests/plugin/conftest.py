@@ -1,0 +1,3 @@
+"""The example is a package of its own, whose tests run once it is installed."""
+
+collect_ignore = ["example"]

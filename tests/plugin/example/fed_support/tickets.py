@@ -1,0 +1,42 @@
+"""Source `tickets`: answers to support tickets, and which of them each support agent prefers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pydantic import Field
+
+from components.config import DataConfig
+from components.data.holdout import hold_out
+from components.data.records import Pair, SourceData
+from components.data.sources.base import PairSource
+from components.data.splits import assign
+from components.seeding import generator
+
+POLITE = "Sorry about that. We have looked into order {n} and will write to you today."
+SHORT = "We will look into order {n}."
+
+
+class Options(PairSource):
+    """Options of the source tickets."""
+
+    agents: int = Field(12, ge=1, description="Number of support agents, who own the pairs.")
+
+    def load(self, data: DataConfig, seed: int) -> SourceData:
+        """Pairs with splits; a share of them is reserved for the judge and the server."""
+        pairs = [self.make_pair(n, seed) for n in range(1000, 1240)]
+        splits = assign((pair.split_group for pair in pairs), data.validation, data.test, seed)
+        pairs = [replace(pair, split=split) for pair, split in zip(pairs, splits, strict=True)]
+        return hold_out(pairs, "tickets", self.shares, seed, dropped={})
+
+    def make_pair(self, order: int, seed: int) -> Pair:
+        """The pair of an order: agents with odd numbers prefer the polite answer."""
+        agent = int(generator(seed, "tickets", order).integers(self.agents))
+        answers = [POLITE.format(n=order), SHORT.format(n=order)]
+        chosen, rejected = answers if agent % 2 else answers[::-1]
+        return Pair(
+            prompt=f"Where is order {order}?",
+            chosen=chosen,
+            rejected=rejected,
+            client_id=f"agent-{agent:02d}",
+        )

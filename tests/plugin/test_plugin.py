@@ -1,0 +1,142 @@
+"""A package outside of the project adds a method, an aggregator and a source by entry points.
+
+The package is tests/plugin/example, which the tutorial docs/tutorials/own-method.md explains.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from components.results import FederationResult
+from tests.support.pipeline import ROOT
+
+EXAMPLE = Path(__file__).parent / "example"
+TUTORIAL = ROOT / "docs" / "tutorials" / "own-method.md"
+METHOD = ["federation.method=feddpo-step", "federation.rounds=1"]
+SOURCE = ["data.source=tickets", "data.options={agents: 8}", "data.partition=natural"]
+
+
+class Installed:
+    """The example package, installed into a folder.
+
+    Args:
+        folder: where it is built and installed.
+    """
+
+    def __init__(self, folder):
+        source = shutil.copytree(EXAMPLE, folder / "source")
+        self.packages = folder / "packages"
+        self.tests = source / "tests"
+        options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--target"]
+        subprocess.run(
+            [sys.executable, "-m", "pip", "install", *options, self.packages, source],
+            check=True,
+            capture_output=True,
+        )
+
+    def run(self, *arguments, variables=None):
+        """A finished Python process that has the package on its path."""
+        path = os.pathsep.join([str(self.packages), str(ROOT)])
+        return subprocess.run(
+            [sys.executable, *arguments],
+            env=os.environ | {"PYTHONPATH": path} | (variables or {}),
+            cwd=self.packages,
+            capture_output=True,
+            text=True,
+        )
+
+    def fed_rlhf(self, *arguments, variables=None):
+        """Output of a command that succeeds."""
+        done = self.run("-m", "flows.cli", *arguments, variables=variables)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    return Installed(tmp_path_factory.mktemp("plugin"))
+
+
+def tutorial_files():
+    """The files of the package by their path, as the tutorial shows them."""
+    blocks = re.findall(
+        r'^```\w+ title="([^"]+)"\n(.*?)^```$', TUTORIAL.read_text(), re.MULTILINE | re.DOTALL
+    )
+    return dict(blocks)
+
+
+def test_the_tutorial_shows_the_files_of_the_example():
+    files = {
+        path.relative_to(EXAMPLE).as_posix(): path.read_text()
+        for path in EXAMPLE.rglob("*")
+        if path.suffix in (".py", ".toml") and path.name != "__init__.py"
+    }
+    assert tutorial_files() == files
+
+
+@pytest.mark.slow
+def test_an_installed_method_is_listed_with_its_description(installed):
+    (line,) = [line for line in installed.fed_rlhf("methods").splitlines() if "feddpo-step" in line]
+    assert line.split()[1] == "policy"
+    assert line.endswith("FedDPO whose server takes partial steps.")
+
+
+@pytest.mark.slow
+def test_options_of_an_installed_aggregator_are_checked(installed):
+    aggregator = "federation.options={aggregator: {kind: server-step, lr: %s}}"
+    arguments = ["-m", "flows.cli", "check", "debug", "federation.method=feddpo"]
+    assert installed.run(*arguments, aggregator % 0.2).returncode == 0
+    refused = installed.run(*arguments, aggregator % 2)
+    assert refused.returncode == 2
+    assert "federation.options.aggregator.lr" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_options_of_an_installed_source_are_checked(installed):
+    refused = installed.run("-m", "flows.cli", "check", "debug", *SOURCE, "data.options.agent=3")
+    assert refused.returncode == 2
+    assert "data.options.agents" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_the_packages_own_tests_pass(installed):
+    done = installed.run("-m", "pytest", "-q", "-p", "no:cacheprovider", str(installed.tests))
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_run_uses_an_installed_method_and_an_installed_source(installed, new_workplace):
+    place = new_workplace("plugin")
+    variables = place.variables | {"PREFECT_API_URL": place.prefect_url}
+    output = installed.fed_rlhf("run", "debug", *METHOD, *SOURCE, variables=variables)
+    folder = place.newest(output).folder
+    recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
+    assert recipe["federation"]["options"]["aggregator"] == {"kind": "server-step", "lr": 0.5}
+    assert recipe["data"]["options"]["agents"] == 8
+    result = FederationResult.read(folder / "federation" / "result.json")
+    (record,) = result.records
+    assert all(name.startswith("agent-") for name in record.clients)
+    assert list(result.adapters) == ["policy"]
+    assert "feddpo-step" in (folder / "report" / "summary.txt").read_text()
+
+
+@pytest.mark.slow
+def test_without_the_package_its_method_is_refused_with_the_installed_ones(installed):
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli", "check", "debug", *METHOD],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "'feddpo-step'" in done.stderr
+    assert "feddpo" in done.stderr

@@ -1,0 +1,76 @@
+"""Judges of tests, whose verdicts follow from the texts, and how a recipe gets one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from components.config import JudgeConfig, Recipe
+from components.evaluation.judges.base import JudgeResources, JudgeSection
+from components.evaluation.winrate import Verdict
+from components.models.selector import Comparison
+
+
+class LengthJudge:
+    """Prefers the longer response."""
+
+    description = "the longer one"
+
+    def __init__(self) -> None:
+        self.figures: dict[str, float] = {}
+        self.texts: list[dict[str, str]] = []
+
+    def compare(self, comparisons: Sequence[Comparison]) -> list[Verdict]:
+        """The longer response of each pair; the second of equally long ones."""
+        return [
+            Verdict.FIRST if len(pair.first) > len(pair.second) else Verdict.SECOND for pair in comparisons
+        ]
+
+
+class AlphabetJudge(LengthJudge):
+    """Prefers the response that is first in the alphabet, and may write why.
+
+    Args:
+        writes: whether it writes a text for each comparison, and has a figure.
+    """
+
+    description = "the first in the alphabet"
+
+    def __init__(self, writes: bool) -> None:
+        super().__init__()
+        self.writes = writes
+        if writes:
+            self.figures["judge_shortened"] = 0
+
+    def compare(self, comparisons: Sequence[Comparison]) -> list[Verdict]:
+        """The response of each pair that is first in the alphabet."""
+        if self.writes:
+            self.texts += [{"prompt": pair.prompt, "text": "because"} for pair in comparisons]
+        return [Verdict.FIRST if pair.first < pair.second else Verdict.SECOND for pair in comparisons]
+
+
+class LengthSection(JudgeSection):
+    """Section of the LengthJudge."""
+
+    kind: Literal["length"] = "length"
+
+    def build(self, resources: JudgeResources) -> LengthJudge:
+        """The judge."""
+        return LengthJudge()
+
+
+class AlphabetSection(JudgeSection):
+    """Section of the AlphabetJudge."""
+
+    kind: Literal["alphabet"] = "alphabet"
+    writes: bool = False
+
+    def build(self, resources: JudgeResources) -> AlphabetJudge:
+        """The judge."""
+        return AlphabetJudge(self.writes)
+
+
+def with_judge(recipe: Recipe, judge: JudgeConfig) -> Recipe:
+    """The recipe with another judge."""
+    evaluation = recipe.evaluation.model_copy(update={"judge": judge})
+    return recipe.model_copy(update={"evaluation": evaluation})

@@ -1,0 +1,74 @@
+"""Files that are written whole or not at all, and where the project keeps them."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from components import paths
+from components.io import file_hash, read_json, write_atomically, write_json
+
+
+def test_a_file_is_written_with_its_folders(tmp_path):
+    path = tmp_path / "a" / "b" / "file.bin"
+    write_atomically(path, b"content")
+    assert path.read_bytes() == b"content"
+    assert os.listdir(path.parent) == ["file.bin"]
+
+
+def test_a_written_file_can_be_read_by_others(tmp_path):
+    write_atomically(tmp_path / "file", b"x")
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_failed_write_leaves_the_earlier_content_and_no_scratch_file(tmp_path, monkeypatch, call):
+    path = tmp_path / "file"
+    write_atomically(path, b"earlier")
+
+    def fail(*_):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(OSError, match="disk is full"):
+        write_atomically(path, b"later")
+    assert path.read_bytes() == b"earlier"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_json_is_read_back_and_ends_with_a_line_break(tmp_path):
+    content = {"a": [1, 2.5, None], "b": {"c": "text"}}
+    write_json(tmp_path / "file.json", content)
+    assert read_json(tmp_path / "file.json") == content
+    assert (tmp_path / "file.json").read_text().endswith("}\n")
+
+
+def test_a_path_is_written_to_json_as_text(tmp_path):
+    write_json(tmp_path / "file.json", {"folder": Path("a/b")})
+    assert json.loads((tmp_path / "file.json").read_text()) == {"folder": "a/b"}
+
+
+def test_the_hash_of_a_file_is_sha256_of_its_bytes(tmp_path):
+    (tmp_path / "file").write_bytes(b"content")
+    assert file_hash(tmp_path / "file") == hashlib.sha256(b"content").hexdigest()
+
+
+def test_the_home_is_the_configured_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("FED_RLHF_HOME", str(tmp_path / "home"))
+    assert paths.home() == tmp_path / "home"
+
+
+def test_the_home_is_the_checkout_where_none_is_configured(monkeypatch):
+    monkeypatch.delenv("FED_RLHF_HOME", raising=False)
+    assert paths.in_checkout()
+    assert paths.home() == paths.PACKAGE
+
+
+def test_the_home_of_an_installed_package_is_the_working_folder(monkeypatch, tmp_path):
+    monkeypatch.delenv("FED_RLHF_HOME", raising=False)
+    monkeypatch.setattr(paths, "PACKAGE", tmp_path / "site-packages")
+    monkeypatch.chdir(tmp_path)
+    assert not paths.in_checkout()
+    assert paths.home() == tmp_path

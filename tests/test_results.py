@@ -1,0 +1,153 @@
+"""Results of phases: frozen models, files with a schema version, and metrics of all names."""
+
+import json
+import math
+
+import pytest
+from pydantic import ValidationError
+
+from components import results
+from components.results import (
+    AccuracyReport,
+    ClientRecord,
+    Metrics,
+    Result,
+    ResultError,
+    RoundEvaluation,
+    StepRecord,
+    StoredResult,
+    finite_or_none,
+)
+from components.versions import RESULTS
+
+
+def make_evaluation(**changes):
+    values = {
+        "mean": 0.5,
+        "worst": 0.25,
+        "best": 0.75,
+        "clients": {"ada": 0.25, "bea": 0.75},
+        "domains": {},
+        "pairs": 8,
+        "margin": 0.1,
+        "margins": {},
+    }
+    return RoundEvaluation(rounds_done=2, accuracy=AccuracyReport(**(values | changes)))
+
+
+def make_step(clients, round=0, rounds_done=1):
+    return StepRecord(
+        step=1,
+        round=round,
+        phase="train",
+        rounds_done=rounds_done,
+        logged_at=1,
+        clients={
+            name: ClientRecord(slot="policy", rows=1, metrics=Metrics(scalars=scalars))
+            for name, scalars in clients.items()
+        },
+        failed={},
+        refused={},
+        adapters={},
+        memory={},
+        server=Metrics(),
+        aggregation_seconds=0.0,
+    )
+
+
+def all_subclasses(model):
+    models = set()
+    for subclass in model.__subclasses__():
+        models |= {subclass} | all_subclasses(subclass)
+    return models
+
+
+@pytest.mark.parametrize("model", sorted(all_subclasses(Result), key=lambda model: model.__name__))
+def test_every_result_is_frozen_and_refuses_unknown_keys(model):
+    assert model.model_config["frozen"]
+    assert model.model_config["extra"] == "forbid"
+
+
+def test_a_result_cannot_be_changed():
+    with pytest.raises(ValidationError, match="frozen"):
+        make_evaluation().rounds_done = 3
+
+
+# --- files
+
+
+def test_a_result_is_read_back_unchanged(tmp_path):
+    written = make_evaluation().write(tmp_path / "result.json")
+    assert RoundEvaluation.read(tmp_path / "result.json") == written
+
+
+def test_nan_and_infinity_are_read_back(tmp_path):
+    make_evaluation(mean=math.nan, worst=-math.inf).write(tmp_path / "result.json")
+    accuracy = RoundEvaluation.read(tmp_path / "result.json").accuracy
+    assert math.isnan(accuracy.mean)
+    assert accuracy.worst == -math.inf
+
+
+def test_a_file_has_the_schema_version_of_the_versions_table(tmp_path):
+    make_evaluation().write(tmp_path / "result.json")
+    assert json.loads((tmp_path / "result.json").read_text())["schema_version"] == RESULTS
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"schema_version": RESULTS + 1}, f"schema_version {RESULTS + 1}"),
+        ({"rounds_done": "two"}, "result.json"),
+        ({"unknown": 1}, "result.json"),
+    ],
+)
+def test_a_file_of_another_version_is_refused_by_its_path_with_the_remedy(tmp_path, change, part):
+    path = tmp_path / "result.json"
+    make_evaluation().write(path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ResultError, match="result.json") as error:
+        RoundEvaluation.read(path)
+    assert part in str(error.value)
+    assert "start a new run" in str(error.value)
+
+
+@pytest.mark.parametrize("content", [b"", b'{"rounds_done": 2, "acc', b"\x00"])
+def test_a_damaged_file_is_refused(tmp_path, content):
+    path = tmp_path / "result.json"
+    path.write_bytes(content)
+    with pytest.raises(ResultError, match=r"result\.json"):
+        RoundEvaluation.read(path)
+
+
+def test_every_phase_has_a_stored_result():
+    names = {model.__name__ for model in all_subclasses(StoredResult)}
+    expected = {"RoundEvaluation", "FederationResult", "AlignmentResult", "EvaluationResult"}
+    assert expected <= names
+    assert all(getattr(results, name).model_fields["schema_version"].default == RESULTS for name in expected)
+
+
+# --- metrics
+
+
+def test_merged_metrics_have_the_numbers_of_all_and_the_last_of_equal_names():
+    first = Metrics(scalars={"loss": 1.0, "kl": 2.0}, series={"lambda": [1.0]})
+    second = Metrics(scalars={"loss": 3.0}, series={"score": [4.0]})
+    merged = first.merged(second, Metrics(scalars={"kl": 5.0}))
+    assert merged.scalars == {"loss": 3.0, "kl": 5.0}
+    assert merged.series == {"lambda": [1.0], "score": [4.0]}
+    assert first.scalars == {"loss": 1.0, "kl": 2.0}
+
+
+def test_client_means_have_every_scalar_of_every_client():
+    step = make_step({"ada": {"loss": 1.0, "a/new/metric": 5.0}, "bea": {"loss": 3.0, "kl": 0.5}})
+    assert step.client_means() == {"loss": 2.0, "a/new/metric": 5.0, "kl": 0.5}
+
+
+def test_a_step_ends_its_round_when_a_round_is_complete_after_it():
+    assert make_step({}, round=0, rounds_done=1).ends_round
+    assert not make_step({}, round=1, rounds_done=1).ends_round
+
+
+def test_numbers_that_are_not_finite_are_none_in_strict_json():
+    tree = {"a": [1.0, math.nan, {"b": math.inf}], "c": "nan", "d": 2, "e": None}
+    assert finite_or_none(tree) == {"a": [1.0, None, {"b": None}], "c": "nan", "d": 2, "e": None}

@@ -1,0 +1,33 @@
+"""The table of artifact versions: where each entry is used."""
+
+from typing import get_args
+
+import pytest
+
+from components import versions
+from components.config import REWARDS, EvaluatorOptions
+from components.results import ResultError, RoundEvaluation, StoredResult
+
+
+def test_trained_rewards_have_the_version_of_the_table():
+    assert REWARDS.load("trained").artifact_version == versions.TRAINED_REWARD
+
+
+@pytest.mark.parametrize("kind", ["classifier", "function", "judge"])
+def test_rewards_that_are_not_trained_have_no_version(kind):
+    assert REWARDS.load(kind).artifact_version is None
+
+
+def test_trees_of_thoughts_have_a_version_for_each_way_to_read_scores():
+    assert set(versions.THOUGHT_TREES) == set(get_args(EvaluatorOptions.model_fields["read"].annotation))
+
+
+def test_stored_results_have_the_version_of_the_table():
+    assert StoredResult.model_fields["schema_version"].default == versions.RESULTS
+
+
+def test_a_result_of_an_earlier_version_is_refused(tmp_path):
+    path = tmp_path / "evaluation.json"
+    path.write_text('{"schema_version": 0, "rounds_done": 1, "accuracy": {}}')
+    with pytest.raises(ResultError, match=r"evaluation\.json"):
+        RoundEvaluation.read(path)

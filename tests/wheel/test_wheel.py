@@ -1,0 +1,112 @@
+"""The wheel works outside of a checkout: its recipes are complete, and its runs are in the user's folder."""
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib.metadata import PathDistribution
+from pathlib import Path
+
+import pytest
+
+from components.recipes import recipe_names
+from tests.support.pipeline import ROOT, environment_without
+
+PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+SOURCES = ("components", "flows", "infra", "tasks")
+
+
+class InstalledWheel:
+    """The wheel of this checkout, installed into a folder of its own.
+
+    Args:
+        folder: where it is built and installed.
+    """
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.packages = folder / "packages"
+        (wheel,) = build_wheel(folder).glob("fed_rlhf-*.whl")
+        options = ["--no-deps", "--no-index", "--target", str(self.packages)]
+        subprocess.run([*PIP, "install", *options, str(wheel)], check=True, capture_output=True)
+
+    def run(self, command, folder, **variables):
+        """Output of a program that succeeds in a folder, with the wheel on its path."""
+        inherited = environment_without("FED_RLHF_", "MLFLOW_", "PREFECT_")
+        backbones = {key: value for key, value in os.environ.items() if key == "FED_RLHF_BACKBONES"}
+        path = {"PYTHONPATH": str(self.packages)}
+        done = subprocess.run(
+            command, cwd=folder, env=inherited | backbones | path | variables, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def fed_rlhf(self, folder, *arguments, **variables):
+        """Output of the command `fed-rlhf` in a folder."""
+        return self.run([sys.executable, "-m", "flows.cli", *arguments], folder, **variables)
+
+
+def build_wheel(folder):
+    """The folder of a wheel, built from a copy of the sources, so that the checkout stays clean."""
+    copy = folder / "sources"
+    for name in SOURCES:
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, copy / name)
+    options = ["--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", str(folder / "wheels")]
+    subprocess.run([*PIP, "wheel", *options, str(copy)], check=True, capture_output=True)
+    return folder / "wheels"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    return InstalledWheel(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.mark.slow
+def test_commands_use_the_installed_packages(wheel, tmp_path):
+    code = "import flows.cli, components; print(flows.cli.__file__, components.__file__, sep='\\n')"
+    paths = wheel.run([sys.executable, "-c", code], tmp_path).splitlines()
+    assert all(Path(path).is_relative_to(wheel.packages) for path in paths)
+
+
+@pytest.mark.slow
+def test_the_wheel_has_all_recipes(wheel, tmp_path):
+    lines = wheel.fed_rlhf(tmp_path, "recipes").splitlines()
+    assert [line.split()[0] for line in lines[1:]] == recipe_names()
+
+
+@pytest.mark.slow
+def test_the_script_is_the_command_line(wheel, tmp_path):
+    (metadata,) = wheel.packages.glob("fed_rlhf-*.dist-info")
+    (script,) = PathDistribution(metadata).entry_points.select(group="console_scripts")
+    assert script.name == "fed-rlhf"
+    assert script.value == "flows.cli:app"
+    output = wheel.run([str(wheel.packages / "bin" / "fed-rlhf"), "check", "debug"], tmp_path)
+    assert output == "debug: the recipe is valid\n"
+
+
+@pytest.mark.slow
+def test_the_module_of_the_flow_checks_recipes(wheel, tmp_path):
+    command = [sys.executable, "-m", "flows.fed_rlhf", "--recipe", "summarization/demo", "--check"]
+    assert wheel.run(command, tmp_path) == "summarization/demo: the recipe is valid\n"
+
+
+@pytest.mark.slow
+def test_runs_are_in_the_configured_home(wheel, tmp_path):
+    home = tmp_path / "home"
+    output = wheel.fed_rlhf(tmp_path, "runs", FED_RLHF_HOME=str(home))
+    assert output == f"there are no runs under {home / 'runs'}\n"
+
+
+@pytest.mark.slow
+def test_a_run_is_written_under_the_working_folder(wheel, tmp_path, prefect_session, migrated_store):
+    shutil.copy(migrated_store, tmp_path / "mlflow.db")
+    output = wheel.fed_rlhf(tmp_path, "run", "debug", "federation.rounds=1", PREFECT_API_URL=prefect_session)
+    (folder,) = tmp_path.glob("runs/debug-*")
+    assert (folder / "report.done").is_file()
+    assert (folder / "report" / "summary.txt").read_text().strip() in output
+    assert list(tmp_path.glob("mlartifacts/debug/*"))
+    allowed = {".prefect", "data", "mlartifacts", "mlflow.db", "runs"}
+    assert {path.name for path in tmp_path.iterdir()} <= allowed
+    assert "finished" in wheel.fed_rlhf(tmp_path, "runs")
