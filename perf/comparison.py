@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from components.config import Recipe
+    from components.data.records import PairRow
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,11 @@ def prepare_process(name: str) -> tuple[Recipe, str]:
     return recipe, choose_devices(recipe.runtime.devices)[0]
 
 
-def load_pairs(recipe: Recipe) -> list[dict[str, Any]]:
+def load_pairs(recipe: Recipe) -> list[PairRow]:
     """The preference pairs of a recipe's source."""
     from components.data.sources import load
 
-    pairs: list[dict[str, Any]] = load(recipe.data, recipe.seed).pairs.to_list()
+    pairs: list[PairRow] = load(recipe.data, recipe.seed).pairs.to_list()
     return pairs
 
 

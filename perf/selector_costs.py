@@ -16,6 +16,7 @@ from components.paths import PACKAGE
 from perf.comparison import Comparison, format_seconds, format_speed_up, load_pairs, prepare_process
 
 if TYPE_CHECKING:
+    from components.data.records import Pairs
     from components.models.adapters import Adapter
     from components.models.selector import Selector
 
@@ -160,9 +161,7 @@ def _different_adapter(selector: Selector, index: int) -> Adapter:
     return {name: tensor + 0.01 * index for name, tensor in selector.slot.initial_adapter(index).items()}
 
 
-def _swapped_losses(
-    selector: Selector, pairs: Sequence[dict[str, Any]], adapters: Sequence[Adapter]
-) -> list[float]:
+def _swapped_losses(selector: Selector, pairs: Pairs, adapters: Sequence[Adapter]) -> list[float]:
     """The losses of validation_losses, with one adapter after the other in the slot."""
     import torch
 

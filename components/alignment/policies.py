@@ -10,13 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from components.config import PolicyConfig, UserError
-from components.federation.clients.base import Pairs, Trainer
+from components.data.records import Pairs
+from components.federation.clients.base import Trainer
 from components.federation.clients.context import ClientContexts
 from components.federation.clients.worker import build_trainer
 from components.federation.outcome import Workspace, score_by_client
@@ -321,9 +322,7 @@ def open_base_policy(config: PolicyConfig, device: str) -> PolicySet:
     return SharedPolicySet(Policy(config, device))
 
 
-def score_folders(
-    parts: Sequence[tuple[Path, list[int]]], pairs: Sequence[dict[str, Any]], workspace: Workspace
-) -> Margins:
+def score_folders(parts: Sequence[tuple[Path, list[int]]], pairs: Pairs, workspace: Workspace) -> Margins:
     """Margins of the implicit reward over beta under adapters in PEFT folders.
 
     Args:

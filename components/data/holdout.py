@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from components.data.records import DataError, Pair, SourceData
 from components.data.splits import normal, position
-from components.data.tables import PromptRow, pairs_dataset, prompts_dataset
+from components.data.tables import Prompt, pairs_dataset, prompts_dataset
 from components.seeding import generator
 
 MIN_OWNERS = 10
@@ -62,7 +62,7 @@ def hold_out(
             " source's shares"
         )
     prompts = [
-        PromptRow(pair.prompt, [pair.chosen], "align")
+        Prompt(pair.prompt, [pair.chosen], "align")
         for pair, reserved in zip(remaining, aligned, strict=True)
         if reserved
     ]
@@ -98,7 +98,7 @@ def _aligned(pair: Pair, share: float, seen: set[str], seed: int) -> bool:
     )
 
 
-def _test_prompts(pairs: Sequence[Pair]) -> list[PromptRow]:
+def _test_prompts(pairs: Sequence[Pair]) -> list[Prompt]:
     """The prompts of the test pairs, with their distinct chosen completions as references."""
     references: dict[str, list[str]] = {}
     for pair in pairs:
@@ -106,4 +106,4 @@ def _test_prompts(pairs: Sequence[Pair]) -> list[PromptRow]:
             known = references.setdefault(pair.prompt, [])
             if pair.chosen not in known:
                 known.append(pair.chosen)
-    return [PromptRow(prompt, known, "test") for prompt, known in references.items()]
+    return [Prompt(prompt, known, "test") for prompt, known in references.items()]

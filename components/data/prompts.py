@@ -18,7 +18,7 @@ from components.data.records import PROMPT_COLUMNS, DataError, PromptData, Sourc
 from components.data.report import PromptSummary
 from components.data.sources import load_prompts
 from components.data.splits import normal
-from components.data.tables import PromptRow, prompts_dataset
+from components.data.tables import Prompt, prompts_dataset
 from components.seeding import generator
 
 if TYPE_CHECKING:
@@ -100,11 +100,11 @@ def _other_prompts(
 
 def _choose(
     loaded: PromptData, limit: int | None, split: str, forbidden: Collection[str], seed: int
-) -> tuple[list[PromptRow], dict[str, int]]:
+) -> tuple[list[Prompt], dict[str, int]]:
     """At most `limit` prompts that are not forbidden, and the number of others, by reason."""
     left_out = Counter(loaded.dropped)
     rows = [
-        PromptRow(prompt, references, split)
+        Prompt(prompt, references, split)
         for prompt, references in loaded.prompts
         if normal(prompt) not in forbidden
     ]

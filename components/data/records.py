@@ -17,9 +17,10 @@ parquet files on disk and `datasets.Dataset` in memory. A prepared folder contai
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from components.config import UserError
 from components.data.report import read_client_counts
@@ -31,6 +32,40 @@ if TYPE_CHECKING:
 PAIR_COLUMNS = ("prompt", "chosen", "rejected", "client_id", "domain", "source", "pair_id", "split")
 PROMPT_COLUMNS = ("prompt_id", "prompt", "references", "split")
 SPLITS = ("train", "validation", "test")
+
+
+class PairRow(TypedDict):
+    """A row of prepared pairs: the columns of PAIR_COLUMNS, and those of OPTIONAL_COLUMNS that it has.
+
+    The columns are described in Pair; `pair_id` identifies the pair.
+    """
+
+    prompt: str
+    chosen: str
+    rejected: str
+    client_id: str
+    domain: str
+    source: str
+    pair_id: str
+    split: str
+    margin: NotRequired[float | None]
+    group: NotRequired[str | None]
+    tree: NotRequired[str | None]
+    depth: NotRequired[int | None]
+    column: NotRequired[str | None]
+
+
+Pairs = Sequence[PairRow]
+"""Rows of prepared pairs, in order."""
+
+
+class PromptRow(TypedDict):
+    """A row of the server's prompts (PROMPT_COLUMNS)."""
+
+    prompt_id: str
+    prompt: str
+    references: list[str]
+    split: str
 
 
 class DataError(UserError, ValueError):
@@ -139,7 +174,7 @@ def read_rows(path: Path, client_id: str | None = None, split: str | None = None
         ) from None
 
 
-def read_judges_rows(folder: Path, who: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def read_judges_rows(folder: Path, who: str) -> tuple[list[PairRow], list[PairRow]]:
     """Read the training and the held-out pairs of owners that never take part in the federation.
 
     Args:
@@ -150,8 +185,8 @@ def read_judges_rows(folder: Path, who: str) -> tuple[list[dict[str, Any]], list
         DataError: one of the two is empty.
     """
     table = folder / "judge.parquet"
-    train: list[dict[str, Any]] = read_rows(table, split="train").to_list()
-    held_out: list[dict[str, Any]] = read_rows(table, split="test").to_list()
+    train: list[PairRow] = read_rows(table, split="train").to_list()
+    held_out: list[PairRow] = read_rows(table, split="test").to_list()
     if not train or not held_out:
         raise DataError(
             f"{table} has {len(train)} training and {len(held_out)} held-out pairs, but {who} needs both, of"
@@ -170,7 +205,7 @@ def known_groups(folder: Path) -> dict[str, str | None]:
     return {name: counts.group for name, counts in sorted(read_client_counts(folder).items())}
 
 
-def choose_prompts(folder: Path, split: str, limit: int | None, seed: int) -> list[dict[str, Any]]:
+def choose_prompts(folder: Path, split: str, limit: int | None, seed: int) -> list[PromptRow]:
     """Choose prepared prompts of a split, all or a seeded sample, in the order of their ids.
 
     Args:
@@ -179,7 +214,7 @@ def choose_prompts(folder: Path, split: str, limit: int | None, seed: int) -> li
         limit: maximum number of prompts; None takes all.
         seed: determines the sample.
     """
-    rows: list[dict[str, Any]] = read_rows(folder / "prompts.parquet", split=split).to_list()
+    rows: list[PromptRow] = read_rows(folder / "prompts.parquet", split=split).to_list()
     rows.sort(key=lambda row: str(row["prompt_id"]))
     if limit is None or limit >= len(rows):
         return rows

@@ -25,8 +25,8 @@ TEXT_COLUMNS = (*PAIR_COLUMNS, "group", "tree")
 """The columns of the record that data.column may name with any source."""
 
 
-class PromptRow(NamedTuple):
-    """A prompt of the server: its text, human answers, and its split ('align' or 'test')."""
+class Prompt(NamedTuple):
+    """A prompt as a source reads it: its text, human answers, and its split ('align' or 'test')."""
 
     prompt: str
     references: list[str]
@@ -77,12 +77,12 @@ def pairs_dataset(pairs: Iterable[Pair], source: str | None) -> Dataset:
     return Dataset.from_dict(columns, features=features)
 
 
-def prompts_dataset(rows: Iterable[PromptRow], source: str) -> Dataset:
+def prompts_dataset(rows: Iterable[Prompt], source: str) -> Dataset:
     """Make a data set of prompts with PROMPT_COLUMNS; of equal prompts the first one is used."""
     from datasets import Dataset, Features, Value
     from datasets import List as ListOf
 
-    unique: dict[str, PromptRow] = {}
+    unique: dict[str, Prompt] = {}
     for row in rows:
         unique.setdefault(row.prompt, row)
     columns = {

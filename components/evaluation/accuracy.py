@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from components.data.records import PairRow, Pairs
 from components.learning.preference_scores import Array, PreferenceScores
 from components.results import AccuracyReport, AccuracySummary
 from components.seeding import generator
-
-Pairs = Sequence[dict[str, Any]]
 
 
 def accuracy_report(scores: PreferenceScores, pairs: Pairs) -> AccuracyReport:
@@ -73,12 +71,12 @@ def _majority(margins: Array) -> Array:
     return np.where(votes > 0.5, 1.0, np.where(votes < 0.5, 0.0, 0.5))
 
 
-def _rows_by(pairs: Pairs, column: str) -> dict[str, npt.NDArray[np.int64]]:
+def _rows_by(pairs: Pairs, column: Literal["client_id", "domain"]) -> dict[str, npt.NDArray[np.int64]]:
     values = np.array([pair[column] for pair in pairs], dtype=object)
     return {name: np.flatnonzero(values == name) for name in sorted(set(values.tolist()))}
 
 
-def sample_evenly(pairs: Sequence[dict[str, Any]], limit: int | None, seed: int) -> list[dict[str, Any]]:
+def sample_evenly(pairs: Pairs, limit: int | None, seed: int) -> list[PairRow]:
     """A seeded sample of pairs, in their order, with equally many of each client.
 
     A client with fewer pairs contributes all of them.

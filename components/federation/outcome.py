@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from components.config import LoraConfig, Recipe, UserError
-from components.federation.clients.base import Pairs, Trainer
+from components.data.records import Pairs
+from components.federation.clients.base import Trainer
 from components.federation.clients.context import ClientContexts
 from components.learning.preference_scores import Array, PreferenceScores, concat
 from components.models.adapters import choose_folder_names, export_adapter

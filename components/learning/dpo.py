@@ -13,7 +13,7 @@ import numpy as np
 
 from components.learning.local import LocalTraining, LossFunction, TrainingMetrics, train_adapter
 from components.learning.objectives import dpo_loss
-from components.models.logprobs import Row
+from components.models.logprobs import TokenRow
 from components.models.resident import Pair, ResidentPolicy
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def build_dpo_loss(
     return loss
 
 
-def count_pair_tokens(rows: Sequence[Row]) -> int:
+def count_pair_tokens(rows: Sequence[TokenRow]) -> int:
     """Number of tokens of pairs; a prompt counts once for each of its two completions."""
     return sum(2 * len(prompt) + len(chosen) + len(rejected) for prompt, chosen, rejected in rows)
 

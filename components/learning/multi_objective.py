@@ -43,7 +43,7 @@ from components.learning.ppo import (
     value_loss,
     whiten,
 )
-from components.models.logprobs import Row
+from components.models.logprobs import TokenRow
 from components.models.resident import ResidentPolicy
 from components.models.rewards.base import RewardFunction, check_scores
 from components.seeding import derive, generator
@@ -130,7 +130,7 @@ class Rollout:
         temperature: temperature of both policies.
     """
 
-    rows: list[Row]
+    rows: list[TokenRow]
     texts: list[str]
     scores: np.ndarray
     old: torch.Tensor
@@ -234,7 +234,7 @@ def sample_rollout(
 
     resident.model.eval()
     completions = [samples[0] for samples in resident.policy.generate(prompts, seed, config.ppo.temperature)]
-    rows: list[Row] = [
+    rows: list[TokenRow] = [
         (resident.policy.encode(prompt), list(completion.ids))
         for prompt, completion in zip(prompts, completions, strict=True)
     ]

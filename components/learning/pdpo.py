@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from components.learning.offline_ppo import OfflinePPOMetrics
-    from components.models.logprobs import Row
+    from components.models.logprobs import TokenRow
     from components.models.personalized import PersonalSlot
     from components.models.resident import Pair, ResidentPolicy
 
@@ -214,7 +214,7 @@ class PDPOLoss:
             losses = losses[~is_excluded]
         return losses, count_pair_tokens(rows)
 
-    def _evaluate(self, rows: list[Row]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _evaluate(self, rows: list[TokenRow]) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Log-probabilities [N, 2], and the explicit margins [N] if there is a reward head."""
         if self._reward_head is None:
             return self._resident.logprobs(rows), None

@@ -16,7 +16,7 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
-    from components.models.logprobs import Row
+    from components.models.logprobs import TokenRow
     from components.models.resident import ResidentPolicy
 
 Value = TypeVar("Value")
@@ -29,13 +29,13 @@ class ReferenceCache:
         self._completions: dict[bytes, np.ndarray] = {}
         self._tokens: dict[bytes, list[torch.Tensor]] = {}
 
-    def completion_logprobs(self, resident: ResidentPolicy, row: Row) -> np.ndarray:
+    def completion_logprobs(self, resident: ResidentPolicy, row: TokenRow) -> np.ndarray:
         """Summed log-probability of each of the row's C completions, [C] float64."""
         return _get_or_compute(
             self._completions, row, lambda: resident.score([row], batch_size=1, reference=True)[0]
         )
 
-    def token_logprobs(self, resident: ResidentPolicy, row: Row) -> list[torch.Tensor]:
+    def token_logprobs(self, resident: ResidentPolicy, row: TokenRow) -> list[torch.Tensor]:
         """Log-probabilities of the tokens of each of the row's C completions, fp32 on the CPU."""
         import torch
 
@@ -48,7 +48,7 @@ class ReferenceCache:
         return _get_or_compute(self._tokens, row, compute)
 
 
-def _get_or_compute(cache: dict[bytes, Value], row: Row, compute: Callable[[], Value]) -> Value:
+def _get_or_compute(cache: dict[bytes, Value], row: TokenRow, compute: Callable[[], Value]) -> Value:
     import torch
 
     key = hashlib.blake2b(repr((torch.get_num_threads(), row)).encode(), digest_size=16).digest()

@@ -10,14 +10,13 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
 from components.config import BackboneConfig, LoraConfig, Section
-from components.data.records import DataError, read_judges_rows
+from components.data.records import DataError, PairRow, Pairs, read_judges_rows
 from components.environment import disable_transformers_progress_bars
 from components.io import write_atomically
 from components.models.adapters import to_peft_config
@@ -149,7 +148,7 @@ class TrainedReward(ResponseReward):
         self,
         folder: Path,
         content: dict[str, Any],
-        data: tuple[list[dict[str, Any]], list[dict[str, Any]]],
+        data: tuple[list[PairRow], list[PairRow]],
         resources: RewardResources,
         progress: Progress | None,
     ) -> None:
@@ -204,7 +203,7 @@ class TrainedReward(ResponseReward):
         )
 
 
-def measure_reward(reward: RewardModel, held_out: Sequence[dict[str, Any]]) -> dict[str, float]:
+def measure_reward(reward: RewardModel, held_out: Pairs) -> dict[str, float]:
     """Accuracy of a reward on held-out pairs.
 
     Args:
@@ -235,7 +234,7 @@ def _move_into_place(building: Path, folder: Path) -> None:
 
 def train_reward(
     reward: TrainedReward,
-    rows: Sequence[dict[str, Any]],
+    rows: Pairs,
     seed: int,
     device: str,
     progress: Progress | None = None,
@@ -379,9 +378,7 @@ def _load_classifier(backbone: BackboneConfig, shape: PretrainedConfig, seed: in
     return loaded
 
 
-def _encode_rows(
-    tokenizer: PreTrainedTokenizerBase, reward: TrainedReward, rows: Sequence[dict[str, Any]]
-) -> Dataset:
+def _encode_rows(tokenizer: PreTrainedTokenizerBase, reward: TrainedReward, rows: Pairs) -> Dataset:
     from datasets import Dataset
 
     response_format = ResponseFormat(reward.template, reward.max_length)

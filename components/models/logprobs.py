@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-Row = tuple[list[int], ...]
+TokenRow = tuple[list[int], ...]
 """Token ids of a prompt, and of one or more completions of it; none of them is empty."""
 HEAD_CHUNK = 1024
 """Positions in the language-model head at once; 1024 x 50,000 fp32 logits take 200 MB."""
@@ -42,7 +42,7 @@ class CompletionTokens:
 
 
 def completion_logprobs(
-    model: PreTrainedModel, rows: Sequence[Row], pad_token_id: int, device: str
+    model: PreTrainedModel, rows: Sequence[TokenRow], pad_token_id: int, device: str
 ) -> torch.Tensor:
     """Summed log-probability of each completion after its prompt (nats).
 
@@ -67,7 +67,7 @@ def completion_logprobs(
 
 
 def completion_features(
-    model: PreTrainedModel, rows: Sequence[Row], pad_token_id: int, device: str
+    model: PreTrainedModel, rows: Sequence[TokenRow], pad_token_id: int, device: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities of completions, and the mean hidden states that a reward head reads.
 
@@ -88,7 +88,7 @@ def completion_features(
 
 
 def completion_tokens(
-    model: PreTrainedModel, rows: Sequence[Row], pad_token_id: int, device: str, temperature: float = 1.0
+    model: PreTrainedModel, rows: Sequence[TokenRow], pad_token_id: int, device: str, temperature: float = 1.0
 ) -> CompletionTokens:
     """The tokens of each completion.
 
@@ -178,7 +178,7 @@ class _CompletionStates:
 
 
 def _compute_states(
-    model: PreTrainedModel, rows: Sequence[Row], pad_token_id: int, device: str
+    model: PreTrainedModel, rows: Sequence[TokenRow], pad_token_id: int, device: str
 ) -> _CompletionStates:
     """Run the model's layers over rows, without its head."""
     shares_prompts = len(rows[0]) > 2
@@ -202,15 +202,15 @@ def _compute_states(
     )
 
 
-def _split_rows(rows: Sequence[Row]) -> list[Row]:
+def _split_rows(rows: Sequence[TokenRow]) -> list[TokenRow]:
     """A row of its own for each completion."""
-    single: list[Row] = []
+    single: list[TokenRow] = []
     for prompt, *completions in rows:
         single += [(prompt, completion) for completion in completions]
     return single
 
 
-def _pack_rows(rows: Sequence[Row], pad_token_id: int, device: str) -> _PackedRows:
+def _pack_rows(rows: Sequence[TokenRow], pad_token_id: int, device: str) -> _PackedRows:
     import torch
 
     shape = (len(rows), max(sum(map(len, row)) for row in rows))

@@ -13,7 +13,7 @@ from components.models.adapters import AdapterSlot
 from components.models.head import check_lm_head
 from components.models.logprobs import (
     CompletionTokens,
-    Row,
+    TokenRow,
     completion_features,
     completion_logprobs,
     completion_tokens,
@@ -63,13 +63,13 @@ class ResidentPolicy:
         ids = [*tokenizer.encode(completion.strip(), add_special_tokens=False), tokenizer.eos_token_id]
         return self.policy.encode(prompt), ids[: self.policy.config.max_new_tokens]
 
-    def encode_pair(self, pair: Pair) -> Row:
+    def encode_pair(self, pair: Pair) -> TokenRow:
         """Token ids of a pair's prompt, chosen completion and rejected completion."""
         prompt, chosen = self.encode(pair["prompt"], pair["chosen"])
         _, rejected = self.encode(pair["prompt"], pair["rejected"])
         return prompt, chosen, rejected
 
-    def logprobs(self, rows: Sequence[Row]) -> torch.Tensor:
+    def logprobs(self, rows: Sequence[TokenRow]) -> torch.Tensor:
         """Summed log-probability of each completion under the adapter in the slot.
 
         Args:
@@ -80,12 +80,12 @@ class ResidentPolicy:
         """
         return completion_logprobs(self._base, rows, self._pad_token_id, self.policy.device)
 
-    def logprobs_and_features(self, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
+    def logprobs_and_features(self, rows: Sequence[TokenRow]) -> tuple[torch.Tensor, torch.Tensor]:
         """As `logprobs`, and the mean last hidden state of each completion's tokens, [N, C, H]."""
         return completion_features(self._base, rows, self._pad_token_id, self.policy.device)
 
     def tokens(
-        self, rows: Sequence[Row], reference: bool = False, temperature: float = 1.0
+        self, rows: Sequence[TokenRow], reference: bool = False, temperature: float = 1.0
     ) -> CompletionTokens:
         """The tokens of each completion; see `completion_tokens`.
 
@@ -97,7 +97,7 @@ class ResidentPolicy:
         with self._reference_mode(reference):
             return completion_tokens(self._base, rows, self._pad_token_id, self.policy.device, temperature)
 
-    def score(self, rows: Sequence[Row], batch_size: int, reference: bool = False) -> np.ndarray:
+    def score(self, rows: Sequence[TokenRow], batch_size: int, reference: bool = False) -> np.ndarray:
         """As `logprobs`, without gradients and in batches.
 
         Args:
@@ -109,14 +109,14 @@ class ResidentPolicy:
             [N, C] float64.
         """
 
-        def compute(batch: list[Row]) -> torch.Tensor:
+        def compute(batch: list[TokenRow]) -> torch.Tensor:
             with self._reference_mode(reference):
                 return self.logprobs(batch)
 
         return self.map_batches(rows, batch_size, compute)
 
     def map_batches(
-        self, rows: Sequence[Row], batch_size: int, compute: Callable[[list[Row]], torch.Tensor]
+        self, rows: Sequence[TokenRow], batch_size: int, compute: Callable[[list[TokenRow]], torch.Tensor]
     ) -> np.ndarray:
         """Apply a function to batches of rows of similar length, without gradients.
 

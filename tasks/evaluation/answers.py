@@ -11,7 +11,7 @@ from prefect import get_run_logger
 
 from components.alignment.policies import PolicySet, load_policy, open_base_policy
 from components.config import Recipe
-from components.data.records import choose_prompts, read_rows
+from components.data.records import PairRow, PromptRow, choose_prompts, read_rows
 from components.federation.outcome import Workspace
 from components.io import read_json, write_json
 from components.learning.preference_scores import PreferenceScores
@@ -71,7 +71,7 @@ def answer_prompts(
     }
 
 
-def _evaluation_prompts(recipe: Recipe, prepared: Path, limit: int | None) -> list[dict[str, Any]]:
+def _evaluation_prompts(recipe: Recipe, prepared: Path, limit: int | None) -> list[PromptRow]:
     """The recipe's held-out prompts, or a seeded sample of them."""
     prompts = choose_prompts(prepared, "test", recipe.evaluation.prompts, recipe.seed)
     if limit is None or limit >= len(prompts):
@@ -81,7 +81,7 @@ def _evaluation_prompts(recipe: Recipe, prepared: Path, limit: int | None) -> li
 
 
 def _answer_rows(
-    policy: EvaluatedPolicy, workspace: Workspace, prompts: Sequence[dict[str, Any]]
+    policy: EvaluatedPolicy, workspace: Workspace, prompts: Sequence[PromptRow]
 ) -> list[dict[str, Any]]:
     """The prompts with a policy's answers, and with the answering client where clients have own policies."""
     recipe = workspace.recipe
@@ -150,7 +150,7 @@ def measure_implicit_reward(
     return report
 
 
-def _evaluation_pairs(workspace: Workspace, clients: list[str] | None) -> list[dict[str, Any]]:
+def _evaluation_pairs(workspace: Workspace, clients: list[str] | None) -> list[PairRow]:
     """The held-out pairs of these clients (None: of all), or a seeded sample of them."""
     recipe = workspace.recipe
     pairs = list(read_rows(workspace.contexts.pairs, split="test").to_list())

@@ -28,7 +28,7 @@ from components.config import DataConfig
 from components.data.records import DataError, Pair, SourceData
 from components.data.sources.base import Source
 from components.data.sources.detokenize import detokenize, is_sentence
-from components.data.tables import PromptRow, pairs_dataset, prompts_dataset
+from components.data.tables import Prompt, pairs_dataset, prompts_dataset
 from components.seeding import generator
 
 ASPECTS = ("challenge", "approach", "outcome")
@@ -206,11 +206,11 @@ class Options(Source):
             for i in sorted(draw.choice(len(sets[split]), count, replace=False)):
                 yield from judge_paper(sets[split][i], annotator, split, seed)
 
-    def _prompts(self, sets: Mapping[str, Sequence[Paper]], seed: int) -> list[PromptRow]:
+    def _prompts(self, sets: Mapping[str, Sequence[Paper]], seed: int) -> list[Prompt]:
         papers = {"align": sets["align"], "test": sets["test"][: self.evaluation_prompts]}
-        rows: list[PromptRow] = []
+        rows: list[Prompt] = []
         for split, members in papers.items():
-            rows += [PromptRow(paper.prompt, _references(paper, seed), split) for paper in members]
+            rows += [Prompt(paper.prompt, _references(paper, seed), split) for paper in members]
         return rows
 
 

@@ -25,7 +25,7 @@ from components.config import DataConfig
 from components.data.records import DataError, Pair, SourceData
 from components.data.sources.base import Source
 from components.data.splits import assign, normal
-from components.data.tables import PromptRow, pairs_dataset, prompts_dataset
+from components.data.tables import Prompt, pairs_dataset, prompts_dataset
 from components.seeding import generator
 
 
@@ -124,7 +124,7 @@ class Options(Source):
             )
         return _People(clients, judges)
 
-    def _choose_prompts(self, replies: Sequence[Reply], busy: Collection[str], seed: int) -> list[PromptRow]:
+    def _choose_prompts(self, replies: Sequence[Reply], busy: Collection[str], seed: int) -> list[Prompt]:
         """Draw prompts of conversations in which nobody is a client or a judge."""
         busy_conversations = {reply.conversation for reply in replies if reply.person in busy}
         free: dict[str, list[Reply]] = defaultdict(list)
@@ -142,7 +142,7 @@ class Options(Source):
                 f" data.options asks for {count} prompts: lower align_prompts or evaluation_prompts"
             )
         return [
-            PromptRow(reply.prompt, [reply.text], "test" if i < self.evaluation_prompts else "align")
+            Prompt(reply.prompt, [reply.text], "test" if i < self.evaluation_prompts else "align")
             for i, reply in enumerate(usable[:count])
         ]
 

@@ -37,7 +37,7 @@ from components.config.data import registered_name, source_options
 from components.data.records import SPLITS, DataError, Pair, SourceData
 from components.data.sources.base import Source, load
 from components.data.splits import assign, normal, one_spelling, sample
-from components.data.tables import TEXT_COLUMNS, PromptRow, pairs_dataset, prompts_dataset
+from components.data.tables import TEXT_COLUMNS, Prompt, pairs_dataset, prompts_dataset
 
 NAME = "mixture"
 PAIR_FIELDS = {item.name for item in fields(Pair)}
@@ -97,7 +97,7 @@ class _Loaded:
 
     pairs: list[PartPair] = field(default_factory=list)
     judge: list[PartPair] = field(default_factory=list)
-    prompts: list[PromptRow] = field(default_factory=list)
+    prompts: list[Prompt] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
 
 
@@ -174,7 +174,7 @@ class Options(Source):
             result.pairs += [_part_pair(row, part.client) for row in source.pairs]
             result.judge += [_part_pair(row, part.client) for row in source.judge]
             result.prompts += [
-                PromptRow(row["prompt"], row["references"], row["split"]) for row in source.prompts
+                Prompt(row["prompt"], row["references"], row["split"]) for row in source.prompts
             ]
             result.dropped.update(
                 {f"{part.client}: {reason}": count for reason, count in source.dropped.items()}
@@ -224,7 +224,7 @@ def _split(
     ]
 
 
-def _split_of_prompt(part_pairs: Iterable[PartPair], prompts: Iterable[PromptRow]) -> dict[str, str]:
+def _split_of_prompt(part_pairs: Iterable[PartPair], prompts: Iterable[Prompt]) -> dict[str, str]:
     """The most held-out split of each prompt, by its normal form."""
     rows = [(part_pair.pair.prompt, part_pair.pair.split) for part_pair in part_pairs]
     rows += [(row.prompt, row.split) for row in prompts if row.split == "test"]
@@ -239,15 +239,15 @@ def _held_out_elsewhere(pair: Pair, splits: Mapping[str, str]) -> bool:
     return pair.split != splits[normal(pair.prompt)]
 
 
-def _merge_prompts(prompts: Iterable[PromptRow], splits: Mapping[str, str]) -> list[PromptRow]:
+def _merge_prompts(prompts: Iterable[Prompt], splits: Mapping[str, str]) -> list[Prompt]:
     """The server's prompts, each once with the references of all sources.
 
     Prompts to align on that a client or the judge has are left out.
     """
-    merged: dict[str, PromptRow] = {}
+    merged: dict[str, Prompt] = {}
     for row in prompts:
         key = normal(row.prompt)
         if row.split == "test" or key not in splits:
-            known = merged.setdefault(key, PromptRow(row.prompt, [], row.split)).references
+            known = merged.setdefault(key, Prompt(row.prompt, [], row.split)).references
             known += [text for text in row.references if text not in known]
     return list(merged.values())

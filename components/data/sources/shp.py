@@ -48,7 +48,7 @@ from components.data.rows import (
 from components.data.sources.base import Source
 from components.data.sources.plain import RawSplit
 from components.data.splits import normal, position
-from components.data.tables import PromptRow, pairs_dataset, prompts_dataset
+from components.data.tables import Prompt, pairs_dataset, prompts_dataset
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -138,7 +138,7 @@ class Options(Source):
         judged, validation = _divide(by_split["validation"], "judge", self.judge_share, seed)
         align, tested = _divide(by_split["test"], "align", self.align_share, seed)
         dropped["question given to the server"] = len(align)
-        prompts = [PromptRow(vote.pair.prompt, [], "align") for vote in align]
+        prompts = [Prompt(vote.pair.prompt, [], "align") for vote in align]
         pairs = [vote.pair for vote in (*by_split["train"], *validation, *tested)]
         return SourceData(
             pairs_dataset(pairs, "shp"),
@@ -162,14 +162,14 @@ def _total(by_split: Mapping[str, Sequence[Vote]]) -> int:
     return sum(map(len, by_split.values()))
 
 
-def _test_prompts(votes: Sequence[Vote]) -> list[PromptRow]:
+def _test_prompts(votes: Sequence[Vote]) -> list[Prompt]:
     """The prompts of test pairs, with the answers that won as references, the highest score first."""
     references: dict[str, list[str]] = {}
     for vote in sorted(votes, key=lambda vote: -vote.score):
         answers = references.setdefault(vote.pair.prompt, [])
         if vote.pair.chosen not in answers:
             answers.append(vote.pair.chosen)
-    return [PromptRow(prompt, answers, "test") for prompt, answers in references.items()]
+    return [Prompt(prompt, answers, "test") for prompt, answers in references.items()]
 
 
 def _judge_pairs(votes: Sequence[Vote], seed: int) -> list[Pair]:

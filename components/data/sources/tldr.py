@@ -36,7 +36,7 @@ from components.data.rows import (
 from components.data.sources.base import Source
 from components.data.sources.plain import RawSplit
 from components.data.splits import position
-from components.data.tables import PromptRow, pairs_dataset, prompts_dataset
+from components.data.tables import Prompt, pairs_dataset, prompts_dataset
 from components.seeding import generator
 
 HUB = "openai/summarize_from_feedback"
@@ -147,18 +147,18 @@ class Options(Source):
 
     def _prompts(
         self, posts: RawSplit, test_posts: RawSplit, compared: frozenset[str], seed: int
-    ) -> tuple[list[PromptRow], list[PromptRow], Counter[str]]:
+    ) -> tuple[list[Prompt], list[Prompt], Counter[str]]:
         """The prompts to align on and to evaluate on, and the number of dropped posts by reason."""
         dropped: Counter[str] = Counter()
-        test: list[PromptRow] = []
+        test: list[Prompt] = []
         held_out: set[str] = set()
         for prompt, reference, names in _read_posts(test_posts):
             held_out |= names
             if names & compared:
                 dropped["test post that is in a comparison"] += 1
             else:
-                test.append(PromptRow(prompt, [reference] if reference else [], "test"))
-        align: list[PromptRow] = []
+                test.append(Prompt(prompt, [reference] if reference else [], "test"))
+        align: list[Prompt] = []
         for prompt, reference, names in _read_posts(posts):
             if names & compared:
                 dropped["post that is in a comparison"] += 1
@@ -167,7 +167,7 @@ class Options(Source):
             elif not position(seed, "align", prompt) < self.align_share:
                 dropped["post reserved for supervised fine-tuning"] += 1
             else:
-                align.append(PromptRow(prompt, [reference] if reference else [], "align"))
+                align.append(Prompt(prompt, [reference] if reference else [], "align"))
         return align, test, dropped
 
     def _raw(self, data: DataConfig, part: str) -> RawSplit:

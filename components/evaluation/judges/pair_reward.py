@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from components.config import Recipe, RecipeError
+from components.data.records import Pairs
 from components.evaluation.judges.base import JudgeResources
 from components.evaluation.judges.selector import SelectorJudgeSection
 from components.models.rewards.base import Progress, RewardResources, RewardSection, Scores
@@ -36,7 +36,7 @@ class JudgeReward(RewardSection):
             )
 
     def score_pairs(
-        self, rows: Sequence[dict[str, Any]], resources: RewardResources, progress: Progress | None = None
+        self, rows: Pairs, resources: RewardResources, progress: Progress | None = None
     ) -> tuple[Scores, dict[str, float]]:
         """Score pairs by half of their log-odds, averaged over both orders.
 

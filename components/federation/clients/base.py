@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from components.data.records import Pairs
 from components.federation.protocol import Job
 from components.learning.preference_scores import Array, PreferenceScores
 from components.results import Metrics
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from components.models.adapters import Adapter
     from components.models.policy import Policy
     from components.models.selector import Comparison
-
-Pairs = Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True)

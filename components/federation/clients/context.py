@@ -6,19 +6,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from components.data.records import DataError, choose_prompts, read_clients, read_rows
+from components.data.records import DataError, PairRow, choose_prompts, read_clients, read_rows
 from components.federation.clients.private import PrivateState, PrivateStore, private_root
 from components.models.adapters import AdapterRef, AdapterStore
 
 if TYPE_CHECKING:
     from components.models.adapters import Adapter
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class ClientContext:
         """An adapter that the client is sent."""
         return self.adapters.get(ref)
 
-    def rows(self, split: str) -> list[Row]:
+    def rows(self, split: str) -> list[PairRow]:
         """The client's own pairs of a split."""
         return list(read_rows(self.pairs, self.client, split).to_list())
 
@@ -64,7 +62,7 @@ class ClientContext:
         position = sorted(read_clients(self.pairs.parent)).index(self.client)
         return names[position % len(names)]
 
-    def pair_scores(self, rows: Sequence[Row], reward: str) -> npt.NDArray[np.float64]:
+    def pair_scores(self, rows: Sequence[PairRow], reward: str) -> npt.NDArray[np.float64]:
         """Scores of the client's pairs by a frozen reward: of chosen and rejected, [N, 2].
 
         Raises:

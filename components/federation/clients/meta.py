@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from components.config import DpoObjective, PairPpoObjective, Recipe
-from components.federation.clients.base import ClientResult, Pairs, unsupported_job
-from components.federation.clients.context import ClientContext, Row
+from components.data.records import PairRow, Pairs
+from components.federation.clients.base import ClientResult, unsupported_job
+from components.federation.clients.context import ClientContext
 from components.federation.clients.policy import ResidentPolicyTrainer, training_metrics
 from components.federation.methods.perfedavg import Options
 from components.federation.protocol import Job, TrainJob
@@ -90,7 +91,7 @@ class MetaTrainer(ResidentPolicyTrainer):
 
     def _loss(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[PairRow],
         minibatches: Sequence[npt.NDArray[np.int64]],
         context: ClientContext,
     ) -> LossFunction:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from components.config import Recipe
+from components.data.records import PairRow
 from components.federation.clients.base import ClientResult, unsupported_job
-from components.federation.clients.context import ClientContext, Row
+from components.federation.clients.context import ClientContext
 from components.federation.clients.policy import ResidentPolicyTrainer, training_metrics
 from components.federation.clients.private import PrivateState
 from components.federation.multi_objective import MultiObjectiveMethod, gradient_name, weight_series
@@ -204,7 +205,7 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
         return int(self.resident.model.config.get_text_config().hidden_size)
 
 
-def unique_prompts(rows: Sequence[Row]) -> list[str]:
+def unique_prompts(rows: Sequence[PairRow]) -> list[str]:
     """A client's distinct prompts, in the order of its pairs.
 
     Raises:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from components.config import DpoObjective, OfflinePpoObjective, PdpoObjective, Recipe
-from components.federation.clients.base import ClientResult, Pairs, unsupported_job
-from components.federation.clients.context import ClientContext, Row
+from components.data.records import PairRow, Pairs
+from components.federation.clients.base import ClientResult, unsupported_job
+from components.federation.clients.context import ClientContext
 from components.federation.clients.policy import ResidentPolicyTrainer, drawn_rows, training_metrics
 from components.federation.clients.private import PrivateState
 from components.federation.personalization import PersonalizedMethod
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     import torch
 
     from components.models.adapters import Adapter
-    from components.models.logprobs import Row as TokenRow
+    from components.models.logprobs import TokenRow
     from components.models.policy import Policy
 
 STEP_METRICS = ("loss", "seconds", "steps", "excluded", "kl", "stopped")
@@ -105,7 +106,7 @@ class PersonalizedTrainer(ResidentPolicyTrainer):
         )
 
     def _train_apart(
-        self, rows: Sequence[Row], context: ClientContext, job: TrainJob, memory: TrainingMemory
+        self, rows: Sequence[PairRow], context: ClientContext, job: TrainJob, memory: TrainingMemory
     ) -> dict[str, Metrics]:
         """The personal step, unless an earlier attempt completed it, and the shared step."""
         completed = context.store.load_personal_step(job.key())
@@ -124,7 +125,7 @@ class PersonalizedTrainer(ResidentPolicyTrainer):
 
     def _train(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[PairRow],
         context: ClientContext,
         job: TrainJob,
         memory: TrainingMemory,

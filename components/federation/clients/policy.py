@@ -19,8 +19,9 @@ from components.config import (
     Recipe,
     SftObjective,
 )
-from components.federation.clients.base import ClientResult, Pairs, unsupported_job
-from components.federation.clients.context import ClientContext, Row
+from components.data.records import PairRow, Pairs
+from components.federation.clients.base import ClientResult, unsupported_job
+from components.federation.clients.context import ClientContext
 from components.federation.protocol import Job, TrainJob, method_of
 from components.learning.local import LocalTraining, TrainingMetrics
 from components.learning.preference_scores import Array, PreferenceScores
@@ -133,7 +134,7 @@ class ResidentPolicyTrainer:
 
     def train_ppo(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[PairRow],
         context: ClientContext,
         parameters: Sequence[torch.nn.Parameter],
         objective: OfflinePpoObjective,
@@ -197,7 +198,7 @@ class PolicyTrainer(ResidentPolicyTrainer):
         return ClientResult(tensors=adapter, rows=len(rows), metrics=metrics)
 
     def _train(
-        self, rows: Sequence[Row], context: ClientContext, adapter: Adapter, training: LocalTraining
+        self, rows: Sequence[PairRow], context: ClientContext, adapter: Adapter, training: LocalTraining
     ) -> tuple[Adapter, Metrics]:
         from components.learning.dpo import train_dpo
         from components.learning.sft import train_sft

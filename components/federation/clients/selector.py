@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from components.config import Recipe
-from components.federation.clients.base import ClientResult, Pairs, unsupported_job
+from components.data.records import Pairs
+from components.federation.clients.base import ClientResult, unsupported_job
 from components.federation.clients.context import ClientContext
 from components.federation.protocol import Job, ScoreJob, TrainJob
 from components.learning.local import LocalTraining

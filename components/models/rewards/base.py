@@ -10,12 +10,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from components.config import JudgeConfig, RecipeError, RewardConfig, UserError
+
+if TYPE_CHECKING:
+    from components.data.records import Pairs
 
 Scores = npt.NDArray[np.float64]
 RewardFunction = Callable[[Sequence[str], Sequence[str]], Scores]
@@ -65,7 +68,7 @@ class RewardSection(RewardConfig, ABC):
 
     @abstractmethod
     def score_pairs(
-        self, rows: Sequence[dict[str, Any]], resources: RewardResources, progress: Progress | None = None
+        self, rows: Pairs, resources: RewardResources, progress: Progress | None = None
     ) -> tuple[Scores, dict[str, float]]:
         """Score the two completions of each pair.
 
@@ -117,7 +120,7 @@ class ResponseReward(RewardSection):
         """A description of the reward for reports."""
 
     def score_pairs(
-        self, rows: Sequence[dict[str, Any]], resources: RewardResources, progress: Progress | None = None
+        self, rows: Pairs, resources: RewardResources, progress: Progress | None = None
     ) -> tuple[Scores, dict[str, float]]:
         """Score the two completions of each pair one by one."""
         prepared = self.prepare(resources, progress)
