@@ -69,12 +69,12 @@ def form_federation(recipe: Recipe, prepared: Path, commits: Commits) -> Federat
 def open_commits(run: Run, recipe: Recipe) -> Commits:
     """The commits of a run; their fingerprint covers the settings, data and rewards of the rounds."""
     method = method_of(recipe.federation)
+    first, *others = (file_hash(run.prepared / name)[:16] for name in method.prepared_files)
     parts = [
         recipe.fingerprint(*method.recipe_sections(recipe)),
-        file_hash(run.prepared / "pairs.parquet")[:16] + rewards_fingerprint(recipe.rewards, run.prepared),
+        first + rewards_fingerprint(recipe.rewards, run.prepared),
+        *others,
     ]
-    if method.scores_completions:  # the measures between the rounds use the held-out prompts
-        parts.append(file_hash(run.prepared / "prompts.parquet")[:16])
     return Commits(run.federation, "-".join(parts))
 
 

@@ -13,7 +13,7 @@ from components.config.errors import RecipeError
 from components.config.section import describe_type
 
 
-class _Loader(yaml.SafeLoader):
+class _SafeLoader(yaml.SafeLoader):
     """Safe YAML as in YAML 1.2: 1e-5 is a number, and a mapping names each key once.
 
     PyYAML reads 1e-5 as text, and takes the last value of a key that is named twice.
@@ -33,7 +33,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-_Loader.add_implicit_resolver(
+_SafeLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
     list("-+0123456789."),
@@ -51,7 +51,7 @@ def read_yaml(path: Path, content: str) -> dict[str, Any]:
         RecipeError: the file is no valid YAML, or holds no mapping.
     """
     try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        tree = yaml.load(path.read_text(encoding="utf-8"), _SafeLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
@@ -87,7 +87,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     if not equals or not all(key.split(".")):
         raise RecipeError(f"override '{override}': expected key.path=value, e.g. federation.rounds=10.")
     try:
-        value = yaml.load(text, _Loader)
+        value = yaml.load(text, _SafeLoader)
     except yaml.YAMLError:
         raise RecipeError(f"override '{override}': the value is not valid YAML.") from None
     *sections, last = key.split(".")

@@ -56,6 +56,7 @@ class MultiObjectiveMethod(Method):
     trainer: ClassVar[str] = "multi-objective"
     diagnostics: ClassVar[tuple[str, ...]] = ("objectives",)
     scores_completions: ClassVar[bool] = True
+    prepared_files: ClassVar[tuple[str, ...]] = ("pairs.parquet", "prompts.parquet")
 
     objectives: Annotated[
         dict[ObjectiveName, Annotated[list[str], Field(min_length=1)]], Field(min_length=1)

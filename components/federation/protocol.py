@@ -368,11 +368,13 @@ class Method(MethodOptions, ABC):
         diagnostics: names of the method's diagnostics (components/evaluation/diagnostics).
         scores_completions: whether the recipe's rewards score completions in the rounds; otherwise
             they score the clients' pairs before the first round.
+        prepared_files: files of the prepared data that the rounds depend on (components/data/records).
         frozen_factors: the LoRA factors, of 'A' and 'B', that the clients of a policy do not train.
     """
 
     diagnostics: ClassVar[tuple[str, ...]] = ()
     scores_completions: ClassVar[bool] = False
+    prepared_files: ClassVar[tuple[str, ...]] = ("pairs.parquet",)
     frozen_factors: ClassVar[tuple[Literal["A", "B"], ...]] = ()
 
     def check(self, recipe: Recipe) -> None:

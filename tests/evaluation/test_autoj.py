@@ -272,7 +272,8 @@ def test_a_file_with_the_originals_placeholders_is_accepted_as_the_instruction(t
         "Q {prompt} A {response} B {response_another}"
         " end with: the final decision is Response 1 / Response 2 / Tie\n"
     )
-    load_recipe("debug", [f"evaluation.judge={{kind: autoj, prompt_file: {path}}}"])
+    recipe = load_recipe("debug", [f"evaluation.judge={{kind: autoj, prompt_file: {path}}}"])
+    assert recipe.evaluation.judge.prompt_file == str(path)
 
 
 def test_an_instruction_with_placeholders_in_another_order_is_refused(tmp_path):
