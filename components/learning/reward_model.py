@@ -36,8 +36,11 @@ from components.models.rewards.base import (
 )
 from components.models.rewards.classifier import (
     ClassifierReward,
+    InputLength,
     ResponseFormat,
     RewardModel,
+    ScoringBatch,
+    ScoringDtype,
     check_template,
 )
 from components.versions import TRAINED_REWARD
@@ -96,18 +99,9 @@ class TrainedReward(ResponseReward):
     training: RewardTrainingConfig = Field(
         default_factory=RewardTrainingConfig, description="How it is trained."
     )
-    max_length: int = Field(
-        512,
-        ge=16,
-        description=(
-            "Maximum input length (tokens). A response is truncated to three quarters of it, then the prompt"
-            " at its start."
-        ),
-    )
-    batch_size: int = Field(16, ge=1, description="Responses per batch.")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "float32", description="In bfloat16 (auto on CUDA), scores that differ little become equal."
-    )
+    max_length: InputLength = 512
+    batch_size: ScoringBatch = 16
+    dtype: ScoringDtype = "float32"
 
     @model_validator(mode="after")
     def _check_template(self) -> Self:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -16,6 +16,22 @@ from components.models.rewards.base import ResponseReward, RewardFunction, Score
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedTokenizerBase
+
+InputLength = Annotated[
+    int,
+    Field(
+        ge=16,
+        description=(
+            "Maximum input length (tokens). A response is truncated to three quarters of it, then the prompt"
+            " at its start."
+        ),
+    ),
+]
+ScoringBatch = Annotated[int, Field(ge=1, description="Responses per batch.")]
+ScoringDtype = Annotated[
+    Literal["auto", "float32", "bfloat16"],
+    Field(description="In bfloat16 (auto on CUDA), scores that differ little become equal."),
+]
 
 
 @dataclass(frozen=True)
@@ -94,18 +110,9 @@ class ClassifierReward(ResponseReward):
         ),
     )
     output: int = Field(0, ge=0, description="Index of the classifier's output that is the score.")
-    max_length: int = Field(
-        512,
-        ge=16,
-        description=(
-            "Maximum input length (tokens). A response is truncated to three quarters of it, then the prompt"
-            " at its start."
-        ),
-    )
-    batch_size: int = Field(16, ge=1, description="Responses per batch.")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "float32", description="In bfloat16 (auto on CUDA), scores that differ little become equal."
-    )
+    max_length: InputLength = 512
+    batch_size: ScoringBatch = 16
+    dtype: ScoringDtype = "float32"
 
     @model_validator(mode="after")
     def _check_template(self) -> Self:
