@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -36,9 +36,6 @@ from components.federation.sampling import sample_clients
 from components.models.adapters import AdapterRef, AdapterStore
 from components.results import Metrics, OutcomeRecord
 from components.seeding import derive
-
-if TYPE_CHECKING:
-    pass
 
 
 class AveragingMemory(Memory):

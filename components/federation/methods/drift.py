@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import networkx as nx
 from pydantic import Field, JsonValue
@@ -38,9 +38,6 @@ from components.federation.protocol import (
 )
 from components.models.adapters import AdapterStore
 from components.results import Metrics, OutcomeRecord
-
-if TYPE_CHECKING:
-    pass
 
 
 class Options(Method):

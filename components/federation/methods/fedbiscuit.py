@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -53,9 +53,6 @@ from components.federation.sampling import sample_clients
 from components.models.adapters import AdapterStore
 from components.results import Metrics, OutcomeRecord
 from components.seeding import derive
-
-if TYPE_CHECKING:
-    pass
 
 GROUPING = "grouping"
 """Name of the phase in which clients are grouped."""

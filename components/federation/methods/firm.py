@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
@@ -39,9 +39,6 @@ from components.federation.postprocessing import postprocessors_of
 from components.federation.protocol import Federation, Job, MeasureJob, ServerState, Strategy, Update
 from components.models.adapters import AdapterStore
 from components.results import Metrics, OutcomeRecord
-
-if TYPE_CHECKING:
-    pass
 
 
 class Options(MultiObjectiveMethod):
