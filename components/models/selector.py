@@ -19,6 +19,7 @@ from components.data.templates import load as load_template
 from components.models.adapters import AdapterSlot, add_adapter_slot, attach_lora
 from components.models.backbone import load_backbone, load_tokenizer
 from components.models.head import apply_lm_head, check_lm_head
+from components.models.last_layer import states_at, states_at_one_position, supports_one_position
 
 if TYPE_CHECKING:
     import torch
@@ -126,6 +127,7 @@ class Selector:
         model: the PEFT-wrapped backbone.
         slot: the adapter slot; load an adapter before training or scoring.
         choices: vocabulary ids of ' A' and ' B'.
+        one_position: whether the last layer is computed at the answer slot alone.
     """
 
     def __init__(self, config: SelectorConfig, device: str) -> None:
@@ -136,6 +138,7 @@ class Selector:
         self.choices = find_choice_tokens(self.tokenizer)
         backbone = load_backbone(config.backbone, device)
         check_lm_head(backbone, config.backbone.name)
+        self.one_position = supports_one_position(backbone)
         self.model = attach_lora(backbone, config.lora)
         self.slot = AdapterSlot(self.model)
         self._member_slots: list[AdapterSlot] = []
@@ -163,7 +166,7 @@ class Selector:
     def choice_logits(self, input_ids: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
         """Logits of ' A' and ' B' after the last token of each row, [N, 2] fp32."""
         base = cast("PreTrainedModel", self.model.get_base_model())
-        return choice_logits(base, input_ids, last, self.choices)
+        return choice_logits(base, input_ids, last, self.choices, self.one_position)
 
     def logits(self, comparisons: Sequence[Comparison]) -> np.ndarray:
         """Logits of ' A' and ' B' for N comparisons, for the adapter in the slot; [N, 2] fp32."""
@@ -253,7 +256,11 @@ def _order_by_length(rows: Sequence[Sequence[int]]) -> list[int]:
 
 
 def choice_logits(
-    model: PreTrainedModel, input_ids: torch.Tensor, last: torch.Tensor, choices: tuple[int, int]
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    last: torch.Tensor,
+    choices: tuple[int, int],
+    one_position: bool = False,
 ) -> torch.Tensor:
     """Two logits per row, computed from one position and two rows of the head.
 
@@ -263,15 +270,14 @@ def choice_logits(
             token, so no mask is needed.
         last: [N], position of the last real token.
         choices: vocabulary ids of the two answers.
+        one_position: compute the last layer at that position too; the model must support it (see
+            `supports_one_position`).
 
     Returns:
         [N, 2] fp32.
     """
-    import torch
-
-    hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
-    at_slot = hidden[torch.arange(len(last), device=hidden.device), last]
-    return apply_lm_head(model, at_slot, choices)
+    states = states_at_one_position if one_position else states_at
+    return apply_lm_head(model, states(model, input_ids, last), choices)
 
 
 def majority_vote(choices: np.ndarray) -> np.ndarray:

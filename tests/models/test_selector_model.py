@@ -76,7 +76,7 @@ def test_training_scoring_and_the_judge_use_the_same_answer_tokens(tiny_selector
     """The reference code used them with the space in training and without it in evaluation."""
     used = []
 
-    def record(model, input_ids, last, choices):
+    def record(model, input_ids, last, choices, one_position):
         used.append(choices)
         return torch.zeros(len(last), 2, requires_grad=True)
 

@@ -1,0 +1,191 @@
+"""Last hidden states at one position per row, for which most of the last layer is not computed.
+
+A causal language model that is read at one position needs the keys and values of all positions in
+its last layer, but the query, the output projection, the MLP and the norms of that position alone.
+The layer's own forward pass is called with the one position, and finds the keys and values of all
+positions where it would find those of a cache. `supports_one_position` compares the result with the
+whole model's when the model is loaded; other families compute the whole layer.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+ATTENTION_PARTS = ("k_proj", "v_proj", "head_dim")
+"""Attributes of an attention module from which keys and values are computed."""
+LAYER_PARAMETERS = ("attention_mask", "position_embeddings", "past_key_values")
+"""Parameters that a decoder layer's forward pass needs."""
+ATTENTION_IMPLEMENTATIONS = ("sdpa", "eager")
+"""Implementations of attention in transformers that take a mask which is added to the scores."""
+TOLERANCE = 1e-4
+"""Greatest relative difference of two fp32 states that count as equal."""
+
+
+def states_at(model: PreTrainedModel, input_ids: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+    """Last hidden states at one position per row, from the whole last layer.
+
+    Args:
+        model: a causal language model of transformers.
+        input_ids: [N, L], padded on the right. A causal model never attends to what follows a
+            token, so no mask is needed.
+        last: [N], the positions.
+
+    Returns:
+        [N, H].
+    """
+    import torch
+
+    hidden: torch.Tensor = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+    return hidden[torch.arange(len(last), device=hidden.device), last]
+
+
+def states_at_one_position(
+    model: PreTrainedModel, input_ids: torch.Tensor, last: torch.Tensor
+) -> torch.Tensor:
+    """`states_at` with the last layer at the one position; the model must support it.
+
+    States and gradients differ from those of `states_at` by rounding. Dropout in the last layer
+    draws other numbers.
+    """
+    layer = _last_layer(model)
+    if layer.training and getattr(layer, "gradient_checkpointing", False):
+        return states_at(model, input_ids, last)  # a checkpointed layer takes no keys from outside
+    with _at_positions(layer, last):
+        hidden: torch.Tensor = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+    return hidden[:, 0]
+
+
+def supports_one_position(model: PreTrainedModel) -> bool:
+    """Whether a model's last layer can be computed at one position.
+
+    It compares `states_at_one_position` with `states_at` on two rows, which takes two forward
+    passes in evaluation mode. Neither the model nor the state of a random generator changes.
+
+    Args:
+        model: a causal language model in evaluation mode.
+    """
+    import torch
+
+    if not _has_known_structure(model):
+        return False
+    input_ids = torch.arange(10, device=model.device).reshape(2, 5)
+    last = torch.tensor([4, 2], device=model.device)
+    with torch.no_grad():
+        expected = states_at(model, input_ids, last).float()
+        try:
+            states = states_at_one_position(model, input_ids, last).float()
+        except (RuntimeError, TypeError, KeyError, AttributeError):  # the parts have other shapes or uses
+            return False
+    tolerance = max(TOLERANCE, 4 * torch.finfo(model.dtype).eps) * expected.abs().amax(dim=1, keepdim=True)
+    return bool(((states - expected).abs() <= tolerance).all())
+
+
+def _last_layer(model: PreTrainedModel) -> Any:
+    base: Any = model.base_model
+    return base.layers[-1]
+
+
+def _has_known_structure(model: PreTrainedModel) -> bool:
+    """Whether the last layer has the parts that are used here, as those of the Llama family have."""
+    if not hasattr(model.base_model, "layers"):
+        return False
+    layer = _last_layer(model)
+    attention = getattr(layer, "self_attn", None)
+    if not all(hasattr(attention, name) for name in ATTENTION_PARTS) or not hasattr(layer, "input_layernorm"):
+        return False
+    parameters = inspect.signature(layer.forward).parameters
+    return (
+        all(name in parameters for name in LAYER_PARAMETERS)
+        and hasattr(_modeling_module(attention), "apply_rotary_pos_emb")
+        and model.config._attn_implementation in ATTENTION_IMPLEMENTATIONS
+    )
+
+
+def _modeling_module(attention: object) -> Any:
+    """The module of transformers that defines a model family."""
+    return sys.modules[type(attention).__module__]
+
+
+class _GivenKeys:
+    """Stands in for a cache: the keys and values of all positions, [N, heads, L, head_dim] each."""
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        self._states = keys, values
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, *layer: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The given keys and values, in which those of the one position have their places."""
+        return self._states
+
+
+@contextmanager
+def _at_positions(layer: Any, last: torch.Tensor) -> Iterator[None]:
+    """Let a decoder layer compute its output at these positions alone, as [N, 1, H]."""
+
+    def select(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        states, *others = args
+        chosen = _Chosen(states, last)
+        embeddings = kwargs["position_embeddings"]
+        keys, values = _keys_and_values(module.self_attn, module.input_layernorm(states), embeddings)
+        replaced = {
+            "attention_mask": chosen.mask(kwargs["attention_mask"]),
+            "position_embeddings": tuple(chosen.of(part) for part in embeddings),
+            "position_ids": last[:, None],
+            "past_key_values": _GivenKeys(keys, values),
+        }
+        return (chosen.of(states), *others), kwargs | replaced
+
+    hook = layer.register_forward_pre_hook(select, with_kwargs=True)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+class _Chosen:
+    """Selects one position of each row from tensors of a layer."""
+
+    def __init__(self, states: torch.Tensor, last: torch.Tensor) -> None:
+        import torch
+
+        self._states = states
+        self._last = last
+        self._rows = torch.arange(len(last), device=states.device)
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """[N, 1, D] of a tensor [N, L, D] or [1, L, D]."""
+        return tensor.expand(len(self._last), -1, -1)[self._rows, self._last][:, None]
+
+    def mask(self, whole: torch.Tensor | None) -> torch.Tensor:
+        """The rows [N, 1, 1, L] of a mask [N or 1, 1, L, L], or of the causal mask that None stands for."""
+        import torch
+
+        if whole is not None:
+            return whole.expand(len(self._last), -1, -1, -1)[self._rows, :, self._last][:, :, None]
+        length = self._states.shape[1]
+        hidden = torch.arange(length, device=self._states.device) > self._last[:, None]
+        values = torch.zeros(hidden.shape, device=hidden.device, dtype=self._states.dtype)
+        return values.masked_fill(hidden, torch.finfo(values.dtype).min)[:, None, None]
+
+
+def _keys_and_values(
+    attention: Any, states: torch.Tensor, embeddings: tuple[torch.Tensor, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of all positions as the attention module computes them, [N, heads, L, head_dim]."""
+    shape = (*states.shape[:-1], -1, attention.head_dim)
+    keys = attention.k_proj(states).view(shape)
+    if hasattr(attention, "k_norm"):
+        keys = attention.k_norm(keys)
+    keys = keys.transpose(1, 2)
+    # The function rotates queries too: here those of no head.
+    _, keys = _modeling_module(attention).apply_rotary_pos_emb(keys[:, :0], keys, *embeddings)
+    return keys, attention.v_proj(states).view(shape).transpose(1, 2)
