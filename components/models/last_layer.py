@@ -25,6 +25,8 @@ LAYER_PARAMETERS = ("attention_mask", "position_embeddings", "past_key_values")
 """Parameters that a decoder layer's forward pass needs."""
 ATTENTION_IMPLEMENTATIONS = ("sdpa", "eager")
 """Implementations of attention in transformers that take a mask which is added to the scores."""
+CHECKED_TOKENS = 16
+"""Tokens of a row that is compared."""
 TOLERANCE = 1e-4
 """Greatest relative difference of two fp32 states that count as equal."""
 
@@ -66,8 +68,9 @@ def states_at_one_position(
 def supports_one_position(model: PreTrainedModel) -> bool:
     """Whether a model's last layer can be computed at one position.
 
-    It compares `states_at_one_position` with `states_at` on two rows, which takes two forward
-    passes in evaluation mode. Neither the model nor the state of a random generator changes.
+    It compares `states_at_one_position` with `states_at` on two rows of tokens from the whole
+    vocabulary, which takes two forward passes in evaluation mode. Neither the model nor the state of
+    a random generator changes.
 
     Args:
         model: a causal language model in evaluation mode.
@@ -76,13 +79,16 @@ def supports_one_position(model: PreTrainedModel) -> bool:
 
     if not _has_known_structure(model):
         return False
-    input_ids = torch.arange(10, device=model.device).reshape(2, 5)
-    last = torch.tensor([4, 2], device=model.device)
+    embeddings: Any = model.get_input_embeddings()
+    vocabulary = embeddings.weight.shape[0]
+    input_ids = torch.linspace(0, vocabulary - 1, 2 * CHECKED_TOKENS, device=model.device).long()
+    input_ids = input_ids.reshape(2, CHECKED_TOKENS)
+    last = torch.tensor([CHECKED_TOKENS - 1, CHECKED_TOKENS // 2], device=model.device)
     with torch.no_grad():
         expected = states_at(model, input_ids, last).float()
         try:
             states = states_at_one_position(model, input_ids, last).float()
-        except (RuntimeError, TypeError, KeyError, AttributeError):  # the parts have other shapes or uses
+        except (RuntimeError, TypeError, LookupError, AttributeError, ValueError):  # parts of other shapes
             return False
     tolerance = max(TOLERANCE, 4 * torch.finfo(model.dtype).eps) * expected.abs().amax(dim=1, keepdim=True)
     return bool(((states - expected).abs() <= tolerance).all())
@@ -106,6 +112,7 @@ def _has_known_structure(model: PreTrainedModel) -> bool:
         all(name in parameters for name in LAYER_PARAMETERS)
         and hasattr(_modeling_module(attention), "apply_rotary_pos_emb")
         and model.config._attn_implementation in ATTENTION_IMPLEMENTATIONS
+        and getattr(model.config, "clip_qkv", None) is None
     )
 
 
@@ -114,7 +121,7 @@ def _modeling_module(attention: object) -> Any:
     return sys.modules[type(attention).__module__]
 
 
-class _GivenKeys:
+class _FixedKeysAndValues:
     """Stands in for a cache: the keys and values of all positions, [N, heads, L, head_dim] each."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -123,7 +130,7 @@ class _GivenKeys:
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, *layer: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The given keys and values, in which those of the one position have their places."""
+        """The keys and values of all positions, which contain those of the argument."""
         return self._states
 
 
@@ -133,16 +140,16 @@ def _at_positions(layer: Any, last: torch.Tensor) -> Iterator[None]:
 
     def select(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         states, *others = args
-        chosen = _Chosen(states, last)
+        selection = _PositionSelection(states, last)
         embeddings = kwargs["position_embeddings"]
         keys, values = _keys_and_values(module.self_attn, module.input_layernorm(states), embeddings)
         replaced = {
-            "attention_mask": chosen.mask(kwargs["attention_mask"]),
-            "position_embeddings": tuple(chosen.of(part) for part in embeddings),
+            "attention_mask": selection.select_mask(kwargs["attention_mask"]),
+            "position_embeddings": tuple(selection.select(part) for part in embeddings),
             "position_ids": last[:, None],
-            "past_key_values": _GivenKeys(keys, values),
+            "past_key_values": _FixedKeysAndValues(keys, values),
         }
-        return (chosen.of(states), *others), kwargs | replaced
+        return (selection.select(states), *others), kwargs | replaced
 
     hook = layer.register_forward_pre_hook(select, with_kwargs=True)
     try:
@@ -151,7 +158,7 @@ def _at_positions(layer: Any, last: torch.Tensor) -> Iterator[None]:
         hook.remove()
 
 
-class _Chosen:
+class _PositionSelection:
     """Selects one position of each row from tensors of a layer."""
 
     def __init__(self, states: torch.Tensor, last: torch.Tensor) -> None:
@@ -161,11 +168,11 @@ class _Chosen:
         self._last = last
         self._rows = torch.arange(len(last), device=states.device)
 
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+    def select(self, tensor: torch.Tensor) -> torch.Tensor:
         """[N, 1, D] of a tensor [N, L, D] or [1, L, D]."""
         return tensor.expand(len(self._last), -1, -1)[self._rows, self._last][:, None]
 
-    def mask(self, whole: torch.Tensor | None) -> torch.Tensor:
+    def select_mask(self, whole: torch.Tensor | None) -> torch.Tensor:
         """The rows [N, 1, 1, L] of a mask [N or 1, 1, L, L], or of the causal mask that None stands for."""
         import torch
 
