@@ -338,7 +338,7 @@ class AlignmentResult(StoredResult):
         policy: the aligned policy.
         reference: policy that the KL is measured to: base, sft or round_start.
         metrics: numbers of the alignment, e.g. kl_sequence (nats per completion).
-        history: TRL's log, one entry for each logged step; empty without DPO on the server.
+        history: metrics of each optimizer step, under TRL's names; empty without DPO on the server.
         checkpoints: step of DPO by PEFT folder, relative to the alignment's folder.
         sampling, labelling: None without DPO on the server.
         model_uri, model_version: the registered model.

@@ -87,7 +87,8 @@ def label_completions(
 @task()
 def train_dpo(recipe: Recipe, pairs: Path, prepared: Path, folder: Path) -> AlignmentResult:
     """Align the policy by DPO on the labeled pairs."""
-    from components.alignment.dpo import DpoPair, DpoSettings, align_policy
+    from components.alignment.dpo import DpoSettings, align_policy
+    from components.alignment.dpo_model import DpoPair
 
     log = get_run_logger()
     prompts = choose_prompts(prepared, "test", recipe.alignment.dpo.kl_prompts, recipe.seed)

@@ -1,43 +1,25 @@
-"""Alignment of the policy by DPO on labeled pairs, with TRL (FedBiscuit eqs. 2 and 9)."""
+"""Alignment of the policy by DPO on labeled pairs (FedBiscuit eqs. 2 and 9)."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from components.alignment.dpo_trainer import (
-    AlignmentError,
-    DpoPair,
-    Progress,
-    build_trainer,
-    completion_positions_only,
-    load_initial_model,
-    save_adapter,
-    trained_model,
-)
+from components.alignment.dpo_model import AlignmentError, DpoPair, Progress, save_adapter
 from components.alignment.kl import kl_to_reference
+from components.alignment.packed_trainer import train_packed
+from components.alignment.trl_trainer import train_with_trl
 from components.config import DpoConfig, PolicyConfig
 from components.models.head import check_lm_head
 from components.models.policy import Policy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-    from trl.trainer.dpo_trainer import DPOTrainer
 
-__all__ = [
-    "AlignmentError",
-    "DpoPair",
-    "DpoResult",
-    "DpoSettings",
-    "align_policy",
-    "build_trainer",
-    "completion_positions_only",
-    "kl_to_reference",
-    "load_initial_model",
-]
+TRAINERS = {"packed": train_packed, "trl": train_with_trl}
+"""Trainers by the name in alignment.dpo.trainer."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +47,7 @@ class DpoResult:
         adapter: PEFT folder of the aligned policy, after the last epoch.
         checkpoints: optimizer step by PEFT folder: after each epoch, and every `checkpoint_every`
             steps.
-        history: TRL's metrics by optimizer step (loss, rewards/accuracies, rewards/margins, ...).
+        history: metrics by optimizer step, see TrainedPolicy.
         metrics: pairs, steps, and the KL to the reference, see kl_to_reference.
     """
 
@@ -93,8 +75,7 @@ def align_policy(
 
     Raises:
         AlignmentError: there are no pairs, a loss is not finite, or the reference cannot be read.
-        BackboneError: the backbone computes its logits in a way that TRL's fused head does not
-            reproduce.
+        BackboneError: the backbone computes its logits in a way that `check_lm_head` does not know.
     """
     import torch
 
@@ -108,37 +89,21 @@ def align_policy(
     # Without an adapter, the policy's model is the backbone itself.
     check_lm_head(cast("PreTrainedModel", policy.model), settings.policy.backbone.name)
     cuda_devices = [torch.device(settings.device)] if settings.device.startswith("cuda") else []
-    with torch.random.fork_rng(devices=cuda_devices), completion_positions_only():
-        trainer = build_trainer(policy, pairs, config, folder, settings.seed, progress)
-        trainer.train()
-    history = _loss_history(trainer)
-    model = trained_model(trainer).eval()
-    # A PEFT model has the attributes of its backbone.
-    policy.model = cast("PreTrainedModel", model)
-    steps = trainer.state.global_step
+    with torch.random.fork_rng(devices=cuda_devices):
+        trained = TRAINERS[config.trainer](policy, pairs, config, folder, settings.seed, progress)
+    policy.model = trained.model
+    steps = len(trained.history)
     metrics = {
         "pairs": len(pairs),
         "steps": steps,
         **kl_to_reference(policy, kl_prompts, settings.seed),
     }
     return DpoResult(
-        adapter=save_adapter(model, settings.policy, config, folder / "final"),
+        adapter=save_adapter(trained.model, settings.policy, config, folder / "final"),
         checkpoints=_checkpoint_steps(config, folder, steps),
-        history=history,
+        history=trained.history,
         metrics=metrics,
     )
-
-
-def _loss_history(trainer: DPOTrainer) -> list[dict[str, float]]:
-    """TRL's metrics of each logged step.
-
-    Raises:
-        AlignmentError: a loss is not finite.
-    """
-    history = [entry for entry in trainer.state.log_history if "loss" in entry]
-    if not all(math.isfinite(entry["loss"]) for entry in history):
-        raise AlignmentError("the DPO loss became NaN or infinite: lower alignment.dpo.lr.")
-    return history
 
 
 def _checkpoint_steps(config: DpoConfig, folder: Path, steps: int) -> dict[Path, int]:

@@ -10,7 +10,15 @@ from components.config.section import Section
 
 
 class DpoConfig(Section):
-    """Direct preference optimization by TRL (FedBiscuit eqs. 2 and 9)."""
+    """Direct preference optimization (FedBiscuit eqs. 2 and 9)."""
+
+    trainer: Literal["packed", "trl"] = Field(
+        "packed",
+        description=(
+            "packed: both completions of a pair share one forward pass over their prompt; trl: TRL's"
+            " DPOTrainer. Loss, optimizer and schedule are the same, the order of the pairs is not."
+        ),
+    )
 
     reference: Literal["base", "sft", "round_start"] = Field(
         "base",

@@ -36,7 +36,7 @@ REQUIREMENTS = (
 
 @task()
 def log_alignment(run_id: str, folder: Path, result: AlignmentResult) -> None:
-    """Log TRL's curves, the KL to the reference, the labeled pairs, and the checkpoints' adapters."""
+    """Log the curves of DPO, the KL to the reference, the labeled pairs, and the checkpoints' adapters."""
     log = RunLog.open(run_id)
     log.set_tags({"dpo.reference": result.reference, "model_uri": result.model_uri})
     for entry in result.history:

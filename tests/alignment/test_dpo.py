@@ -1,4 +1,4 @@
-"""DPO by TRL on the tiny backbone: its loss, its reference, its tokens, and what it saves."""
+"""DPO on the tiny backbone: what both trainers save, and the loss, reference and tokens of TRL's."""
 
 import json
 import math
@@ -10,16 +10,10 @@ import torch
 from safetensors.torch import load_file
 
 from components.alignment import dpo as module
-from components.alignment.dpo import (
-    AlignmentError,
-    DpoResult,
-    DpoSettings,
-    align_policy,
-    build_trainer,
-    completion_positions_only,
-    kl_to_reference,
-    load_initial_model,
-)
+from components.alignment.dpo import DpoResult, DpoSettings, align_policy
+from components.alignment.dpo_model import AlignmentError, load_initial_model
+from components.alignment.kl import kl_to_reference
+from components.alignment.trl_trainer import build_trainer, completion_positions_only
 from components.models.adapters import AdapterSlot, attach_lora, export_adapter
 from components.models.backbone import load_backbone
 from components.models.policy import Policy
@@ -222,10 +216,11 @@ class Alignment:
     drawn_after: torch.Tensor
 
 
-@pytest.fixture(scope="module")
-def alignment(debug, tmp_path_factory):
+@pytest.fixture(scope="module", params=["packed", "trl"])
+def alignment(request, debug, tmp_path_factory):
     config = debug.alignment.dpo.model_copy(
         update={
+            "trainer": request.param,
             "lr": 5e-2,
             "batch_size": 4,
             "micro_batch_size": 2,

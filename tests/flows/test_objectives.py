@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from components.alignment.dpo import kl_to_reference
+from components.alignment.kl import kl_to_reference
 from components.data.records import choose_prompts
 from components.models.policy import Policy
 from components.recipes import load_recipe

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from components.alignment.dpo import build_trainer, completion_positions_only
+from components.alignment.trl_trainer import build_trainer, completion_positions_only
 from components.config import OptimizerConfig
 from components.learning.dpo import implicit_margins, pair_logprobs, train_dpo
 from components.learning.local import LocalTraining

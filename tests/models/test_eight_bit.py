@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from components.alignment.dpo import build_trainer, completion_positions_only
+from components.alignment.trl_trainer import build_trainer, completion_positions_only
 from components.config import BackboneConfig, LoraConfig, OptimizerConfig, RecipeError
 from components.federation.clients.policy import PolicyTrainer
 from components.federation.clients.selector import SelectorTrainer

@@ -110,7 +110,7 @@ def add_fused_lm_head():
 
 
 def test_trls_fused_head_has_the_same_log_probabilities(model, add_fused_lm_head):
-    from components.alignment.dpo import completion_positions_only
+    from components.alignment.trl_trainer import completion_positions_only
 
     patched = build_tiny(model.config.model_type)
     add_fused_lm_head(patched)
@@ -166,7 +166,8 @@ def load_selector(recipe, folder):
 
 
 def load_for_alignment(recipe, folder):
-    from components.alignment.dpo import DpoPair, DpoSettings, align_policy
+    from components.alignment.dpo import DpoSettings, align_policy
+    from components.alignment.dpo_model import DpoPair
 
     pair = DpoPair(prompt="p", chosen_ids=[5, 2], rejected_ids=[6, 2])
     align_policy(DpoSettings(recipe.policy, recipe.alignment.dpo, "cpu", 0), [pair], folder, [])

@@ -1,82 +1,61 @@
-"""TRL's DPOTrainer on sampled tokens, and the adapters that it saves.
+"""DPO by TRL's DPOTrainer on sampled tokens (`alignment.dpo.trainer: trl`).
 
-Two things are explicit here that TRL infers from its input:
-
-- The reference. `base`: the backbone without an adapter. `sft`: an adapter is merged into the
-  backbone first, and the result is the reference. `round_start`: an adapter is trained further, and
-  a frozen copy of it is the reference.
-- The tokens. The trainer receives the tokens that the policy sampled. Given text, it would append
-  an end-of-sequence token to completions that were cut at the length limit.
+TRL computes the reference of a model without an adapter by disabling the new one, and keeps a
+frozen copy "ref" of an adapter that is trained further. The trainer receives the tokens that the
+policy sampled: given text, it would append an end-of-sequence token to completions that were cut at
+the length limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from components.config import DpoConfig, PolicyConfig, UserError
-from components.models.adapters import (
-    AdapterSlot,
-    export_adapter,
-    from_peft_config,
-    read_adapter,
-    stack_adapters,
-    to_peft_config,
+from components.alignment.dpo_model import (
+    AlignmentError,
+    DpoPair,
+    Progress,
+    TrainedPolicy,
+    initialize_adapter,
+    load_initial_model,
+    save_adapter,
 )
+from components.config import DpoConfig, PolicyConfig
+from components.models.adapters import to_peft_config
 from components.models.backbone import choose_dtype
 from components.models.policy import Policy
 
 if TYPE_CHECKING:
-    import peft
     from datasets import Dataset
     from peft import PeftModel
-    from transformers import PreTrainedModel, TrainerCallback
+    from transformers import TrainerCallback
     from trl.trainer.dpo_config import DPOConfig
     from trl.trainer.dpo_trainer import DPOTrainer
 
-Progress = Callable[[int, int, Mapping[str, float]], None]
-"""Called with (step, number of steps, TRL's logs) after each optimizer step."""
 
-
-class AlignmentError(UserError, ValueError):
-    """Pairs or a reference that the policy cannot be aligned with."""
-
-
-class DpoPair(TypedDict):
-    """A labeled pair: the prompt, and the tokens of both completions."""
-
-    prompt: str
-    chosen_ids: list[int]
-    rejected_ids: list[int]
-
-
-def load_initial_model(policy: Policy, config: DpoConfig) -> PreTrainedModel | PeftModel:
-    """Prepare the model for which TRL chooses the reference that the recipe names.
-
-    Returns:
-        a model without an adapter, on which a new adapter is trained (TRL then computes the
-        reference with the adapter disabled), or a PEFT model whose adapter is trained further (TRL
-        then keeps a frozen copy of it as "ref").
+def train_with_trl(
+    policy: Policy,
+    pairs: Sequence[DpoPair],
+    config: DpoConfig,
+    folder: Path,
+    seed: int,
+    progress: Progress | None = None,
+) -> TrainedPolicy:
+    """Train a policy by TRL's DPOTrainer; arguments and errors as of `build_trainer`.
 
     Raises:
-        AlignmentError: the reference adapter cannot be read.
+        AlignmentError: a loss is not finite.
     """
-    from peft import PeftModel
-
-    if config.reference == "base":
-        return policy.model
-    folder = Path(config.reference_adapter or "")
-    if not (folder / "adapter_config.json").is_file():
-        raise AlignmentError(
-            f"alignment.dpo.reference_adapter {folder} is not a PEFT adapter folder: adapter_config.json is"
-            " missing there."
-        )
-    model = PeftModel.from_pretrained(policy.model, folder, is_trainable=config.reference == "round_start")
-    if config.reference == "round_start":
-        return model
-    return cast("PreTrainedModel", model.merge_and_unload())
+    with completion_positions_only():
+        trainer = build_trainer(policy, pairs, config, folder, seed, progress)
+        trainer.train()
+    history = [entry for entry in trainer.state.log_history if "loss" in entry]
+    if not all(math.isfinite(entry["loss"]) for entry in history):
+        raise AlignmentError("the DPO loss became NaN or infinite: lower alignment.dpo.lr.")
+    return TrainedPolicy(trained_model(trainer).eval(), history)
 
 
 def build_trainer(
@@ -122,7 +101,7 @@ def build_trainer(
     )
     trainer.remove_callback(PrinterCallback)
     if has_new_adapter:
-        _initialize_adapter(trained_model(trainer), seed)
+        initialize_adapter(trained_model(trainer), seed)
     return trainer
 
 
@@ -196,16 +175,6 @@ def _checkpoint_callback(
     return Checkpoints()
 
 
-def _initialize_adapter(model: PeftModel, seed: int) -> None:
-    """Set a new adapter's initial values, in fp32."""
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            # TRL makes them bf16 on an 8-bit backbone, in which a step of 1e-6 would be lost.
-            parameter.data = parameter.data.float()
-    slot = AdapterSlot(model)
-    slot.load(slot.initial_adapter(seed))
-
-
 def trained_model(trainer: DPOTrainer) -> PeftModel:
     """The PEFT model that a trainer trains."""
     return cast("PeftModel", trainer.model)
@@ -223,22 +192,3 @@ def completion_positions_only() -> Iterator[None]:
 
     with mock.patch("trl.trainer.utils._use_triton", lambda device: True):
         yield
-
-
-def save_adapter(model: PeftModel, policy: PolicyConfig, config: DpoConfig, folder: Path) -> Path:
-    """Save the trained policy as a PEFT folder for the plain backbone.
-
-    Neither the optimizer nor anything pickled is saved, and no hub is contacted. With the reference
-    `sft` the trained adapter lies on top of the merged one, so that both are saved as one adapter,
-    whose rank is the sum of their ranks.
-    """
-    tensors = {
-        name.replace(".default.", "."): parameter.detach().float().cpu()
-        for name, parameter in model.named_parameters()
-        if ".default." in name
-    }
-    lora = from_peft_config(cast("peft.LoraConfig", model.peft_config["default"]))
-    if config.reference == "sft":
-        merged = read_adapter(Path(config.reference_adapter or ""))
-        tensors, lora = stack_adapters(merged, (tensors, lora))
-    return export_adapter(tensors, lora, policy.backbone.name, folder)
