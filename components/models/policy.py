@@ -21,6 +21,7 @@ from components.models.adapters import (
     read_adapter,
 )
 from components.models.backbone import load_backbone, load_tokenizer
+from components.models.merging import merged_adapter
 from components.seeding import derive
 
 if TYPE_CHECKING:
@@ -370,15 +371,16 @@ def generate_completions(
     # Rows of similar length share a batch, so that little of it is padding.
     rows = sorted((len(encoded[i]), i, k) for i, k in product(range(len(encoded)), range(settings.count)))
     result: dict[tuple[int, int], Completion] = {}
-    for start in range(0, len(rows), settings.batch_size):
-        chunk = rows[start : start + settings.batch_size]
-        prompts = [encoded[i] for _, i, _ in chunk]
-        batch_seed = derive(seed, "generate", start)
-        generated = _generate_batch(model, tokenizer, prompts, settings, stop_ids, batch_seed)
-        for (_, i, k), ids in zip(chunk, generated, strict=True):
-            result[i, k] = _to_completion(tokenizer, ids, stop_ids)
-        if progress is not None:
-            progress(start + len(chunk), len(rows))
+    with merged_adapter(model):
+        for start in range(0, len(rows), settings.batch_size):
+            chunk = rows[start : start + settings.batch_size]
+            prompts = [encoded[i] for _, i, _ in chunk]
+            batch_seed = derive(seed, "generate", start)
+            generated = _generate_batch(model, tokenizer, prompts, settings, stop_ids, batch_seed)
+            for (_, i, k), ids in zip(chunk, generated, strict=True):
+                result[i, k] = _to_completion(tokenizer, ids, stop_ids)
+            if progress is not None:
+                progress(start + len(chunk), len(rows))
     return [[result[i, k] for k in range(settings.count)] for i in range(len(encoded))]
 
 

@@ -1,0 +1,86 @@
+"""LoRA adapters merged into the backbone's weights while a policy only answers.
+
+A decoding step is a product of a matrix and a few rows, beside which the two small products of each
+LoRA layer take a noticeable share of the time. Merged, the layer is one product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+@contextmanager
+def merged_adapter(model: torch.nn.Module) -> Iterator[bool]:
+    """Merge the active adapters of a PEFT model, and restore the very same weights afterwards.
+
+    The model stays as it is where merging would change more than the last bits, or is not possible:
+    with weights in another type than fp32, quantized ones, weights that two layers share, active
+    dropout, or layers other than PEFT's plain LoRA on a linear layer.
+
+    Yields:
+        whether the adapters are merged.
+    """
+    layers = _active_layers(model)
+    if not layers or not _can_merge(model, layers):
+        yield False
+        return
+    original = [layer.get_base_layer().weight.data for layer in layers]
+    try:
+        for layer, weight in zip(layers, original, strict=True):
+            _merge(layer, weight)
+        yield True
+    finally:
+        for layer, weight in zip(layers, original, strict=True):
+            layer.get_base_layer().weight.data = weight
+            layer.merged_adapters = []
+
+
+def _active_layers(model: torch.nn.Module) -> list[Any]:
+    """LoRA layers with an active adapter that is neither disabled nor merged."""
+    from peft.tuners.lora import LoraLayer
+
+    layers: list[Any] = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    return [
+        layer for layer in layers if not layer.disable_adapters and not layer.merged and _active_names(layer)
+    ]
+
+
+def _active_names(layer: Any) -> list[str]:
+    return [name for name in layer.active_adapters if name in layer.lora_A]
+
+
+def _can_merge(model: torch.nn.Module, layers: list[Any]) -> bool:
+    import torch
+    from peft.tuners.lora import Linear
+
+    owners: dict[int, int] = {}
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, torch.Tensor) and not hasattr(module, "lora_A"):
+            owners[id(weight)] = owners.get(id(weight), 0) + 1
+    return all(
+        type(layer) is Linear
+        and type(layer.get_base_layer()) is torch.nn.Linear
+        and not layer.training
+        and not layer.lora_variant
+        and layer.get_base_layer().weight.dtype == torch.float32
+        and owners[id(layer.get_base_layer().weight)] == 1
+        for layer in layers
+    )
+
+
+def _merge(layer: Any, weight: torch.Tensor) -> None:
+    import torch
+
+    names = _active_names(layer)
+    with torch.no_grad():
+        merged = weight.clone()
+        for name in names:
+            merged += layer.get_delta_weight(name)
+    layer.get_base_layer().weight.data = merged
+    layer.merged_adapters = names
