@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from components.learning.dpo import pair_logprobs
-from components.learning.references import ReferenceCache
+from components.learning.references import ReferenceCache, reference_batches
 from components.models.resident import ResidentPolicy
 from tests.support.adapters import random_tensors
 from tests.support.pairs import PAIRS
@@ -38,44 +38,73 @@ def passes(monkeypatch):
     return sizes
 
 
-def test_cached_log_probabilities_are_those_of_the_backbone_without_the_adapter(resident):
-    cache = ReferenceCache()
+@pytest.fixture
+def rows(resident):
+    return [resident.encode_pair(pair) for pair in PAIRS]
+
+
+def test_cached_log_probabilities_are_those_of_the_backbone_without_the_adapter(resident, rows):
     expected = pair_logprobs(resident, PAIRS, 1, reference=True)
-    logprobs = [cache.completion_logprobs(resident, resident.encode_pair(pair)) for pair in PAIRS]
-    assert np.array_equal(logprobs, expected)
+    logprobs = ReferenceCache().completion_logprobs(resident, rows, 3)
+    assert np.allclose(logprobs, expected, atol=1e-4)
     assert not np.allclose(expected, pair_logprobs(resident, PAIRS, 1), atol=1e-2)
 
 
-def test_cached_token_log_probabilities_add_up_to_those_of_the_completions(resident):
+def test_single_rows_have_the_values_of_a_row_alone(resident, rows):
+    expected = pair_logprobs(resident, PAIRS, 1, reference=True)
+    assert np.array_equal(ReferenceCache().completion_logprobs(resident, rows, 1), expected)
+
+
+def test_cached_token_log_probabilities_add_up_to_those_of_the_completions(resident, rows):
     cache = ReferenceCache()
-    row = resident.encode_pair(PAIRS[2])
-    tokens = cache.token_logprobs(resident, row)
-    assert [len(values) for values in tokens] == [len(completion) for completion in row[1:]]
-    sums = [float(values.sum()) for values in tokens]
-    assert sums == pytest.approx(cache.completion_logprobs(resident, row).tolist(), abs=1e-3)
+    tokens = cache.token_logprobs(resident, rows, 2, range(len(rows)))
+    logprobs = cache.completion_logprobs(resident, rows, 2)
+    for row, values, sums in zip(rows, tokens, logprobs, strict=True):
+        assert [len(part) for part in values] == [len(completion) for completion in row[1:]]
+        assert [float(part.sum()) for part in values] == pytest.approx(sums.tolist(), abs=1e-3)
 
 
-def test_a_row_is_computed_once_and_alone(resident, passes):
+def test_each_batch_is_computed_once(resident, rows, passes):
     cache = ReferenceCache()
-    row = resident.encode_pair(PAIRS[0])
-    first = cache.completion_logprobs(resident, row)
-    assert cache.completion_logprobs(resident, row) is first
-    first_tokens = cache.token_logprobs(resident, row)
-    assert cache.token_logprobs(resident, row) is first_tokens
-    assert passes == [1, 1]
+    first = cache.completion_logprobs(resident, rows[:5], 2)
+    assert sorted(passes) == [1, 2, 2]
+    assert np.array_equal(cache.completion_logprobs(resident, rows[:5], 2), first)
+    assert len(passes) == 3
 
 
-def test_rows_that_differ_are_computed_separately(resident, passes):
+def test_batches_are_neighbors_in_the_order_of_lengths(rows):
+    widths = [sum(map(len, rows[n])) for batch in reference_batches(rows, 2, None) for n in batch]
+    assert widths == sorted(widths)
+
+
+def test_the_batches_of_rows_do_not_depend_on_their_order(rows):
+    def batches(order):
+        return {frozenset(str(order[n]) for n in batch) for batch in reference_batches(order, 2, None)}
+
+    assert batches(rows) == batches(rows[::-1])
+
+
+def test_a_batch_of_which_less_than_half_is_needed_is_computed_row_by_row(rows):
+    rows = rows[:4]
+    order = [n for batch in reference_batches(rows, 4, None) for n in batch]
+    assert list(reference_batches(rows, 4, {order[2]})) == [[order[2]]]
+    assert list(reference_batches(rows, 4, {order[0], order[3]})) == [order]
+    assert list(reference_batches(rows, 4, set())) == []
+
+
+def test_rows_that_are_not_needed_have_no_values(resident, rows):
     cache = ReferenceCache()
-    for pair in PAIRS[:2]:
-        cache.completion_logprobs(resident, resident.encode_pair(pair))
-    assert passes == [1, 1]
+    logprobs = cache.completion_logprobs(resident, rows, len(rows), used={0, 2, 3, 4})
+    assert np.flatnonzero(np.isnan(logprobs).all(axis=1)).tolist() == [
+        n for n in range(len(rows)) if n not in (0, 2, 3, 4)
+    ]
+    tokens = cache.token_logprobs(resident, rows, len(rows), {0, 2, 3, 4})
+    assert [n for n, values in enumerate(tokens) if values] == [0, 2, 3, 4]
 
 
-def test_another_number_of_threads_has_values_of_its_own(resident, passes, monkeypatch):
+def test_another_number_of_threads_has_values_of_its_own(resident, rows, passes, monkeypatch):
     cache = ReferenceCache()
-    row = resident.encode_pair(PAIRS[0])
-    cache.completion_logprobs(resident, row)
+    cache.completion_logprobs(resident, rows[:1], 2)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
-    cache.completion_logprobs(resident, row)
+    cache.completion_logprobs(resident, rows[:1], 2)
     assert passes == [1, 1]

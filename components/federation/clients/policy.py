@@ -113,24 +113,18 @@ class ResidentPolicyTrainer:
             used: indices of the pairs that are needed, the others' values are NaN; None computes
                 all.
         """
-        logprobs = np.full((len(pairs), 2), np.nan)
-        for n in range(len(pairs)) if used is None else used:
-            row = self.resident.encode_pair(pairs[n])
-            logprobs[n] = self.references.completion_logprobs(self.resident, row)
-        return logprobs
+        rows = [self.resident.encode_pair(pair) for pair in pairs]
+        needed = None if used is None else set(used.tolist())
+        return self.references.completion_logprobs(self.resident, rows, self._score_batch_size, needed)
 
     def reference_token_logprobs(self, pairs: Pairs, used: npt.NDArray[np.int64]) -> list[list[torch.Tensor]]:
         """Log-probabilities of each token of chosen and of rejected under the reference.
 
         Empty for unused pairs.
         """
+        rows = [self.resident.encode_pair(pair) for pair in pairs]
         needed = set(used.tolist())
-        return [
-            self.references.token_logprobs(self.resident, self.resident.encode_pair(pair))
-            if n in needed
-            else []
-            for n, pair in enumerate(pairs)
-        ]
+        return self.references.token_logprobs(self.resident, rows, self._score_batch_size, needed)
 
     def train_ppo(
         self,
