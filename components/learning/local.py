@@ -151,7 +151,9 @@ def build_optimizer(
         return cast("torch.optim.Optimizer", optimizer)
     if config.name == "sgd":
         return torch.optim.SGD(parameters, lr=config.lr, weight_decay=config.weight_decay)
-    return torch.optim.AdamW(parameters, lr=config.lr, betas=(beta1, beta2), weight_decay=config.weight_decay)
+    return torch.optim.AdamW(
+        parameters, lr=config.lr, betas=(beta1, beta2), weight_decay=config.weight_decay, fused=True
+    )
 
 
 def build_scheduler(

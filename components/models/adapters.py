@@ -18,6 +18,7 @@ import numpy as np
 
 from components.config import LoraConfig, UserError
 from components.io import write_atomically
+from components.models.fused_lora import fuse_lora
 from components.seeding import derive
 
 if TYPE_CHECKING:
@@ -299,7 +300,10 @@ def from_peft_config(config: peft.LoraConfig) -> LoraConfig:
 
 
 def attach_lora(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
-    """Wrap a frozen model with a LoRA adapter whose weights are fp32 for any dtype of the model."""
+    """Wrap a frozen model with a LoRA adapter whose weights are fp32 for any dtype of the model.
+
+    The result is in evaluation mode.
+    """
     import peft
     import torch
 
@@ -309,6 +313,8 @@ def attach_lora(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
     for parameter in wrapped.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
+    fuse_lora(wrapped)
+    wrapped.eval()
     return cast("PeftModel", wrapped)
 
 

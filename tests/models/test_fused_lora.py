@@ -1,0 +1,151 @@
+"""The fused LoRA linear has the values and gradients of PEFT's separate operations."""
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import nn
+
+from components.models import fused_lora
+from components.models.fused_lora import fuse_lora
+
+STATES = torch.randn(3, 5, 24, generator=torch.Generator().manual_seed(0))
+
+
+def build(bias=True, dropout=0.0, fused=True, r=4):
+    """A model of one adapted layer whose values do not depend on whether it is fused."""
+    torch.manual_seed(0)
+    model = get_peft_model(
+        nn.Sequential(nn.Linear(24, 40, bias=bias)),
+        LoraConfig(r=r, lora_alpha=6, target_modules=["0"], lora_dropout=dropout, init_lora_weights=False),
+    )
+    if fused:
+        fuse_lora(model)
+    return model.eval()
+
+
+@pytest.fixture
+def applications(monkeypatch):
+    """Calls of the fused function."""
+    calls = []
+    function = fused_lora._function()
+
+    class Recorded:
+        @staticmethod
+        def apply(*inputs):
+            calls.append(inputs)
+            return function.apply(*inputs)
+
+    monkeypatch.setattr(fused_lora, "_function", lambda: Recorded)
+    return calls
+
+
+def gradients(model, states):
+    states = states.clone().requires_grad_()
+    weights = torch.linspace(-1, 1, 40)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    output = model(states)
+    return output, torch.autograd.grad((output * weights).square().sum(), [states, *parameters])
+
+
+def assert_close(actual, expected):
+    assert actual.shape == expected.shape
+    assert float((actual - expected).abs().max()) <= 1e-6 * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("states", [STATES, STATES[0], STATES[0, 0]], ids=["3d", "2d", "1d"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_values_and_gradients_are_those_of_peft(applications, bias, states):
+    output, actual = gradients(build(bias), states)
+    expected_output, expected = gradients(build(bias, fused=False), states)
+    assert len(applications) == 1
+    assert len(actual) == 3
+    assert_close(output, expected_output)
+    for gradient, target in zip(actual, expected, strict=True):
+        assert float(target.abs().max()) > 0
+        assert_close(gradient, target)
+
+
+def test_states_without_gradients_get_none():
+    model = build()
+    (model(STATES) ** 2).sum().backward()
+    layer = model.base_model.model[0]
+    assert layer.lora_A["default"].weight.grad.abs().max() > 0
+    assert layer.get_base_layer().weight.grad is None
+
+
+def test_a_frozen_factor_gets_no_gradient():
+    model = build()
+    layer = model.base_model.model[0]
+    layer.lora_A["default"].weight.requires_grad_(False)
+    (model(STATES) ** 2).sum().backward()
+    assert layer.lora_A["default"].weight.grad is None
+    assert layer.lora_B["default"].weight.grad.abs().max() > 0
+
+
+def test_the_states_that_a_layer_reads_do_not_change():
+    states = STATES.clone()
+    build()(states)
+    assert torch.equal(states, STATES)
+
+
+def test_a_disabled_adapter_is_left_out(applications):
+    model = build()
+    with model.disable_adapter():
+        output = model(STATES)
+    assert torch.equal(output, model.base_model.model[0].get_base_layer()(STATES))
+    assert applications == []
+
+
+def test_active_dropout_is_peft_s_own(applications):
+    model, separate = (build(dropout=0.5, fused=fused).train() for fused in (True, False))
+    outputs = []
+    for each in (model, separate):
+        torch.manual_seed(1)
+        outputs.append(each(STATES))
+    assert torch.equal(*outputs)
+    assert applications == []
+    model.eval()(STATES)
+    assert len(applications) == 1
+
+
+def test_rows_of_several_adapters_are_peft_s_own(applications):
+    models = [build(fused=fused) for fused in (True, False)]
+    outputs = []
+    for model in models:
+        torch.manual_seed(2)
+        config = LoraConfig(r=4, lora_alpha=6, target_modules=["0"], init_lora_weights=False)
+        model.add_adapter("other", config)
+        model.eval()
+        with model.base_model._enable_peft_forward_hooks(adapter_names=["default", "other", "default"]):
+            outputs.append(model.base_model.model(STATES))
+    assert torch.equal(*outputs)
+    assert applications == []
+
+
+def test_autocast_and_other_types_are_peft_s_own(applications):
+    model = build()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model(STATES).dtype == torch.bfloat16
+    half = build()
+    half.base_model.model[0].get_base_layer().to(torch.bfloat16)
+    half(STATES.bfloat16())
+    assert applications == []
+
+
+def test_a_second_derivative_is_refused():
+    """It would need the states between the two products as a part of the graph."""
+    states = STATES.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(build()(states).square().sum(), states, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+def test_a_copy_of_a_model_uses_its_own_weights():
+    from copy import deepcopy
+
+    model = build()
+    copied = deepcopy(model)
+    with torch.no_grad():
+        copied.base_model.model[0].lora_B["default"].weight.zero_()
+        assert torch.equal(copied(STATES), copied.base_model.model[0].get_base_layer()(STATES))
+        assert not torch.allclose(model(STATES), copied(STATES))
