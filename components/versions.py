@@ -5,6 +5,12 @@ that depend on it. Raise it together with a change of code that changes what the
 that an artifact of the earlier code is not taken for one of the present code.
 """
 
+ROUNDS = 2
+"""What clients compute in the rounds (components/federation/clients, components/learning)."""
+
+SELECTOR_JUDGE = 2
+"""Selectors that are trained as judges (components/evaluation/judges/selector.py)."""
+
 TRAINED_REWARD = 2
 """Reward models that are trained here (components/learning/reward_model.py)."""
 

@@ -39,6 +39,7 @@ from components.results import (
     OutcomeRecord,
     RoundEvaluation,
 )
+from components.versions import ROUNDS
 from tasks.devices import POOL
 from tasks.rewards import rewards_fingerprint
 from tasks.runner import placement
@@ -74,6 +75,7 @@ def open_commits(run: Run, recipe: Recipe) -> Commits:
         recipe.fingerprint(*method.recipe_sections(recipe)),
         first + rewards_fingerprint(recipe.rewards, run.prepared),
         *others,
+        f"v{ROUNDS}",
     ]
     return Commits(run.federation, "-".join(parts))
 

@@ -6,7 +6,10 @@ import pytest
 
 from components import versions
 from components.config import REWARDS, EvaluatorOptions
+from components.recipes import load_recipe
 from components.results import ResultError, RoundEvaluation, StoredResult
+from tasks.federation import open_commits
+from tasks.runs import Run
 
 
 def test_trained_rewards_have_the_version_of_the_table():
@@ -31,3 +34,14 @@ def test_a_result_of_an_earlier_version_is_refused(tmp_path):
     path.write_text('{"schema_version": 0, "rounds_done": 1, "accuracy": {}}')
     with pytest.raises(ResultError, match=r"evaluation\.json"):
         RoundEvaluation.read(path)
+
+
+def test_commits_of_another_version_of_the_rounds_have_another_fingerprint(tmp_path, monkeypatch):
+    run = Run("a-run", tmp_path)
+    run.prepared.mkdir()
+    (run.prepared / "pairs.parquet").write_bytes(b"rows")
+    recipe = load_recipe("debug")
+    fingerprint = open_commits(run, recipe).fingerprint
+    assert open_commits(run, recipe).fingerprint == fingerprint
+    monkeypatch.setattr("tasks.federation.ROUNDS", versions.ROUNDS + 1)
+    assert open_commits(run, recipe).fingerprint != fingerprint

@@ -22,6 +22,7 @@ from components.evaluation.winrate import Verdict
 from components.io import write_atomically
 from components.models.adapters import AdapterStore
 from components.models.selector import Comparison
+from components.versions import SELECTOR_JUDGE
 
 if TYPE_CHECKING:
     from components.models.adapters import Adapter
@@ -120,6 +121,7 @@ def _load_or_train(
     table = resources.prepared / "judge.parquet"
     content = {
         "judge": section.model_dump(mode="json"),
+        "version": SELECTOR_JUDGE,
         "seed": resources.seed,
         "rows": hashlib.sha256(table.read_bytes()).hexdigest(),
     }
