@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from components.config import UserError
+
 if TYPE_CHECKING:
+    from torch.utils.flop_counter import FlopCounterMode
+
     from components.config import Recipe
     from components.data.records import PairRow
 
@@ -42,6 +48,46 @@ def load_pairs(recipe: Recipe) -> list[PairRow]:
 
     pairs: list[PairRow] = load(recipe.data, recipe.seed).pairs.to_list()
     return pairs
+
+
+def gemm_gigaflops(device: str, size: int = 2048, repeats: int = 5) -> float:
+    """Rate of a square fp32 matrix product on a device, the best of several (10^9 per second)."""
+    import torch
+
+    matrix = torch.randn(size, size, device=device)
+    seconds = []
+    for _ in range(repeats + 1):  # the first one warms up
+        start = time.perf_counter()
+        torch.mm(matrix, matrix)
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return float(2 * size**3 / min(seconds[1:]) / 1e9)
+
+
+def flop_counter() -> FlopCounterMode:
+    """PyTorch's counter of floating-point operations, which does not know `addmm_` by itself."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def count(result: Sequence[int], a: Sequence[int], b: Sequence[int], **_: object) -> int:
+        return 2 * a[0] * a[1] * b[1]
+
+    return FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: count})
+
+
+def check_load(limit: float = 0.5) -> None:
+    """Refuse to measure beside other work.
+
+    Raises:
+        UserError: the machine's load average of the last minute is above the limit.
+    """
+    load = os.getloadavg()[0]
+    if load > limit:
+        raise UserError(
+            f"the load average is {load:.2f}, and times beside other work mislead: wait until it is below"
+            f" {limit}, or use --beside-others"
+        )
 
 
 def format_seconds(seconds: Sequence[float], digits: int) -> str:

@@ -1,21 +1,25 @@
 """The costs of orchestration, and of computations for which the project has a faster way.
 
     python -m perf.costs [--recipe NAME] [--rounds 3] [--pairs 3]
+    python -m perf.costs --policy
     python -m perf.costs --objectives
 
-1. A training step of the selector that computes two rows of the head at the answer position,
-   against the same step with all logits. Each runs in a process of its own, so that each has a peak
-   memory of its own.
+1. A training step of the selector that computes its last layer and two rows of the head at the
+   answer position, against the same step with the whole last layer, and with all logits. Each runs
+   in a process of its own, so that each has a peak memory of its own. The share of the GEMM rate is
+   that of the step's matrix products and attention, against one large product in the same process.
 2. A client's answer to a score job: all selectors in one batch over the resident weights, against
    one selector after the other in the slot.
 3. The same federated rounds through the flow (Prefect's mapping, MLflow logging) and as a loop over
    the same components, alternating in one process. Start-up, data and the loading of the model are
    not timed.
 
-With --objectives instead: a local step of FIRM with one, two and three objectives, and a solution
+With --policy instead: a DPO step of both trainers, and answers with a merged and with a separate
+adapter. With --objectives: a local step of FIRM with one, two and three objectives, and a solution
 of MGDA with and without a solver.
 
-Ratios of neighboring runs are printed, because the machine's speed drifts.
+Ratios of neighboring runs are printed, because the machine's speed drifts. Nothing is measured
+beside other work, unless --beside-others is set.
 """
 
 from __future__ import annotations
@@ -25,8 +29,9 @@ import json
 import sys
 from collections.abc import Sequence
 
+from components.config import UserError
 from components.environment import configure_libraries
-from perf.comparison import Comparison
+from perf.comparison import Comparison, check_load
 from perf.selector_costs import ARMS, compare_scoring, compare_steps, time_step
 
 
@@ -39,6 +44,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     configure_libraries()
     recipe = options.recipe or ("multi-objective/demo" if options.objectives else "summarization/demo")
     comparison = Comparison(recipe, options.pairs)
+    if options.arm is None and not options.beside_others:
+        try:
+            check_load()
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
     if options.arm:
         print(json.dumps(time_step(recipe, options.arm)))
     elif options.objectives:
@@ -46,6 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         compare_objectives(comparison)
         compare_solvers(options.pairs)
+    elif options.policy:
+        from perf.policy_costs import compare_dpo_trainers, compare_generation
+
+        compare_dpo_trainers(comparison)
+        compare_generation(comparison)
     else:
         from perf.orchestration import compare_orchestration
 
@@ -64,6 +80,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--objectives", action="store_true", help="measure several objectives instead of the selector"
+    )
+    parser.add_argument("--policy", action="store_true", help="measure the policy instead of the selector")
+    parser.add_argument(
+        "--beside-others", action="store_true", help="measure even if the machine has other work"
     )
     parser.add_argument("--rounds", type=int, default=3, help="federated rounds of a timed run")
     parser.add_argument("--pairs", type=int, default=3, help="timed runs of each kind")

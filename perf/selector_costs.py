@@ -1,4 +1,4 @@
-"""Costs of the selector: its training step with two logits per row, and several selectors in one batch."""
+"""Costs of the selector: its training step at the answer slot, and several selectors in one batch."""
 
 from __future__ import annotations
 
@@ -10,19 +10,32 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from components.paths import PACKAGE
-from perf.comparison import Comparison, format_seconds, format_speed_up, load_pairs, prepare_process
+from perf.comparison import (
+    Comparison,
+    flop_counter,
+    format_seconds,
+    format_speed_up,
+    gemm_gigaflops,
+    load_pairs,
+    prepare_process,
+)
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from components.data.records import Pairs
     from components.models.adapters import Adapter
     from components.models.selector import Selector
 
+ONE_POSITION = "one-position"
 TWO_ROWS = "two-rows"
 FULL_LOGITS = "full-logits"
-ARMS = (TWO_ROWS, FULL_LOGITS)
+ARMS = (ONE_POSITION, TWO_ROWS, FULL_LOGITS)
+"""Steps that compute the last layer and two rows of the head at one position, the rows of the head
+alone, and all logits."""
 STEPS = 10
 WARM_UP = 2
 """Steps that are not part of the median."""
@@ -37,6 +50,8 @@ class StepCost:
         peak_mb: peak memory above that of the loaded model (MB).
         rows: rows of the step.
         tokens: tokens of the step.
+        gigaflops: 10^9 floating-point operations of the step, of matrix products and attention.
+        peak_gigaflops: rate of a large fp32 matrix product in the same process (10^9 per second).
         threads: threads of a CPU operation.
         device: where it ran.
     """
@@ -45,6 +60,8 @@ class StepCost:
     peak_mb: float
     rows: int
     tokens: int
+    gigaflops: float
+    peak_gigaflops: float
     threads: int
     device: str
 
@@ -55,18 +72,23 @@ def compare_steps(comparison: Comparison) -> None:
     for _ in range(comparison.repeats):
         for arm in ARMS:
             costs[arm].append(_measure_arm(comparison.recipe, arm))
-    shape = costs[TWO_ROWS][0]
+    shape = costs[ONE_POSITION][0]
     print(
         f"\nSelector training step ({comparison.recipe}: {shape.rows} rows, {shape.tokens} tokens,"
         f" {shape.threads} threads, {shape.device}), median of {comparison.repeats}"
     )
-    print(f"  {'':<14}{'s/step':>10}{'tokens/s':>12}{'peak MB above the loaded model':>34}")
+    columns = f"{'s/step':>10}{'tokens/s':>12}{'GFLOP/s':>12}{'of GEMM':>10}"
+    print(f"  {'':<14}{columns}{'peak MB above the loaded model':>34}")
     for arm in ARMS:
         seconds = statistics.median(cost.seconds for cost in costs[arm])
+        rate = statistics.median(cost.gigaflops / cost.seconds for cost in costs[arm])
+        share = statistics.median(cost.gigaflops / cost.seconds / cost.peak_gigaflops for cost in costs[arm])
         peak = statistics.median(cost.peak_mb for cost in costs[arm])
-        print(f"  {arm:<14}{seconds:>10.3f}{shape.tokens / seconds:>12.0f}{peak:>34.0f}")
+        figures = f"{seconds:>10.3f}{shape.tokens / seconds:>12.0f}{rate:>12.0f}{share:>10.0%}"
+        print(f"  {arm:<14}{figures}{peak:>34.0f}")
     times = {arm: [cost.seconds for cost in costs[arm]] for arm in ARMS}
-    print(f"  {format_speed_up(times[FULL_LOGITS], times[TWO_ROWS])}")
+    for arm in (TWO_ROWS, FULL_LOGITS):
+        print(f"  {ONE_POSITION} against {arm}: {format_speed_up(times[arm], times[ONE_POSITION])}")
 
 
 def _measure_arm(recipe: str, arm: str) -> StepCost:
@@ -87,7 +109,7 @@ def time_step(recipe_name: str, arm: str) -> dict[str, Any]:
 
     from components.learning.objectives import selector_loss
     from components.models.selector import Comparison as SelectorComparison
-    from components.models.selector import Selector
+    from components.models.selector import Selector, choice_logits
 
     recipe, device = prepare_process(recipe_name)
     selector = Selector(recipe.selector, device)
@@ -95,12 +117,15 @@ def time_step(recipe_name: str, arm: str) -> dict[str, Any]:
     pairs = load_pairs(recipe)[: recipe.federation.batch_size]
     rows = [selector.encode(SelectorComparison(p["prompt"], p["chosen"], p["rejected"])) for p in pairs]
     ids, last = selector.collate(rows)
+    base = cast("PreTrainedModel", selector.model.get_base_model())
     labels = torch.arange(len(rows), device=device) % 2
     before = _resident_mb()
 
     def step() -> None:
-        if arm == TWO_ROWS:
+        if arm == ONE_POSITION:
             logits = selector.choice_logits(ids, last)
+        elif arm == TWO_ROWS:
+            logits = choice_logits(base, ids, last, selector.choices)
         else:
             all_logits = selector.model(input_ids=ids, use_cache=False).logits
             logits = all_logits[torch.arange(len(last)), last][:, list(selector.choices)]
@@ -114,11 +139,16 @@ def time_step(recipe_name: str, arm: str) -> dict[str, Any]:
         peak = torch.cuda.max_memory_allocated() / 2**20
     else:
         peak = _resident_mb() - before
+    peak_gigaflops = gemm_gigaflops(device)
+    with flop_counter() as counter:
+        step()
     cost = StepCost(
         seconds=statistics.median(seconds[WARM_UP:]),
         peak_mb=peak,
         rows=len(rows),
         tokens=sum(map(len, rows)),
+        gigaflops=counter.get_total_flops() / 1e9,
+        peak_gigaflops=peak_gigaflops,
         threads=torch.get_num_threads(),
         device=device,
     )

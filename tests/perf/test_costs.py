@@ -3,8 +3,8 @@
 import pytest
 
 from components.config import RecipeError
-from perf import costs, objective_costs, orchestration, selector_costs
-from perf.comparison import Comparison
+from perf import costs, objective_costs, orchestration, policy_costs, selector_costs
+from perf.comparison import Comparison, gemm_gigaflops
 
 
 @pytest.fixture
@@ -34,7 +34,38 @@ def test_both_kinds_of_a_selector_step_are_compared_on_the_same_rows(
     selector_costs.compare_steps(debug_comparison)
     lines = capsys.readouterr().out.strip().splitlines()
     assert "debug: 4 rows, 1024 tokens, 1 threads, cpu" in lines[0]
-    assert [line.split()[0] for line in lines[2:]] == ["two-rows", "full-logits", "speed-up"]
+    arms = ["one-position", "two-rows", "full-logits"]
+    assert [line.split()[0] for line in lines[2:]] == [*arms, "one-position", "one-position"]
+    gigaflops = [cost["gigaflops"] for cost in (selector_costs.time_step("debug", arm) for arm in arms)]
+    assert gigaflops == sorted(gigaflops)
+    assert gigaflops[0] < gigaflops[1] < gigaflops[2]
+
+
+@pytest.mark.slow
+def test_both_dpo_trainers_are_timed_on_the_same_pairs(debug_comparison, capsys):
+    policy_costs.compare_dpo_trainers(debug_comparison)
+    lines = capsys.readouterr().out.strip().splitlines()
+    assert "2 pairs in micro-batches of 2" in lines[0]
+    assert {line.split()[0] for line in lines[1:3]} == {"packed", "trl"}
+    assert "speed-up" in lines[3]
+
+
+@pytest.mark.slow
+def test_answers_with_a_merged_and_a_separate_adapter_are_timed(debug_comparison, capsys):
+    policy_costs.compare_generation(debug_comparison)
+    lines = capsys.readouterr().out.strip().splitlines()
+    assert {line.split()[0] for line in lines[1:3]} == {"merged", "separate"}
+    assert "speed-up" in lines[3]
+
+
+def test_nothing_is_measured_beside_other_work(monkeypatch, capsys):
+    monkeypatch.setattr("os.getloadavg", lambda: (1.4, 0.0, 0.0))
+    assert costs.main([]) == 2
+    assert "load average is 1.40" in capsys.readouterr().err
+
+
+def test_the_rate_of_a_matrix_product_is_a_positive_number():
+    assert 0 < gemm_gigaflops("cpu", size=64, repeats=2) < 1e6
 
 
 @pytest.mark.slow

@@ -4,12 +4,12 @@ import json
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from components.config import LoraConfig
 from components.models.adapters import attach_lora
 from components.models.backbone import find_active_dropout
 from perf import throughput
+from perf.comparison import flop_counter
 from perf.throughput import Step
 
 TINY = {
@@ -48,7 +48,7 @@ def test_the_flops_of_a_step_are_those_that_torch_counts(tiny):
     linear = throughput.count_linear_weights(model)
     wrapped = attach_lora(model, LoraConfig(dropout=0.0))
     ids = torch.randint(0, 64, (2, 16))
-    with FlopCounterMode(display=False) as counter:
+    with flop_counter() as counter:
         wrapped.base_model.model.model(input_ids=ids).last_hidden_state.sum().backward()
     adapter = sum(p.numel() for p in wrapped.parameters() if p.requires_grad)
     expected = throughput.step_flops(model.config, linear, adapter, Step("tiny", 2, 16))
