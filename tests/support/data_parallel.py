@@ -1,6 +1,6 @@
 """A DPO training that a launch of several processes shares.
 
-    python -m tests.support.data_parallel FOLDER MICRO_BATCH_SIZE
+    python -m tests.support.data_parallel FOLDER
 
 The environment is that of `accelerate launch`: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. The main
 process writes the history to FOLDER/history.json.
@@ -21,8 +21,8 @@ PAIRS = [
 """Seven pairs: the second step of an epoch has a single one."""
 
 
-def train(folder: Path, micro_batch_size: int) -> list[dict[str, float]]:
-    """The history of two epochs on PAIRS, in steps of six pairs."""
+def train(folder: Path) -> list[dict[str, float]]:
+    """The history of two epochs on PAIRS, in steps of six pairs and micro-batches of four."""
     from components.alignment.packed_trainer import train_packed
     from components.models.policy import Policy
     from components.recipes import load_recipe
@@ -32,7 +32,7 @@ def train(folder: Path, micro_batch_size: int) -> list[dict[str, float]]:
     values = {
         "optimizer": "sgd",
         "batch_size": 6,
-        "micro_batch_size": micro_batch_size,
+        "micro_batch_size": 4,
         "epochs": 2,
         "lr": 0.5,
     }
@@ -46,7 +46,7 @@ def main() -> None:
 
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
-    history = train(folder, int(sys.argv[2]))
+    history = train(folder)
     if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
         (folder / "history.json").write_text(json.dumps(history), encoding="utf-8")
 
