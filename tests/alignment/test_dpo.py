@@ -14,9 +14,10 @@ from components.alignment.dpo import DpoResult, DpoSettings, align_policy
 from components.alignment.dpo_model import AlignmentError, load_initial_model
 from components.alignment.kl import kl_to_reference
 from components.alignment.trl_trainer import build_trainer, completion_positions_only
-from components.models.adapters import AdapterSlot, attach_lora, export_adapter
+from components.models.adapters import AdapterSlot
 from components.models.backbone import load_backbone
 from components.models.policy import Policy
+from tests.support.dpo import load_reference, sequence_logprob, write_reference_adapter
 
 PAIRS = [
     {
@@ -45,14 +46,7 @@ def dpo(debug):
 @pytest.fixture(scope="module")
 def reference_adapter(debug, tmp_path_factory):
     """An adapter of an earlier training, as a PEFT folder."""
-    slot = AdapterSlot(attach_lora(load_backbone(debug.policy.backbone, "cpu"), debug.policy.lora))
-    numbers = torch.Generator().manual_seed(0)
-    adapter = {
-        name: 0.3 * torch.randn(parameter.shape, generator=numbers)
-        for name, parameter in zip(slot.names, slot.parameters, strict=True)
-    }
-    folder = tmp_path_factory.mktemp("earlier") / "adapter"
-    return export_adapter(adapter, debug.policy.lora, "tiny-random", folder)
+    return write_reference_adapter(debug.policy, tmp_path_factory.mktemp("earlier") / "adapter")
 
 
 @pytest.fixture
@@ -64,20 +58,6 @@ def config_with(dpo, reference_adapter):
         return dpo.model_copy(update={"reference": reference, "reference_adapter": adapter} | values)
 
     return build
-
-
-def reference_model(debug, reference, reference_adapter):
-    """The model that a recipe's reference means, built without the tested code."""
-    from peft import PeftModel
-
-    backbone = load_backbone(debug.policy.backbone, "cpu")
-    return backbone if reference == "base" else PeftModel.from_pretrained(backbone, reference_adapter).eval()
-
-
-def sequence_logprob(model, prompt: list[int], completion: list[int]) -> torch.Tensor:
-    """Log-probability of a completion, from the full logits of one unpadded sequence."""
-    logprobs = model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0].float().log_softmax(-1)
-    return sum(logprobs[len(prompt) - 1 + i, token] for i, token in enumerate(completion))
 
 
 def margin(model, prompt, pair):
@@ -102,7 +82,7 @@ def test_the_reference_is_the_model_that_the_recipe_names(
     trainer = build_trainer(policy, PAIRS, config_with(reference), tmp_path, 0)
     trainer.get_train_dataloader()  # computes the log-probabilities under the reference
     with torch.no_grad():
-        model = reference_model(debug, reference, reference_adapter)
+        model = load_reference(debug.policy, reference, reference_adapter)
         for row, pair in zip(trainer.train_dataset, PAIRS, strict=True):
             prompt = policy.encode(pair["prompt"])
             for role in ("chosen", "rejected"):
@@ -144,7 +124,7 @@ def test_loss_and_gradient_of_a_batch_are_those_of_equation_2_computed_from_full
         loss = trainer.compute_loss(model, batch)
         gradient = torch.autograd.grad(loss, parameters)
 
-    reference_policy = reference_model(debug, reference, reference_adapter)
+    reference_policy = load_reference(debug.policy, reference, reference_adapter)
     losses = []
     for pair in PAIRS:
         prompt = policy.encode(pair["prompt"])

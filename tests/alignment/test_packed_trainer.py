@@ -21,10 +21,10 @@ from components.alignment.packed_trainer import (
     train_packed,
 )
 from components.alignment.trl_trainer import train_with_trl
-from components.models.adapters import AdapterSlot, attach_lora, export_adapter
-from components.models.backbone import load_backbone
+from components.models.adapters import AdapterSlot
 from components.models.policy import Policy
 from tests.support.data_parallel import PAIRS, train
+from tests.support.dpo import load_reference, sequence_logprob, write_reference_adapter
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCES = ["base", "sft", "round_start"]
@@ -34,14 +34,7 @@ SAME_METRICS = ("loss", "rewards/chosen", "rewards/rejected", "rewards/margins",
 @pytest.fixture(scope="module")
 def reference_adapter(debug, tmp_path_factory):
     """An adapter of an earlier training, as a PEFT folder."""
-    slot = AdapterSlot(attach_lora(load_backbone(debug.policy.backbone, "cpu"), debug.policy.lora))
-    numbers = torch.Generator().manual_seed(0)
-    adapter = {
-        name: 0.3 * torch.randn(parameter.shape, generator=numbers)
-        for name, parameter in zip(slot.names, slot.parameters, strict=True)
-    }
-    folder = tmp_path_factory.mktemp("earlier") / "adapter"
-    return export_adapter(adapter, debug.policy.lora, "tiny-random", folder)
+    return write_reference_adapter(debug.policy, tmp_path_factory.mktemp("earlier") / "adapter")
 
 
 @pytest.fixture
@@ -66,26 +59,11 @@ def encoded(policy, pairs=PAIRS):
     return [(policy.encode(pair["prompt"]), pair["chosen_ids"], pair["rejected_ids"]) for pair in pairs]
 
 
-def sequence_logprob(model, prompt, completion):
-    """Log-probability of a completion, from the full logits of one unpadded sequence."""
-    logprobs = model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0].float().log_softmax(-1)
-    return sum(logprobs[len(prompt) - 1 + i, token] for i, token in enumerate(completion))
-
-
 def open_loss(policy, config, pairs=PAIRS):
     from accelerate import Accelerator
 
     model = prepare_model(policy, config, seed=0)
     return PairLoss(policy, model, encoded(policy, pairs), config, Accelerator(cpu=True)), model
-
-
-def reference_model(debug, config):
-    from peft import PeftModel
-
-    backbone = load_backbone(debug.policy.backbone, "cpu")
-    if config.reference == "base":
-        return backbone
-    return PeftModel.from_pretrained(backbone, config.reference_adapter).eval()
 
 
 # --- The loss
@@ -95,7 +73,7 @@ def reference_model(debug, config):
 def test_the_reference_is_the_model_that_the_recipe_names(debug, policy, config_with, reference):
     config = config_with(reference, micro_batch_size=1)
     loss, _ = open_loss(policy, config)
-    model = reference_model(debug, config)
+    model = load_reference(debug.policy, reference, config.reference_adapter)
     with torch.no_grad():
         for row, values in zip(encoded(policy), loss.reference, strict=True):
             prompt, *completions = row
@@ -116,7 +94,7 @@ def test_loss_and_gradient_of_a_step_are_those_of_equation_2_computed_from_full_
             parameter.add_(0.2 * torch.randn(parameter.shape, generator=numbers))
     figures = loss.accumulate(Step(1, 1, 1.0, True, [[0, 1, 2], [3, 4], [5, 6]]))
 
-    frozen = reference_model(debug, config)
+    frozen = load_reference(debug.policy, reference, config.reference_adapter)
     losses = []
     for prompt, chosen, rejected in encoded(policy):
         margins = [

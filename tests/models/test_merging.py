@@ -9,30 +9,17 @@ from components.models.adapters import AdapterSlot
 from components.models.backbone import load_backbone
 from components.models.merging import merged_adapter
 from components.models.policy import Policy
+from tests.support.adapters import random_tensors
 
 IDS = torch.tensor([[50, 51, 52, 53]])
 
 
 @pytest.fixture
-def policy(debug, random_adapter):
+def policy(debug):
     policy = Policy(debug.policy, "cpu")
-    AdapterSlot(policy.attach_lora(debug.policy.lora)).load(random_adapter(0, scale=0.3))
-    policy.model.eval()
+    slot = AdapterSlot(policy.attach_lora(debug.policy.lora))
+    slot.load(random_tensors(slot, seed=0, scale=0.3))
     return policy
-
-
-@pytest.fixture
-def random_adapter(debug):
-    slot = AdapterSlot(Policy(debug.policy, "cpu").attach_lora(debug.policy.lora))
-
-    def build(seed, scale):
-        numbers = torch.Generator().manual_seed(seed)
-        return {
-            name: scale * torch.randn(parameter.shape, generator=numbers)
-            for name, parameter in zip(slot.names, slot.parameters, strict=True)
-        }
-
-    return build
 
 
 def logits(model):
