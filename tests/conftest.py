@@ -38,6 +38,7 @@ if "FED_RLHF_BACKBONES" not in os.environ and not _writable(ROOT / "data" / "bac
 LONG_FILES = (
     "test_fed_rlhf.py",
     "test_benchmark.py",
+    "test_wheel.py",
     "test_crashes.py",
     "test_client_adapters.py",
     "test_objectives.py",
@@ -46,7 +47,6 @@ LONG_FILES = (
     "test_loss_curves.py",
     "test_dvc.py",
     "test_plugin.py",
-    "test_wheel.py",
     "test_runs.py",
     "test_costs.py",
 )

@@ -15,12 +15,18 @@ from components.results import Metrics, StepRecord
 from flows.fed_rlhf import is_eval_round
 from tasks.runs import create_run, lock
 from tests.support.bare_loop import run_bare_loop
-from tests.support.pipeline import ROOT
+from tests.support.pipeline import NOISE, ROOT
 
 ROUNDS = 4
 OVERRIDES = [f"federation.rounds={ROUNDS}", "federation.local_steps=3", "seed=3"]
-NOISE = re.compile(r".*(?:Traceback|WARNING|Warning|ERROR|Error|Exception).*")
 CONTESTS = {"aligned_vs_base", "aligned_vs_human", "base_vs_human"}
+
+
+def command(arguments):
+    """Exit status of `python -m flows.fed_rlhf`."""
+    from flows.process import main
+
+    return main("flows.fed_rlhf.fed_rlhf", arguments)
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +36,10 @@ def place(new_workplace):
 
 @pytest.fixture(scope="module")
 def complete(place):
-    """A run of the command from its data to its report, as a new user starts it."""
-    return place.command_with_own_server(*OVERRIDES)
+    """A run of the command, in this process, from its data to its report."""
+    status, output = place.main(command, "--recipe", "debug", *OVERRIDES)
+    assert status == 0, output
+    return place.newest(output)
 
 
 @pytest.mark.slow
@@ -224,16 +232,9 @@ def test_a_run_killed_within_the_alignment_ends_with_the_policy_of_one_that_was_
 def test_data_that_fail_their_expectations_stop_the_command_with_a_sentence_before_any_training(
     new_workplace,
 ):
-    from flows.process import main
-
     place = new_workplace("bad-data")
-    status, output = place.main(
-        lambda arguments: main("flows.fed_rlhf.fed_rlhf", arguments),
-        "--recipe",
-        "debug",
-        "data.max_characters=50",
-        "runtime.data_docs=true",
-    )
+    overrides = ["data.max_characters=50", "runtime.data_docs=true"]
+    status, output = place.main(command, "--recipe", "debug", *overrides)
     docs = place.newest().folder / "prepared.rejected" / "docs" / "index.html"
     assert status == 2
     assert "has at most 50 characters" in output

@@ -1,11 +1,10 @@
 """A user's own pairs in three columns, with clients that adapt the shared adapter (Per-FedAvg)."""
 
 import json
-import re
 
 import pytest
 
-NOISE = re.compile(r".*(?:Traceback|WARNING|Warning|ERROR|Error|Exception).*")
+from tests.support.pipeline import NOISE
 
 pytestmark = pytest.mark.slow
 

@@ -13,13 +13,15 @@ from pathlib import Path
 import pytest
 import yaml
 
+from components.config.data import SOURCES
+from components.config.federation import AGGREGATORS, METHODS
 from components.results import FederationResult
 from tests.support.pipeline import ROOT
 
 EXAMPLE = Path(__file__).parent / "example"
 TUTORIAL = ROOT / "docs" / "tutorials" / "own-method.md"
 METHOD = ["federation.method=feddpo-step", "federation.rounds=1"]
-SOURCE = ["data.source=tickets", "data.options={agents: 8}", "data.partition=natural"]
+TICKETS = ["data.source=tickets", "data.options={agents: 8}", "data.partition=natural"]
 
 
 class Installed:
@@ -100,7 +102,7 @@ def test_options_of_an_installed_aggregator_are_checked(installed):
 
 @pytest.mark.slow
 def test_options_of_an_installed_source_are_checked(installed):
-    refused = installed.run("-m", "flows.cli", "check", "debug", *SOURCE, "data.options.agent=3")
+    refused = installed.run("-m", "flows.cli", "check", "debug", *TICKETS, "data.options.agent=3")
     assert refused.returncode == 2
     assert "data.options.agents" in refused.stderr
     assert refused.stderr.count("\n") == 1
@@ -113,12 +115,25 @@ def test_the_packages_own_tests_pass(installed):
     assert "1 passed" in done.stdout
 
 
+@pytest.fixture
+def on_the_path(installed, monkeypatch):
+    """The package is on the path of this process, as if it had been started with it."""
+
+    def forget_entry_points():
+        for registry in (METHODS, AGGREGATORS, SOURCES):
+            vars(registry).pop("_entry_points", None)
+
+    monkeypatch.syspath_prepend(str(installed.packages))
+    forget_entry_points()
+    yield
+    forget_entry_points()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "fed_support"]:
+        del sys.modules[name]
+
+
 @pytest.mark.slow
-def test_a_run_uses_an_installed_method_and_an_installed_source(installed, new_workplace):
-    place = new_workplace("plugin")
-    variables = place.variables | {"PREFECT_API_URL": place.prefect_url}
-    output = installed.fed_rlhf("run", "debug", *METHOD, *SOURCE, variables=variables)
-    folder = place.newest(output).folder
+def test_a_run_uses_an_installed_method_and_an_installed_source(on_the_path, new_workplace):
+    folder = new_workplace("plugin").run(*METHOD, *TICKETS).folder
     recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
     assert recipe["federation"]["options"]["aggregator"] == {"kind": "server-step", "lr": 0.5}
     assert recipe["data"]["options"]["agents"] == 8

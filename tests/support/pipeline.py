@@ -11,6 +11,7 @@ import io
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from tasks.runs import Run
 
 ROOT = Path(__file__).resolve().parents[2]
+NOISE = re.compile(r".*(?:Traceback|WARNING|Warning|ERROR|Error|Exception).*")
+"""Lines that a run without problems does not print."""
 
 
 def environment_without(*prefixes: str) -> dict[str, str]:
@@ -203,19 +206,17 @@ class Workplace:
             status, log = self.call(lambda: command(list(arguments)))
         return status, log + printed.getvalue()
 
-    def start(self, *arguments: str, own_server: bool = False) -> subprocess.Popen[str]:
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start `python -m flows.fed_rlhf` with the recipe `debug`, or to resume a run.
 
         Args:
             arguments: overrides, or --resume and a run.
-            own_server: whether it starts a Prefect server for itself, as it does where none is
-                running.
         """
         inherited = environment_without("PREFECT_", "MLFLOW_", "FED_RLHF_")
         if "FED_RLHF_BACKBONES" in os.environ:
             inherited["FED_RLHF_BACKBONES"] = os.environ["FED_RLHF_BACKBONES"]
         home = {"PREFECT_HOME": str(self.folder / "prefect"), "OMP_NUM_THREADS": "1"}
-        api = {} if own_server else {"PREFECT_API_URL": self.prefect_url}
+        api = {"PREFECT_API_URL": self.prefect_url}
         recipe = [] if "--resume" in arguments else ["--recipe", "debug"]
         return subprocess.Popen(
             [sys.executable, "-m", "flows.fed_rlhf", *recipe, *arguments],
@@ -225,16 +226,6 @@ class Workplace:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
-
-    def command_with_own_server(self, *overrides: str) -> PipelineRun:
-        """A run of the command with a Prefect server of its own, which must succeed."""
-        process = self.start(*overrides, own_server=True)
-        try:
-            output, _ = process.communicate(timeout=400)
-        finally:
-            process.kill()
-        assert process.returncode == 0, output
-        return self.newest(output)
 
     def newest(self, output: str = "") -> PipelineRun:
         """The run that was opened last."""

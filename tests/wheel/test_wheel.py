@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from components.recipes import recipe_names
-from tests.support.pipeline import ROOT, environment_without
+from tests.support.pipeline import NOISE, ROOT, environment_without
 
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 SOURCES = ("components", "flows", "infra", "tasks")
@@ -36,9 +36,14 @@ class InstalledWheel:
         backbones = {key: value for key, value in os.environ.items() if key == "FED_RLHF_BACKBONES"}
         path = {"PYTHONPATH": str(self.packages)}
         done = subprocess.run(
-            command, cwd=folder, env=inherited | backbones | path | variables, capture_output=True, text=True
+            command,
+            cwd=folder,
+            env=inherited | backbones | path | variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.returncode == 0, done.stdout
         return done.stdout
 
     def fed_rlhf(self, folder, *arguments, **variables):
@@ -99,14 +104,28 @@ def test_runs_are_in_the_configured_home(wheel, tmp_path):
     assert output == f"there are no runs under {home / 'runs'}\n"
 
 
+@pytest.fixture(scope="module")
+def first_run(wheel, tmp_path_factory):
+    """The folder in which a new user runs a recipe, with no Prefect server running, and the output."""
+    folder = tmp_path_factory.mktemp("first-run")
+    return folder, wheel.fed_rlhf(folder, "run", "debug", "federation.rounds=1")
+
+
 @pytest.mark.slow
-def test_a_run_is_written_under_the_working_folder(wheel, tmp_path, prefect_session, migrated_store):
-    shutil.copy(migrated_store, tmp_path / "mlflow.db")
-    output = wheel.fed_rlhf(tmp_path, "run", "debug", "federation.rounds=1", PREFECT_API_URL=prefect_session)
-    (folder,) = tmp_path.glob("runs/debug-*")
+def test_a_run_is_written_under_the_working_folder(first_run, wheel):
+    place, output = first_run
+    (folder,) = place.glob("runs/debug-*")
     assert (folder / "report.done").is_file()
     assert (folder / "report" / "summary.txt").read_text().strip() in output
-    assert list(tmp_path.glob("mlartifacts/debug/*"))
-    allowed = {".prefect", "data", "mlartifacts", "mlflow.db", "runs"}
-    assert {path.name for path in tmp_path.iterdir()} <= allowed
-    assert "finished" in wheel.fed_rlhf(tmp_path, "runs")
+    assert list(place.glob("mlartifacts/debug/*"))
+    allowed = {".prefect", ".state", "data", "mlartifacts", "mlflow.db", "runs"}
+    assert {path.name for path in place.iterdir()} <= allowed
+    assert "finished" in wheel.fed_rlhf(place, "runs")
+
+
+@pytest.mark.slow
+def test_a_run_prints_its_progress_and_no_warning(first_run):
+    _, output = first_run
+    assert "round 1 of 1" in output
+    assert "DPO step" in output
+    assert not NOISE.findall(output)
