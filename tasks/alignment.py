@@ -62,7 +62,7 @@ def label_completions(
     from datasets import Dataset
 
     from components.alignment.label import candidate_pairs, label_pairs, label_shares
-    from components.models.policy import Completion
+    from components.models.generation import Completion
     from components.models.selector import Comparison
 
     prompts = {}

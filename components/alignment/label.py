@@ -17,7 +17,7 @@ from components.data.records import pair_id
 from components.models.selector import majority_vote
 
 if TYPE_CHECKING:
-    from components.models.policy import Completion
+    from components.models.generation import Completion
 
 
 __all__ = [

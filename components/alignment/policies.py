@@ -22,9 +22,9 @@ from components.federation.clients.context import ClientContexts
 from components.federation.clients.worker import build_trainer
 from components.federation.outcome import Workspace, score_by_client
 from components.models.adapters import read_adapter
+from components.models.generation import Completion
 from components.models.policy import (
     ClientPolicySet,
-    Completion,
     Policy,
     assign_round_robin,
     client_adapter_folders,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import product
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -21,11 +19,15 @@ from components.models.adapters import (
     read_adapter,
 )
 from components.models.backbone import load_backbone, load_tokenizer
-from components.models.merging import merged_adapter
-from components.seeding import derive
+from components.models.generation import (
+    Completion,
+    GenerationProgress,
+    GenerationSettings,
+    find_stop_ids,
+    generate_completions,
+)
 
 if TYPE_CHECKING:
-    import torch
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -33,44 +35,10 @@ if TYPE_CHECKING:
 
 CLIENTS_FILE = "clients.json"
 """File of a folder of client adapters that maps each client to the folder of its adapter."""
-GenerationProgress = Callable[[int, int], None]
-"""Called with (rows done, rows in total) after each batch."""
 
 
 class PolicyError(UserError, ValueError):
     """A prompt or an adapter that the policy cannot work with."""
-
-
-@dataclass(frozen=True)
-class Completion:
-    """A generated completion.
-
-    Attributes:
-        ids: generated tokens, including the end-of-sequence token if it was reached.
-        text: decoded without special tokens, stripped.
-        finished: whether it ended by itself rather than at the length limit.
-    """
-
-    ids: tuple[int, ...]
-    text: str
-    finished: bool
-
-
-@dataclass(frozen=True)
-class GenerationSettings:
-    """How completions are generated.
-
-    Attributes:
-        batch_size: sequences generated at once.
-        max_new_tokens: longest completion (tokens).
-        temperature: sampling temperature; 0 is greedy search.
-        count: completions per prompt.
-    """
-
-    batch_size: int
-    max_new_tokens: int
-    temperature: float = 0.0
-    count: int = 1
 
 
 def encode_prompt(
@@ -205,15 +173,15 @@ class Policy:
         max_new_tokens: int | None = None,
         progress: GenerationProgress | None = None,
     ) -> list[list[Completion]]:
-        """Generate completions in batches; a batch stops when all its rows have ended.
+        """Generate completions; see components.models.generation.
 
         Args:
             prompts: texts.
-            seed: the random numbers of a batch are a function of it and of the batch's position.
+            seed: samples are a function of it and of the positions of the prompts.
             temperature: sampling temperature; 0 is greedy search.
             count: completions per prompt; more than one requires a temperature above 0.
             max_new_tokens: longest completion (tokens); None takes the recipe's.
-            progress: called with (rows done, rows in total) after each batch.
+            progress: called with (completions done, completions in total) when some have ended.
 
         Returns:
             `count` completions for each prompt, in the order of the prompts.
@@ -344,118 +312,3 @@ def assign_round_robin(count: int, clients: Sequence[str]) -> list[str]:
     """
     names = sorted(clients)
     return [names[n % len(names)] for n in range(count)]
-
-
-def generate_completions(
-    model: PreTrainedModel | PeftModel,
-    tokenizer: PreTrainedTokenizerBase,
-    encoded: Sequence[list[int]],
-    settings: GenerationSettings,
-    seed: int,
-    progress: GenerationProgress | None = None,
-) -> list[list[Completion]]:
-    """Generate completions of prompts that are token ids already.
-
-    Args:
-        model: a causal language model.
-        tokenizer: the model's tokenizer, with a padding token.
-        encoded: token ids of each prompt.
-        settings: batch size, length, temperature and number of completions.
-        seed: as in `Policy.generate`.
-        progress: as in `Policy.generate`.
-
-    Returns:
-        `settings.count` completions for each prompt, in the order of the prompts.
-    """
-    stop_ids = find_stop_ids(model, tokenizer)
-    # Rows of similar length share a batch, so that little of it is padding.
-    rows = sorted((len(encoded[i]), i, k) for i, k in product(range(len(encoded)), range(settings.count)))
-    result: dict[tuple[int, int], Completion] = {}
-    with merged_adapter(model):
-        for start in range(0, len(rows), settings.batch_size):
-            chunk = rows[start : start + settings.batch_size]
-            prompts = [encoded[i] for _, i, _ in chunk]
-            batch_seed = derive(seed, "generate", start)
-            generated = _generate_batch(model, tokenizer, prompts, settings, stop_ids, batch_seed)
-            for (_, i, k), ids in zip(chunk, generated, strict=True):
-                result[i, k] = _to_completion(tokenizer, ids, stop_ids)
-            if progress is not None:
-                progress(start + len(chunk), len(rows))
-    return [[result[i, k] for k in range(settings.count)] for i in range(len(encoded))]
-
-
-def _generate_batch(
-    model: PreTrainedModel | PeftModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[list[int]],
-    settings: GenerationSettings,
-    stop_ids: list[int],
-    seed: int,
-) -> list[list[int]]:
-    """Tokens that follow each prompt, up to the longest completion of the batch."""
-    import torch
-    from transformers import LogitsProcessorList
-
-    device = next(model.parameters()).device
-    width = max(len(ids) for ids in prompts)
-    input_ids = torch.full((len(prompts), width), tokenizer.pad_token_id)
-    attention_mask = torch.zeros_like(input_ids)
-    for n, ids in enumerate(prompts):  # padded on the left
-        input_ids[n, width - len(ids) :] = torch.as_tensor(ids)
-        attention_mask[n, width - len(ids) :] = 1
-    processors = [gumbel_noise(device, seed, settings.temperature)] if settings.temperature else []
-    generating: Any = model
-    with torch.inference_mode():
-        sequences: torch.Tensor = generating.generate(
-            input_ids=input_ids.to(device),
-            attention_mask=attention_mask.to(device),
-            max_new_tokens=settings.max_new_tokens,
-            eos_token_id=stop_ids,
-            pad_token_id=tokenizer.pad_token_id,
-            do_sample=False,
-            logits_processor=LogitsProcessorList(processors),
-        )
-    return cast("list[list[int]]", sequences[:, width:].cpu().tolist())
-
-
-def _to_completion(tokenizer: PreTrainedTokenizerBase, ids: list[int], stop_ids: list[int]) -> Completion:
-    """The completion of a generated row, which ends with its first stop token."""
-    stop = next((n for n, token in enumerate(ids) if token in stop_ids), None)
-    completion = ids if stop is None else ids[: stop + 1]
-    text = cast(str, tokenizer.decode(completion, skip_special_tokens=True))
-    return Completion(tuple(completion), text.strip(), finished=stop is not None)
-
-
-def gumbel_noise(
-    device: str | torch.device, seed: int, temperature: float
-) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """A logits processor after which the arg max of the logits is a sample of their softmax.
-
-    It divides the logits by the temperature and adds standard Gumbel noise (Gumbel 1954; Maddison
-    et al. 2014, A* Sampling). The noise has its own generator, so neither clients that run side by
-    side nor a model that is built at the same time change it, as they would change the process's
-    generator.
-
-    Args:
-        device: of the logits.
-        seed: the noise is a function of it.
-        temperature: above 0.
-    """
-    import torch
-
-    generator = torch.Generator(device).manual_seed(seed)
-
-    def add_noise(input_ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        draws = torch.empty(logits.shape, dtype=torch.float64, device=logits.device)
-        draws.exponential_(generator=generator)
-        return logits.double() / temperature - draws.log_()
-
-    return add_noise
-
-
-def find_stop_ids(model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Tokens that end a completion: those of the generation settings, and the tokenizer's EOS."""
-    generation_config: Any = model.generation_config
-    configured = generation_config.eos_token_id
-    ids = configured if isinstance(configured, list) else [configured]
-    return sorted({i for i in [*ids, tokenizer.eos_token_id] if i is not None})

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from components.alignment.label import candidate_pairs, label_pairs, label_shares, majority_vote
-from components.models.policy import Completion
+from components.models.generation import Completion
 from components.models.selector import Comparison
 
 

@@ -33,7 +33,7 @@ from components.data.questions import Question, render
 from components.data.trees import read_trees, tree_pairs
 from components.models.backbone import load_tokenizer
 from components.models.chat import Reply
-from components.models.policy import Completion
+from components.models.generation import Completion
 from components.versions import THOUGHT_TREES
 
 TEMPLATES = load_thought_templates("csqa")

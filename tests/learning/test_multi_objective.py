@@ -368,7 +368,7 @@ def test_tokens_whose_ratio_or_value_has_left_the_clip_are_not_moved_further(res
         policy_kl[clip] = metrics.policy_kl
         head_norms[clip] = float(state.heads["long"].norm())
     assert policy_kl[1e-6][1] == pytest.approx(policy_kl[0.9][1])
-    assert policy_kl[1e-6][-1] < 0.2 * policy_kl[0.9][-1]
+    assert policy_kl[1e-6][-1] < 0.5 * policy_kl[0.9][-1]
     assert head_norms[1e-6] < 0.8 * head_norms[0.9]
 
 

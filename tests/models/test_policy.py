@@ -7,20 +7,19 @@ import pytest
 import torch
 
 from components.data.templates import load
+from components.models import generation
 from components.models import policy as policy_module
 from components.models.adapters import AdapterSlot, attach_lora, export_adapter
 from components.models.backbone import load_backbone
+from components.models.generation import GenerationSettings, find_stop_ids, generate_completions
 from components.models.policy import (
     ClientPolicySet,
-    GenerationSettings,
     Policy,
     PolicyError,
     assign_round_robin,
     check_prompts,
     client_adapter_folders,
     encode_prompt,
-    find_stop_ids,
-    generate_completions,
     has_client_adapters,
     save_client_adapters,
 )
@@ -193,20 +192,24 @@ def test_samples_follow_the_models_softmax(policy, temperature):
 
 
 @pytest.mark.slow
-def test_the_backbones_generation_settings_do_not_change_samples(policy, monkeypatch):
+@pytest.mark.parametrize("continuous", [True, False])
+def test_the_backbones_generation_settings_do_not_change_samples(policy, monkeypatch, continuous):
+    monkeypatch.setattr(generation, "supports_slots", lambda model: continuous)
+
     def load_with_settings(*arguments):
         model = load_backbone(*arguments)
         model.generation_config.suppress_tokens = list(range(100, 250))
-        model.generation_config.eos_token_id = [7, 9]
+        model.generation_config.eos_token_id = [3, 4]
         return model
 
     monkeypatch.setattr(policy_module, "load_backbone", load_with_settings)
     other = Policy(policy.config, "cpu")
     samples = policy.generate(PROMPTS, seed=1, temperature=0.7)
     assert other.generate(PROMPTS, seed=1, temperature=0.7) == samples
-    assert set(find_stop_ids(other.model, other.tokenizer)) == {7, 9, other.tokenizer.eos_token_id}
+    assert set(find_stop_ids(other.model, other.tokenizer)) == {3, 4, other.tokenizer.eos_token_id}
     other.model.generation_config.suppress_tokens = list(range(100, 250))
-    assert other.generate(PROMPTS, seed=1, temperature=0.7) != samples, "the setting has an effect"
+    has_effect = other.generate(PROMPTS, seed=1, temperature=0.7) != samples
+    assert has_effect != continuous, "transformers reads the settings, a continuous batch does not"
 
 
 @pytest.mark.slow
@@ -238,7 +241,7 @@ def test_clients_in_parallel_sample_as_they_do_one_after_the_other(debug):
 @pytest.mark.slow
 def test_a_completion_ends_with_its_first_stop_token_or_at_the_limit(policy, monkeypatch):
     stop_ids = list(range(2, 25))
-    monkeypatch.setattr(policy_module, "find_stop_ids", lambda *_: stop_ids)
+    monkeypatch.setattr(generation, "find_stop_ids", lambda *_: stop_ids)
     samples = policy.generate(PROMPTS, seed=3, temperature=1.0, count=8)
     completions = list(chain.from_iterable(samples))
     assert {completion.finished for completion in completions} == {True, False}
@@ -252,6 +255,7 @@ def test_the_end_of_sequence_token_is_part_of_the_ids_and_not_of_the_text(policy
     def generate(input_ids, **_):
         return torch.cat([input_ids, torch.tensor([[41, 42, 2, 0, 0]])], 1)
 
+    monkeypatch.setattr(generation, "supports_slots", lambda model: False)
     monkeypatch.setattr(policy.model, "generate", generate)
     completion = policy.generate(["p"], seed=0)[0][0]
     assert 2 in find_stop_ids(policy.model, policy.tokenizer)

@@ -21,7 +21,8 @@ from components.federation.outcome import Workspace
 from components.io import read_json, write_json
 from components.models.adapters import AdapterSlot, AdapterStore, attach_lora, export_adapter
 from components.models.backbone import load_backbone
-from components.models.policy import Completion, Policy, save_client_adapters
+from components.models.generation import Completion
+from components.models.policy import Policy, save_client_adapters
 from components.recipes import load_recipe
 from components.reporting.summary import questions_line
 from components.reporting.summary.optional_parts import question_lines

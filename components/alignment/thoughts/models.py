@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Protocol, cast
 from components.alignment.thoughts.scores import Score, ThoughtsError, score_with_retries
 from components.config import BackboneConfig, EvaluatorOptions, PolicyConfig, ThoughtsConfig
 from components.models.chat import ChatEndpoint, Reply
-from components.models.policy import Completion, GenerationSettings, Policy, generate_completions
+from components.models.generation import Completion, GenerationSettings, generate_completions
+from components.models.policy import Policy
 from components.seeding import derive
 
 if TYPE_CHECKING:

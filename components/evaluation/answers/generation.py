@@ -10,7 +10,8 @@ from components.config import QuestionAnswersConfig
 from components.data.questions import Question, render
 from components.data.templates import load as load_template
 from components.evaluation.answers.parsing import parse_answer
-from components.models.policy import Completion, Policy, encode_prompt
+from components.models.generation import Completion
+from components.models.policy import Policy, encode_prompt
 
 
 class ParsedAnswer(TypedDict):

@@ -11,7 +11,7 @@ from components.data.templates import load as load_template
 from components.evaluation.judges.autoj.prompts import encode_question
 from components.evaluation.judges.base import JudgeError
 from components.models.backbone import fetch_backbone, load_backbone, load_tokenizer
-from components.models.policy import GenerationSettings, generate_completions
+from components.models.generation import GenerationSettings, generate_completions
 from components.models.selector import Comparison
 
 if TYPE_CHECKING:

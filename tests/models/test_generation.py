@@ -1,0 +1,219 @@
+"""A continuous batch generates what each completion is by itself, on every family of models."""
+
+import random
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from components.models.generation import (
+    ContinuousBatch,
+    GenerationSettings,
+    Row,
+    choose_tokens,
+    generate_batches,
+    supports_slots,
+)
+from components.models.key_values import SPARE_COLUMNS
+
+SMALL = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "pad_token_id": 0,
+}
+FAMILIES = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {},
+    "mistral": {"sliding_window": 3},
+    "gemma": {},
+    "gemma2": {"sliding_window": 3},
+    "gemma3_text": {"sliding_window": 3},
+    "gpt2": {},
+    "gpt_neox": {},
+    "phi3": {"num_key_value_heads": 4},
+    "olmo2": {},
+}
+STOP_IDS = [3, 5, 30, 31]
+ENCODED = [[7, 8], [9, 10, 11, 12, 13], [14], [15, 16, 17], [18, 19, 20, 21, 22, 23, 24], [25, 26, 27]]
+
+
+def build(family):
+    config = AutoConfig.for_model(family, **{**SMALL, **FAMILIES.get(family, {})})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        for parameter in model.parameters():
+            parameter.data.normal_(std=0.3)
+    return model
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request):
+    return build(request.param)
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return build("llama")
+
+
+def new_rows(encoded, settings):
+    """The rows of prompts, in the order of the prompts."""
+    return [
+        Row(prompt, number, torch.Generator().manual_seed(100 * prompt + number))
+        for prompt in range(len(encoded))
+        for number in range(settings.count)
+    ]
+
+
+def run(model, encoded, settings, stop_ids=STOP_IDS):
+    """Ids of each row by a continuous batch, and the rows in the order in which they ended."""
+    rows = new_rows(encoded, settings)
+    ended = [
+        row for done in ContinuousBatch(model, encoded, rows, settings, stop_ids, 0).run() for row in done
+    ]
+    return [row.ids for row in rows], ended
+
+
+def run_alone(model, encoded, settings, stop_ids=STOP_IDS):
+    """Ids of each row, whose tokens are chosen one by one from the logits of the whole sequence."""
+    result = []
+    for row in new_rows(encoded, settings):
+        while len(row.ids) < settings.max_new_tokens and not set(row.ids) & set(stop_ids):
+            with torch.no_grad():
+                logits = model(
+                    input_ids=torch.tensor([encoded[row.prompt] + row.ids]), use_cache=False
+                ).logits
+            row.ids += choose_tokens(logits[:, -1], settings.temperature, [row.noise])
+        result.append(row.ids)
+    return result
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("batch_size", [1, 4, 64])
+def test_each_completion_is_the_one_that_its_prompt_has_alone(model, temperature, batch_size):
+    settings = GenerationSettings(batch_size, max_new_tokens=9, temperature=temperature, count=2)
+    assert supports_slots(model)
+    ids, _ = run(model, ENCODED, settings)
+    assert ids == run_alone(model, ENCODED, settings)
+    if temperature:
+        assert min(map(len, ids)) < 9, "some rows end early"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_batch_of_transformers_gives_the_same_completions(llama, temperature):
+    settings = GenerationSettings(4, max_new_tokens=9, temperature=temperature, count=2)
+    rows = new_rows(ENCODED, settings)
+    assert sum(len(batch) for batch in generate_batches(llama, ENCODED, rows, settings, STOP_IDS, 0)) == 12
+    expected = run_alone(llama, ENCODED, settings)
+    for row, ids in zip(rows, expected, strict=True):
+        assert row.ids[: len(ids)] == ids
+
+
+def test_rows_that_outlast_the_columns_move_to_the_front(llama):
+    """Rows that enter late would otherwise need more columns than there are."""
+    count = 3 * SPARE_COLUMNS
+    encoded = [[7 + n % 20] * (1 + n % 5) for n in range(count)]
+    settings = GenerationSettings(3, max_new_tokens=40, temperature=1.0)
+    ids, _ = run(llama, encoded, settings)
+    assert sum(map(len, ids)) > 2 * (5 + 40 + SPARE_COLUMNS)
+    assert ids == run_alone(llama, encoded, settings)
+
+
+def test_a_row_takes_the_slot_of_one_that_has_ended(llama, monkeypatch):
+    settings = GenerationSettings(2, max_new_tokens=6, temperature=0.8)
+    columns = []
+    forward = ContinuousBatch._forward
+
+    def count_columns(self, ids, *rest):
+        columns.append(ids.numel())
+        return forward(self, ids, *rest)
+
+    monkeypatch.setattr(ContinuousBatch, "_forward", count_columns)
+    ids, ended = run(llama, ENCODED, settings)
+    assert sorted(row.prompt for row in ended) == list(range(6))
+    steps = sum(len(row) - 1 for row in ids)
+    decoded = sum(n for n in columns if n <= 2)
+    assert steps <= decoded <= steps + settings.max_new_tokens, "only the last rows leave slots free"
+
+
+def test_the_completions_of_a_prompt_share_one_pass_over_it(llama, monkeypatch):
+    prefilled = []
+    prefill = ContinuousBatch._prefill
+
+    def record(self, prompts):
+        prefilled.extend(prompts)
+        prefill(self, prompts)
+
+    monkeypatch.setattr(ContinuousBatch, "_prefill", record)
+    run(llama, ENCODED, GenerationSettings(3, max_new_tokens=4, temperature=1.0, count=5))
+    assert prefilled == list(range(6))
+
+
+def test_rows_of_one_token_end_without_a_step(llama):
+    settings = GenerationSettings(2, max_new_tokens=1)
+    ids, _ = run(llama, ENCODED, settings)
+    assert ids == run_alone(llama, ENCODED, settings)
+
+
+def test_no_prompts_give_no_rows(llama):
+    assert run(llama, [], GenerationSettings(2, max_new_tokens=3)) == ([], [])
+
+
+def test_random_batches_give_the_completions_of_single_rows(llama):
+    numbers = random.Random(0)
+    for _ in range(10):
+        encoded = [[numbers.randrange(6, 40) for _ in range(numbers.randint(1, 9))] for _ in range(7)]
+        settings = GenerationSettings(
+            batch_size=numbers.randint(1, 8),
+            max_new_tokens=numbers.randint(1, 12),
+            temperature=numbers.choice([0.0, 0.5, 1.5]),
+            count=numbers.randint(1, 3),
+        )
+        assert run(llama, encoded, settings)[0] == run_alone(llama, encoded, settings)
+
+
+@pytest.mark.parametrize("family", ["mamba", "bloom"])
+def test_other_pasts_are_not_supported(family):
+    config = AutoConfig.for_model(family, vocab_size=40, hidden_size=16, num_hidden_layers=2)
+    with torch.device("meta"):
+        assert not supports_slots(AutoModelForCausalLM.from_config(config))
+
+
+# --- the choice of a token
+
+
+def draw(logits, temperature, count):
+    """Shares of the tokens among samples."""
+    noise = [torch.Generator().manual_seed(n) for n in range(count)]
+    tokens = choose_tokens(logits.repeat(count, 1), temperature, noise)
+    return torch.bincount(torch.tensor(tokens), minlength=logits.shape[-1]) / count
+
+
+def test_samples_have_the_probabilities_of_the_softmax():
+    probabilities = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    shares = draw(probabilities.log()[None], 1.0, 10_000)
+    assert torch.allclose(shares, probabilities, atol=5 * 0.5 / 100)  # five standard errors
+
+
+def test_the_temperature_sharpens_the_distribution():
+    shares = draw(torch.tensor([[0.2, 0.8]]).log(), 0.5, 10_000)  # squared: 0.04 and 0.64
+    assert torch.allclose(shares, torch.tensor([1, 16]) / 17, atol=5 * 0.24 / 100)
+
+
+def test_a_token_without_probability_is_never_chosen():
+    shares = draw(torch.tensor([[-torch.inf, 0.0, -torch.inf]]), 1.0, 100)
+    assert shares.tolist() == [0, 1, 0]
+
+
+def test_temperature_0_chooses_the_largest_logit_and_draws_nothing():
+    noise = torch.Generator().manual_seed(0)
+    state = noise.get_state()
+    assert choose_tokens(torch.tensor([[0.1, 3.0, 2.0]]), 0.0, [noise]) == [1]
+    assert torch.equal(noise.get_state(), state)
