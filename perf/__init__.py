@@ -1,1 +1,1 @@
-"""Benchmarks of speed and memory. They print tables; no test depends on their times."""
+"""Benchmarks of speed and memory. They print tables, and give ratios; no test depends on their times."""

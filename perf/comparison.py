@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from components.config import Recipe
     from components.data.records import PairRow
 
+IDLE_LOAD = 0.5
+"""Largest load average of the last minute beside which times are measured."""
+
+Ratios = dict[str, float]
+"""Median of paired ratios by name, such as `dpo_step/packed_against_trl`; higher is better."""
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -76,7 +82,7 @@ def flop_counter() -> FlopCounterMode:
     return FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: count})
 
 
-def check_load(limit: float = 0.5) -> None:
+def check_load(limit: float = IDLE_LOAD) -> None:
     """Refuse to measure beside other work.
 
     Raises:
@@ -95,7 +101,17 @@ def format_seconds(seconds: Sequence[float], digits: int) -> str:
     return ", ".join(f"{value:.{digits}f}" for value in seconds) + " s"
 
 
+def paired_ratios(slow: Sequence[float], fast: Sequence[float]) -> list[float]:
+    """How many times faster each run of the second kind is than its pair of the first."""
+    return [numerator / denominator for numerator, denominator in zip(slow, fast, strict=True)]
+
+
+def median_ratio(slow: Sequence[float], fast: Sequence[float]) -> float:
+    """The median of paired_ratios."""
+    return statistics.median(paired_ratios(slow, fast))
+
+
 def format_speed_up(slow: Sequence[float], fast: Sequence[float]) -> str:
     """The median ratio of paired times, and all of them."""
-    ratios = [numerator / denominator for numerator, denominator in zip(slow, fast, strict=True)]
+    ratios = paired_ratios(slow, fast)
     return f"speed-up {statistics.median(ratios):.2f}x (pairs: {', '.join(f'{r:.2f}' for r in ratios)})"

@@ -14,9 +14,9 @@
    the same components, alternating in one process. Start-up, data and the loading of the model are
    not timed.
 
-With --policy instead: a DPO step of both trainers, and answers with a merged and with a separate
-adapter. With --objectives: a local step of FIRM with one, two and three objectives, and a solution
-of MGDA with and without a solver.
+With --policy instead: a DPO step of both trainers, and completions in a continuous batch, in batches
+of transformers' `generate`, and with a separate adapter. With --objectives: a local step of FIRM with
+one, two and three objectives, and a solution of MGDA with and without a solver.
 
 Ratios of neighboring runs are printed, because the machine's speed drifts. Nothing is measured
 beside other work, unless --beside-others is set.

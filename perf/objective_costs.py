@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from components.config import MultiObjective, RecipeError
-from perf.comparison import Comparison, load_pairs, prepare_process
+from perf.comparison import Comparison, Ratios, load_pairs, median_ratio, prepare_process
 
 if TYPE_CHECKING:
     from components.config import FederationConfig
@@ -36,8 +36,11 @@ class StepTimes:
     gradients: float
 
 
-def compare_objectives(comparison: Comparison) -> None:
+def compare_objectives(comparison: Comparison) -> Ratios:
     """Print the table of a local step by the number of objectives, with rewards that cost nothing.
+
+    Returns:
+        for each M above 1, the time of the gradients of one objective over that of M.
 
     Raises:
         RecipeError: the recipe's method does not train several objectives.
@@ -65,12 +68,15 @@ def compare_objectives(comparison: Comparison) -> None:
         f" median of {comparison.repeats}"
     )
     print(f"  {'M':<4}{'rollout s':>12}{'gradients s':>13}{'gradients, ratio to M = 1':>28}")
+    gradients = {count: [step.gradients for step in measured] for count, measured in times.items()}
+    ratios = {}
     for count, measured in times.items():
-        pairs = zip(measured, times[1], strict=True)
-        ratio = statistics.median(several.gradients / one.gradients for several, one in pairs)
+        ratio = median_ratio(gradients[count], gradients[1])
         rollout = statistics.median(step.rollout for step in measured)
-        gradients = statistics.median(step.gradients for step in measured)
-        print(f"  {count:<4}{rollout:>12.2f}{gradients:>13.2f}{ratio:>28.2f}")
+        print(f"  {count:<4}{rollout:>12.2f}{statistics.median(gradients[count]):>13.2f}{ratio:>28.2f}")
+        if count > 1:
+            ratios[f"objectives/one_against_{count}"] = median_ratio(gradients[1], gradients[count])
+    return ratios
 
 
 def _multi_objective(config: FederationConfig) -> MultiObjective:
@@ -115,13 +121,18 @@ def _length_reward(modulus: int) -> RewardFunction:
     return score
 
 
-def compare_solvers(repeats: int) -> None:
-    """Print the table of a solution of MGDA on the faces of the simplex, and by cvxpy."""
+def compare_solvers(repeats: int) -> Ratios:
+    """Print the table of a solution of MGDA on the faces of the simplex, and by cvxpy.
+
+    Returns:
+        the speed-up of the faces for each number of objectives, a ratio of medians.
+    """
     from components.learning.mgda import solve, solve_with_cvxpy
 
     count = SOLUTIONS_PER_REPEAT * repeats
     print(f"\nA solution of MGDA, median of {count}")
     print(f"  {'M':<4}{'faces, ms':>12}{'cvxpy, ms':>12}{'largest difference of a weight':>34}")
+    ratios = {}
     for objectives in SOLVED_OBJECTIVES:
         vectors = np.random.default_rng(objectives).normal(size=(objectives, 50))
         gram = vectors @ vectors.T
@@ -129,6 +140,8 @@ def compare_solvers(repeats: int) -> None:
         cvxpy, cvxpy_ms = _time_solver(solve_with_cvxpy, gram, count)
         difference = np.abs(faces - cvxpy).max()
         print(f"  {objectives:<4}{faces_ms:>12.3f}{cvxpy_ms:>12.3f}{difference:>34.1e}")
+        ratios[f"mgda/faces_against_cvxpy_for_{objectives}"] = cvxpy_ms / faces_ms
+    return ratios
 
 
 def _time_solver(solve: Callable[[Array, float], Array], gram: Array, count: int) -> tuple[Array, float]:

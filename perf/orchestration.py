@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infra.servers import prefect_api
-from perf.comparison import Comparison, format_seconds
+from perf.comparison import Comparison, Ratios, format_seconds, median_ratio, paired_ratios
 
 if TYPE_CHECKING:
     from components.config import Recipe
@@ -101,12 +101,15 @@ class Rounds:
             run_federation(self.recipe, self.federation, self.pairs, self.open_commits(name), trainer)
 
 
-def compare_orchestration(comparison: Comparison, rounds: int) -> None:
+def compare_orchestration(comparison: Comparison, rounds: int) -> Ratios:
     """Print the times of the rounds through the flow and as a loop.
 
     Args:
         comparison: recipe and repeats.
         rounds: of each timed run.
+
+    Returns:
+        the time of the loop over that of the flow.
     """
     from components.recipes import load_recipe
 
@@ -114,7 +117,7 @@ def compare_orchestration(comparison: Comparison, rounds: int) -> None:
     recipe = load_recipe(comparison.recipe, overrides)
     with prefect_api(), tempfile.TemporaryDirectory() as scratch:
         times = _measure(recipe, Path(scratch), comparison.repeats)
-    ratios = [flow / loop for flow, loop in zip(times.flow, times.loop, strict=True)]
+    ratios = paired_ratios(times.flow, times.loop)
     print(
         f"\n{rounds} rounds of {recipe.federation.clients_per_round} clients,"
         f" {statistics.median(times.work):.1f} s of work per client,"
@@ -124,6 +127,7 @@ def compare_orchestration(comparison: Comparison, rounds: int) -> None:
     print(f"  loop  {format_seconds(times.loop, 1)}")
     overheads = ", ".join(f"{ratio - 1:+.1%}" for ratio in ratios)
     print(f"  orchestration costs {statistics.median(ratios) - 1:+.1%} (pairs: {overheads})")
+    return {"orchestration/flow_against_bare_loop": median_ratio(times.loop, times.flow)}
 
 
 def _measure(recipe: Recipe, folder: Path, repeats: int) -> RoundTimes:

@@ -1,17 +1,25 @@
-"""Costs of the policy: DPO by the packed trainer and by TRL's, and answers with a merged adapter."""
+"""Costs of the policy: DPO by the packed trainer and by TRL's, and ways to sample completions."""
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
 
 from components.config import UserError
-from perf.comparison import Comparison, format_seconds, format_speed_up, load_pairs, prepare_process
+from perf.comparison import (
+    Comparison,
+    Ratios,
+    format_seconds,
+    format_speed_up,
+    load_pairs,
+    median_ratio,
+    prepare_process,
+)
 
 if TYPE_CHECKING:
     from components.alignment.dpo_model import DpoPair
@@ -19,11 +27,21 @@ if TYPE_CHECKING:
     from components.models.policy import Policy
 
 
-def compare_dpo_trainers(comparison: Comparison) -> None:
-    """Print the times of a DPO step of both trainers, on the same pairs and at the same size."""
+def compare_dpo_trainers(comparison: Comparison, micro_batches: int | None = None) -> Ratios:
+    """Print the times of a DPO step of both trainers, on the same pairs and at the same size.
+
+    Args:
+        comparison: recipe and repeats.
+        micro_batches: of a step; None takes the recipe's batch size.
+
+    Returns:
+        the speed-up of the packed trainer.
+    """
     from components.alignment.dpo import TRAINERS
 
     recipe, device = prepare_process(comparison.recipe)
+    if micro_batches is not None:
+        recipe = _with_batch_size(recipe, micro_batches * recipe.alignment.dpo.micro_batch_size)
     pairs = _dpo_pairs(recipe, 3 * recipe.alignment.dpo.batch_size)
     seconds: dict[str, list[float]] = {name: [] for name in TRAINERS}
     for number in range(comparison.repeats):
@@ -37,6 +55,13 @@ def compare_dpo_trainers(comparison: Comparison) -> None:
     for name, times in seconds.items():
         print(f"  {name:<8} {format_seconds(times, 2)}")
     print(f"  packed against trl: {format_speed_up(seconds['trl'], seconds['packed'])}")
+    return {"dpo_step/packed_against_trl": median_ratio(seconds["trl"], seconds["packed"])}
+
+
+def _with_batch_size(recipe: Recipe, pairs: int) -> Recipe:
+    """The recipe with so many pairs per DPO step."""
+    dpo = recipe.alignment.dpo.model_copy(update={"batch_size": pairs})
+    return recipe.model_copy(update={"alignment": recipe.alignment.model_copy(update={"dpo": dpo})})
 
 
 def _time_dpo_step(recipe: Recipe, device: str, trainer: str, pairs: list[DpoPair]) -> float:
@@ -85,32 +110,51 @@ def _dpo_pairs(recipe: Recipe, count: int) -> list[DpoPair]:
     ]
 
 
-def compare_generation(comparison: Comparison) -> None:
-    """Print the times of a batch of answers with a merged and with a separate adapter.
+def compare_generation(comparison: Comparison) -> Ratios:
+    """Print the times of a server's completions as the project samples them, and in two slower ways.
+
+    These are batches of transformers' `generate`, and an adapter that is not merged.
+
+    Returns:
+        the speed-ups.
 
     Raises:
-        AssertionError: the answers differ.
+        AssertionError: the completions differ.
     """
     recipe, device = prepare_process(comparison.recipe)
     policy = _adapted_policy(recipe, device)
-    prompts = [pair["prompt"] for pair in load_pairs(recipe)[: recipe.policy.generation_batch_size]]
-    seconds: dict[str, list[float]] = {"merged": [], "separate": []}
+    texts = sorted({pair["prompt"] for pair in load_pairs(recipe)})
+    prompts = texts[: 2 * recipe.policy.generation_batch_size]
+    ways: dict[str, Callable[[], AbstractContextManager[object]]] = {
+        "continuous": nullcontext,
+        "batches": lambda: _patched("supports_slots", lambda model: False),
+        "separate": lambda: _patched("merged_adapter", lambda model: nullcontext()),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
     answers = {}
-    for number in range(comparison.repeats + 1):
-        for name in seconds if number % 2 else reversed(seconds):
+    alignment = recipe.alignment
+    for number in range(comparison.repeats):
+        for name in ways if number % 2 else reversed(ways):
             start = time.perf_counter()
-            with nullcontext() if name == "merged" else _separate_adapter():
-                completions = policy.generate(prompts, recipe.seed, recipe.alignment.temperature)
-            if number:  # the first time warms up
-                seconds[name].append(time.perf_counter() - start)
-            answers[name] = [completion.ids for (completion,) in completions]
-    if answers["merged"] != answers["separate"]:
-        raise AssertionError("both adapters must give the same answers")
-    tokens = sum(map(len, answers["merged"]))
-    print(f"\nAnswers ({comparison.recipe}: {len(prompts)} prompts, {tokens} tokens, {device})")
+            with ways[name]():
+                samples = policy.generate(prompts, recipe.seed, alignment.temperature, alignment.completions)
+            seconds[name].append(time.perf_counter() - start)
+            answers[name] = [sample.ids for row in samples for sample in row]
+    if any(ids != answers["continuous"] for ids in answers.values()):
+        raise AssertionError("all ways must give the same completions")
+    tokens = sum(map(len, answers["continuous"]))
+    print(
+        f"\nCompletions ({comparison.recipe}: {len(prompts)} prompts, {alignment.completions} completions of"
+        f" each, {tokens} tokens, {device})"
+    )
     for name, times in seconds.items():
-        print(f"  {name:<10} {format_seconds(times, 2)}, {tokens / min(times):.0f} tokens/s at best")
-    print(f"  merged against separate: {format_speed_up(seconds['separate'], seconds['merged'])}")
+        print(f"  {name:<11} {format_seconds(times, 2)}, {tokens / min(times):.0f} tokens/s at best")
+    for name in ("batches", "separate"):
+        print(f"  continuous against {name}: {format_speed_up(seconds[name], seconds['continuous'])}")
+    return {
+        "generation/continuous_against_batches": median_ratio(seconds["batches"], seconds["continuous"]),
+        "generation/merged_against_separate": median_ratio(seconds["separate"], seconds["continuous"]),
+    }
 
 
 def _adapted_policy(recipe: Recipe, device: str) -> Policy:
@@ -125,6 +169,6 @@ def _adapted_policy(recipe: Recipe, device: str) -> Policy:
     return policy
 
 
-def _separate_adapter() -> mock._patch[object]:
-    """Let generation use the adapter beside the backbone's weights."""
-    return mock.patch("components.models.policy.merged_adapter", lambda model: nullcontext())
+def _patched(name: str, replacement: Callable[[object], object]) -> mock._patch[object]:
+    """Let generation use another function."""
+    return mock.patch(f"components.models.generation.{name}", replacement)

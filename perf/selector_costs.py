@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, cast
 from components.paths import PACKAGE
 from perf.comparison import (
     Comparison,
+    Ratios,
     flop_counter,
     format_seconds,
     format_speed_up,
     gemm_gigaflops,
     load_pairs,
+    median_ratio,
     prepare_process,
 )
 
@@ -66,8 +68,12 @@ class StepCost:
     device: str
 
 
-def compare_steps(comparison: Comparison) -> None:
-    """Print the table of the selector's training step against the step with all logits."""
+def compare_steps(comparison: Comparison) -> Ratios:
+    """Print the table of the selector's training step against the step with all logits.
+
+    Returns:
+        the speed-ups, and the share of the GEMM rate that the step at one position reaches.
+    """
     costs: dict[str, list[StepCost]] = {arm: [] for arm in ARMS}
     for _ in range(comparison.repeats):
         for arm in ARMS:
@@ -82,13 +88,21 @@ def compare_steps(comparison: Comparison) -> None:
     for arm in ARMS:
         seconds = statistics.median(cost.seconds for cost in costs[arm])
         rate = statistics.median(cost.gigaflops / cost.seconds for cost in costs[arm])
-        share = statistics.median(cost.gigaflops / cost.seconds / cost.peak_gigaflops for cost in costs[arm])
+        share = _share_of_gemm(costs[arm])
         peak = statistics.median(cost.peak_mb for cost in costs[arm])
         figures = f"{seconds:>10.3f}{shape.tokens / seconds:>12.0f}{rate:>12.0f}{share:>10.0%}"
         print(f"  {arm:<14}{figures}{peak:>34.0f}")
     times = {arm: [cost.seconds for cost in costs[arm]] for arm in ARMS}
+    ratios = {"selector_step/share_of_gemm": _share_of_gemm(costs[ONE_POSITION])}
     for arm in (TWO_ROWS, FULL_LOGITS):
         print(f"  {ONE_POSITION} against {arm}: {format_speed_up(times[arm], times[ONE_POSITION])}")
+        name = f"selector_step/one_position_against_{arm.replace('-', '_')}"
+        ratios[name] = median_ratio(times[arm], times[ONE_POSITION])
+    return ratios
+
+
+def _share_of_gemm(costs: Sequence[StepCost]) -> float:
+    return statistics.median(cost.gigaflops / cost.seconds / cost.peak_gigaflops for cost in costs)
 
 
 def _measure_arm(recipe: str, arm: str) -> StepCost:
@@ -155,8 +169,11 @@ def time_step(recipe_name: str, arm: str) -> dict[str, Any]:
     return asdict(cost)
 
 
-def compare_scoring(comparison: Comparison, selectors: int = 3, rows: int = 12) -> None:
+def compare_scoring(comparison: Comparison, selectors: int = 3, rows: int = 12) -> Ratios:
     """Print the table of a client's validation losses under several selectors.
+
+    Returns:
+        the speed-up of one batch.
 
     Raises:
         AssertionError: the losses differ.
@@ -184,6 +201,7 @@ def compare_scoring(comparison: Comparison, selectors: int = 3, rows: int = 12) 
     for name, times in seconds.items():
         print(f"  {name:<10} {format_seconds(times, 2)}")
     print(f"  {format_speed_up(seconds['swapped'], seconds['one batch'])}")
+    return {"scoring/one_batch_against_swapped": median_ratio(seconds["swapped"], seconds["one batch"])}
 
 
 def _different_adapter(selector: Selector, index: int) -> Adapter:

@@ -199,7 +199,7 @@ def flow_arguments(entrypoint: str) -> set[str]:
     return {argument.arg for argument in node.args.args}
 
 
-def test_there_is_a_deployment_for_each_task_and_for_the_nightly_benchmark():
+def test_there_is_a_deployment_for_each_task_and_for_both_nightly_benchmarks():
     assert {name: deployment["parameters"] for name, deployment in deployments().items()} == {
         "summarization": {"recipe": "summarization/demo"},
         "qa": {"recipe": "qa/demo"},
@@ -207,6 +207,7 @@ def test_there_is_a_deployment_for_each_task_and_for_the_nightly_benchmark():
         "personalized": {"recipe": "personalized/demo"},
         "multi-objective": {"recipe": "multi-objective/demo"},
         "nightly": {"benchmark": "summarization"},
+        "performance": {"recipe": "summarization/demo"},
     }
 
 
@@ -220,9 +221,9 @@ def test_a_deployment_names_a_flow_its_parameters_and_a_recipe_that_exists(deplo
 
 
 @pytest.mark.parametrize("deployment", deployments().values(), ids=deployments())
-def test_only_the_nightly_benchmark_is_scheduled(deployment):
+def test_only_the_nightly_benchmarks_are_scheduled(deployment):
     crons = [schedule["cron"] for schedule in deployment["schedules"]]
-    assert len(crons) == (deployment["name"] == "nightly")
+    assert len(crons) == (deployment["name"] in ("nightly", "performance"))
     assert all(len(cron.split()) == 5 for cron in crons)
 
 

@@ -31,11 +31,14 @@ def in_this_process(monkeypatch):
 def test_both_kinds_of_a_selector_step_are_compared_on_the_same_rows(
     debug_comparison, in_this_process, capsys
 ):
-    selector_costs.compare_steps(debug_comparison)
+    ratios = selector_costs.compare_steps(debug_comparison)
     lines = capsys.readouterr().out.strip().splitlines()
     assert "debug: 4 rows, 1024 tokens, 1 threads, cpu" in lines[0]
     arms = ["one-position", "two-rows", "full-logits"]
     assert [line.split()[0] for line in lines[2:]] == [*arms, "one-position", "one-position"]
+    assert f"speed-up {ratios['selector_step/one_position_against_two_rows']:.2f}x" in lines[-2]
+    assert f"speed-up {ratios['selector_step/one_position_against_full_logits']:.2f}x" in lines[-1]
+    assert f"{ratios['selector_step/share_of_gemm']:.0%}" in lines[2].split()
     gigaflops = [cost["gigaflops"] for cost in (selector_costs.time_step("debug", arm) for arm in arms)]
     assert gigaflops == sorted(gigaflops)
     assert gigaflops[0] < gigaflops[1] < gigaflops[2]
@@ -43,19 +46,34 @@ def test_both_kinds_of_a_selector_step_are_compared_on_the_same_rows(
 
 @pytest.mark.slow
 def test_both_dpo_trainers_are_timed_on_the_same_pairs(debug_comparison, capsys):
-    policy_costs.compare_dpo_trainers(debug_comparison)
+    ratios = policy_costs.compare_dpo_trainers(debug_comparison)
     lines = capsys.readouterr().out.strip().splitlines()
     assert "2 pairs in micro-batches of 2" in lines[0]
     assert {line.split()[0] for line in lines[1:3]} == {"packed", "trl"}
-    assert "speed-up" in lines[3]
+    assert f"speed-up {ratios['dpo_step/packed_against_trl']:.2f}x" in lines[3]
+
+
+def test_a_dpo_step_may_have_another_number_of_micro_batches(monkeypatch, debug_comparison, capsys):
+    sizes = []
+
+    def time_step(recipe, device, trainer, pairs):
+        sizes.append((recipe.alignment.dpo.batch_size, len(pairs)))
+        return 2.0 if trainer == "trl" else 1.0
+
+    monkeypatch.setattr(policy_costs, "_time_dpo_step", time_step)
+    ratios = policy_costs.compare_dpo_trainers(debug_comparison, micro_batches=3)
+    assert set(sizes) == {(6, 18)}
+    assert ratios == {"dpo_step/packed_against_trl": 2.0}
+    assert "6 pairs in micro-batches of 2" in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_answers_with_a_merged_and_a_separate_adapter_are_timed(debug_comparison, capsys):
-    policy_costs.compare_generation(debug_comparison)
+def test_three_ways_to_sample_completions_are_timed(debug_comparison, capsys):
+    ratios = policy_costs.compare_generation(debug_comparison)
     lines = capsys.readouterr().out.strip().splitlines()
-    assert {line.split()[0] for line in lines[1:3]} == {"merged", "separate"}
-    assert "speed-up" in lines[3]
+    assert [line.split()[0] for line in lines[1:4]] == ["continuous", "batches", "separate"]
+    assert f"speed-up {ratios['generation/continuous_against_batches']:.2f}x" in lines[4]
+    assert f"speed-up {ratios['generation/merged_against_separate']:.2f}x" in lines[5]
 
 
 def test_nothing_is_measured_beside_other_work(monkeypatch, capsys):
@@ -70,11 +88,12 @@ def test_the_rate_of_a_matrix_product_is_a_positive_number():
 
 @pytest.mark.slow
 def test_scoring_in_one_batch_gives_the_losses_of_one_selector_after_the_other(debug_comparison, capsys):
-    selector_costs.compare_scoring(debug_comparison, selectors=2, rows=2)
+    ratios = selector_costs.compare_scoring(debug_comparison, selectors=2, rows=2)
     lines = capsys.readouterr().out.strip().splitlines()
     assert "2 validation pairs" in lines[0]
     assert "2 selectors" in lines[0]
     assert [line.split()[0] for line in lines[1:]] == ["one", "swapped", "speed-up"]
+    assert f"speed-up {ratios['scoring/one_batch_against_swapped']:.2f}x" in lines[-1]
 
 
 def test_different_losses_of_the_two_computations_are_an_error():
@@ -84,9 +103,10 @@ def test_different_losses_of_the_two_computations_are_an_error():
 
 @pytest.mark.slow
 def test_both_solutions_of_mgda_agree(capsys):
-    objective_costs.compare_solvers(1)
+    ratios = objective_costs.compare_solvers(1)
     rows = [line.split() for line in capsys.readouterr().out.strip().splitlines()[2:]]
     assert [int(row[0]) for row in rows] == [2, 3, 5, 8]
+    assert list(ratios) == [f"mgda/faces_against_cvxpy_for_{row[0]}" for row in rows]
     assert all(float(row[-1]) < 1e-4 for row in rows)
 
 
@@ -105,9 +125,12 @@ def test_the_step_of_firm_is_measured_for_one_to_three_objectives(debug_comparis
     ]
     recipe = tmp_path / "tiny.yaml"
     recipe.write_text(dump_recipe(load_recipe("multi-objective/demo", overrides)))
-    objective_costs.compare_objectives(Comparison(str(recipe), 1))
+    ratios = objective_costs.compare_objectives(Comparison(str(recipe), 1))
     rows = [line.split() for line in capsys.readouterr().out.strip().splitlines()[2:]]
     assert [row[0] for row in rows] == ["1", "2", "3"]
+    assert list(ratios) == ["objectives/one_against_2", "objectives/one_against_3"]
+    for ratio, row in zip(ratios.values(), rows[1:], strict=True):
+        assert 1 / ratio == pytest.approx(float(row[-1]), abs=0.006)
 
 
 @pytest.mark.slow
@@ -116,10 +139,11 @@ def test_the_rounds_are_run_through_the_flow_and_as_a_loop(
 ):
     place = new_workplace("orchestration")
     monkeypatch.setenv("PREFECT_API_URL", place.prefect_url)
-    place.call(lambda: orchestration.compare_orchestration(debug_comparison, 1))
+    ratios, _ = place.call(lambda: orchestration.compare_orchestration(debug_comparison, 1))
     lines = capsys.readouterr().out.strip().splitlines()
     assert "1 rounds of 2 clients" in lines[-4]
     assert [line.split()[0] for line in lines[-3:]] == ["flow", "loop", "orchestration"]
+    assert f"costs {1 / ratios['orchestration/flow_against_bare_loop'] - 1:+.1%}" in lines[-1]
 
 
 @pytest.mark.parametrize("option", ["--rounds", "--pairs"])

@@ -1,0 +1,242 @@
+"""Ratios of the benchmarks, measured every night and compared with those of earlier runs in MLflow.
+
+    prefect deployment run 'benchmark/performance'
+
+The flow is here and not in flows/, which cannot import perf/: the wheel has no benchmarks. Deployments
+need a checkout anyway.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from prefect import State, flow, get_run_logger, runtime
+from prefect.artifacts import create_link_artifact, create_table_artifact
+from prefect.states import Completed, Failed
+
+from components.config import UserError
+from components.environment import configure_libraries
+from perf.comparison import IDLE_LOAD, Comparison, Ratios, prepare_process
+from perf.objective_costs import compare_objectives, compare_solvers
+from perf.orchestration import compare_orchestration
+from perf.policy_costs import compare_dpo_trainers, compare_generation
+from perf.ratios import Conditions, Measured, Rule, Verdict, judge, regression_tag, summarize
+from perf.selector_costs import compare_scoring, compare_steps
+from tasks.devices import POOL, available_cores
+from tasks.runs import git_commit
+from tasks.tracking.client import RunLog, find_or_create_experiment, mlflow_client
+from tasks.tracking.report import run_url
+from tasks.tracking.run_tree import FlowRunLink
+from tasks.uncached import task
+
+EXPERIMENT = "performance"
+POLL_SECONDS = 15.0
+"""Between looks at the load average."""
+MAX_RUNS = 1000
+"""Last runs of the experiment that are read, which MLflow gives in one page."""
+
+MEASUREMENTS: dict[str, Callable[[Comparison], Ratios]] = {
+    "selector-step": compare_steps,
+    "scoring": compare_scoring,
+    "dpo-step": lambda comparison: compare_dpo_trainers(comparison, micro_batches=2),
+    "generation": compare_generation,
+    "orchestration": lambda comparison: compare_orchestration(comparison, rounds=1),
+    "objectives": compare_objectives,
+    "mgda": lambda comparison: compare_solvers(comparison.repeats),
+}
+"""The measurements by name; `objectives` needs a recipe of several."""
+DEFAULT = ("selector-step", "scoring", "dpo-step", "generation")
+"""Measurements that together take minutes on two cores."""
+
+
+@dataclass(frozen=True)
+class PerformanceRun:
+    """A run as it is logged.
+
+    Attributes:
+        started: seconds since the epoch.
+        ratios: what was measured.
+        verdicts: on the ratios.
+        params: the conditions, and what else the ratios were measured with.
+    """
+
+    started: float
+    ratios: Ratios
+    verdicts: Sequence[Verdict]
+    params: Mapping[str, str]
+
+
+@flow(name="benchmark", flow_run_name="performance of {recipe}", persist_result=False)
+def performance(
+    recipe: str = "summarization/demo",
+    measurements: list[str] | None = None,
+    pairs: int = 3,
+    tolerance: float = 0.15,
+    earlier_runs: int = 7,
+    wait_minutes: float = 30.0,
+) -> State[Any]:
+    """Measure ratios, log them to the MLflow experiment `performance`, and judge them by earlier runs.
+
+    Args:
+        recipe: name or path of the recipe whose sizes are measured.
+        measurements: of selector-step, scoring, dpo-step, generation, orchestration, objectives and
+            mgda; None takes the first four.
+        pairs: timed runs of each kind.
+        tolerance: fraction by which a ratio may be below the median of earlier runs.
+        earlier_runs: number of last runs, under the same conditions, that the median is of.
+        wait_minutes: how long to wait while the machine has other work.
+
+    Returns:
+        the final state, which is failed if a ratio is a regression.
+
+    Raises:
+        UserError: a parameter is wrong, or the machine had other work all the time.
+    """
+    configure_libraries()
+    rule = Rule(tolerance, earlier_runs)
+    names = choose_measurements(measurements, pairs)
+    load = wait_until_idle(wait_minutes)
+    started = time.time()
+    conditions, settings = find_conditions(recipe)
+    ratios: Ratios = {}
+    for name in names:
+        ratios |= measure(name, Comparison(recipe, pairs))
+    verdicts = judge(ratios, conditions, read_earlier_runs(), rule)
+    settings |= {"pairs": str(pairs), "load_average": f"{load:.2f}"}
+    run_id = log_ratios(PerformanceRun(started, ratios, verdicts, conditions.params() | settings))
+    summary = summarize(verdicts, rule)
+    show_verdicts(run_id, verdicts, summary)
+    regressions = [verdict for verdict in verdicts if verdict.is_regression]
+    for verdict in regressions:
+        get_run_logger().warning("regression: %s", verdict.sentence())
+    return Failed(message=summary) if regressions else Completed(message=summary)
+
+
+def choose_measurements(names: Sequence[str] | None, pairs: int) -> list[str]:
+    """The names of the measurements, each once.
+
+    Raises:
+        UserError: a name is unknown, there are none, or there are no timed runs.
+    """
+    chosen = list(dict.fromkeys(DEFAULT if names is None else names))
+    unknown = [name for name in chosen if name not in MEASUREMENTS]
+    if unknown or not chosen:
+        wrong = f"unknown measurements: {', '.join(unknown)}" if unknown else "there are no measurements"
+        raise UserError(f"{wrong}; choose from {', '.join(MEASUREMENTS)}.")
+    if pairs < 1:
+        raise UserError(f"pairs is {pairs}, expected at least 1.")
+    return chosen
+
+
+@task("wait until the machine is idle")
+def wait_until_idle(minutes: float) -> float:
+    """Wait until nothing else runs.
+
+    Args:
+        minutes: how long at most.
+
+    Returns:
+        the load average of the last minute.
+
+    Raises:
+        UserError: other work ran all the time.
+    """
+    deadline = time.monotonic() + 60 * minutes
+    while (load := os.getloadavg()[0]) > IDLE_LOAD:
+        if time.monotonic() >= deadline:
+            raise UserError(
+                f"the load average is {load:.2f} after {minutes:g} minutes of waiting, and times beside other"
+                f" work mislead: nothing was measured; run the flow when it is below {IDLE_LOAD}."
+            )
+        time.sleep(POLL_SECONDS)
+    return load
+
+
+def find_conditions(recipe: str) -> tuple[Conditions, dict[str, str]]:
+    """The conditions of a run, and further settings that are logged but not compared.
+
+    The recipe's number of threads is set.
+    """
+    import torch
+
+    _, device = prepare_process(recipe)
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
+    settings = {"torch": torch.__version__, "threads": str(torch.get_num_threads())}
+    return Conditions(recipe, processor_name(), available_cores(), name), settings
+
+
+def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Name of the processor as Linux gives it; elsewhere what Python knows of it."""
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+@task("measure {name}")
+def measure(name: str, comparison: Comparison) -> Ratios:
+    """The ratios of a measurement, whose table is logged; memory is freed for the next one."""
+    table = io.StringIO()
+    try:
+        # Not by Prefect's log_prints: it would take the prints that libraries redirect for themselves.
+        with redirect_stdout(table):
+            return MEASUREMENTS[name](comparison)
+    finally:
+        get_run_logger().info("%s", table.getvalue().strip())
+        POOL.release()
+
+
+@task("read earlier runs")
+def read_earlier_runs() -> list[Measured]:
+    """The finished runs of the experiment, the newest first."""
+    client = mlflow_client()
+    experiment = find_or_create_experiment(client, EXPERIMENT)
+    runs = client.search_runs(
+        [experiment],
+        filter_string="attributes.status = 'FINISHED'",
+        order_by=["attributes.start_time DESC"],
+        max_results=MAX_RUNS,
+    )
+    return [Measured(run.data.params, run.data.metrics) for run in runs]
+
+
+@task("log ratios")
+def log_ratios(run: PerformanceRun) -> str:
+    """Log a finished MLflow run; gives its id."""
+    from mlflow.entities import Param
+
+    client = mlflow_client()
+    link = FlowRunLink(str(runtime.flow_run.id), runtime.flow_run.ui_url)
+    tags = link.tags() | {"git.commit": git_commit(), "regressions": regression_tag(run.verdicts)}
+    created = client.create_run(
+        find_or_create_experiment(client, EXPERIMENT),
+        start_time=int(run.started * 1000),
+        run_name=datetime.fromtimestamp(run.started, UTC).strftime("performance-%Y%m%d-%H%M%S"),
+        tags=tags,
+    )
+    run_id = str(created.info.run_id)
+    client.log_batch(run_id, params=[Param(key, value) for key, value in run.params.items()])
+    log = RunLog(client, run_id)
+    log.log_metrics(run.ratios, 0)
+    rows = [verdict.row() for verdict in run.verdicts]
+    log.log_table({column: [row[column] for row in rows] for column in rows[0]}, "ratios.json")
+    client.set_terminated(run_id)
+    return run_id
+
+
+@task("show verdicts")
+def show_verdicts(run_id: str, verdicts: Sequence[Verdict], summary: str) -> None:
+    """Prefect artifacts of the flow run: a link to its MLflow run, and the table of the ratios."""
+    create_link_artifact(run_url(run_id), link_text="MLflow run", key="mlflow-run", description=summary)
+    create_table_artifact([verdict.row() for verdict in verdicts], key="performance", description=summary)
