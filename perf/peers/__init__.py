@@ -1,0 +1,1 @@
+"""Speed of the project beside that of other libraries (peers), measured in turn on equal work."""

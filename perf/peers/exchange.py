@@ -1,0 +1,299 @@
+"""The work that is compared, as a folder that the project and the peers read.
+
+It holds the recipe and its prepared data, which only the project reads, and for the peers
+`exchange.json` (see Exchange) and `adapter.safetensors`, the adapter that all clients start from,
+under PEFT's names. Token ids are written rather than texts, so that all train on equal rows; the
+peers save the time of tokenizing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from components.config import DpoObjective, PolicyConfig, Recipe, SelectorConfig, UserError
+from components.io import write_atomically
+
+if TYPE_CHECKING:
+    from components.data.records import PairRow
+    from components.federation.protocol import Federation, TrainJob
+    from components.models.adapters import Adapter, AdapterStore
+
+OVERRIDES = (
+    "runtime.devices=[cpu]",
+    "runtime.task_runner=threads",
+    "selector.lora.dropout=0.0",
+    "policy.lora.dropout=0.0",
+    "tracking.experiment=benchmark",
+)
+"""Of the recipe: the peers run on the CPU, and draw other random numbers for dropout."""
+
+
+@dataclass(frozen=True)
+class PeerModel:
+    """The trained model.
+
+    Attributes:
+        path: folder of the backbone.
+        layers: number of its first layers that are used.
+        lora: arguments of peft.LoraConfig.
+        pad_token_id: rows are padded with it.
+        choices: vocabulary ids of both answers of a selector; empty for a policy.
+    """
+
+    path: str
+    layers: int
+    lora: dict[str, float | str | list[str]]
+    pad_token_id: int
+    choices: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class PeerOptimizer:
+    """AdamW with a constant rate.
+
+    Attributes:
+        lr: learning rate.
+        betas: decay rates of the running averages.
+        weight_decay: decoupled weight decay.
+        clip: largest norm of the gradient; None does not clip.
+    """
+
+    lr: float
+    betas: tuple[float, ...]
+    weight_decay: float
+    clip: float | None
+
+
+@dataclass(frozen=True)
+class ClientRows:
+    """A client's rows.
+
+    Attributes:
+        rows: of a selector, token ids of comparisons; of a policy, triples of token ids (prompt,
+            chosen and rejected).
+        labels: of a selector, 0 or 1 by row, the better completion; empty for a policy.
+    """
+
+    rows: list[Any]
+    labels: list[int]
+
+
+@dataclass(frozen=True)
+class PeerJob:
+    """A client's work in a round.
+
+    Attributes:
+        client: its name.
+        minibatches: indices of its rows, by optimizer step.
+    """
+
+    client: str
+    minibatches: list[list[int]]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The content of exchange.json.
+
+    Attributes:
+        model: the trained model.
+        optimizer: of each client.
+        beta: of DPO; None for a selector.
+        clients: rows of the clients that work, by name.
+        rounds: the jobs of each round.
+    """
+
+    model: PeerModel
+    optimizer: PeerOptimizer
+    beta: float | None
+    clients: dict[str, ClientRows]
+    rounds: list[list[PeerJob]]
+
+
+def load_peer_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe as the peers can run it.
+
+    Raises:
+        UserError: the clients' optimizer is not AdamW with a constant rate.
+    """
+    from components.recipes import load_recipe
+
+    recipe = load_recipe(name, [*overrides, *OVERRIDES])
+    optimizer = recipe.federation.optimizer
+    is_plain = optimizer.name == "adamw" and optimizer.scheduler == "constant"
+    if not is_plain or optimizer.warmup_steps or optimizer.accumulation > 1:
+        raise UserError(
+            f"the peers cannot train with federation.optimizer of the recipe '{name}': expected adamw with a"
+            " constant scheduler, without warm-up and accumulation; choose another recipe, such as"
+            " summarization/demo."
+        )
+    return recipe
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """The model that the clients train, as the project opens it.
+
+    Attributes:
+        description: for the peers.
+        initial: adapter that all clients start from.
+        encode: rows of a client's pairs.
+    """
+
+    description: PeerModel
+    initial: Adapter
+    encode: Callable[[Sequence[PairRow]], ClientRows]
+
+
+def write_exchange(recipe: Recipe, folder: Path, clients: int | None = None) -> Exchange:
+    """Write the work of a recipe's rounds.
+
+    Args:
+        recipe: of load_peer_recipe, with the method fedbis or feddpo.
+        folder: with the recipe's prepared data, see prepared_folder.
+        clients: largest number of jobs of a round; None writes all.
+
+    Returns:
+        what the peers read.
+    """
+    from safetensors.torch import save_file
+
+    from components.federation.protocol import method_of
+    from components.models.adapters import AdapterStore
+    from components.recipes import dump_recipe
+
+    write_atomically(folder / "recipe.yaml", dump_recipe(recipe).encode())
+    method = method_of(recipe.federation)
+    open_model = _open_selector if method.trained_model == "selector" else _open_policy
+    model = open_model(recipe)
+    save_file(_changed(model.initial), folder / "adapter.safetensors")
+    store = AdapterStore(folder / "plan" / "adapters")
+    jobs = [step[:clients] for step in plan_rounds(recipe, open_federation(recipe, folder, store), store)]
+    objective = method.local_objective
+    exchange = Exchange(
+        model=model.description,
+        optimizer=_describe_optimizer(recipe),
+        beta=objective.beta if isinstance(objective, DpoObjective) else None,
+        clients=_encode_clients(folder, model, {job.client for step in jobs for job in step}),
+        rounds=[],
+    )
+    rounds = [[_describe_job(recipe, job, exchange.clients[job.client]) for job in step] for step in jobs]
+    exchange = replace(exchange, rounds=rounds)
+    write_atomically(folder / "exchange.json", json.dumps(asdict(exchange)).encode())
+    return exchange
+
+
+def prepared_folder(folder: Path) -> Path:
+    """The prepared data of an exchange folder."""
+    return folder / "prepared"
+
+
+def pairs_file(folder: Path) -> Path:
+    """The prepared pairs of an exchange folder."""
+    return prepared_folder(folder) / "pairs.parquet"
+
+
+def open_federation(recipe: Recipe, folder: Path, store: AdapterStore) -> Federation:
+    """The federation of an exchange folder, whose initial adapter is put into a store."""
+    from safetensors.torch import load_file
+
+    from components.data.records import read_clients
+    from components.federation.protocol import build_federation
+
+    initial = store.put(load_file(folder / "adapter.safetensors"))
+    return build_federation(
+        read_clients(prepared_folder(folder)), initial, recipe.federation.clients_per_round
+    )
+
+
+def plan_rounds(recipe: Recipe, federation: Federation, store: AdapterStore) -> list[list[TrainJob]]:
+    """The jobs of all rounds; those of later rounds have the initial adapter."""
+    from components.federation.protocol import method_of
+
+    strategy = method_of(recipe.federation).build(recipe.federation, store)
+    state = strategy.init(federation, recipe.seed)
+    rounds = range(recipe.federation.rounds)
+    return [cast("list[TrainJob]", list(strategy.plan(replace(state, round=number)))) for number in rounds]
+
+
+def _changed(adapter: Adapter) -> Adapter:
+    """An adapter that changes the model; with LoRA's B of zeros, first losses of DPO are all log 2."""
+    import torch
+
+    numbers = torch.Generator().manual_seed(0)
+    return {
+        name: tensor + 0.01 * torch.randn(tensor.shape, generator=numbers) for name, tensor in adapter.items()
+    }
+
+
+def _open_selector(recipe: Recipe) -> TrainedModel:
+    from components.learning.selector import build_labeled_comparisons
+    from components.models.selector import Selector
+
+    selector = Selector(recipe.selector, "cpu")
+
+    def encode(pairs: Sequence[PairRow]) -> ClientRows:
+        comparisons, labels = build_labeled_comparisons(pairs)
+        return ClientRows([selector.encode(comparison) for comparison in comparisons], labels.tolist())
+
+    description = _describe_model(selector.model, selector.tokenizer, recipe.selector)
+    initial = selector.slot.initial_adapter(recipe.seed)
+    return TrainedModel(replace(description, choices=selector.choices), initial, encode)
+
+
+def _open_policy(recipe: Recipe) -> TrainedModel:
+    from components.models.resident import ResidentPolicy
+
+    resident = ResidentPolicy(recipe.policy, "cpu")
+
+    def encode(pairs: Sequence[PairRow]) -> ClientRows:
+        return ClientRows([resident.encode_pair(pair) for pair in pairs], [])
+
+    description = _describe_model(resident.model, resident.policy.tokenizer, recipe.policy)
+    return TrainedModel(description, resident.slot.initial_adapter(recipe.seed), encode)
+
+
+def _describe_model(model: Any, tokenizer: Any, section: SelectorConfig | PolicyConfig) -> PeerModel:
+    from components.models.backbone import fetch_backbone
+
+    lora = section.lora
+    return PeerModel(
+        path=fetch_backbone(section.backbone.name),
+        layers=model.config.num_hidden_layers,
+        lora={
+            "r": lora.r,
+            "lora_alpha": lora.alpha,
+            "lora_dropout": lora.dropout,
+            "target_modules": lora.target_modules,
+        },
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def _describe_optimizer(recipe: Recipe) -> PeerOptimizer:
+    optimizer = recipe.federation.optimizer
+    return PeerOptimizer(optimizer.lr, tuple(optimizer.betas), optimizer.weight_decay, optimizer.clip)
+
+
+def _encode_clients(folder: Path, model: TrainedModel, names: Iterable[str]) -> dict[str, ClientRows]:
+    from components.data.records import read_rows
+
+    return {
+        name: model.encode(read_rows(pairs_file(folder), name, "train").to_list()) for name in sorted(names)
+    }
+
+
+def _describe_job(recipe: Recipe, job: TrainJob, client: ClientRows) -> PeerJob:
+    """The job with the minibatches that the project draws for it."""
+    from components.learning.local import draw_minibatches
+
+    config = recipe.federation
+    rows = len(client.rows)
+    pairs = rows // 2 if client.labels else rows
+    steps = config.local_steps_for(pairs)
+    minibatches = draw_minibatches(rows, config.batch_size, steps, job.seed)
+    return PeerJob(job.client, [indices.tolist() for indices in minibatches])

@@ -1,0 +1,284 @@
+"""The comparison with other libraries: what is exchanged, TRL's program on the tiny model, and errors."""
+
+import ast
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from components.config import UserError
+from components.paths import PACKAGE
+from perf.comparison import Comparison
+from perf.peers import __main__ as command
+from perf.peers import comparisons, environment, exchange, own, runs
+from perf.peers.runs import OURS, Program, TimedWork
+
+
+@pytest.fixture(autouse=True)
+def restore_threads():
+    """Threads are restored afterwards."""
+    import torch
+
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def selector_folder(tmp_path_factory, prepared):
+    """The exchange folder of two rounds of FedBis with the tiny selector."""
+    folder = tmp_path_factory.mktemp("selector")
+    shutil.copytree(prepared, exchange.prepared_folder(folder))
+    exchange.write_exchange(exchange.load_peer_recipe("debug", ["federation.rounds=2"]), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def policy_folder(tmp_path_factory, prepared):
+    """The exchange folder of two clients of FedDPO with the tiny policy."""
+    folder = tmp_path_factory.mktemp("policy")
+    shutil.copytree(prepared, exchange.prepared_folder(folder))
+    recipe = exchange.load_peer_recipe("debug", [*comparisons.FEDDPO, "federation.rounds=1"])
+    exchange.write_exchange(recipe, folder, clients=2)
+    return folder
+
+
+def read(folder):
+    return json.loads((folder / "exchange.json").read_text(encoding="utf-8"))
+
+
+def read_pins(path):
+    return dict(re.findall(r"^([\w.-]+)(?:\[\w+\])?==(\S+)$", path.read_text(), re.MULTILINE))
+
+
+@pytest.fixture
+def echo(tmp_path):
+    """A maker of programs that print a line."""
+
+    def make(line, status=0):
+        code = f"import sys; print({line!r}); print('a reason', file=sys.stderr); sys.exit({status})"
+        return Program([sys.executable, "-c", code], folder=tmp_path)
+
+    return make
+
+
+def test_the_exchange_of_a_selector_has_labeled_rows_and_minibatches(selector_folder):
+    content = read(selector_folder)
+    assert content["model"]["layers"] == 2
+    assert len(content["model"]["choices"]) == 2
+    assert content["model"]["lora"] == {
+        "r": 2,
+        "lora_alpha": 4.0,
+        "lora_dropout": 0.0,
+        "target_modules": "all-linear",
+    }
+    assert content["beta"] is None
+    assert [len(jobs) for jobs in content["rounds"]] == [2, 2]
+    for jobs in content["rounds"]:
+        for job in jobs:
+            client = content["clients"][job["client"]]
+            assert [len(indices) for indices in job["minibatches"]] == [4, 4]
+            assert max(map(max, job["minibatches"])) < len(client["rows"])
+            assert len(client["labels"]) == len(client["rows"])
+            assert set(client["labels"]) == {0, 1}
+
+
+def test_the_exchange_of_a_policy_has_pairs_of_tokens_and_the_beta_of_dpo(policy_folder):
+    content = read(policy_folder)
+    (jobs,) = content["rounds"]
+    assert content["beta"] == pytest.approx(0.1)
+    assert content["model"]["choices"] == []
+    assert sorted(content["clients"]) == sorted(job["client"] for job in jobs)
+    assert [len(indices) for indices in jobs[0]["minibatches"]] == [1, 1]
+    rows = content["clients"][jobs[0]["client"]]["rows"]
+    assert {len(row) for row in rows} == {3}
+    assert all(isinstance(token, int) for row in rows for ids in row for token in ids)
+
+
+def test_the_adapter_of_an_exchange_fits_peft_and_changes_the_model(policy_folder):
+    from safetensors.torch import load_file
+
+    adapter = load_file(policy_folder / "adapter.safetensors")
+    assert all(name.startswith("base_model.model.model.layers.") for name in adapter)
+    assert all(name.endswith((".lora_A.weight", ".lora_B.weight")) for name in adapter)
+    assert all(tensor.any() for tensor in adapter.values())
+
+
+@pytest.mark.slow
+def test_a_trainer_of_trl_has_the_losses_of_the_project(policy_folder):
+    from perf.peers.scripts import trl_client
+
+    content = read(policy_folder)
+    peers = [trl_client.train_client(policy_folder, content, job) for job in content["rounds"][0]]
+    ours = own.time_clients(policy_folder)
+    work = [runs.parse_work(item) for item in peers]
+    runs.require_equal_work("trl", ours, work)
+    first, last = runs.largest_difference(ours, work)
+    assert first < 1e-5
+    assert last < 1e-4
+    assert all(part.seconds > 0 for part in [*ours, *work])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="flwr is not installed here")
+@pytest.mark.parametrize("tuned", [False, True])
+def test_a_client_of_the_flower_app_has_the_losses_of_the_project(selector_folder, tuned):
+    from peft import set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    from perf.peers.scripts import flower_app
+
+    content = read(selector_folder)
+    model = flower_app.load_model(str(selector_folder))
+    for job, part in zip(content["rounds"][0], own.time_clients(selector_folder), strict=True):
+        set_peft_model_state_dict(model, load_file(selector_folder / "adapter.safetensors"))
+        losses = flower_app.train_locally(model, content, job, tuned)
+        assert losses[0] == pytest.approx(part.losses[job["client"]][0], abs=1e-5)
+
+
+@pytest.mark.parametrize("script", sorted(environment.SCRIPTS.glob("*.py")), ids=lambda path: path.stem)
+def test_the_programs_of_the_peers_import_nothing_of_the_project(script):
+    imported = set()
+    for node in ast.walk(ast.parse(script.read_text())):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            imported.add(node.module)
+    packages = {"components", "tasks", "flows", "infra", "perf", "tests"}
+    assert not packages & {name.split(".")[0] for name in imported}
+
+
+def test_the_peers_have_the_versions_of_the_project():
+    pins = read_pins(environment.REQUIREMENTS)
+    versions = read_pins(PACKAGE / "constraints.txt")
+    assert {"torch", "transformers", "peft", "trl", "flwr"} <= set(pins)
+    assert {name for name in pins if name not in versions} == {"flwr"}
+    assert {name: versions[name] for name in pins if name != "flwr"} == {
+        name: version for name, version in pins.items() if name != "flwr"
+    }
+
+
+def test_the_environment_is_made_once_for_the_same_requirements(tmp_path, monkeypatch):
+    commands = []
+
+    def run(command, **_):
+        commands.append(command)
+        (tmp_path / "peers").mkdir(exist_ok=True)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    for _ in range(2):
+        assert environment.peers_python(tmp_path / "peers") == tmp_path / "peers" / "bin" / "python"
+    assert [command[1:3] for command in commands] == [["-m", "venv"], ["-m", "pip"]]
+    (tmp_path / "peers" / "installed.txt").write_text("flwr==1.0.0")
+    environment.peers_python(tmp_path / "peers")
+    assert len(commands) == 4
+
+
+def test_a_failed_installation_is_one_sentence_and_leaves_no_stamp(tmp_path, monkeypatch):
+    def run(command, **_):
+        failed = "pip" in command
+        errors = "WARNING: Retrying\nERROR: No matching distribution found for flwr==1.41.0\nmore"
+        return subprocess.CompletedProcess(command, int(failed), "", errors if failed else "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(UserError, match="No matching distribution found for flwr.*check that PyPI") as caught:
+        environment.peers_python(tmp_path / "peers")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "peers" / "installed.txt").exists()
+
+
+def test_peers_run_without_telemetry_and_do_not_see_the_project(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(PACKAGE))
+    variables = environment.peer_variables()
+    assert variables["FLWR_TELEMETRY_ENABLED"] == "0"
+    assert variables["RAY_USAGE_STATS_ENABLED"] == "0"
+    assert variables["PYTHONPATH"] == str(environment.SCRIPTS)
+
+
+def test_runs_alternate_and_the_first_work_of_a_run_is_not_timed(monkeypatch):
+    order = []
+    seconds = {OURS: [9.0, 2.0, 2.0], "flower": [9.0, 6.0, 4.0]}
+
+    def run(name, program):
+        order.append(name)
+        return [TimedWork(value, {"ada": (0.7, 0.6)}) for value in seconds[name]]
+
+    monkeypatch.setattr(runs, "run_program", run)
+    programs = {OURS: Program([]), "flower": Program([])}
+    measured = runs.alternate(programs, 2)
+    assert order == [OURS, "flower", "flower", OURS]
+    assert measured[OURS].seconds == [2.0, 2.0]
+    assert measured["flower"].seconds == [5.0, 5.0]
+
+
+def test_the_table_gives_the_ratio_against_each_peer(capsys):
+    work = [TimedWork(1.0, {"ada": (0.7, 0.6)})]
+    measured = {
+        OURS: runs.Measurements([2.0, 4.0, 2.0], work),
+        "flower": runs.Measurements([6.0, 8.0, 4.0], work),
+        "flower-tuned": runs.Measurements([2.0, 6.0, 3.0], work),
+    }
+    ratios = comparisons._print_table(measured, "round")
+    assert ratios == {"peers/round_against_flower": 2.0, "peers/round_against_flower_tuned": 1.5}
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[:3]] == list(measured)
+    assert "fed-rlhf against flower: speed-up 2.00x (pairs: 3.00, 2.00, 2.00)" in lines[3]
+
+
+@pytest.mark.parametrize("peer", [{"ada": (0.702, 0.6)}, {"ada": (float("nan"), 0.6)}, {"bea": (0.7, 0.6)}])
+def test_other_work_of_a_peer_is_an_error(peer):
+    ours = [TimedWork(1.0, {"ada": (0.7, 0.6)})]
+    runs.require_equal_work("trl", ours, [TimedWork(2.0, {"ada": (0.7005, 0.9)})])
+    with pytest.raises(AssertionError, match="trl must"):
+        runs.require_equal_work("trl", ours, [TimedWork(2.0, peer)])
+
+
+def test_the_last_line_of_a_program_is_read(echo):
+    work = runs.run_program("trl", echo('[{"seconds": 1.5, "losses": {"ada": [0.7, 0.6]}}]'))
+    assert work == [TimedWork(1.5, {"ada": (0.7, 0.6)})]
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "message"),
+    [("", 3, "trl could not be measured: a reason"), ("no JSON", 0, "not the JSON of its times")],
+)
+def test_a_program_that_fails_is_a_clear_error(echo, line, status, message):
+    with pytest.raises(UserError, match=message):
+        runs.run_program("trl", echo(line, status))
+
+
+def test_a_recipe_with_an_optimizer_that_peers_do_not_have_is_refused(monkeypatch, capsys, tmp_path):
+    from components.recipes import dump_recipe, load_recipe
+
+    path = tmp_path / "sgd.yaml"
+    path.write_text(dump_recipe(load_recipe("debug", ["federation.optimizer.name=sgd"])))
+    assert command.main(["--beside-others", "--recipe", str(path)]) == 2
+    assert "expected adamw with a constant scheduler" in capsys.readouterr().err
+
+
+def test_a_recipe_of_another_method_is_refused_for_flower():
+    with pytest.raises(UserError, match="federation.method of the recipe 'reasoning/demo' is 'drift'"):
+        comparisons.compare_flower(Comparison("reasoning/demo", 1))
+
+
+def test_more_clients_at_once_than_cores_are_refused(monkeypatch):
+    monkeypatch.setattr("tasks.devices.available_cores", lambda: 2)
+    with pytest.raises(UserError, match="3 clients cannot train at once on 2 cores"):
+        comparisons.compare_flower(Comparison("debug", 1), clients_at_once=3)
+
+
+def test_nothing_is_measured_beside_other_work(monkeypatch, capsys):
+    monkeypatch.setattr("os.getloadavg", lambda: (1.4, 0.0, 0.0))
+    assert command.main([]) == 2
+    assert "load average is 1.40" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--rounds", "--pairs", "--clients-at-once"])
+def test_no_repetitions_are_refused(option, capsys):
+    assert command.main([option, "0"]) == 2
+    assert "at least 1" in capsys.readouterr().err
