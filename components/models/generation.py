@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
-from components.models.key_values import SlotCache
 from components.models.merging import merged_adapter
 from components.seeding import derive
 
@@ -218,6 +217,8 @@ class ContinuousBatch:
             stop_ids: tokens that end a row.
             pad: token of free slots.
         """
+        from components.models.key_values import SlotCache
+
         self.rows: list[Row | None] = [None] * min(settings.batch_size, len(rows))
         self._model = _base_model(model)
         self._encoded = encoded
