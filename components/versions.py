@@ -8,10 +8,10 @@ that an artifact of the earlier code is not taken for one of the present code.
 ROUNDS = 3
 """What clients compute in the rounds (components/federation/clients, components/learning)."""
 
-SELECTOR_JUDGE = 2
+SELECTOR_JUDGE = 3
 """Selectors that are trained as judges (components/evaluation/judges/selector.py)."""
 
-TRAINED_REWARD = 2
+TRAINED_REWARD = 3
 """Reward models that are trained here (components/learning/reward_model.py)."""
 
 THOUGHT_TREES = {"text": 3, "expected": 2}

@@ -119,7 +119,10 @@ def load_tokenizer(config: BackboneConfig) -> PreTrainedTokenizerBase:
 
 
 def load_backbone(config: BackboneConfig, device: str) -> PreTrainedModel:
-    """Load a frozen causal language model in evaluation mode.
+    """Load a frozen causal language model in evaluation mode, without dropout of its own.
+
+    Clients differ in their data and not in noise that the backbone adds: the ratio of a policy to
+    its reference is exactly 1 before the first step. Dropout of an adapter is a setting of LoRA.
 
     Args:
         config: name, revision, number of layers, dtype and quantization.
@@ -141,6 +144,7 @@ def load_backbone(config: BackboneConfig, device: str) -> PreTrainedModel:
     try:
         model_config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
         truncate_layers(model_config, config)
+        disable_dropout(model_config)
         model: Any = AutoModelForCausalLM.from_pretrained(
             source,
             config=model_config,
@@ -187,6 +191,16 @@ def truncate_layers(model_config: PreTrainedConfig, config: BackboneConfig) -> N
     model_config.num_hidden_layers = config.layers or depth
     if getattr(model_config, "layer_types", None):
         model_config.layer_types = model_config.layer_types[: model_config.num_hidden_layers]
+
+
+def disable_dropout(model_config: PreTrainedConfig) -> None:
+    """Set every dropout rate of a model's configuration to 0.
+
+    They have different names, e.g. attn_pdrop in GPT-2 and attention_dropout in Llama.
+    """
+    for name, value in vars(model_config).items():
+        if "drop" in name and isinstance(value, float | int) and not isinstance(value, bool):
+            setattr(model_config, name, 0.0)
 
 
 def _generate_embedded(folder: Path) -> None:

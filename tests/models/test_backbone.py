@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 from components.config import BackboneConfig
 from components.models import backbone
@@ -78,6 +79,34 @@ def test_active_dropout_names_dropout_layers_and_attention_with_a_rate_above_0()
     attention.attention_dropout = 0.2
     model["attention"] = attention
     assert find_active_dropout(model) == ["on", "attention"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GPT2Config(
+            n_layer=1, n_head=2, n_embd=8, vocab_size=16, attn_pdrop=0.1, resid_pdrop=0.2, embd_pdrop=0.3
+        ),
+        LlamaConfig(
+            num_hidden_layers=1,
+            hidden_size=8,
+            intermediate_size=8,
+            num_attention_heads=2,
+            vocab_size=16,
+            attention_dropout=0.5,
+        ),
+    ],
+    ids=["gpt2", "llama"],
+)
+def test_a_backbone_in_training_mode_computes_what_it_computes_in_evaluation_mode(config, tmp_path):
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    model = load_backbone(BackboneConfig(name=str(tmp_path)), "cpu")
+    ids = torch.arange(12)[None]
+    expected = model(ids).logits
+    assert torch.equal(model.train()(ids).logits, expected)
+    assert find_active_dropout(model) == []
+    with_dropout = AutoModelForCausalLM.from_pretrained(tmp_path).train()
+    assert not torch.equal(with_dropout(ids).logits, expected)
 
 
 def test_a_tokenizer_always_has_a_padding_token(tmp_path):
