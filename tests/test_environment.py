@@ -12,8 +12,10 @@ import pytest
 from components.config import UserError
 from components.environment import (
     MALLOC,
+    SPIN,
     USER_ERROR_FILTER,
     VARIABLES,
+    WAIT_VARIABLES,
     configure_libraries,
     malloc_variables,
     preserve_root_log_level,
@@ -105,11 +107,22 @@ def test_the_image_has_the_same_settings(without_malloc_variables):
 
 
 def test_variables_that_the_user_has_set_are_not_changed(monkeypatch):
-    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    monkeypatch.delenv("TQDM_DISABLE", raising=False)
+    monkeypatch.setenv("TQDM_DISABLE", "0")
+    monkeypatch.delenv("DO_NOT_TRACK", raising=False)
     configure_libraries()
-    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
-    assert os.environ["TQDM_DISABLE"] == VARIABLES["TQDM_DISABLE"]
+    assert os.environ["TQDM_DISABLE"] == "0"
+    assert os.environ["DO_NOT_TRACK"] == VARIABLES["DO_NOT_TRACK"]
+
+
+@pytest.mark.parametrize("name", [None, *WAIT_VARIABLES])
+def test_threads_wait_as_the_user_says_or_else_spin_for_a_short_time(name, monkeypatch):
+    for variable in WAIT_VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    if name is not None:
+        monkeypatch.setenv(name, "1")
+    configure_libraries()
+    waiting = {variable: os.environ[variable] for variable in WAIT_VARIABLES if variable in os.environ}
+    assert waiting == (SPIN if name is None else {name: "1"})
 
 
 def log_record(error):
