@@ -42,7 +42,7 @@ from components.results import (
     StepRecord,
 )
 from tasks import alignment, data, federation, rewards
-from tasks.devices import POOL
+from tasks.devices import POOL, choose_workers
 from tasks.evaluation import alpaca_eval, answers, judging, questions
 from tasks.evaluation.answers import EvaluatedPolicy
 from tasks.evaluation.judging import JudgedRun
@@ -83,7 +83,7 @@ def fed_rlhf(
     if resume is None:
         loaded = load_recipe(recipe, overrides or [])
         validate_environment(loaded)
-        run = open_run(loaded)
+        run = open_run(choose_workers(loaded))
     else:
         run = find_run(resume)
     with lock(run):

@@ -25,6 +25,7 @@ from components.federation.protocol import method_of
 from components.recipes import required_backbones
 from flows.fed_rlhf import align, evaluate, federate, grow_trees, prepare
 from tasks import data, federation
+from tasks.devices import choose_workers
 from tasks.report import link_artifacts, write_report
 from tasks.runner import task_runner
 from tasks.runs import RESULT, Run
@@ -50,7 +51,7 @@ PHASES = {
 def run_stage(stage: str, folder: str) -> None:
     """Run one stage of the pipeline in a run folder that holds a recipe."""
     configure_libraries()
-    recipe = Run("pipeline", Path(folder)).recipe()
+    recipe = choose_workers(Run("pipeline", Path(folder)).recipe())
     run = Run(f"{recipe.name.replace('/', '-')}-pipeline", Path(folder))
     get_run_logger().info("stage %s: recipe %s, folder %s", stage, recipe.name, folder)
     if stage == "fetch_backbone":

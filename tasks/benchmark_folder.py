@@ -20,6 +20,7 @@ from components.benchmarks import arm_recipe
 from components.config import RecipeError
 from components.config.benchmark import Benchmark
 from components.io import read_json, write_atomically
+from tasks.devices import choose_workers
 from tasks.runs import Run, create_run, runs_root
 
 
@@ -29,7 +30,8 @@ def open_benchmark(name: str, benchmark: Benchmark) -> Path:
     folder = runs_root() / f"benchmark-{Path(name).stem}-{moment}"
     for arm in benchmark.arms:
         for seed in benchmark.seeds:
-            create_run(arm_recipe(benchmark, arm, seed), arm_run(folder, arm, seed).folder)
+            recipe = choose_workers(arm_recipe(benchmark, arm, seed))
+            create_run(recipe, arm_run(folder, arm, seed).folder)
     content = yaml.safe_dump(benchmark.model_dump(mode="json"), sort_keys=False)
     write_atomically(folder / "benchmark.yaml", content.encode())
     return folder

@@ -72,7 +72,7 @@ class DevicePool:
         with self._building:  # transformers sets defaults of the whole process while it loads
             trainer = build_trainer(recipe, device)
         trainer.references = self._reference_cache(recipe.policy.backbone, device)
-        workers = recipe.runtime.cpu_workers
+        workers = recipe.runtime.workers
         if workers > 1 and device == "cpu" and (names := find_active_dropout(trainer.model)):
             raise RecipeError(
                 f"runtime.cpu_workers is {workers}, but the model has dropout ({names[0]}), and clients that"
@@ -125,7 +125,7 @@ def device_slots(runtime: RuntimeConfig) -> list[Slot]:
     """Where tasks may run concurrently: once on each GPU, runtime.cpu_workers times on the CPU."""
     slots: list[Slot] = []
     for device in choose_devices(runtime.devices):
-        slots += [(device, n) for n in range(runtime.cpu_workers if device == "cpu" else 1)]
+        slots += [(device, n) for n in range(runtime.workers if device == "cpu" else 1)]
     return slots
 
 
@@ -137,7 +137,43 @@ def set_threads(runtime: RuntimeConfig, mapped: bool = False) -> None:
     import torch
 
     threads = runtime.torch_threads or available_cores()
-    torch.set_num_threads(max(1, threads // runtime.cpu_workers) if mapped else threads)
+    torch.set_num_threads(max(1, threads // runtime.workers) if mapped else threads)
+
+
+def choose_workers(recipe: Recipe) -> Recipe:
+    """The recipe with threads and concurrent clients that it leaves to the machine.
+
+    They are what the last bits of a result depend on. They follow from the recipe, the devices and
+    the number of cores, never from a measurement. With Ray nothing is chosen, because other machines
+    compute.
+    """
+    runtime = recipe.runtime
+    if runtime.task_runner != "threads":
+        return recipe
+    threads = runtime.torch_threads or available_cores()
+    workers = runtime.cpu_workers or (2 if threads > 1 and _can_train_concurrently(recipe) else 1)
+    chosen = runtime.model_copy(update={"torch_threads": threads, "cpu_workers": workers})
+    return recipe.model_copy(update={"runtime": chosen})
+
+
+def _can_train_concurrently(recipe: Recipe) -> bool:
+    """Whether a round has several tasks for the CPU, and no client draws dropout."""
+    federation = recipe.federation
+    trained = recipe.model_dump(mode="json", include={federation.options.trained_model, "federation"})
+    return (
+        choose_devices(recipe.runtime.devices) == ["cpu"]
+        and federation.clients_per_round > federation.clients_per_task
+        and not _has_dropout(trained)
+    )
+
+
+def _has_dropout(settings: object) -> bool:
+    """Whether a tree of settings has a dropout rate above 0."""
+    if isinstance(settings, list):
+        return any(map(_has_dropout, settings))
+    if not isinstance(settings, dict):
+        return False
+    return bool(settings.get("dropout")) or any(map(_has_dropout, settings.values()))
 
 
 def available_cores() -> int:

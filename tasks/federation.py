@@ -68,13 +68,14 @@ def form_federation(recipe: Recipe, prepared: Path, commits: Commits) -> Federat
 
 
 def open_commits(run: Run, recipe: Recipe) -> Commits:
-    """The commits of a run; their fingerprint covers the settings, data and rewards of the rounds."""
+    """The commits of a run; their fingerprint covers all that the bytes of the rounds depend on."""
     method = method_of(recipe.federation)
     first, *others = (file_hash(run.prepared / name)[:16] for name in method.prepared_files)
     parts = [
         recipe.fingerprint(*method.recipe_sections(recipe)),
         first + rewards_fingerprint(recipe.rewards, run.prepared),
         *others,
+        f"threads{recipe.runtime.torch_threads}x{recipe.runtime.workers}",
         f"v{ROUNDS}",
     ]
     return Commits(run.federation, "-".join(parts))

@@ -14,7 +14,8 @@ class RuntimeConfig(Section):
     """How the work is distributed.
 
     Nothing here changes a result on one type of device, except torch_threads and cpu_workers in the
-    last bits.
+    last bits. Where they are null, a run chooses them when it starts and stores them with its recipe
+    (tasks/devices.py), so that it resumes with the same values.
     """
 
     task_runner: Literal["threads", "ray"] = Field(
@@ -32,21 +33,23 @@ class RuntimeConfig(Section):
             " the CPU."
         ),
     )
-    cpu_workers: int = Field(
-        1,
+    cpu_workers: int | None = Field(
+        None,
         ge=1,
         description=(
             "Clients that train concurrently on the CPU, each with a model of its own in memory and an"
             " even share of the threads. Their models must have no dropout, since a process has one"
-            " generator for all."
+            " generator for all. null: 2 where a run starts on the CPU with at least two threads, without"
+            " dropout and with several tasks per round, else 1."
         ),
     )
     torch_threads: int | None = Field(
         None,
         ge=1,
         description=(
-            "Threads of a CPU operation, or of all concurrent clients together; null uses all cores. Sums are"
-            " split by it, so runs that shall be equal to the last bit need the same value."
+            "Threads of a CPU operation, or of all concurrent clients together. Sums are split by it, so runs"
+            " that shall be equal to the last bit need the same value. null: the cores of the machine where"
+            " the run starts."
         ),
     )
     data_docs: bool = Field(
@@ -62,9 +65,14 @@ class RuntimeConfig(Section):
         description="Retries of a failed task before its clients are left out of the round.",
     )
 
+    @property
+    def workers(self) -> int:
+        """Clients that train concurrently on the CPU."""
+        return self.cpu_workers or 1
+
     @model_validator(mode="after")
     def _check_workers(self) -> Self:
-        if self.cpu_workers > 1 and self.task_runner != "threads":
+        if self.workers > 1 and self.task_runner != "threads":
             raise ValueError(
                 "cpu_workers is for task_runner 'threads': Ray distributes clients over its own workers,"
                 " so leave cpu_workers out"

@@ -1,5 +1,6 @@
 """Clients as tasks, which are retried and then left out, and the device pool."""
 
+import shutil
 import threading
 import time
 from collections import Counter
@@ -7,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -26,15 +28,17 @@ from components.models.adapters import AdapterStore
 from components.recipes import load_recipe
 from components.results import Metrics, OutcomeRecord
 from tasks import devices, federation
-from tasks.devices import DevicePool
+from tasks.devices import DevicePool, choose_workers
 from tasks.federation import (
     ClientsFailed,
     PrefectTransport,
     collect_answers,
     evaluate_state,
     measure_accuracy,
+    open_commits,
     run_shard,
 )
+from tasks.runs import create_run
 from tests.support.recipes import with_section
 
 START = {"a": torch.zeros(3)}
@@ -336,6 +340,65 @@ def test_concurrent_clients_on_the_cpu_are_refused_with_dropout_which_draws_from
 def test_clients_that_train_one_after_the_other_may_use_dropout(debug, dropout_model):
     with DevicePool().borrow_trainer(on_cpu(debug, workers=1)) as trainer:
         assert trainer.model is dropout_model
+
+
+def chosen(recipe, cores=8, workers=None, threads=None):
+    """Workers and threads of a recipe on a CPU with so many cores."""
+    recipe = on_cpu(recipe, workers, threads)
+    with mock.patch("tasks.devices.available_cores", return_value=cores):
+        runtime = choose_workers(recipe).runtime
+    return runtime.cpu_workers, runtime.torch_threads
+
+
+@pytest.fixture
+def without_dropout(debug):
+    return with_section(debug, "selector", lora=debug.selector.lora.model_copy(update={"dropout": 0.0}))
+
+
+def test_two_clients_train_concurrently_by_default_where_none_draws_dropout(debug, without_dropout):
+    assert chosen(without_dropout) == (2, 8)
+    assert debug.selector.lora.dropout > 0
+    assert chosen(debug) == (1, 8)
+
+
+def test_dropout_of_a_model_that_no_client_trains_does_not_count(without_dropout):
+    lora = without_dropout.policy.lora.model_copy(update={"dropout": 0.5})
+    assert chosen(with_section(without_dropout, "policy", lora=lora)) == (2, 8)
+
+
+@pytest.mark.parametrize(("rate", "workers"), [(0.0, 2), (0.1, 1)])
+def test_dropout_of_a_clients_own_modules_counts(rate, workers):
+    recipe = load_recipe("personalized/demo", [f"federation.options.bottleneck.dropout={rate}"])
+    assert chosen(recipe) == (workers, 8)
+
+
+def test_one_client_trains_at_a_time_with_one_core_one_task_or_a_gpu(without_dropout, monkeypatch):
+    assert chosen(without_dropout, cores=1) == (1, 1)
+    assert chosen(without_dropout, threads=1) == (1, 1)
+    clients = without_dropout.federation.clients_per_round
+    assert chosen(with_section(without_dropout, "federation", clients_per_task=clients)) == (1, 8)
+    monkeypatch.setattr(devices, "choose_devices", lambda names: ["cuda:0"])
+    assert choose_workers(without_dropout).runtime.cpu_workers == 1
+
+
+def test_workers_and_threads_of_the_recipe_are_kept(debug, without_dropout):
+    assert chosen(without_dropout, workers=1, threads=3) == (1, 3)
+    assert chosen(debug, workers=4) == (4, 8)
+
+
+def test_nothing_is_chosen_for_ray(without_dropout):
+    recipe = with_section(without_dropout, "runtime", task_runner="ray")
+    assert choose_workers(recipe) is recipe
+
+
+def test_rounds_of_other_workers_are_not_resumed(without_dropout, prepared, tmp_path):
+    run = create_run(without_dropout, tmp_path / "run")
+    shutil.copytree(prepared, run.prepared)
+    fingerprints = {
+        open_commits(run, on_cpu(without_dropout, workers, threads)).fingerprint
+        for workers, threads in ((1, 1), (1, 2), (2, 2))
+    }
+    assert len(fingerprints) == 3
 
 
 def train_clients(recipe, prepared, folder, workers):
