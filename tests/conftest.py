@@ -73,6 +73,17 @@ def samples() -> Path:
     return folder
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Two threads for CPU operations; the other tests have one."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def debug():
     """The debug recipe: a tiny random model."""

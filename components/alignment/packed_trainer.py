@@ -4,7 +4,7 @@ Loss, optimizer, schedule, clipping and checkpoints are those of TRL's DPOTraine
 pairs is not. The loop runs on `accelerate.Accelerator`. In a launch of P processes, each with a
 policy on its own device, each takes every P-th micro-batch of a step, and without dropout the step
 is that of one process up to rounding. The flow runs it in one process; several were run on the CPU
-only.
+only. One process on the CPU, without dropout, computes two micro-batches at a time.
 
 A step's loss is the mean over its pairs. TRL takes the mean over micro-batches, which differs where
 the last of an epoch is smaller.
@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -28,10 +29,12 @@ from components.alignment.dpo_model import (
     load_initial_model,
     save_adapter,
 )
+from components.concurrency import concurrent_parts, run_concurrently
 from components.config import DpoConfig
+from components.learning.local import Gradients, add_gradients, compute_gradients
 from components.learning.objectives import dpo_loss
 from components.models.adapters import AdapterSlot, add_adapter_slot, attach_lora, from_peft_config
-from components.models.backbone import choose_dtype
+from components.models.backbone import choose_dtype, find_active_dropout
 from components.models.fused_lora import fuse_lora
 from components.models.logprobs import TokenRow, completion_logprobs
 from components.models.policy import Policy
@@ -241,6 +244,8 @@ class PairLoss:
         rounds = math.ceil(len(step.micro_batches) / processes)
         sums = torch.zeros(len(FIGURES), device=self._policy.device, dtype=torch.float64)
         self._model.train()
+        if self._parts() > 1:
+            return self._accumulate_concurrently(step)
         for n in range(rounds):
             # All processes take part in each exchange of gradients, one without pairs with weight 0.
             indices = own[n] if n < len(own) else step.micro_batches[0]
@@ -252,6 +257,30 @@ class PairLoss:
                 sums += figures
         means = cast("torch.Tensor", accelerator.reduce(sums, "sum")) / step.pairs
         return dict(zip(FIGURES, means.tolist(), strict=True))
+
+    def _parts(self) -> int:
+        """Micro-batches that this process computes concurrently."""
+        alone = self.accelerator.num_processes == 1 and self.accelerator.mixed_precision == "no"
+        if not alone or find_active_dropout(self._model):
+            return 1
+        return concurrent_parts(self.parameters[0].device)
+
+    def _accumulate_concurrently(self, step: Step) -> dict[str, float]:
+        """`accumulate` with several micro-batches at a time, whose gradients are added in their order."""
+        import torch
+
+        def compute(indices: list[int]) -> tuple[Gradients, torch.Tensor]:
+            losses, figures = self._losses(indices)
+            return compute_gradients(losses.sum() / step.pairs, self.parameters), figures
+
+        sums = torch.zeros(len(FIGURES), dtype=torch.float64)
+        parts = self._parts()
+        for start in range(0, len(step.micro_batches), parts):
+            calls = [partial(compute, batch) for batch in step.micro_batches[start : start + parts]]
+            for gradients, figures in run_concurrently(calls):
+                add_gradients(self.parameters, gradients)
+                sums += figures
+        return dict(zip(FIGURES, (sums / step.pairs).tolist(), strict=True))
 
     def _losses(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Losses [n] of pairs, and the sums of FIGURES over them."""

@@ -9,15 +9,19 @@ would be lost to rounding. Only the moments of adamw_8bit have 8 bits.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from components.concurrency import concurrent_parts, run_concurrently
 from components.config import OptimizerConfig, UserError
 from components.models import eight_bit
+from components.models.backbone import find_active_dropout
 from components.seeding import generator, seeded
 
 if TYPE_CHECKING:
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
 
 LossFunction = Callable[[np.ndarray], tuple["torch.Tensor", int]]
 """From the indices of n rows to their losses [n], and the number of tokens in the forward pass."""
+Gradients = Sequence["torch.Tensor | None"]
+"""Gradients of parameters, in their order; None for one that is frozen or not used."""
 TrainingProgress = Callable[[int, float], None]
 """Called with (step, loss) after each optimizer step."""
 
@@ -94,6 +100,8 @@ class LoopOptions:
         before_step: called when a step's gradient is complete and the parameters have not changed
             yet.
         should_stop: called before each step; if it returns true, the training ends.
+        concurrent: whether the loss may be computed in several threads at a time. On the CPU, without
+            dropout, the halves of a minibatch are then computed concurrently.
     """
 
     seed: int
@@ -101,6 +109,7 @@ class LoopOptions:
     progress: TrainingProgress | None = None
     before_step: Callable[[], None] | None = None
     should_stop: Callable[[], bool] | None = None
+    concurrent: bool = False
 
 
 def draw_minibatches(rows: int, batch_size: int, count: int, seed: int) -> Iterator[np.ndarray]:
@@ -216,13 +225,15 @@ def train(
     tokens = 0
     start = time.perf_counter()
     model.train(options.dropout)
+    halve = options.concurrent and not (options.dropout and find_active_dropout(model))
+    parts = concurrent_parts(parameters[0].device) if halve else 1
     try:
         with seeded(device, options.seed):
             for step, group in enumerate(steps):
                 if options.should_stop is not None and options.should_stop():
                     break
                 optimizer.zero_grad(set_to_none=True)
-                step_loss, step_tokens = _accumulate_gradients(loss, group, step)
+                step_loss, step_tokens = _accumulate_gradients(loss, parameters, group, step, parts)
                 gradient_norms.append(clip_gradients(parameters, optimizer_config.clip))
                 if options.before_step is not None:
                     options.before_step()
@@ -240,7 +251,12 @@ def train(
 
 
 def train_adapter(
-    model: torch.nn.Module, slot: AdapterSlot, rows: int, loss: LossFunction, training: LocalTraining
+    model: torch.nn.Module,
+    slot: AdapterSlot,
+    rows: int,
+    loss: LossFunction,
+    training: LocalTraining,
+    concurrent: bool = False,
 ) -> tuple[Adapter, TrainingMetrics]:
     """Train the adapter in a slot on minibatches of rows.
 
@@ -250,6 +266,7 @@ def train_adapter(
         rows: number of rows.
         loss: loss of rows by their indices.
         training: settings; its proximal term is relative to the initial values.
+        concurrent: see `LoopOptions`.
 
     Returns:
         the trained adapter (fp32, CPU) and the metrics.
@@ -263,7 +280,7 @@ def train_adapter(
         training.draw_minibatches(rows),
         add_proximal_term(loss, slot.parameters, training.proximal_weight),
         training.optimizer,
-        LoopOptions(seed=training.seed, progress=training.progress),
+        LoopOptions(seed=training.seed, progress=training.progress, concurrent=concurrent),
     )
     return slot.read(), metrics
 
@@ -272,24 +289,74 @@ def _group(minibatches: list[np.ndarray], size: int) -> list[list[np.ndarray]]:
     return [minibatches[i : i + size] for i in range(0, len(minibatches), size)]
 
 
-def _accumulate_gradients(loss: LossFunction, minibatches: list[np.ndarray], step: int) -> tuple[float, int]:
+def _accumulate_gradients(
+    loss: LossFunction,
+    parameters: Sequence[torch.nn.Parameter],
+    minibatches: list[np.ndarray],
+    step: int,
+    parts: int,
+) -> tuple[float, int]:
     """Accumulate the gradients of a step, and return its mean loss and its number of tokens."""
-    import torch
-
     total = 0.0
     tokens = 0
     for indices in minibatches:
-        row_losses, count = loss(indices)
-        value = row_losses.mean() / len(minibatches)
-        if not value.isfinite():
+        pieces = [piece for piece in np.array_split(indices, parts) if len(piece)]
+        shares = [len(piece) / len(indices) / len(minibatches) for piece in pieces]
+        calls = [
+            partial(_gradients, loss, parameters, piece, share)
+            for piece, share in zip(pieces, shares, strict=True)
+        ]
+        computed = run_concurrently(calls)
+        value = sum(part.loss for part in computed)
+        if not math.isfinite(value):
             raise TrainingError(
-                f"the loss is {value.item()} at step {step}: lower the learning rate, or inspect the rows "
+                f"the loss is {value} at step {step}: lower the learning rate, or inspect the rows "
                 "of this client"
             )
-        torch.autograd.backward(value)
-        total += value.item()
-        tokens += count
+        for part in computed:  # in the order of the parts, whichever ended first
+            add_gradients(parameters, part.gradients)
+        total += value
+        tokens += sum(part.tokens for part in computed)
     return total, tokens
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Mean loss of rows, times a share, its gradients, and tokens in the forward pass."""
+
+    loss: float
+    gradients: Gradients
+    tokens: int
+
+
+def _gradients(
+    loss: LossFunction, parameters: Sequence[torch.nn.Parameter], indices: np.ndarray, share: float
+) -> _Part:
+    row_losses, tokens = loss(indices)
+    value = row_losses.mean() * share
+    return _Part(value.item(), compute_gradients(value, parameters), tokens)
+
+
+def compute_gradients(value: torch.Tensor, parameters: Sequence[torch.nn.Parameter]) -> Gradients:
+    """Gradients of a value; None for a parameter that is frozen or not used."""
+    import torch
+
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    gradients = iter(torch.autograd.grad(value, trained, allow_unused=True))
+    return [next(gradients) if parameter.requires_grad else None for parameter in parameters]
+
+
+def add_gradients(parameters: Sequence[torch.nn.Parameter], gradients: Gradients) -> None:
+    """Add gradients to those of parameters; None is not added."""
+    import torch
+
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if gradient is None:
+            continue
+        if parameter.grad is None:
+            parameter.grad = gradient.clone(memory_format=torch.contiguous_format)
+        else:
+            parameter.grad += gradient
 
 
 def clip_gradients(parameters: Sequence[torch.nn.Parameter], max_norm: float | None) -> float:

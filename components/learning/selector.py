@@ -65,7 +65,7 @@ def train_selector(
         losses = selector_loss(logits, torch.as_tensor(labels[indices], device=logits.device))
         return losses, sum(map(len, rows))
 
-    return train_adapter(selector.model, selector.slot, len(encoded), loss, training)
+    return train_adapter(selector.model, selector.slot, len(encoded), loss, training, concurrent=True)
 
 
 def score_pairs(selector: Selector, pairs: Sequence[Pair]) -> np.ndarray:

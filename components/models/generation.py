@@ -3,7 +3,8 @@
 A batch has slots. A completion that ends leaves its slot to the next one, so the model never computes
 a row that has ended while others wait. The completions of a prompt share one pass over it. All rows
 end at the same column of the cache of keys and values, and each has its own first column, so the
-mask of a step is that of a batch that is padded on the left.
+mask of a step is that of a batch that is padded on the left. On a CPU, two half batches run
+concurrently, with half of the threads each.
 
 A token is sampled by the Gumbel-max trick (Gumbel 1954; Maddison et al. 2014, A* Sampling). The noise
 of a completion is a function of the seed, its prompt's position and its own number, so samples do
@@ -16,10 +17,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
+from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
+from components.concurrency import concurrent_parts, run_concurrently
 from components.models.merging import merged_adapter
 from components.seeding import derive
 
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 GenerationProgress = Callable[[int, int], None]
-"""Called with (completions done, completions in total) whenever some have ended."""
+"""Called with (completions done, completions in total)."""
 
 
 @dataclass(frozen=True)
@@ -97,39 +101,51 @@ def generate_completions(
         encoded: token ids of each prompt.
         settings: batch size, length, temperature and number of completions.
         seed: samples are a function of it.
-        progress: called whenever completions have ended.
+        progress: called once for every batch_size completions that have ended, and at the end.
 
     Returns:
         `settings.count` completions for each prompt, in the order of the prompts.
     """
     stop_ids = find_stop_ids(model, tokenizer)
+    pad = cast(int, tokenizer.pad_token_id)
     # Rows of similar length are neighbors, so that little of a batch is padding.
     order = sorted(product(range(len(encoded)), range(settings.count)), key=lambda row: len(encoded[row[0]]))
     rows = [Row(prompt, number, _noise(model, seed, prompt, number)) for prompt, number in order]
     result: dict[tuple[int, int], Completion] = {}
+    report_at = _thresholds(len(rows), settings.batch_size)
+    lock = Lock()
+
+    def collect(batch: Iterator[list[Row]]) -> None:
+        for ended in batch:
+            with lock:
+                for row in ended:
+                    result[row.prompt, row.number] = _to_completion(tokenizer, row.ids, stop_ids)
+                    if progress is not None and len(result) in report_at:
+                        progress(len(result), len(rows))
+
     with merged_adapter(model):
-        for ended in _run(model, tokenizer, encoded, rows, settings, stop_ids):
-            for row in ended:
-                result[row.prompt, row.number] = _to_completion(tokenizer, row.ids, stop_ids)
-            if progress is not None:
-                progress(len(result), len(rows))
+        if supports_slots(model):
+            parts = split_rows(rows, concurrent_parts(model.device))
+            settings = replace(settings, batch_size=-(-settings.batch_size // len(parts)))
+            batches = [ContinuousBatch(model, encoded, part, settings, stop_ids, pad).run() for part in parts]
+        else:
+            batches = [generate_batches(model, encoded, rows, settings, stop_ids, pad)]
+        run_concurrently([partial(collect, batch) for batch in batches])
     return [[result[i, k] for k in range(settings.count)] for i in range(len(encoded))]
 
 
-def _run(
-    model: PreTrainedModel | PeftModel,
-    tokenizer: PreTrainedTokenizerBase,
-    encoded: Sequence[list[int]],
-    rows: Sequence[Row],
-    settings: GenerationSettings,
-    stop_ids: list[int],
-) -> Iterator[list[Row]]:
-    """Generate rows; yields those that have ended, as soon as they have."""
-    pad = cast(int, tokenizer.pad_token_id)
-    if supports_slots(model):
-        yield from ContinuousBatch(model, encoded, rows, settings, stop_ids, pad).run()
-    else:
-        yield from generate_batches(model, encoded, rows, settings, stop_ids, pad)
+def _thresholds(total: int, step: int) -> set[int]:
+    """Numbers of completions at which progress is reported: every `step`, and the last."""
+    return {*range(step, total, step), total}
+
+
+def split_rows(rows: Sequence[Row], count: int) -> list[list[Row]]:
+    """Deal rows to at most so many parts, prompt by prompt, so that prompts are computed once."""
+    ranks: dict[int, int] = {}
+    for row in rows:
+        ranks.setdefault(row.prompt, len(ranks))
+    parts = [[row for row in rows if ranks[row.prompt] % count == k] for k in range(count)]
+    return [part for part in parts if part] or [[]]
 
 
 def _noise(model: PreTrainedModel | PeftModel, seed: int, prompt: int, number: int) -> torch.Generator:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ CHECKED_TOKENS = 16
 """Tokens of a row that is compared."""
 TOLERANCE = 1e-4
 """Greatest relative difference of two fp32 states that count as equal."""
+_HOOKING = threading.Lock()
 
 
 def states_at(model: PreTrainedModel, input_ids: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
@@ -134,28 +136,46 @@ class _FixedKeysAndValues:
         return self._states
 
 
+class _Selected(threading.local):
+    """The positions that the present thread computes in a layer; other threads may compute others."""
+
+    layer: Any = None
+    last: Any = None
+
+
+_SELECTED = _Selected()
+
+
 @contextmanager
 def _at_positions(layer: Any, last: torch.Tensor) -> Iterator[None]:
     """Let a decoder layer compute its output at these positions alone, as [N, 1, H]."""
-
-    def select(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        states, *others = args
-        selection = _PositionSelection(states, last)
-        embeddings = kwargs["position_embeddings"]
-        keys, values = _keys_and_values(module.self_attn, module.input_layernorm(states), embeddings)
-        replaced = {
-            "attention_mask": selection.select_mask(kwargs["attention_mask"]),
-            "position_embeddings": tuple(selection.select(part) for part in embeddings),
-            "position_ids": last[:, None],
-            "past_key_values": _FixedKeysAndValues(keys, values),
-        }
-        return (selection.select(states), *others), kwargs | replaced
-
-    hook = layer.register_forward_pre_hook(select, with_kwargs=True)
+    with _HOOKING:
+        if _select_positions not in layer._forward_pre_hooks.values():
+            layer.register_forward_pre_hook(_select_positions, with_kwargs=True)
+    _SELECTED.layer, _SELECTED.last = layer, last
     try:
         yield
     finally:
-        hook.remove()
+        _SELECTED.layer = _SELECTED.last = None
+
+
+def _select_positions(
+    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any]] | None:
+    """A hook before the forward pass of a layer, which selects the positions of the present thread."""
+    if _SELECTED.layer is not module:
+        return None
+    states, *others = args
+    selection = _PositionSelection(states, _SELECTED.last)
+    embeddings = kwargs["position_embeddings"]
+    keys, values = _keys_and_values(module.self_attn, module.input_layernorm(states), embeddings)
+    replaced = {
+        "attention_mask": selection.select_mask(kwargs["attention_mask"]),
+        "position_embeddings": tuple(selection.select(part) for part in embeddings),
+        "position_ids": _SELECTED.last[:, None],
+        "past_key_values": _FixedKeysAndValues(keys, values),
+    }
+    return (selection.select(states), *others), kwargs | replaced
 
 
 class _PositionSelection:

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -231,6 +232,40 @@ def test_an_adapter_that_is_trained_further_leaves_a_frozen_copy(policy, config_
     trained = AdapterSlot(model).read()
     assert all(torch.equal(copied[name], initial[name]) for name in initial)
     assert any(not torch.equal(trained[name], initial[name]) for name in initial)
+
+
+# --- Two micro-batches at a time
+
+
+def test_two_micro_batches_at_a_time_have_the_gradient_of_one_at_a_time(policy, config_with, two_threads):
+    loss, _ = open_loss(policy, config_with("sft"))
+    numbers = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in loss.parameters:
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=numbers))
+    step = Step(1, 1, 1.0, True, [[0, 1, 2], [3, 4], [5, 6]])
+    computed, compute = [], loss._losses
+
+    def record(indices):
+        computed.append((threading.get_ident(), torch.get_num_threads(), indices))
+        return compute(indices)
+
+    loss._losses = record
+    figures = loss.accumulate(step)
+    assert {share for _, share, _ in computed[:2]} == {1}
+    assert len({thread for thread, _, _ in computed[:2]} | {threading.get_ident()}) == 3
+    assert sorted(indices for _, _, indices in computed) == step.micro_batches
+    gradients = [parameter.grad for parameter in loss.parameters]
+
+    torch.set_num_threads(1)
+    for parameter in loss.parameters:
+        parameter.grad = None
+    assert loss.accumulate(step) == pytest.approx(figures, rel=1e-4, abs=1e-6)
+    assert {thread for thread, _, _ in computed[3:]} == {threading.get_ident()}
+    largest = max(float(gradient.abs().max()) for gradient in gradients)
+    for gradient, parameter in zip(gradients, loss.parameters, strict=True):
+        assert float((gradient - parameter.grad).abs().max()) < 1e-5 * largest
+    assert largest > 1e-3
 
 
 # --- Several processes

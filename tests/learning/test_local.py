@@ -1,5 +1,6 @@
 """The local training loop: drawn rows, precision, schedule, and the state that it leaves behind."""
 
+import threading
 from collections import Counter
 
 import numpy as np
@@ -121,6 +122,58 @@ def test_gradients_of_accumulated_minibatches_are_averaged_for_a_step():
     assert model.weight.tolist() == pytest.approx([-1.0] * 4)
     assert len(metrics.losses) == 2
     assert metrics.tokens == 12
+
+
+class RowProducts(SquaredNorm):
+    """A loss with a gradient of its own for each row, which records the threads that compute it."""
+
+    rows = torch.tensor([[1.0, 0, 0, 2], [0, 3, 0, 0], [5, 0, 0, 0], [0, 0, 7, 1]])
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__(dropout=dropout)
+        self.calls: list[tuple[int, int, list[int]]] = []
+
+    def loss(self, indices):
+        self.calls.append((threading.get_ident(), torch.get_num_threads(), indices.tolist()))
+        return self.rows[indices] @ self.weight, len(indices)
+
+
+def test_a_loss_that_allows_it_is_computed_in_two_threads_with_the_gradient_of_one(two_threads):
+    """A minibatch of three rows has halves of two rows and one."""
+    minibatches = [np.array([0, 1, 2]), np.array([3, 0, 1])]
+    config = SGD.model_copy(update={"accumulation": 2})
+    models = [RowProducts() for _ in range(2)]
+    metrics = [
+        train(
+            model, [model.weight], minibatches, model.loss, config, LoopOptions(seed=0, concurrent=concurrent)
+        )
+        for model, concurrent in zip(models, (False, True), strict=True)
+    ]
+    expected = 1 - 0.5 * RowProducts.rows[[0, 1, 2, 3, 0, 1]].mean(0)
+    assert all(torch.allclose(model.weight, expected) for model in models)
+    assert metrics[0].losses == pytest.approx(metrics[1].losses)
+    assert metrics[0].tokens == metrics[1].tokens == 6
+    assert {call[:2] for call in models[0].calls} == {(threading.get_ident(), 2)}
+    assert sorted(rows for _, _, rows in models[1].calls) == [[0, 1], [1], [2], [3, 0]]
+    assert {share for _, share, _ in models[1].calls} == {1}
+    assert threading.get_ident() not in {thread for thread, _, _ in models[1].calls}
+
+
+def test_a_frozen_parameter_and_one_that_the_loss_does_not_use_keep_their_values():
+    model = SquaredNorm()
+    frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+    unused = torch.nn.Parameter(torch.ones(2))
+    parameters = [frozen, model.weight, unused]
+    train(model, parameters, draw_minibatches(4, 2, 1, 0), model.loss, SGD, LoopOptions(seed=0))
+    assert model.weight.tolist() == pytest.approx([0.0] * 4)
+    assert frozen.tolist() == unused.tolist() == [1.0, 1.0]
+
+
+def test_a_model_with_dropout_is_computed_in_one_thread(two_threads):
+    """A process has one generator for all its threads."""
+    model = RowProducts(dropout=0.1)
+    run(model, concurrent=True)
+    assert [call[:2] for call in model.calls] == [(threading.get_ident(), 2)]
 
 
 def test_a_step_of_1e_5_is_not_lost_because_weights_and_moments_are_fp32(monkeypatch):

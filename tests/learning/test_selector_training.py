@@ -66,6 +66,19 @@ def test_training_is_a_function_of_the_adapter_the_pairs_and_the_seed(debug, ran
     assert any(not torch.equal(first[name], initial[name]) for name in first)
 
 
+def test_two_threads_take_the_steps_of_one(tiny_selector, random_adapter, two_threads):
+    """SGD, since AdamW divides a gradient near zero by its own size."""
+    initial = random_adapter(3)
+    training = LocalTraining(3, 5, OptimizerConfig(name="sgd", lr=0.1), seed=0)
+    adapter, metrics = train_selector(tiny_selector, PAIRS, initial, training)
+    torch.set_num_threads(1)
+    expected, alone = train_selector(tiny_selector, PAIRS, initial, training)
+    assert metrics.losses == pytest.approx(alone.losses, rel=1e-5)
+    assert metrics.gradient_norms == pytest.approx(alone.gradient_norms, rel=1e-4)
+    assert all(torch.allclose(adapter[name], tensor, atol=1e-6) for name, tensor in expected.items())
+    assert max(float((adapter[name] - initial[name]).abs().max()) for name in initial) > 1e-3
+
+
 def test_training_does_not_change_the_initial_adapter(tiny_selector, random_adapter):
     initial = random_adapter(3)
     train_selector(tiny_selector, PAIRS, initial, settings(3, 4, 1e-2))

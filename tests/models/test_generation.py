@@ -1,6 +1,9 @@
 """A continuous batch generates what each completion is by itself, on every family of models."""
 
 import random
+import threading
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -12,6 +15,8 @@ from components.models.generation import (
     Row,
     choose_tokens,
     generate_batches,
+    generate_completions,
+    split_rows,
     supports_slots,
 )
 from components.models.key_values import SPARE_COLUMNS
@@ -56,6 +61,16 @@ def build(family):
 @pytest.fixture(scope="module", params=FAMILIES)
 def model(request):
     return build(request.param)
+
+
+@pytest.fixture
+def tokenizer():
+    """What generation asks of a tokenizer; a token's text is its number."""
+    return SimpleNamespace(
+        pad_token_id=0,
+        eos_token_id=STOP_IDS[0],
+        decode=lambda ids, skip_special_tokens: " ".join(map(str, ids)),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +179,39 @@ def test_rows_of_one_token_end_without_a_step(llama):
 
 def test_no_prompts_give_no_rows(llama):
     assert run(llama, [], GenerationSettings(2, max_new_tokens=3)) == ([], [])
+
+
+# --- two batches at a time
+
+
+def test_every_prompt_is_in_one_part_with_all_its_completions():
+    rows = new_rows(ENCODED[:5], GenerationSettings(4, max_new_tokens=1, count=3))
+    parts = split_rows(rows, 2)
+    assert [{row.prompt for row in part} for part in parts] == [{0, 2, 4}, {1, 3}]
+    assert sorted(map(id, parts[0] + parts[1])) == sorted(map(id, rows))
+    assert split_rows(rows[:3], 2) == [rows[:3]]
+    assert split_rows([], 2) == [[]]
+
+
+def test_two_batches_with_a_thread_each_give_the_completions_of_one(tokenizer, llama, two_threads):
+    settings = GenerationSettings(3, max_new_tokens=9, temperature=0.8, count=2)
+    batch_threads = []
+    step = ContinuousBatch._step
+
+    def record(self):
+        batch_threads.append((threading.get_ident(), torch.get_num_threads(), len(self.rows)))
+        return step(self)
+
+    with mock.patch.object(ContinuousBatch, "_step", record):
+        concurrent = generate_completions(llama, tokenizer, ENCODED, settings, seed=1)
+    assert torch.get_num_threads() == 2
+    assert len({thread for thread, _, _ in batch_threads}) == 2
+    assert {threads for _, threads, _ in batch_threads} == {1}
+    assert max(slots for _, _, slots in batch_threads) == 2
+    torch.set_num_threads(1)
+    with mock.patch.object(ContinuousBatch, "_step", record):
+        assert generate_completions(llama, tokenizer, ENCODED, settings, seed=1) == concurrent
+    assert batch_threads[-1][0] == threading.get_ident()
 
 
 def test_random_batches_give_the_completions_of_single_rows(llama):

@@ -1,10 +1,14 @@
 """The last layer at one position has the states and gradients of the whole layer."""
 
+import threading
+from functools import partial
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from components.concurrency import run_concurrently
 from components.models.last_layer import states_at, states_at_one_position, supports_one_position
 
 SMALL = {
@@ -110,6 +114,29 @@ def test_the_gradients_of_the_adapter_are_those_of_the_whole_layer(family, atten
     for gradient, target in zip(gradients, expected, strict=True):
         assert float((gradient - target).abs().max()) < 5e-6 * largest
         assert float(target.abs().max()) > 0
+
+
+def test_threads_select_positions_of_their_own():
+    """Each waits for the others before the last layer, so all have selected by then."""
+    model = build("llama")
+    positions = [torch.tensor([n, 7 - n, 3]) for n in range(4)]
+    meeting = threading.Barrier(len(positions))
+
+    def compute(last):
+        with torch.no_grad():
+            return states_at_one_position(model, IDS, last)
+
+    with torch.no_grad():
+        expected = [states_at(model, IDS, last) for last in positions]
+    compute(positions[0])  # the model is compared with its whole layer before its first use
+
+    def wait(module, args):
+        meeting.wait(10)
+
+    model.base_model.layers[1].register_forward_pre_hook(wait, prepend=True)
+    states = run_concurrently([partial(compute, last) for last in positions])
+    for values, targets in zip(states, expected, strict=True):
+        assert relative_difference(values, targets) < 5e-6
 
 
 def test_dropout_of_the_adapter_is_that_of_its_rate():

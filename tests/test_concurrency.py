@@ -1,0 +1,54 @@
+"""Calls that run concurrently share the threads of CPU operations."""
+
+import threading
+
+import pytest
+import torch
+
+from components.concurrency import concurrent_parts, run_concurrently
+
+
+@pytest.fixture(params=[1, 2, 5])
+def threads(request):
+    """Threads for CPU operations; the tests have one."""
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(1)
+
+
+def test_work_on_the_cpu_has_two_parts_where_there_are_threads_for_both(threads):
+    assert concurrent_parts(torch.device("cpu")) == min(2, threads)
+
+
+def test_work_on_a_gpu_has_one_part(threads):
+    assert concurrent_parts(torch.device("cuda:0")) == 1
+
+
+def test_calls_have_an_even_share_of_the_threads_which_are_restored(threads):
+    shares = run_concurrently([torch.get_num_threads] * 2)
+    assert shares == [max(1, threads // 2)] * 2
+    assert torch.get_num_threads() == threads
+    assert run_concurrently([torch.get_num_threads] * 2) == shares
+
+
+def test_calls_run_at_the_same_time_and_their_results_keep_their_order():
+    meeting = threading.Barrier(3)
+    calls = [lambda n=n: (meeting.wait(10), n)[1] for n in range(3)]
+    assert run_concurrently(calls) == [0, 1, 2]
+
+
+def test_a_single_call_runs_in_the_thread_of_the_caller():
+    assert run_concurrently([threading.get_ident]) == [threading.get_ident()]
+    assert run_concurrently([]) == []
+
+
+def test_an_error_is_raised_once_all_calls_have_ended(threads):
+    ended = []
+
+    def fail():
+        raise RuntimeError("no memory is left")
+
+    with pytest.raises(RuntimeError, match="no memory is left"):
+        run_concurrently([fail, lambda: ended.append("second")])
+    assert ended == ["second"]
+    assert torch.get_num_threads() == threads
