@@ -3,11 +3,13 @@
     python -m perf.costs [--recipe NAME] [--rounds 3] [--pairs 3]
     python -m perf.costs --policy
     python -m perf.costs --objectives
+    python -m perf.costs --threads
 
 1. A training step of the selector that computes its last layer and two rows of the head at the
-   answer position, against the same step with the whole last layer, and with all logits. Each runs
-   in a process of its own, so that each has a peak memory of its own. The share of the GEMM rate is
-   that of the step's matrix products and attention, against one large product in the same process.
+   answer position, in concurrent parts and in one, against the same step with the whole last layer,
+   and with all logits. Each runs in a process of its own, so that each has a peak memory of its own.
+   The share of the GEMM rate is that of the step's matrix products and attention, against one large
+   product in the same process.
 2. A client's answer to a score job: all selectors in one batch over the resident weights, against
    one selector after the other in the slot.
 3. The same federated rounds through the flow (Prefect's mapping, MLflow logging) and as a loop over
@@ -16,7 +18,8 @@
 
 With --policy instead: a DPO step of both trainers, and completions in a continuous batch, in batches
 of transformers' `generate`, and with a separate adapter. With --objectives: a local step of FIRM with
-one, two and three objectives, and a solution of MGDA with and without a solver.
+one, two and three objectives, and a solution of MGDA with and without a solver. With --threads: a
+step of the selector by how threads wait for each other, alone and beside a busy process.
 
 Ratios of neighboring runs are printed, because the machine's speed drifts. Nothing is measured
 beside other work, unless --beside-others is set.
@@ -57,6 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         compare_objectives(comparison)
         compare_solvers(options.pairs)
+    elif options.threads:
+        from perf.thread_costs import compare_waiting
+
+        compare_waiting(comparison)
     elif options.policy:
         from perf.policy_costs import compare_dpo_trainers, compare_generation
 
@@ -82,6 +89,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--objectives", action="store_true", help="measure several objectives instead of the selector"
     )
     parser.add_argument("--policy", action="store_true", help="measure the policy instead of the selector")
+    parser.add_argument("--threads", action="store_true", help="measure how threads wait for each other")
     parser.add_argument(
         "--beside-others", action="store_true", help="measure even if the machine has other work"
     )

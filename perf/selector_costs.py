@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from components.paths import PACKAGE
@@ -26,18 +28,20 @@ from perf.comparison import (
 )
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel
 
     from components.data.records import Pairs
     from components.models.adapters import Adapter
     from components.models.selector import Selector
 
+CONCURRENT = "concurrent"
 ONE_POSITION = "one-position"
 TWO_ROWS = "two-rows"
 FULL_LOGITS = "full-logits"
-ARMS = (ONE_POSITION, TWO_ROWS, FULL_LOGITS)
-"""Steps that compute the last layer and two rows of the head at one position, the rows of the head
-alone, and all logits."""
+ARMS = (CONCURRENT, ONE_POSITION, TWO_ROWS, FULL_LOGITS)
+"""Steps that compute the last layer and two rows of the head at one position, in as many parts at a
+time as a training does and in one; the rows of the head alone; and all logits."""
 STEPS = 10
 WARM_UP = 2
 """Steps that are not part of the median."""
@@ -72,12 +76,12 @@ def compare_steps(comparison: Comparison) -> Ratios:
     """Print the table of the selector's training step against the step with all logits.
 
     Returns:
-        the speed-ups, and the share of the GEMM rate that the step at one position reaches.
+        the speed-ups, and the share of the GEMM rate that a training step reaches.
     """
     costs: dict[str, list[StepCost]] = {arm: [] for arm in ARMS}
     for _ in range(comparison.repeats):
         for arm in ARMS:
-            costs[arm].append(_measure_arm(comparison.recipe, arm))
+            costs[arm].append(measure_arm(comparison.recipe, arm))
     shape = costs[ONE_POSITION][0]
     print(
         f"\nSelector training step ({comparison.recipe}: {shape.rows} rows, {shape.tokens} tokens,"
@@ -93,11 +97,11 @@ def compare_steps(comparison: Comparison) -> Ratios:
         figures = f"{seconds:>10.3f}{shape.tokens / seconds:>12.0f}{rate:>12.0f}{share:>10.0%}"
         print(f"  {arm:<14}{figures}{peak:>34.0f}")
     times = {arm: [cost.seconds for cost in costs[arm]] for arm in ARMS}
-    ratios = {"selector_step/share_of_gemm": _share_of_gemm(costs[ONE_POSITION])}
-    for arm in (TWO_ROWS, FULL_LOGITS):
-        print(f"  {ONE_POSITION} against {arm}: {format_speed_up(times[arm], times[ONE_POSITION])}")
-        name = f"selector_step/one_position_against_{arm.replace('-', '_')}"
-        ratios[name] = median_ratio(times[arm], times[ONE_POSITION])
+    ratios = {"selector_step/share_of_gemm": _share_of_gemm(costs[CONCURRENT])}
+    for fast, slow in ((CONCURRENT, ONE_POSITION), (ONE_POSITION, TWO_ROWS), (ONE_POSITION, FULL_LOGITS)):
+        print(f"  {fast} against {slow}: {format_speed_up(times[slow], times[fast])}")
+        name = f"selector_step/{fast}_against_{slow}".replace("-", "_")
+        ratios[name] = median_ratio(times[slow], times[fast])
     return ratios
 
 
@@ -105,11 +109,12 @@ def _share_of_gemm(costs: Sequence[StepCost]) -> float:
     return statistics.median(cost.gigaflops / cost.seconds / cost.peak_gigaflops for cost in costs)
 
 
-def _measure_arm(recipe: str, arm: str) -> StepCost:
-    """Run time_step in a process of its own."""
+def measure_arm(recipe: str, arm: str, variables: Mapping[str, str] | None = None) -> StepCost:
+    """Run time_step in a process of its own, with more environment variables."""
     done = subprocess.run(
         [sys.executable, "-m", "perf.costs", "--recipe", recipe, "--arm", arm],
         cwd=PACKAGE,
+        env=os.environ | (variables or {}),
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -119,43 +124,42 @@ def _measure_arm(recipe: str, arm: str) -> StepCost:
 
 def time_step(recipe_name: str, arm: str) -> dict[str, Any]:
     """The fields of a StepCost, measured in this process."""
+    import numpy as np
     import torch
 
+    from components.concurrency import concurrent_parts
+    from components.learning.local import accumulate_gradients
     from components.learning.objectives import selector_loss
     from components.models.selector import Comparison as SelectorComparison
-    from components.models.selector import Selector, choice_logits
+    from components.models.selector import Selector
 
     recipe, device = prepare_process(recipe_name)
     selector = Selector(recipe.selector, device)
     selector.slot.load(selector.slot.initial_adapter(recipe.seed))
     pairs = load_pairs(recipe)[: recipe.federation.batch_size]
     rows = [selector.encode(SelectorComparison(p["prompt"], p["chosen"], p["rejected"])) for p in pairs]
-    ids, last = selector.collate(rows)
-    base = cast("PreTrainedModel", selector.model.get_base_model())
     labels = torch.arange(len(rows), device=device) % 2
     before = _resident_mb()
 
-    def step() -> None:
-        if arm == ONE_POSITION:
-            logits = selector.choice_logits(ids, last)
-        elif arm == TWO_ROWS:
-            logits = choice_logits(base, ids, last, selector.choices)
-        else:
-            all_logits = selector.model(input_ids=ids, use_cache=False).logits
-            logits = all_logits[torch.arange(len(last)), last][:, list(selector.choices)]
-        torch.autograd.backward(selector_loss(logits, labels).mean())
+    def loss(indices: np.ndarray) -> tuple[torch.Tensor, int]:
+        ids, last = selector.collate([rows[i] for i in indices])
+        return selector_loss(_arm_logits(selector, arm, ids, last), labels[indices]), ids.numel()
+
+    def step(parts: int) -> None:
+        accumulate_gradients(loss, selector.slot.parameters, [np.arange(len(rows))], 0, parts)
         selector.model.zero_grad()
         if device.startswith("cuda"):
             torch.cuda.synchronize()
 
-    seconds = [_time(step) for _ in range(STEPS)]
+    parts = concurrent_parts(torch.device(device)) if arm == CONCURRENT else 1
+    seconds = [_time(partial(step, parts)) for _ in range(STEPS)]
     if device.startswith("cuda"):
         peak = torch.cuda.max_memory_allocated() / 2**20
     else:
         peak = _resident_mb() - before
     peak_gigaflops = gemm_gigaflops(device)
-    with flop_counter() as counter:
-        step()
+    with flop_counter() as counter:  # it counts the operations of its own thread
+        step(parts=1)
     cost = StepCost(
         seconds=statistics.median(seconds[WARM_UP:]),
         peak_mb=peak,
@@ -167,6 +171,21 @@ def time_step(recipe_name: str, arm: str) -> dict[str, Any]:
         device=device,
     )
     return asdict(cost)
+
+
+def _arm_logits(selector: Selector, arm: str, ids: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+    """Logits [N, 2] of the choices, computed as an arm does."""
+    import torch
+
+    from components.models.selector import choice_logits
+
+    if arm == FULL_LOGITS:
+        logits = selector.model(input_ids=ids, use_cache=False).logits
+        return cast("torch.Tensor", logits[torch.arange(len(last)), last][:, list(selector.choices)])
+    if arm == TWO_ROWS:
+        base = cast("PreTrainedModel", selector.model.get_base_model())
+        return choice_logits(base, ids, last, selector.choices)
+    return selector.choice_logits(ids, last)
 
 
 def compare_scoring(comparison: Comparison, selectors: int = 3, rows: int = 12) -> Ratios:

@@ -233,7 +233,7 @@ def train(
                 if options.should_stop is not None and options.should_stop():
                     break
                 optimizer.zero_grad(set_to_none=True)
-                step_loss, step_tokens = _accumulate_gradients(loss, parameters, group, step, parts)
+                step_loss, step_tokens = accumulate_gradients(loss, parameters, group, step, parts)
                 gradient_norms.append(clip_gradients(parameters, optimizer_config.clip))
                 if options.before_step is not None:
                     options.before_step()
@@ -289,14 +289,28 @@ def _group(minibatches: list[np.ndarray], size: int) -> list[list[np.ndarray]]:
     return [minibatches[i : i + size] for i in range(0, len(minibatches), size)]
 
 
-def _accumulate_gradients(
+def accumulate_gradients(
     loss: LossFunction,
     parameters: Sequence[torch.nn.Parameter],
     minibatches: list[np.ndarray],
     step: int,
     parts: int,
 ) -> tuple[float, int]:
-    """Accumulate the gradients of a step, and return its mean loss and its number of tokens."""
+    """Add the gradients of a step to those of parameters.
+
+    Args:
+        loss: loss of rows by their indices.
+        parameters: tensors that receive gradients.
+        minibatches: indices of each minibatch; their mean losses are averaged.
+        step: number of the step, for messages.
+        parts: parts of a minibatch that are computed concurrently.
+
+    Returns:
+        the mean loss, and the number of tokens.
+
+    Raises:
+        TrainingError: the loss is not finite.
+    """
     total = 0.0
     tokens = 0
     for indices in minibatches:

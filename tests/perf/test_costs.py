@@ -1,9 +1,12 @@
 """The cost benchmarks, in their smallest form."""
 
+from subprocess import Popen
+from types import SimpleNamespace
+
 import pytest
 
 from components.config import RecipeError
-from perf import costs, objective_costs, orchestration, policy_costs, selector_costs
+from perf import costs, objective_costs, orchestration, policy_costs, selector_costs, thread_costs
 from perf.comparison import Comparison, gemm_gigaflops
 
 
@@ -24,7 +27,7 @@ def in_this_process(monkeypatch):
     def measure(recipe, arm):
         return selector_costs.StepCost(**selector_costs.time_step(recipe, arm))
 
-    monkeypatch.setattr(selector_costs, "_measure_arm", measure)
+    monkeypatch.setattr(selector_costs, "measure_arm", measure)
 
 
 @pytest.mark.slow
@@ -34,14 +37,42 @@ def test_both_kinds_of_a_selector_step_are_compared_on_the_same_rows(
     ratios = selector_costs.compare_steps(debug_comparison)
     lines = capsys.readouterr().out.strip().splitlines()
     assert "debug: 4 rows, 1024 tokens, 1 threads, cpu" in lines[0]
-    arms = ["one-position", "two-rows", "full-logits"]
-    assert [line.split()[0] for line in lines[2:]] == [*arms, "one-position", "one-position"]
+    arms = ["concurrent", "one-position", "two-rows", "full-logits"]
+    assert [line.split()[0] for line in lines[2:]] == [*arms, "concurrent", "one-position", "one-position"]
+    assert f"speed-up {ratios['selector_step/concurrent_against_one_position']:.2f}x" in lines[-3]
     assert f"speed-up {ratios['selector_step/one_position_against_two_rows']:.2f}x" in lines[-2]
     assert f"speed-up {ratios['selector_step/one_position_against_full_logits']:.2f}x" in lines[-1]
     assert f"{ratios['selector_step/share_of_gemm']:.0%}" in lines[2].split()
     gigaflops = [cost["gigaflops"] for cost in (selector_costs.time_step("debug", arm) for arm in arms)]
-    assert gigaflops == sorted(gigaflops)
-    assert gigaflops[0] < gigaflops[1] < gigaflops[2]
+    assert gigaflops[0] == gigaflops[1] < gigaflops[2] < gigaflops[3]
+
+
+def test_ways_to_wait_are_timed_alone_and_beside_a_busy_process(debug_comparison, monkeypatch, capsys):
+    """The short spin takes 1 s, sleep 1.5 s, and the long spin 4 s beside other work."""
+    measured = []
+
+    def measure(recipe, arm, variables):
+        busy = bool(processes) and processes[-1].poll() is None
+        measured.append((arm, busy, dict(variables)))
+        if "OMP_WAIT_POLICY" in variables:
+            return SimpleNamespace(seconds=1.5)
+        return SimpleNamespace(seconds=4.0 if busy and variables["GOMP_SPINCOUNT"] == "300000" else 1.0)
+
+    processes = []
+
+    def start(*arguments, **options):
+        processes.append(Popen(*arguments, **options))
+        return processes[-1]
+
+    monkeypatch.setattr(thread_costs, "measure_arm", measure)
+    monkeypatch.setattr(thread_costs.subprocess, "Popen", start)
+    ratios = thread_costs.compare_waiting(debug_comparison)
+    assert [busy for _, busy, _ in measured] == [False] * 3 + [True] * 3 + [False] * 3 + [True] * 3
+    assert [variables for *_, variables in measured[:3]] == list(map(dict, thread_costs.WAITING.values()))
+    assert all(process.poll() is not None for process in processes)
+    assert ratios["waiting/one-position/alone/short_spin_against_asleep"] == 1.5
+    assert ratios["waiting/one-position/beside-a-busy-process/short_spin_against_long-spin"] == 4.0
+    assert "beside-a-busy-process" in capsys.readouterr().out
 
 
 @pytest.mark.slow
