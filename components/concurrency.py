@@ -27,27 +27,35 @@ def concurrent_parts(device: torch.device) -> int:
     return 2 if device.type == "cpu" and torch.get_num_threads() > 1 else 1
 
 
-def run_concurrently(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """Results of calls, each in a thread of its own with an even share of the threads of CPU operations.
+def run_concurrently(calls: Sequence[Callable[[], T]], at_once: int | None = None) -> list[T]:
+    """Results of calls, each in a thread with an even share of the threads of CPU operations.
 
-    A single call runs in the thread of the caller.
+    A single call, and calls of which one runs at a time, run in the thread of the caller.
+
+    Args:
+        calls: what is called; what a call computes may not depend on the others.
+        at_once: how many run at the same time; None runs all.
+
+    Returns:
+        their results, in the order of the calls.
 
     Raises:
         Exception: what the first call that failed raised, once all calls have ended.
     """
     import torch
 
-    if len(calls) < 2:
+    parts = min(at_once or len(calls), len(calls))
+    if parts < 2:
         return [call() for call in calls]
     threads = torch.get_num_threads()
-    share = max(1, threads // len(calls))
+    share = max(1, threads // parts)
 
     def run(call: Callable[[], T]) -> T:
         torch.set_num_threads(share)
         return call()
 
     try:
-        with ThreadPoolExecutor(len(calls)) as executor:
+        with ThreadPoolExecutor(parts) as executor:
             futures = [executor.submit(run, call) for call in calls]
         return [future.result() for future in futures]
     finally:

@@ -1,6 +1,8 @@
 """Calls that run concurrently share the threads of CPU operations."""
 
 import threading
+import time
+from functools import partial
 
 import pytest
 import torch
@@ -37,8 +39,28 @@ def test_calls_run_at_the_same_time_and_their_results_keep_their_order():
     assert run_concurrently(calls) == [0, 1, 2]
 
 
+def test_only_so_many_calls_run_at_the_same_time(threads):
+    running, most = 0, []
+    lock = threading.Lock()
+
+    def call(n):
+        nonlocal running
+        with lock:
+            running += 1
+            most.append(running)
+        time.sleep(0.02)
+        with lock:
+            running -= 1
+        return n, torch.get_num_threads()
+
+    results = run_concurrently([partial(call, n) for n in range(5)], at_once=2)
+    assert results == [(n, max(1, threads // 2)) for n in range(5)]
+    assert max(most) == 2
+
+
 def test_a_single_call_runs_in_the_thread_of_the_caller():
     assert run_concurrently([threading.get_ident]) == [threading.get_ident()]
+    assert run_concurrently([threading.get_ident] * 2, at_once=1) == [threading.get_ident()] * 2
     assert run_concurrently([]) == []
 
 

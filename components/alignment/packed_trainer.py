@@ -224,9 +224,14 @@ class PairLoss:
         # An adapter that is trained further is its own reference before the first step.
         is_adapter = REFERENCE in self._model.peft_config
         self._model.eval()
-        with torch.no_grad(), nullcontext() if is_adapter else as_reference(self._model):
-            for batch in batches[self.accelerator.process_index :: self.accelerator.num_processes]:
+
+        def compute(batch: list[int]) -> None:
+            with torch.no_grad():
                 values[batch] = self.logprobs(batch)
+
+        own = batches[self.accelerator.process_index :: self.accelerator.num_processes]
+        with nullcontext() if is_adapter else as_reference(self._model):
+            run_concurrently([partial(compute, batch) for batch in own], at_once=self._parts())
         return cast("torch.Tensor", self.accelerator.reduce(values, "sum"))
 
     def logprobs(self, indices: Sequence[int]) -> torch.Tensor:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from components.concurrency import concurrent_parts, run_concurrently
 from components.config import SelectorConfig, UserError
 from components.data.templates import Template
 from components.data.templates import load as load_template
@@ -175,12 +177,16 @@ class Selector:
         rows = [self.encode(comparison) for comparison in comparisons]
         order = _order_by_length(rows)
         logits = np.zeros((len(rows), 2), dtype=np.float32)
-        size = 2 * self.config.score_batch_size
+        parts = concurrent_parts(torch.device(self.device))
+        size = max(1, 2 * self.config.score_batch_size // parts)
         self.model.eval()
-        with torch.inference_mode():
-            for start in range(0, len(order), size):
-                chunk = order[start : start + size]
+
+        def compute(chunk: list[int]) -> None:
+            with torch.inference_mode():
                 logits[chunk] = self.choice_logits(*self.collate([rows[i] for i in chunk])).cpu().numpy()
+
+        calls = [partial(compute, order[start : start + size]) for start in range(0, len(order), size)]
+        run_concurrently(calls, at_once=parts)
         return logits
 
     def ensemble_logits(self, comparisons: Sequence[Comparison], adapters: Sequence[Adapter]) -> np.ndarray:

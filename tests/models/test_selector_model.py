@@ -1,5 +1,8 @@
 """The selector: its answer tokens, truncated texts, and logits equal to those of the whole head."""
 
+import threading
+
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -243,6 +246,28 @@ def test_logits_are_in_the_order_of_the_comparisons(tiny_selector, random_adapte
     alone = [full_logits(tiny_selector, tiny_selector.encode(comparison)) for comparison in COMPARISONS]
     assert together == pytest.approx(torch.stack(alone).numpy(), abs=1e-5)
     assert len({round(float(logit), 4) for logit in together[:, 0]}) > 20
+
+
+def test_two_half_batches_at_a_time_have_the_logits_of_one_batch(
+    tiny_selector, random_adapter, two_threads, monkeypatch
+):
+    tiny_selector.slot.load(random_adapter(3))
+    comparisons = [Comparison(f"paper {n}", "a " * (n % 4), f"b {n}") for n in range(40)]
+    batches, compute = [], tiny_selector.choice_logits
+
+    def record(ids, last):
+        batches.append((threading.get_ident(), len(ids)))
+        return compute(ids, last)
+
+    monkeypatch.setattr(tiny_selector, "choice_logits", record)
+    logits = tiny_selector.logits(comparisons)
+    assert sorted(rows for _, rows in batches) == [8, 16, 16]
+    assert threading.get_ident() not in {thread for thread, _ in batches}
+    batches.clear()
+    torch.set_num_threads(1)
+    assert np.allclose(tiny_selector.logits(comparisons), logits, atol=1e-5)
+    assert batches == [(threading.get_ident(), 32), (threading.get_ident(), 8)]
+    assert len(np.unique(logits)) > len(comparisons)
 
 
 @pytest.mark.slow
