@@ -102,7 +102,7 @@ def test_a_finished_run_prints_its_report(finished):
 @pytest.mark.slow
 def test_a_run_has_its_recipe_with_the_overrides(finished):
     recipe = Run("run", finished.folder).recipe()
-    assert recipe == load_recipe("debug", OVERRIDES)
+    assert recipe == load_recipe("debug", [*OVERRIDES, "runtime.cpu_workers=1"])
 
 
 @pytest.mark.slow
