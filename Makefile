@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast lint docs golden up down mlflow-ui prefect-ui bench benchmark throughput clean
+.PHONY: help install demo test test-fast lint lint-types lint-code lint-docs docs golden up down mlflow-ui prefect-ui bench benchmark throughput clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,10 +36,17 @@ test-fast: install  ## all but the tests marked slow: a minute and a half
 	@$(BIN)/python -m pytest $(PARALLEL) -m 'not slow' $(PYTEST_ARGS)
 
 lint: install  ## style, formatting, the direction of imports, types, and the documentation
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync lint-types lint-code lint-docs
+
+lint-types:
+	@$(BIN)/mypy
+
+lint-code:
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
-	@$(BIN)/mypy
+
+lint-docs:
 	@$(BIN)/python docs/generate_reference.py --check
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
