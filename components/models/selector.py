@@ -202,19 +202,25 @@ class Selector:
         rows = [self.encode(comparison) for comparison in comparisons]
         order = _order_by_length(rows)
         logits = np.zeros((members, len(rows), 2), dtype=np.float32)
-        size = max(1, 2 * self.config.score_batch_size // members)
+        parts = concurrent_parts(torch.device(self.device))
+        size = max(1, 2 * self.config.score_batch_size // members // parts)
+        chunks = [order[start : start + size] for start in range(0, len(order), size)]
         base: Any = self.model.base_model
         self.model.eval()
-        with torch.inference_mode():
-            for start in range(0, len(order), size):
-                chunk = order[start : start + size]
+
+        def compute(chunk: list[int]) -> None:
+            with torch.inference_mode():
                 ids, last = self.collate([rows[i] for i in chunk])
-                names = [_member_name(n // len(chunk)) for n in range(members * len(chunk))]
-                # PeftModel.forward(adapter_names=...) does the same, but would compute all rows of
-                # the head.
-                with base._enable_peft_forward_hooks(adapter_names=names):
-                    values = self.choice_logits(ids.repeat(members, 1), last.repeat(members))
-                logits[:, chunk] = values.cpu().numpy().reshape(members, len(chunk), 2)
+                values = self.choice_logits(ids.repeat(members, 1), last.repeat(members))
+            logits[:, chunk] = values.cpu().numpy().reshape(members, len(chunk), 2)
+
+        # The hooks hold for all threads, so chunks of one size share them. PeftModel.forward with
+        # adapter_names sets the same hooks, but would compute all rows of the head.
+        for length in sorted({len(chunk) for chunk in chunks}):
+            names = [_member_name(n // length) for n in range(members * length)]
+            with base._enable_peft_forward_hooks(adapter_names=names):
+                calls = [partial(compute, chunk) for chunk in chunks if len(chunk) == length]
+                run_concurrently(calls, at_once=parts)
         return logits
 
     def _load_members(self, adapters: Sequence[Adapter]) -> None:

@@ -399,6 +399,25 @@ def test_several_adapters_in_one_batch_have_the_logits_of_each_alone(tiny_select
     assert abs(together[0] - together[1]).max() > 1e-2, "the adapters differ"
 
 
+def test_two_batches_of_an_ensemble_at_a_time_have_the_logits_of_one(
+    tiny_selector, ensemble, two_threads, monkeypatch
+):
+    """The last of five batches is smaller than the others."""
+    comparisons = [Comparison(f"paper {n}", "a " * (n % 4), f"b {n}") for n in range(22)]
+    batches, compute = [], tiny_selector.choice_logits
+
+    def record(ids, last):
+        batches.append((threading.get_ident(), len(ids)))
+        return compute(ids, last)
+
+    monkeypatch.setattr(tiny_selector, "choice_logits", record)
+    logits = tiny_selector.ensemble_logits(comparisons, ensemble)
+    assert sorted(rows for _, rows in batches) == [6, 15, 15, 15, 15]
+    assert len({thread for thread, _ in batches} - {threading.get_ident()}) == 2
+    torch.set_num_threads(1)
+    assert np.allclose(tiny_selector.ensemble_logits(comparisons, ensemble), logits, atol=1e-5)
+
+
 def test_a_smaller_ensemble_after_a_larger_one_has_its_own_logits(tiny_selector, ensemble):
     alone = score_separately(tiny_selector, ensemble[1:])
     tiny_selector.ensemble_logits(ENSEMBLE_COMPARISONS, ensemble)
