@@ -95,10 +95,10 @@ def test_every_method_of_the_package_can_be_loaded(name):
 def test_the_groups_of_entry_points_are_named_after_the_package():
     from components.config import AGGREGATORS, JUDGES, REWARDS
     from components.federation.clients import TRAINERS
+    from components.federation.outcome import OUTCOMES
 
-    groups = {
-        registry.group for registry in (METHODS, AGGREGATORS, POSTPROCESSORS, JUDGES, REWARDS, TRAINERS)
-    }
+    registries = (METHODS, AGGREGATORS, POSTPROCESSORS, JUDGES, REWARDS, TRAINERS, OUTCOMES)
+    groups = {registry.group for registry in registries}
     assert groups == {
         "fed_rlhf.methods",
         "fed_rlhf.aggregators",
@@ -106,6 +106,7 @@ def test_the_groups_of_entry_points_are_named_after_the_package():
         "fed_rlhf.judges",
         "fed_rlhf.rewards",
         "fed_rlhf.trainers",
+        "fed_rlhf.outcomes",
     }
 
 

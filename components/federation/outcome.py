@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from components.config import LoraConfig, Recipe, UserError
+from components.config import LoraConfig, Recipe, Registry, UserError
 from components.data.records import Pairs
 from components.federation.clients.base import Trainer
 from components.federation.clients.context import ClientContexts
@@ -226,9 +226,14 @@ class PersonalizedClients(Outcome):
         return PolicyRecord(kind="personalized-clients", folder=folder.name, job_keys=self.record.job_keys)
 
 
-OUTCOMES: dict[str, type[Outcome]] = {
-    outcome.kind: outcome for outcome in (SelectorEnsemble, SharedPolicy, ClientAdapters, PersonalizedClients)
-}
+OUTCOMES: Registry[type[Outcome]] = Registry(
+    "outcome",
+    "fed_rlhf.outcomes",
+    {
+        outcome.kind: f"{__name__}:{outcome.__name__}"
+        for outcome in (SelectorEnsemble, SharedPolicy, ClientAdapters, PersonalizedClients)
+    },
+)
 """Outcomes by the kind of their records."""
 
 
@@ -239,8 +244,10 @@ def load_outcome(record: OutcomeRecord) -> Outcome:
         OutcomeError: its kind is not known.
     """
     if record.kind not in OUTCOMES:
-        raise OutcomeError(f"the outcome '{record.kind}' is not known; there are: {', '.join(OUTCOMES)}")
-    return OUTCOMES[record.kind](record)
+        raise OutcomeError(
+            f"the outcome '{record.kind}' is not known; there are: {', '.join(OUTCOMES.names())}"
+        )
+    return OUTCOMES.load(record.kind)(record)
 
 
 def export_shared_adapter(outcome: Outcome, folder: Path, workspace: Workspace) -> None:

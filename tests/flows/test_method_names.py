@@ -16,7 +16,7 @@ PACKAGES = ("flows", "tasks", "components/reporting")
 FILES: list[str] = []
 for package in PACKAGES:
     FILES += sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / package).rglob("*.py"))
-NAMES = {*METHODS.builtin, *OUTCOMES}
+NAMES = {*METHODS.builtin, *OUTCOMES.builtin}
 QUESTIONS = {"method", "kind", "trained_model"}
 """Attributes whose value depends on the method."""
 
