@@ -369,7 +369,7 @@ class Method(MethodOptions, ABC):
         scores_completions: whether the recipe's rewards score completions in the rounds; otherwise
             they score the clients' pairs before the first round.
         prepared_files: files of the prepared data that the rounds depend on (components/data/records).
-        frozen_factors: the LoRA factors, of 'A' and 'B', that the clients of a policy do not train.
+        frozen_factors: the LoRA factors, of 'A' and 'B', that the clients do not train.
     """
 
     diagnostics: ClassVar[tuple[str, ...]] = ()
@@ -404,7 +404,7 @@ class Method(MethodOptions, ABC):
 
     @property
     def proximal_weight(self) -> float:
-        """Weight of the proximal term, which the trainer 'policy' adds; 0 where there is none."""
+        """Weight of the proximal term, which the trainers 'policy' and 'selector' add; 0 for none."""
         return 0.0
 
     @property

@@ -9,6 +9,7 @@ from components.federation.clients import TRAINERS
 from components.federation.clients.context import ClientContexts
 from components.federation.clients.policy import drawn_rows
 from components.federation.clients.worker import build_trainer, run_job
+from components.federation.methods.fedbis import Options as FedBisOptions
 from components.federation.protocol import GradientJob, MeasureJob, ScoreJob, TrainJob, method_of
 from components.learning.dpo import implicit_margins, pair_logprobs
 from components.learning.local import LocalTraining
@@ -303,3 +304,34 @@ def test_selectors_score_pairs_and_compare_completions_in_the_order_of_the_adapt
 def test_a_selector_is_no_policy(selector_trainer, contexts):
     with pytest.raises(TypeError, match="selector"):
         selector_trainer.client_policy(selector_trainer.initial_adapter(0), contexts.open("ada"))
+
+
+class ProximalFrozenSelector(FedBisOptions):
+    """FedBis with a proximal term, whose clients do not train the factors A."""
+
+    frozen_factors = ("A",)
+    weight: float
+
+    @property
+    def proximal_weight(self):
+        return self.weight
+
+
+def train_proximal(contexts, adapter, weight):
+    """The adapter and the metrics of two steps at a client, with a proximal term of this weight."""
+    recipe = make_recipe("selector", "federation.optimizer.name=sgd", "federation.optimizer.lr=0.1")
+    options = ProximalFrozenSelector(weight=weight)
+    federation = recipe.federation.model_copy(update={"options": options})
+    trainer = build_trainer(recipe.model_copy(update={"federation": federation}), "cpu")
+    result = trainer.run(train_job(contexts, adapter), contexts.open("ada"))
+    return result.tensors, result.metrics.scalars
+
+
+def test_a_selector_has_the_proximal_term_and_the_frozen_factors_of_its_method(contexts, selector_trainer):
+    adapter = random_tensors(selector_trainer.selector.slot, seed=1, scale=0.2)
+    plain, metrics = train_proximal(contexts, adapter, 0.0)
+    _, proximal = train_proximal(contexts, adapter, 5.0)
+    for name, tensor in adapter.items():
+        assert torch.equal(plain[name], tensor) == (".lora_A." in name)
+    assert proximal["loss_first"] == pytest.approx(metrics["loss_first"], rel=1e-6)
+    assert proximal["loss_last"] > metrics["loss_last"]

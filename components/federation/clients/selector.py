@@ -11,7 +11,7 @@ from components.config import Recipe
 from components.data.records import Pairs
 from components.federation.clients.base import ClientResult, unsupported_job
 from components.federation.clients.context import ClientContext
-from components.federation.protocol import Job, ScoreJob, TrainJob
+from components.federation.protocol import Job, ScoreJob, TrainJob, method_of
 from components.learning.local import LocalTraining
 from components.learning.preference_scores import Array, PreferenceScores
 from components.learning.references import ReferenceCache
@@ -37,8 +37,12 @@ class SelectorTrainer:
         from components.models.selector import Selector
 
         check_support("federation.optimizer.name", recipe.federation.optimizer.name, device)
+        method = method_of(recipe.federation)
         self._federation = recipe.federation
+        self._proximal_weight = method.proximal_weight
         self.selector = Selector(recipe.selector, device)
+        for factor in method.frozen_factors:
+            self.selector.slot.freeze(factor)
         self.references = ReferenceCache()
 
     @property
@@ -67,7 +71,11 @@ class SelectorTrainer:
         rows = context.rows("train")
         config = self._federation
         training = LocalTraining(
-            config.local_steps_for(len(rows)), config.batch_size, config.optimizer, job.seed
+            config.local_steps_for(len(rows)),
+            config.batch_size,
+            config.optimizer,
+            job.seed,
+            self._proximal_weight,
         )
         adapter, metrics = train_selector(self.selector, rows, context.load_adapter(job.adapter), training)
         return ClientResult(tensors=adapter, rows=len(rows), metrics=training_metrics(metrics))
