@@ -142,8 +142,11 @@ def _traffic_metrics(traffic: Mapping[str, Traffic]) -> dict[str, float]:
 
 @task(name="log evaluation after {evaluation.rounds_done} rounds")
 def log_round_evaluation(run_id: str, evaluation: RoundEvaluation) -> None:
-    """Log a measurement between two rounds."""
-    RunLog.open(run_id).log_metrics(evaluation_metrics(evaluation), evaluation.rounds_done)
+    """Log a measurement between two rounds; series under a name with the number of complete rounds."""
+    log = RunLog.open(run_id)
+    log.log_metrics(evaluation_metrics(evaluation), evaluation.rounds_done)
+    for name, measure in evaluation.measures.items():
+        log.log_points(_indexed_points(f"{name}/after_round_{evaluation.rounds_done}", [measure]))
 
 
 @task()

@@ -17,12 +17,13 @@ from tasks.runs import create_run
 from tasks.tracking import run_tree
 from tasks.tracking.align import register_policy
 from tasks.tracking.client import RunLog, metric_name, mlflow_client, tracking_uri
-from tasks.tracking.federate import FederationLog, log_steps
+from tasks.tracking.federate import FederationLog, log_round_evaluation, log_steps
 from tasks.tracking.prepare import log_data
 from tasks.tracking.run_tree import FlowRunLink, close_failed, close_run, open_phase, open_run_tracking
 from tests.support.adapters import random_tensors
 from tests.support.preparation import preparation_report
 from tests.support.recipes import with_section
+from tests.support.results import round_evaluation
 
 LINK = FlowRunLink("flow-run", "http://127.0.0.1:4200/flow")
 PHASES = ("prepare", "federate", "align", "evaluate")
@@ -133,6 +134,14 @@ def test_the_step_of_a_metric_is_the_round_and_clients_are_series_of_one_run(tar
     assert dict(history(client, run_id, "clients/ada/loss")) == pytest.approx({1: 0.7, 2: 0.35, 3: 0.7 / 3})
     assert dict(history(client, run_id, "train/loss"))[2] == pytest.approx((0.35 + 0.5) / 2)
     assert history(client, run_id, "round/failed") == [(1, 1), (2, 1), (3, 1)]
+
+
+def test_a_measure_between_rounds_is_logged_with_its_scalars_and_its_series(phase, client):
+    evaluation = round_evaluation(2)
+    measures = {"rewards": Metrics(scalars={"mean": 0.5}, series={"prompts": [0.25, 0.75]})}
+    log_round_evaluation.fn(phase, evaluation.model_copy(update={"measures": measures}))
+    assert history(client, phase, "rewards/mean") == [(2, 0.5)]
+    assert history(client, phase, "rewards/after_round_2/prompts") == [(1, 0.25), (2, 0.75)]
 
 
 @pytest.mark.parametrize(
