@@ -189,6 +189,8 @@ def federate_rounds(run: Run, recipe: Recipe, target: FederationLog) -> Federati
         if is_eval_round(recipe.federation, record):
             log_round_evaluation(target.run_id, measure(state))
 
+    for warning in strategy.warnings(state.federation, recipe.seed):
+        log.warning("%s", warning)
     measure(strategy.init(state.federation, recipe.seed))
     # A run may have been stopped between a step and its measurement.
     if records and is_eval_round(recipe.federation, records[-1]):

@@ -33,6 +33,7 @@ from components.federation.protocol import (
     Update,
 )
 from components.federation.sampling import sample_clients
+from components.federation.weight_scale import running_scale, scale_warnings
 from components.models.adapters import AdapterRef, AdapterStore
 from components.results import Metrics, OutcomeRecord
 from components.seeding import derive
@@ -77,6 +78,11 @@ class FederatedAveraging(Strategy[AveragingMemory]):
         """All clients start from the same adapter."""
         return ServerState.initial(federation, seed, {self.slot: federation.initial}, AveragingMemory())
 
+    def warnings(self, federation: Federation, seed: int) -> Sequence[str]:
+        """Weights that shrink or inflate the adapter over the rounds."""
+        rounds = {self.slot: range(self.config.rounds)}
+        return scale_warnings(self.aggregator, federation, self.config.clients_per_round, seed, rounds)
+
     def plan(self, state: ServerState[AveragingMemory]) -> Sequence[Job]:
         """A training job on the server's adapter for each sampled client."""
         return plan_training(self.config, state, self.slot, state.memory.job_keys)
@@ -86,6 +92,7 @@ class FederatedAveraging(Strategy[AveragingMemory]):
     ) -> ServerState[AveragingMemory]:
         """The combination of the clients' adapters."""
         ref, scalars = self.combine(state, updates)
+        scalars |= running_scale(self.aggregator, state, scalars)
         return state.end_round({self.slot: ref}, self.next_memory(state, updates), Metrics(scalars=scalars))
 
     def combine(

@@ -337,6 +337,10 @@ class Strategy(Protocol[M]):
         """
         ...
 
+    def warnings(self, federation: Federation, seed: int) -> Sequence[str]:
+        """What users should know of the planned rounds with these clients, a sentence each: nothing."""
+        return []
+
     def plan(self, state: ServerState[M]) -> Sequence[Job]:
         """The jobs of the next step."""
         ...

@@ -5,6 +5,7 @@ The flow and the loop without Prefect run the same steps; they differ in the tra
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -35,6 +36,8 @@ from components.results import ClientRecord, StepRecord
 
 if TYPE_CHECKING:
     from components.models.adapters import Adapter
+
+log = logging.getLogger(__name__)
 
 AfterStep = Callable[[ServerState[Any], StepRecord], None]
 
@@ -202,6 +205,8 @@ def run_federation(
         ClientContexts(commits.store, pairs),
         postprocessors_of(recipe.federation),
     )
+    for warning in strategy.warnings(federation, recipe.seed):
+        log.warning("%s", warning)
     committed = commits.latest(strategy.memory_type)
     state = committed[0] if committed is not None else strategy.init(federation, recipe.seed)
     return run_rounds(strategy, state, transport, commits, recipe.federation)

@@ -65,6 +65,11 @@ class Contributions:
 class Aggregator(AggregatorConfig, ABC):
     """An aggregator, as the section of a recipe that describes it."""
 
+    @property
+    def rescales(self) -> bool:
+        """Whether the weights of a round sum to one only in expectation, so that it scales the adapter."""
+        return False
+
     @abstractmethod
     def combine(self, server: Adapter, contributions: Contributions) -> tuple[Adapter, dict[str, float]]:
         """The server's new adapter.

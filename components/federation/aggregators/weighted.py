@@ -39,10 +39,16 @@ class PaperMean(LinearAggregator):
 
     It is unbiased over the sampling, but the weights of a round sum to one only in expectation, so
     that a round scales the adapter. A is the number of clients that took part; those without an
-    update count as not sampled.
+    update count as not sampled. Over many rounds with clients of unequal size the adapter vanishes,
+    see components/federation/weight_scale.py.
     """
 
     kind: Literal["paper"] = Field("paper", description="Name of the aggregator.")
+
+    @property
+    def rescales(self) -> bool:
+        """True."""
+        return True
 
     def client_weights(self, contributions: Contributions) -> list[float]:
         """(M / A) p_m."""

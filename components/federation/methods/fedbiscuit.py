@@ -50,6 +50,7 @@ from components.federation.protocol import (
     Update,
 )
 from components.federation.sampling import sample_clients
+from components.federation.weight_scale import running_scale, scale_warnings
 from components.models.adapters import AdapterStore
 from components.results import Metrics, OutcomeRecord
 from components.seeding import derive
@@ -200,6 +201,13 @@ class FedBiscuit(Strategy[GroupingMemory]):
         adapters = dict.fromkeys(self.slots, federation.initial)
         return ServerState.initial(federation, seed, adapters, GroupingMemory())
 
+    def warnings(self, federation: Federation, seed: int) -> Sequence[str]:
+        """Weights that shrink or inflate a selector over its warm-up."""
+        length = self.options.warmup_rounds
+        warmup = {slot: range(u * length, (u + 1) * length) for u, slot in enumerate(self.slots)}
+        aggregator = aggregator_of(self.options.aggregator)
+        return scale_warnings(aggregator, federation, self.config.clients_per_round, seed, warmup)
+
     def plan(self, state: ServerState[GroupingMemory]) -> Sequence[Job]:
         """Score jobs for all clients when a grouping is due, else training jobs for the sampled ones."""
         names = state.federation.names
@@ -250,6 +258,7 @@ class FedBiscuit(Strategy[GroupingMemory]):
             adapters[slot], numbers = combine_updates(
                 self.store, state, slot, members, aggregator, self.postprocessors
             )
+            numbers |= running_scale(aggregator, state, numbers, f"{slot}/")
             scalars |= {f"{slot}/{name}": value for name, value in numbers.items()}
             scalars[f"{slot}/members"] = len(members)
         done = state.round + 1

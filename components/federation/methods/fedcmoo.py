@@ -135,6 +135,10 @@ class FedCMOO(Strategy[WeightsMemory]):
         adapters = {self.averaging.slot: federation.initial}
         return ServerState.initial(federation, seed, adapters, WeightsMemory(), phase=GRADIENTS)
 
+    def warnings(self, federation: Federation, seed: int) -> Sequence[str]:
+        """Weights that shrink or inflate the policy over the rounds."""
+        return self.averaging.warnings(federation, seed)
+
     def plan(self, state: ServerState[WeightsMemory]) -> Sequence[Job]:
         """Gradient jobs, then training jobs, for the same sampled clients."""
         jobs = plan_training(self.averaging.config, state, self.averaging.slot, state.memory.job_keys)

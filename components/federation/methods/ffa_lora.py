@@ -39,6 +39,11 @@ class FrozenFactorMean(Aggregator):
     kind: Literal["frozen-factor"] = "frozen-factor"
     factors_b: AnyAggregator = Field(description="Combines the factors B.")
 
+    @property
+    def rescales(self) -> bool:
+        """Whether the other aggregator does."""
+        return aggregator_of(self.factors_b).rescales
+
     def combine(self, server: Adapter, contributions: Contributions) -> tuple[Adapter, dict[str, float]]:
         """The combination, and the metrics of the other aggregator."""
         combined, metrics = aggregator_of(self.factors_b).combine(server, contributions)

@@ -133,6 +133,10 @@ class Firm(Strategy[AveragingMemory]):
         """All clients start from the same adapter."""
         return self.averaging.init(federation, seed)
 
+    def warnings(self, federation: Federation, seed: int) -> Sequence[str]:
+        """Weights that shrink or inflate the policy over the rounds."""
+        return self.averaging.warnings(federation, seed)
+
     def plan(self, state: ServerState[AveragingMemory]) -> Sequence[Job]:
         """A training job on the server's adapter for each sampled client."""
         return self.averaging.plan(state)
