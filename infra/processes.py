@@ -97,7 +97,7 @@ def start(name: str, command: Sequence[str], environment: dict[str, str]) -> sub
     stop(name)  # children of an earlier process that died may still run
     print(f"starting {name} ...", flush=True)
     mark = uuid.uuid4().hex
-    with log_path(name).open("wb") as output:
+    with log_path(name).open("wb") as output, inheriting_interrupts():
         process = subprocess.Popen(
             command,
             cwd=home(),
@@ -114,6 +114,23 @@ def start(name: str, command: Sequence[str], environment: dict[str, str]) -> sub
     }
     record_path(name).write_text(json.dumps(content), encoding="utf-8")
     return process
+
+
+@contextmanager
+def inheriting_interrupts() -> Iterator[None]:
+    """Let processes that are started here react to SIGINT.
+
+    A shell starts the background jobs of a script with SIGINT ignored, which their own children
+    inherit.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def stop(name: str, first_signal: signal.Signals = signal.SIGINT) -> bool:

@@ -110,6 +110,17 @@ def test_down_ends_a_started_process_and_its_child_in_another_session(state, sle
     assert sleeper.poll() is None
 
 
+def test_a_server_of_a_background_job_ends_at_the_first_signal(state):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process = processes.start("prefect-server", SLEEP, dict(os.environ))
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    servers.stop_servers()
+    assert process.wait() == -signal.SIGINT
+
+
 def test_a_running_server_is_not_started_again(state, capsys):
     process = processes.start("prefect-server", SLEEP, dict(os.environ))
     try:
