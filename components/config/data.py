@@ -212,7 +212,15 @@ class DataConfig(Section):
     max_characters: int = Field(
         20_000,
         ge=1,
-        description="Maximum characters of a prompt or completion; a longer one fails validation.",
+        description="Maximum characters of a prompt or completion; rows with a longer one are dropped.",
+    )
+    max_dropped: float = Field(
+        0.05,
+        ge=0,
+        le=1,
+        description=(
+            "Share of the rows that may be dropped because of max_characters; more of them are an error."
+        ),
     )
     align_prompts: PromptsConfig | None = Field(
         None,

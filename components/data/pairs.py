@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from components.config import DataConfig
 from components.data import partition
+from components.data.lengths import TOO_LONG, check_dropped, fits
 from components.data.ownership import assign_clients
 from components.data.records import SPLITS, DataError, SourceData
 from components.data.report import TreeCounts
@@ -130,6 +131,10 @@ def _with_trees(
     if data.trees is None:
         return pairs, None
     thoughts, dropped = thought_pairs(Path(data.trees), "data.trees", data.min_margin)
+    is_kept = [fits((pair.prompt, pair.chosen, pair.rejected), data) for pair in thoughts]
+    if too_long := check_dropped(is_kept, "pairs of data.trees", data):
+        thoughts = [pair for pair, kept in zip(thoughts, is_kept, strict=True) if kept]
+        dropped |= {TOO_LONG: too_long}
     groups = [pair.split_group for pair in thoughts]
     splits = assign(groups, data.validation, data.test, seed)
     owners: dict[str, str] = {}

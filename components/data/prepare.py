@@ -11,6 +11,7 @@ import numpy as np
 
 from components.config import DataConfig
 from components.data import partition
+from components.data.lengths import drop_long_rows
 from components.data.pairs import PreparedPairs, prepare_pairs
 from components.data.plots import plot_partition
 from components.data.prompts import ServerPrompts, server_prompts
@@ -53,7 +54,7 @@ def prepare(data: DataConfig, seed: int, folder: Path, docs: bool = False) -> Pr
         DataError: the data cannot be used; one sentence, or one for each expectation that fails.
     """
     folder = Path(folder)
-    source = load(data, seed)
+    source = drop_long_rows(load(data, seed), data)
     pairs = prepare_pairs(source, data, seed)
     prompts = server_prompts(data, source, pairs.pairs, pairs.judge, seed)
     _check_counts(pairs)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from components.config import DataConfig, PromptsConfig
+from components.data.lengths import TOO_LONG, check_dropped, fits
 from components.data.records import PROMPT_COLUMNS, DataError, PromptData, SourceData
 from components.data.report import PromptSummary
 from components.data.sources import load_prompts
@@ -76,18 +77,23 @@ def server_prompts(
             if left_out:
                 summaries[split] = PromptSummary(source=data.source, left_out={REASONS[split]: left_out})
         else:
-            chosen[split], summaries[split] = _other_prompts(section, split, forbidden, seed)
+            chosen[split], summaries[split] = _other_prompts(section, split, forbidden, data, seed)
         forbidden |= {normal(prompt) for prompt in (*known["prompt"], *chosen[split]["prompt"])}
     rows = pd.concat([chosen["align"], chosen["test"]], ignore_index=True)
     return ServerPrompts(rows, summaries)
 
 
 def _other_prompts(
-    section: PromptsConfig, split: str, forbidden: Collection[str], seed: int
+    section: PromptsConfig, split: str, forbidden: Collection[str], data: DataConfig, seed: int
 ) -> tuple[pd.DataFrame, PromptSummary]:
     """Prompts of another data set, without the forbidden ones, and their summary."""
     key = f"data.{split}_prompts"
     loaded = load_prompts(section, key, seed)
+    is_kept = [fits((prompt,), data) for prompt, _ in loaded.prompts]
+    if too_long := check_dropped(is_kept, f"prompts of {key}", data):
+        prompts = [prompt for prompt, kept in zip(loaded.prompts, is_kept, strict=True) if kept]
+        dropped = {**loaded.dropped, TOO_LONG: too_long}
+        loaded = replace(loaded, prompts=prompts, dropped=dropped)
     rows, left_out = _choose(loaded, section.max_prompts, split, forbidden, seed)
     if not rows:
         raise DataError(

@@ -270,13 +270,72 @@ def test_owners_are_needed_for_the_natural_partition(fixtures, tmp_path):
         )
 
 
+def write_pairs(path, count, chosen, rejected):
+    """A file of pairs with numbered prompts, whose completions begin in the same way."""
+    rows = [
+        {"prompt": f"question {n}?", "chosen": f"{chosen} {n}", "rejected": f"{rejected} {n}"}
+        for n in range(count)
+    ]
+    path.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    return path
+
+
+# --- texts that are too long
+
+
+@pytest.fixture
+def one_long(tmp_path):
+    """A file of 40 pairs, the last of which has a completion of 500 characters."""
+    path = write_pairs(tmp_path / "long.jsonl", 40, chosen="yes", rejected="no, never")
+    *rows, last = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    rows.append(last | {"rejected": "x" * 500})
+    path.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    owners = {"partition": "iid", "clients": 3}
+    return {"source": "jsonl", "path": str(path), "options": {"align_share": 0.0}, **owners}
+
+
+def test_a_pair_that_is_too_long_is_dropped_and_counted(one_long, tmp_path):
+    report = prepare(DataConfig(**one_long, max_characters=499), 0, tmp_path / "data")
+    assert report.rows.dropped["pair over max_characters"] == 1
+    assert report.rows.pairs == 32
+    rows = prepared_rows(tmp_path / "data", "pairs")
+    assert max(len(row["rejected"]) for row in rows) < 500
+
+
+def test_a_pair_of_just_the_maximum_is_kept(one_long, tmp_path):
+    report = prepare(DataConfig(**one_long, max_characters=500), 0, tmp_path / "data")
+    assert report.rows.pairs == 33
+    assert not report.rows.dropped
+
+
+def test_more_long_pairs_than_the_share_that_may_be_dropped_are_an_error(one_long, tmp_path):
+    data = DataConfig(**one_long, max_characters=499, max_dropped=0.02)
+    with pytest.raises(DataError, match=r"1 of 33 pairs of source jsonl.*499 characters.*data\.max_dropped"):
+        prepare(data, 0, tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+
+
+def test_other_prompts_that_are_too_long_are_dropped_and_counted(one_long, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    texts = [f"another question {n}?" for n in range(30)] + ["y" * 600]
+    prompts.write_text("\n".join(json.dumps({"prompt": text}) for text in texts), encoding="utf-8")
+    section = {"source": "safe-rlhf", "path": str(prompts)}
+    data = DataConfig(**one_long, max_characters=550, align_prompts=section)
+    report = prepare(data, 0, tmp_path / "data")
+    assert report.prompts["align"].left_out == {"over max_characters": 1}
+    assert report.rows.prompts["align"] == 30
+
+
 @pytest.mark.slow
 def test_data_that_fail_leave_the_data_docs_and_the_earlier_folder_unchanged(own, tmp_path):
     folder = tmp_path / "data"
     prepare(DataConfig(**own), 0, folder)
     before = (folder / "pairs.parquet").read_bytes()
-    with pytest.raises(DataError, match="has at most 30 characters") as error:
-        prepare(DataConfig(**own, max_characters=30), 0, folder, docs=True)
+    always_longer = write_pairs(tmp_path / "longer.jsonl", 80, chosen="this answer is longer", rejected="no")
+    with pytest.raises(DataError, match="chosen is the longer completion") as error:
+        data = DataConfig(source="jsonl", path=str(always_longer), partition="iid", clients=3)
+        prepare(data, 0, folder, docs=True)
+    always_longer.unlink()
     docs = tmp_path / "data.rejected" / "docs" / "index.html"
     assert docs.is_file()
     assert str(docs) in str(error.value)

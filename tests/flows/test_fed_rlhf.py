@@ -230,14 +230,21 @@ def test_a_run_killed_within_the_alignment_ends_with_the_policy_of_one_that_was_
 
 @pytest.mark.slow
 def test_data_that_fail_their_expectations_stop_the_command_with_a_sentence_before_any_training(
-    new_workplace,
+    new_workplace, tmp_path
 ):
     place = new_workplace("bad-data")
-    overrides = ["data.max_characters=50", "runtime.data_docs=true"]
+    pairs = [
+        {"prompt": f"question {n}?", "chosen": f"a longer answer {n}", "rejected": f"no {n}"}
+        for n in range(80)
+    ]
+    file = tmp_path / "always-longer.jsonl"
+    file.write_text("\n".join(json.dumps(pair) for pair in pairs), encoding="utf-8")
+    own = ["data.source=jsonl", f"data.path={file}", "data.options={}", "data.partition=iid"]
+    overrides = [*own, "runtime.data_docs=true"]
     status, output = place.main(command, "--recipe", "debug", *overrides)
     docs = place.newest().folder / "prepared.rejected" / "docs" / "index.html"
     assert status == 2
-    assert "has at most 50 characters" in output
+    assert "chosen is the longer completion" in output
     assert str(docs) in output
     assert docs.is_file()
     assert not list(place.runs.glob("*/federation"))
