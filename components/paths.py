@@ -20,3 +20,13 @@ def home() -> Path:
     if configured:
         return Path(configured).expanduser().resolve()
     return PACKAGE if in_checkout() else Path.cwd()
+
+
+def runs_root() -> Path:
+    """Folder of all runs: FED_RLHF_RUNS, or runs/ of the project's home."""
+    return Path(os.environ.get("FED_RLHF_RUNS", home() / "runs"))
+
+
+def compiled_programs() -> Path:
+    """Folder of torch's compiled programs, shared by runs and processes: compiled/ beside the runs."""
+    return runs_root() / "compiled"

@@ -126,8 +126,8 @@ def runs() -> None:
 
 
 def _list_runs() -> int:
+    from components.paths import runs_root
     from tasks.run_table import format_size, run_statuses
-    from tasks.runs import runs_root
 
     statuses = run_statuses()
     if not statuses:

@@ -4,6 +4,7 @@
     python -m perf.costs --policy
     python -m perf.costs --objectives
     python -m perf.costs --threads
+    python -m perf.costs --compiled
 
 1. A training step of the selector that computes its last layer and two rows of the head at the
    answer position, in concurrent parts and in one, against the same step with the whole last layer,
@@ -19,7 +20,8 @@
 With --policy instead: a DPO step of both trainers, and completions in a continuous batch, in batches
 of transformers' `generate`, and with a separate adapter. With --objectives: a local step of FIRM with
 one, two and three objectives, and a solution of MGDA with and without a solver. With --threads: a
-step of the selector by how threads wait for each other, alone and beside a busy process.
+step of the selector by how threads wait for each other, alone and beside a busy process. With
+--compiled: a step of the selector compiled by torch.compile (runtime.compile), and its compilation.
 
 Ratios of neighboring runs are printed, because the machine's speed drifts. Nothing is measured
 beside other work, unless --beside-others is set.
@@ -35,7 +37,14 @@ from collections.abc import Sequence
 from components.config import UserError
 from components.environment import configure_libraries
 from perf.comparison import Comparison, check_load
-from perf.selector_costs import ARMS, compare_scoring, compare_steps, time_step
+from perf.selector_costs import (
+    ARMS,
+    COMPILED,
+    compare_compilation,
+    compare_scoring,
+    compare_steps,
+    time_step,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,6 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from perf.thread_costs import compare_waiting
 
         compare_waiting(comparison)
+    elif options.compiled:
+        compare_compilation(comparison)
     elif options.policy:
         from perf.policy_costs import compare_dpo_trainers, compare_generation
 
@@ -90,12 +101,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--policy", action="store_true", help="measure the policy instead of the selector")
     parser.add_argument("--threads", action="store_true", help="measure how threads wait for each other")
+    parser.add_argument("--compiled", action="store_true", help="measure the compiled step of the selector")
     parser.add_argument(
         "--beside-others", action="store_true", help="measure even if the machine has other work"
     )
     parser.add_argument("--rounds", type=int, default=3, help="federated rounds of a timed run")
     parser.add_argument("--pairs", type=int, default=3, help="timed runs of each kind")
-    parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)
+    parser.add_argument("--arm", choices=(*ARMS, COMPILED), help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 

@@ -8,6 +8,7 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -39,6 +40,7 @@ CONCURRENT = "concurrent"
 ONE_POSITION = "one-position"
 TWO_ROWS = "two-rows"
 FULL_LOGITS = "full-logits"
+COMPILED = "compiled"
 ARMS = (CONCURRENT, ONE_POSITION, TWO_ROWS, FULL_LOGITS)
 """Steps that compute the last layer and two rows of the head at one position, in as many parts at a
 time as a training does and in one; the rows of the head alone; and all logits."""
@@ -53,6 +55,7 @@ class StepCost:
 
     Attributes:
         seconds: median.
+        first_seconds: of the first step, with its compilation if it is compiled.
         peak_mb: peak memory above that of the loaded model (MB).
         rows: rows of the step.
         tokens: tokens of the step.
@@ -63,6 +66,7 @@ class StepCost:
     """
 
     seconds: float
+    first_seconds: float
     peak_mb: float
     rows: int
     tokens: int
@@ -105,6 +109,37 @@ def compare_steps(comparison: Comparison) -> Ratios:
     return ratios
 
 
+def compare_compilation(comparison: Comparison) -> Ratios:
+    """Print the table of the compiled step against the step that a training computes without it.
+
+    Each repeat compiles with an empty cache, and once more with the cache of that compilation.
+
+    Returns:
+        the speed-up of a compiled step.
+    """
+    plain, cold, warm = [], [], []
+    for _ in range(comparison.repeats):
+        plain.append(measure_arm(comparison.recipe, CONCURRENT))
+        with tempfile.TemporaryDirectory() as cache:
+            variables = {"TORCHINDUCTOR_CACHE_DIR": cache}
+            cold.append(measure_arm(comparison.recipe, COMPILED, variables))
+            warm.append(measure_arm(comparison.recipe, COMPILED, variables))
+    shape = plain[0]
+    print(
+        f"\nCompiled training step ({comparison.recipe}: {shape.rows} rows, {shape.threads} threads,"
+        f" {shape.device}), median of {comparison.repeats}"
+    )
+    print(f"  {'':<24}{'s/step':>10}{'s first step':>14}{'peak MB above the loaded model':>34}")
+    for name, costs in (("not compiled", plain), ("compiled, empty cache", cold), ("compiled again", warm)):
+        seconds = statistics.median(cost.seconds for cost in costs)
+        first = statistics.median(cost.first_seconds for cost in costs)
+        peak = statistics.median(cost.peak_mb for cost in costs)
+        print(f"  {name:<24}{seconds:>10.3f}{first:>14.1f}{peak:>34.0f}")
+    times = [cost.seconds for cost in plain], [cost.seconds for cost in cold]
+    print(f"  compiled against not compiled: {format_speed_up(*times)}")
+    return {"selector_step/compiled_against_concurrent": median_ratio(*times)}
+
+
 def _share_of_gemm(costs: Sequence[StepCost]) -> float:
     return statistics.median(cost.gigaflops / cost.seconds / cost.peak_gigaflops for cost in costs)
 
@@ -134,7 +169,7 @@ def time_step(recipe_name: str, arm: str) -> dict[str, Any]:
     from components.models.selector import Selector
 
     recipe, device = prepare_process(recipe_name)
-    selector = Selector(recipe.selector, device)
+    selector = Selector(recipe.selector, device, compiled=arm == COMPILED)
     selector.slot.load(selector.slot.initial_adapter(recipe.seed))
     pairs = load_pairs(recipe)[: recipe.federation.batch_size]
     rows = [selector.encode(SelectorComparison(p["prompt"], p["chosen"], p["rejected"])) for p in pairs]
@@ -142,8 +177,8 @@ def time_step(recipe_name: str, arm: str) -> dict[str, Any]:
     before = _resident_mb()
 
     def loss(indices: np.ndarray) -> tuple[torch.Tensor, int]:
-        ids, last = selector.collate([rows[i] for i in indices])
-        return selector_loss(_arm_logits(selector, arm, ids, last), labels[indices]), ids.numel()
+        own = [rows[i] for i in indices]
+        return selector_loss(_arm_logits(selector, arm, own), labels[indices]), sum(map(len, own))
 
     def step(parts: int) -> None:
         accumulate_gradients(loss, selector.slot.parameters, [np.arange(len(rows))], 0, parts)
@@ -151,21 +186,25 @@ def time_step(recipe_name: str, arm: str) -> dict[str, Any]:
         if device.startswith("cuda"):
             torch.cuda.synchronize()
 
-    parts = concurrent_parts(torch.device(device)) if arm == CONCURRENT else 1
+    parts = concurrent_parts(torch.device(device)) if arm in (CONCURRENT, COMPILED) else 1
     seconds = [_time(partial(step, parts)) for _ in range(STEPS)]
     if device.startswith("cuda"):
         peak = torch.cuda.max_memory_allocated() / 2**20
     else:
         peak = _resident_mb() - before
     peak_gigaflops = gemm_gigaflops(device)
-    with flop_counter() as counter:  # it counts the operations of its own thread
-        step(parts=1)
+    gigaflops = 0.0  # a compiled step's operations are not those that the counter sees
+    if arm != COMPILED:
+        with flop_counter() as counter:  # it counts the operations of its own thread
+            step(parts=1)
+        gigaflops = counter.get_total_flops() / 1e9
     cost = StepCost(
         seconds=statistics.median(seconds[WARM_UP:]),
+        first_seconds=seconds[0],
         peak_mb=peak,
         rows=len(rows),
         tokens=sum(map(len, rows)),
-        gigaflops=counter.get_total_flops() / 1e9,
+        gigaflops=gigaflops,
         peak_gigaflops=peak_gigaflops,
         threads=torch.get_num_threads(),
         device=device,
@@ -173,19 +212,20 @@ def time_step(recipe_name: str, arm: str) -> dict[str, Any]:
     return asdict(cost)
 
 
-def _arm_logits(selector: Selector, arm: str, ids: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+def _arm_logits(selector: Selector, arm: str, rows: Sequence[Sequence[int]]) -> torch.Tensor:
     """Logits [N, 2] of the choices, computed as an arm does."""
     import torch
 
     from components.models.selector import choice_logits
 
+    if arm in (CONCURRENT, ONE_POSITION, COMPILED):
+        return selector.training_logits(rows)
+    ids, last = selector.collate(rows)
     if arm == FULL_LOGITS:
         logits = selector.model(input_ids=ids, use_cache=False).logits
         return cast("torch.Tensor", logits[torch.arange(len(last)), last][:, list(selector.choices)])
-    if arm == TWO_ROWS:
-        base = cast("PreTrainedModel", selector.model.get_base_model())
-        return choice_logits(base, ids, last, selector.choices)
-    return selector.choice_logits(ids, last)
+    base = cast("PreTrainedModel", selector.model.get_base_model())
+    return choice_logits(base, ids, last, selector.choices)
 
 
 def compare_scoring(comparison: Comparison, selectors: int = 3, rows: int = 12) -> Ratios:

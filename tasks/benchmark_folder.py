@@ -20,8 +20,9 @@ from components.benchmarks import arm_recipe
 from components.config import RecipeError
 from components.config.benchmark import Benchmark
 from components.io import read_json, write_atomically
+from components.paths import runs_root
 from tasks.devices import choose_workers
-from tasks.runs import Run, create_run, runs_root
+from tasks.runs import Run, create_run
 
 
 def open_benchmark(name: str, benchmark: Benchmark) -> Path:

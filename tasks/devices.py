@@ -22,6 +22,8 @@ from components.federation.clients.base import Trainer
 from components.federation.clients.worker import build_trainer
 from components.learning.references import ReferenceCache
 from components.models.backbone import choose_devices, find_active_dropout
+from components.models.compiled import forget_programs
+from tasks.compilation import can_compile
 
 Slot = tuple[str, int]
 """A device, and the index of a model on it: a CPU may have several, a GPU has one."""
@@ -114,6 +116,7 @@ class DevicePool:
         with self._lock:
             self._residents.clear()
             self._free = None
+        forget_programs()
         gc.collect()
         release_memory()
 
@@ -141,11 +144,11 @@ def set_threads(runtime: RuntimeConfig, mapped: bool = False) -> None:
 
 
 def choose_workers(recipe: Recipe) -> Recipe:
-    """The recipe with threads and concurrent clients that it leaves to the machine.
+    """The recipe with threads, concurrent clients and compilation that it leaves to the machine.
 
-    They are what the last bits of a result depend on. They follow from the recipe, the devices and
-    the number of cores, never from a measurement. With Ray nothing is chosen, because other machines
-    compute.
+    They are what the last bits of a result depend on. They follow from the recipe, the devices, the
+    number of cores and the installed compilers, never from a measurement. With Ray nothing is chosen,
+    because other machines compute.
     """
     runtime = recipe.runtime
     if runtime.task_runner != "threads":
@@ -153,6 +156,9 @@ def choose_workers(recipe: Recipe) -> Recipe:
     threads = runtime.torch_threads or available_cores()
     workers = runtime.cpu_workers or (2 if threads > 1 and _can_train_concurrently(recipe) else 1)
     chosen = runtime.model_copy(update={"torch_threads": threads, "cpu_workers": workers})
+    if runtime.compile:
+        devices = [device for device, _ in device_slots(chosen)]
+        chosen = chosen.model_copy(update={"compile": can_compile(recipe, devices)})
     return recipe.model_copy(update={"runtime": chosen})
 
 

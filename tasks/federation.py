@@ -76,6 +76,7 @@ def open_commits(run: Run, recipe: Recipe) -> Commits:
         first + rewards_fingerprint(recipe.rewards, run.prepared),
         *others,
         f"threads{recipe.runtime.torch_threads}x{recipe.runtime.workers}",
+        *(["compiled"] if recipe.runtime.compile else []),
         f"v{ROUNDS}",
     ]
     return Commits(run.federation, "-".join(parts))

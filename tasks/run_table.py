@@ -15,8 +15,9 @@ from typing import Any
 
 from components.config import RecipeError
 from components.io import read_json
+from components.paths import runs_root
 from tasks.benchmark_folder import find_benchmark
-from tasks.runs import Run, find_run, list_runs, lock, runs_root
+from tasks.runs import Run, find_run, list_runs, lock
 
 PHASES = ("prepare", "federate", "align", "evaluate")
 

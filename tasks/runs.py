@@ -36,7 +36,7 @@ import yaml
 
 from components.config import Recipe, RecipeError
 from components.io import read_json, write_atomically, write_json
-from components.paths import PACKAGE, home
+from components.paths import PACKAGE, runs_root
 from components.recipes import dump_recipe, load_recipe, required_backbones
 from components.results import AlignmentResult, EvaluationResult, FederationResult
 
@@ -137,11 +137,6 @@ class Run:
         commits = self.metadata().get("commits", [])
         if commits[-1:] != [commit]:
             self.update_metadata(commits=[*commits, commit])
-
-
-def runs_root() -> Path:
-    """Folder of all runs: FED_RLHF_RUNS, or runs/ of the project's home."""
-    return Path(os.environ.get("FED_RLHF_RUNS", home() / "runs"))
 
 
 def judges_root() -> Path:

@@ -84,7 +84,7 @@ def test_the_shp_recipe_has_the_training_of_table_5_of_fedbiscuit():
     dpo = recipe.alignment.dpo
     assert federation.method == "fedbiscuit"
     assert (federation.options.selectors, federation.options.warmup_rounds) == (3, 50)
-    assert (federation.options.regroup_every, federation.options.aggregator.kind) == (100, "paper")
+    assert (federation.options.regroup_every, federation.options.aggregator.kind) == (100, "uniform")
     assert (federation.rounds, federation.clients_per_round) == (500, 10)
     assert (federation.local_steps, federation.batch_size) == (30, 32)
     assert (optimizer.name, optimizer.lr, optimizer.betas) == ("adamw", 1e-5, [0.9, 0.95])

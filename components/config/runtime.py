@@ -13,9 +13,9 @@ from components.config.section import Section
 class RuntimeConfig(Section):
     """How the work is distributed.
 
-    Nothing here changes a result on one type of device, except torch_threads and cpu_workers in the
-    last bits. Where they are null, a run chooses them when it starts and stores them with its recipe
-    (tasks/devices.py), so that it resumes with the same values.
+    Nothing here changes a result on one type of device, except torch_threads, cpu_workers and compile
+    in the last bits (and compile in the numbers that dropout draws). What a run chooses of them when
+    it starts is stored with its recipe (tasks/devices.py), so that it resumes with the same values.
     """
 
     task_runner: Literal["threads", "ray"] = Field(
@@ -50,6 +50,15 @@ class RuntimeConfig(Section):
             "Threads of a CPU operation, or of all concurrent clients together. Sums are split by it, so runs"
             " that shall be equal to the last bit need the same value. null: the cores of the machine where"
             " the run starts."
+        ),
+    )
+    compile: bool = Field(
+        False,
+        description=(
+            "Compile the training step of the clients' selectors by torch.compile, with rows padded to a few"
+            " lengths. It needs a C++ compiler, and on a GPU triton; a run that starts without them, or"
+            " trains no selector, logs it and stores false. Whether it pays depends on the machine: see"
+            " docs/results/performance.md, and measure by python -m perf.costs --compiled."
         ),
     )
     data_docs: bool = Field(

@@ -52,6 +52,7 @@ def train_selector(
     Raises:
         AdapterError: the adapter does not fit.
         TrainingError: there are no pairs, or a loss is not finite.
+        CompileError: the selector's steps are compiled, and torch cannot compile its model.
     """
     import torch
 
@@ -61,7 +62,7 @@ def train_selector(
 
     def loss(indices: np.ndarray) -> tuple[torch.Tensor, int]:
         rows = [encoded[i] for i in indices]
-        logits = selector.choice_logits(*selector.collate(rows))
+        logits = selector.training_logits(rows)
         losses = selector_loss(logits, torch.as_tensor(labels[indices], device=logits.device))
         return losses, sum(map(len, rows))
 

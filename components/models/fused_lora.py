@@ -23,10 +23,11 @@ def fuse_lora(model: PeftModel) -> None:
     """
     from peft.tuners.lora import Linear
 
+    function = _function()
     for module in model.modules():
         if type(module) is Linear and type(module.get_base_layer()) is _linear_type():
             layer: Any = module
-            layer.forward = partial(_forward, layer, layer.forward)
+            layer.forward = partial(_forward, layer, layer.forward, function)
 
 
 def _linear_type() -> type[torch.nn.Module]:
@@ -35,15 +36,17 @@ def _linear_type() -> type[torch.nn.Module]:
     return torch.nn.Linear
 
 
-def _forward(layer: Any, separate: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """The forward pass of a layer; `separate` is PEFT's own."""
+def _forward(
+    layer: Any, separate: Any, function: Any, x: torch.Tensor, *args: Any, **kwargs: Any
+) -> torch.Tensor:
+    """The forward pass of a layer; `separate` is PEFT's own, `function` the fused one."""
     name = layer.active_adapters[0] if len(layer.active_adapters) == 1 else None
     if args or kwargs or name is None or name not in layer.lora_A or not _can_fuse(layer, name, x):
         result: torch.Tensor = separate(x, *args, **kwargs)
         return result
     base = layer.get_base_layer()
     a, b = layer.lora_A[name].weight, layer.lora_B[name].weight
-    fused: torch.Tensor = _function().apply(x, base.weight, base.bias, a, b, layer.scaling[name])
+    fused: torch.Tensor = function.apply(x, base.weight, base.bias, a, b, layer.scaling[name])
     return fused
 
 

@@ -149,14 +149,20 @@ _SELECTED = _Selected()
 @contextmanager
 def _at_positions(layer: Any, last: torch.Tensor) -> Iterator[None]:
     """Let a decoder layer compute its output at these positions alone, as [N, 1, H]."""
-    with _HOOKING:
-        if _select_positions not in layer._forward_pre_hooks.values():
-            layer.register_forward_pre_hook(_select_positions, with_kwargs=True)
+    if _select_positions not in layer._forward_pre_hooks.values():
+        _add_hook(layer)
     _SELECTED.layer, _SELECTED.last = layer, last
     try:
         yield
     finally:
         _SELECTED.layer = _SELECTED.last = None
+
+
+def _add_hook(layer: Any) -> None:
+    """Register the hook once, whichever thread comes first. A compiler cannot trace a lock."""
+    with _HOOKING:
+        if _select_positions not in layer._forward_pre_hooks.values():
+            layer.register_forward_pre_hook(_select_positions, with_kwargs=True)
 
 
 def _select_positions(
