@@ -97,8 +97,8 @@ def encode_comparison(
     }
     fields = {name: tokenizer.encode(text.strip(), add_special_tokens=False) for name, text in texts.items()}
     literals = {piece: tokenizer.encode(piece, add_special_tokens=False) for piece in template.pieces[::2]}
-    bos = _bos_ids(tokenizer)
-    room = max_length - len(bos) - sum(len(literals[piece]) for piece in template.pieces[::2])
+    leading = _leading_ids(tokenizer)
+    room = max_length - len(leading) - sum(len(literals[piece]) for piece in template.pieces[::2])
     if room < 2 * MIN_COMPLETION_TOKENS:
         raise SelectorError(
             f"the template '{template.name}' takes {max_length - room} of the {max_length} tokens of "
@@ -110,17 +110,23 @@ def encode_comparison(
         fields[name] = fields[name][:limit]
     room -= len(fields["response_a"]) + len(fields["response_b"])
     fields["prompt"] = fields["prompt"][: room if max_prompt_tokens is None else min(room, max_prompt_tokens)]
-    ids = list(bos)
+    ids = list(leading)
     for position, piece in enumerate(template.pieces):
         ids += fields[piece] if position % 2 else literals[piece]
     return ids
 
 
-def _bos_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The beginning-of-sequence token, if the tokenizer adds one."""
-    if getattr(tokenizer, "add_bos_token", False) and tokenizer.bos_token_id is not None:
-        return [tokenizer.bos_token_id]
-    return []
+def _leading_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The special tokens that the tokenizer adds before a text: <bos> for Gemma and Llama.
+
+    A text is encoded to find them, since attributes such as `add_bos_token` do not say what the
+    post-processor of a tokenizer.json does.
+    """
+    text = "a"
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=True)
+    plain: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    starts = (n for n in range(len(ids)) if ids[n : n + len(plain)] == plain)
+    return ids[: next(starts, 0)]
 
 
 class Selector:
