@@ -5,10 +5,10 @@ that depend on it. Raise it together with a change of code that changes what the
 that an artifact of the earlier code is not taken for one of the present code.
 """
 
-ROUNDS = 3
+ROUNDS = 4
 """What clients compute in the rounds (components/federation/clients, components/learning)."""
 
-SELECTOR_JUDGE = 3
+SELECTOR_JUDGE = 4
 """Selectors that are trained as judges (components/evaluation/judges/selector.py)."""
 
 TRAINED_REWARD = 3

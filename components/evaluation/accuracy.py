@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -16,7 +17,9 @@ from components.seeding import generator
 def accuracy_report(scores: PreferenceScores, pairs: Pairs) -> AccuracyReport:
     """Share of held-out pairs on which the models' majority agrees with their owner.
 
-    A pair with a margin of 0, or on which votes tie, counts half. Each client counts once in
+    A pair with a margin of 0, or on which votes tie, counts half, and so does a pair on which the
+    majority depends on the order of its completions: a selector that always chooses one position
+    has an accuracy of exactly one half. Each client counts once in
     `mean`. The preference accuracy of FedPDPO section 5 is by 'summed' or 'per_token'
     log-likelihood (the paper does not say which): log pi of the chosen completion less that of the
     rejected one.
@@ -33,9 +36,9 @@ def accuracy_report(scores: PreferenceScores, pairs: Pairs) -> AccuracyReport:
 
 
 def _report(scores: PreferenceScores, pairs: Pairs) -> AccuracyReport:
-    summary = _summarize(scores.margins, pairs)
-    votes = _majority(scores.margins)
-    margins = _client_means(scores.margins, pairs)
+    votes = _votes(scores.orders)
+    summary = _summarize(votes, pairs)
+    margins = _client_means(np.mean(scores.orders, axis=0), pairs)
     rewards = None if scores.rewards is None else _client_means(scores.rewards, pairs)
     return AccuracyReport(
         mean=summary.mean,
@@ -48,12 +51,13 @@ def _report(scores: PreferenceScores, pairs: Pairs) -> AccuracyReport:
         margins=margins,
         reward=None if rewards is None else float(np.mean(list(rewards.values()))),
         rewards=rewards,
-        by_metric={name: _summarize(values, pairs) for name, values in scores.margins_by_metric.items()},
+        by_metric={
+            name: _summarize(_votes([values]), pairs) for name, values in scores.margins_by_metric.items()
+        },
     )
 
 
-def _summarize(margins: Array, pairs: Pairs) -> AccuracySummary:
-    votes = _majority(margins)
+def _summarize(votes: Array, pairs: Pairs) -> AccuracySummary:
     clients = {name: float(votes[rows].mean()) for name, rows in _rows_by(pairs, "client_id").items()}
     values = list(clients.values())
     return AccuracySummary(mean=float(np.mean(values)), worst=min(values), best=max(values), clients=clients)
@@ -63,6 +67,11 @@ def _client_means(values: Array, pairs: Pairs) -> dict[str, float]:
     """By client, the mean over its pairs of the mean over models."""
     means = values.mean(axis=0)
     return {name: float(means[rows].mean()) for name, rows in _rows_by(pairs, "client_id").items()}
+
+
+def _votes(orders: Sequence[Array]) -> Array:
+    """The mean of the majority over the orders of presentation, [N], of margins [U, N] each."""
+    return np.mean([_majority(margins) for margins in orders], axis=0)
 
 
 def _majority(margins: Array) -> Array:

@@ -18,6 +18,8 @@ class PreferenceScores:
     Attributes:
         margins: [U, N], positive where a model prefers the chosen completion. Of a selector they
             are log-odds, of a policy differences of log-ratios to the reference (nats).
+        swapped: [U, N], the margins of a selector that is shown the chosen completion second; None
+            where a margin does not depend on the order.
         rewards: [U, N], log-ratios of the chosen completions (nats); None for selectors.
         margins_by_metric: other margins, [U, N] each. A policy has 'summed', margins of the
             completions' log-likelihoods, and 'per_token', margins of their means per token; a
@@ -30,6 +32,12 @@ class PreferenceScores:
     rewards: Array | None = None
     margins_by_metric: dict[str, Array] = field(default_factory=dict)
     assigned: npt.NDArray[np.int64] | None = None
+    swapped: Array | None = None
+
+    @property
+    def orders(self) -> list[Array]:
+        """The margins in each order that they depend on, [U, N] each."""
+        return [self.margins] if self.swapped is None else [self.margins, self.swapped]
 
     def select(self, models: Sequence[int]) -> PreferenceScores:
         """Scores by these models, in this order; a model may be selected twice."""
@@ -38,6 +46,7 @@ class PreferenceScores:
             self.margins[rows],
             None if self.rewards is None else self.rewards[rows],
             {name: margins[rows] for name, margins in self.margins_by_metric.items()},
+            swapped=None if self.swapped is None else self.swapped[rows],
         )
 
     def by_assigned(self) -> tuple[list[int], PreferenceScores]:
@@ -57,6 +66,7 @@ class PreferenceScores:
             self.margins[rows, columns][None, :],
             None if self.rewards is None else self.rewards[rows, columns][None, :],
             {name: margins[rows, columns][None, :] for name, margins in self.margins_by_metric.items()},
+            swapped=None if self.swapped is None else self.swapped[rows, columns][None, :],
         )
         return columns, scores
 
@@ -85,6 +95,7 @@ def concat(parts: Sequence[tuple[Sequence[int], PreferenceScores]]) -> Preferenc
         return np.asarray(np.concatenate(arrays, axis=1)[:, order])
 
     rewards = [part.rewards for part in scores if part.rewards is not None]
+    swapped = [part.swapped for part in scores if part.swapped is not None]
     return PreferenceScores(
         join([part.margins for part in scores]),
         join(rewards) if rewards else None,
@@ -92,4 +103,5 @@ def concat(parts: Sequence[tuple[Sequence[int], PreferenceScores]]) -> Preferenc
             name: join([part.margins_by_metric[name] for part in scores])
             for name in scores[0].margins_by_metric
         },
+        swapped=join(swapped) if swapped else None,
     )

@@ -70,13 +70,33 @@ def train_selector(
 
 
 def score_pairs(selector: Selector, pairs: Sequence[Pair]) -> np.ndarray:
-    """Log-odds [N] that the chosen completions are better, under the adapter in the slot."""
-    return selector.margins([Comparison(p["prompt"], p["chosen"], p["rejected"]) for p in pairs])
+    """Log-odds that the chosen completions are better, shown first and shown second.
+
+    Both orders are measured even where the selector labels in one (selector.orders), because the
+    chosen completion must not have a position of its own.
+
+    Args:
+        selector: with the adapter in its slot.
+        pairs: N records with prompt, chosen and rejected.
+
+    Returns:
+        [2, N]. With orders 'both', by which a selector decides on their mean, both rows are the
+        mean.
+    """
+    comparisons = [Comparison(p["prompt"], p["chosen"], p["rejected"]) for p in pairs]
+    margins = selector.margins_by_order(comparisons)
+    if selector.config.orders == "both":
+        margins[:] = margins.mean(axis=0)
+    return margins
 
 
 def accuracy(margins: np.ndarray) -> float:
-    """Share of N margins above 0, where a margin of 0 counts half; NaN if N is 0."""
-    if not len(margins):
+    """Share of margins above 0, where a margin of 0 counts half; NaN if there are none.
+
+    A selector that always chooses one position has an accuracy of one half over the margins of both
+    orders, [2, N].
+    """
+    if not margins.size:
         return float("nan")
     return float(np.mean((margins > 0) + 0.5 * (margins == 0)))
 

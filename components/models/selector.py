@@ -282,20 +282,24 @@ class Selector:
         Returns:
             [N] float64; the first completion is chosen where it is above 0.
         """
-        margins, swapped = self.margins_by_order(comparisons)
-        return margins if swapped is None else (margins + swapped) / 2
+        if self.config.orders == "single":
+            return self.margins_as_shown(comparisons)
+        mean: np.ndarray = self.margins_by_order(comparisons).mean(axis=0)
+        return mean
 
-    def margins_by_order(self, comparisons: Sequence[Comparison]) -> tuple[np.ndarray, np.ndarray | None]:
-        """Log-odds that the first completion is better, shown as A and as B; [N] float64 each.
+    def margins_as_shown(self, comparisons: Sequence[Comparison]) -> np.ndarray:
+        """Log-odds of ' A' against ' B' for each comparison in its own order; [N] float64."""
+        logits = self.logits(comparisons).astype("float64")
+        odds: np.ndarray = logits[:, 0] - logits[:, 1]
+        return odds
 
-        The second array is None with orders 'single'.
-        """
-        swapped = []
-        if self.config.orders == "both":
-            swapped = [Comparison(c.prompt, c.second, c.first) for c in comparisons]
-        logits = self.logits([*comparisons, *swapped]).astype("float64")
-        odds = logits[:, 0] - logits[:, 1]
-        return odds[: len(comparisons)], -odds[len(comparisons) :] if swapped else None
+    def margins_by_order(self, comparisons: Sequence[Comparison]) -> np.ndarray:
+        """Log-odds that the first completion is better, shown as A and as B; [2, N] float64."""
+        import numpy as np
+
+        swapped = [Comparison(c.prompt, c.second, c.first) for c in comparisons]
+        shown_as_a, shown_as_b = np.split(self.margins_as_shown([*comparisons, *swapped]), 2)
+        return np.stack([shown_as_a, -shown_as_b])
 
 
 def _member_name(index: int) -> str:

@@ -241,14 +241,20 @@ def checkpoint_contests(answers: Mapping[int, Path], base: Path) -> dict[int, Co
 
 
 def _selector_score(outcome: Outcome, contest: Contest, workspace: Workspace) -> float:
-    """Share of prompts on which most selectors prefer our answer; equal answers count half."""
+    """Share of prompts on which most selectors prefer our answer, in the mean of both orders.
+
+    Equal answers count half.
+    """
     from components.models.selector import Comparison
 
     comparisons = [
         Comparison(prompt, ours, theirs)
         for prompt, ours, theirs in zip(contest.prompts, contest.ours, contest.theirs, strict=True)
     ]
-    votes = outcome.compare(comparisons, workspace) > 0
-    preferred = votes.mean(axis=0) > 0.5
+    orders = [outcome.compare(comparisons, workspace) > 0]
+    if workspace.recipe.selector.orders == "single":  # otherwise a selector averages both orders
+        swapped = [Comparison(pair.prompt, pair.second, pair.first) for pair in comparisons]
+        orders.append(outcome.compare(swapped, workspace) < 0)
+    preferred = np.mean([votes.mean(axis=0) > 0.5 for votes in orders], axis=0)
     equal = np.array([pair.first.strip() == pair.second.strip() for pair in comparisons])
     return float(np.where(equal, 0.5, preferred).mean())

@@ -44,6 +44,27 @@ def test_an_ensemble_is_right_where_most_of_its_models_are_whatever_the_size_of_
     assert report({0, 1}, {1, 2}, {2, 1, 4}).clients == {"ada": 0.5, "bea": 0.0}
 
 
+def test_models_that_always_choose_one_position_are_right_on_half_of_the_pairs():
+    always_first = np.full((3, 5), 2.0)
+    measured = accuracy_report(PreferenceScores(always_first, swapped=-always_first), PAIRS)
+    assert measured.mean == measured.worst == measured.best == 0.5
+    assert measured.domains == {"common": 0.5, "own": 0.5}
+    assert measured.margin == 0.0
+
+
+def test_each_order_of_a_pair_counts_half():
+    scores = PreferenceScores(margins({0, 4}), swapped=margins({0, 1}))
+    measured = accuracy_report(scores, PAIRS)
+    assert measured.clients == {"ada": (1 + 0.5) / 4, "bea": 0.5}
+
+
+def test_the_orders_of_assigned_models_are_those_of_each_clients_own():
+    scores = PreferenceScores(
+        margins({0, 1, 2, 3}, {4}), swapped=margins({0, 1}, set()), assigned=np.array([0, 0, 0, 0, 1])
+    )
+    assert accuracy_report(scores, PAIRS).assigned.clients == {"ada": 0.75, "bea": 0.5}
+
+
 def test_a_pair_with_a_margin_of_zero_counts_half():
     assert accuracy_report(PreferenceScores(np.zeros((1, 5))), PAIRS).mean == 0.5
 

@@ -188,7 +188,7 @@ def test_the_judge_as_a_reward_scores_pairs_by_half_of_its_log_odds(debug, prepa
     pairs = read_rows(prepared / "judge.parquet", split="test")
     scores, figures = JudgeReward().score_pairs(pairs, RewardResources(prepared, tmp_path, 0, "cpu", section))
     judge = section.build(JudgeResources(prepared, tmp_path, 0, "cpu"))
-    odds = score_pairs(judge.selector, pairs)
+    odds = score_pairs(judge.selector, pairs).mean(axis=0)
     np.testing.assert_array_equal(scores, np.stack([odds / 2, -odds / 2], axis=1))
     assert figures == {}
 

@@ -325,7 +325,16 @@ def test_with_a_single_order_the_margin_is_that_of_the_given_order(
     logits = tiny_selector.logits(COMPARISONS)
     monkeypatch.setattr(tiny_selector, "config", tiny_selector.config.model_copy(update={"orders": "single"}))
     assert tiny_selector.margins(COMPARISONS) == pytest.approx(logits[:, 0] - logits[:, 1], abs=1e-6)
-    assert tiny_selector.margins_by_order(COMPARISONS)[1] is None
+
+
+def test_the_margins_of_both_orders_do_not_depend_on_how_labels_are_made(
+    tiny_selector, random_adapter, monkeypatch
+):
+    tiny_selector.slot.load(random_adapter(0))
+    expected = tiny_selector.margins_by_order(COMPARISONS)
+    monkeypatch.setattr(tiny_selector, "config", tiny_selector.config.model_copy(update={"orders": "single"}))
+    assert np.array_equal(tiny_selector.margins_by_order(COMPARISONS), expected)
+    assert not np.allclose(expected[0], expected[1])
 
 
 def test_no_comparison_has_no_margin(tiny_selector):

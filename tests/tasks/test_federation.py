@@ -564,7 +564,7 @@ def correct(ensemble, store, tiny_selector, prepared):
     by_selector = {}
     for name, digest in ensemble.adapters.items():
         tiny_selector.slot.load(store.get(store.ref(digest)))
-        by_selector[name] = score_pairs(tiny_selector, pairs) > 0
+        by_selector[name] = score_pairs(tiny_selector, pairs)[0] > 0
     return pairs, by_selector
 
 

@@ -3,6 +3,7 @@
 import json
 import logging
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,14 +12,14 @@ import torch
 from components.evaluation.judges import autoj
 from components.evaluation.judges.autoj import local, prompts
 from components.federation.clients.context import ClientContexts
-from components.federation.outcome import Workspace
+from components.federation.outcome import Workspace, load_outcome
 from components.io import read_json, write_json
 from components.models.adapters import AdapterStore
 from components.results import OutcomeRecord
 from tasks import benchmark
 from tasks.benchmark_folder import contest_path
 from tasks.evaluation import judging
-from tasks.evaluation.judging import JudgedRun
+from tasks.evaluation.judging import Contest, JudgedRun
 from tests.support.judges import AlphabetSection, with_judge
 
 SUMMARIZE = "Write a summary of the text in one paragraph of at most 50 words.\n\n"
@@ -168,6 +169,26 @@ def test_the_curve_has_a_point_for_each_checkpoint_on_the_prompts_with_all_answe
 def test_the_proxy_is_the_share_of_prompts_that_most_selectors_prefer_and_equal_answers_count_half(curve):
     """At step 8 the second answer has as many 'good' as the base policy's: no preference."""
     assert [point.proxy for point in curve] == [(1 + 0 + 0.5) / 3, (1 + 0 + 1) / 3]
+
+
+class FirstPosition:
+    """A trainer whose selectors always choose the completion that is shown first."""
+
+    def compare(self, comparisons, adapters):
+        return torch.ones(len(adapters), len(comparisons)).numpy()
+
+
+def test_the_proxy_of_selectors_that_label_in_one_order_is_measured_in_both(debug, selectors, tmp_path):
+    @contextmanager
+    def lend_trainer():
+        yield FirstPosition()
+
+    record, workspace = selectors
+    single = debug.selector.model_copy(update={"orders": "single"})
+    recipe = debug.model_copy(update={"selector": single})
+    workspace = replace(workspace, recipe=recipe, lend_trainer=lend_trainer)
+    contest = Contest(["q0", "q1"], ["ours 0", "ours 1"], ["theirs 0", "theirs 1"])
+    assert judging._selector_score(load_outcome(record), contest, workspace) == 0.5
 
 
 def test_the_judges_share_counts_a_tie_half(curve):

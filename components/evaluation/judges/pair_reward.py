@@ -51,5 +51,5 @@ class JudgeReward(RewardSection):
         judge = resources.judge.build(
             JudgeResources(resources.prepared, resources.cache, resources.seed, resources.device)
         )
-        half = score_pairs(judge.selector, rows) / 2
+        half = score_pairs(judge.selector, rows).mean(axis=0) / 2
         return np.stack([half, -half], axis=1), {}

@@ -103,7 +103,7 @@ class SelectorJudge:
 
     def compare(self, comparisons: Sequence[Comparison]) -> list[Verdict]:
         """The completion with the larger logit, in the order of each comparison; [N] verdicts."""
-        margins, _ = self.selector.margins_by_order(comparisons)
+        margins = self.selector.margins_as_shown(comparisons)
         return [
             Verdict.FIRST if margin > 0 else Verdict.SECOND if margin < 0 else Verdict.TIE
             for margin in margins
@@ -162,5 +162,5 @@ def train_judge(
     }
     for domain in sorted({row["domain"] for row in held_out}):
         in_domain = [row["domain"] == domain for row in held_out]
-        figures[f"judge_accuracy/{domain}"] = accuracy(margins[in_domain])
+        figures[f"judge_accuracy/{domain}"] = accuracy(margins[:, in_domain])
     return adapter, figures

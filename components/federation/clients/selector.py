@@ -88,14 +88,16 @@ class SelectorTrainer:
         return ClientResult(losses=tuple(validation_losses(self.selector, rows, adapters)), rows=len(rows))
 
     def score_pairs(self, pairs: Pairs, adapters: Sequence[Adapter]) -> PreferenceScores:
-        """Log-odds that the chosen completion is better, by each adapter."""
+        """Log-odds that the chosen completion is better, by each adapter, with it first and second."""
         from components.learning.selector import score_pairs
 
-        margins = np.zeros((len(adapters), len(pairs)))
-        for row, adapter in zip(margins, adapters, strict=True):
+        margins = np.zeros((len(adapters), 2, len(pairs)))
+        for rows, adapter in zip(margins, adapters, strict=True):
             self.selector.slot.load(adapter)
-            row[:] = score_pairs(self.selector, pairs)
-        return PreferenceScores(margins)
+            rows[:] = score_pairs(self.selector, pairs)
+        if self.selector.config.orders == "both":
+            return PreferenceScores(margins[:, 0])
+        return PreferenceScores(margins[:, 0], swapped=margins[:, 1])
 
     def compare(self, comparisons: Sequence[Comparison], adapters: Sequence[Adapter]) -> Array:
         """Log-odds that the first completion is better, by each adapter, [U, N]."""
