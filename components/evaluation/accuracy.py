@@ -71,7 +71,8 @@ def _client_means(values: Array, pairs: Pairs) -> dict[str, float]:
 
 def _votes(orders: Sequence[Array]) -> Array:
     """The mean of the majority over the orders of presentation, [N], of margins [U, N] each."""
-    return np.mean([_majority(margins) for margins in orders], axis=0)
+    votes: Array = np.mean([_majority(margins) for margins in orders], axis=0)
+    return votes
 
 
 def _majority(margins: Array) -> Array:
