@@ -56,7 +56,7 @@ class AlpacaEvalConfig(Section):
     """AlpacaEval 2.0 (Li et al. 2023; Dubois et al. 2024) by the package alpaca_eval."""
 
     annotators_config: str = Field(
-        "weighted_alpaca_eval_gpt4_turbo",
+        "weighted_alpaca_eval_gpt4_turbo_new",
         min_length=1,
         description=(
             "Name of an annotator of the package, or a local folder with configs.yaml. API keys are read"

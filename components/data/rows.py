@@ -60,6 +60,10 @@ def require_file(folder: Path, stem: str) -> Path:
     return file
 
 
+CONVERSION = "refs/convert/parquet"
+"""Branch on which the hub converts a data set to parquet, in a folder for each configuration."""
+
+
 def from_hub(
     name: str,
     config: str | None = None,

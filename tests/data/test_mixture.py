@@ -314,13 +314,14 @@ def test_each_source_is_loaded_from_the_hub_with_its_own_revision(monkeypatch):
 
     def load_dataset(name, config=None, **more):
         requests.append((name, more["split"], more["revision"]))
-        return [pair(i, name) for i in range(80)]
+        return [pair(i, name) for i in (range(80) if more["split"] == "train" else range(80, 90))]
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     data = sources.load(mixture({"source": "py-dpo", "revision": "abc"}, {"source": "ultrafeedback"}), 0)
     assert requests == [
         ("jondurbin/py-dpo-v0.1", "train", "abc"),
         ("kaitchup/UltraFeedback-prompt-chosen-rejected", "train", None),
+        ("kaitchup/UltraFeedback-prompt-chosen-rejected", "test", None),
     ]
     assert set(data.pairs["client_id"]) == {"py-dpo", "ultrafeedback"}
     assert all(r["chosen"].startswith("jondurbin") == (r["client_id"] == "py-dpo") for r in data.pairs)

@@ -121,11 +121,12 @@ def test_the_splits_are_loaded_from_the_hub_without_remote_code(source, tmp_path
     make, hub = HUBS[source]
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     data = sources.load(DataConfig(source=source, revision="abc", options=WHOLE), 0)
-    splits = ("train", "test") if source == "imdb" else ("train",)
+    has_test = source in ("imdb", "ultrafeedback")
+    splits = ("train", "test") if has_test else ("train",)
     assert requests == [
         (hub, None, {"split": split, "revision": "abc", "data_dir": None}) for split in splits
     ]
-    assert len(data.pairs) == (100 if source == "imdb" else 80)
+    assert len(data.pairs) == (100 if has_test else 80)
 
 
 @pytest.mark.parametrize("source", HUBS)

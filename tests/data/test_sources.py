@@ -424,8 +424,8 @@ def test_tldr_reads_the_parquet_conversion_from_the_hub_and_runs_no_remote_code(
     assert len(data.pairs) + len(data.judge) == 20
     assert requests[0] == (
         "openai/summarize_from_feedback",
-        "comparisons",
-        {"split": "train", "revision": "refs/convert/parquet", "data_dir": None},
+        None,
+        {"split": "train", "revision": "refs/convert/parquet", "data_dir": "comparisons"},
     )
     assert [(name, more["split"]) for name, _, more in requests[1:]] == [
         ("trl-lib/tldr", "train"),

@@ -446,7 +446,7 @@ def test_cached_annotations_are_not_requested_again(tmp_path, monkeypatch):
             "instruction": prompt,
             "output_1": f"theirs {i}",
             "output_2": f"ours {i}",
-            "annotator": "weighted_alpaca_eval_gpt4_turbo",
+            "annotator": "weighted_alpaca_eval_gpt4_turbo_new",
             "preference": 1 + i / 40,
         }
         for i, prompt in enumerate(PROMPTS)

@@ -37,9 +37,8 @@ from components.data.questions.base import (
     wrong_type,
 )
 from components.data.records import DataError
-from components.data.rows import SUFFIXES, Row, check_columns, find_file, read_file
+from components.data.rows import CONVERSION, SUFFIXES, Row, check_columns, find_file, read_file
 
-CONVERSION = "refs/convert/parquet"
 POOL = "commonsenseqa"
 CSQA_FILES = (
     "csqa_train_rand_split",

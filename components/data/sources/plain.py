@@ -46,12 +46,15 @@ class HubDataset:
         columns: columns that every row must have.
         splits: its splits; its test split stays the test split.
         folder: folder of the data set that is read; None: all of it.
+        revision: read where a recipe names none, e.g. the hub's conversion to parquet of a data set
+            with a loading script, which is not run.
     """
 
     name: str
     columns: Sequence[str]
     splits: Sequence[str] = ("train",)
     folder: str | None = None
+    revision: str | None = None
 
     def raw_splits(self, data: DataConfig) -> dict[str, RawSplit]:
         """Read the raw rows, by split.
@@ -80,7 +83,7 @@ class HubDataset:
 
     def _hub_split(self, split: str, revision: str | None) -> RawSplit:
         part = f"{self.folder}, " if self.folder else ""
-        rows = from_hub(self.name, split=split, revision=revision, data_dir=self.folder)
+        rows = from_hub(self.name, split=split, revision=revision or self.revision, data_dir=self.folder)
         return RawSplit(rows, f"{self.name} ({part}split {split})")
 
 

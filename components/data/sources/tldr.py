@@ -25,6 +25,7 @@ from pydantic import Field
 from components.config import DataConfig
 from components.data.records import DataError, Pair, SourceData
 from components.data.rows import (
+    CONVERSION,
     SUFFIXES,
     check_columns,
     check_number,
@@ -40,7 +41,6 @@ from components.data.tables import Prompt, pairs_dataset, prompts_dataset
 from components.seeding import generator
 
 HUB = "openai/summarize_from_feedback"
-CONVERSION = "refs/convert/parquet"
 COLUMNS = ("info", "summaries", "choice", "worker")
 POST_COLUMNS = ("subreddit", "title", "post", "summary")
 HUB_SPLITS = {
@@ -176,7 +176,8 @@ class Options(Source):
         if data.path is None:
             split = HUB_SPLITS[part]
             if compared:
-                rows = from_hub(HUB, "comparisons", split=split, revision=data.revision or CONVERSION)
+                revision = data.revision or CONVERSION
+                rows = from_hub(HUB, split=split, revision=revision, data_dir="comparisons")
                 return RawSplit(rows, f"{HUB} (split {split})")
             rows = from_hub(self.posts, split=split, revision=self.posts_revision)
             return RawSplit(rows, f"{self.posts} (split {split})")

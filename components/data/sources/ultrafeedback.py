@@ -3,8 +3,8 @@
 Hub data set kaitchup/UltraFeedback-prompt-chosen-rejected. Its exact schema was not verified on the
 hub. Two forms are read: chosen and rejected are texts, or lists of chat messages, of which the last
 turn of the assistant is the answer. It has no owners: use data.partition iid, or the source
-mixture. Of 17.1 thousand rows FedPDPO takes 12,000 and 895, without saying which: data.max_pairs
-and data.test come close.
+mixture. Its test split of 895 rows stays the test split; FedPDPO tests on as many pairs. Of the 17.1
+thousand training rows FedPDPO takes 12,000, without saying which.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from components.data.rows import check_text
 from components.data.sources.base import PairSource
 from components.data.sources.plain import FIELDS, HubDataset, PlainSource, plain_pair
 
-DATASET = HubDataset("kaitchup/UltraFeedback-prompt-chosen-rejected", FIELDS)
+DATASET = HubDataset("kaitchup/UltraFeedback-prompt-chosen-rejected", FIELDS, ("train", "test"))
 
 
 class Options(PairSource):
     """Options of the source ultrafeedback."""
 
     def load(self, data: DataConfig, seed: int) -> SourceData:
-        """Load the pairs, with splits drawn by prompt.
+        """Load the pairs, with the test split of the data set, and validation pairs drawn by prompt.
 
         data.path names a file of the hub's schema, or a folder with files train and test.
 

@@ -2,7 +2,8 @@
 
 Hub data set openai/webgpt_comparisons (FedPDPO D.1.1). The answer with the higher score is chosen,
 and the margin is the difference; rows with equal scores are ties and are dropped. It has no owners:
-use data.partition iid or margin, or the source mixture. It has one split of 19.6 thousand rows, of
+use data.partition iid or margin, or the source mixture. The data set is a loading script, so its
+conversion to parquet is read. It has one split of 19.6 thousand rows, of
 which FedPDPO takes 12,000 and 1,434, without saying which: data.max_pairs and data.test come close.
 """
 
@@ -17,13 +18,13 @@ from pydantic import Field
 
 from components.config import DataConfig
 from components.data.records import DataError, Pair, SourceData
-from components.data.rows import check_text
+from components.data.rows import CONVERSION, check_text
 from components.data.sources.base import PairSource
 from components.data.sources.plain import HubDataset, PlainSource, check_finite
 
 ANSWERS = ("answer_0", "answer_1")
 SCORES = ("score_0", "score_1")
-DATASET = HubDataset("openai/webgpt_comparisons", ("question", *ANSWERS, *SCORES))
+DATASET = HubDataset("openai/webgpt_comparisons", ("question", *ANSWERS, *SCORES), revision=CONVERSION)
 CITATION = re.compile(r"[ \t]*\[\d+(?:\s*,\s*\d+)*\]")
 
 
