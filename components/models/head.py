@@ -11,6 +11,7 @@ loads the model.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from components.models.backbone import BackboneError
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+WEIGHT_ROWS = 32_768
+"""Rows of a head of half precision that are multiplied at once; on the CPU they are copied to fp32."""
 STATE_SCALE = 256.0
 """Factor of hidden states in `check_lm_head`, large enough for a cap of logits to take effect."""
 
@@ -26,7 +29,10 @@ STATE_SCALE = 256.0
 def apply_lm_head(
     model: PreTrainedModel, states: torch.Tensor, token_ids: Sequence[int] | None = None
 ) -> torch.Tensor:
-    """Compute the logits of hidden states as the model's own forward pass does.
+    """Compute the logits of hidden states as the model's own forward pass does, in fp32.
+
+    The logits of a backbone in bf16 or fp16 are not rounded to its dtype: their products are summed
+    and returned in fp32, for the log-probabilities of every method.
 
     Args:
         model: a causal language model of transformers.
@@ -41,11 +47,15 @@ def apply_lm_head(
     head = output_embeddings(model)
     config = model.config.get_text_config(decoder=True)
     logits: torch.Tensor
-    if token_ids is None:
-        logits = head(states).float()
+    if token_ids is not None:
+        rows = list(token_ids)
+        bias = None if getattr(head, "bias", None) is None else head.bias[rows].float()
+        logits = torch.nn.functional.linear(states.float(), head.weight[rows].float(), bias)
+    elif type(head) is torch.nn.Linear and head.weight.dtype != torch.float32:
+        logits = _fp32_product(states, head.weight)
+        logits = logits if head.bias is None else logits + head.bias.float()
     else:
-        bias = None if getattr(head, "bias", None) is None else head.bias[list(token_ids)]
-        logits = torch.nn.functional.linear(states, head.weight[list(token_ids)], bias).float()
+        logits = head(states).float()
     # The scale is read from the model: MPT's configuration has a logit_scale that the model
     # ignores.
     for factor in (getattr(model, "logit_scale", None), getattr(config, "lm_head_multiplier", None)):
@@ -56,6 +66,41 @@ def apply_lm_head(
         logits = logits * scaling if config.model_type == "hyperclovax" else logits / scaling
     cap = getattr(config, "final_logit_softcapping", None)
     return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+def _fp32_product(states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The product of states [..., H] and a frozen weight [V, H] of half precision; [..., V] fp32."""
+    logits: torch.Tensor = _product_function().apply(states.reshape(-1, states.shape[-1]), weight)
+    return logits.reshape(*states.shape[:-1], weight.shape[0])
+
+
+@cache
+def _product_function() -> Any:
+    """The autograd function, defined on first use, since importing torch takes seconds."""
+    import torch
+
+    def multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        """left @ right in fp32, where `right` has half precision."""
+        if right.is_cuda:  # tensor cores multiply halves and sum in fp32
+            return torch.mm(left.to(right.dtype), right, out_dtype=torch.float32)
+        return left.float() @ right.float()
+
+    class Fp32Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(weight)
+            ctx.dtype = states.dtype
+            return torch.cat([multiply(states, rows.t()) for rows in weight.split(WEIGHT_ROWS)], dim=1)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+            (weight,) = ctx.saved_tensors
+            total = torch.zeros(len(gradient), weight.shape[1], device=gradient.device)
+            for part, rows in zip(gradient.split(WEIGHT_ROWS, 1), weight.split(WEIGHT_ROWS), strict=True):
+                total += multiply(part, rows)
+            return total.to(ctx.dtype), None
+
+    return Fp32Product
 
 
 def output_embeddings(model: PreTrainedModel) -> torch.nn.Linear:

@@ -5,6 +5,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from components.config import BackboneConfig
+from components.models import head
 from components.models.backbone import BackboneError, load_backbone
 from components.models.head import apply_lm_head, check_lm_head
 from components.models.logprobs import completion_logprobs
@@ -135,6 +136,44 @@ def test_a_supported_family_passes_the_check_which_changes_neither_model_nor_gen
         assert torch.equal(tensor, weights[name])
     after = checked.base_model(input_ids=ids, use_cache=False).last_hidden_state
     assert torch.equal(after, states), "the hook of the check is removed"
+
+
+@pytest.fixture(params=[False, True], ids=["without-bias", "with-bias"])
+def half_model(request, monkeypatch):
+    """A model in bf16, whose head is multiplied in parts of seven rows."""
+    monkeypatch.setattr(head, "WEIGHT_ROWS", 7)
+    model = build_tiny("llama").to(torch.bfloat16).requires_grad_(False)
+    if request.param:
+        model.lm_head.bias = torch.nn.Parameter(torch.linspace(-1, 1, 40).bfloat16(), requires_grad=False)
+    return model
+
+
+@pytest.fixture
+def half_states():
+    numbers = torch.Generator().manual_seed(0)
+    return (8 * torch.randn(3, 5, 16, generator=numbers)).bfloat16().requires_grad_()
+
+
+def full_precision_logits(model, states):
+    bias = None if model.lm_head.bias is None else model.lm_head.bias.float()
+    return torch.nn.functional.linear(states.float(), model.lm_head.weight.float(), bias)
+
+
+def test_the_logits_of_a_model_of_half_precision_are_not_rounded(half_model, half_states):
+    expected = full_precision_logits(half_model, half_states)
+    logits = apply_lm_head(half_model, half_states)
+    assert logits.dtype == torch.float32
+    assert torch.allclose(logits, expected, atol=1e-5)
+    assert torch.allclose(apply_lm_head(half_model, half_states, [3, 9]), expected[..., [3, 9]], atol=1e-5)
+    rounded = half_model.lm_head(half_states).float()
+    assert (rounded - expected).abs().max() > 1e-3
+
+
+def test_the_gradient_of_unrounded_logits_is_that_of_the_product_in_fp32(half_model, half_states):
+    weights = torch.linspace(-1, 1, 3 * 5 * 40).reshape(3, 5, 40)
+    (gradient,) = torch.autograd.grad((apply_lm_head(half_model, half_states) * weights).sum(), half_states)
+    expected = (full_precision_logits(half_model, half_states) * weights).sum()
+    assert torch.equal(gradient, torch.autograd.grad(expected, half_states)[0])
 
 
 def test_a_scale_in_a_configuration_that_the_model_ignores_is_not_applied():
