@@ -105,6 +105,13 @@ class PdpoObjective(Section):
     scale_momentum: float = Field(
         0.95, ge=0, lt=1, description="Momentum of the moving average of s (eq. 7); FedPDPO D.3: 0.95."
     )
+    max_scale: float = Field(
+        10.0,
+        ge=1,
+        description=(
+            "Largest s of a minibatch (eq. 7), whose denominator may be close to 0. The cap is ours."
+        ),
+    )
     exclusion: ExclusionConfig | None = Field(
         default_factory=ExclusionConfig,
         description="Pairs that are excluded from a step; null excludes none.",

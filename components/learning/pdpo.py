@@ -8,6 +8,7 @@ of plain DPO.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ class PDPOConfig:
         beta: inverse temperature (eq. 8).
         reward_weight: w_r of the round (eq. 6).
         momentum: momentum of the moving average of s (eq. 7, D.3: 0.95).
+        max_scale: largest s of a minibatch.
         exclusion: which pairs are excluded; None excludes none.
         initial_scale: s before the first minibatch.
     """
@@ -57,6 +59,7 @@ class PDPOConfig:
     beta: float
     reward_weight: float = 0.0
     momentum: float = 0.0
+    max_scale: float = math.inf
     exclusion: ExclusionConfig | None = None
     initial_scale: float = INITIAL_SCALE
 
@@ -87,19 +90,28 @@ def interpolate_reward_weight(start: float, end: float, round: int, rounds: int)
     return start + (end - start) * (round / (rounds - 1) if rounds > 1 else 0.0)
 
 
-def update_scale(scale: float, implicit: torch.Tensor, explicit: torch.Tensor, momentum: float) -> float:
+def update_scale(
+    scale: float,
+    implicit: torch.Tensor,
+    explicit: torch.Tensor,
+    momentum: float,
+    max_scale: float = math.inf,
+) -> float:
     """Update the moving average of the scale s of eq. 7 by a minibatch.
 
-    The new value is momentum s + (1 - momentum) E|implicit| / (E|explicit| + epsilon).
+    The new value is momentum s + (1 - momentum) min(E|implicit| / (E|explicit| + epsilon), max_scale).
+    The paper has no cap. Without it, a minibatch whose explicit margins are all close to 0
+    determines s for the rest of the training.
 
     Args:
         scale: s before the minibatch.
         implicit: [N], implicit margins; they get no gradient.
         explicit: [N], explicit margins; they get no gradient.
         momentum: weight of the previous value; with 0 the result is the minibatch's own ratio.
+        max_scale: cap of the minibatch's ratio.
     """
     ratio = float(implicit.detach().abs().mean() / (explicit.detach().abs().mean() + EPSILON))
-    return momentum * scale + (1 - momentum) * ratio
+    return momentum * scale + (1 - momentum) * min(ratio, max_scale)
 
 
 def find_excluded(margins: torch.Tensor, exclusion: ExclusionConfig) -> torch.Tensor:
@@ -204,7 +216,7 @@ class PDPOLoss:
         self.dpo_losses.append(losses.mean().item())
         margins = implicit
         if explicit is not None:
-            self.scale = update_scale(self.scale, implicit, explicit, config.momentum)
+            self.scale = update_scale(self.scale, implicit, explicit, config.momentum, config.max_scale)
             margins = implicit + config.reward_weight * self.scale * explicit
             losses = pdpo_loss(implicit, explicit, self.scale, config.reward_weight, config.beta)
         self.seen += len(losses)

@@ -90,13 +90,15 @@ def _product_function() -> Any:
         def forward(ctx: Any, states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
             ctx.save_for_backward(weight)
             ctx.dtype = states.dtype
-            return torch.cat([multiply(states, rows.t()) for rows in weight.split(WEIGHT_ROWS)], dim=1)
+            return torch.cat([multiply(states, rows.t()) for rows in torch.split(weight, WEIGHT_ROWS)], dim=1)
 
         @staticmethod
         def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
             (weight,) = ctx.saved_tensors
             total = torch.zeros(len(gradient), weight.shape[1], device=gradient.device)
-            for part, rows in zip(gradient.split(WEIGHT_ROWS, 1), weight.split(WEIGHT_ROWS), strict=True):
+            for part, rows in zip(
+                torch.split(gradient, WEIGHT_ROWS, 1), torch.split(weight, WEIGHT_ROWS), strict=True
+            ):
                 total += multiply(part, rows)
             return total.to(ctx.dtype), None
 

@@ -35,6 +35,18 @@ CONFIG = PDPOConfig(beta=0.1, reward_weight=0.8, momentum=0.95)
 # --- the scale and the weight of the reward
 
 
+def test_a_minibatch_with_explicit_margins_near_zero_has_the_largest_scale():
+    tiny = torch.tensor([1e-7, -1e-7])
+    assert update_scale(1.0, torch.tensor([1.0, -1.0]), tiny, momentum=0.0) > 1e6
+    scale = update_scale(1.0, torch.tensor([1.0, -1.0]), tiny, momentum=0.95, max_scale=10.0)
+    assert scale == pytest.approx(0.95 * 1.0 + 0.05 * 10.0)
+
+
+def test_a_scale_below_the_largest_is_not_changed_by_it():
+    margins = torch.tensor([1.0, -3.0]), torch.tensor([0.5, -0.5])
+    assert update_scale(9.0, *margins, momentum=0.0, max_scale=4.5) == pytest.approx(4.0, abs=1e-6)
+
+
 def test_the_scale_is_the_ratio_of_mean_absolute_margins():
     scale = update_scale(9.0, torch.tensor([1.0, -3.0]), torch.tensor([0.5, -0.5]), momentum=0.0)
     assert scale == pytest.approx(4.0)

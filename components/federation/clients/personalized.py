@@ -182,6 +182,7 @@ class PersonalizedTrainer(ResidentPolicyTrainer):
             beta=objective.beta,
             reward_weight=interpolate_reward_weight(start, end, round, self._federation.rounds),
             momentum=objective.scale_momentum,
+            max_scale=objective.max_scale,
             exclusion=objective.exclusion,
         )
 
