@@ -11,7 +11,7 @@ ROUNDS = 4
 SELECTOR_JUDGE = 4
 """Selectors that are trained as judges (components/evaluation/judges/selector.py)."""
 
-TRAINED_REWARD = 3
+TRAINED_REWARD = 4
 """Reward models that are trained here (components/learning/reward_model.py)."""
 
 THOUGHT_TREES = {"text": 3, "expected": 2}

@@ -215,20 +215,19 @@ class Selector:
         """Logits of ' A' and ' B' for N comparisons, for the adapter in the slot; [N, 2] fp32."""
         import torch
 
-        rows = [self.encode(comparison) for comparison in comparisons]
-        order = _order_by_length(rows)
+        rows, positions = self._distinct_rows(comparisons)
         logits = np.zeros((len(rows), 2), dtype=np.float32)
         parts = concurrent_parts(torch.device(self.device))
         size = max(1, 2 * self.config.score_batch_size // parts)
         self.model.eval()
 
-        def compute(chunk: list[int]) -> None:
+        def compute(chunk: slice) -> None:
             with torch.inference_mode():
-                logits[chunk] = self.choice_logits(*self.collate([rows[i] for i in chunk])).cpu().numpy()
+                logits[chunk] = self.choice_logits(*self.collate(rows[chunk])).cpu().numpy()
 
-        calls = [partial(compute, order[start : start + size]) for start in range(0, len(order), size)]
-        run_concurrently(calls, at_once=parts)
-        return logits
+        run_concurrently([partial(compute, chunk) for chunk in _chunks(len(rows), size)], at_once=parts)
+        scores: np.ndarray = logits[positions]
+        return scores
 
     def ensemble_logits(self, comparisons: Sequence[Comparison], adapters: Sequence[Adapter]) -> np.ndarray:
         """Logits of ' A' and ' B' for N comparisons under each of U adapters; [U, N, 2] fp32.
@@ -240,29 +239,40 @@ class Selector:
 
         members = len(adapters)
         self._load_members(adapters)
-        rows = [self.encode(comparison) for comparison in comparisons]
-        order = _order_by_length(rows)
+        rows, positions = self._distinct_rows(comparisons)
         logits = np.zeros((members, len(rows), 2), dtype=np.float32)
         parts = concurrent_parts(torch.device(self.device))
         size = max(1, 2 * self.config.score_batch_size // members // parts)
-        chunks = [order[start : start + size] for start in range(0, len(order), size)]
+        chunks = _chunks(len(rows), size)
         base: Any = self.model.base_model
         self.model.eval()
 
-        def compute(chunk: list[int]) -> None:
+        def compute(chunk: slice) -> None:
             with torch.inference_mode():
-                ids, last = self.collate([rows[i] for i in chunk])
+                ids, last = self.collate(rows[chunk])
                 values = self.choice_logits(ids.repeat(members, 1), last.repeat(members))
-            logits[:, chunk] = values.cpu().numpy().reshape(members, len(chunk), 2)
+            logits[:, chunk] = values.cpu().numpy().reshape(members, -1, 2)
 
         # The hooks hold for all threads, so chunks of one size share them. PeftModel.forward with
         # adapter_names sets the same hooks, but would compute all rows of the head.
-        for length in sorted({len(chunk) for chunk in chunks}):
+        for length in sorted({chunk.stop - chunk.start for chunk in chunks}):
             names = [_member_name(n // length) for n in range(members * length)]
             with base._enable_peft_forward_hooks(adapter_names=names):
-                calls = [partial(compute, chunk) for chunk in chunks if len(chunk) == length]
+                calls = [partial(compute, chunk) for chunk in chunks if chunk.stop - chunk.start == length]
                 run_concurrently(calls, at_once=parts)
-        return logits
+        return logits[:, positions]
+
+    def _distinct_rows(self, comparisons: Sequence[Comparison]) -> tuple[list[tuple[int, ...]], np.ndarray]:
+        """The distinct rows of token ids of N comparisons, and the position of each comparison's row, [N].
+
+        They are sorted by their length, so that little of a batch is padding, and then by their
+        content. The batches, and with them the last bits of a score, thus do not depend on the order of
+        the comparisons.
+        """
+        rows = [tuple(self.encode(comparison)) for comparison in comparisons]
+        distinct = sorted(set(rows), key=lambda row: (len(row), row))
+        positions = {row: position for position, row in enumerate(distinct)}
+        return distinct, np.array([positions[row] for row in rows], dtype=np.int64)
 
     def _load_members(self, adapters: Sequence[Adapter]) -> None:
         """Load adapters into the slots of the ensemble, which are added on demand."""
@@ -307,9 +317,9 @@ def _member_name(index: int) -> str:
     return f"member-{index}"
 
 
-def _order_by_length(rows: Sequence[Sequence[int]]) -> list[int]:
-    """Indices of rows from the shortest to the longest, so that little of a batch is padding."""
-    return sorted(range(len(rows)), key=lambda i: (len(rows[i]), i))
+def _chunks(rows: int, size: int) -> list[slice]:
+    """Consecutive parts of this size, the last of which may be smaller."""
+    return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
 def choice_logits(

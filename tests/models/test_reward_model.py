@@ -64,11 +64,32 @@ def test_a_score_is_the_chosen_output_of_the_model_on_the_formatted_texts(load, 
     assert abs(float(logits[0, 0] - logits[0, 1])) > 1e-3
 
 
-def test_progress_counts_the_scored_rows(load):
+def test_progress_counts_the_distinct_rows(load):
     reported = []
     model = load(batch_size=3)
-    model.score(PROMPTS, RESPONSES, lambda done, total: reported.append((done, total)))
+    model.score(PROMPTS * 2, RESPONSES * 2, lambda done, total: reported.append((done, total)))
     assert reported == [(3, 4), (4, 4)]
+
+
+def test_a_score_does_not_depend_on_the_order_of_the_rows(load, monkeypatch):
+    model = load(template=TEMPLATE, batch_size=3)
+    batches, compute = [], model.model.forward
+
+    def record(**inputs):
+        batches.append(inputs["input_ids"].tolist())
+        return compute(**inputs)
+
+    monkeypatch.setattr(model.model, "forward", record)
+    prompts = [f"why {n}?" for n in range(8)] * 2
+    responses = ["yes", "no!"] * 8
+    scores = model.score(prompts, responses)
+    first = list(batches)
+    batches.clear()
+    assert np.array_equal(model.score(prompts[::-1], responses[::-1]), scores[::-1])
+    assert batches == first
+    assert [len(batch) for batch in first] == [3, 3, 2]
+    assert np.array_equal(scores[8:], scores[:8])
+    assert len(set(scores)) == 8
 
 
 def test_pairs_are_scored_by_their_two_responses(folder, debug, tmp_path):

@@ -304,8 +304,52 @@ def test_swapping_the_completions_changes_the_sign_of_a_margin_over_both_orders(
 ):
     tiny_selector.slot.load(random_adapter(0))
     margins = tiny_selector.margins(COMPARISONS)
-    assert margins == pytest.approx(-tiny_selector.margins(SWAPPED), abs=1e-6)
+    assert np.array_equal(margins, -tiny_selector.margins(SWAPPED))
     assert abs(margins).max() > 1e-3
+
+
+@pytest.fixture
+def recorded_batches(tiny_selector, monkeypatch):
+    """The token ids of each batch that the tiny selector computes, as nested lists."""
+    batches, compute = [], tiny_selector.choice_logits
+
+    def record(ids, last):
+        batches.append(ids.tolist())
+        return compute(ids, last)
+
+    monkeypatch.setattr(tiny_selector, "choice_logits", record)
+    return batches
+
+
+REPEATED = [Comparison(f"paper {n % 40 // 4}", "a" * (n % 4), "b") for n in range(50)]
+"""40 comparisons, of four lengths, of which ten are repeated."""
+ORDER = np.random.default_rng(0).permutation(len(REPEATED))
+SHUFFLED = [REPEATED[i] for i in ORDER]
+
+
+def test_a_score_does_not_depend_on_the_order_of_the_comparisons(
+    tiny_selector, random_adapter, recorded_batches
+):
+    tiny_selector.slot.load(random_adapter(0))
+    logits = tiny_selector.logits(REPEATED)
+    batches = list(recorded_batches)
+    recorded_batches.clear()
+    assert np.array_equal(tiny_selector.logits(SHUFFLED), logits[ORDER])
+    assert recorded_batches == batches
+    assert len(batches) == 2
+
+
+def test_equal_comparisons_are_computed_once(tiny_selector, random_adapter, recorded_batches):
+    tiny_selector.slot.load(random_adapter(0))
+    logits = tiny_selector.logits(REPEATED)
+    assert sum(map(len, recorded_batches)) == 40
+    assert np.array_equal(logits[40:], logits[:10])
+    assert len(np.unique(logits[:40], axis=0)) == 40
+
+
+def test_no_comparisons_have_no_logits(tiny_selector, random_adapter):
+    assert tiny_selector.logits([]).shape == (0, 2)
+    assert tiny_selector.ensemble_logits([], [random_adapter(0)]).shape == (1, 0, 2)
 
 
 @pytest.mark.slow
@@ -453,6 +497,17 @@ def test_two_batches_of_an_ensemble_at_a_time_have_the_logits_of_one(
     assert len({thread for thread, _ in batches} - {threading.get_ident()}) == 2
     torch.set_num_threads(1)
     assert np.allclose(tiny_selector.ensemble_logits(comparisons, ensemble), logits, atol=1e-5)
+
+
+def test_a_score_of_an_ensemble_does_not_depend_on_the_order_of_the_comparisons(
+    tiny_selector, ensemble, recorded_batches
+):
+    logits = tiny_selector.ensemble_logits(REPEATED, ensemble)
+    batches = list(recorded_batches)
+    recorded_batches.clear()
+    assert np.array_equal(tiny_selector.ensemble_logits(SHUFFLED, ensemble), logits[:, ORDER])
+    assert recorded_batches == batches
+    assert sum(map(len, batches)) == 3 * 40
 
 
 def test_a_smaller_ensemble_after_a_larger_one_has_its_own_logits(tiny_selector, ensemble):

@@ -210,7 +210,7 @@ class RewardModel:
         Args:
             prompts: N texts.
             responses: N texts.
-            progress: called with (rows done, rows in total) after each batch.
+            progress: called after each batch with the number of distinct rows done, and in total.
 
         Returns:
             [N] float64.
@@ -222,18 +222,20 @@ class RewardModel:
             (prompt, response_format.shorten(self.tokenizer, response))
             for prompt, response in zip(prompts, responses, strict=True)
         ]
-        # Rows of similar length share a batch, so that little of it is padding.
-        order = sorted(range(len(texts)), key=lambda i: (sum(map(len, texts[i])), i))
-        scores = np.zeros(len(texts))
-        for start in range(0, len(order), self.config.batch_size):
-            rows = order[start : start + self.config.batch_size]
-            inputs = response_format.encode(self.tokenizer, [texts[i] for i in rows]).to(self.device)
+        # Texts of similar length share a batch, so that little of it is padding. The batches follow
+        # from the distinct texts, so that a score does not depend on the order of its text.
+        distinct = sorted(set(texts), key=lambda text: (sum(map(len, text)), text))
+        scores = np.zeros(len(distinct))
+        for start in range(0, len(distinct), self.config.batch_size):
+            batch = distinct[start : start + self.config.batch_size]
+            inputs = response_format.encode(self.tokenizer, batch).to(self.device)
             with torch.inference_mode():
                 logits = self.model(**inputs).logits
-            scores[rows] = logits[:, self.config.output].double().cpu().numpy()
+            scores[start : start + len(batch)] = logits[:, self.config.output].double().cpu().numpy()
             if progress is not None:
-                progress(start + len(rows), len(order))
-        return scores
+                progress(start + len(batch), len(distinct))
+        positions = {text: position for position, text in enumerate(distinct)}
+        return scores[[positions[text] for text in texts]]
 
 
 def _unreadable(config: ClassifierReward, error: Exception) -> BackboneError:
