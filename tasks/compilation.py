@@ -20,7 +20,7 @@ def can_compile(recipe: Recipe, devices: Sequence[str]) -> bool:
 
     Args:
         recipe: the recipe, which asks for it.
-        devices: device of each resident model.
+        devices: on which its clients train.
     """
     obstacle = _obstacle(recipe, devices)
     if obstacle is not None:
@@ -34,5 +34,9 @@ def _obstacle(recipe: Recipe, devices: Sequence[str]) -> str | None:
         return f"federation.method '{recipe.federation.method}' trains no selector"
     if recipe.selector.backbone.quantization != "none":
         return "selector.backbone.quantization is set, whose layers torch cannot compile"
-    missing = (missing_tool(device) for device in sorted(set(devices)))
-    return next((reason for reason in missing if reason is not None), None)
+    if len(devices) > 1:
+        return (
+            f"clients train on {len(devices)} devices at a time, and torch computes otherwise in a thread"
+            " beside one that compiles"
+        )
+    return missing_tool(devices[0])

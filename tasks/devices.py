@@ -154,12 +154,14 @@ def choose_workers(recipe: Recipe) -> Recipe:
     if runtime.task_runner != "threads":
         return recipe
     threads = runtime.torch_threads or available_cores()
-    workers = runtime.cpu_workers or (2 if threads > 1 and _can_train_concurrently(recipe) else 1)
-    chosen = runtime.model_copy(update={"torch_threads": threads, "cpu_workers": workers})
-    if runtime.compile:
-        devices = [device for device, _ in device_slots(chosen)]
-        chosen = chosen.model_copy(update={"compile": can_compile(recipe, devices)})
-    return recipe.model_copy(update={"runtime": chosen})
+    compiled = runtime.compile and can_compile(recipe, choose_devices(runtime.devices))
+    concurrent = threads > 1 and not compiled and _can_train_concurrently(recipe)
+    chosen = {
+        "torch_threads": threads,
+        "cpu_workers": runtime.cpu_workers or (2 if concurrent else 1),
+        "compile": compiled,
+    }
+    return recipe.model_copy(update={"runtime": runtime.model_copy(update=chosen)})
 
 
 def _can_train_concurrently(recipe: Recipe) -> bool:

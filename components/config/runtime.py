@@ -40,7 +40,7 @@ class RuntimeConfig(Section):
             "Clients that train concurrently on the CPU, each with a model of its own in memory and an"
             " even share of the threads. Their models must have no dropout, since a process has one"
             " generator for all. null: 2 where a run starts on the CPU with at least two threads, without"
-            " dropout and with several tasks per round, else 1."
+            " dropout, without compile and with several tasks per round, else 1."
         ),
     )
     torch_threads: int | None = Field(
@@ -56,9 +56,11 @@ class RuntimeConfig(Section):
         False,
         description=(
             "Compile the training step of the clients' selectors by torch.compile, with rows padded to a few"
-            " lengths. It needs a C++ compiler, and on a GPU triton; a run that starts without them, or"
-            " trains no selector, logs it and stores false. Whether it pays depends on the machine: see"
-            " docs/results/performance.md, and measure by python -m perf.costs --compiled."
+            " lengths. It needs a C++ compiler, and on a GPU triton; a run that starts without them, on"
+            " several devices, or without a selector to train, logs it and stores false. One client trains at"
+            " a time, because torch computes otherwise in a thread beside one that compiles. Whether it pays"
+            " depends on the machine: see docs/results/performance.md, and measure by"
+            " python -m perf.costs --compiled."
         ),
     )
     data_docs: bool = Field(
@@ -85,6 +87,12 @@ class RuntimeConfig(Section):
             raise ValueError(
                 "cpu_workers is for task_runner 'threads': Ray distributes clients over its own workers,"
                 " so leave cpu_workers out"
+            )
+        if self.workers > 1 and self.compile:
+            raise ValueError(
+                f"cpu_workers is {self.workers}, but with compile one client trains at a time, because torch"
+                " computes otherwise in a thread beside one that compiles: leave cpu_workers out, or set"
+                " compile to false"
             )
         return self
 

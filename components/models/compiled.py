@@ -4,6 +4,11 @@ A program is compiled for each shape of its inputs. Rows are therefore padded to
 which bounds the number of programs. Values and gradients are those of the model as it is, up to
 rounding. Nothing is chosen by timing, so the same inputs have the same bytes in every process of one
 machine.
+
+While a thread compiles, `torch.compiler.is_compiling` holds for the whole process, and code that asks
+for it, such as attention in transformers, takes another branch in the other threads. They may run
+compiled programs meanwhile, but no model as it is. A run that compiles thus trains one client at a
+time (tasks/devices.py).
 """
 
 from __future__ import annotations

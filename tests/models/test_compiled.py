@@ -1,12 +1,16 @@
 """The compiled step of a selector: the lengths of its rows, its values and gradients, its refusals."""
 
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
 from components.concurrency import run_concurrently
 from components.models.compiled import CompiledLogits, CompileError, bucket_lengths, missing_tool
-from components.models.selector import Comparison, Selector
-from tests.support.adapters import random_tensors
+from tests.support.compiled import COMPARISONS, digest, load_selector, logits_and_gradients
 
 NO_COMPILER = missing_tool("cpu")
 
@@ -42,13 +46,7 @@ def selectors(debug):
     """The tiny selector without dropout, as it is and compiled, with equal adapters."""
     if NO_COMPILER:
         pytest.skip(NO_COMPILER)
-    lora = debug.selector.lora.model_copy(update={"dropout": 0.0})
-    config = debug.selector.model_copy(update={"lora": lora})
-    plain, compiled = Selector(config, "cpu"), Selector(config, "cpu", compiled=True)
-    adapter = random_tensors(plain.slot, seed=1, scale=0.2)
-    for selector in (plain, compiled):
-        selector.slot.load(adapter)
-    yield plain, compiled
+    yield load_selector(debug), load_selector(debug, compiled=True)
     torch.compiler.reset()
 
 
@@ -56,17 +54,9 @@ def selectors(debug):
 def rows(selectors):
     """Six rows of token ids whose longest is not one of the padded lengths."""
     plain, compiled = selectors
-    rows = [plain.encode(Comparison(f"prompt {n}" * n, "yes sure " * n, "no")) for n in range(1, 7)]
+    rows = [plain.encode(comparison) for comparison in COMPARISONS]
     assert max(map(len, rows)) not in compiled._compiled.lengths
     return rows
-
-
-def logits_and_gradients(selector, rows):
-    for parameter in selector.slot.parameters:
-        parameter.grad = None
-    logits = selector.training_logits(rows)
-    torch.nn.functional.cross_entropy(logits, torch.arange(len(rows)) % 2).backward()
-    return logits.detach(), [parameter.grad for parameter in selector.slot.parameters]
 
 
 @pytest.mark.slow
@@ -76,6 +66,53 @@ def test_a_compiled_step_has_the_logits_and_the_gradients_of_the_step_as_it_is(s
     assert any(gradient.abs().max() > 1e-3 for gradient in plain[1])
     for expected, gradient in zip(plain[1], compiled[1], strict=True):
         assert torch.allclose(expected, gradient, atol=1e-5)
+
+
+def test_padding_to_a_length_changes_no_logit(tiny_selector, random_adapter):
+    tiny_selector.slot.load(random_adapter(0))
+    rows = [tiny_selector.encode(comparison) for comparison in COMPARISONS]
+    padded = tiny_selector.collate(rows, width=256)
+    assert padded[0].shape == (6, 256)
+    logits = tiny_selector.choice_logits(*tiny_selector.collate(rows))
+    assert torch.allclose(tiny_selector.choice_logits(*padded), logits, atol=1e-5)
+    assert logits.std() > 1e-3
+
+
+@pytest.mark.slow
+def test_another_process_computes_the_same_bytes(selectors, rows):
+    program = (
+        "import torch; torch.set_num_threads(1);"
+        " from components.recipes import load_recipe; from tests.support import compiled;"
+        " selector = compiled.load_selector(load_recipe('debug'), compiled=True);"
+        " print(compiled.digest(selector, [selector.encode(row) for row in compiled.COMPARISONS]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == digest(selectors[1], rows)
+
+
+@pytest.mark.slow
+def test_a_step_beside_a_compilation_has_the_bytes_of_one_alone(selectors, rows):
+    """The halves of a minibatch are computed at a time, and may have two lengths."""
+    _, compiled = selectors
+    alone = digest(compiled, rows)
+    digests, compiling, ended = set(), set(), threading.Event()
+
+    def repeat():
+        while not ended.is_set():
+            logits = compiled.training_logits(rows)
+            digests.add(logits.detach().numpy().tobytes())
+            compiling.add(torch.compiler.is_compiling())
+
+    with ThreadPoolExecutor(1) as executor:
+        repeated = executor.submit(repeat)
+        try:
+            compiled.training_logits([row[:20] for row in rows])
+        finally:
+            ended.set()
+        repeated.result()
+    assert True in compiling
+    assert len(digests) == 1
+    assert digest(compiled, rows) == alone
 
 
 @pytest.mark.slow
