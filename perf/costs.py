@@ -56,9 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     configure_libraries()
     recipe = options.recipe or ("multi-objective/demo" if options.objectives else "summarization/demo")
     comparison = Comparison(recipe, options.pairs)
-    if options.arm is None and not options.beside_others:
+    if options.arm is None:
         try:
-            check_load()
+            _check_machine(options, recipe)
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
@@ -87,6 +87,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         compare_scoring(comparison)
         compare_orchestration(comparison, options.rounds)
     return 0
+
+
+def _check_machine(options: argparse.Namespace, recipe: str) -> None:
+    """Check that nothing else runs, and that there is a compiler where one is needed.
+
+    Raises:
+        UserError: there is other work, no compiler, or no such recipe.
+    """
+    if options.compiled:
+        from components.models.backbone import choose_devices
+        from components.models.compiled import missing_tool
+        from components.recipes import load_recipe
+
+        missing = missing_tool(choose_devices(load_recipe(recipe).runtime.devices)[0])
+        if missing is not None:
+            raise UserError(f"--compiled compiles a step, but {missing}.")
+    if not options.beside_others:
+        check_load()
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

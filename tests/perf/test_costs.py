@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from components.config import RecipeError
+from components.models.compiled import missing_tool
 from perf import costs, objective_costs, orchestration, policy_costs, selector_costs, thread_costs
 from perf.comparison import Comparison, gemm_gigaflops
 
@@ -25,8 +26,9 @@ def costs_by_arm(monkeypatch):
     """The costs of three steps of each arm, measured in this process, which has loaded the libraries."""
     costs = {}
 
-    def measure(recipe, arm):
-        costs[arm] = selector_costs.StepCost(**selector_costs.time_step(recipe, arm))
+    def measure(recipe, arm, variables=None):
+        if arm not in costs:
+            costs[arm] = selector_costs.StepCost(**selector_costs.time_step(recipe, arm))
         return costs[arm]
 
     monkeypatch.setattr(selector_costs, "STEPS", 3)
@@ -47,6 +49,54 @@ def test_both_kinds_of_a_selector_step_are_compared_on_the_same_rows(debug_compa
     assert f"{ratios['selector_step/share_of_gemm']:.0%}" in lines[2].split()
     gigaflops = [costs_by_arm[arm].gigaflops for arm in arms]
     assert gigaflops[0] == gigaflops[1] < gigaflops[2] < gigaflops[3]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(missing_tool("cpu") is not None, reason="no C++ compiler is installed")
+def test_a_compiled_step_is_compared_with_one_that_is_not(debug_comparison, costs_by_arm, capsys):
+    ratios = selector_costs.compare_compilation(debug_comparison)
+    lines = capsys.readouterr().out.strip().splitlines()
+    assert "debug: 4 rows, 1 threads, cpu" in lines[0]
+    assert [line.split()[:2] for line in lines[2:5]] == [
+        ["not", "compiled"],
+        ["compiled,", "empty"],
+        ["compiled", "again"],
+    ]
+    plain, compiled = costs_by_arm["concurrent"], costs_by_arm["compiled"]
+    assert compiled.first_seconds > 10 * compiled.seconds
+    assert ratios == {"selector_step/compiled_against_concurrent": plain.seconds / compiled.seconds}
+    assert f"speed-up {plain.seconds / compiled.seconds:.2f}x" in lines[-1]
+
+
+def test_each_repeat_compiles_with_an_empty_cache_and_again_with_that_cache(monkeypatch, capsys):
+    """Compiled steps take 2 s, and 1.5 s in the second repeat; others take 3 s."""
+    measured = []
+
+    def measure(recipe, arm, variables=None):
+        cache = (variables or {}).get("TORCHINDUCTOR_CACHE_DIR")
+        measured.append((arm, cache))
+        seconds = 3.0 if cache is None else 2.0 if len(measured) <= 3 else 1.5
+        shape = {
+            "peak_mb": 10,
+            "rows": 4,
+            "threads": 1,
+            "device": "cpu",
+        }
+        return SimpleNamespace(seconds=seconds, first_seconds=20 * seconds, **shape)
+
+    monkeypatch.setattr(selector_costs, "measure_arm", measure)
+    ratios = selector_costs.compare_compilation(Comparison("debug", 2))
+    assert [arm for arm, _ in measured] == ["concurrent", "compiled", "compiled"] * 2
+    caches = [cache for _, cache in measured]
+    assert caches[1] == caches[2] != caches[4] == caches[5]
+    assert ratios == {"selector_step/compiled_against_concurrent": 1.75}
+    assert "60.0" in capsys.readouterr().out
+
+
+def test_without_a_compiler_the_compiled_step_is_not_measured(no_compiler, monkeypatch, capsys):
+    monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
+    assert costs.main(["--compiled", "--recipe", "debug"]) == 2
+    assert "no C++ compiler is installed" in capsys.readouterr().err
 
 
 def test_ways_to_wait_are_timed_alone_and_beside_a_busy_process(debug_comparison, monkeypatch, capsys):
