@@ -78,7 +78,8 @@ class Pair:
 
     Attributes:
         prompt: what is answered.
-        chosen: the preferred completion.
+        chosen: the preferred completion. One that continues the text of its prompt begins with the
+            white space between the two (see Policy.encode_texts).
         rejected: the other completion.
         client_id: its owner; empty where the source knows none.
         domain: its domain; empty where the source knows none.
@@ -152,6 +153,11 @@ class PromptData:
 def pair_id(*parts: str) -> str:
     """Stable id of a pair: a hash of what identifies it (source, owner, prompt, both completions)."""
     return hashlib.blake2b("\x1f".join(parts).encode(), digest_size=8).hexdigest()
+
+
+def trailing_space(text: str) -> str:
+    """The white space at the end of a text; empty if there is none."""
+    return text[len(text.rstrip()) :]
 
 
 def read_rows(path: Path, client_id: str | None = None, split: str | None = None) -> Dataset:

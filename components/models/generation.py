@@ -42,7 +42,8 @@ class Completion:
 
     Attributes:
         ids: generated tokens, including the end-of-sequence token if it was reached.
-        text: decoded without special tokens, stripped.
+        text: decoded without special tokens, stripped. Judges and rewards read it; training takes
+            the ids, which begin with the space or line break that the model wrote.
         finished: whether it ended by itself rather than at the length limit.
     """
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from components.config import LoraConfig, PolicyConfig, UserError
+from components.data.records import trailing_space
 from components.data.templates import Template
 from components.data.templates import load as load_template
 from components.io import write_atomically
@@ -26,6 +28,7 @@ from components.models.generation import (
     find_stop_ids,
     generate_completions,
 )
+from components.models.tokens import encode_beginning, encode_continuation
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -41,23 +44,38 @@ class PolicyError(UserError, ValueError):
     """A prompt or an adapter that the policy cannot work with."""
 
 
-def encode_prompt(
+@dataclass(frozen=True)
+class RenderedPrompt:
+    """What a policy generates from.
+
+    Attributes:
+        text: the prompt in its template, and in the chat template if there is one.
+        ids: its token ids, after the special tokens that the tokenizer puts before a text without a
+            chat template.
+    """
+
+    text: str
+    ids: list[int]
+
+
+def render_prompt(
     tokenizer: PreTrainedTokenizerBase,
     template: Template,
     prompt: str,
     max_prompt_tokens: int,
     truncation_mode: Literal["keep_start", "keep_end"] = "keep_start",
     system: str | None = None,
-) -> list[int]:
-    """Token ids of a prompt in its template, as the user's turn if there is a chat template.
+) -> RenderedPrompt:
+    """A prompt in its template, as the user's turn if there is a chat template.
 
-    If the result is too long, the prompt's own text is truncated; the template and the start of the
+    A chat template writes its own special tokens; without one, the tokenizer's precede the text. If
+    the result is too long, the prompt's own text is truncated; the template and the start of the
     answer always stay.
 
     Args:
         tokenizer: the backbone's tokenizer.
         template: with the field 'prompt'.
-        prompt: text of the prompt.
+        prompt: text of the prompt; white space around it is removed.
         max_prompt_tokens: longest result (tokens).
         truncation_mode: which end of a long prompt stays.
         system: system turn before the user's turn; None adds none.
@@ -66,15 +84,20 @@ def encode_prompt(
         PolicyError: the template alone takes more than max_prompt_tokens, or the chat template does
             not accept a system turn.
     """
-    context = tokenizer.encode(prompt.strip(), add_special_tokens=False)
+    shown = prompt.strip()
+    context: list[int] | None = None
     while True:
-        text = template.render(prompt=cast(str, tokenizer.decode(context)))
+        text = template.render(prompt=shown)
         if tokenizer.chat_template:
             text = _apply_chat_template(tokenizer, text.strip(), system)
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=not tokenizer.chat_template)
+            ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+        else:
+            ids = encode_beginning(tokenizer, text)
         surplus = len(ids) - max_prompt_tokens
         if surplus <= 0:
-            return ids
+            return RenderedPrompt(text, ids)
+        if context is None:
+            context = tokenizer.encode(shown, add_special_tokens=False)
         if not context:
             raise PolicyError(
                 f"the template '{template.name}' alone takes {len(ids)} tokens, more than "
@@ -83,6 +106,20 @@ def encode_prompt(
         remaining = max(0, len(context) - surplus)
         start = 0 if truncation_mode == "keep_start" else len(context) - remaining
         context = context[start : start + remaining]
+        shown = cast(str, tokenizer.decode(context))
+
+
+def encode_prompt(
+    tokenizer: PreTrainedTokenizerBase,
+    template: Template,
+    prompt: str,
+    max_prompt_tokens: int,
+    truncation_mode: Literal["keep_start", "keep_end"] = "keep_start",
+    system: str | None = None,
+) -> list[int]:
+    """Token ids of a prompt in its template, see `render_prompt`."""
+    rendered = render_prompt(tokenizer, template, prompt, max_prompt_tokens, truncation_mode, system)
+    return rendered.ids
 
 
 def _apply_chat_template(tokenizer: PreTrainedTokenizerBase, text: str, system: str | None) -> str:
@@ -104,7 +141,7 @@ def check_prompts(config: PolicyConfig) -> None:
     """Check the template and the system turn of a policy without loading the model.
 
     Raises:
-        PolicyError: see `encode_prompt`.
+        PolicyError: see `render_prompt`.
         DataError: the template does not exist.
         BackboneError: the backbone cannot be fetched.
     """
@@ -153,9 +190,34 @@ class Policy:
         return model
 
     def encode(self, prompt: str) -> list[int]:
-        """Token ids of one prompt, see `encode_prompt`."""
+        """Token ids of one prompt, see `render_prompt`."""
+        return self._render(prompt).ids
+
+    def encode_texts(self, prompt: str, completion: str) -> tuple[list[int], list[int]]:
+        """Token ids of a prompt, and of its completion without an end token, as of the joined text.
+
+        Without a chat template the joined text is the prompt in its template, followed by the
+        completion as it is. Its leading white space stays: a continuation begins with its space,
+        and an answer without one follows the template's last character, such as the colon of
+        '### Response:', as in Alpaca's training. Where a template ends with the prompt, the white
+        space at the prompt's end precedes the completion. With a chat template the completion is a
+        message, and white space around it is removed. White space at its end is always removed.
+
+        The ids of the prompt are those that completions are generated from, and the same for all
+        completions of a prompt; those of the completion are as of `encode_continuation`. Sampled
+        completions need no text: their own ids are trained on.
+        """
+        rendered = self._render(prompt)
+        completion = completion.rstrip()
+        if self.tokenizer.chat_template:
+            completion = completion.lstrip()
+        elif completion and not self.template.pieces[-1]:
+            completion = trailing_space(prompt) + completion
+        return rendered.ids, encode_continuation(self.tokenizer, rendered.text, completion)
+
+    def _render(self, prompt: str) -> RenderedPrompt:
         config = self.config
-        return encode_prompt(
+        return render_prompt(
             self.tokenizer,
             self.template,
             prompt,

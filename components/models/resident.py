@@ -57,11 +57,12 @@ class ResidentPolicy:
     def encode(self, prompt: str, completion: str) -> tuple[list[int], list[int]]:
         """Token ids of a prompt in its template, and of a completion with its end token.
 
-        A completion longer than policy.max_new_tokens is truncated, and loses that token.
+        They are the ids of the joined text, see `Policy.encode_texts`. A completion longer than
+        policy.max_new_tokens is truncated, and loses the end token.
         """
-        tokenizer = self.policy.tokenizer
-        ids = [*tokenizer.encode(completion.strip(), add_special_tokens=False), tokenizer.eos_token_id]
-        return self.policy.encode(prompt), ids[: self.policy.config.max_new_tokens]
+        prompt_ids, completion_ids = self.policy.encode_texts(prompt, completion)
+        ended = [*completion_ids, self.policy.tokenizer.eos_token_id]
+        return prompt_ids, ended[: self.policy.config.max_new_tokens]
 
     def encode_pair(self, pair: Pair) -> TokenRow:
         """Token ids of a pair's prompt, chosen completion and rejected completion."""

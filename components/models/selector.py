@@ -22,6 +22,7 @@ from components.models.adapters import AdapterSlot, add_adapter_slot, attach_lor
 from components.models.backbone import load_backbone, load_tokenizer
 from components.models.head import apply_lm_head, check_lm_head
 from components.models.last_layer import states_at, states_at_one_position, supports_one_position
+from components.models.tokens import leading_ids
 
 if TYPE_CHECKING:
     import torch
@@ -97,7 +98,7 @@ def encode_comparison(
     }
     fields = {name: tokenizer.encode(text.strip(), add_special_tokens=False) for name, text in texts.items()}
     literals = {piece: tokenizer.encode(piece, add_special_tokens=False) for piece in template.pieces[::2]}
-    leading = _leading_ids(tokenizer)
+    leading = leading_ids(tokenizer)
     room = max_length - len(leading) - sum(len(literals[piece]) for piece in template.pieces[::2])
     if room < 2 * MIN_COMPLETION_TOKENS:
         raise SelectorError(
@@ -114,19 +115,6 @@ def encode_comparison(
     for position, piece in enumerate(template.pieces):
         ids += fields[piece] if position % 2 else literals[piece]
     return ids
-
-
-def _leading_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The special tokens that the tokenizer adds before a text: <bos> for Gemma and Llama.
-
-    A text is encoded to find them, since attributes such as `add_bos_token` do not say what the
-    post-processor of a tokenizer.json does.
-    """
-    text = "a"
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=True)
-    plain: list[int] = tokenizer.encode(text, add_special_tokens=False)
-    starts = (n for n in range(len(ids)) if ids[n : n + len(plain)] == plain)
-    return ids[: next(starts, 0)]
 
 
 class Selector:

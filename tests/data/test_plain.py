@@ -199,7 +199,7 @@ def test_imdb_removes_the_prompt_from_both_completions_and_the_margin_is_the_dif
     tmp_path,
 ):
     data = load("imdb", [review(i) for i in range(40)], tmp_path)
-    assert all(p["chosen"].startswith("bright") and p["rejected"].startswith("dull") for p in data.pairs)
+    assert all(p["chosen"].startswith(" bright") and p["rejected"].startswith(" dull") for p in data.pairs)
     assert {p["prompt"]: round(p["margin"], 6) for p in data.pairs} == {
         f"Film number {i} was": round(0.5 + i / 10, 6) for i in range(40)
     }
@@ -207,7 +207,32 @@ def test_imdb_removes_the_prompt_from_both_completions_and_the_margin_is_the_dif
 
 def test_imdb_removes_the_prompt_once_from_a_completion_that_repeats_it():
     pair = imdb.make_pair(review(0, prompt="no", chosen="no no yes", rejected="no never"), "here")
-    assert (pair.chosen.strip(), pair.rejected.strip()) == ("no yes", "never")
+    assert (pair.chosen, pair.rejected) == (" no yes", " never")
+
+
+@pytest.mark.parametrize(
+    "prompt", ["Film number 0 was", " Film number 0 was", "Film number 0 was ", "Film number 0 w", "Film"]
+)
+def test_imdb_prompts_and_continuations_are_together_the_texts_of_the_data_set(prompt):
+    chosen, rejected = "Film number 0 was bright.", "Film number 0 was dull."
+    start = prompt[: len(prompt) - len(prompt.lstrip())]
+    row = review(0, prompt=prompt, chosen=f"{start}{chosen} ", rejected=start + rejected)
+    columns = list(row)
+    (pair,), dropped = make_pairs(RawSplit([row], "here"), columns, imdb.make_pair, continues=True)
+    assert dropped == {}
+    assert pair.prompt == prompt.strip()
+    assert pair.prompt + pair.chosen == chosen
+    assert pair.prompt + pair.rejected == rejected
+
+
+@pytest.mark.parametrize("source", ["code-vulnerability", "py-dpo", "webgpt"])
+def test_answers_have_no_white_space_around_them(source, tmp_path):
+    make, _ = HUBS[source]
+    columns = {"webgpt": ("answer_0", "answer_1")}.get(source, ("chosen", "rejected"))
+    rows = [make(i) | {column: f" {make(i)[column]}\n" for column in columns} for i in range(40)]
+    for pair in load(source, rows, tmp_path).pairs:
+        assert pair["chosen"] == pair["chosen"].strip()
+        assert pair["rejected"] == pair["rejected"].strip()
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ from components.models.selector import (
     majority_vote,
 )
 from tests.support.adapters import random_tensors
-from tests.support.tokenizers import write_sentencepiece_tokenizer
 
 TEMPLATE = load("summarization/selector_short", "selector")
 COMPARISON = Comparison("the paper", "first summary", "second one")
@@ -44,33 +43,6 @@ def encode_text(tokenizer, comparison, max_length, max_prompt_tokens=None) -> st
     ids = encode_comparison(tokenizer, TEMPLATE, comparison, max_length, max_prompt_tokens)
     assert len(ids) <= max_length
     return tokenizer.decode(ids)
-
-
-@pytest.mark.parametrize("tokenizer_class", ["GemmaTokenizer", "LlamaTokenizer", "PreTrainedTokenizerFast"])
-def test_a_comparison_begins_with_the_bos_that_the_tokenizer_adds_to_texts(tokenizer_class, tmp_path):
-    tokenizer = load_tokenizer(
-        BackboneConfig(name=str(write_sentencepiece_tokenizer(tmp_path, tokenizer_class)))
-    )
-    assert tokenizer.encode("text")[0] == tokenizer.bos_token_id
-    ids = encode_comparison(tokenizer, TEMPLATE, COMPARISON, 400, None)
-    assert ids[0] == tokenizer.bos_token_id
-    assert ids.count(tokenizer.bos_token_id) == 1
-
-
-@pytest.mark.parametrize("tokenizer_class", ["GemmaTokenizer", "LlamaTokenizer"])
-def test_bos_counts_as_a_token_of_a_truncated_comparison(tokenizer_class, tmp_path):
-    tokenizer = load_tokenizer(
-        BackboneConfig(name=str(write_sentencepiece_tokenizer(tmp_path, tokenizer_class)))
-    )
-    long = Comparison("p" * 500, "a" * 500, "b" * 500)
-    assert len(encode_comparison(tokenizer, TEMPLATE, long, 300, None)) == 300
-
-
-def test_a_comparison_has_no_bos_where_the_tokenizer_adds_none(tmp_path):
-    folder = write_sentencepiece_tokenizer(tmp_path, "PreTrainedTokenizerFast", adds_bos=False)
-    tokenizer = load_tokenizer(BackboneConfig(name=str(folder)))
-    assert tokenizer.bos_token_id is not None
-    assert tokenizer.bos_token_id not in encode_comparison(tokenizer, TEMPLATE, COMPARISON, 400, None)
 
 
 def split_fields(text: str) -> list[str]:

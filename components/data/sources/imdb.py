@@ -1,7 +1,8 @@
 """Source `imdb`: beginnings of film reviews, each with two continuations (FedPDPO D.1.1).
 
 Hub data set yuasosnin/imdb-dpo. Both completions of a raw row begin with the prompt's own text,
-which is removed. The margin is the difference of their rewards; the one with the higher reward is
+which is removed. The white space after it stays, at the beginning of the completion: a review is
+read as one text. The margin is the difference of their rewards; the one with the higher reward is
 chosen. It has no owners: use data.partition margin (FedPDPO D.1.2) or iid. The hub's two splits
 (9,000 and 1,000 rows) are the splits of the source. Beginnings are short, so the same one may be in
 both: those training rows are dropped and counted. Their number was not measured.
@@ -34,7 +35,7 @@ class Options(PairSource):
         Raises:
             DataError: the data cannot be read, lack a column, or have no usable pair.
         """
-        return PlainSource("imdb", DATASET, make_pair).load(data, self.shares, seed)
+        return PlainSource("imdb", DATASET, make_pair, continues=True).load(data, self.shares, seed)
 
 
 def make_pair(row: Mapping[str, Any], where: str) -> Pair | str:

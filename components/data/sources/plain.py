@@ -15,7 +15,7 @@ from typing import Any
 
 from components.config import DataConfig
 from components.data.holdout import Shares, hold_out
-from components.data.records import DataError, Pair, SourceData
+from components.data.records import DataError, Pair, SourceData, trailing_space
 from components.data.rows import SUFFIXES, check_columns, check_number, find_file, from_hub, read_file
 from components.data.splits import assign, grouped, normal
 
@@ -95,11 +95,13 @@ class PlainSource:
         name: name of the source.
         dataset: its raw rows.
         make_pair: makes a pair of a raw row.
+        continues: whether completions continue the text of their prompt, see `make_pairs`.
     """
 
     name: str
     dataset: HubDataset
     make_pair: MakePair
+    continues: bool = False
 
     def load(self, data: DataConfig, shares: Shares, seed: int) -> SourceData:
         """Load the pairs with their splits, and reserve some of them.
@@ -115,7 +117,7 @@ class PlainSource:
         by_split: dict[str, list[Pair]] = {}
         dropped: Counter[str] = Counter()
         for split, raw in self.dataset.raw_splits(data).items():
-            by_split[split], counts = make_pairs(raw, self.dataset.columns, self.make_pair)
+            by_split[split], counts = make_pairs(raw, self.dataset.columns, self.make_pair, self.continues)
             dropped.update(counts)
         pairs, duplicates = in_splits(by_split, data, seed)
         return hold_out(pairs, self.name, shares, seed, nonzero(dropped, duplicates))
@@ -128,9 +130,17 @@ def nonzero(dropped: Mapping[str, int], duplicates: int) -> dict[str, int]:
 
 
 def make_pairs(
-    raw: RawSplit, columns: Sequence[str], make_pair: MakePair
+    raw: RawSplit, columns: Sequence[str], make_pair: MakePair, continues: bool = False
 ) -> tuple[list[Pair], dict[str, int]]:
     """Make pairs of raw rows, without white space around their texts.
+
+    Args:
+        raw: the rows.
+        columns: columns that every row must have.
+        make_pair: makes a pair of a raw row.
+        continues: completions continue the text of their prompt. The white space between the two
+            stays, at the beginning of the completion, so that prompt and completion together are
+            the text of the data set.
 
     Returns:
         the pairs, and the number of rows without one, by reason: those of the source, an empty
@@ -148,15 +158,10 @@ def make_pairs(
         if isinstance(result, str):
             dropped[result] += 1
             continue
-        pair = replace(
-            result,
-            prompt=result.prompt.strip(),
-            chosen=result.chosen.strip(),
-            rejected=result.rejected.strip(),
-        )
-        if not (pair.prompt and pair.chosen and pair.rejected):
+        pair = _stripped(result, continues)
+        if not (pair.prompt and pair.chosen.strip() and pair.rejected.strip()):
             dropped["empty text"] += 1
-        elif pair.chosen == pair.rejected:
+        elif pair.chosen.strip() == pair.rejected.strip():
             dropped["both answers the same"] += 1
         else:
             pairs.append(pair)
@@ -167,6 +172,17 @@ def make_pairs(
             " columns hold what this source reads"
         )
     return pairs, dict(dropped)
+
+
+def _stripped(pair: Pair, continues: bool) -> Pair:
+    prompt = pair.prompt.strip()
+    chosen, rejected = pair.chosen, pair.rejected
+    if continues:
+        between = trailing_space(pair.prompt)
+        return replace(
+            pair, prompt=prompt, chosen=(between + chosen).rstrip(), rejected=(between + rejected).rstrip()
+        )
+    return replace(pair, prompt=prompt, chosen=chosen.strip(), rejected=rejected.strip())
 
 
 def in_splits(by_split: Mapping[str, Sequence[Pair]], data: DataConfig, seed: int) -> tuple[list[Pair], int]:

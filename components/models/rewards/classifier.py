@@ -47,7 +47,11 @@ class ResponseFormat:
     max_length: int
 
     def shorten(self, tokenizer: PreTrainedTokenizerBase, response: str) -> str:
-        """Truncate a response to three quarters of the input, so a part of the prompt stays."""
+        """Truncate a response to three quarters of the input, so a part of the prompt stays.
+
+        White space around the response, such as that before a continuation, is removed.
+        """
+        response = response.strip()
         ids = tokenizer(response, add_special_tokens=False)["input_ids"]
         limit = self.max_length * 3 // 4
         return response if len(ids) <= limit else str(tokenizer.decode(ids[:limit]))

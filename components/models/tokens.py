@@ -1,0 +1,55 @@
+"""Token ids of texts, for selectors and policies alike."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def leading_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The special tokens that a tokenizer puts before a text, e.g. BOS; empty if it adds none.
+
+    They are read from an encoded text. transformers drops `add_bos_token` where there is a
+    tokenizer.json, whose post-processor adds the token nevertheless.
+    """
+    text = "a"
+    plain = tokenizer.encode(text, add_special_tokens=False)
+    complete: list[int] = tokenizer.encode(text)
+    count = next(n for n in range(len(complete)) if complete[n : n + len(plain)] == plain)
+    return complete[:count]
+
+
+def encode_continuation(tokenizer: PreTrainedTokenizerBase, text: str, continuation: str) -> list[int]:
+    """Token ids of a continuation as they are in the joined text, after the ids of the text.
+
+    The ids of the text and those returned are the ids of the joined text, wherever the tokenizer
+    has a boundary between the two. Where a token would span it, e.g. one for 'lovely' in 'lov' and
+    'ely', the ids of the text stay, as a policy generates from them; the continuation's are then
+    those after a line break, before which SentencePiece puts no space.
+
+    Args:
+        tokenizer: of the model.
+        text: what precedes, without special tokens that the tokenizer adds.
+        continuation: begins with the white space between the two, if there is any.
+
+    Returns:
+        ids of the continuation alone, without special tokens.
+    """
+    for before in (text, "\n"):
+        ids = tokenizer.encode(before, add_special_tokens=False)
+        joined: list[int] = tokenizer.encode(before + continuation, add_special_tokens=False)
+        if joined[: len(ids)] == ids:
+            return joined[len(ids) :]
+    alone: list[int] = tokenizer.encode(continuation, add_special_tokens=False)
+    return alone
+
+
+def encode_beginning(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Token ids of the beginning of a sequence: `leading_ids` and the text.
+
+    A token that the tokenizer would put after the text, such as EOS, is left out.
+    """
+    ids: list[int] = [*leading_ids(tokenizer), *tokenizer.encode(text, add_special_tokens=False)]
+    return ids

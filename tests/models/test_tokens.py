@@ -1,0 +1,89 @@
+"""Token ids of texts: what precedes them, by families of tokenizers that are saved and loaded."""
+
+import pytest
+from tokenizers import processors
+from transformers import LlamaTokenizer
+
+from components.config import BackboneConfig
+from components.data.templates import load
+from components.models.backbone import load_tokenizer
+from components.models.policy import encode_prompt
+from components.models.selector import Comparison, encode_comparison, find_choice_tokens
+from components.models.tokens import encode_beginning, leading_ids
+from tests.support.tokenizers import WITH_BOS, WITHOUT_BOS, load_family
+
+SELECTOR = load("summarization/selector_short", "selector")
+POLICY = load("qa/policy", "policy")
+
+
+@pytest.fixture
+def tokenizer(request, tmp_path):
+    return load_family(request.param, tmp_path)
+
+
+families = pytest.mark.parametrize("tokenizer", [*WITH_BOS, *WITHOUT_BOS], indirect=True)
+families_with_bos = pytest.mark.parametrize("tokenizer", WITH_BOS, indirect=True)
+families_without_bos = pytest.mark.parametrize("tokenizer", WITHOUT_BOS, indirect=True)
+
+
+def encode_film(tokenizer, max_length=500, completion="was great"):
+    comparison = Comparison("the film", completion, "no")
+    return encode_comparison(tokenizer, SELECTOR, comparison, max_length, None)
+
+
+@families_with_bos
+def test_a_selectors_input_begins_with_the_bos_that_the_tokenizer_adds(tokenizer):
+    ids = encode_film(tokenizer)
+    assert ids[0] == tokenizer.bos_token_id
+    assert ids.count(tokenizer.bos_token_id) == 1
+
+
+@families_without_bos
+def test_a_selectors_input_has_no_bos_if_the_tokenizer_adds_none(tokenizer):
+    assert tokenizer.bos_token_id is not None
+    assert tokenizer.bos_token_id not in encode_film(tokenizer)
+
+
+@families_with_bos
+def test_bos_counts_as_one_of_the_tokens_of_max_length(tokenizer):
+    complete = encode_film(tokenizer, completion="xyz" * 20)
+    truncated = encode_film(tokenizer, len(complete) - 20, completion="xyz" * 20)
+    assert len(truncated) == len(complete) - 20
+    assert truncated[0] == tokenizer.bos_token_id
+
+
+@families
+def test_the_inputs_of_selectors_and_policies_begin_alike(tokenizer):
+    leading = leading_ids(tokenizer)
+    prompt = encode_prompt(tokenizer, POLICY, "the film", 500)
+    begins_with_bos = prompt[0] == tokenizer.bos_token_id
+    assert leading == ([tokenizer.bos_token_id] if begins_with_bos else [])
+    assert encode_film(tokenizer)[: len(leading)] == leading
+
+
+@families
+def test_the_beginning_of_a_sequence_is_what_the_tokenizer_makes_of_the_text(tokenizer):
+    assert encode_beginning(tokenizer, "the film was great") == tokenizer.encode("the film was great")
+
+
+@families
+def test_a_selector_finds_its_answer_tokens(tokenizer):
+    assert len(set(find_choice_tokens(tokenizer))) == 2
+
+
+@pytest.mark.parametrize("name", ["embedded", "tiny-random"])
+def test_the_projects_own_backbones_have_no_leading_tokens(name):
+    assert leading_ids(load_tokenizer(BackboneConfig(name=name))) == []
+
+
+def test_a_tokenizer_that_ends_texts_too_does_not_end_a_prompt(tmp_path):
+    tokenizer = load_family("llama", tmp_path / "bos")
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    tokenizer.save_pretrained(tmp_path / "both")
+    both = load_tokenizer(BackboneConfig(name=str(tmp_path / "both")))
+    assert isinstance(both, LlamaTokenizer)
+    assert both.encode("the film")[-1] == both.eos_token_id
+    assert encode_beginning(both, "the film") == both.encode("the film")[:-1]
+    assert both.eos_token_id not in encode_film(both)
