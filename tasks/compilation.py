@@ -30,7 +30,7 @@ def can_compile(recipe: Recipe, devices: Sequence[str]) -> bool:
 
 def _obstacle(recipe: Recipe, devices: Sequence[str]) -> str | None:
     """Why a recipe's selectors cannot be compiled here; None if they can."""
-    if recipe.federation.options.trained_model != "selector":
+    if not recipe.federation.options.has_compilable_step:
         return f"federation.method '{recipe.federation.method}' trains no selector"
     if recipe.selector.backbone.quantization != "none":
         return "selector.backbone.quantization is set, whose layers torch cannot compile"

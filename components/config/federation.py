@@ -47,6 +47,11 @@ class MethodOptions(Section):
         """Whether a policy is aligned after the rounds, on prompts of the server."""
         return self.trained_model == "selector"
 
+    @property
+    def has_compilable_step(self) -> bool:
+        """Whether runtime.compile can apply to the clients' training step."""
+        return self.trained_model == "selector"
+
     def required_backbones(self, recipe: Recipe) -> list[BackboneConfig]:
         """Backbones that the rounds need."""
         return [self.trained_section(recipe).backbone]
