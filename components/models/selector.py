@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -97,8 +97,7 @@ def encode_comparison(
         "response_b": comparison.second,
     }
     fields = {name: tokenizer.encode(text.strip(), add_special_tokens=False) for name, text in texts.items()}
-    literals = {piece: tokenizer.encode(piece, add_special_tokens=False) for piece in template.pieces[::2]}
-    leading = leading_ids(tokenizer)
+    leading, literals = _fixed_ids(tokenizer, template)
     room = max_length - len(leading) - sum(len(literals[piece]) for piece in template.pieces[::2])
     if room < 2 * MIN_COMPLETION_TOKENS:
         raise SelectorError(
@@ -115,6 +114,17 @@ def encode_comparison(
     for position, piece in enumerate(template.pieces):
         ids += fields[piece] if position % 2 else literals[piece]
     return ids
+
+
+@lru_cache(maxsize=8)
+def _fixed_ids(
+    tokenizer: PreTrainedTokenizerBase, template: Template
+) -> tuple[list[int], dict[str, list[int]]]:
+    """The ids that all comparisons of a template share: leading ones, and those of its own text."""
+    pieces = template.pieces[::2]
+    return leading_ids(tokenizer), {
+        piece: tokenizer.encode(piece, add_special_tokens=False) for piece in pieces
+    }
 
 
 class Selector:

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 
 from components.config import RecipeError
-from components.models.compiled import missing_tool
 from perf import costs, objective_costs, orchestration, policy_costs, selector_costs, thread_costs
 from perf.comparison import Comparison, gemm_gigaflops
 
@@ -49,23 +48,6 @@ def test_both_kinds_of_a_selector_step_are_compared_on_the_same_rows(debug_compa
     assert f"{ratios['selector_step/share_of_gemm']:.0%}" in lines[2].split()
     gigaflops = [costs_by_arm[arm].gigaflops for arm in arms]
     assert gigaflops[0] == gigaflops[1] < gigaflops[2] < gigaflops[3]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(missing_tool("cpu") is not None, reason="no C++ compiler is installed")
-def test_a_compiled_step_is_compared_with_one_that_is_not(debug_comparison, costs_by_arm, capsys):
-    ratios = selector_costs.compare_compilation(debug_comparison)
-    lines = capsys.readouterr().out.strip().splitlines()
-    assert "debug: 4 rows, 1 threads, cpu" in lines[0]
-    assert [line.split()[:2] for line in lines[2:5]] == [
-        ["not", "compiled"],
-        ["compiled,", "empty"],
-        ["compiled", "again"],
-    ]
-    plain, compiled = costs_by_arm["concurrent"], costs_by_arm["compiled"]
-    assert compiled.first_seconds > 10 * compiled.seconds
-    assert ratios == {"selector_step/compiled_against_concurrent": plain.seconds / compiled.seconds}
-    assert f"speed-up {plain.seconds / compiled.seconds:.2f}x" in lines[-1]
 
 
 def test_each_repeat_compiles_with_an_empty_cache_and_again_with_that_cache(monkeypatch, capsys):
