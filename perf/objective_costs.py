@@ -95,19 +95,16 @@ def _time_step(
     resident: ResidentPolicy, prompts: Sequence[str], config: MultiObjective, count: int, seed: int
 ) -> tuple[StepTimes, int]:
     """Times of a step with so many objectives, and the tokens of its batch."""
-    from components.learning.multi_objective import (
-        PPOClientState,
-        compute_objective_gradients,
-        sample_rollout,
-    )
+    from components.learning.multi_objective import compute_objective_gradients
+    from components.learning.rollouts import PPOClientState, sample_rollout
 
     rewards = {f"objective {index}": _length_reward(index + 3) for index in range(count)}
     hidden = resident.model.get_input_embeddings().embedding_dim
-    state = PPOClientState.initial(list(rewards), hidden, 0.1)
+    state = PPOClientState.initial(list(rewards), hidden, config.ppo)
     start = time.perf_counter()
-    rollout, _ = sample_rollout(resident, prompts, rewards, state, config, seed)
+    rollout, _ = sample_rollout(resident, prompts, rewards, state, config.ppo, seed)
     middle = time.perf_counter()
-    gradients = compute_objective_gradients(resident, rollout, np.arange(len(prompts)), config.ppo.clip)
+    gradients = compute_objective_gradients(resident, rollout, np.arange(len(rollout.rows)), config.ppo)
     end = time.perf_counter()
     return StepTimes(middle - start, end - middle), gradients.tokens
 

@@ -6,11 +6,12 @@ only place of the coefficients' defaults; components/learning implements the los
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from components.config.section import Section
+from components.config.unions import one_of
 
 
 class SelectorObjective(Section):
@@ -118,8 +119,61 @@ class PdpoObjective(Section):
     )
 
 
+class GaeEstimator(Section):
+    """GAE with a value head for each objective, whitened over the rollout, as in FIRM A.1.
+
+    The KL penalty is part of each token's reward. Schulman et al. 2016.
+    """
+
+    kind: Literal["gae"] = Field("gae", description="Name of the estimator.")
+    gae_lambda: float = Field(0.95, ge=0, le=1, description="Lambda of GAE; rewards are not discounted.")
+    critic_lr: float = Field(
+        1e-3,
+        gt=0,
+        description="Learning rate of the value heads; that of the policy is federation.optimizer.lr.",
+    )
+    samples: ClassVar[int] = 1
+
+
+class RlooEstimator(Section):
+    """The reward of a completion, less the mean reward of the other completions of its prompt.
+
+    The KL penalty is part of the reward. Advantages are not divided by a deviation, so that the
+    gradients of the objectives keep the lengths that MGDA compares. Ahmadian et al. 2024, Back to
+    Basics, section 3.
+    """
+
+    kind: Literal["rloo"] = Field("rloo", description="Name of the estimator.")
+    samples: int = Field(4, ge=2, description="Completions of each prompt; they count in batch_size.")
+
+
+class GrpoEstimator(Section):
+    """The reward of a completion in standard deviations from the mean of its prompt's completions.
+
+    The KL penalty is a term of the loss, by the estimator k3, and the loss is the mean over the
+    completions of the mean over their tokens. Shao et al. 2024, DeepSeekMath, section 4.1.
+    """
+
+    kind: Literal["grpo"] = Field("grpo", description="Name of the estimator.")
+    samples: int = Field(4, ge=2, description="Completions of each prompt; they count in batch_size.")
+
+
+AdvantageEstimator = Annotated[
+    GaeEstimator | RlooEstimator | GrpoEstimator, one_of(GaeEstimator, RlooEstimator, GrpoEstimator)
+]
+"""Type of an option that takes an estimator of advantages."""
+
+
 class PpoConfig(Section):
     """PPO on sampled completions (FIRM A.1), see components/learning/multi_objective.py."""
+
+    estimator: AdvantageEstimator = Field(
+        default_factory=GaeEstimator,
+        description=(
+            "gae: with value heads, as in FIRM; rloo: leave-one-out among several completions of a prompt;"
+            " grpo: normalized among several completions of a prompt."
+        ),
+    )
 
     epochs: int = Field(3, ge=1, description="Passes over the completions of a local step; FIRM A.1: 3.")
     minibatch: int = Field(
@@ -136,7 +190,6 @@ class PpoConfig(Section):
     clip: float = Field(
         0.2, gt=0, lt=1, description="Clip range of the ratio and of the values; Schulman et al. 2017: 0.2."
     )
-    gae_lambda: float = Field(0.95, ge=0, le=1, description="Lambda of GAE; rewards are not discounted.")
     kl: float = Field(
         0.1,
         ge=0,
@@ -157,10 +210,13 @@ class PpoConfig(Section):
             "Completions over which the controller corrects an error of a fifth; Ziegler et al. 2019: 10,000."
         ),
     )
-    critic_lr: float = Field(
-        1e-3,
-        gt=0,
-        description="Learning rate of the value heads; that of the policy is federation.optimizer.lr.",
+    kl_estimator: Literal["k1", "k3"] = Field(
+        "k1",
+        description=(
+            "Estimator of the KL to the reference in rewards, the controller and the metrics. k1: the log"
+            " ratio, which may be negative; k3: 1 / ratio - 1 + log ratio, which is not, and varies less"
+            " (Schulman 2020)."
+        ),
     )
     normalize: bool = Field(
         True,
@@ -168,6 +224,26 @@ class PpoConfig(Section):
             "Normalize the scores of each objective by the running mean and standard deviation of the"
             " client's scores. FIRM section 5 maps scores to a fixed range, which the available text of"
             " the paper lacks."
+        ),
+    )
+    max_reward: float | None = Field(
+        None,
+        gt=0,
+        description="Limit of the absolute value of a completion's (normalized) score; null: none.",
+    )
+    missing_eos_penalty: float = Field(
+        0.0,
+        ge=0,
+        description=(
+            "Subtracted from the (normalized) score of a completion that did not end within"
+            " policy.max_new_tokens."
+        ),
+    )
+    keep_moments: bool = Field(
+        False,
+        description=(
+            "Keep the moments of the client's optimizers in its store from round to round; otherwise they"
+            " begin at 0 in each round."
         ),
     )
 

@@ -109,7 +109,8 @@ class MultiObjectiveMethod(Method):
         """The rewards, how completions are sampled, and how many at once."""
         first = {name: recipe.rewards[names[0]] for name, names in self.objectives.items()}
         content = {name: reward.model_dump(mode="json") for name, reward in first.items()}
-        settings = [content, self.ppo.temperature, self.reward_prompts, recipe.federation.batch_size]
+        sampling = [self.ppo.temperature, self.ppo.kl_estimator]
+        settings = [content, *sampling, self.reward_prompts, recipe.federation.batch_size]
         return json.dumps(settings, sort_keys=True)
 
     def check(self, recipe: Recipe) -> None:
@@ -135,6 +136,17 @@ class MultiObjectiveMethod(Method):
                     f"{key} is {value}, which PPO on sampled completions does not use: set it to {only}."
                 )
         batch = recipe.federation.batch_size
+        samples = self.ppo.estimator.samples
+        if batch % samples:
+            raise RecipeError(
+                f"federation.batch_size is {batch} completions, which are not complete groups of {samples}"
+                " per prompt: set it to a multiple of federation.options.ppo.estimator.samples."
+            )
+        if self.ppo.keep_moments and optimizer.name == "adamw_8bit":
+            raise RecipeError(
+                "federation.options.ppo.keep_moments is true, but the state of adamw_8bit cannot be kept: set"
+                " federation.optimizer.name to adamw, or keep_moments to false."
+            )
         if self.ppo.target_kl is not None and self.ppo.horizon <= batch / 5:
             raise RecipeError(
                 f"federation.options.ppo.horizon is {self.ppo.horizon}, with which one batch of {batch}"

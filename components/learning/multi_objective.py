@@ -2,18 +2,17 @@
 
     each step, from the current policy pi_old:
         y ~ pi_old(x) for a batch of prompts; each reward model scores every completion
-        for each objective j:
-            r_j = -kl (log pi_old - log pi_ref) at each token, plus its normalized score at the last
-            A_j = GAE of r_j with the values of j's own head, whitened over the batch
+        A_j, the advantages of each objective j       (components/learning/rollouts.py)
         epochs over the batch in minibatches:
             g_j = gradient of the clipped loss of A_j with respect to the LoRA
             lambda = MGDA(g_1 ... g_M);  step along the sum of lambda_j g_j
-            the value heads take a step of their own, on hidden states that get no gradient
+            value heads, if there are any, take a step of their own, on hidden states that get no
+            gradient
         kl is moved towards its target (Ziegler et al. 2019, section 2.2)
 
 One rollout and one forward pass serve all objectives; only the backward pass is repeated, M times.
-The penalty is part of every objective's reward, so a combination whose weights sum to 1 contains it
-once.
+The KL penalty is part of every objective's reward (or loss), so a combination whose weights sum to
+1 contains it once.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from components.config import MultiObjective
+from components.config import GaeEstimator, GrpoEstimator, MultiObjective, PpoConfig
 from components.learning import mgda
 from components.learning.local import (
     LocalTraining,
@@ -35,111 +34,15 @@ from components.learning.local import (
     clip_gradients,
     draw_minibatches,
 )
-from components.learning.ppo import (
-    approximate_kl,
-    compute_gae,
-    masked_mean,
-    policy_loss,
-    value_loss,
-    whiten,
-)
-from components.models.logprobs import TokenRow
+from components.learning.optimizer_state import load_moments, read_moments
+from components.learning.ppo import approximate_kl, estimate_kl, masked_mean, policy_loss, value_loss
+from components.learning.rollouts import PPOClientState, Rollout, Values, compute_values, sample_rollout
 from components.models.resident import ResidentPolicy
-from components.models.rewards.base import RewardFunction, check_scores
+from components.models.rewards.base import RewardFunction
 from components.seeding import derive, generator
 
 if TYPE_CHECKING:
     import torch
-
-    from components.models.logprobs import CompletionTokens
-
-
-@dataclass(frozen=True)
-class RunningMoments:
-    """Mean and squared deviations of a reward's scores so far (Chan et al. 1979).
-
-    Attributes:
-        count: number of scores.
-        mean: their mean.
-        squares: sum of their squared deviations from the mean.
-    """
-
-    count: int = 0
-    mean: float = 0.0
-    squares: float = 0.0
-
-    def update(self, scores: np.ndarray) -> RunningMoments:
-        """The moments of the scores so far and of N more, [N]."""
-        count = self.count + len(scores)
-        difference = float(scores.mean()) - self.mean
-        return RunningMoments(
-            count=count,
-            mean=self.mean + difference * len(scores) / count,
-            squares=self.squares
-            + float(((scores - scores.mean()) ** 2).sum())
-            + difference**2 * self.count * len(scores) / count,
-        )
-
-    def normalize(self, scores: np.ndarray) -> np.ndarray:
-        """Scores [N] in standard deviations from the mean; 0 if all scores so far are equal."""
-        normalized: np.ndarray = (scores - self.mean) / np.sqrt(self.squares / max(self.count, 1) + 1e-8)
-        return normalized
-
-
-@dataclass(frozen=True)
-class PPOClientState:
-    """State of a client between rounds.
-
-    Attributes:
-        heads: weight [H] and bias [1] of each objective's value head, as one tensor [H + 1], by
-            objective.
-        moments: moments of the scores of each objective.
-        kl: coefficient of the penalty.
-    """
-
-    heads: dict[str, torch.Tensor]
-    moments: dict[str, RunningMoments]
-    kl: float
-
-    @classmethod
-    def initial(cls, objectives: Sequence[str], hidden_size: int, kl: float) -> PPOClientState:
-        """The state before the first round: values of 0 and no scores."""
-        import torch
-
-        return cls(
-            heads={name: torch.zeros(hidden_size + 1, dtype=torch.float32) for name in objectives},
-            moments={name: RunningMoments() for name in objectives},
-            kl=kl,
-        )
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """B completions sampled by the current policy, evaluated for M objectives.
-
-    Attributes:
-        rows: token ids of prompts and completions.
-        texts: the completions.
-        scores: [B, M], scores of the rewards before normalization.
-        old: [B, T], log-probabilities of the tokens.
-        mask: [B, T] bool.
-        values: [M, B, T], values of the tokens by the objectives' heads.
-        advantages: [M, B, T], whitened.
-        returns: [M, B, T], targets of the values.
-        kl: mean of the completions' log pi_old - log pi_ref (nats per completion).
-        temperature: temperature of both policies.
-    """
-
-    rows: list[TokenRow]
-    texts: list[str]
-    scores: np.ndarray
-    old: torch.Tensor
-    mask: torch.Tensor
-    values: torch.Tensor
-    advantages: torch.Tensor
-    returns: torch.Tensor
-    kl: float
-    temperature: float
 
 
 @dataclass(frozen=True)
@@ -169,14 +72,16 @@ class MultiObjectiveMetrics(TrainingMetrics):
     Attributes:
         weights: lambda of each step, by objective.
         scores: mean score of each rollout before normalization, by objective.
+        finished: share of the completions of each rollout that ended by themselves.
         kl: KL to the reference of each rollout (nats per completion).
         kl_coefficient: coefficient of the penalty in each rollout.
         policy_kl: estimated KL from pi_old before each step (nats per token).
-        value_loss: mean value loss over the objectives, of each step.
+        value_loss: mean value loss over the objectives, of each step; empty without a critic.
     """
 
     weights: dict[str, list[float]]
     scores: dict[str, list[float]]
+    finished: list[float]
     kl: list[float]
     kl_coefficient: list[float]
     policy_kl: list[float]
@@ -206,130 +111,11 @@ def update_kl_coefficient(
     return coefficient * (1 + error * completions / horizon)
 
 
-def sample_rollout(
-    resident: ResidentPolicy,
-    prompts: Sequence[str],
-    rewards: Mapping[str, RewardFunction],
-    state: PPOClientState,
-    config: MultiObjective,
-    seed: int,
-) -> tuple[Rollout, PPOClientState]:
-    """Sample a completion of each prompt with the adapter in the slot, and score it.
-
-    Args:
-        resident: the model.
-        prompts: B texts.
-        rewards: the reward of each objective.
-        state: the client's state, whose heads compute the values.
-        config: coefficients.
-        seed: the completions are a function of it.
-
-    Returns:
-        the rollout, and the state with the moments updated by the rollout's scores.
-
-    Raises:
-        RewardError: a reward fails, or does not give one finite score per completion.
-    """
-    import torch
-
-    resident.model.eval()
-    completions = [samples[0] for samples in resident.policy.generate(prompts, seed, config.ppo.temperature)]
-    rows: list[TokenRow] = [
-        (resident.policy.encode(prompt), list(completion.ids))
-        for prompt, completion in zip(prompts, completions, strict=True)
-    ]
-    texts = [completion.text for completion in completions]
-    scores, state = _score_objectives(rewards, prompts, texts, state)
-    final_rewards = _final_rewards(scores, list(rewards), state, config)
-    with torch.no_grad():
-        tokens = resident.tokens(rows, temperature=config.ppo.temperature)
-        reference = resident.tokens(rows, reference=True, temperature=config.ppo.temperature)
-        log_ratio = (tokens.logprobs - reference.logprobs) * tokens.mask
-        heads = torch.stack([state.heads[name] for name in rewards]).to(tokens.states.device)
-        values = _compute_values(heads, tokens.states) * tokens.mask
-        penalty = -state.kl * log_ratio
-        advantages, returns = _estimate_advantages(
-            tokens, penalty, final_rewards, values, config.ppo.gae_lambda
-        )
-    rollout = Rollout(
-        rows=rows,
-        texts=texts,
-        scores=scores,
-        old=tokens.logprobs,
-        mask=tokens.mask,
-        values=values,
-        advantages=advantages,
-        returns=returns,
-        kl=float(log_ratio.sum(1).mean()),
-        temperature=config.ppo.temperature,
-    )
-    return rollout, state
-
-
-def _score_objectives(
-    rewards: Mapping[str, RewardFunction],
-    prompts: Sequence[str],
-    texts: Sequence[str],
-    state: PPOClientState,
-) -> tuple[np.ndarray, PPOClientState]:
-    """Scores [B, M], and the state with its moments updated by them."""
-    columns = {
-        name: check_scores(f"the reward of objective '{name}'", reward, prompts, texts)
-        for name, reward in rewards.items()
-    }
-    moments = {name: state.moments[name].update(scores) for name, scores in columns.items()}
-    return np.stack(list(columns.values()), axis=1), replace(state, moments=moments)
-
-
-def _final_rewards(
-    scores: np.ndarray, objectives: list[str], state: PPOClientState, config: MultiObjective
-) -> np.ndarray:
-    """Rewards at the last token of each completion, [B, M]."""
-    if not config.ppo.normalize:
-        return scores
-    return np.stack(
-        [state.moments[name].normalize(scores[:, j]) for j, name in enumerate(objectives)], axis=1
-    )
-
-
-def _estimate_advantages(
-    tokens: CompletionTokens,
-    penalty: torch.Tensor,
-    final_rewards: np.ndarray,
-    values: torch.Tensor,
-    lam: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Whitened advantages and returns of M objectives, [M, B, T] each.
-
-    Args:
-        tokens: of B completions.
-        penalty: [B, T], part of every objective's reward.
-        final_rewards: [B, M], reward at the last token.
-        values: [M, B, T].
-        lam: lambda of GAE.
-    """
-    import torch
-
-    completions = torch.arange(len(penalty))
-    last = tokens.mask.sum(1) - 1
-    advantages = []
-    returns = []
-    for j in range(len(values)):
-        token_rewards = penalty.clone()
-        token_rewards[completions, last] += torch.as_tensor(
-            final_rewards[:, j], dtype=penalty.dtype, device=penalty.device
-        )
-        objective_advantages, objective_returns = compute_gae(token_rewards, values[j], tokens.mask, 1.0, lam)
-        advantages.append(whiten(objective_advantages, tokens.mask))
-        returns.append(objective_returns)
-    return torch.stack(advantages), torch.stack(returns)
-
-
 def compute_objective_gradients(
     resident: ResidentPolicy,
     rollout: Rollout,
     indices: np.ndarray,
-    clip: float,
+    ppo: PpoConfig,
     weights: np.ndarray | None = None,
 ) -> ObjectiveGradients:
     """Gradients of the clipped loss of M objectives, by one forward and M backward passes.
@@ -338,7 +124,7 @@ def compute_objective_gradients(
         resident: the model; its policy may differ from the rollout's.
         rollout: of B completions.
         indices: [n], completions of the minibatch.
-        clip: epsilon.
+        ppo: the clip range, and the estimator, whose loss has means over tokens or completions.
         weights: [M]; if they are set, only the gradient of the weighted loss is computed, by one
             backward pass.
     """
@@ -349,10 +135,15 @@ def compute_objective_gradients(
     tokens = resident.tokens(rows, temperature=rollout.temperature)
     width = tokens.mask.shape[1]
     old = rollout.old[indices, :width]
+    penalty = rollout.advantages.penalty
     losses = []
-    for advantages in rollout.advantages:
-        token_losses = policy_loss(tokens.logprobs, old, advantages[indices, :width], clip)
-        losses.append(masked_mean(token_losses, tokens.mask))
+    for advantages in rollout.advantages.values:
+        token_losses = policy_loss(tokens.logprobs, old, advantages[indices, :width], ppo.clip)
+        if penalty is not None:
+            reference = penalty.reference[indices, :width]
+            token_losses = token_losses + penalty.coefficient * estimate_kl(tokens.logprobs, reference, "k3")
+        by_completion = isinstance(ppo.estimator, GrpoEstimator)
+        losses.append(masked_mean(token_losses, tokens.mask, by_completion).mean())
     targets = losses if weights is None else [_weighted_sum(losses, weights)]
     gradients = []
     for j, target in enumerate(targets):
@@ -409,7 +200,7 @@ def train_multi_objective_ppo(
         rewards: the reward of each objective.
         state: the client's state after its previous round.
         config: coefficients.
-        training: each local step samples a rollout of `batch_size` prompts. The accumulation of the
+        training: each local step samples a rollout of `batch_size` completions. The accumulation of the
             optimizer, the proximal term and the progress callback are not used.
 
     Returns:
@@ -424,29 +215,30 @@ def train_multi_objective_ppo(
     trainer = _MultiObjectiveTrainer(resident, list(rewards), state, config, training)
     seed = training.seed
     resident.model.eval()
-    batches = draw_minibatches(len(prompts), training.batch_size, training.steps, derive(seed, "prompts"))
+    batch_size = training.batch_size // config.ppo.estimator.samples
+    batches = draw_minibatches(len(prompts), batch_size, training.steps, derive(seed, "prompts"))
     for number, batch in enumerate(batches):
         rollout, state = sample_rollout(
             resident,
             [prompts[n] for n in batch],
             rewards,
             replace(state, heads=trainer.read_heads()),
-            config,
+            config.ppo,
             derive(seed, "rollout", number),
         )
         trainer.record.add_rollout(rollout, state.kl)
         for epoch in range(config.ppo.epochs):
-            order = generator(seed, "epoch", number, epoch).permutation(len(batch))
+            order = generator(seed, "epoch", number, epoch).permutation(len(rollout.rows))
             for begin in range(0, len(order), config.ppo.minibatch):
                 trainer.step(rollout, order[begin : begin + config.ppo.minibatch])
         if config.ppo.target_kl is not None:
             kl = update_kl_coefficient(
-                state.kl, rollout.kl, config.ppo.target_kl, len(batch), config.ppo.horizon
+                state.kl, rollout.kl, config.ppo.target_kl, len(rollout.rows), config.ppo.horizon
             )
             state = replace(state, kl=kl)
     for parameter in resident.slot.parameters:
         parameter.grad = None
-    state = replace(state, heads=trainer.read_heads())
+    state = replace(state, heads=trainer.read_heads(), optimizers=trainer.read_optimizers())
     return state, trainer.record.to_metrics(time.perf_counter() - start)
 
 
@@ -460,6 +252,7 @@ class _Record:
         self.tokens = 0
         self.weights: dict[str, list[float]] = {name: [] for name in objectives}
         self.scores: dict[str, list[float]] = {name: [] for name in objectives}
+        self.finished: list[float] = []
         self.kl: list[float] = []
         self.kl_coefficient: list[float] = []
         self.policy_kl: list[float] = []
@@ -467,6 +260,7 @@ class _Record:
 
     def add_rollout(self, rollout: Rollout, kl_coefficient: float) -> None:
         """Add the scores and the KL of a rollout."""
+        self.finished.append(rollout.finished)
         self.kl.append(rollout.kl)
         self.kl_coefficient.append(kl_coefficient)
         for j, name in enumerate(self.objectives):
@@ -489,6 +283,7 @@ class _Record:
             seconds=seconds,
             weights=self.weights,
             scores=self.scores,
+            finished=self.finished,
             kl=self.kl,
             kl_coefficient=self.kl_coefficient,
             policy_kl=self.policy_kl,
@@ -496,8 +291,51 @@ class _Record:
         )
 
 
+class _Critic:
+    """The value heads of the objectives, with an optimizer of their own."""
+
+    def __init__(self, state: PPOClientState, objectives: list[str], config: PpoConfig, device: str) -> None:
+        import torch
+
+        assert isinstance(config.estimator, GaeEstimator)
+        heads = torch.stack([state.heads[name] for name in objectives])
+        self.heads = torch.nn.Parameter(heads.to(device))
+        self.optimizer = torch.optim.AdamW([self.heads], lr=config.estimator.critic_lr, weight_decay=0.0)
+        self._clip = config.clip
+
+    def step(self, values: Values, mask: torch.Tensor, indices: np.ndarray, states: torch.Tensor) -> float:
+        """Take a step on a minibatch.
+
+        Args:
+            values: of the rollout's B completions.
+            mask: [B, T].
+            indices: [n], the minibatch.
+            states: [n, T', H], detached.
+
+        Returns:
+            the mean value loss over the objectives.
+        """
+        import torch
+
+        width = states.shape[1]
+        losses = value_loss(
+            compute_values(self.heads, states),
+            values.old[:, indices, :width],
+            values.returns[:, indices, :width],
+            self._clip,
+        )
+        # A sum rather than a mean: the gradient of a head must not depend on the number of
+        # objectives.
+        means = (masked_mean(own, mask[indices, :width]) for own in losses)
+        total = sum(means, start=losses.new_zeros(()))
+        self.optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(total)
+        self.optimizer.step()
+        return total.item() / len(losses)
+
+
 class _MultiObjectiveTrainer:
-    """The optimizers of a round: that of the policy, and that of the value heads."""
+    """The optimizers of a round: that of the policy, and that of the value heads if there are any."""
 
     def __init__(
         self,
@@ -507,29 +345,41 @@ class _MultiObjectiveTrainer:
         config: MultiObjective,
         training: LocalTraining,
     ) -> None:
-        import torch
-
-        heads = torch.stack([state.heads[name] for name in objectives])
         self.record = _Record(objectives)
         self._resident = resident
         self._objectives = objectives
         self._config = config
         self._max_norm = training.optimizer.clip
         self._fixed_weights = fixed_weights(config, objectives)
-        self._heads = torch.nn.Parameter(heads.to(resident.policy.device))
-        self._actor = build_optimizer(resident.slot.parameters, training.optimizer)
-        self._critic = torch.optim.AdamW([self._heads], lr=config.ppo.critic_lr, weight_decay=0.0)
+        self._critic = None
+        self._optimizers = {"policy": build_optimizer(resident.slot.parameters, training.optimizer)}
+        if isinstance(config.ppo.estimator, GaeEstimator):
+            self._critic = _Critic(state, objectives, config.ppo, resident.policy.device)
+            self._optimizers["critic"] = self._critic.optimizer
+        if config.ppo.keep_moments:
+            for name, optimizer in self._optimizers.items():
+                load_moments(optimizer, name, state.optimizers)
 
     def read_heads(self) -> dict[str, torch.Tensor]:
-        """The value heads, by objective, on the CPU."""
-        return {name: self._heads[j].detach().cpu() for j, name in enumerate(self._objectives)}
+        """The value heads, by objective, on the CPU; empty without a critic."""
+        if self._critic is None:
+            return {}
+        return {name: self._critic.heads[j].detach().cpu() for j, name in enumerate(self._objectives)}
+
+    def read_optimizers(self) -> dict[str, torch.Tensor]:
+        """The tensors of the optimizers' states, on the CPU, if they are kept between rounds."""
+        if not self._config.ppo.keep_moments:
+            return {}
+        states: dict[str, torch.Tensor] = {}
+        for name, optimizer in self._optimizers.items():
+            states |= read_moments(optimizer, name)
+        return states
 
     def step(self, rollout: Rollout, indices: np.ndarray) -> None:
         """Take a step of the policy and of the value heads on a minibatch of a rollout."""
-        config = self._config
         parameters = self._resident.slot.parameters
         gradients = compute_objective_gradients(
-            self._resident, rollout, indices, config.ppo.clip, self._fixed_weights
+            self._resident, rollout, indices, self._config.ppo, self._fixed_weights
         )
         if not gradients.gradients.isfinite().all():
             raise TrainingError(
@@ -539,8 +389,11 @@ class _MultiObjectiveTrainer:
         weights, gradient = self._combine(gradients.gradients)
         _set_gradients(parameters, gradient)
         self.record.gradient_norms.append(clip_gradients(parameters, self._max_norm))
-        self._actor.step()
-        self.record.value_loss.append(self._step_critic(rollout, indices, gradients.states))
+        self._optimizers["policy"].step()
+        values = rollout.advantages.critic
+        if self._critic is not None and values is not None:
+            loss = self._critic.step(values, rollout.mask, indices, gradients.states)
+            self.record.value_loss.append(loss)
         self.record.add_step(gradients, weights)
 
     def _combine(self, gradients: torch.Tensor) -> tuple[np.ndarray, torch.Tensor]:
@@ -552,31 +405,6 @@ class _MultiObjectiveTrainer:
         weights = solve_weights(gradients, self._objectives, self._config)
         factors = torch.as_tensor(weights, dtype=gradients.dtype, device=gradients.device)
         return weights, factors @ gradients
-
-    def _step_critic(self, rollout: Rollout, indices: np.ndarray, states: torch.Tensor) -> float:
-        """Take a step of the value heads; returns the mean value loss over the objectives."""
-        import torch
-
-        width = states.shape[1]
-        mask = rollout.mask[indices, :width]
-        losses = value_loss(
-            _compute_values(self._heads, states),
-            rollout.values[:, indices, :width],
-            rollout.returns[:, indices, :width],
-            self._config.ppo.clip,
-        )
-        # A sum rather than a mean: the gradient of a head must not depend on the number of
-        # objectives.
-        total = sum((masked_mean(values, mask) for values in losses), start=losses.new_zeros(()))
-        self._critic.zero_grad(set_to_none=True)
-        torch.autograd.backward(total)
-        self._critic.step()
-        return total.item() / len(losses)
-
-
-def _compute_values(heads: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-    """Values [M, B, T] of heads [M, H + 1] on states [B, T, H]."""
-    return (states @ heads[:, :-1].T + heads[:, -1]).movedim(-1, 0)
 
 
 def _set_gradients(parameters: Sequence[torch.nn.Parameter], gradient: torch.Tensor) -> None:

@@ -9,7 +9,7 @@ at padding. All means are over tokens.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import torch
@@ -73,6 +73,54 @@ def whiten(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     mean = masked_mean(values, mask)
     variance = masked_mean((values - mean) ** 2, mask)
     return (values - mean) * (variance + 1e-8).rsqrt() * mask
+
+
+def leave_one_out(rewards: torch.Tensor, samples: int) -> torch.Tensor:
+    """Rewards less the mean of the other samples of the prompt (Ahmadian et al. 2024, eq. 8).
+
+    Args:
+        rewards: [N], the `samples` completions of a prompt next to each other.
+        samples: completions of each prompt, at least 2.
+
+    Returns:
+        [N]; each prompt's sum is 0.
+    """
+    groups = rewards.reshape(-1, samples)
+    others = (groups.sum(1, keepdim=True) - groups) / (samples - 1)
+    return (groups - others).reshape(-1)
+
+
+def normalize_groups(rewards: torch.Tensor, samples: int) -> torch.Tensor:
+    """Rewards in standard deviations from the mean of the prompt's samples (Shao et al. 2024, section 4.1.2).
+
+    Args:
+        rewards: [N], the `samples` completions of a prompt next to each other.
+        samples: completions of each prompt, at least 2.
+
+    Returns:
+        [N]; each prompt's sum is 0, and equal rewards give 0.
+    """
+    groups = rewards.reshape(-1, samples)
+    deviations = groups - groups.mean(1, keepdim=True)
+    return (deviations / (groups.std(1, keepdim=True) + 1e-4)).reshape(-1)
+
+
+def estimate_kl(
+    policy: torch.Tensor, reference: torch.Tensor, estimator: Literal["k1", "k3"]
+) -> torch.Tensor:
+    """Estimates of KL(policy || reference) from tokens sampled by the policy (Schulman 2020).
+
+    Args:
+        policy: [N, T], log-probabilities under the policy.
+        reference: [N, T], log-probabilities under the reference.
+        estimator: k1 is log ratio; k3 is 1 / ratio - 1 + log ratio, which is never negative. Both
+            have the KL as their mean.
+
+    Returns:
+        [N, T] nats; differentiable.
+    """
+    log_ratio = policy - reference
+    return log_ratio if estimator == "k1" else (-log_ratio).exp() - 1 + log_ratio
 
 
 def policy_loss(new: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, clip: float) -> torch.Tensor:

@@ -26,12 +26,8 @@ from components.federation.protocol import (
 from components.federation.rounds import close_step
 from components.learning import mgda
 from components.learning.local import TrainingError, draw_minibatches
-from components.learning.multi_objective import (
-    PPOClientState,
-    RunningMoments,
-    compute_objective_gradients,
-    sample_rollout,
-)
+from components.learning.multi_objective import compute_objective_gradients
+from components.learning.rollouts import PPOClientState, RunningMoments, measure_rewards, sample_rollout
 from components.models.adapters import AdapterStore
 from components.recipes import load_recipe
 from components.results import Metrics
@@ -172,6 +168,28 @@ def test_a_clients_state_is_unpacked_as_it_was_packed():
     assert unpacked.moments == state.moments
     assert unpacked.kl == state.kl
     assert torch.equal(unpacked.heads["o"], state.heads["o"])
+    assert unpacked.optimizers == {}
+
+
+def test_the_optimizers_of_a_client_without_value_heads_are_unpacked_as_they_were_packed():
+    optimizers = {"policy/0/exp_avg": torch.tensor([1.0]), "policy/1/step": torch.tensor(4.0)}
+    state = PPOClientState({}, {"o": RunningMoments()}, 0.3, optimizers)
+    unpacked = unpack_state(pack_state(state), ["o"])
+    assert unpacked.heads == {}
+    assert unpacked.optimizers == optimizers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["firm", "fedcmoo"])
+def test_rounds_without_a_critic_continue_the_moments_of_the_clients(loop_of, method):
+    ppo = "{estimator: {kind: rloo, samples: 2}, minibatch: 2, target_kl: null, keep_moments: true}"
+    loop = loop_of(method, "", f"federation.options.ppo={ppo}", "federation.clients_per_round=4")
+    loop.run()
+    for name, key in loop.latest_state().memory.job_keys.items():
+        kept = unpack_state(loop.contexts.open(name, key).private_state(), NAMES)
+        trained = [record.clients[name].metrics.scalars.get("steps", 0) for record in loop.records]
+        assert kept.heads == {}
+        assert kept.optimizers["policy/0/step"].item() == sum(trained) > max(trained)
 
 
 # --- FIRM: the server
@@ -233,7 +251,6 @@ def test_the_rewards_of_the_servers_policy_are_measured_with_the_same_seed_each_
 PPO = {
     "temperature": 0.7,
     "clip": 0.3,
-    "gae_lambda": 0.9,
     "epochs": 2,
     "minibatch": 5,
     "target_kl": 4.0,
@@ -292,15 +309,9 @@ def test_policies_are_measured_by_the_first_reward_of_an_objective(loop_of):
     prompts = context.held_out_prompts(None, 0)
     trainer = loop.trainer
     trainer.resident.slot.load(context.load_adapter(job.adapter))
-    rollout, _ = sample_rollout(
-        trainer.resident,
-        prompts,
-        {"much": score_length},
-        PPOClientState.initial(["much"], trainer._hidden_size, 0.0),
-        method_of(loop.recipe.federation).build_objective(()),
-        derive(job.seed, 0),
-    )
-    assert measured["much"] == pytest.approx(rollout.scores.mean())
+    ppo = method_of(loop.recipe.federation).ppo
+    scores, _ = measure_rewards(trainer.resident, prompts, {"much": score_length}, ppo, derive(job.seed, 0))
+    assert measured["much"] == pytest.approx(scores.mean())
     assert measured["kl"] == pytest.approx(0, abs=1e-6)
     assert measured["prompts"] == len(prompts) == 3
 
@@ -310,7 +321,8 @@ def test_policies_are_measured_by_the_first_reward_of_an_objective(loop_of):
 def test_a_client_starts_from_the_options_kl_and_trains_its_heads_at_their_rate(
     loop_of, rate, lowest, highest
 ):
-    options = f"federation.options.ppo={{minibatch: 2, kl: 0.37, target_kl: null, critic_lr: {rate}}}"
+    critic = f"estimator: {{critic_lr: {rate}}}"
+    options = f"federation.options.ppo={{minibatch: 2, kl: 0.37, target_kl: null, {critic}}}"
     loop = loop_of("firm", "", options)
     job = TrainJob(client="ada", round=0, seed=1, adapter=loop.federation.initial)
     result = loop.trainer.run(job, loop.contexts.open("ada"))
@@ -485,11 +497,11 @@ def test_a_clients_gradients_are_those_of_its_whole_batch_from_what_it_remembers
         [prompts[n] for n in batch],
         {"long": score_length, "vowels": score_vowels},
         unpack_state(context.private_state(), NAMES),
-        objective,
+        objective.ppo,
         derive(5, "rollout"),
     )
     minibatches = [
-        compute_objective_gradients(trainer.resident, rollout, np.array(part), objective.ppo.clip).gradients
+        compute_objective_gradients(trainer.resident, rollout, np.array(part), objective.ppo).gradients
         for part in ([0, 1], [2, 3])
     ]
     assert not torch.allclose(minibatches[0][0], minibatches[1][0], atol=1e-5)
@@ -559,6 +571,18 @@ def test_gradients_with_other_tensors_are_refused(loop_of):
         ),
         ("firm", "", ["federation.options.objectives={a/b: [long], vowels: [vowels]}"], "a/b"),
         ("firm", "", ["federation.options.ppo={kl: 0}"], "set target_kl to null"),
+        (
+            "firm",
+            "",
+            ["federation.options.ppo={estimator: rloo}", "federation.batch_size=6"],
+            "federation.batch_size is 6 completions, which are not complete groups of 4",
+        ),
+        (
+            "fedcmoo",
+            "",
+            ["federation.options.ppo={keep_moments: true}", "federation.optimizer.name=adamw_8bit"],
+            "federation.options.ppo.keep_moments is true",
+        ),
         ("firm", ", preference: {long: 1e9}", [], "federation.options.preference"),
     ],
 )

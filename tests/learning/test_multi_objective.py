@@ -1,7 +1,5 @@
 """FIRM's local steps: hand-computed values on a tiny model, and known optima of a table policy."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -10,25 +8,25 @@ from components.config import MultiObjective, OptimizerConfig, PpoConfig
 from components.learning import mgda
 from components.learning.local import LocalTraining, TrainingError, draw_minibatches
 from components.learning.multi_objective import (
-    PPOClientState,
-    RunningMoments,
     compute_objective_gradients,
     fixed_weights,
-    sample_rollout,
     train_multi_objective_ppo,
     update_kl_coefficient,
 )
 from components.learning.ppo import compute_gae, masked_mean, policy_loss, whiten
-from components.models.logprobs import CompletionTokens
+from components.learning.rollouts import PPOClientState, RunningMoments, sample_rollout
 from components.models.resident import ResidentPolicy
 from components.models.rewards.base import RewardError
 from components.seeding import derive, generator
 from tests.support.adapters import random_tensors
 from tests.support.reward_functions import score_length, score_vowels
+from tests.support.table_policy import TablePolicy
 
 PROMPTS = ["one", "a second question", "and the third of them", "four", "the fifth prompt here", "six"]
 OPTIMIZER = OptimizerConfig(name="adamw", lr=1e-2, betas=[0.9, 0.999], weight_decay=0.0, clip=None)
 SGD = OptimizerConfig(name="sgd", lr=0.5, weight_decay=0.0, clip=None)
+FAST_CRITIC = {"critic_lr": 1e-2}
+PPO = PpoConfig(clip=0.2)
 REWARDS = {"long": score_length, "vowels": score_vowels}
 
 
@@ -62,7 +60,8 @@ def configure(beta=0.01, preference=None, weights=None, **ppo):
 
 
 def initial_state(resident, kl=0.1, objectives=tuple(REWARDS)):
-    return PPOClientState.initial(objectives, resident.model.get_input_embeddings().embedding_dim, kl)
+    hidden = resident.model.get_input_embeddings().embedding_dim
+    return PPOClientState.initial(objectives, hidden, PpoConfig(kl=kl, target_kl=None))
 
 
 def settings(steps, batch_size=6, optimizer=OPTIMIZER, seed=5):
@@ -119,24 +118,24 @@ def rollout_state(resident):
     return state
 
 
-LAMBDA = configure(gae_lambda=0.9)
+LAMBDA = configure(estimator={"gae_lambda": 0.9})
 
 
 def test_a_rollout_has_the_scores_and_the_tokens_of_its_completions(resident, rollout_state):
-    rollout, _ = sample_rollout(resident, PROMPTS, REWARDS, rollout_state, LAMBDA, seed=4)
+    rollout, _ = sample_rollout(resident, PROMPTS, REWARDS, rollout_state, LAMBDA.ppo, seed=4)
     assert rollout.scores.shape == (6, 2)
     assert np.array_equal(rollout.scores[:, 0], score_length(PROMPTS, rollout.texts))
     assert rollout.mask.sum(1).tolist() == [len(completion) for _, completion in rollout.rows]
 
 
 def test_the_moments_are_updated_by_the_scores_of_a_rollout(resident, rollout_state):
-    rollout, state = sample_rollout(resident, PROMPTS, REWARDS, rollout_state, LAMBDA, seed=4)
+    rollout, state = sample_rollout(resident, PROMPTS, REWARDS, rollout_state, LAMBDA.ppo, seed=4)
     for j, name in enumerate(REWARDS):
         assert state.moments[name] == RunningMoments().update(rollout.scores[:, j])
 
 
 def test_the_kl_of_a_rollout_is_the_mean_log_ratio_of_its_completions(resident, rollout_state):
-    rollout, _ = sample_rollout(resident, PROMPTS, REWARDS, rollout_state, LAMBDA, seed=4)
+    rollout, _ = sample_rollout(resident, PROMPTS, REWARDS, rollout_state, LAMBDA.ppo, seed=4)
     with torch.no_grad():
         policy = resident.tokens(rollout.rows)
         reference = resident.tokens(rollout.rows, reference=True)
@@ -149,7 +148,7 @@ def test_the_kl_of_a_rollout_is_the_mean_log_ratio_of_its_completions(resident, 
 def test_rewards_are_the_penalty_at_each_token_and_the_normalized_score_at_the_last(
     resident, rollout_state, j, name
 ):
-    rollout, _ = sample_rollout(resident, PROMPTS, REWARDS, rollout_state, LAMBDA, seed=4)
+    rollout, _ = sample_rollout(resident, PROMPTS, REWARDS, rollout_state, LAMBDA.ppo, seed=4)
     with torch.no_grad():
         policy = resident.tokens(rollout.rows)
         reference = resident.tokens(rollout.rows, reference=True)
@@ -160,23 +159,27 @@ def test_rewards_are_the_penalty_at_each_token_and_the_normalized_score_at_the_l
     for row, score in enumerate((scores - scores.mean()) / scores.std()):
         rewards[row, int(policy.mask[row].sum()) - 1] += score
     advantages, returns = compute_gae(rewards, values, policy.mask, 1.0, 0.9)
-    assert torch.allclose(rollout.returns[j], returns, atol=1e-4)
-    assert torch.allclose(rollout.advantages[j], whiten(advantages, policy.mask), atol=1e-4)
-    assert torch.allclose(rollout.values[j], values, atol=1e-5)
+    assert torch.allclose(rollout.advantages.critic.returns[j], returns, atol=1e-4)
+    assert torch.allclose(rollout.advantages.values[j], whiten(advantages, policy.mask), atol=1e-4)
+    assert torch.allclose(rollout.advantages.critic.old[j], values, atol=1e-5)
 
 
 def test_without_normalization_and_penalty_the_return_is_the_score(resident):
-    config = configure(normalize=False, gae_lambda=1.0)
-    rollout, _ = sample_rollout(resident, PROMPTS, REWARDS, initial_state(resident, kl=0.0), config, seed=4)
-    first_returns = [row[mask][0] for row, mask in zip(rollout.returns[0], rollout.mask, strict=True)]
+    config = configure(normalize=False, estimator={"gae_lambda": 1.0})
+    rollout, _ = sample_rollout(
+        resident, PROMPTS, REWARDS, initial_state(resident, kl=0.0), config.ppo, seed=4
+    )
+    first_returns = [
+        row[mask][0] for row, mask in zip(rollout.advantages.critic.returns[0], rollout.mask, strict=True)
+    ]
     assert np.allclose(first_returns, rollout.scores[:, 0])
 
 
 @pytest.mark.slow
 def test_the_completions_are_a_function_of_the_seed_alone(resident, rollout_state):
-    raw = configure(normalize=False, gae_lambda=1.0)
-    first, _ = sample_rollout(resident, PROMPTS, REWARDS, rollout_state, LAMBDA, seed=4)
-    second, _ = sample_rollout(resident, PROMPTS, REWARDS, initial_state(resident, kl=0.0), raw, seed=4)
+    raw = configure(normalize=False, estimator={"gae_lambda": 1.0})
+    first, _ = sample_rollout(resident, PROMPTS, REWARDS, rollout_state, LAMBDA.ppo, seed=4)
+    second, _ = sample_rollout(resident, PROMPTS, REWARDS, initial_state(resident, kl=0.0), raw.ppo, seed=4)
     assert first.texts == second.texts
 
 
@@ -185,13 +188,13 @@ COOL = configure(temperature=0.5)
 
 @pytest.mark.slow
 def test_completions_are_sampled_at_the_temperature(resident):
-    rollout, _ = sample_rollout(resident, PROMPTS, REWARDS, initial_state(resident), COOL, seed=4)
+    rollout, _ = sample_rollout(resident, PROMPTS, REWARDS, initial_state(resident), COOL.ppo, seed=4)
     assert rollout.texts == [samples[0].text for samples in resident.policy.generate(PROMPTS, 4, 0.5)]
     assert rollout.texts != [samples[0].text for samples in resident.policy.generate(PROMPTS, 4, 1.0)]
 
 
 def test_log_probabilities_are_those_of_the_logits_divided_by_the_temperature(resident):
-    rollout, _ = sample_rollout(resident, PROMPTS, REWARDS, initial_state(resident), COOL, seed=4)
+    rollout, _ = sample_rollout(resident, PROMPTS, REWARDS, initial_state(resident), COOL.ppo, seed=4)
     base = resident.model.get_base_model()
     for n, (prompt, completion) in enumerate(rollout.rows):
         with torch.no_grad():
@@ -201,14 +204,14 @@ def test_log_probabilities_are_those_of_the_logits_divided_by_the_temperature(re
 
 
 def test_the_policy_that_sampled_has_no_kl_from_itself_at_its_temperature(resident):
-    rollout, _ = sample_rollout(resident, PROMPTS, REWARDS, initial_state(resident), COOL, seed=4)
-    assert compute_objective_gradients(resident, rollout, np.arange(6), 0.2).kl < 1e-9
+    rollout, _ = sample_rollout(resident, PROMPTS, REWARDS, initial_state(resident), COOL.ppo, seed=4)
+    assert compute_objective_gradients(resident, rollout, np.arange(6), PPO).kl < 1e-9
 
 
 def test_an_untrained_policy_has_no_kl_from_the_reference(resident):
     resident.slot.load(resident.slot.initial_adapter(0))
     state = initial_state(resident)
-    rollout, _ = sample_rollout(resident, PROMPTS, REWARDS, state, configure(), seed=0)
+    rollout, _ = sample_rollout(resident, PROMPTS, REWARDS, state, configure().ppo, seed=0)
     assert rollout.kl == 0
 
 
@@ -224,7 +227,7 @@ def test_an_untrained_policy_has_no_kl_from_the_reference(resident):
 def test_a_reward_without_finite_scores_is_refused_by_name(resident, reward, words):
     state = initial_state(resident, objectives=("broken",))
     with pytest.raises(RewardError, match=f"the reward of objective 'broken' (?s:.*){words}"):
-        sample_rollout(resident, PROMPTS, {"broken": reward}, state, configure(), seed=0)
+        sample_rollout(resident, PROMPTS, {"broken": reward}, state, configure().ppo, seed=0)
 
 
 def test_a_reward_that_changes_its_arguments_does_not_affect_other_rewards(resident):
@@ -235,9 +238,9 @@ def test_a_reward_that_changes_its_arguments_does_not_affect_other_rewards(resid
 
     config = configure()
     state = initial_state(resident, objectives=("spoil", "long"))
-    alone, _ = sample_rollout(resident, PROMPTS, {"long": score_length}, state, config, seed=0)
+    alone, _ = sample_rollout(resident, PROMPTS, {"long": score_length}, state, config.ppo, seed=0)
     rewards = {"spoil": spoil, "long": score_length}
-    together, _ = sample_rollout(resident, PROMPTS, rewards, state, config, seed=0)
+    together, _ = sample_rollout(resident, PROMPTS, rewards, state, config.ppo, seed=0)
     assert together.texts == alone.texts
     assert np.array_equal(together.scores[:, 1], alone.scores[:, 0])
 
@@ -248,7 +251,7 @@ def test_a_reward_that_changes_its_arguments_does_not_affect_other_rewards(resid
 @pytest.fixture
 def rollout(resident):
     state = initial_state(resident)
-    return sample_rollout(resident, PROMPTS, REWARDS, state, configure(), seed=2)[0]
+    return sample_rollout(resident, PROMPTS, REWARDS, state, configure().ppo, seed=2)[0]
 
 
 def test_the_gradients_of_all_objectives_come_from_one_forward_pass(resident, rollout, monkeypatch):
@@ -261,7 +264,7 @@ def test_the_gradients_of_all_objectives_come_from_one_forward_pass(resident, ro
 
     monkeypatch.setattr(ResidentPolicy, "tokens", record)
     indices = np.array([4, 1, 0])
-    gradients = compute_objective_gradients(resident, rollout, indices, 0.2)
+    gradients = compute_objective_gradients(resident, rollout, indices, PPO)
     assert calls == [3]
     assert gradients.gradients.shape == (2, sum(p.numel() for p in resident.slot.parameters))
     assert not gradients.states.requires_grad
@@ -272,10 +275,10 @@ def test_the_gradients_of_all_objectives_come_from_one_forward_pass(resident, ro
 @pytest.mark.parametrize("j", [0, 1])
 def test_each_gradient_is_that_of_its_objectives_loss(resident, rollout, j):
     indices = np.array([4, 1, 0])
-    gradients = compute_objective_gradients(resident, rollout, indices, 0.2)
+    gradients = compute_objective_gradients(resident, rollout, indices, PPO)
     tokens = resident.tokens([rollout.rows[n] for n in indices])
     width = tokens.mask.shape[1]
-    advantages = rollout.advantages[j][indices, :width]
+    advantages = rollout.advantages.values[j][indices, :width]
     losses = policy_loss(tokens.logprobs, rollout.old[indices, :width], advantages, 0.2)
     loss = masked_mean(losses, tokens.mask)
     expected = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, resident.slot.parameters)])
@@ -288,7 +291,7 @@ def test_each_gradient_is_that_of_its_objectives_loss(resident, rollout, j):
 def test_the_gradient_of_weighted_losses_is_the_weighted_gradient_by_one_backward_pass(
     resident, rollout, monkeypatch
 ):
-    separate = compute_objective_gradients(resident, rollout, np.arange(6), 0.2).gradients
+    separate = compute_objective_gradients(resident, rollout, np.arange(6), PPO).gradients
     calls = []
     grad = torch.autograd.grad
 
@@ -298,7 +301,7 @@ def test_the_gradient_of_weighted_losses_is_the_weighted_gradient_by_one_backwar
 
     monkeypatch.setattr(torch.autograd, "grad", record)
     weights = np.array([0.3, 0.7])
-    combined = compute_objective_gradients(resident, rollout, np.arange(6), 0.2, weights).gradients
+    combined = compute_objective_gradients(resident, rollout, np.arange(6), PPO, weights).gradients
     assert len(calls) == 1
     assert combined.shape[0] == 1
     assert torch.allclose(combined[0], 0.3 * separate[0] + 0.7 * separate[1], atol=1e-5)
@@ -322,9 +325,9 @@ def test_one_step_is_that_of_mgda_and_adamw(resident, adapter):
     (batch,) = draw_minibatches(6, 6, 1, derive(5, "prompts"))
     prompts = [PROMPTS[n] for n in batch]
     state = initial_state(resident)
-    rollout, _ = sample_rollout(resident, prompts, REWARDS, state, config, derive(5, "rollout", 0))
+    rollout, _ = sample_rollout(resident, prompts, REWARDS, state, config.ppo, derive(5, "rollout", 0))
     order = generator(5, "epoch", 0, 0).permutation(6)
-    expected = compute_objective_gradients(resident, rollout, order, 0.2)
+    expected = compute_objective_gradients(resident, rollout, order, PPO)
     wide = expected.gradients.double()
     weights = mgda.solve((wide @ wide.T).numpy(), 0.05, [1.0, 3.0])
     gradient = torch.as_tensor(weights, dtype=torch.float32) @ expected.gradients
@@ -361,7 +364,7 @@ def test_tokens_whose_ratio_or_value_has_left_the_clip_are_not_moved_further(res
     head_norms = {}
     for clip in (1e-6, 0.9):
         resident.slot.load(adapter)
-        config = configure(epochs=5, minibatch=6, clip=clip, critic_lr=1e-2)
+        config = configure(epochs=5, minibatch=6, clip=clip, estimator=FAST_CRITIC)
         state, metrics = train(
             resident, config, settings(1, optimizer=SGD), rewards={"long": score_length}, kl=0.0
         )
@@ -397,7 +400,7 @@ def test_a_fixed_weight_of_1_is_plain_ppo_with_one_objective(resident, adapter):
     heads = []
     for rewards, weights in ((REWARDS, {"long": 1.0}), ({"long": score_length}, None)):
         resident.slot.load(adapter)
-        config = configure(weights=weights, minibatch=3, critic_lr=1e-2)
+        config = configure(weights=weights, minibatch=3, estimator=FAST_CRITIC)
         state, metrics = train(resident, config, settings(1, batch_size=6, seed=3), rewards)
         trained.append(flatten(resident.slot.read().values()))
         losses.append(metrics.losses)
@@ -408,7 +411,7 @@ def test_a_fixed_weight_of_1_is_plain_ppo_with_one_objective(resident, adapter):
     assert heads[0].abs().max() > 1e-2
 
 
-CONTROLLED = configure(target_kl=0.05, horizon=50, critic_lr=1e-2)
+CONTROLLED = configure(target_kl=0.05, horizon=50, estimator=FAST_CRITIC)
 
 
 @pytest.mark.slow
@@ -453,32 +456,6 @@ def test_without_prompts_training_is_refused(resident):
 # --- known optima
 
 
-class TablePolicy:
-    """A policy that answers every prompt with one of V tokens, in place of a ResidentPolicy."""
-
-    def __init__(self, reference):
-        self.reference = torch.as_tensor(reference, dtype=torch.float32).log()
-        self.logits = torch.nn.Parameter(self.reference.clone())
-        self.model = SimpleNamespace(eval=lambda: None)
-        self.slot = SimpleNamespace(parameters=[self.logits])
-        self.policy = SimpleNamespace(device="cpu", generate=self.generate, encode=lambda prompt: [0])
-
-    def generate(self, prompts, seed, temperature):
-        shares = (self.logits / temperature).detach().double().softmax(0).numpy()
-        samples = np.random.default_rng(seed).choice(len(shares), len(prompts), p=shares)
-        return [[SimpleNamespace(ids=(int(n),), text=str(n))] for n in samples]
-
-    def tokens(self, rows, reference=False, temperature=1.0):
-        logits = (self.reference if reference else self.logits) / temperature
-        logprobs = logits.log_softmax(0)[[completion[0] for _, completion in rows]][:, None]
-        return CompletionTokens(
-            logprobs=logprobs,
-            entropies=torch.zeros_like(logprobs),
-            states=torch.ones(len(rows), 1, 1),
-            mask=torch.ones(len(rows), 1, dtype=torch.bool),
-        )
-
-
 def train_table(reference, rewards, kl, steps, lr=0.05, **coefficients):
     """Train a table policy on rewards by token; returns its distribution and the metrics."""
     table = TablePolicy(reference)
@@ -486,9 +463,9 @@ def train_table(reference, rewards, kl, steps, lr=0.05, **coefficients):
         name: (lambda prompts, texts, scores=scores: np.array([scores[int(text)] for text in texts]))
         for name, scores in rewards.items()
     }
-    config = configure(epochs=2, minibatch=64, normalize=False, critic_lr=0.05, **coefficients)
+    config = configure(epochs=2, minibatch=64, normalize=False, estimator={"critic_lr": 0.05}, **coefficients)
     optimizer = OPTIMIZER.model_copy(update={"lr": lr})
-    state = PPOClientState.initial(list(rewards), 1, kl)
+    state = PPOClientState.initial(list(rewards), 1, config.ppo.model_copy(update={"kl": kl}))
     training = LocalTraining(steps, 128, optimizer, seed=0)
     _, metrics = train_multi_objective_ppo(table, ["x"] * 128, functions, state, config, training)
     return (table.logits / config.ppo.temperature).detach().softmax(0).numpy(), metrics

@@ -20,12 +20,10 @@ from components.federation.protocol import GradientJob, Job, MeasureJob, TrainJo
 from components.learning.local import LocalTraining, TrainingError, draw_minibatches
 from components.learning.multi_objective import (
     MultiObjectiveMetrics,
-    PPOClientState,
-    RunningMoments,
     compute_objective_gradients,
-    sample_rollout,
     train_multi_objective_ppo,
 )
+from components.learning.rollouts import PPOClientState, RunningMoments, measure_rewards, sample_rollout
 from components.results import Metrics
 from components.seeding import derive
 
@@ -34,6 +32,10 @@ if TYPE_CHECKING:
 
     from components.models.adapters import Adapter
     from components.models.rewards.base import RewardFunction
+
+
+OPTIMIZER_PREFIX = "optimizer/"
+"""Beginning of the names of the optimizers' tensors in a client's private store."""
 
 
 class MultiObjectiveTrainer(ResidentPolicyTrainer):
@@ -67,6 +69,7 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
         rows = context.rows("train")
         prompts = unique_prompts(rows)
         config = self._federation
+        completions = len(prompts) * self._options.ppo.estimator.samples
         self.resident.slot.load(context.load_adapter(job.adapter))
         state, metrics = train_multi_objective_ppo(
             self.resident,
@@ -74,9 +77,7 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
             self._client_rewards(context),
             self._client_state(context),
             self._options.build_objective(job.objective_weights),
-            LocalTraining(
-                config.local_steps_for(len(prompts)), config.batch_size, config.optimizer, job.seed
-            ),
+            LocalTraining(config.local_steps_for(completions), config.batch_size, config.optimizer, job.seed),
         )
         saved = context.store.save(job.key(), job.previous_job_key, pack_state(state))
         return ClientResult(
@@ -96,22 +97,23 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
         prompts = unique_prompts(rows)
         objective = self._options.build_objective(())
         self.resident.slot.load(context.load_adapter(job.adapter))
-        batch_size = self._federation.batch_size
+        batch_size = self._federation.batch_size // objective.ppo.estimator.samples
         (batch,) = draw_minibatches(len(prompts), batch_size, 1, derive(job.seed, "prompts"))
         rollout, _ = sample_rollout(
             self.resident,
             [prompts[n] for n in batch],
             self._client_rewards(context),
             self._client_state(context),
-            objective,
+            objective.ppo,
             derive(job.seed, "rollout"),
         )
         total = None
         tokens = 0
         minibatch = objective.ppo.minibatch
-        for begin in range(0, len(batch), minibatch):
-            indices = np.arange(begin, min(begin + minibatch, len(batch)))
-            part = compute_objective_gradients(self.resident, rollout, indices, objective.ppo.clip)
+        count = len(rollout.rows)
+        for begin in range(0, count, minibatch):
+            indices = np.arange(begin, min(begin + minibatch, count))
+            part = compute_objective_gradients(self.resident, rollout, indices, objective.ppo)
             weighted = part.gradients * len(indices)
             total = weighted if total is None else total + weighted
             tokens += part.tokens
@@ -127,7 +129,7 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
             "seconds": time.perf_counter() - start,
         }
         return ClientResult(
-            tensors=self._split_gradients(total / len(batch)),
+            tensors=self._split_gradients(total / count),
             rows=len(rows),
             metrics=Metrics(scalars=scores | numbers),
         )
@@ -160,19 +162,17 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
             name: self._load_reward(names[0], context.trained_reward(names[0]))
             for name, names in self._options.objectives.items()
         }
-        state = PPOClientState.initial(self._objectives, self._hidden_size, 0.0)
-        objective = self._options.build_objective(())
         self.resident.slot.load(context.load_adapter(job.adapter))
         scores = []
         kl = 0.0
         batch_size = self._federation.batch_size  # as in training
         for begin in range(0, len(prompts), batch_size):
             batch = prompts[begin : begin + batch_size]
-            rollout, _ = sample_rollout(
-                self.resident, batch, rewards, state, objective, derive(job.seed, begin)
+            part, part_kl = measure_rewards(
+                self.resident, batch, rewards, self._options.ppo, derive(job.seed, begin)
             )
-            scores.append(rollout.scores)
-            kl += rollout.kl * len(batch) / len(prompts)
+            scores.append(part)
+            kl += part_kl * len(batch) / len(prompts)
         columns = np.concatenate(scores).T
         scalars = {name: float(column.mean()) for name, column in zip(self._objectives, columns, strict=True)}
         return ClientResult(
@@ -197,7 +197,7 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
     def _client_state(self, context: ClientContext) -> PPOClientState:
         state = context.private_state()
         if state is None:
-            return PPOClientState.initial(self._objectives, self._hidden_size, self._options.ppo.kl)
+            return PPOClientState.initial(self._objectives, self._hidden_size, self._options.ppo)
         return unpack_state(state, self._objectives)
 
     @property
@@ -224,7 +224,9 @@ def pack_state(state: PPOClientState) -> PrivateState:
         numbers[f"{name}/count"] = float(moments.count)
         numbers[f"{name}/mean"] = moments.mean
         numbers[f"{name}/squares"] = moments.squares
-    return PrivateState({f"value/{name}": head for name, head in state.heads.items()}, numbers)
+    tensors = {f"value/{name}": head for name, head in state.heads.items()}
+    tensors |= {f"{OPTIMIZER_PREFIX}{name}": tensor for name, tensor in state.optimizers.items()}
+    return PrivateState(tensors, numbers)
 
 
 def unpack_state(state: PrivateState, objectives: Sequence[str]) -> PPOClientState:
@@ -236,8 +238,14 @@ def unpack_state(state: PrivateState, objectives: Sequence[str]) -> PPOClientSta
         )
         for name in objectives
     }
-    heads = {name: state.tensors[f"value/{name}"] for name in objectives}
-    return PPOClientState(heads, moments, numbers["kl"])
+    tensors = state.tensors
+    heads = {name: tensors[f"value/{name}"] for name in objectives if f"value/{name}" in tensors}
+    optimizers = {
+        name.removeprefix(OPTIMIZER_PREFIX): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(OPTIMIZER_PREFIX)
+    }
+    return PPOClientState(heads, moments, numbers["kl"], optimizers)
 
 
 def multi_objective_metrics(metrics: MultiObjectiveMetrics) -> Metrics:
@@ -250,8 +258,10 @@ def multi_objective_metrics(metrics: MultiObjectiveMetrics) -> Metrics:
         "kl": float(np.mean(metrics.kl)),
         "kl_coefficient": metrics.kl_coefficient[-1],
         "policy_kl": metrics.policy_kl[-1],
-        "value_loss": float(np.mean(metrics.value_loss)),
+        "finished": float(np.mean(metrics.finished)),
     }
+    if metrics.value_loss:
+        scalars["value_loss"] = float(np.mean(metrics.value_loss))
     scalars |= {f"lambda/{name}": float(np.mean(values)) for name, values in metrics.weights.items()}
     scalars |= {f"score/{name}": float(np.mean(values)) for name, values in metrics.scores.items()}
     series = {weight_series(name): values for name, values in metrics.weights.items()}
