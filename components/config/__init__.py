@@ -33,6 +33,7 @@ from components.config.federation import (
 from components.config.models import BackboneConfig, LoraConfig, PolicyConfig, SelectorConfig
 from components.config.modules import BottleneckConfig, PersonalModules, RewardHeadConfig
 from components.config.objectives import (
+    CriticAdvantage,
     DpoObjective,
     ExclusionConfig,
     GaeEstimator,
@@ -45,6 +46,7 @@ from components.config.objectives import (
     PpoConfig,
     RlooEstimator,
     SelectorObjective,
+    SequenceAdvantage,
     SftObjective,
     implicit_reward_scale,
 )
@@ -72,6 +74,7 @@ __all__ = [
     "BackboneConfig",
     "Betas",
     "BottleneckConfig",
+    "CriticAdvantage",
     "DataConfig",
     "DpoConfig",
     "DpoObjective",
@@ -109,6 +112,7 @@ __all__ = [
     "Section",
     "SelectorConfig",
     "SelectorObjective",
+    "SequenceAdvantage",
     "SftObjective",
     "SourceOptions",
     "ThoughtsConfig",

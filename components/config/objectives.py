@@ -39,8 +39,30 @@ class DpoObjective(Section):
     )
 
 
+class SequenceAdvantage(Section):
+    """Each completion of a pair has the advantage of its reward over the pair's mean, at every token.
+
+    The reward is the score less the KL penalty of the completion, so the two advantages are plus and
+    minus half the difference of the rewards. The leave-one-out baseline of RLOO (Ahmadian et al.
+    2024) with two completions gives the same up to a factor of 2.
+    """
+
+    kind: Literal["sequence"] = Field("sequence", description="Name of the advantage.")
+
+
+class CriticAdvantage(Section):
+    """GAE of the tokens' rewards with a value head, which a client keeps between rounds."""
+
+    kind: Literal["critic"] = Field("critic", description="Name of the advantage.")
+    gae_lambda: float = Field(0.95, ge=0, le=1, description="Lambda of GAE; FedPDPO D.3.1: 0.95.")
+    value: float = Field(0.5, ge=0, description="Coefficient of the value loss; FedPDPO D.3.1: 0.5.")
+    lr: float = Field(
+        1e-3, gt=0, description="Learning rate of the value head, which starts at 0; D.3.1 names none."
+    )
+
+
 class PairPpoObjective(Section):
-    """The clipped policy loss of PPO on the clients' own scored pairs (FedPDPO D.3.1)."""
+    """PPO on the clients' own scored pairs, with sequence-level advantages (FedPDPO D.3.1)."""
 
     kind: Literal["ppo"] = Field("ppo", description="Name of the objective.")
     clip: float = Field(
@@ -53,30 +75,47 @@ class PairPpoObjective(Section):
         0.1, ge=0, description="Coefficient of the KL penalty to the reference; FedPDPO D.3.1: 0.1."
     )
     entropy: float = Field(0.01, ge=0, description="Coefficient of the entropy; FedPDPO D.3.1: 0.01.")
-    gae_lambda: float = Field(0.95, ge=0, le=1, description="Lambda of GAE; FedPDPO D.3.1: 0.95.")
-
-
-class OfflinePpoObjective(PairPpoObjective):
-    """PPO on the clients' own pairs, with a value head and a target KL (FedPDPO D.3.1)."""
-
-    value: float = Field(0.5, ge=0, description="Coefficient of the value loss; FedPDPO D.3.1: 0.5.")
     epochs: int = Field(
         4,
         ge=1,
         description=(
-            "Passes over the pairs of a round; FedPDPO D.3.1: 4. All passes together take as many pairs as"
-            " the round's steps would."
+            "Passes over all pairs of the client in a round, in place of local_steps and local_epochs;"
+            " FedPDPO D.3.1: 4."
         ),
     )
-    minibatch: int = Field(4, ge=1, description="Pairs per step; FedPDPO D.3.1: 4.")
+    minibatch: int = Field(
+        4, ge=1, description="Pairs per minibatch, in place of batch_size; FedPDPO D.3.1: 4."
+    )
     target_kl: float = Field(
         0.01,
         gt=0,
         description=(
-            "Estimated KL from the received policy (nats per token) above which a client's round ends;"
-            " FedPDPO D.3.1: 0.01."
+            "Estimated KL from the received policy (nats per token). A step whose minibatch shows a larger"
+            " one is not taken, and the client's training ends; FedPDPO D.3.1: 0.01."
         ),
     )
+
+
+Advantage = Annotated[SequenceAdvantage | CriticAdvantage, one_of(SequenceAdvantage, CriticAdvantage)]
+"""Type of an option that takes sequence-level advantages, or those of a critic."""
+
+
+class OfflinePpoObjective(PairPpoObjective):
+    """PPO on the clients' own scored pairs, with advantages of either kind (FedPDPO D.3.1)."""
+
+    advantage: Advantage = Field(
+        default_factory=SequenceAdvantage,
+        description=(
+            "sequence: plus and minus half the difference of the pair's rewards at every token; critic: GAE"
+            " with a value head that stays with the client. D.3.1 has 'advantages from reward differences'"
+            " and a GAE parameter."
+        ),
+    )
+
+    @property
+    def critic(self) -> CriticAdvantage | None:
+        """The critic's options; None without a critic."""
+        return self.advantage if isinstance(self.advantage, CriticAdvantage) else None
 
 
 class ExclusionConfig(Section):

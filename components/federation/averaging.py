@@ -12,11 +12,9 @@ client.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
-
-from pydantic import Field
 
 from components.config import FederationConfig
 from components.federation import aggregation
@@ -31,6 +29,7 @@ from components.federation.protocol import (
     Strategy,
     TrainJob,
     Update,
+    accepted_job_keys,
 )
 from components.federation.sampling import sample_clients
 from components.federation.weight_scale import running_scale, scale_warnings
@@ -40,14 +39,7 @@ from components.seeding import derive
 
 
 class AveragingMemory(Memory):
-    """Memory of federated averaging.
-
-    Attributes:
-        job_keys: key of each client's last accepted job, for clients with private state; else
-            empty.
-    """
-
-    job_keys: dict[str, str] = Field(default_factory=dict)
+    """Memory of federated averaging, which has nothing of its own."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +77,7 @@ class FederatedAveraging(Strategy[AveragingMemory]):
 
     def plan(self, state: ServerState[AveragingMemory]) -> Sequence[Job]:
         """A training job on the server's adapter for each sampled client."""
-        return plan_training(self.config, state, self.slot, state.memory.job_keys)
+        return plan_training(self.config, state, self.slot)
 
     def aggregate(
         self, state: ServerState[AveragingMemory], updates: Sequence[Update]
@@ -103,10 +95,7 @@ class FederatedAveraging(Strategy[AveragingMemory]):
 
     def next_memory(self, state: ServerState[AveragingMemory], updates: Sequence[Update]) -> AveragingMemory:
         """The memory after these updates were accepted."""
-        if not self.stateful:
-            return state.memory
-        accepted = {update.job.client: update.job.key() for update in updates}
-        return AveragingMemory(job_keys=state.memory.job_keys | accepted)
+        return AveragingMemory(job_keys=accepted_job_keys(state.memory, updates, self.stateful))
 
     def outcome(self, state: ServerState[AveragingMemory]) -> OutcomeRecord:
         """The server's adapter, and the private state of clients that have some."""
@@ -118,19 +107,13 @@ class FederatedAveraging(Strategy[AveragingMemory]):
         )
 
 
-def plan_training(
-    config: FederationConfig,
-    state: ServerState[M],
-    slot: str,
-    job_keys: Mapping[str, str] | None = None,
-) -> list[TrainJob]:
+def plan_training(config: FederationConfig, state: ServerState[M], slot: str) -> list[TrainJob]:
     """A training job on one of the server's adapters for each sampled client.
 
     Args:
         config: the rounds.
         state: before the step.
         slot: name of the adapter.
-        job_keys: key of each client's last accepted job, for clients with private state.
     """
     names = sample_clients(state.federation.names, config.clients_per_round, state.seed, state.round)
     return [
@@ -140,7 +123,7 @@ def plan_training(
             seed=derive(state.seed, "train", state.round, name),
             slot=slot,
             adapter=state.adapters[slot],
-            previous_job_key=(job_keys or {}).get(name, ""),
+            previous_job_key=state.memory.job_keys.get(name, ""),
         )
         for name in names
     ]

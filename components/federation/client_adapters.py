@@ -40,6 +40,7 @@ def plan_on_own_adapters(
             seed=derive(state.seed, "train", state.round, name),
             slot=name,
             adapter=adapters[name],
+            previous_job_key=state.memory.job_keys.get(name, ""),
         )
         for name in names
     ]

@@ -38,5 +38,9 @@ class AveragedPairTraining(Method):
     def build(self, config: FederationConfig, store: AdapterStore) -> FederatedAveraging:
         """Federated averaging of the policy's adapter."""
         return FederatedAveraging(
-            config, store, aggregator_of(self.aggregator), postprocessors=postprocessors_of(config)
+            config,
+            store,
+            aggregator_of(self.aggregator),
+            stateful=self.keeps_client_state(config),
+            postprocessors=postprocessors_of(config),
         )

@@ -21,12 +21,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from components.config import (
     FederationConfig,
     LocalObjective,
     MethodOptions,
+    OfflinePpoObjective,
     PairPpoObjective,
     Recipe,
     RecipeError,
@@ -107,9 +108,16 @@ def build_federation(
 
 
 class Memory(BaseModel):
-    """A method's memory from one step to the next, beside the server's adapters; stored as JSON."""
+    """A method's memory from one step to the next, beside the server's adapters; stored as JSON.
+
+    Attributes:
+        job_keys: key of each client's last accepted job, for methods whose clients keep state; else
+            empty.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+
+    job_keys: dict[str, str] = Field(default_factory=dict)
 
 
 M = TypeVar("M", bound=Memory)
@@ -411,6 +419,11 @@ class Method(MethodOptions, ABC):
         """Weight of the proximal term, which the trainers 'policy' and 'selector' add; 0 for none."""
         return 0.0
 
+    def keeps_client_state(self, config: FederationConfig) -> bool:
+        """Whether clients keep state from round to round, beside private modules: a critic."""
+        objective = self.local_objective
+        return isinstance(objective, OfflinePpoObjective) and objective.critic is not None
+
     @property
     def sampling_temperature(self) -> float:
         """Temperature at which the policy is trained, and its KL to the reference is measured."""
@@ -453,6 +466,19 @@ def method_of(config: FederationConfig) -> Method:
 def by_client(updates: Sequence[Update]) -> list[Update]:
     """Updates in the order of the clients' names, in which sums are taken."""
     return sorted(updates, key=lambda update: update.job.client)
+
+
+def accepted_job_keys(memory: Memory, updates: Sequence[Update], stateful: bool) -> dict[str, str]:
+    """The job keys of a memory after these updates were accepted.
+
+    Args:
+        memory: before them.
+        updates: of training jobs.
+        stateful: whether clients keep state; otherwise the keys are not needed, and none is kept.
+    """
+    if not stateful:
+        return memory.job_keys
+    return memory.job_keys | {update.job.client: update.job.key() for update in updates}
 
 
 def required_adapter(update: Update) -> AdapterRef:

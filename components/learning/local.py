@@ -46,8 +46,8 @@ class TrainingMetrics:
     """Metrics of a local training.
 
     Attributes:
-        losses: mean loss of each step's minibatches, before the step (nats).
-        gradient_norms: global norm of each step's gradient, before clipping.
+        losses: mean loss of the minibatches of each step that was taken, before the step (nats).
+        gradient_norms: global norm of the gradient of each step, before clipping.
         tokens: tokens that went through the model, without padding.
         seconds: wall time.
     """
@@ -90,6 +90,19 @@ class LocalTraining:
 
 
 @dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters with a learning rate of their own, whose gradient is clipped apart from the others'.
+
+    Attributes:
+        parameters: the parameters (fp32).
+        lr: their learning rate; all else is that of the training's optimizer.
+    """
+
+    parameters: Sequence[torch.nn.Parameter]
+    lr: float
+
+
+@dataclass(frozen=True)
 class LoopOptions:
     """Options of the training loop.
 
@@ -99,9 +112,11 @@ class LoopOptions:
         progress: called with (step, loss) after each step.
         before_step: called when a step's gradient is complete and the parameters have not changed
             yet.
-        should_stop: called before each step; if it returns true, the training ends.
+        should_stop: called when the gradient of a step after the first is complete; if it returns
+            true, the training ends and the step is not taken.
         concurrent: whether the loss may be computed in several threads at a time. On the CPU, without
             dropout, the halves of a minibatch are then computed concurrently.
+        groups: parameters that are trained beside the others.
     """
 
     seed: int
@@ -110,6 +125,7 @@ class LoopOptions:
     before_step: Callable[[], None] | None = None
     should_stop: Callable[[], bool] | None = None
     concurrent: bool = False
+    groups: tuple[ParameterGroup, ...] = ()
 
 
 def draw_minibatches(rows: int, batch_size: int, count: int, seed: int) -> Iterator[np.ndarray]:
@@ -210,7 +226,7 @@ def train(
         minibatches: index arrays; their number determines the length of the schedule.
         loss: loss of rows by their indices.
         optimizer_config: the optimizer, its schedule and its accumulation.
-        options: seed, dropout and callbacks.
+        options: seed, dropout, callbacks, and further parameters.
 
     Raises:
         TrainingError: a loss is not finite; the message names the step.
@@ -219,6 +235,11 @@ def train(
     device = str(parameters[0].device)
     steps = _group(list(minibatches), optimizer_config.accumulation)
     optimizer = build_optimizer(parameters, optimizer_config)
+    clipped = [parameters]
+    for extra in options.groups:
+        optimizer.add_param_group({"params": list(extra.parameters), "lr": extra.lr})
+        clipped.append(extra.parameters)
+    trained = [parameter for group in clipped for parameter in group]
     scheduler = build_scheduler(optimizer, optimizer_config, len(steps))
     losses: list[float] = []
     gradient_norms: list[float] = []
@@ -230,22 +251,23 @@ def train(
     try:
         with seeded(device, options.seed):
             for step, group in enumerate(steps):
-                if options.should_stop is not None and options.should_stop():
-                    break
                 optimizer.zero_grad(set_to_none=True)
-                step_loss, step_tokens = accumulate_gradients(loss, parameters, group, step, parts)
-                gradient_norms.append(clip_gradients(parameters, optimizer_config.clip))
+                step_loss, step_tokens = accumulate_gradients(loss, trained, group, step, parts)
+                tokens += step_tokens
                 if options.before_step is not None:
                     options.before_step()
+                if step and options.should_stop is not None and options.should_stop():
+                    break
+                norms = [clip_gradients(members, optimizer_config.clip) for members in clipped]
                 optimizer.step()
                 scheduler.step()
+                gradient_norms.append(math.hypot(*norms))
                 losses.append(step_loss)
-                tokens += step_tokens
                 if options.progress is not None:
                     options.progress(step, step_loss)
     finally:
         model.eval()
-        for parameter in parameters:
+        for parameter in trained:
             parameter.grad = None
     return TrainingMetrics(losses, gradient_norms, tokens, time.perf_counter() - start)
 

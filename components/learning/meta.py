@@ -12,14 +12,16 @@ The gradient of the outer step is that at phi', without the second derivatives o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from components.config import OptimizerConfig
-from components.learning.local import LoopOptions, LossFunction, TrainingMetrics, draw_minibatches, train
+from components.learning.local import LoopOptions, LossFunction, TrainingMetrics, train
 from components.models.resident import ResidentPolicy
 from components.seeding import derive
 
@@ -29,29 +31,23 @@ if TYPE_CHECKING:
     from components.models.adapters import Adapter
 
 
-def draw_meta_batches(
-    rows: int, batch_size: int, budget: int, inner_steps: int, seed: int
-) -> list[list[np.ndarray]]:
-    """Draw the minibatches of each meta-step: those of its inner steps, and one for its outer step.
+def group_meta_batches(minibatches: Sequence[np.ndarray], inner_steps: int) -> list[list[np.ndarray]]:
+    """Divide the minibatches of a round among meta-steps, so that each is used for one gradient.
+
+    A meta-step takes one minibatch for each inner step, and one for its outer step. If their number
+    is no multiple of this, the meta-steps differ in length by one, and some have fewer inner steps.
 
     Args:
-        rows: number of rows of the client.
-        batch_size: rows per minibatch.
-        budget: maximum number of gradients. It determines the number of meta-steps, which is at
-            least one.
-        inner_steps: inner steps per meta-step.
-        seed: as in `draw_minibatches`.
+        minibatches: index arrays; at least one.
+        inner_steps: maximum number of inner steps per meta-step.
 
     Returns:
         for each meta-step, the index arrays of its inner steps and then that of its outer step.
-
-    Raises:
-        TrainingError: there are no rows.
     """
-    size = inner_steps + 1
-    steps = max(1, budget // size)
-    minibatches = list(draw_minibatches(rows, batch_size, steps * size, seed))
-    return [minibatches[step * size : (step + 1) * size] for step in range(steps)]
+    count = math.ceil(len(minibatches) / (inner_steps + 1))
+    sizes = [len(part) for part in np.array_split(np.arange(len(minibatches)), count)]
+    remaining = iter(minibatches)
+    return [list(islice(remaining, size)) for size in sizes]
 
 
 def adapt(
@@ -71,36 +67,47 @@ def adapt(
     return train(resident.model, resident.slot.parameters, minibatches, loss, sgd, options)
 
 
+@dataclass(frozen=True)
+class MetaRates:
+    """How far the steps of meta-training go.
+
+    Attributes:
+        inner_lr: learning rate of the inner steps, by plain gradient descent.
+        outer: optimizer of the outer steps.
+    """
+
+    inner_lr: float
+    outer: OptimizerConfig
+
+
 def train_meta(
     resident: ResidentPolicy,
     loss: LossFunction,
     meta_batches: Sequence[Sequence[np.ndarray]],
-    inner_lr: float,
-    optimizer: OptimizerConfig,
-    seed: int,
+    rates: MetaRates,
+    options: LoopOptions,
 ) -> tuple[Adapter, TrainingMetrics]:
     """Train the adapter in the slot so that a few steps from it adapt it to a client.
 
     Args:
         resident: the model.
         loss: loss of the client's pairs.
-        meta_batches: minibatches of each meta-step, see `draw_meta_batches`.
-        inner_lr: learning rate of the inner steps.
-        optimizer: optimizer of the outer steps.
-        seed: dropout is a function of it.
+        meta_batches: minibatches of each meta-step, see `group_meta_batches`.
+        rates: of the inner and outer steps.
+        options: of the loop over the outer steps.
 
     Returns:
         the trained adapter (fp32, CPU), and metrics: the losses of the outer steps, the tokens of
         all steps.
     """
-    outer_loss = _OuterLoss(resident, loss, meta_batches, inner_lr)
+    outer_loss = _OuterLoss(resident, loss, meta_batches, rates.inner_lr)
     metrics = train(
         resident.model,
         resident.slot.parameters,
         [np.array([step]) for step in range(len(meta_batches))],
         outer_loss,
-        optimizer,
-        LoopOptions(seed=derive(seed, "meta"), before_step=outer_loss.restore),
+        rates.outer,
+        replace(options, seed=derive(options.seed, "meta"), before_step=outer_loss.restore),
     )
     return resident.slot.read(), replace(metrics, tokens=metrics.tokens + outer_loss.inner_tokens)
 

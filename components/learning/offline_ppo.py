@@ -1,31 +1,33 @@
 """PPO on existing pairs that a frozen reward model scores, a baseline of FedPDPO (D.3.1).
 
     each round, from the policy pi_old that the client received:
-        reward     = -kl (log pi_old - log pi_ref) at each token of a completion, plus at the last
-                     one its score minus the mean score of its pair
-        advantages = GAE of the rewards, whitened over the round's tokens
-        epochs over the pairs in minibatches, until the estimated KL from pi_old exceeds its target:
-            loss   = clipped policy loss + c1 x clipped value loss - c2 x entropy
+        reward    = score - kl (log pi_old(y|x) - log pi_ref(y|x)) of each completion
+        advantage = plus and minus half the difference of the pair's two rewards, at every token
+        epochs over all pairs in minibatches; each is a step along the gradient of
+            loss  = clipped policy loss - c2 x entropy
+        unless its minibatch shows that the KL from pi_old exceeds the target: then the round ends
 
-The two completions of a pair thus get half the difference of their scores, with opposite signs. The
-paper specifies only "computing advantages from reward differences". The value head reads the hidden
-states that tokens are predicted from. It starts at 0 in each round, and so does the optimizer's
-state, because clients have no state between rounds.
+The paper specifies only "computing advantages from reward differences", and a parameter of GAE.
+With a critic, the KL penalty is a reward of each token, the score less the pair's mean score is one
+of the last token, and the advantages are GAE of these, whitened over the round's tokens; the loss
+of the value head is added. The value head is linear in the hidden states that tokens are predicted
+from, and passes no gradient to them. It starts at 0 before a client's first round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from components.config import OfflinePpoObjective, PairPpoObjective
+from components.config import CriticAdvantage, OfflinePpoObjective, PairPpoObjective
 from components.learning.dpo import count_pair_tokens
 from components.learning.local import (
     LocalTraining,
     LoopOptions,
+    ParameterGroup,
     TrainingMetrics,
     add_proximal_term,
     train,
@@ -43,7 +45,9 @@ from components.seeding import derive, generator
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
+
+    from components.models.adapters import Adapter
+    from components.models.logprobs import CompletionTokens
 
 
 @dataclass(frozen=True)
@@ -76,10 +80,12 @@ class OfflinePPOMetrics(TrainingMetrics):
 
     Attributes:
         kl: estimated KL from the received policy in the last minibatch (nats per token).
-        stopped: whether the round ended before its last step.
+        pairs: number of distinct pairs of the steps that were taken.
+        stopped: whether the round ended before its last minibatch, since kl exceeded its target.
     """
 
     kl: float
+    pairs: int
     stopped: bool
 
 
@@ -89,38 +95,80 @@ class OfflineRollout:
 
     Attributes:
         old: [2 n, T], log-probabilities of the tokens.
-        advantages: [2 n, T], whitened.
-        returns: [2 n, T].
+        advantages: [2 n, T], 0 at padding.
+        values: [2 n, T], of the critic; None without one.
+        returns: [2 n, T], advantages before whitening + values; None without a critic.
         mask: [2 n, T] bool.
     """
 
     old: torch.Tensor
     advantages: torch.Tensor
-    returns: torch.Tensor
+    values: torch.Tensor | None
+    returns: torch.Tensor | None
     mask: torch.Tensor
 
 
-def draw_ppo_minibatches(rows: int, config: OfflinePpoObjective, training: LocalTraining) -> list[np.ndarray]:
-    """Draw the minibatches of a round: `config.epochs` passes over a sample of the client's pairs.
+class Critic:
+    """A linear value head and the options of its advantages.
 
-    All passes together have at most as many rows as the steps of the training; the sample has at
-    least one minibatch, if the client has as many pairs.
+    Attributes:
+        config: lambda, coefficient and learning rate.
+        head: the head, fp32.
+    """
+
+    def __init__(self, config: CriticAdvantage, hidden_size: int, device: str) -> None:
+        """A head whose weights and bias are 0."""
+        import torch
+
+        self.config = config
+        self.head = torch.nn.Linear(hidden_size, 1).to(device)
+        torch.nn.init.zeros_(self.head.weight)
+        torch.nn.init.zeros_(self.head.bias)
+
+    def load(self, tensors: Adapter) -> None:
+        """Replace the head's values by those that `read` returned."""
+        self.head.load_state_dict(tensors)
+
+    def read(self) -> Adapter:
+        """The head's tensors by name, fp32 on the CPU."""
+        return {name: value.detach().cpu().clone() for name, value in self.head.state_dict().items()}
+
+    def values(self, tokens: CompletionTokens) -> torch.Tensor:
+        """Values [M, T] of the tokens of completions, without gradients of their hidden states."""
+        values: torch.Tensor = self.head(tokens.states.detach())[..., 0]
+        return values
+
+
+@dataclass(frozen=True)
+class TrainedModules:
+    """What a training by PPO changes.
+
+    Attributes:
+        parameters: parameters of the policy, at the rate of the training's optimizer.
+        groups: further parameters of the policy, at rates of their own.
+        critic: the critic; None for sequence-level advantages.
+    """
+
+    parameters: Sequence[torch.nn.Parameter]
+    groups: tuple[ParameterGroup, ...] = ()
+    critic: Critic | None = None
+
+
+def draw_ppo_minibatches(rows: int, config: PairPpoObjective, seed: int) -> list[np.ndarray]:
+    """Draw the minibatches of a round: `config.epochs` passes over all pairs (FedPDPO D.3.1).
 
     Args:
         rows: number of pairs of the client.
         config: epochs and minibatch.
-        training: steps and batch size determine how many pairs go through the model; the sample and
-            its orders are functions of the seed.
+        seed: the order of each pass is a function of it.
+
+    Returns:
+        index arrays; the last one of a pass may be shorter.
     """
-    budget = training.minibatches * training.batch_size
-    count = min(rows, max(config.minibatch, budget // config.epochs))
-    sample = generator(training.seed, "ppo pairs").permutation(rows)[:count]
     minibatches = []
     for epoch in range(config.epochs):
-        order = sample[generator(training.seed, "ppo epoch", epoch).permutation(count)]
-        minibatches += [
-            order[start : start + config.minibatch] for start in range(0, count, config.minibatch)
-        ]
+        order = generator(seed, "ppo epoch", epoch).permutation(rows)
+        minibatches += [order[start : start + config.minibatch] for start in range(0, rows, config.minibatch)]
     return minibatches
 
 
@@ -129,33 +177,67 @@ def unique_rows(minibatches: Iterable[np.ndarray]) -> np.ndarray:
     return np.unique(np.concatenate(list(minibatches)))
 
 
-def compute_rollout(resident: ResidentPolicy, data: ScoredPairs, config: PairPpoObjective) -> OfflineRollout:
-    """Evaluate n pairs under the policy in the resident model, with a value of 0 at every token."""
+def compute_rollout(
+    resident: ResidentPolicy, data: ScoredPairs, config: PairPpoObjective, critic: Critic | None = None
+) -> OfflineRollout:
+    """Evaluate n pairs under the policy in the resident model.
+
+    Args:
+        resident: the model.
+        data: the pairs.
+        config: coefficients.
+        critic: gives the values of GAE; None for sequence-level advantages.
+    """
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
     old: list[torch.Tensor] = []
+    values: list[torch.Tensor] = []
     resident.model.eval()
     with torch.no_grad():
         for pair in data.pairs:  # one at a time, so that values do not depend on the other pairs
             tokens = resident.tokens([resident.encode_pair(pair)])
-            old += [values[mask] for values, mask in zip(tokens.logprobs, tokens.mask, strict=True)]
-    reference: list[torch.Tensor] = []
-    for completions in data.reference:
-        reference += completions
-    rewards = [-config.kl * (now - ref.to(now)) for now, ref in zip(old, reference, strict=True)]
-    centered = data.scores - data.scores.mean(axis=1, keepdims=True)
-    for values, score in zip(rewards, centered.reshape(-1), strict=True):
-        values[-1] += float(score)
-    padded = pad_sequence(rewards, batch_first=True)
-    mask = pad_sequence([torch.ones_like(values, dtype=torch.bool) for values in old], batch_first=True)
-    advantages, returns = compute_gae(padded, torch.zeros_like(padded), mask, 1.0, config.gae_lambda)
-    return OfflineRollout(
-        old=pad_sequence(old, batch_first=True),
-        advantages=whiten(advantages, mask),
-        returns=returns,
-        mask=mask,
-    )
+            old += [row[mask] for row, mask in zip(tokens.logprobs, tokens.mask, strict=True)]
+            if critic is not None:
+                token_values = critic.values(tokens)
+                values += [row[mask] for row, mask in zip(token_values, tokens.mask, strict=True)]
+    reference = [row.to(old[0]) for completions in data.reference for row in completions]
+    penalties = [config.kl * (now - ref) for now, ref in zip(old, reference, strict=True)]
+    mask = pad_sequence([torch.ones_like(row, dtype=torch.bool) for row in old], batch_first=True)
+    padded = pad_sequence(old, batch_first=True)
+    if critic is None:
+        advantages = sequence_advantages(data.scores, penalties)
+        return OfflineRollout(padded, advantages[:, None] * mask, None, None, mask)
+    rewards = pad_sequence(_token_rewards(data.scores, penalties), batch_first=True)
+    padded_values = pad_sequence(values, batch_first=True)
+    advantages, returns = compute_gae(rewards, padded_values, mask, 1.0, critic.config.gae_lambda)
+    return OfflineRollout(padded, whiten(advantages, mask), padded_values, returns, mask)
+
+
+def sequence_advantages(scores: np.ndarray, penalties: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Half the difference of the two rewards of each pair, with opposite signs.
+
+    Args:
+        scores: [n, 2], scores of chosen and rejected.
+        penalties: KL penalty of each token of the 2 n completions, chosen before rejected.
+
+    Returns:
+        [2 n], advantages of the completions.
+    """
+    import torch
+
+    sums = torch.stack([row.sum() for row in penalties])
+    rewards = (torch.as_tensor(scores).to(sums).reshape(-1) - sums).reshape(-1, 2)
+    return (rewards - rewards.mean(1, keepdim=True)).reshape(-1)
+
+
+def _token_rewards(scores: np.ndarray, penalties: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Minus the penalty at each token, and at the last one plus the score less the pair's mean score."""
+    centered = scores - scores.mean(axis=1, keepdims=True)
+    rewards = [-row for row in penalties]
+    for row, score in zip(rewards, centered.reshape(-1), strict=True):
+        row[-1] += float(score)
+    return rewards
 
 
 class OfflinePPOLoss:
@@ -171,8 +253,7 @@ class OfflinePPOLoss:
         data: ScoredPairs,
         rows: np.ndarray,
         config: PairPpoObjective,
-        value_head: torch.nn.Linear | None = None,
-        value_weight: float = 0.0,
+        critic: Critic | None = None,
     ) -> None:
         """Compute the rollout.
 
@@ -181,16 +262,13 @@ class OfflinePPOLoss:
             data: N pairs.
             rows: indices of the pairs that minibatches may contain; the other pairs are not used.
             config: coefficients.
-            value_head: head on the hidden states [..., H]; with None, values are 0 and have no
-                loss.
-            value_weight: coefficient of the value loss (c1).
+            critic: see `compute_rollout`; its loss is added.
         """
         self.distances: list[float] = []
         self._resident = resident
         self._config = config
-        self._value_head = value_head
-        self._value_weight = value_weight
-        self._rollout = compute_rollout(resident, data.select(rows), config)
+        self._critic = critic
+        self._rollout = compute_rollout(resident, data.select(rows), config, critic)
         self._encoded = {int(n): resident.encode_pair(data.pairs[n]) for n in rows}
         self._places = {int(n): place for place, n in enumerate(rows)}
 
@@ -206,13 +284,23 @@ class OfflinePPOLoss:
         self.distances.append(approximate_kl(tokens.logprobs, old, tokens.mask))
         losses = policy_loss(tokens.logprobs, old, advantages, config.clip)
         losses = losses - config.entropy * tokens.entropies
-        if self._value_head is not None:
-            values = self._value_head(tokens.states)[..., 0]
-            returns = self._rollout.returns[places, :width]
-            old_values = values.new_zeros(values.shape)
-            losses = losses + self._value_weight * value_loss(values, old_values, returns, config.clip)
+        if self._critic is not None:
+            losses = losses + self._critic.config.value * self._value_losses(self._critic, tokens, places)
         pair_losses = masked_mean(losses, tokens.mask, per_row=True).reshape(len(rows), 2).mean(1)
         return pair_losses, count_pair_tokens(rows)
+
+    @property
+    def exceeds_target(self) -> bool:
+        """Whether the last minibatch shows a policy beyond the target KL."""
+        return bool(self.distances) and self.distances[-1] > self._config.target_kl
+
+    def _value_losses(self, critic: Critic, tokens: CompletionTokens, places: list[int]) -> torch.Tensor:
+        rollout = self._rollout
+        if rollout.values is None or rollout.returns is None:
+            raise TypeError("the rollout has no values")
+        width = tokens.mask.shape[1]
+        old, returns = rollout.values[places, :width], rollout.returns[places, :width]
+        return value_loss(critic.values(tokens), old, returns, self._config.clip)
 
     def _rollout_rows(self, indices: np.ndarray) -> list[int]:
         """Rows of the rollout with chosen and rejected of each pair."""
@@ -226,58 +314,54 @@ class OfflinePPOLoss:
 def train_offline_ppo(
     resident: ResidentPolicy,
     data: ScoredPairs,
-    parameters: Sequence[torch.nn.Parameter],
+    minibatches: Sequence[np.ndarray],
+    modules: TrainedModules,
     config: OfflinePpoObjective,
     training: LocalTraining,
 ) -> OfflinePPOMetrics:
-    """Train parameters of a resident model by PPO on one client's pairs, in place.
+    """Train modules of a resident model by PPO on one client's pairs, in place.
 
     Dropout is off, because with it the ratio to the received policy would be noisy.
 
     Args:
         resident: the model; it holds the received policy.
-        data: N pairs; only those that `draw_ppo_minibatches` draws are used.
-        parameters: the parameters to train.
+        data: N pairs; only those of the minibatches are used.
+        minibatches: index arrays, a step each; see `draw_ppo_minibatches`.
+        modules: the parameters to train, and the critic, whose gradient is clipped apart.
         config: coefficients.
-        training: see `draw_ppo_minibatches`. Each minibatch is a step, so the optimizer's
-            accumulation is not used.
+        training: optimizer, seed and proximal term; its steps, its batch size and the optimizer's
+            accumulation are not used.
 
     Raises:
         TrainingError: a loss is not finite.
     """
-    minibatches = draw_ppo_minibatches(len(data.pairs), config, training)
-    value_head = _build_value_head(resident)
-    loss = OfflinePPOLoss(resident, data, unique_rows(minibatches), config, value_head, config.value)
+    critic = modules.critic
+    loss = OfflinePPOLoss(resident, data, unique_rows(minibatches), config, critic)
+    groups = list(modules.groups)
+    if critic is not None:
+        groups.append(ParameterGroup(list(critic.head.parameters()), critic.config.lr))
+    policy = [*modules.parameters, *(p for group in modules.groups for p in group.parameters)]
     metrics = train(
         resident.model,
-        [*parameters, *value_head.parameters()],
+        modules.parameters,
         minibatches,
-        add_proximal_term(loss, parameters, training.proximal_weight),
+        add_proximal_term(loss, policy, training.proximal_weight),
         training.optimizer.model_copy(update={"accumulation": 1}),
         LoopOptions(
             seed=derive(training.seed, "ppo"),
             dropout=False,
             progress=training.progress,
-            should_stop=lambda: bool(loss.distances) and loss.distances[-1] > config.target_kl,
+            should_stop=lambda: loss.exceeds_target,
+            groups=tuple(groups),
         ),
     )
+    steps = len(metrics.losses)
     return OfflinePPOMetrics(
         losses=metrics.losses,
         gradient_norms=metrics.gradient_norms,
         tokens=metrics.tokens,
         seconds=metrics.seconds,
         kl=loss.distances[-1],
-        stopped=len(metrics.losses) < len(minibatches),
+        pairs=len(unique_rows(minibatches[:steps])),
+        stopped=steps < len(minibatches),
     )
-
-
-def _build_value_head(resident: ResidentPolicy) -> torch.nn.Linear:
-    """A value head whose weights and bias are 0."""
-    import torch
-
-    base = cast("PreTrainedModel", resident.model.get_base_model())
-    embeddings = cast(torch.nn.Embedding, base.get_input_embeddings())
-    head = torch.nn.Linear(embeddings.embedding_dim, 1).to(resident.policy.device)
-    torch.nn.init.zeros_(head.weight)
-    torch.nn.init.zeros_(head.bias)
-    return head

@@ -5,10 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 
 from components.config import RecipeError
 from components.data.records import DataError, read_rows
 from components.federation.clients.context import ClientContexts, rewards_folder
+from components.federation.clients.private import PrivateStore, private_root
 from components.federation.similarity import attention, movement_cosines
 from components.models.adapters import AdapterStore
 from components.recipes import load_recipe
@@ -167,10 +169,10 @@ def client_margins(loop, client, adapter, rows):
 
 
 def test_the_budget_of_a_round_counts_gradients(perfedavg):
-    """7 gradients are two meta-steps of 2 inner minibatches and an outer one."""
+    """7 gradients are three meta-steps: one of 2 inner minibatches and an outer one, two of 1 and 1."""
     (record,) = perfedavg.records
     for client in record.clients.values():
-        assert client.metrics.scalars["steps"] == 6
+        assert client.metrics.scalars["steps"] == 7
 
 
 def test_a_client_of_per_fedavg_keeps_no_modules(perfedavg):
@@ -246,14 +248,15 @@ def write_scores(prepared):
     return write
 
 
-def train_by_ppo(method, prepared, folder):
+def train_by_ppo(method, prepared, folder, options=None, *overrides):
     reward = "{kind: function, name: 'tests.support.reward_functions:score_length'}"
     recipe = make_recipe(
         method,
-        BY_PPO[method],
+        options or BY_PPO[method],
         f"rewards={{length: {reward}}}",
         "federation.local_steps=2",
         "federation.optimizer.lr=1e-2",
+        *overrides,
     )
     loop = open_loop(recipe, prepared, folder)
     loop.run()
@@ -275,9 +278,9 @@ def test_each_baseline_trains_by_ppo_on_its_clients_own_pairs(method, write_scor
         assert scalars["steps"] > 0
         adapters = loop.latest_state().adapters
         assert differs(store.get(adapters[name if method == "fedamp" else "policy"]), initial)
-        if method != "perfedavg":
-            assert scalars["kl"] >= 0
-            assert scalars["stopped"] in (0, 1)
+        assert scalars["kl"] >= 0
+        assert scalars["stopped"] in (0, 1)
+        assert 0 < scalars["pairs"] <= client.rows
 
 
 @pytest.mark.slow
@@ -288,6 +291,73 @@ def test_private_modules_are_trained_by_ppo_too(write_scores, prepared, tmp_path
     for name, client in record.clients.items():
         assert differs(loop.context(name).private_state().tensors, initial)
         assert {"personal/kl", "shared/kl"} <= set(client.metrics.scalars)
+
+
+PATIENT = "objective: {kind: ppo, target_kl: 1000}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("feddpo", f"{{{PATIENT}}}"),
+        ("fedamp", f"{{{PATIENT}}}"),
+        ("fedper", f"{{{PATIENT}, shared_layers: 1}}"),
+        ("perfedavg", f"{{{PATIENT}, inner_steps: 1}}"),
+    ],
+)
+def test_a_client_takes_all_its_pairs_in_each_of_four_epochs_whatever_local_steps_says(
+    method, options, write_scores, prepared, tmp_path
+):
+    loop = train_by_ppo(method, prepared, write_scores(tmp_path), options)
+    (record,) = loop.records
+    for client in record.clients.values():
+        scalars = client.metrics.scalars
+        assert scalars["steps"] == 4 * math.ceil(client.rows / 4)
+        assert scalars["pairs"] == client.rows
+        assert scalars["stopped"] == 0
+
+
+BY_CRITIC = "objective: {kind: ppo, advantage: critic, target_kl: 1000}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("feddpo", f"{{{BY_CRITIC}}}"),
+        ("ffa_lora", f"{{{BY_CRITIC}}}"),
+        ("fedamp", f"{{{BY_CRITIC}}}"),
+        ("fedcda", f"{{{BY_CRITIC}}}"),
+        ("fedopt", f"{{{BY_CRITIC}}}"),
+        ("fedrep", f"{{{BY_CRITIC}, personal: {{lr: 1e-2}}}}"),
+    ],
+)
+def test_a_critic_stays_in_the_clients_private_store_from_round_to_round(
+    method, options, write_scores, prepared, tmp_path
+):
+    loop = train_by_ppo(method, prepared, write_scores(tmp_path), options, "federation.rounds=2")
+    state = loop.latest_state()
+    root = private_root(loop.commits.folder)
+    for name, client in loop.records[-1].clients.items():
+        store = PrivateStore(root, name)
+        kept = store.load(state.memory.job_keys[name])
+        critic = loop.trainer.load_critic(kept)
+        assert critic.head.bias.item() == kept.tensors["critic.bias"].item() != 0.0
+        assert critic.head.weight.abs().max() > 0
+        assert client.traffic.kept == kept.size > 0
+    jobs = loop.strategy.plan(state)
+    assert {job.previous_job_key for job in jobs} <= set(state.memory.job_keys.values()) | {""}
+    assert any(job.previous_job_key for job in jobs)
+    for path in loop.commits.folder.rglob("*.safetensors"):
+        with safe_open(path, framework="pt") as content:
+            assert not any("critic" in name for name in set(content.keys()))
+
+
+def test_a_client_without_an_accepted_job_starts_with_a_critic_of_0(prepared, tmp_path):
+    recipe = make_recipe("feddpo", f"{{{BY_CRITIC}}}", "rewards={mine: {kind: judge}}")
+    critic = open_loop(recipe, prepared, tmp_path).trainer.load_critic(None)
+    assert not any(value.any() for value in critic.read().values())
 
 
 @pytest.mark.slow
@@ -333,12 +403,22 @@ def test_a_reward_that_has_not_scored_any_pairs_is_refused_by_its_file(scored_co
             "{objective: {kind: dpo, clip: 0.1}}",
             r"unknown key 'federation\.options\.objective\.clip'",
         ),
+        (
+            "feddpo",
+            "{objective: {kind: ppo, advantage: gae}}",
+            r"federation\.options\.objective\.advantage' is 'gae'.*there are: critic, sequence",
+        ),
+        (
+            "feddpo",
+            "{objective: {kind: ppo, advantage: {kind: sequence, gae_lambda: 0.9}}}",
+            r"unknown key 'federation\.options\.objective\.advantage\.gae_lambda'",
+        ),
         ("fedamp", "{aggregator: paper}", r"unknown key 'federation\.options\.aggregator'"),
         ("fedpdpo", "{objective: ppo}", r"federation\.options\.objective"),
         (
             "perfedavg",
-            "{objective: {kind: ppo, epochs: 2}}",
-            r"unknown key 'federation\.options\.objective\.epochs'",
+            "{objective: {kind: ppo, advantage: critic}}",
+            r"unknown key 'federation\.options\.objective\.advantage'",
         ),
         ("fedrep", "{objective: ppo, rate_decay: {}}", r"rate_decay follows the loss of DPO.*leave it out"),
     ],

@@ -11,6 +11,7 @@ from components.config import OptimizerConfig
 from components.learning import local
 from components.learning.local import (
     LoopOptions,
+    ParameterGroup,
     TrainingError,
     add_proximal_term,
     build_optimizer,
@@ -317,6 +318,34 @@ def test_a_training_ends_before_a_step_when_it_should_stop():
     model = WeightSum(initial=0.0)
     metrics = run(model, steps=5, should_stop=lambda: model.weight[0].item() < -0.8)
     assert len(metrics.losses) == 2
+    assert metrics.tokens == 6  # the third gradient was computed, and no step taken
+    assert model.weight[0].item() == -1.0
+
+
+def test_the_first_step_is_taken_whatever_should_stop_says():
+    assert len(run(WeightSum(), steps=5, should_stop=lambda: True).losses) == 1
+
+
+class TwoWeights(torch.nn.Module):
+    """A loss with a gradient of 3 in one weight and of 4 in the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.other = torch.nn.Parameter(torch.zeros(1))
+
+    def loss(self, indices):
+        return (3 * self.weight + 4 * self.other).expand(len(indices)), len(indices)
+
+
+def test_a_group_has_a_learning_rate_of_its_own_and_is_clipped_apart():
+    model = TwoWeights()
+    config = OptimizerConfig(name="sgd", lr=0.5, clip=1.0)
+    metrics = run(model, config, groups=(ParameterGroup([model.other], lr=0.1),))
+    assert model.weight.item() == pytest.approx(-0.5, abs=1e-5)
+    assert model.other.item() == pytest.approx(-0.1, abs=1e-5)
+    assert metrics.gradient_norms == pytest.approx([5.0])
+    assert model.other.grad is None
 
 
 # --- the proximal term

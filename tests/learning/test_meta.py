@@ -6,7 +6,8 @@ import torch
 
 from components.config import OptimizerConfig
 from components.learning.dpo import build_dpo_loss, count_pair_tokens, pair_logprobs
-from components.learning.meta import adapt, draw_meta_batches, train_meta
+from components.learning.local import LoopOptions
+from components.learning.meta import MetaRates, adapt, group_meta_batches, train_meta
 from components.learning.objectives import dpo_loss
 from tests.support.adapters import random_tensors
 from tests.support.pairs import PAIRS
@@ -31,18 +32,15 @@ def compute_gradients(resident, reference, indices):
     return torch.autograd.grad(losses.mean(), resident.slot.parameters)
 
 
-def test_a_budget_of_gradients_is_divided_into_meta_steps_of_inner_steps_and_an_outer_step():
-    assert [len(step) for step in draw_meta_batches(10, 2, 12, 5, 0)] == [6, 6]
-    assert len(draw_meta_batches(10, 2, 17, 5, 0)) == 2
-
-
-def test_there_is_at_least_one_meta_step():
-    assert [len(step) for step in draw_meta_batches(10, 2, 3, 5, 0)] == [6]
-
-
-def test_no_row_is_drawn_again_before_all_rows_were_drawn():
-    rows = np.concatenate([np.concatenate(step) for step in draw_meta_batches(10, 2, 12, 5, 0)])
-    assert sorted(rows[:10]) == list(range(10))
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [(12, [6, 6]), (13, [5, 4, 4]), (6, [6]), (3, [3]), (1, [1])],
+)
+def test_each_gradient_of_a_round_is_one_of_a_meta_step(budget, expected):
+    minibatches = [np.array([n]) for n in range(budget)]
+    meta_batches = group_meta_batches(minibatches, inner_steps=5)
+    assert [len(step) for step in meta_batches] == expected
+    assert np.concatenate([np.concatenate(step) for step in meta_batches]).tolist() == list(range(budget))
 
 
 def test_a_meta_step_applies_the_gradient_after_the_inner_steps_to_the_values_before_them(
@@ -64,9 +62,8 @@ def test_a_meta_step_applies_the_gradient_after_the_inner_steps_to_the_values_be
         resident,
         build_dpo_loss(resident, PAIRS, reference, 0.1),
         [[*inner, outer]],
-        inner_lr=0.5,
-        optimizer=OptimizerConfig(name="sgd", lr=0.1, clip=None),
-        seed=3,
+        MetaRates(inner_lr=0.5, outer=OptimizerConfig(name="sgd", lr=0.1, clip=None)),
+        LoopOptions(seed=3),
     )
     for name, gradient in zip(resident.slot.names, outer_gradients, strict=True):
         assert torch.allclose(trained[name], adapter[name] - 0.1 * gradient, atol=1e-6)

@@ -38,29 +38,45 @@ class MetaTrainer(ResidentPolicyTrainer):
 
     def run(self, job: Job, context: ClientContext) -> ClientResult:
         """Take the meta-steps of the round on the client's training pairs."""
-        from components.learning.meta import draw_meta_batches, train_meta
+        from components.learning.local import LoopOptions
+        from components.learning.meta import MetaRates, group_meta_batches, train_meta
+        from components.learning.offline_ppo import OfflinePPOLoss
 
         if not isinstance(job, TrainJob):
             raise unsupported_job(self, job)
         rows = context.rows("train")
         config = self._federation
-        budget = config.local_steps_for(len(rows)) * config.optimizer.accumulation
-        meta_batches = draw_meta_batches(
-            len(rows), config.batch_size, budget, self._options.inner_steps, job.seed
-        )
-        minibatches = list(chain.from_iterable(meta_batches))
+        minibatches = self._draw_minibatches(len(rows), job.seed)
+        meta_batches = group_meta_batches(minibatches, self._options.inner_steps)
         self.resident.slot.load(context.load_adapter(job.adapter))
+        loss = self._loss(rows, minibatches, context)
+        outer = config.optimizer.model_copy(update={"lr": self._options.outer_lr, "accumulation": 1})
+        options = LoopOptions(seed=job.seed)
+        if isinstance(loss, OfflinePPOLoss):
+            options = LoopOptions(seed=job.seed, dropout=False, should_stop=lambda: loss.exceeds_target)
         adapter, metrics = train_meta(
-            self.resident,
-            self._loss(rows, minibatches, context),
-            meta_batches,
-            self._options.inner_lr,
-            config.optimizer.model_copy(update={"lr": self._options.outer_lr, "accumulation": 1}),
-            job.seed,
+            self.resident, loss, meta_batches, MetaRates(self._options.inner_lr, outer), options
         )
         # Steps are counted in gradients, so that they compare with those of other methods.
-        steps = Metrics(scalars={"steps": len(minibatches)})
-        return ClientResult(tensors=adapter, rows=len(rows), metrics=training_metrics(metrics).merged(steps))
+        taken = list(chain.from_iterable(meta_batches[: len(metrics.losses)]))
+        scalars = {"steps": float(len(taken))}
+        if isinstance(loss, OfflinePPOLoss):
+            scalars["kl"] = loss.distances[-1]
+            scalars["pairs"] = float(len(np.unique(np.concatenate(taken))))
+            scalars["stopped"] = float(len(taken) < len(minibatches))
+        numbers = training_metrics(metrics).merged(Metrics(scalars=scalars))
+        return ClientResult(tensors=adapter, rows=len(rows), metrics=numbers)
+
+    def _draw_minibatches(self, rows: int, seed: int) -> list[npt.NDArray[np.int64]]:
+        """The minibatches of a round, one for each gradient, as methods without meta-steps have them."""
+        from components.learning.local import draw_minibatches
+        from components.learning.offline_ppo import draw_ppo_minibatches
+
+        if isinstance(self._objective, PairPpoObjective):
+            return draw_ppo_minibatches(rows, self._objective, seed)
+        config = self._federation
+        budget = config.local_steps_for(rows) * config.optimizer.accumulation
+        return list(draw_minibatches(rows, config.batch_size, budget, seed))
 
     def score_client_pairs(self, pairs: Pairs, adapter: Adapter, context: ClientContext) -> PreferenceScores:
         """Scores by the adapter after the client's adaptation."""
@@ -77,15 +93,16 @@ class MetaTrainer(ResidentPolicyTrainer):
 
     def _adapt(self, adapter: Adapter, context: ClientContext) -> None:
         """Take the inner steps on the client's training pairs; the same ones each time."""
-        from components.learning.meta import adapt, draw_meta_batches
+        from components.learning.local import draw_minibatches
+        from components.learning.meta import adapt
 
         rows = context.rows("train")
         options = self._options
         seed = derive(self._seed, "adapt", context.client)
-        (meta_batch,) = draw_meta_batches(
-            len(rows), self._federation.batch_size, options.inner_steps + 1, options.inner_steps, seed
-        )
-        inner = meta_batch[:-1]
+        objective = self._objective
+        is_ppo = isinstance(objective, PairPpoObjective)
+        size = objective.minibatch if is_ppo else self._federation.batch_size
+        inner = list(draw_minibatches(len(rows), size, options.inner_steps, seed))
         self.resident.slot.load(adapter)
         adapt(self.resident, self._loss(rows, inner, context), inner, options.inner_lr, seed)
 
@@ -97,7 +114,7 @@ class MetaTrainer(ResidentPolicyTrainer):
     ) -> LossFunction:
         """The loss of DPO, or of PPO against the adapter in the slot, without a value head."""
         from components.learning.dpo import build_dpo_loss
-        from components.learning.offline_ppo import OfflinePPOLoss, ScoredPairs
+        from components.learning.offline_ppo import OfflinePPOLoss
 
         used = np.unique(np.concatenate(list(minibatches)))
         match self._objective:
@@ -105,8 +122,7 @@ class MetaTrainer(ResidentPolicyTrainer):
                 reference = self.reference_logprobs(rows, used)
                 return build_dpo_loss(self.resident, rows, reference, self._objective.beta)
             case PairPpoObjective():
-                scores = context.pair_scores(rows, self._reward)
-                data = ScoredPairs(rows, scores, self.reference_token_logprobs(rows, used))
+                data = self.scored_pairs(rows, context, used)
                 return OfflinePPOLoss(self.resident, data, used, self._objective)
             case _:
                 raise TypeError(f"{type(self).__name__} cannot train the objective '{self._objective.kind}'")

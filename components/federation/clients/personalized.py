@@ -12,11 +12,19 @@ from components.config import DpoObjective, OfflinePpoObjective, PdpoObjective, 
 from components.data.records import PairRow, Pairs
 from components.federation.clients.base import ClientResult, unsupported_job
 from components.federation.clients.context import ClientContext
-from components.federation.clients.policy import ResidentPolicyTrainer, drawn_rows, training_metrics
+from components.federation.clients.policy import (
+    CRITIC,
+    ResidentPolicyTrainer,
+    drawn_rows,
+    pack_critic,
+    ppo_metrics,
+    training_metrics,
+)
 from components.federation.clients.private import PrivateState
 from components.federation.personalization import PersonalizedMethod
 from components.federation.protocol import Job, TrainJob
 from components.learning.local import LocalTraining, TrainingError
+from components.learning.offline_ppo import TrainedModules, draw_ppo_minibatches
 from components.learning.pdpo import (
     INITIAL_SCALE,
     ModuleGroup,
@@ -34,11 +42,12 @@ from components.seeding import derive
 if TYPE_CHECKING:
     import torch
 
+    from components.learning.offline_ppo import Critic
     from components.models.adapters import Adapter
     from components.models.logprobs import TokenRow
     from components.models.policy import Policy
 
-STEP_METRICS = ("loss", "seconds", "steps", "excluded", "kl", "stopped")
+STEP_METRICS = ("loss", "seconds", "steps", "excluded", "kl", "pairs", "stopped")
 """Metrics of each step where a round has two of them."""
 
 
@@ -73,6 +82,7 @@ class PersonalizedTrainer(ResidentPolicyTrainer):
         self._options = options
         self._seed = recipe.seed
         self._modules = personal_slot(self.resident)
+        self._critic: Critic | None = None
 
     def run(self, job: Job, context: ClientContext) -> ClientResult:
         """Take a round's steps on the client's training pairs.
@@ -86,6 +96,7 @@ class PersonalizedTrainer(ResidentPolicyTrainer):
         previous = context.private_state()
         memory = TrainingMemory(**previous.numbers) if previous else TrainingMemory()
         self._load_client_model(context.load_adapter(job.adapter), previous)
+        self._critic = self.load_critic(previous)
         if self._options.personal_step is None:
             steps = {"shared": self._train(rows, context, job, memory, job.seed, "all")}
         else:
@@ -96,7 +107,7 @@ class PersonalizedTrainer(ResidentPolicyTrainer):
         decay = self._options.rate_decay
         if decay is not None and dpo > memory.dpo:  # false where it is NaN
             memory = replace(memory, decay=memory.decay * decay.factor)
-        state = PrivateState(self._read_finite_modules(), replace(memory, dpo=dpo).numbers())
+        state = PrivateState(self._read_private_tensors(), replace(memory, dpo=dpo).numbers())
         saved = context.store.save(job.key(), job.previous_job_key, state)
         return ClientResult(
             tensors=self._modules.shared.read(),
@@ -113,10 +124,11 @@ class PersonalizedTrainer(ResidentPolicyTrainer):
         if completed is None:
             seed = derive(job.seed, "own half")
             personal = self._train(rows, context, job, memory, seed, "personal")
-            state = PrivateState(self._read_finite_modules(), personal.scalars)
+            state = PrivateState(self._read_private_tensors(), personal.scalars)
             context.store.save_personal_step(job.key(), state)
         else:
-            self._modules.load(completed.tensors)
+            self._modules.load(module_tensors(completed.tensors))
+            self._critic = self.load_critic(completed)
             personal = Metrics(scalars=completed.numbers)
         memory = replace(memory, scale=personal.scalars["scale"])
         seed = derive(job.seed, "shared half")
@@ -136,16 +148,16 @@ class PersonalizedTrainer(ResidentPolicyTrainer):
         training = self._local_training(len(rows), memory, seed, group)
         objective = self._objective
         if isinstance(objective, OfflinePpoObjective):
+            minibatches = draw_ppo_minibatches(len(rows), objective, training.seed)
             with trainable_modules(self.resident, group) as parameters:
-                ppo = self.train_ppo(rows, context, parameters, objective, training)
+                modules = TrainedModules(parameters, critic=self._critic)
+                ppo = self.train_ppo(rows, context, minibatches, modules, objective, training)
             scalars = {
                 "dpo": sum(ppo.losses) / len(ppo.losses),
                 "excluded": 0.0,
-                "kl": ppo.kl,
-                "stopped": float(ppo.stopped),
                 "scale": memory.scale,
             }
-            return training_metrics(ppo).merged(Metrics(scalars=scalars))
+            return ppo_metrics(ppo).merged(Metrics(scalars=scalars))
         reference = self.reference_logprobs(rows, drawn_rows(len(rows), training))
         loss = replace(self._loss(job.round), initial_scale=memory.scale)
         metrics = train_pdpo(self.resident, rows, reference, group, loss, training)
@@ -205,7 +217,8 @@ class PersonalizedTrainer(ResidentPolicyTrainer):
 
     def _load_client_model(self, adapter: Adapter, state: PrivateState | None) -> None:
         """Load the shared adapter, and the private modules or their initial values."""
-        self._modules.load(state.tensors if state else self._modules.initial_modules(self._seed))
+        initial = self._modules.initial_modules
+        self._modules.load(module_tensors(state.tensors) if state else initial(self._seed))
         self._modules.shared.load(adapter)
 
     def _measure(self, pairs: Pairs) -> tuple[np.ndarray, np.ndarray | None]:
@@ -229,13 +242,13 @@ class PersonalizedTrainer(ResidentPolicyTrainer):
         measured = self.resident.map_batches(rows, self._score_batch_size, measure)
         return measured[:, :2], measured[:, 2]
 
-    def _read_finite_modules(self) -> Adapter:
-        """The private modules.
+    def _read_private_tensors(self) -> Adapter:
+        """The private modules and the critic.
 
         Raises:
             TrainingError: a value is NaN or infinite; the client keeps its previous state.
         """
-        tensors = self._modules.read()
+        tensors = self._modules.read() | pack_critic(self._critic)
         for name, tensor in tensors.items():
             if not tensor.isfinite().all():
                 raise TrainingError(
@@ -243,6 +256,11 @@ class PersonalizedTrainer(ResidentPolicyTrainer):
                     " last step: lower the learning rates"
                 )
         return tensors
+
+
+def module_tensors(tensors: Adapter) -> Adapter:
+    """The tensors of private modules among those of a private store."""
+    return {name: value for name, value in tensors.items() if not name.startswith(CRITIC)}
 
 
 def pdpo_metrics(metrics: PersonalizedMetrics) -> Metrics:

@@ -22,6 +22,7 @@ from components.config import (
 from components.data.records import PairRow, Pairs
 from components.federation.clients.base import ClientResult, unsupported_job
 from components.federation.clients.context import ClientContext
+from components.federation.clients.private import PrivateState
 from components.federation.protocol import Job, TrainJob, method_of
 from components.learning.local import LocalTraining, TrainingMetrics
 from components.learning.preference_scores import Array, PreferenceScores
@@ -32,11 +33,15 @@ from components.results import Metrics
 if TYPE_CHECKING:
     import torch
 
-    from components.learning.offline_ppo import OfflinePPOMetrics
+    from components.learning.offline_ppo import Critic, OfflinePPOMetrics, ScoredPairs, TrainedModules
     from components.models.adapters import Adapter
     from components.models.policy import Policy
     from components.models.resident import ResidentPolicy
     from components.models.selector import Comparison
+
+
+CRITIC = "critic."
+"""Prefix of the critic's tensors in a client's private store."""
 
 
 class ResidentPolicyTrainer:
@@ -130,25 +135,47 @@ class ResidentPolicyTrainer:
         self,
         rows: Sequence[PairRow],
         context: ClientContext,
-        parameters: Sequence[torch.nn.Parameter],
+        minibatches: Sequence[npt.NDArray[np.int64]],
+        modules: TrainedModules,
         objective: OfflinePpoObjective,
         training: LocalTraining,
     ) -> OfflinePPOMetrics:
-        """Train parameters by PPO on the client's pairs, from the values in the resident model.
+        """Train modules by PPO on the client's pairs, from the values in the resident model.
 
-        The passes over the pairs take as many pairs as the steps of `training` would.
+        Args:
+            rows: the client's training pairs.
+            context: has their scores.
+            minibatches: index arrays, a step each.
+            modules: what is trained.
+            objective: the coefficients.
+            training: optimizer and seed.
         """
-        from components.learning.offline_ppo import (
-            ScoredPairs,
-            draw_ppo_minibatches,
-            train_offline_ppo,
-            unique_rows,
-        )
+        from components.learning.offline_ppo import train_offline_ppo, unique_rows
 
-        used = unique_rows(draw_ppo_minibatches(len(rows), objective, training))
+        data = self.scored_pairs(rows, context, unique_rows(minibatches))
+        return train_offline_ppo(self.resident, data, minibatches, modules, objective, training)
+
+    def scored_pairs(
+        self, rows: Sequence[PairRow], context: ClientContext, used: npt.NDArray[np.int64]
+    ) -> ScoredPairs:
+        """The client's pairs with the reward's scores, and with the reference of those that are used."""
+        from components.learning.offline_ppo import ScoredPairs
+
         scores = context.pair_scores(rows, self._reward)
-        data = ScoredPairs(rows, scores, self.reference_token_logprobs(rows, used))
-        return train_offline_ppo(self.resident, data, parameters, objective, training)
+        return ScoredPairs(rows, scores, self.reference_token_logprobs(rows, used))
+
+    def load_critic(self, state: PrivateState | None) -> Critic | None:
+        """The client's critic, as it was after its last accepted job; None without one."""
+        from components.learning.offline_ppo import Critic
+
+        config = self._objective.critic if isinstance(self._objective, OfflinePpoObjective) else None
+        if config is None:
+            return None
+        hidden_size = int(self.resident.model.config.get_text_config().hidden_size)
+        critic = Critic(config, hidden_size, self.resident.policy.device)
+        if state is not None:
+            critic.load(critic_tensors(state.tensors))
+        return critic
 
     def _preference_scores(
         self, pairs: Pairs, logprobs: Array, reference: Array, explicit: Array | None = None
@@ -188,13 +215,24 @@ class PolicyTrainer(ResidentPolicyTrainer):
             job.seed,
             self._proximal_weight,
         )
-        adapter, metrics = self._train(rows, context, context.load_adapter(job.adapter), training)
-        return ClientResult(tensors=adapter, rows=len(rows), metrics=metrics)
+        critic = self.load_critic(context.private_state())
+        adapter, metrics = self._train(rows, context, context.load_adapter(job.adapter), training, critic)
+        kept_bytes = 0
+        if critic is not None:
+            state = PrivateState(pack_critic(critic))
+            kept_bytes = context.store.save(job.key(), job.previous_job_key, state).size
+        return ClientResult(tensors=adapter, rows=len(rows), metrics=metrics, kept_bytes=kept_bytes)
 
     def _train(
-        self, rows: Sequence[PairRow], context: ClientContext, adapter: Adapter, training: LocalTraining
+        self,
+        rows: Sequence[PairRow],
+        context: ClientContext,
+        adapter: Adapter,
+        training: LocalTraining,
+        critic: Critic | None,
     ) -> tuple[Adapter, Metrics]:
         from components.learning.dpo import train_dpo
+        from components.learning.offline_ppo import TrainedModules, draw_ppo_minibatches
         from components.learning.sft import train_sft
 
         match self._objective:
@@ -206,8 +244,9 @@ class PolicyTrainer(ResidentPolicyTrainer):
                 trained, metrics = train_dpo(self.resident, rows, adapter, reference, beta, training)
             case OfflinePpoObjective():
                 self.resident.slot.load(adapter)
-                parameters = self.resident.slot.parameters
-                ppo = self.train_ppo(rows, context, parameters, self._objective, training)
+                modules = TrainedModules(self.resident.slot.parameters, critic=critic)
+                minibatches = draw_ppo_minibatches(len(rows), self._objective, training.seed)
+                ppo = self.train_ppo(rows, context, minibatches, modules, self._objective, training)
                 return self.resident.slot.read(), ppo_metrics(ppo)
             case _:
                 raise TypeError(f"{type(self).__name__} cannot train the objective '{self._objective.kind}'")
@@ -235,6 +274,20 @@ def training_metrics(metrics: TrainingMetrics) -> Metrics:
 
 
 def ppo_metrics(metrics: OfflinePPOMetrics) -> Metrics:
-    """A training by PPO as a client's metrics."""
-    ppo = Metrics(scalars={"kl": metrics.kl, "stopped": float(metrics.stopped)})
-    return training_metrics(metrics).merged(ppo)
+    """A training by PPO as a client's metrics.
+
+    `steps` are those that were taken, `pairs` the distinct pairs of these, and `stopped` is 1 if the
+    training ended at the target KL.
+    """
+    scalars = {"kl": metrics.kl, "pairs": float(metrics.pairs), "stopped": float(metrics.stopped)}
+    return training_metrics(metrics).merged(Metrics(scalars=scalars))
+
+
+def pack_critic(critic: Critic | None) -> Adapter:
+    """The tensors of a critic as the client's private store names them; none without a critic."""
+    return {} if critic is None else {f"{CRITIC}{name}": value for name, value in critic.read().items()}
+
+
+def critic_tensors(tensors: Adapter) -> Adapter:
+    """The tensors of the critic among those of a private store, by the critic's own names."""
+    return {name.removeprefix(CRITIC): value for name, value in tensors.items() if name.startswith(CRITIC)}

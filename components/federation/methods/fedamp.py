@@ -32,6 +32,7 @@ from components.federation.protocol import (
     ServerState,
     Strategy,
     Update,
+    accepted_job_keys,
     by_client,
     required_adapter,
 )
@@ -138,7 +139,9 @@ class FedAMP(Strategy[MixtureMemory]):
             )
         metrics |= {f"{name}/own_weight": weights[name][name] for name in names}
         sent = state.memory.sent | {name: ref.hash for name, ref in mixtures.items()}
-        memory = MixtureMemory(sent=sent, weights=weights)
+        stateful = self.options.keeps_client_state(self.config)
+        job_keys = accepted_job_keys(state.memory, updates, stateful)
+        memory = MixtureMemory(job_keys=job_keys, sent=sent, weights=weights)
         return state.end_round(state.adapters | adapters, memory, Metrics(scalars=metrics))
 
     def outcome(self, state: ServerState[MixtureMemory]) -> OutcomeRecord:

@@ -42,6 +42,7 @@ from components.federation.protocol import (
     ServerState,
     Strategy,
     Update,
+    accepted_job_keys,
     by_client,
     required_adapter,
 )
@@ -147,9 +148,11 @@ class FedCDA(Strategy[CacheMemory]):
             "divergence_of_newest": candidates.spread(newest),
             "older_chosen": sum(place < last for place, last in zip(chosen, newest, strict=True)),
         }
+        stateful = self.options.keeps_client_state(self.config)
+        job_keys = accepted_job_keys(state.memory, updates, stateful)
         return state.end_round(
             {SLOT: self.store.put(mean)},
-            CacheMemory(cache=cache, chosen=digests),
+            CacheMemory(job_keys=job_keys, cache=cache, chosen=digests),
             Metrics(scalars=metrics | aggregation.step_metrics(mean, server)),
         )
 

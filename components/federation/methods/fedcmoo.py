@@ -42,6 +42,7 @@ from components.federation.protocol import (
     ServerState,
     Strategy,
     Update,
+    accepted_job_keys,
 )
 from components.learning import mgda
 from components.models.adapters import AdapterStore
@@ -108,11 +109,9 @@ class WeightsMemory(Memory):
     """What the server remembers.
 
     Attributes:
-        job_keys: key of each client's last accepted training job.
         weights: lambda of the round, in the order of the objectives.
     """
 
-    job_keys: dict[str, str] = Field(default_factory=dict)
     weights: list[float] = Field(default_factory=list)
 
 
@@ -141,7 +140,7 @@ class FedCMOO(Strategy[WeightsMemory]):
 
     def plan(self, state: ServerState[WeightsMemory]) -> Sequence[Job]:
         """Gradient jobs, then training jobs, for the same sampled clients."""
-        jobs = plan_training(self.averaging.config, state, self.averaging.slot, state.memory.job_keys)
+        jobs = plan_training(self.averaging.config, state, self.averaging.slot)
         if state.phase != GRADIENTS:
             return [replace(job, objective_weights=tuple(state.memory.weights)) for job in jobs]
         return [
@@ -179,8 +178,8 @@ class FedCMOO(Strategy[WeightsMemory]):
         scalars |= disagreement(
             averaging.store, state, averaging.slot, updates, list(self.options.objectives)
         )
-        accepted = {update.job.client: update.job.key() for update in updates}
-        memory = WeightsMemory(job_keys=state.memory.job_keys | accepted, weights=state.memory.weights)
+        job_keys = accepted_job_keys(state.memory, updates, stateful=True)
+        memory = WeightsMemory(job_keys=job_keys, weights=state.memory.weights)
         return state.end_round({averaging.slot: ref}, memory, Metrics(scalars=scalars), phase=GRADIENTS)
 
     def _combine_gradients(

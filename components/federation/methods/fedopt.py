@@ -36,6 +36,7 @@ from components.federation.protocol import (
     ServerState,
     Strategy,
     Update,
+    accepted_job_keys,
 )
 from components.models.adapters import AdapterStore
 from components.results import Metrics, OutcomeRecord
@@ -125,7 +126,9 @@ class FedOPT(Strategy[OptimizerMemory]):
         }
         metrics = {"weight_sum": 1.0, "mean_movement": aggregation.distance(total, origin)}
         memory = OptimizerMemory(
-            first_moment=self.store.put(first).hash, second_moment=self.store.put(second).hash
+            job_keys=accepted_job_keys(state.memory, updates, self.options.keeps_client_state(self.config)),
+            first_moment=self.store.put(first).hash,
+            second_moment=self.store.put(second).hash,
         )
         return state.end_round(
             {SLOT: self.store.put(new)},

@@ -73,4 +73,10 @@ class Options(AveragedPairTraining):
     def build(self, config: FederationConfig, store: AdapterStore) -> FederatedAveraging:
         """Federated averaging; only the factors B differ among clients."""
         aggregator = FrozenFactorMean(factors_b=self.aggregator)
-        return FederatedAveraging(config, store, aggregator, postprocessors=postprocessors_of(config))
+        return FederatedAveraging(
+            config,
+            store,
+            aggregator,
+            stateful=self.keeps_client_state(config),
+            postprocessors=postprocessors_of(config),
+        )

@@ -71,5 +71,6 @@ class Options(Method):
             store,
             aggregator_of(self.aggregator),
             outcome_kind="personalized-clients",
+            stateful=self.keeps_client_state(config),
             postprocessors=postprocessors_of(config),
         )
