@@ -52,7 +52,10 @@ def arm_recipe(benchmark: Benchmark, arm: str, seed: int) -> Recipe:
 
 
 def _check_figures(benchmark: Benchmark, where: str) -> None:
-    """Refuse claims on figures that do not exist."""
+    """Refuse claims on, and choices by, figures that do not exist."""
+    for choice in benchmark.choices.values():
+        if choice.figure not in all_figure_labels():
+            raise RecipeError(f"{where}: {unknown_name('figure', choice.figure, all_figure_labels())}")
     figures = (*all_figure_labels(), WINS)
     for claim in benchmark.claims:
         if claim.figure not in figures and not claim.figure.startswith(REWARD_PREFIX):

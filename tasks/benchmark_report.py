@@ -11,6 +11,7 @@ from components.config.benchmark import Benchmark
 from components.evaluation.diagnostics import load_diagnostics
 from components.evaluation.plotting import Image
 from components.io import read_json, write_json
+from components.reporting.choices import ChosenArm, choices_table, choose_arms
 from components.reporting.claims import Finding, check_claims, claims_table
 from components.reporting.contests import PooledContest, pool_contest
 from components.reporting.figures import mean_figures
@@ -46,6 +47,7 @@ class ReportedBenchmark:
         results: of the finished runs.
         pools: contests, pooled over seeds.
         findings: the checked claims.
+        chosen: the choices.
     """
 
     folder: Path
@@ -53,6 +55,7 @@ class ReportedBenchmark:
     results: BenchmarkResults
     pools: Mapping[str, PooledContest]
     findings: Sequence[Finding]
+    chosen: Sequence[ChosenArm]
 
 
 @task()
@@ -64,7 +67,8 @@ def write_benchmark_report(folder: Path, benchmark: Benchmark) -> BenchmarkRepor
     results = read_results(folder, benchmark)
     pools = {name: pool_contest(by_seed) for name, by_seed in results.contests.items()}
     findings = check_claims(benchmark.claims, results.figures, pools, benchmark.seeds)
-    reported = ReportedBenchmark(folder, benchmark, results, pools, findings)
+    chosen = choose_arms(benchmark.choices, results.figures, benchmark.seeds)
+    reported = ReportedBenchmark(folder, benchmark, results, pools, findings, chosen)
     out = folder / "report"
     out.mkdir(exist_ok=True)
     notes = _notes(reported)
@@ -115,6 +119,7 @@ def _numbers(reported: ReportedBenchmark) -> dict[str, Any]:
         "commits": results.commits,
         "pooled": {name: asdict(pool) for name, pool in reported.pools.items()},
         "claims": [asdict(finding) for finding in reported.findings],
+        "choices": [asdict(choice) for choice in reported.chosen],
     }
 
 
@@ -127,6 +132,8 @@ def _parts(reported: ReportedBenchmark, out: Path) -> Parts:
     means, single = figures_tables(results.figures, results.base)
     plot_overview(results.figures, reported.pools, out / "benchmark.png")
     parts: Parts = [claims_table(reported.findings)] if reported.findings else []
+    if reported.chosen:
+        parts.append(choices_table(reported.chosen))
     parts += [
         means,
         contests_table(reported.pools),

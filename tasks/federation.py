@@ -187,14 +187,19 @@ def measure_accuracy(record: OutcomeRecord, workspace: Workspace) -> AccuracyRep
     """
     recipe = workspace.recipe
     outcome = load_outcome(record)
-    pairs = list(read_rows(workspace.contexts.pairs, split="test").to_list())
+    pairs = list(read_rows(workspace.contexts.pairs, split=recipe.federation.accuracy_split).to_list())
+    if not pairs and recipe.federation.accuracy_split == "validation":
+        raise DataError(
+            "federation.accuracy_split is 'validation', but the prepared data have no validation pairs: raise"
+            " data.validation, or the source's own option for them."
+        )
     clients = outcome.clients
     if clients is not None:
         pairs = [pair for pair in pairs if pair["client_id"] in clients]
         if not pairs:
             raise DataError(
                 "no held-out pair belongs to a participating client, and each client's own model is measured"
-                " on its own pairs: raise data.test, or use fewer clients."
+                f" on its own pairs: raise data.{recipe.federation.accuracy_split}, or use fewer clients."
             )
     sample = sample_evenly(pairs, recipe.federation.accuracy_pairs, recipe.seed)
     return accuracy_report(outcome.score(sample, workspace), sample)

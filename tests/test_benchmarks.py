@@ -7,6 +7,7 @@ import yaml
 
 from components.benchmarks import BENCHMARKS, arm_recipe, benchmark_names, load_benchmark, read_benchmark
 from components.config import RecipeError
+from components.federation.protocol import method_of
 
 VALID = {
     "recipe": "debug",
@@ -37,20 +38,51 @@ def load_arms(name):
 # --- benchmarks of the package
 
 
-def trainings_per_round(recipe):
-    """Trainings of local_steps that a client has in a round."""
-    personal = getattr(recipe.federation.options, "personal_step", None)
-    return 2 if personal is not None and personal.steps is None and personal.epochs is None else 1
-
-
 @pytest.mark.parametrize("name", benchmark_names())
-def test_all_arms_have_the_same_number_of_client_steps(name):
+def test_all_arms_have_the_same_number_of_gradient_evaluations(name):
+    """Of clients with 64 training pairs, as those of personalized/demo have."""
     budgets = {}
     for arm, recipe in load_arms(name).items():
         federation = recipe.federation
-        steps = federation.rounds * federation.clients_per_round * federation.local_steps
-        budgets[arm] = steps * trainings_per_round(recipe)
+        gradients = method_of(federation).gradient_evaluations(federation, rows=64)
+        budgets[arm] = federation.rounds * federation.clients_per_round * gradients
     assert len(set(budgets.values())) == 1, budgets
+
+
+@pytest.mark.parametrize("name", [name for name in benchmark_names() if name.startswith("personalized")])
+def test_all_arms_of_personalized_methods_have_the_same_decay_of_rates(name):
+    decays = {repr(recipe.federation.rate_decay) for recipe in load_arms(name).values()}
+    assert len(decays) == 1
+
+
+TUNED = [name.removesuffix("-rates") for name in benchmark_names() if name.endswith("-rates")]
+
+
+@pytest.mark.parametrize("name", TUNED)
+def test_rates_are_chosen_on_validation_pairs_of_seeds_that_are_not_reported(name):
+    plan = load_once(f"{name}-rates")
+    reported = set().union(
+        *(load_once(other).seeds for other in benchmark_names() if not load_once(other).choices)
+    )
+    assert not set(plan.seeds) & reported
+    for recipe in load_arms(f"{name}-rates").values():
+        assert recipe.federation.accuracy_split == "validation"
+    assert {recipe.federation.accuracy_split for recipe in load_arms(name).values()} == {"test"}
+
+
+@pytest.mark.parametrize("name", TUNED)
+def test_rates_of_every_method_are_chosen_among_the_same_ones(name):
+    recipes = load_arms(f"{name}-rates")
+    tried = {}
+    for choice, settings in load_once(f"{name}-rates").choices.items():
+        federations = [recipes[arm].federation for arm in settings.among]
+        tried[choice] = [method_of(federation).learning_rate(federation) for federation in federations]
+        assert len({federation.method for federation in federations}) == 1
+    rates, *others = tried.values()
+    assert rates == sorted(rates)
+    assert all(other == rates for other in others)
+    ablations = {"A1-no-bottleneck", "A2-no-reward-head"}  # they have the rate of FedPDPO
+    assert set(tried) == set(load_once(name).arms) - ablations
 
 
 @pytest.mark.parametrize("name", benchmark_names())

@@ -50,7 +50,7 @@ from components.config.objectives import (
     SftObjective,
     implicit_reward_scale,
 )
-from components.config.optimizer import Betas, OptimizerConfig, check_warmup
+from components.config.optimizer import Betas, OptimizerConfig, RateDecay, check_warmup
 from components.config.recipe import Recipe, check_cohort
 from components.config.registry import Registry, registered_section
 from components.config.rewards import REWARDS, RewardConfig
@@ -102,6 +102,7 @@ __all__ = [
     "PromptsConfig",
     "QuestionAnswersConfig",
     "QuestionsConfig",
+    "RateDecay",
     "Recipe",
     "RecipeError",
     "Registry",

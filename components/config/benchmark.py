@@ -63,6 +63,15 @@ class Claim(Section):
         return self
 
 
+class Choice(Section):
+    """One of several arms that differ in a setting, such as a learning rate."""
+
+    among: Annotated[list[str], Field(min_length=2)] = Field(
+        description="The arms; of equal ones the first is chosen."
+    )
+    figure: str = Field(description="Name of the figure whose mean over the seeds is the largest.")
+
+
 class Benchmark(Section):
     """What is compared."""
 
@@ -83,6 +92,14 @@ class Benchmark(Section):
             " has the hypervolume of each front, over the smallest reward of each objective that any policy"
             " of its seed has (the base policy included), and the smallest of the objectives' rank"
             " correlations of preference and reward."
+        ),
+    )
+    choices: dict[str, Choice] = Field(
+        default_factory=dict,
+        description=(
+            "By name, arms of which the report names the best one, for benchmarks that choose settings. Their"
+            " figures come from validation pairs (federation.accuracy_split) of seeds that no other benchmark"
+            " reports."
         ),
     )
     claims: list[Claim] = Field(
@@ -120,6 +137,16 @@ class Benchmark(Section):
             for arm in members:
                 if arm not in self.arms:
                     raise ValueError(f"front '{name}': there is no arm '{arm}' (there are: {arms})")
+        return self
+
+    @model_validator(mode="after")
+    def _check_choices(self) -> Self:
+        for name, choice in self.choices.items():
+            for arm in choice.among:
+                if arm not in self.arms:
+                    raise ValueError(
+                        f"choice '{name}': there is no arm '{arm}' (there are: {', '.join(self.arms)})"
+                    )
         return self
 
     @model_validator(mode="after")

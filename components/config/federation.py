@@ -9,7 +9,7 @@ from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, mod
 
 from components.config.errors import RecipeError, unknown_name
 from components.config.models import BackboneConfig, PolicyConfig, SelectorConfig
-from components.config.optimizer import OptimizerConfig, check_warmup
+from components.config.optimizer import OptimizerConfig, RateDecay, check_warmup
 from components.config.registry import Registry, registered_section
 from components.config.section import Section, validate_nested
 
@@ -146,19 +146,31 @@ class FederationConfig(Section):
         description="Clients sampled without replacement in each round (A); FedBiscuit table 3: 5 of 53.",
     )
     local_steps: int = Field(
-        30, ge=1, description="Optimizer steps of a client in a round (K); FedBiscuit table 3: 30."
+        30,
+        ge=1,
+        description=(
+            "Optimizer steps of a client in a round (K), over all parts of its model; FedBiscuit table 3: 30."
+        ),
     )
     local_epochs: int | None = Field(
         None,
         ge=1,
         description=(
             "Passes of a client over its own rows in a round, in place of local_steps. The number of"
-            " steps then differs between clients. FedPDPO D.3: 1."
+            " steps then differs between clients. FedPDPO D.3.1: 1 for the shared modules, and 1 more for the"
+            " personal ones of FedPDPO."
         ),
     )
     batch_size: int = Field(32, ge=1, description="Rows of a minibatch; FedBiscuit table 3: 32.")
     optimizer: OptimizerConfig = Field(
         default_factory=OptimizerConfig, description="Optimizer of the clients."
+    )
+    rate_decay: RateDecay | None = Field(
+        None,
+        description=(
+            "Decay of the clients' learning rates when their DPO loss rises; null: none. For methods that"
+            " train by DPO."
+        ),
     )
     postprocessors: list[
         Annotated[SerializeAsAny[PostProcessorConfig], registered_section(POSTPROCESSORS)]
@@ -184,6 +196,12 @@ class FederationConfig(Section):
         description=(
             "Measure accuracy on held-out pairs every so many rounds. null: before the first and after"
             " the last round only."
+        ),
+    )
+    accuracy_split: Literal["test", "validation"] = Field(
+        "test",
+        description=(
+            "Held-out pairs that accuracy is measured on. validation is for choosing hyper-parameters."
         ),
     )
     accuracy_pairs: int | None = Field(
@@ -221,14 +239,8 @@ class FederationConfig(Section):
             check_warmup(self.optimizer, self.local_steps, "local_steps")
         return self
 
-    def local_steps_for(self, rows: int, epochs: int | None = None) -> int:
-        """Optimizer steps in a round of a client with so many training rows.
-
-        Args:
-            rows: number of training rows.
-            epochs: passes over the rows, in place of local_epochs.
-        """
-        passes = epochs or self.local_epochs
-        if passes is None:
+    def local_steps_for(self, rows: int) -> int:
+        """Optimizer steps in a round of a client with so many training rows."""
+        if self.local_epochs is None:
             return self.local_steps
-        return max(1, math.ceil(rows * passes / (self.batch_size * self.optimizer.accumulation)))
+        return max(1, math.ceil(rows * self.local_epochs / (self.batch_size * self.optimizer.accumulation)))

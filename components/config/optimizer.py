@@ -57,6 +57,27 @@ class OptimizerConfig(Section):
     )
 
 
+class RateDecay(Section):
+    """Decay of a client's learning rates when its loss rises (FedPDPO D.3.1), the same for all methods."""
+
+    factor: float = Field(
+        0.8,
+        gt=0,
+        lt=1,
+        description=(
+            "Factor of the learning rates after a round in which the client's mean DPO loss was higher than"
+            " in its previous one; FedPDPO D.3.1: 0.8."
+        ),
+    )
+    min_lr: float = Field(
+        1e-6, gt=0, description="Learning rate below which none falls; FedPDPO D.3.1: 1e-6."
+    )
+
+    def apply(self, lr: float, decay: float) -> float:
+        """A learning rate times the decay so far, but not below the minimum; a smaller rate stays."""
+        return max(lr * decay, min(lr, self.min_lr))
+
+
 def check_warmup(optimizer: OptimizerConfig, steps: int, key: str) -> None:
     """Refuse a warm-up that leaves no step at the full learning rate.
 

@@ -128,6 +128,7 @@ class MultiObjectiveMethod(Method):
             ("federation.optimizer.scheduler", optimizer.scheduler, "constant"),
             ("federation.optimizer.warmup_steps", optimizer.warmup_steps, 0),
             ("federation.optimizer.accumulation", optimizer.accumulation, 1),
+            ("federation.rate_decay", recipe.federation.rate_decay, None),
             ("policy.lora.dropout", recipe.policy.lora.dropout, 0.0),
         ]
         for key, value, only in required:

@@ -11,14 +11,14 @@ from components.federation.aggregators.base import AnyAggregator, aggregator_of
 from components.federation.aggregators.weighted import ParticipationMean
 from components.federation.averaging import FederatedAveraging
 from components.federation.postprocessing import postprocessors_of
-from components.federation.protocol import Method
+from components.federation.protocol import RatedMethod
 from components.models.adapters import AdapterStore
 
 PairObjective = Annotated[DpoObjective | OfflinePpoObjective, one_of(DpoObjective, OfflinePpoObjective)]
 """Type of an option that takes DPO, or PPO on the same pairs."""
 
 
-class AveragedPairTraining(Method):
+class AveragedPairTraining(RatedMethod):
     """Clients train one shared adapter by DPO or PPO, and an aggregator combines the adapters."""
 
     trainer: ClassVar[str] = "policy"

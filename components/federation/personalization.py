@@ -6,73 +6,72 @@
         phi_m     = OPTIM(phi_r; private_m)      # shared step: the received adapter
         phi_r+1   = combination of the phi_m
 
-FedPer takes both steps at once. private_m are the modules that the papers call personal. They are
-in the client's private store, to which the server half, federated averaging of the shared adapter,
-has no access.
+The two steps together have as many gradient evaluations as a round of any other method (see
+components.federation.protocol.Method.gradient_evaluations). FedPer takes both steps at once, so each
+of its gradients is one of the private and of the shared modules. private_m are the modules that the
+papers call personal. They are in the client's private store, to which the server half, federated
+averaging of the shared adapter, has no access.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from components.config import FederationConfig, PairPpoObjective, PersonalModules, Section
+from components.config import (
+    FederationConfig,
+    PairPpoObjective,
+    PersonalModules,
+    Recipe,
+    RecipeError,
+    Section,
+)
 from components.federation.aggregators.base import AnyAggregator, aggregator_of
 from components.federation.aggregators.weighted import ParticipationMean
 from components.federation.averaging import FederatedAveraging
 from components.federation.postprocessing import postprocessors_of
-from components.federation.protocol import Method
+from components.federation.protocol import RatedMethod
 from components.models.adapters import AdapterStore
 
 
-class RateDecay(Section):
-    """Decay of a client's learning rates when its loss rises (FedPDPO D.3.1)."""
-
-    factor: float = Field(
-        0.8,
-        gt=0,
-        lt=1,
-        description=(
-            "Factor of both learning rates after a round in which the client's mean DPO loss was higher than"
-            " in its previous one; FedPDPO D.3.1: 0.8."
-        ),
-    )
-    min_lr: float = Field(
-        1e-6, gt=0, description="Learning rate below which it does not fall; FedPDPO D.3.1: 1e-6."
-    )
-
-
-class StepLength(Section):
-    """Learning rate and length of the personal step."""
+class PersonalRate(Section):
+    """Learning rate of private modules."""
 
     lr: float = Field(
         1e-4,
         gt=0,
         description=(
-            "Learning rate; that of the shared step is federation.optimizer.lr. FedPDPO D.3: 1e-4 and 5e-5."
+            "Learning rate of the private modules; that of the shared adapter is `lr` of the options."
+            " FedPDPO D.3.1: 1e-4 and 5e-5."
         ),
     )
-    steps: int | None = Field(
-        None, ge=1, description="Optimizer steps; null: as many as the shared step has, or `epochs`."
+
+
+class StepLength(PersonalRate):
+    """Learning rate of the personal step, and its part of a round."""
+
+    share: float = Field(
+        0.5,
+        gt=0,
+        lt=1,
+        description=(
+            "Share of a round's steps that the personal step takes; the shared step takes the others."
+            " FedPDPO D.3.1: one epoch each, D.3.2: one and three."
+        ),
     )
-    epochs: int | None = Field(
-        None,
-        ge=1,
-        description="Passes over the client's rows, in place of steps; FedPDPO D.3: 1.",
-    )
 
-    @model_validator(mode="after")
-    def _check_length(self) -> Self:
-        if self.steps is not None and self.epochs is not None:
-            raise ValueError(
-                "steps and epochs both set the length of the personal step: leave out one of them"
-            )
-        return self
+    def divide(self, count: int) -> tuple[int, int]:
+        """Divide steps between the personal and the shared step, of which each has at least one.
+
+        A client with a single step in a round, which only local_epochs can give, takes one of each.
+        """
+        personal = min(max(1, round(self.share * count)), max(1, count - 1))
+        return personal, max(1, count - personal)
 
 
-class PersonalizedMethod(Method):
+class PersonalizedMethod(RatedMethod):
     """Options of methods whose clients keep private modules; the base of their `Options`."""
 
     trainer: ClassVar[str] = "personalized"
@@ -81,10 +80,6 @@ class PersonalizedMethod(Method):
         default_factory=ParticipationMean,
         description="How the server combines the clients' shared adapters.",
     )
-    rate_decay: RateDecay | None = Field(
-        None,
-        description="Decay of the learning rates when the DPO loss rises; null: constant over the rounds.",
-    )
 
     @property
     @abstractmethod
@@ -92,17 +87,29 @@ class PersonalizedMethod(Method):
         """The modules that a client keeps to itself."""
 
     @property
+    @abstractmethod
+    def personal_lr(self) -> float:
+        """Learning rate of the private modules."""
+
+    @property
     def personal_step(self) -> StepLength | None:
         """The personal step; None where private and shared modules are trained at once."""
         return None
 
-    @model_validator(mode="after")
-    def _check_rate_decay(self) -> Self:
-        if self.rate_decay is not None and isinstance(self.local_objective, PairPpoObjective):
-            raise ValueError(
-                "rate_decay follows the loss of DPO, which objective 'ppo' does not have: leave it out"
+    def check(self, recipe: Recipe) -> None:
+        """Refuse a round of one step too, where the method needs two.
+
+        Raises:
+            RecipeError: naming the number of steps.
+        """
+        super().check(recipe)
+        config = recipe.federation
+        is_ppo = isinstance(self.local_objective, PairPpoObjective)
+        if self.personal_step and not is_ppo and config.local_epochs is None and config.local_steps < 2:
+            raise RecipeError(
+                f"federation.local_steps is {config.local_steps}, which federation.method '{config.method}'"
+                " cannot divide between its personal and its shared step: use at least 2."
             )
-        return self
 
     def build(self, config: FederationConfig, store: AdapterStore) -> FederatedAveraging:
         """Federated averaging of the shared adapter among clients with private state."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -24,11 +25,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Sel
 from pydantic import BaseModel, ConfigDict, Field
 
 from components.config import (
+    DpoObjective,
     FederationConfig,
     LocalObjective,
     MethodOptions,
     OfflinePpoObjective,
     PairPpoObjective,
+    PdpoObjective,
     Recipe,
     RecipeError,
     UserError,
@@ -382,19 +385,23 @@ class Method(MethodOptions, ABC):
             they score the clients' pairs before the first round.
         prepared_files: files of the prepared data that the rounds depend on (components/data/records).
         frozen_factors: the LoRA factors, of 'A' and 'B', that the clients do not train.
+        decays_rates: whether federation.rate_decay can apply. The strategy then keeps the job keys of
+            the clients (`accepted_job_keys`).
     """
 
     diagnostics: ClassVar[tuple[str, ...]] = ()
     scores_completions: ClassVar[bool] = False
     prepared_files: ClassVar[tuple[str, ...]] = ("pairs.parquet",)
     frozen_factors: ClassVar[tuple[Literal["A", "B"], ...]] = ()
+    decays_rates: ClassVar[bool] = False
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse unused rewards, and PPO on pairs without its one reward.
+        """Refuse unused rewards, PPO on pairs without its one reward, and a decay that cannot apply.
 
         Raises:
-            RecipeError: naming the rewards.
+            RecipeError: naming the rewards or the decay.
         """
+        self._check_rate_decay(recipe.federation)
         if isinstance(self.local_objective, PairPpoObjective):
             if len(recipe.rewards) != 1:
                 raise RecipeError(
@@ -409,6 +416,36 @@ class Method(MethodOptions, ABC):
                 " federation.options.objective to 'ppo'."
             )
 
+    def _check_rate_decay(self, config: FederationConfig) -> None:
+        by_dpo = isinstance(self.local_objective, DpoObjective | PdpoObjective)
+        if config.rate_decay is not None and not (self.decays_rates and by_dpo):
+            by_ppo = " with objective 'ppo'" if isinstance(self.local_objective, PairPpoObjective) else ""
+            raise RecipeError(
+                "federation.rate_decay follows the DPO loss of the clients, which federation.method"
+                f" '{config.method}'{by_ppo} does not have or does not keep: set it to null."
+            )
+
+    def learning_rate(self, config: FederationConfig) -> float:
+        """Learning rate of the clients' shared adapter."""
+        return config.optimizer.lr
+
+    def gradient_evaluations(self, config: FederationConfig, rows: int) -> int:
+        """Gradient evaluations (one minibatch forward and backward) of a client in a round.
+
+        Every method that trains on rows takes exactly as many, however it divides them: among private
+        and shared modules (FedPDPO, FedRep), or among inner and outer steps (Per-FedAvg). FedPer's
+        gradients are of both kinds of modules at once. PPO on pairs passes over all pairs of the
+        client `epochs` times; a target KL may end it earlier.
+
+        Args:
+            config: the rounds.
+            rows: number of training rows of the client.
+        """
+        objective = self.local_objective
+        if isinstance(objective, PairPpoObjective):
+            return objective.epochs * math.ceil(rows / objective.minibatch)
+        return config.local_steps_for(rows) * config.optimizer.accumulation
+
     @property
     @abstractmethod
     def local_objective(self) -> LocalObjective:
@@ -420,9 +457,10 @@ class Method(MethodOptions, ABC):
         return 0.0
 
     def keeps_client_state(self, config: FederationConfig) -> bool:
-        """Whether clients keep state from round to round, beside private modules: a critic."""
+        """Whether clients keep state beside private modules: a critic, or a decay of their rates."""
         objective = self.local_objective
-        return isinstance(objective, OfflinePpoObjective) and objective.critic is not None
+        has_critic = isinstance(objective, OfflinePpoObjective) and objective.critic is not None
+        return has_critic or config.rate_decay is not None
 
     @property
     def sampling_temperature(self) -> float:
@@ -447,6 +485,22 @@ class Method(MethodOptions, ABC):
         Raises:
             RecipeError: the rounds and the options do not fit.
         """
+
+
+class RatedMethod(Method):
+    """Options of a method whose clients train on pairs, with a learning rate of the method's own."""
+
+    decays_rates: ClassVar[bool] = True
+
+    lr: float | None = Field(
+        None,
+        gt=0,
+        description="Learning rate of the clients' shared adapter; null: federation.optimizer.lr.",
+    )
+
+    def learning_rate(self, config: FederationConfig) -> float:
+        """The method's own learning rate, or the optimizer's."""
+        return config.optimizer.lr if self.lr is None else self.lr
 
 
 def method_of(config: FederationConfig) -> Method:

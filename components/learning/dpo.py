@@ -7,11 +7,18 @@ computed once per pair, see components/learning/references.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from components.learning.local import LocalTraining, LossFunction, TrainingMetrics, train_adapter
+from components.learning.local import (
+    LocalTraining,
+    LossFunction,
+    RecordedLoss,
+    TrainingMetrics,
+    train_adapter,
+)
 from components.learning.objectives import dpo_loss
 from components.models.logprobs import TokenRow
 from components.models.resident import Pair, ResidentPolicy
@@ -22,6 +29,17 @@ if TYPE_CHECKING:
     from components.models.adapters import Adapter
 
 
+@dataclass(frozen=True)
+class DPOMetrics(TrainingMetrics):
+    """Metrics of a training by DPO.
+
+    Attributes:
+        dpo_loss: mean over the minibatches, without a proximal term.
+    """
+
+    dpo_loss: float
+
+
 def train_dpo(
     resident: ResidentPolicy,
     pairs: Sequence[Pair],
@@ -29,7 +47,7 @@ def train_dpo(
     reference: np.ndarray,
     beta: float,
     training: LocalTraining,
-) -> tuple[Adapter, TrainingMetrics]:
+) -> tuple[Adapter, DPOMetrics]:
     """Train an adapter by DPO on one client's pairs.
 
     Args:
@@ -49,8 +67,15 @@ def train_dpo(
         TrainingError: there are no pairs, or a loss is not finite.
     """
     resident.slot.load(adapter)
-    loss = build_dpo_loss(resident, pairs, reference, beta)
-    return train_adapter(resident.model, resident.slot, len(pairs), loss, training)
+    loss = RecordedLoss(build_dpo_loss(resident, pairs, reference, beta))
+    trained, metrics = train_adapter(resident.model, resident.slot, len(pairs), loss, training)
+    return trained, DPOMetrics(
+        losses=metrics.losses,
+        gradient_norms=metrics.gradient_norms,
+        tokens=metrics.tokens,
+        seconds=metrics.seconds,
+        dpo_loss=sum(loss.means) / len(loss.means),
+    )
 
 
 def build_dpo_loss(

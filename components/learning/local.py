@@ -67,6 +67,8 @@ class LocalTraining:
         batch_size: rows per minibatch.
         optimizer: the optimizer, its schedule, and how many minibatches it accumulates per step.
         seed: the order of the rows, dropout and all other random numbers are functions of it.
+        personal_lr: learning rate of private modules that are trained together with the shared
+            adapter; None takes the optimizer's.
         proximal_weight: mu of the proximal term (mu / 2) |phi - phi_0|^2, where phi_0 are the
             initial values of the trained parameters (Li et al. 2020, FedProx, eq. 2); 0 adds none.
         progress: called with (step, loss) after each step.
@@ -77,6 +79,7 @@ class LocalTraining:
     optimizer: OptimizerConfig
     seed: int
     proximal_weight: float = 0.0
+    personal_lr: float | None = None
     progress: TrainingProgress | None = None
 
     @property
@@ -409,6 +412,24 @@ def clip_gradients(parameters: Sequence[torch.nn.Parameter], max_norm: float | N
 
     limit = max_norm if max_norm is not None else float("inf")
     return torch.nn.utils.clip_grad_norm_(parameters, limit).item()
+
+
+class RecordedLoss:
+    """A loss that records its means.
+
+    Attributes:
+        means: mean over the rows of each call so far.
+    """
+
+    def __init__(self, loss: LossFunction) -> None:
+        self.means: list[float] = []
+        self._loss = loss
+
+    def __call__(self, indices: np.ndarray) -> tuple[torch.Tensor, int]:
+        """The losses of rows by their indices, and the number of tokens."""
+        losses, tokens = self._loss(indices)
+        self.means.append(losses.detach().mean().item())
+        return losses, tokens
 
 
 def add_proximal_term(

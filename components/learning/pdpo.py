@@ -18,7 +18,14 @@ import numpy as np
 
 from components.config import ExclusionConfig
 from components.learning.dpo import count_pair_tokens
-from components.learning.local import LocalTraining, LoopOptions, TrainingMetrics, add_proximal_term, train
+from components.learning.local import (
+    LocalTraining,
+    LoopOptions,
+    ParameterGroup,
+    TrainingMetrics,
+    add_proximal_term,
+    train,
+)
 from components.learning.objectives import dpo_loss, pdpo_loss
 
 if TYPE_CHECKING:
@@ -168,6 +175,29 @@ def trainable_modules(resident: ResidentPolicy, group: ModuleGroup) -> Iterator[
             parameter.requires_grad_(True)
 
 
+def split_rates(
+    resident: ResidentPolicy,
+    parameters: Sequence[torch.nn.Parameter],
+    group: ModuleGroup,
+    personal_lr: float | None,
+) -> tuple[list[torch.nn.Parameter], tuple[ParameterGroup, ...]]:
+    """Divide trained parameters by their learning rates.
+
+    Args:
+        resident: a model with personal modules.
+        parameters: those that are trained.
+        group: what they are.
+        personal_lr: rate of the personal modules where both are trained; None for the same rate.
+
+    Returns:
+        the parameters at the optimizer's rate, and those at a rate of their own.
+    """
+    if group != "all" or personal_lr is None:
+        return list(parameters), ()
+    slot = personal_slot(resident)
+    return list(slot.shared.parameters), (ParameterGroup(slot.parameters, personal_lr),)
+
+
 def personal_slot(resident: ResidentPolicy) -> PersonalSlot:
     """The slot of the personal modules of a resident model.
 
@@ -261,13 +291,14 @@ def train_pdpo(
     """
     loss = PDPOLoss(resident, pairs, reference, config)
     with trainable_modules(resident, group) as parameters:
+        own_rate, groups = split_rates(resident, parameters, group, training.personal_lr)
         metrics = train(
             resident.model,
-            parameters,
+            own_rate,
             training.draw_minibatches(len(pairs)),
             add_proximal_term(loss, parameters, training.proximal_weight),
             training.optimizer,
-            LoopOptions(seed=training.seed, progress=training.progress),
+            LoopOptions(seed=training.seed, progress=training.progress, groups=groups),
         )
     return PersonalizedMetrics(
         losses=metrics.losses,

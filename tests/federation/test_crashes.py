@@ -41,6 +41,8 @@ OBJECTIVES = [
 ]
 GROUPED = ["federation.method=fedbiscuit", "federation.rounds=4"]
 PRIVATE = "federation.options={bottleneck: {width: 4}, reward_head: {width: 3}}"
+TWO_STEPS = "federation.local_steps=2"
+"""For methods that divide a round's steps."""
 VARIANTS = {
     "fedavg": ["federation.method=fedavg"],
     "fedbis": ["federation.method=fedbis"],
@@ -57,9 +59,9 @@ VARIANTS = {
     "fedamp": ["federation.method=fedamp"],
     "fedcda": ["federation.method=fedcda", "federation.rounds=3"],
     "fedper": ["federation.method=fedper", "federation.options={shared_layers: 1}"],
-    "fedrep": ["federation.method=fedrep"],
-    "fedpdpo": ["federation.method=fedpdpo", PRIVATE],
-    "perfedavg": ["federation.method=perfedavg", "federation.options={inner_steps: 1}"],
+    "fedrep": ["federation.method=fedrep", TWO_STEPS],
+    "fedpdpo": ["federation.method=fedpdpo", PRIVATE, TWO_STEPS],
+    "perfedavg": ["federation.method=perfedavg", "federation.options={inner_steps: 1}", TWO_STEPS],
     "drift-mst": ["federation.method=drift", "federation.options={variant: mst}"],
     "drift-sp": ["federation.method=drift", "federation.options={variant: sp, delta: 0.3}"],
     "firm": ["federation.method=firm", *OBJECTIVES],

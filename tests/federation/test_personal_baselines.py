@@ -420,7 +420,6 @@ def test_a_reward_that_has_not_scored_any_pairs_is_refused_by_its_file(scored_co
             "{objective: {kind: ppo, advantage: critic}}",
             r"unknown key 'federation\.options\.objective\.advantage'",
         ),
-        ("fedrep", "{objective: ppo, rate_decay: {}}", r"rate_decay follows the loss of DPO.*leave it out"),
     ],
 )
 def test_options_that_would_have_no_effect_are_refused(method, options, message):

@@ -14,6 +14,8 @@ from components.data.records import PairRow, Pairs
 from components.federation.clients.base import ClientResult, unsupported_job
 from components.federation.clients.context import ClientContext
 from components.federation.clients.policy import ResidentPolicyTrainer, training_metrics
+from components.federation.clients.private import PrivateState
+from components.federation.clients.rates import RateMemory
 from components.federation.methods.perfedavg import Options
 from components.federation.protocol import Job, TrainJob
 from components.learning.preference_scores import PreferenceScores
@@ -50,7 +52,9 @@ class MetaTrainer(ResidentPolicyTrainer):
         meta_batches = group_meta_batches(minibatches, self._options.inner_steps)
         self.resident.slot.load(context.load_adapter(job.adapter))
         loss = self._loss(rows, minibatches, context)
-        outer = config.optimizer.model_copy(update={"lr": self._options.outer_lr, "accumulation": 1})
+        previous = context.private_state()
+        rates = RateMemory.of(previous.numbers if previous else {})
+        outer = self.decayed_optimizer(rates).model_copy(update={"accumulation": 1})
         options = LoopOptions(seed=job.seed)
         if isinstance(loss, OfflinePPOLoss):
             options = LoopOptions(seed=job.seed, dropout=False, should_stop=lambda: loss.exceeds_target)
@@ -64,8 +68,15 @@ class MetaTrainer(ResidentPolicyTrainer):
             scalars["kl"] = loss.distances[-1]
             scalars["pairs"] = float(len(np.unique(np.concatenate(taken))))
             scalars["stopped"] = float(len(taken) < len(minibatches))
+        kept_bytes = 0
+        if config.rate_decay is not None:
+            # The losses are those of the outer steps, after the adaptation.
+            rates = rates.after_round(sum(metrics.losses) / len(metrics.losses), config.rate_decay)
+            scalars["decay"] = rates.decay
+            state = PrivateState({}, rates.numbers())
+            kept_bytes = context.store.save(job.key(), job.previous_job_key, state).size
         numbers = training_metrics(metrics).merged(Metrics(scalars=scalars))
-        return ClientResult(tensors=adapter, rows=len(rows), metrics=numbers)
+        return ClientResult(tensors=adapter, rows=len(rows), metrics=numbers, kept_bytes=kept_bytes)
 
     def _draw_minibatches(self, rows: int, seed: int) -> list[npt.NDArray[np.int64]]:
         """The minibatches of a round, one for each gradient, as methods without meta-steps have them."""
@@ -75,7 +86,7 @@ class MetaTrainer(ResidentPolicyTrainer):
         if isinstance(self._objective, PairPpoObjective):
             return draw_ppo_minibatches(rows, self._objective, seed)
         config = self._federation
-        budget = config.local_steps_for(rows) * config.optimizer.accumulation
+        budget = self._options.gradient_evaluations(config, rows)
         return list(draw_minibatches(rows, config.batch_size, budget, seed))
 
     def score_client_pairs(self, pairs: Pairs, adapter: Adapter, context: ClientContext) -> PreferenceScores:
@@ -100,8 +111,9 @@ class MetaTrainer(ResidentPolicyTrainer):
         options = self._options
         seed = derive(self._seed, "adapt", context.client)
         objective = self._objective
-        is_ppo = isinstance(objective, PairPpoObjective)
-        size = objective.minibatch if is_ppo else self._federation.batch_size
+        size = self._federation.batch_size
+        if isinstance(objective, PairPpoObjective):
+            size = objective.minibatch
         inner = list(draw_minibatches(len(rows), size, options.inner_steps, seed))
         self.resident.slot.load(adapter)
         adapt(self.resident, self._loss(rows, inner, context), inner, options.inner_lr, seed)

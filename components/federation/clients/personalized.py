@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from components.federation.clients.policy import (
     training_metrics,
 )
 from components.federation.clients.private import PrivateState
+from components.federation.clients.rates import RateMemory
 from components.federation.personalization import PersonalizedMethod
 from components.federation.protocol import Job, TrainJob
 from components.learning.local import LocalTraining, TrainingError
@@ -32,6 +33,7 @@ from components.learning.pdpo import (
     PersonalizedMetrics,
     interpolate_reward_weight,
     personal_slot,
+    split_rates,
     train_pdpo,
     trainable_modules,
 )
@@ -51,24 +53,31 @@ STEP_METRICS = ("loss", "seconds", "steps", "excluded", "kl", "pairs", "stopped"
 """Metrics of each step where a round has two of them."""
 
 
+S = TypeVar("S")
+SEEDS: dict[ModuleGroup, str] = {"personal": "own half", "shared": "shared half"}
+"""Names from which the seeds of the two steps of a round are derived."""
+
+
 @dataclass(frozen=True)
 class TrainingMemory:
     """What a client remembers beside its private modules.
 
     Attributes:
         scale: s of FedPDPO eq. 7.
-        decay: factor of its learning rates.
-        dpo: mean DPO loss of its last round (with PPO, the loss of that); NaN before the first one.
+        rates: the decay of its learning rates.
     """
 
     scale: float = INITIAL_SCALE
-    decay: float = 1.0
-    dpo: float = float("nan")
+    rates: RateMemory = field(default_factory=RateMemory)
+
+    @classmethod
+    def of(cls, state: PrivateState | None) -> TrainingMemory:
+        """The memory of a client's state; the initial one without a state."""
+        return cls() if state is None else cls(state.numbers["scale"], RateMemory.of(state.numbers))
 
     def numbers(self) -> dict[str, float]:
         """The numbers as the private store keeps them."""
-        numbers = {"scale": self.scale, "decay": self.decay}
-        return numbers if np.isnan(self.dpo) else numbers | {"dpo": self.dpo}
+        return {"scale": self.scale} | self.rates.numbers()
 
 
 class PersonalizedTrainer(ResidentPolicyTrainer):
@@ -94,20 +103,20 @@ class PersonalizedTrainer(ResidentPolicyTrainer):
             raise unsupported_job(self, job)
         rows = context.rows("train")
         previous = context.private_state()
-        memory = TrainingMemory(**previous.numbers) if previous else TrainingMemory()
+        memory = TrainingMemory.of(previous)
         self._load_client_model(context.load_adapter(job.adapter), previous)
         self._critic = self.load_critic(previous)
         if self._options.personal_step is None:
-            steps = {"shared": self._train(rows, context, job, memory, job.seed, "all")}
+            steps = {"shared": self._train(rows, context, job, memory, "all")}
         else:
             steps = self._train_apart(rows, context, job, memory)
         last = steps["shared"]
-        memory = replace(memory, scale=last.scalars["scale"])
-        dpo = float(np.mean([step.scalars["dpo"] for step in steps.values()]))
-        decay = self._options.rate_decay
-        if decay is not None and dpo > memory.dpo:  # false where it is NaN
-            memory = replace(memory, decay=memory.decay * decay.factor)
-        state = PrivateState(self._read_private_tensors(), replace(memory, dpo=dpo).numbers())
+        rates = memory.rates
+        if "dpo" in last.scalars:
+            dpo = float(np.mean([step.scalars["dpo"] for step in steps.values()]))
+            rates = rates.after_round(dpo, self._federation.rate_decay)
+        memory = TrainingMemory(last.scalars["scale"], rates)
+        state = PrivateState(self._read_private_tensors(), memory.numbers())
         saved = context.store.save(job.key(), job.previous_job_key, state)
         return ClientResult(
             tensors=self._modules.shared.read(),
@@ -122,8 +131,7 @@ class PersonalizedTrainer(ResidentPolicyTrainer):
         """The personal step, unless an earlier attempt completed it, and the shared step."""
         completed = context.store.load_personal_step(job.key())
         if completed is None:
-            seed = derive(job.seed, "own half")
-            personal = self._train(rows, context, job, memory, seed, "personal")
+            personal = self._train(rows, context, job, memory, "personal")
             state = PrivateState(self._read_private_tensors(), personal.scalars)
             context.store.save_personal_step(job.key(), state)
         else:
@@ -131,8 +139,7 @@ class PersonalizedTrainer(ResidentPolicyTrainer):
             self._critic = self.load_critic(completed)
             personal = Metrics(scalars=completed.numbers)
         memory = replace(memory, scale=personal.scalars["scale"])
-        seed = derive(job.seed, "shared half")
-        shared = self._train(rows, context, job, memory, seed, "shared")
+        shared = self._train(rows, context, job, memory, "shared")
         return {"personal": personal, "shared": shared}
 
     def _train(
@@ -141,23 +148,18 @@ class PersonalizedTrainer(ResidentPolicyTrainer):
         context: ClientContext,
         job: TrainJob,
         memory: TrainingMemory,
-        seed: int,
         group: ModuleGroup,
     ) -> Metrics:
         """Train a group of modules; `scale` of the metrics is s afterwards."""
-        training = self._local_training(len(rows), memory, seed, group)
+        training = self._local_training(len(rows), memory, job.seed, group)
         objective = self._objective
         if isinstance(objective, OfflinePpoObjective):
-            minibatches = draw_ppo_minibatches(len(rows), objective, training.seed)
+            minibatches = self._part(draw_ppo_minibatches(len(rows), objective, job.seed), group)
             with trainable_modules(self.resident, group) as parameters:
-                modules = TrainedModules(parameters, critic=self._critic)
+                own_rate, groups = split_rates(self.resident, parameters, group, training.personal_lr)
+                modules = TrainedModules(own_rate, groups, self._critic)
                 ppo = self.train_ppo(rows, context, minibatches, modules, objective, training)
-            scalars = {
-                "dpo": sum(ppo.losses) / len(ppo.losses),
-                "excluded": 0.0,
-                "scale": memory.scale,
-            }
-            return ppo_metrics(ppo).merged(Metrics(scalars=scalars))
+            return ppo_metrics(ppo).merged(Metrics(scalars={"scale": memory.scale}))
         reference = self.reference_logprobs(rows, drawn_rows(len(rows), training))
         loss = replace(self._loss(job.round), initial_scale=memory.scale)
         metrics = train_pdpo(self.resident, rows, reference, group, loss, training)
@@ -166,21 +168,26 @@ class PersonalizedTrainer(ResidentPolicyTrainer):
     def _local_training(
         self, rows: int, memory: TrainingMemory, seed: int, group: ModuleGroup
     ) -> LocalTraining:
+        """The training of a group of modules, which is a part of the round's steps."""
         config = self._federation
-        steps = config.local_steps_for(rows)
-        lr = config.optimizer.lr
-        personal = self._options.personal_step
-        if group == "personal" and personal is not None:
-            lr = personal.lr
-            if personal.steps is not None:
-                steps = personal.steps
-            elif personal.epochs is not None:
-                steps = config.local_steps_for(rows, personal.epochs)
-        decay = self._options.rate_decay
-        min_lr = decay.min_lr if decay is not None else 0.0
-        lr = max(lr * memory.decay, min(lr, min_lr))
-        optimizer = config.optimizer.model_copy(update={"lr": lr})
-        return LocalTraining(steps, config.batch_size, optimizer, seed)
+        steps = len(self._part(range(config.local_steps_for(rows)), group))
+        personal_lr = memory.rates.learning_rate(self._options.personal_lr, config.rate_decay)
+        optimizer = self.decayed_optimizer(memory.rates)
+        if group == "personal":
+            optimizer = optimizer.model_copy(update={"lr": personal_lr})
+        if group in SEEDS:
+            seed = derive(seed, SEEDS[group])
+        return LocalTraining(steps, config.batch_size, optimizer, seed, personal_lr=personal_lr)
+
+    def _part(self, steps: Sequence[S], group: ModuleGroup) -> Sequence[S]:
+        """The steps of a round in which a group of modules is trained; see StepLength.divide."""
+        length = self._options.personal_step
+        if length is None:
+            return steps
+        personal, shared = length.divide(len(steps))
+        if group == "personal":
+            return steps[:personal]
+        return steps[-shared:]
 
     def _loss(self, round: int) -> PDPOConfig:
         """The loss of a round: PDPO, or DPO as its special case."""
@@ -287,7 +294,7 @@ def round_metrics(steps: dict[str, Metrics], memory: TrainingMemory) -> Metrics:
     totals = {
         name: sum(step.scalars[name] for step in steps.values()) for name in ("steps", "tokens", "seconds")
     }
-    scalars = steps["shared"].scalars | totals | {"scale": memory.scale, "decay": memory.decay}
+    scalars = steps["shared"].scalars | totals | {"scale": memory.scale, "decay": memory.rates.decay}
     if len(steps) > 1:
         for step_name, step in steps.items():
             for name in STEP_METRICS:

@@ -15,6 +15,7 @@ from components.config import (
     DpoObjective,
     LocalObjective,
     OfflinePpoObjective,
+    OptimizerConfig,
     PersonalModules,
     Recipe,
     SftObjective,
@@ -23,6 +24,7 @@ from components.data.records import PairRow, Pairs
 from components.federation.clients.base import ClientResult, unsupported_job
 from components.federation.clients.context import ClientContext
 from components.federation.clients.private import PrivateState
+from components.federation.clients.rates import RateMemory
 from components.federation.protocol import Job, TrainJob, method_of
 from components.learning.local import LocalTraining, TrainingMetrics
 from components.learning.preference_scores import Array, PreferenceScores
@@ -59,6 +61,7 @@ class ResidentPolicyTrainer:
         method = method_of(recipe.federation)
         self._federation = recipe.federation
         self._objective: LocalObjective = method.local_objective
+        self._method = method
         self._proximal_weight = method.proximal_weight
         self._reward = next(iter(recipe.rewards), "")
         self.resident: ResidentPolicy = ResidentPolicy(recipe.policy, device, modules)
@@ -164,6 +167,12 @@ class ResidentPolicyTrainer:
         scores = context.pair_scores(rows, self._reward)
         return ScoredPairs(rows, scores, self.reference_token_logprobs(rows, used))
 
+    def decayed_optimizer(self, rates: RateMemory) -> OptimizerConfig:
+        """The optimizer of a client's round, at the method's learning rate and the client's decay of it."""
+        config = self._federation
+        lr = rates.learning_rate(self._method.learning_rate(config), config.rate_decay)
+        return config.optimizer.model_copy(update={"lr": lr})
+
     def load_critic(self, state: PrivateState | None) -> Critic | None:
         """The client's critic, as it was after its last accepted job; None without one."""
         from components.learning.offline_ppo import Critic
@@ -208,18 +217,23 @@ class PolicyTrainer(ResidentPolicyTrainer):
             raise unsupported_job(self, job)
         rows = context.rows("train")
         config = self._federation
+        previous = context.private_state()
+        rates = RateMemory.of(previous.numbers if previous else {})
         training = LocalTraining(
             config.local_steps_for(len(rows)),
             config.batch_size,
-            config.optimizer,
+            self.decayed_optimizer(rates),
             job.seed,
             self._proximal_weight,
         )
-        critic = self.load_critic(context.private_state())
+        critic = self.load_critic(previous)
         adapter, metrics = self._train(rows, context, context.load_adapter(job.adapter), training, critic)
         kept_bytes = 0
-        if critic is not None:
-            state = PrivateState(pack_critic(critic))
+        if self._method.keeps_client_state(config):
+            if config.rate_decay is not None:
+                rates = rates.after_round(metrics.scalars["dpo"], config.rate_decay)
+                metrics = metrics.merged(Metrics(scalars={"decay": rates.decay}))
+            state = PrivateState(pack_critic(critic), rates.numbers())
             kept_bytes = context.store.save(job.key(), job.previous_job_key, state).size
         return ClientResult(tensors=adapter, rows=len(rows), metrics=metrics, kept_bytes=kept_bytes)
 
@@ -241,7 +255,8 @@ class PolicyTrainer(ResidentPolicyTrainer):
             case DpoObjective():
                 reference = self.reference_logprobs(rows, drawn_rows(len(rows), training))
                 beta = self._objective.beta
-                trained, metrics = train_dpo(self.resident, rows, adapter, reference, beta, training)
+                trained, dpo = train_dpo(self.resident, rows, adapter, reference, beta, training)
+                return trained, training_metrics(dpo).merged(Metrics(scalars={"dpo": dpo.dpo_loss}))
             case OfflinePpoObjective():
                 self.resident.slot.load(adapter)
                 modules = TrainedModules(self.resident.slot.parameters, critic=critic)

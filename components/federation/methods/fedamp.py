@@ -28,7 +28,7 @@ from components.federation.protocol import (
     Federation,
     Job,
     Memory,
-    Method,
+    RatedMethod,
     ServerState,
     Strategy,
     Update,
@@ -41,7 +41,7 @@ from components.models.adapters import AdapterStore
 from components.results import Metrics, OutcomeRecord
 
 
-class Options(Method):
+class Options(RatedMethod):
     """Options of FedAMP."""
 
     trainer: ClassVar[str] = "policy"

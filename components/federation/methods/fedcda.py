@@ -38,7 +38,7 @@ from components.federation.protocol import (
     Federation,
     Job,
     Memory,
-    Method,
+    RatedMethod,
     ServerState,
     Strategy,
     Update,
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 SLOT = "policy"
 
 
-class Options(Method):
+class Options(RatedMethod):
     """Options of FedCDA."""
 
     trainer: ClassVar[str] = "policy"

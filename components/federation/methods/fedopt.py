@@ -32,7 +32,7 @@ from components.federation.protocol import (
     Federation,
     Job,
     Memory,
-    Method,
+    RatedMethod,
     ServerState,
     Strategy,
     Update,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 SLOT = "policy"
 
 
-class Options(Method):
+class Options(RatedMethod):
     """Options of FedOPT."""
 
     trainer: ClassVar[str] = "policy"

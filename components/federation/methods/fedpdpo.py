@@ -18,7 +18,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from components.config import BottleneckConfig, PdpoObjective, PersonalModules, RewardHeadConfig
-from components.federation.personalization import PersonalizedMethod, RateDecay, StepLength
+from components.federation.personalization import PersonalizedMethod, StepLength
 
 
 class Options(PersonalizedMethod):
@@ -38,13 +38,7 @@ class Options(PersonalizedMethod):
     objective: PdpoObjective = Field(
         default_factory=PdpoObjective, description="Loss of the personal and of the shared step."
     )
-    personal: StepLength = Field(
-        default_factory=StepLength, description="Learning rate and length of the personal step."
-    )
-    rate_decay: RateDecay | None = Field(
-        default_factory=RateDecay,
-        description="Decay of the learning rates when the DPO loss rises; null: constant over the rounds.",
-    )
+    personal: StepLength = Field(default_factory=StepLength, description="The personal step.")
 
     @property
     def local_objective(self) -> PdpoObjective:
@@ -57,6 +51,11 @@ class Options(PersonalizedMethod):
         return PersonalModules(head=True, bottleneck=self.bottleneck, reward=self.reward_head)
 
     @property
+    def personal_lr(self) -> float:
+        """That of the personal step."""
+        return self.personal.lr
+
+    @property
     def personal_step(self) -> StepLength:
-        """Learning rate and length of the personal step."""
+        """The personal step."""
         return self.personal

@@ -3,7 +3,8 @@
 Base and personal layers are trained together, and only the base is sent (algorithm 1 of Federated
 Learning with Personalization Layers). Here the base is the LoRA of the first layers; that of later
 layers, and an untied copy of the language-model head, stay with the client (FedPDPO D.3.1: the
-first 2 layers are shared).
+first 2 layers are shared). The personal layers have the learning rate that the personal modules of
+FedPDPO and FedRep have.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pydantic import Field
 
 from components.config import DpoObjective, OfflinePpoObjective, PersonalModules
 from components.federation.pair_training import PairObjective
-from components.federation.personalization import PersonalizedMethod
+from components.federation.personalization import PersonalizedMethod, PersonalRate
 
 
 class Options(PersonalizedMethod):
@@ -25,6 +26,10 @@ class Options(PersonalizedMethod):
         default_factory=DpoObjective, description="Local objective: dpo, or ppo with the recipe's one reward."
     )
 
+    personal: PersonalRate = Field(
+        default_factory=PersonalRate, description="Learning rate of the personal layers."
+    )
+
     @property
     def local_objective(self) -> DpoObjective | OfflinePpoObjective:
         """DPO or PPO."""
@@ -34,3 +39,8 @@ class Options(PersonalizedMethod):
     def personal_modules(self) -> PersonalModules:
         """The language-model head, and the LoRA of later layers."""
         return PersonalModules(head=True, shared_layers=self.shared_layers)
+
+    @property
+    def personal_lr(self) -> float:
+        """That of the personal layers."""
+        return self.personal.lr

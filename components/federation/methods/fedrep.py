@@ -34,6 +34,11 @@ class Options(PersonalizedMethod):
         return PersonalModules(head=True)
 
     @property
+    def personal_lr(self) -> float:
+        """That of the personal step."""
+        return self.personal.lr
+
+    @property
     def personal_step(self) -> StepLength:
         """The personal step."""
         return self.personal

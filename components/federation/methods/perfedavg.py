@@ -7,7 +7,8 @@ recomputed when it is needed, and never leaves the client.
 FedPDPO D.3.1 names inner steps of 0.01 (5 of them), outer steps of 0.001, and AdamW for all
 methods. We read this as AdamW for the outer steps and, as in Fallah et al., plain gradient descent
 for the inner ones. The budget of a round counts gradients: a meta-step takes one minibatch for each
-inner step, and one more. PPO is used without value head, epochs and target KL.
+inner step, and one more. PPO is used without a critic. federation.rate_decay applies to the outer
+steps; the adaptation, which clients also take when they use the adapter, keeps its rate.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from components.config import DpoObjective, FederationConfig, PairPpoObjective, one_of
+from components.config import DpoObjective, FederationConfig, PairPpoObjective, Recipe, RecipeError, one_of
 from components.federation.aggregators.base import AnyAggregator, aggregator_of
 from components.federation.aggregators.weighted import ParticipationMean
 from components.federation.averaging import FederatedAveraging
@@ -29,6 +30,7 @@ class Options(Method):
     """Options of Per-FedAvg."""
 
     trainer: ClassVar[str] = "meta"
+    decays_rates: ClassVar[bool] = True
 
     inner_lr: float = Field(
         0.01,
@@ -51,9 +53,7 @@ class Options(Method):
     )
     objective: Annotated[DpoObjective | PairPpoObjective, one_of(DpoObjective, PairPpoObjective)] = Field(
         default_factory=DpoObjective,
-        description=(
-            "Local objective: dpo, or ppo with the recipe's one reward, without value head and epochs."
-        ),
+        description=("Local objective: dpo, or ppo with the recipe's one reward, without a critic."),
     )
     aggregator: AnyAggregator = Field(
         default_factory=ParticipationMean, description="How the server combines the clients' adapters."
@@ -63,6 +63,28 @@ class Options(Method):
     def local_objective(self) -> DpoObjective | PairPpoObjective:
         """DPO or PPO."""
         return self.objective
+
+    def learning_rate(self, config: FederationConfig) -> float:
+        """That of the meta-steps."""
+        return self.outer_lr
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse a round without a complete meta-step too.
+
+        Raises:
+            RecipeError: naming the number of inner steps.
+        """
+        super().check(recipe)
+        config = recipe.federation
+        if isinstance(self.objective, PairPpoObjective) or config.local_epochs is not None:
+            return
+        gradients = self.gradient_evaluations(config, 0)
+        if gradients < self.inner_steps + 1:
+            raise RecipeError(
+                f"federation.options.inner_steps is {self.inner_steps}, but a round has {gradients} gradient"
+                " evaluations (federation.local_steps), of which one is that of the outer step: use at most"
+                f" {gradients - 1} inner steps, or at least {self.inner_steps + 1} local steps."
+            )
 
     def build(self, config: FederationConfig, store: AdapterStore) -> FederatedAveraging:
         """Federated averaging of the policy's adapter, which each client adapts."""

@@ -1,0 +1,66 @@
+"""The choices of a benchmark's file: of arms that differ in a setting, the one with the best figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from components.config.benchmark import Choice
+from components.reporting.figures import figure_label
+from components.reporting.tables import Figures, Table
+
+
+@dataclass(frozen=True)
+class ChosenArm:
+    """A choice and its numbers.
+
+    Attributes:
+        name: what is chosen for.
+        figure: what is chosen by.
+        arm: the chosen arm; empty as long as an arm is not measured with every seed.
+        means: mean of the figure over the seeds, by arm; of arms that are measured with every seed.
+    """
+
+    name: str
+    figure: str
+    arm: str
+    means: dict[str, float]
+
+
+def choose_arms(choices: Mapping[str, Choice], figures: Figures, seeds: Sequence[int]) -> list[ChosenArm]:
+    """Choose the arm with the largest mean over the seeds; of equal ones, that which is named first.
+
+    Args:
+        choices: of the benchmark.
+        figures: by arm and seed.
+        seeds: of the benchmark.
+    """
+    chosen = []
+    for name, choice in choices.items():
+        means = {}
+        for arm in choice.among:
+            runs = figures.get(arm, {})
+            values = [runs[seed][choice.figure] for seed in seeds if choice.figure in runs.get(seed, {})]
+            if len(values) == len(seeds):
+                means[arm] = float(np.mean(values))
+        is_complete = len(means) == len(choice.among)
+        best = max(means, key=lambda arm: means[arm]) if is_complete else ""  # the first of equal ones
+        chosen.append(ChosenArm(name, choice.figure, best, means))
+    return chosen
+
+
+def choices_table(chosen: Sequence[ChosenArm]) -> Table:
+    """The choices as a table of the report."""
+    rows = []
+    for choice in chosen:
+        means = "; ".join(f"{arm}: {mean:.3f}" for arm, mean in choice.means.items())
+        rows.append([choice.name, choice.arm or "not measured", figure_label(choice.figure), means or "-"])
+    return Table(
+        "Choices",
+        ["for", "chosen arm", "by", "means over the seeds"],
+        rows,
+        "The arm with the largest mean over the seeds; of equal ones, the one that the benchmark's file names"
+        " first. Nothing is chosen before every arm is measured with every seed.",
+    )
