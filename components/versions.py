@@ -14,7 +14,7 @@ SELECTOR_JUDGE = 4
 TRAINED_REWARD = 4
 """Reward models that are trained here (components/learning/reward_model.py)."""
 
-THOUGHT_TREES = {"text": 3, "expected": 2}
+THOUGHT_TREES = {"text": 3, "expected": 3}
 """Trees of thoughts by how the evaluator's scores are read (components/alignment/thoughts)."""
 
 RESULTS = 1

@@ -87,7 +87,8 @@ def grow_trees(recipe: Recipe, folder: Path, shared: Path) -> dict[str, Question
     Args:
         recipe: its sections thoughts and policy.
         folder: written; afterwards it has trees of this recipe's questions only.
-        shared: trees for all runs; each is written as soon as it is complete.
+        shared: trees for all runs; those of a batch of questions are written as soon as they are
+            complete.
 
     Returns:
         the counts of each set.
@@ -143,7 +144,8 @@ def _grow_set(
 
     settings = {name: _tree_settings(name, recipe, models.thoughts)}
     path = shared / f"{name}.jsonl"
-    trees = grow_missing_trees(questions, path, models.load, settings, _log_trees(name))
+    size = models.thoughts.question_batch_size
+    trees = grow_missing_trees(questions, path, models.load, settings, size, _log_trees(name))
     write_atomically(folder / f"{name}.jsonl", b"".join(tree_line(tree) for tree in trees))
 
 
@@ -227,8 +229,7 @@ def _log_trees(name: str) -> Callable[[int, int], None]:
     log = get_run_logger()
 
     def progress(done: int, total: int) -> None:
-        if done % max(1, total // 30) == 0 or done == total:
-            log.info("trees of %s: %d of %d", name, done, total)
+        log.info("trees of %s: %d of %d", name, done, total)
 
     return progress
 

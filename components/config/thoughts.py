@@ -198,6 +198,15 @@ class ThoughtsConfig(Section):
     max_thought_tokens: int = Field(
         48, ge=4, description="Maximum length of a thought (tokens); a thought ends with its line."
     )
+    question_batch_size: int = Field(
+        16,
+        ge=1,
+        description=(
+            "Questions whose trees are grown together, so that their thoughts fill common batches."
+            " policy.generation_batch_size and thoughts.evaluator.batch_size bound the memory; a run that is"
+            " stopped grows the trees of these questions again."
+        ),
+    )
     evaluator: EvaluatorOptions = Field(
         default_factory=EvaluatorOptions, description="The model that scores thoughts."
     )

@@ -10,14 +10,14 @@ Siblings with the same score (up to data.min_margin) give no pair, nor do those 
 deviation: in eq. 3 the chosen thought is preferred over every pruned sibling, here not over one
 with a higher score, since the pair would contradict the evaluator. Such siblings exist because the
 sum along the path is maximal, if the beam is wide enough to continue from a worse thought (2 or
-more, or null for all). All of these are counted. A file has one tree per line and is append-only.
+more, or null for all). All of these are counted. A file has one tree per line; trees are added to
+it, and none is removed.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -28,6 +28,7 @@ from components.data.records import DataError, Pair
 from components.data.splits import normal
 from components.data.templates import Template, names
 from components.data.templates import load as load_template
+from components.io import write_atomically
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,7 @@ def _margin(chosen: Node, sibling: Node, min_margin: float) -> float | str:
 def read_trees(path: Path) -> list[Tree]:
     """Read the trees of a file, in its order; none where it does not exist.
 
-    An incomplete last line, of a killed run, is ignored; `append_tree` overwrites it.
+    An incomplete last line, of a killed run, is ignored; `append_trees` overwrites it.
 
     Raises:
         DataError: another line is not a tree; names it.
@@ -258,18 +259,18 @@ def trees_at(path: Path, key: str) -> list[Tree]:
     return trees
 
 
-def append_tree(path: Path, tree: Tree) -> None:
-    """Append a tree to a file; it is complete and on the disk when this returns."""
+def append_trees(path: Path, trees: Iterable[Tree]) -> None:
+    """Append trees to a file; all of them are on the disk when this returns.
+
+    The file is replaced by its copy with the trees, so that it has all of them or none, also after
+    a kill. An incomplete last line is left out.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # another run may append to the same file
-        file.seek(0)
-        data = file.read()
-        if data and not data.endswith(b"\n"):
-            file.truncate(data.rfind(b"\n") + 1)
-        file.write(tree_line(tree))
-        file.flush()
-        os.fsync(file.fileno())
+    with (path.parent / f".{path.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another run may append to the same file
+        data = path.read_bytes() if path.is_file() else b""
+        complete = data[: data.rfind(b"\n") + 1]
+        write_atomically(path, complete + b"".join(tree_line(tree) for tree in trees))
 
 
 def tree_line(tree: Tree) -> bytes:

@@ -7,10 +7,11 @@ mask of a step is that of a batch that is padded on the left. On a CPU, two half
 concurrently, with half of the threads each.
 
 A token is sampled by the Gumbel-max trick (Gumbel 1954; Maddison et al. 2014, A* Sampling). The noise
-of a completion is a function of the seed, its prompt's position and its own number, so samples do
+of a completion is a function of a seed, its prompt's position and its own number, so samples do
 not depend on the batch that they are computed in, unless two tokens are equal up to rounding
-errors. The generator of the noise is no one else's, so neither clients that run side by side nor a
-model that is built at the same time change it.
+errors. Requests with seeds of their own share a batch: the seed and the position of each prompt are
+then given by its `SampleKey`. The generator of the noise is no one else's, so neither clients that
+run side by side nor a model that is built at the same time change it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from threading import Lock
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from components.concurrency import concurrent_parts, run_concurrently
 from components.models.merging import merged_adapter
@@ -34,6 +35,18 @@ if TYPE_CHECKING:
 
 GenerationProgress = Callable[[int, int], None]
 """Called with (completions done, completions in total)."""
+
+
+class SampleKey(NamedTuple):
+    """What the noise of a prompt's completions is a function of, besides their number.
+
+    Attributes:
+        seed: of the request that the prompt belongs to.
+        position: of the prompt in that request.
+    """
+
+    seed: int
+    position: int
 
 
 @dataclass(frozen=True)
@@ -91,7 +104,7 @@ def generate_completions(
     tokenizer: PreTrainedTokenizerBase,
     encoded: Sequence[list[int]],
     settings: GenerationSettings,
-    seed: int,
+    seed: int | Sequence[SampleKey],
     progress: GenerationProgress | None = None,
 ) -> list[list[Completion]]:
     """Generate completions of prompts that are token ids already.
@@ -101,7 +114,8 @@ def generate_completions(
         tokenizer: the model's tokenizer, with a padding token.
         encoded: token ids of each prompt.
         settings: batch size, length, temperature and number of completions.
-        seed: samples are a function of it.
+        seed: samples are a function of it and of the positions of the prompts; or the key of each
+            prompt, so that samples do not depend on the prompts beside it.
         progress: called once for every batch_size completions that have ended, and at the end.
 
     Returns:
@@ -109,9 +123,10 @@ def generate_completions(
     """
     stop_ids = find_stop_ids(model, tokenizer)
     pad = cast(int, tokenizer.pad_token_id)
+    keys = [SampleKey(seed, n) for n in range(len(encoded))] if isinstance(seed, int) else seed
     # Rows of similar length are neighbors, so that little of a batch is padding.
     order = sorted(product(range(len(encoded)), range(settings.count)), key=lambda row: len(encoded[row[0]]))
-    rows = [Row(prompt, number, _noise(model, seed, prompt, number)) for prompt, number in order]
+    rows = [Row(prompt, number, _noise(model, keys[prompt], number)) for prompt, number in order]
     result: dict[tuple[int, int], Completion] = {}
     report_at = _thresholds(len(rows), settings.batch_size)
     lock = Lock()
@@ -149,10 +164,10 @@ def split_rows(rows: Sequence[Row], count: int) -> list[list[Row]]:
     return [part for part in parts if part] or [[]]
 
 
-def _noise(model: PreTrainedModel | PeftModel, seed: int, prompt: int, number: int) -> torch.Generator:
+def _noise(model: PreTrainedModel | PeftModel, key: SampleKey, number: int) -> torch.Generator:
     import torch
 
-    return torch.Generator(model.device).manual_seed(derive(seed, "generate", prompt, number))
+    return torch.Generator(model.device).manual_seed(derive(key.seed, "generate", key.position, number))
 
 
 def choose_tokens(logits: torch.Tensor, temperature: float, noise: Sequence[torch.Generator]) -> list[int]:

@@ -25,6 +25,7 @@ from components.models.generation import (
     Completion,
     GenerationProgress,
     GenerationSettings,
+    SampleKey,
     find_stop_ids,
     generate_completions,
 )
@@ -229,7 +230,7 @@ class Policy:
     def generate(
         self,
         prompts: Sequence[str],
-        seed: int,
+        seed: int | Sequence[SampleKey],
         temperature: float = 0.0,
         count: int = 1,
         max_new_tokens: int | None = None,
@@ -239,7 +240,8 @@ class Policy:
 
         Args:
             prompts: texts.
-            seed: samples are a function of it and of the positions of the prompts.
+            seed: samples are a function of it and of the positions of the prompts; or the key of
+                each prompt.
             temperature: sampling temperature; 0 is greedy search.
             count: completions per prompt; more than one requires a temperature above 0.
             max_new_tokens: longest completion (tokens); None takes the recipe's.

@@ -8,11 +8,13 @@ from dataclasses import asdict, replace
 
 import httpx
 import pytest
+import torch
 
 from components.alignment.thoughts import (
     EndpointEvaluator,
     ModelEvaluator,
     PolicyWriter,
+    Request,
     Score,
     ThoughtsError,
     TreeModels,
@@ -20,7 +22,7 @@ from components.alignment.thoughts import (
     build_models,
     files,
     grow_missing_trees,
-    grow_tree,
+    grow_trees,
     load_thought_templates,
     parse_score,
     score_with_retries,
@@ -28,6 +30,8 @@ from components.alignment.thoughts import (
     truncate_context,
 )
 from components.alignment.thoughts import models as thought_models
+from components.alignment.thoughts.requests import sample_keys
+from components.concurrency import concurrent_parts
 from components.config import EvaluatorOptions, ThoughtsConfig
 from components.data.questions import Question, render
 from components.data.trees import read_trees, tree_pairs
@@ -52,13 +56,13 @@ class ScriptedModels:
         self.prompts = []
         self.scored = []
 
-    def write(self, prompts, seed):
-        names = [f"t{len(self.prompts) + n}" for n in range(len(prompts))]
-        self.prompts += prompts
+    def write(self, requests):
+        names = [f"t{len(self.prompts) + n}" for n in range(len(requests))]
+        self.prompts += [request.prompt for request in requests]
         return [self.texts.get(name, f"{name}\nmore text that is not part of it") for name in names]
 
-    def score(self, prompts, seed):
-        names = [prompt.split("Thought:\n")[1].splitlines()[0] for prompt in prompts]
+    def score(self, requests):
+        names = [request.prompt.split("Thought:\n")[1].splitlines()[0] for request in requests]
         self.scored.append(names)
         return [Score(self.scores.get(name, 5), 1) for name in names]
 
@@ -67,7 +71,8 @@ def grow_scripted(scores, config=None, texts=None):
     """Grow a tree by scripted models; gives the models and the tree."""
     models = ScriptedModels(scores, texts)
     settings = TreeSettings(config or ThoughtsConfig(depth=2), TEMPLATES, "key", 0)
-    return models, grow_tree(question_named("x"), TreeModels(models, models), settings)
+    (tree,) = grow_trees([question_named("x")], TreeModels(models, models), {"csqa": settings})
+    return models, tree
 
 
 # --- Growth
@@ -313,7 +318,8 @@ def test_the_longest_answers_are_parsed_in_less_than_two_seconds(text):
 def test_scores_that_cannot_be_parsed_are_requested_again_up_to_the_number_of_retries():
     requests = []
 
-    def ask(texts, attempt):
+    def ask(asked, attempt):
+        texts = [request.prompt for request in asked]
         requests.append((tuple(texts), attempt))
         answers = {
             "a": "4",
@@ -322,7 +328,7 @@ def test_scores_that_cannot_be_parsed_are_requested_again_up_to_the_number_of_re
         }
         return [Reply(answers[text], text != "c") for text in texts]
 
-    assert score_with_retries(ask, ["a", "b", "c"], 2) == [(4, 1), (9, 3), (None, 3)]
+    assert score_with_retries(ask, [Request(text, 0) for text in "abc"], 2) == [(4, 1), (9, 3), (None, 3)]
     assert requests == [(("a", "b", "c"), 0), (("b", "c"), 1), (("b", "c"), 2)]
 
 
@@ -330,10 +336,10 @@ def test_scores_that_cannot_be_parsed_are_requested_again_up_to_the_number_of_re
 
 
 class SeededModels(ScriptedModels):
-    """Writes texts that are a function of the seed."""
+    """Writes texts that are a function of the seed and the position."""
 
-    def write(self, prompts, seed):
-        return [f"{seed} {n}" for n in range(len(prompts))]
+    def write(self, requests):
+        return [f"{seed} {position}" for seed, position in sample_keys(requests)]
 
 
 QUESTIONS = [question_named(name) for name in "abcd"]
@@ -343,9 +349,11 @@ QUESTIONS = [question_named(name) for name in "abcd"]
 def grow_file():
     """A function that grows the missing trees of a file with seed 7."""
 
-    def grow(questions, path, key="k", load=lambda: TreeModels(SeededModels({}), SeededModels({}))):
+    def grow(
+        questions, path, key="k", load=lambda: TreeModels(SeededModels({}), SeededModels({})), batch_size=2
+    ):
         settings = {"csqa": TreeSettings(ThoughtsConfig(depth=2), TEMPLATES, key, 7)}
-        return grow_missing_trees(questions, path, load, settings)
+        return grow_missing_trees(questions, path, load, settings, batch_size)
 
     return grow
 
@@ -438,7 +446,104 @@ def test_each_set_has_its_own_template_and_an_unknown_set_the_default_one():
     assert load_thought_templates("mine").thought.name == "thoughts/thought_default"
 
 
+def test_the_key_of_trees_does_not_depend_on_the_number_of_questions_at_a_time(debug):
+    keys = {
+        settings_key(ThoughtsConfig(question_batch_size=size), debug.policy, TEMPLATES, 0) for size in (1, 16)
+    }
+    assert len(keys) == 1
+
+
 # --- Models
+
+
+THOUGHT_PROMPTS = ["a", "a thought", "another thought of more words", "a " * 40, "b " * 40, "the last one, 8"]
+
+
+@pytest.fixture
+def count_rows():
+    """A function that records the number of rows of each call of a model, in a list that it returns."""
+    hooks = []
+
+    def watch(model):
+        rows = []
+
+        def record(module, args, kwargs):
+            rows.append(len(kwargs["input_ids"]))
+
+        hooks.append(model.register_forward_pre_hook(record, with_kwargs=True))
+        return rows
+
+    yield watch
+    for hook in hooks:
+        hook.remove()
+
+
+@pytest.fixture(scope="module", params=["text", "expected"])
+def real_models(request, debug):
+    """Real models, and the settings of trees in which every thought is extended."""
+    options = {"model": "tiny-random", "read": request.param, "max_prompt_tokens": 2000}
+    evaluator = EvaluatorOptions(**options, max_new_tokens=3, retries_unread=2)
+    config = ThoughtsConfig(depth=2, max_thought_tokens=6, evaluator=evaluator)
+    policy = debug.policy.model_copy(update={"template": "thoughts/policy", "max_prompt_tokens": 2000})
+    return build_models(policy, config, "cpu"), {"csqa": TreeSettings(config, TEMPLATES, "k", 3)}
+
+
+MANY = [question_named(f"{name} " * n) for n, name in enumerate(["one", "two", "three", "four", "five"], 1)]
+
+
+def test_trees_that_are_grown_together_are_those_that_are_grown_one_at_a_time(real_models):
+    models, settings = real_models
+    together = grow_trees(MANY, models, settings)
+    alone = [grow_trees([question], models, settings)[0] for question in MANY]
+    assert len({node.thought for tree in alone for node in tree.nodes}) > len(MANY)
+    for tree, expected in zip(together, alone, strict=True):
+        assert [replace(node, score=None) for node in tree.nodes] == [
+            replace(node, score=None) for node in expected.nodes
+        ]
+        scores = [node.score or 0 for node in expected.nodes]
+        assert [node.score or 0 for node in tree.nodes] == pytest.approx(scores, rel=1e-5)
+        assert tree.path == expected.path
+
+
+def test_trees_of_several_questions_take_no_more_calls_than_the_tree_of_one(real_models, count_rows):
+    """With two half batches the calls are as many as the batches that the rows fill."""
+    models, settings = real_models
+    rows = count_rows(models.evaluator.policy.model)
+    for question in MANY:
+        grow_trees([question], models, settings)
+    alone = list(rows)
+    rows.clear()
+    grow_trees(MANY, models, settings)
+    assert len(rows) < len(alone)
+    assert max(rows) > max(alone)
+
+
+class KilledEvaluator:
+    """An evaluator that fails at a call."""
+
+    def __init__(self, evaluator, calls):
+        self.evaluator = evaluator
+        self.calls = calls
+
+    def score(self, requests):
+        if self.calls == 0:
+            raise KeyboardInterrupt
+        self.calls -= 1
+        return self.evaluator.score(requests)
+
+
+def test_a_run_that_is_killed_in_a_batch_resumes_to_the_same_bytes(real_models, tmp_path):
+    """At the fourth call, the second level of the second batch, the first batch is in the file."""
+    models, settings = real_models
+    complete = tmp_path / "complete.jsonl"
+    stopped = tmp_path / "stopped.jsonl"
+    killed = TreeModels(models.writer, KilledEvaluator(models.evaluator, 3))
+    grow_missing_trees(MANY, complete, lambda: models, settings, 2)
+    with pytest.raises(KeyboardInterrupt):
+        grow_missing_trees(MANY, stopped, lambda: killed, settings, 2)
+    assert [tree.id for tree in read_trees(stopped)] == [f"csqa/{question.id}" for question in MANY[:2]]
+    grow_missing_trees(MANY, stopped, lambda: models, settings, 2)
+    assert stopped.read_bytes() == complete.read_bytes()
 
 
 @pytest.fixture
@@ -461,7 +566,7 @@ def model_trees(debug):
     policy = debug.policy.model_copy(update={"template": "thoughts/policy", "max_prompt_tokens": 2000})
     models = build_models(policy, config, "cpu")
     return [
-        grow_tree(question_named("x"), models, TreeSettings(config, TEMPLATES, "k", seed))
+        grow_trees([question_named("x")], models, {"csqa": TreeSettings(config, TEMPLATES, "k", seed)})[0]
         for seed in (0, 0, 1)
     ]
 
@@ -485,21 +590,51 @@ def test_thoughts_by_real_models_are_single_lines_and_give_pairs(model_trees):
 
 
 def test_the_expected_score_counts_a_one_that_continues_with_a_zero_as_ten(expected_evaluator):
-    ids = expected_evaluator.policy.encode("a thought")
     numbers = expected_evaluator._numbers
     assert [len(number) for number in numbers] == [1] * 9 + [2]
-    probabilities = expected_evaluator._next_token_probabilities(ids)
-    after_one = expected_evaluator._next_token_probabilities([*ids, numbers[0][0]])
-    zero_share = float(after_one[numbers[9][1]])
-    mass = {number: float(probabilities[numbers[number - 1][0]]) for number in range(1, 10)}
-    mass |= {1: mass[1] * (1 - zero_share), 10: mass[1] * zero_share}
-    expected = sum(number * share for number, share in mass.items()) / sum(mass.values())
-    assert expected_evaluator.score(["a thought"], 0) == [(pytest.approx(expected), 1)]
+    expected = expected_by_full_passes(expected_evaluator, "a thought")
+    assert expected_evaluator.score([Request("a thought", 0)]) == [(pytest.approx(expected), 1)]
+
+
+def expected_by_full_passes(evaluator, prompt):
+    """The expected score of a prompt from a pass over it, and another one over it with a "1"."""
+    ids = evaluator.policy.encode(prompt)
+    *digits, ten = evaluator._numbers
+    with torch.no_grad():
+        first, second = (
+            evaluator.policy.model(input_ids=torch.tensor([row])).logits[0, -1].double().softmax(-1)
+            for row in (ids, [*ids, ten[0]])
+        )
+    mass = {number: float(first[token]) for number, (token,) in enumerate(digits, 1)}
+    zero = float(second[ten[1]])
+    mass |= {1: mass[1] * (1 - zero), 10: mass[1] * zero}
+    return sum(number * share for number, share in mass.items()) / sum(mass.values())
+
+
+def test_expected_scores_in_a_padded_batch_are_those_of_each_prompt_by_itself(expected_evaluator):
+    scores = expected_evaluator.score([Request(prompt, 0) for prompt in THOUGHT_PROMPTS])
+    alone = [expected_by_full_passes(expected_evaluator, prompt) for prompt in THOUGHT_PROMPTS]
+    assert [score.value for score in scores] == pytest.approx(alone, rel=1e-5)
+
+
+def test_expected_scores_do_not_depend_on_the_order_and_equal_prompts_have_equal_ones(expected_evaluator):
+    requests = [Request(prompt, 0) for prompt in THOUGHT_PROMPTS]
+    scores = expected_evaluator.score([*requests, requests[0]])
+    assert scores[0] == scores[-1]
+    assert expected_evaluator.score(requests[::-1]) == scores[-2::-1]
+
+
+def test_expected_scores_of_many_thoughts_take_full_batches(expected_evaluator, count_rows):
+    rows = count_rows(expected_evaluator.policy.model)
+    expected_evaluator.score([Request(f"thought {n}", 0) for n in range(20)])
+    size = expected_evaluator.options.batch_size // concurrent_parts(torch.device("cpu"))
+    assert sorted(rows, reverse=True) == [*[size] * (20 // size), *([20 % size] if 20 % size else [])]
 
 
 def test_a_model_that_writes_no_number_is_requested_as_often_as_the_options_state(written_evaluator):
-    scores = written_evaluator.score(["one", "two"], 5)
-    assert scores == written_evaluator.score(["one", "two"], 5)
+    requests = [Request("one", 5), Request("two", 5)]
+    scores = written_evaluator.score(requests)
+    assert scores == written_evaluator.score(requests)
     for value, attempts in scores:
         assert (value is None and attempts == 2) or 1 <= value <= 10
 
@@ -511,7 +646,7 @@ def test_a_models_answer_is_parsed_as_finished_or_as_cut_off(written_evaluator, 
     monkeypatch.setattr(
         thought_models, "generate_completions", lambda *_, **__: [[Completion(ids, text, finished)]]
     )
-    assert written_evaluator.score(["x"], 0) == [score]
+    assert written_evaluator.score([Request("x", 0)]) == [score]
 
 
 @pytest.mark.parametrize(
@@ -524,7 +659,7 @@ def test_an_endpoints_answer_is_parsed_as_finished_or_as_cut_off(monkeypatch, re
     transport = httpx.MockTransport(lambda request: httpx.Response(200, json={"choices": [choice]}))
     monkeypatch.setattr(httpx, "Client", functools.partial(httpx.Client, transport=transport))
     options = EvaluatorOptions(base_url="http://127.0.0.1:1/v1", model="m", retries_unread=0)
-    assert EndpointEvaluator(options).score(["x"], 0) == [(score, 1)]
+    assert EndpointEvaluator(options).score([Request("x", 0)]) == [(score, 1)]
 
 
 def test_expected_scores_are_refused_for_an_endpoint():
@@ -539,4 +674,4 @@ def test_an_endpoint_that_cannot_be_reached_is_an_error_with_its_address(debug):
     with pytest.raises(
         ThoughtsError, match="the evaluator's endpoint http://127.0.0.1:1/v1/chat/completions gave no answer"
     ):
-        models.evaluator.score(["x"], 0)
+        models.evaluator.score([Request("x", 0)])

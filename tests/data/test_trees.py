@@ -12,7 +12,7 @@ from components.data.report import MarginSummary, TreeCounts, read_report
 from components.data.trees import (
     Node,
     Tree,
-    append_tree,
+    append_trees,
     best_path,
     read_trees,
     thought_pairs,
@@ -126,7 +126,7 @@ def test_scores_within_the_minimum_margin_are_the_same(min_margin, rejected, tie
 
 def test_a_line_that_is_no_tree_is_named(tmp_path):
     path = tmp_path / "trees.jsonl"
-    append_tree(path, Tree("q", "s", "k", "Q", (), ()))
+    append_trees(path, [Tree("q", "s", "k", "Q", (), ())])
     path.write_bytes(path.read_bytes() + b'{"id": 3}\n' + path.read_bytes())
     with pytest.raises(DataError, match=r"trees.jsonl, line 2: this is not a tree of thoughts"):
         read_trees(path)
@@ -136,15 +136,34 @@ def test_a_line_that_is_no_tree_is_named(tmp_path):
     assert read_trees(tmp_path / "absent.jsonl") == []
 
 
+def test_trees_that_cannot_all_be_written_leave_the_file_as_it_was(tmp_path):
+    path = tmp_path / "trees.jsonl"
+    append_trees(path, [TREE])
+    before = path.read_bytes()
+
+    def broken():
+        yield replace(TREE, id="csqa/y")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        append_trees(path, broken())
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.glob("*.jsonl")] == ["trees.jsonl"]
+
+
 # --- the source
 
 
 def write(path, sets=("csqa", "aqua"), count=30, nodes=TREE.nodes):
     for name in sets:
-        for n in range(count):
-            append_tree(
-                path, replace(TREE, id=f"{name}/{n}", set=name, question=f"{name} question {n}?", nodes=nodes)
-            )
+        questions = {n: f"{name} question {n}?" for n in range(count)}
+        append_trees(
+            path,
+            [
+                replace(TREE, id=f"{name}/{n}", set=name, question=question, nodes=nodes)
+                for n, question in questions.items()
+            ],
+        )
 
 
 @pytest.mark.slow
@@ -176,7 +195,7 @@ def test_all_files_of_a_folder_are_read_and_two_trees_of_a_question_are_refused(
     data = DataConfig(source="thoughts", path=str(tmp_path))
     loaded = sources.load(data, 0)
     assert len(loaded.pairs) + len(loaded.judge) == 120
-    append_tree(tmp_path / "b.jsonl", replace(TREE, id="aqua/3", set="aqua", key="other"))
+    append_trees(tmp_path / "b.jsonl", [replace(TREE, id="aqua/3", set="aqua", key="other")])
     with pytest.raises(DataError, match="question aqua/3 has two trees, grown with different settings"):
         sources.load(data, 0)
 
@@ -185,9 +204,8 @@ def test_all_files_of_a_folder_are_read_and_two_trees_of_a_question_are_refused(
 def test_questions_that_differ_in_case_and_white_space_only_are_one_group(tmp_path):
     write(tmp_path / "a.jsonl", ("csqa",))
     for n in range(30):
-        append_tree(
-            tmp_path / "b.jsonl", replace(TREE, id=f"cose/{n}", set="cose", question=f"CSQA  question {n}?")
-        )
+        tree = replace(TREE, id=f"cose/{n}", set="cose", question=f"CSQA  question {n}?")
+        append_trees(tmp_path / "b.jsonl", [tree])
     prepare(DataConfig(source="thoughts", path=str(tmp_path)), 0, tmp_path / "prepared")
     splits = {}
     for name in ("pairs", "judge"):
@@ -213,7 +231,7 @@ def test_trees_without_a_pair_are_refused_with_the_reason(tmp_path):
         sources.load(DataConfig(source="thoughts"), 0)
     with pytest.raises(DataError, match="there is no file of trees"):
         sources.load(DataConfig(source="thoughts", path=str(tmp_path)), 0)
-    append_tree(tmp_path / "t.jsonl", replace(TREE, nodes=TREE.nodes[:2], path=()))
+    append_trees(tmp_path / "t.jsonl", [replace(TREE, nodes=TREE.nodes[:2], path=())])
     with pytest.raises(DataError, match="none of the 1 trees gives a pair .path ends early: 1"):
         sources.load(DataConfig(source="thoughts", path=str(tmp_path / "t.jsonl")), 0)
 

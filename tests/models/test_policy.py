@@ -11,7 +11,7 @@ from components.models import generation
 from components.models import policy as policy_module
 from components.models.adapters import AdapterSlot, attach_lora, export_adapter
 from components.models.backbone import load_backbone
-from components.models.generation import GenerationSettings, find_stop_ids, generate_completions
+from components.models.generation import GenerationSettings, SampleKey, find_stop_ids, generate_completions
 from components.models.policy import (
     ClientPolicySet,
     Policy,
@@ -163,6 +163,20 @@ def test_samples_are_a_function_of_the_seed(policy):
     assert first != policy.generate(PROMPTS, seed=2, temperature=0.7, count=2)
     for one, two in first:
         assert one.ids != two.ids
+
+
+def test_a_completion_with_a_key_does_not_depend_on_the_prompts_beside_it(policy):
+    keys = [SampleKey(7, 0), SampleKey(3, 4), *(SampleKey(9, n) for n in range(len(PROMPTS) - 2))]
+    together = policy.generate(PROMPTS, keys, temperature=0.7, count=2)
+    for prompt, key, completions in zip(PROMPTS, keys, together, strict=True):
+        assert policy.generate([prompt], [key], temperature=0.7, count=2) == [completions]
+    assert policy.generate(PROMPTS[::-1], keys[::-1], temperature=0.7, count=2) == together[::-1]
+    assert policy.generate([PROMPTS[0]], [SampleKey(8, 0)], temperature=0.7, count=2) != [together[0]]
+
+
+def test_a_seed_stands_for_the_keys_of_all_positions(policy):
+    keys = [SampleKey(1, n) for n in range(len(PROMPTS))]
+    assert policy.generate(PROMPTS, keys, temperature=0.7) == policy.generate(PROMPTS, 1, temperature=0.7)
 
 
 def test_sampling_does_not_change_the_global_generator(policy):

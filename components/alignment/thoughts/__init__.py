@@ -5,15 +5,18 @@ from 1 to 10, and the `beam` best prefixes are extended, down to `depth`. A scor
 parsed is requested again; then the thought is left out, and nothing is grown from it. Preference
 pairs are made of the trees in components/data/trees.py.
 
-A tree depends on its question and on the settings only, not on the trees that were grown before. It
-is stored as soon as it is complete, so that a stopped stage resumes with the remaining questions.
+The trees of several questions are grown level by level at the same time, so that their prompts fill
+common batches. A tree depends on its question and on the settings only, not on the trees that are
+grown before it or with it, except for the last bits of expected scores. The trees of a batch of
+questions are stored as soon as they are complete, so that a stopped stage resumes with the
+remaining questions.
 """
 
 from components.alignment.thoughts.files import grow_missing_trees, load_thought_templates, settings_key
 from components.alignment.thoughts.growth import (
     ThoughtTemplates,
     TreeSettings,
-    grow_tree,
+    grow_trees,
     truncate_context,
 )
 from components.alignment.thoughts.models import (
@@ -23,12 +26,14 @@ from components.alignment.thoughts.models import (
     TreeModels,
     build_models,
 )
+from components.alignment.thoughts.requests import Request
 from components.alignment.thoughts.scores import Score, ThoughtsError, parse_score, score_with_retries
 
 __all__ = [
     "EndpointEvaluator",
     "ModelEvaluator",
     "PolicyWriter",
+    "Request",
     "Score",
     "ThoughtTemplates",
     "ThoughtsError",
@@ -36,7 +41,7 @@ __all__ = [
     "TreeSettings",
     "build_models",
     "grow_missing_trees",
-    "grow_tree",
+    "grow_trees",
     "load_thought_templates",
     "parse_score",
     "score_with_retries",

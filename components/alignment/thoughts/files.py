@@ -7,13 +7,13 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from components.alignment.thoughts.growth import ThoughtTemplates, TreeSettings, grow_tree
+from components.alignment.thoughts.growth import ThoughtTemplates, TreeSettings, grow_trees
 from components.alignment.thoughts.models import TreeModels
 from components.config import PolicyConfig, ThoughtsConfig
 from components.data.questions import Question, render
 from components.data.templates import Template
 from components.data.templates import load as load_template
-from components.data.trees import Tree, append_tree, read_trees, thought_template
+from components.data.trees import Tree, append_trees, read_trees, thought_template
 from components.versions import THOUGHT_TREES
 
 PACE_OPTIONS = frozenset({"base_url", "api_key_env", "timeout", "retries", "backoff", "concurrency"})
@@ -31,7 +31,8 @@ def settings_key(
     """Hash what a tree depends on besides its question, its device and the number of threads.
 
     Args:
-        config: how trees are grown; an endpoint's address and pace are not hashed.
+        config: how trees are grown; the number of questions at a time, and an endpoint's address and
+            pace, are not hashed.
         policy: the policy that writes the thoughts; its LoRA is not hashed.
         templates: all templates of the prompts.
         seed: seed of the run.
@@ -42,7 +43,8 @@ def settings_key(
         if name not in PACE_OPTIONS
     }
     content = {
-        "config": config.model_dump(mode="json", exclude={"questions"}) | {"evaluator": evaluator},
+        "config": config.model_dump(mode="json", exclude={"questions", "question_batch_size"})
+        | {"evaluator": evaluator},
         "writer": policy.model_dump(mode="json", exclude={"lora"}),
         "templates": ["\x1f".join(template.pieces) for template in templates],
         "seed": seed,
@@ -56,9 +58,13 @@ def grow_missing_trees(
     path: Path,
     load_models: Callable[[], TreeModels],
     settings: Mapping[str, TreeSettings],
+    batch_size: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Tree]:
-    """Grow the trees that a file does not have yet, one after the other.
+    """Grow the trees that a file does not have yet, for a batch of questions at a time.
+
+    The trees of a batch are added to the file together, or none of them is. A stopped run thus
+    resumes with the batches that it would have gone on with, and its trees are the same bytes.
 
     Args:
         questions: questions of any sets, with distinct names (set/id).
@@ -66,8 +72,8 @@ def grow_missing_trees(
             not returned.
         load_models: loads the models; called only if a tree is missing.
         settings: by question set.
-        progress: called with (number of trees in the file, number of questions) after each new
-            tree.
+        batch_size: questions whose trees are grown together.
+        progress: called with (number of trees in the file, number of questions) after each batch.
 
     Returns:
         a tree for each question, in the order of the questions.
@@ -86,10 +92,11 @@ def grow_missing_trees(
     missing = [(key, question) for key, question in zip(keys, questions, strict=True) if key not in trees]
     if missing:
         models = load_models()
-        for key, question in missing:
-            tree = grow_tree(question, models, settings[question.set])
-            trees[key] = tree
-            append_tree(path, tree)
+        for start in range(0, len(missing), batch_size):
+            batch = missing[start : start + batch_size]
+            grown = grow_trees([question for _, question in batch], models, settings)
+            append_trees(path, grown)
+            trees |= {key: tree for (key, _), tree in zip(batch, grown, strict=True)}
             if progress is not None:
                 progress(sum(known in trees for known in keys), len(keys))
     return [trees[key] for key in keys]

@@ -1,13 +1,15 @@
-"""Growth of the tree of a question, level by level."""
+"""Growth of trees, level by level, for several questions at a time."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
-from components.alignment.thoughts.models import Evaluator, TreeModels, Writer
+from components.alignment.thoughts.models import TreeModels
+from components.alignment.thoughts.requests import Request
 from components.alignment.thoughts.scores import Score
 from components.config import ThoughtsConfig
 from components.data.questions import Question, render
@@ -17,6 +19,8 @@ from components.seeding import derive
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+T = TypeVar("T")
 
 
 class ThoughtTemplates(NamedTuple):
@@ -50,37 +54,118 @@ class Prefix(NamedTuple):
     total: float
 
 
-def grow_tree(question: Question, models: TreeModels, settings: TreeSettings) -> Tree:
-    """Grow the tree of a question.
+@dataclass
+class GrowingTree:
+    """A tree whose levels are grown one after the other.
+
+    Attributes:
+        question: its question.
+        settings: depth, children, beam, templates, key, and seed.
+        nodes: of the levels that are complete, in the order of growth.
+        frontier: prefixes that the next level extends, the best first.
+        depth: number of complete levels.
+    """
+
+    question: Question
+    settings: TreeSettings
+    nodes: list[Node] = field(default_factory=list)
+    frontier: list[Prefix] = field(default_factory=lambda: [Prefix((), 0.0)])
+    depth: int = 0
+
+    @property
+    def name(self) -> str:
+        """Set and id of the question."""
+        return f"{self.question.set}/{self.question.id}"
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no further level is grown."""
+        return not self.frontier or self.depth == self.settings.config.depth
+
+    def thought_requests(self) -> list[Request]:
+        """Requests for `children` thoughts after each prefix of the frontier."""
+        question = render(self.question)
+        seed = derive(self.settings.seed, "thoughts", self.name, self.depth + 1)
+        requests = []
+        for prefix in self.frontier:
+            thoughts = numbered([node.thought for node in prefix.nodes])
+            prompt = self.settings.templates.thought.render(question=question, thoughts=thoughts)
+            requests += [Request(prompt, seed)] * self.settings.config.children
+        return requests
+
+    def score_requests(self, thoughts: Sequence[str]) -> list[Request]:
+        """A request for the score of each of the next level's thoughts."""
+        question = render(self.question)
+        seed = derive(self.settings.seed, "scores", self.name, self.depth + 1)
+        template = self.settings.templates.value
+        return [Request(template.render(question=question, thought=thought), seed) for thought in thoughts]
+
+    def add_level(self, thoughts: Sequence[str], scores: Mapping[int, Score]) -> None:
+        """Add the next level.
+
+        Args:
+            thoughts: a thought for each of `thought_requests`.
+            scores: of the thoughts that are not empty, by position.
+        """
+        prefixes: list[Prefix] = []
+        for prefix in self.frontier:
+            prefixes += [prefix] * self.settings.config.children
+        level = _make_nodes(prefixes, thoughts, scores, len(self.nodes))
+        self.nodes += level
+        self.frontier = _best_extensions(prefixes, level, self.settings.config.beam)
+        self.depth += 1
+
+    def complete(self) -> Tree:
+        """The tree that was grown."""
+        nodes = tuple(self.nodes)
+        shown = render(self.question)
+        return Tree(self.name, self.question.set, self.settings.key, shown, nodes, best_path(nodes))
+
+
+def grow_trees(
+    questions: Sequence[Question], models: TreeModels, settings: Mapping[str, TreeSettings]
+) -> list[Tree]:
+    """Grow the trees of questions together: the requests of a level are answered in common batches.
+
+    A tree is the one that its question has by itself, except for the last bits of expected scores,
+    which depend on the batch that they are computed in.
 
     Args:
-        question: the question.
+        questions: questions of any sets, with distinct names (set/id).
         models: propose and score thoughts.
-        settings: depth, children, beam, templates, key, and seed.
+        settings: by question set.
+
+    Returns:
+        a tree for each question, in the order of the questions.
 
     Raises:
         ThoughtsError: the evaluator failed.
     """
-    shown = render(question)
-    name = f"{question.set}/{question.id}"
-    nodes: list[Node] = []
-    frontier = [Prefix((), 0.0)]
-    for depth in range(1, settings.config.depth + 1):
-        thoughts = _propose(
-            shown, frontier, models.writer, settings, derive(settings.seed, "thoughts", name, depth)
-        )
-        scores = _score(
-            shown, thoughts, models.evaluator, settings, derive(settings.seed, "scores", name, depth)
-        )
-        prefixes: list[Prefix] = []
-        for prefix in frontier:
-            prefixes += [prefix] * settings.config.children
-        level = _make_nodes(prefixes, thoughts, scores, len(nodes))
-        nodes += level
-        frontier = _best_extensions(prefixes, level, settings.config.beam)
-        if not frontier:
-            break
-    return Tree(name, question.set, settings.key, shown, tuple(nodes), best_path(nodes))
+    trees = [GrowingTree(question, settings[question.set]) for question in questions]
+    while growing := [tree for tree in trees if not tree.is_complete]:
+        _grow_level(growing, models)
+    return [tree.complete() for tree in trees]
+
+
+def _grow_level(trees: Sequence[GrowingTree], models: TreeModels) -> None:
+    """Grow the next level of each tree."""
+    thoughts_by_tree = _answer_together([tree.thought_requests() for tree in trees], models.writer.write)
+    levels = [[first_line(text) for text in texts] for texts in thoughts_by_tree]
+    positions = [[n for n, thought in enumerate(thoughts) if thought] for thoughts in levels]
+    requests = []
+    for tree, thoughts, scored in zip(trees, levels, positions, strict=True):
+        requests.append(tree.score_requests([thoughts[n] for n in scored]))
+    scores_by_tree = _answer_together(requests, models.evaluator.score)
+    for tree, thoughts, scored, scores in zip(trees, levels, positions, scores_by_tree, strict=True):
+        tree.add_level(thoughts, dict(zip(scored, scores, strict=True)))
+
+
+def _answer_together(
+    requests_by_tree: Sequence[Sequence[Request]], answer: Callable[[Sequence[Request]], Sequence[T]]
+) -> list[list[T]]:
+    """Answer the requests of all trees in one call; gives the answers by tree."""
+    answers = iter(answer(list(chain.from_iterable(requests_by_tree))))
+    return [list(islice(answers, len(requests))) for requests in requests_by_tree]
 
 
 def _make_nodes(
@@ -104,27 +189,6 @@ def _best_extensions(prefixes: Sequence[Prefix], nodes: Sequence[Node], beam: in
             extended.append(Prefix((*prefix.nodes, node), prefix.total + node.score))
     extended.sort(key=lambda prefix: (-prefix.total, prefix.nodes[-1].number))
     return extended[:beam]
-
-
-def _propose(
-    question: str, frontier: Sequence[Prefix], writer: Writer, settings: TreeSettings, seed: int
-) -> list[str]:
-    """Propose `children` thoughts after each prefix."""
-    prompts = []
-    for prefix in frontier:
-        thoughts = numbered([node.thought for node in prefix.nodes])
-        prompt = settings.templates.thought.render(question=question, thoughts=thoughts)
-        prompts += [prompt] * settings.config.children
-    return [first_line(text) for text in writer.write(prompts, seed)]
-
-
-def _score(
-    question: str, thoughts: Sequence[str], evaluator: Evaluator, settings: TreeSettings, seed: int
-) -> dict[int, Score]:
-    """Score the thoughts that are not empty; gives the scores by position."""
-    positions = [n for n, thought in enumerate(thoughts) if thought]
-    prompts = [settings.templates.value.render(question=question, thought=thoughts[n]) for n in positions]
-    return dict(zip(positions, evaluator.score(prompts, seed), strict=True))
 
 
 def first_line(text: str) -> str:

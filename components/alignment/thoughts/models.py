@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from components.alignment.thoughts.requests import Request, sample_keys
 from components.alignment.thoughts.scores import Score, ThoughtsError, score_with_retries
+from components.concurrency import concurrent_parts, run_concurrently
 from components.config import BackboneConfig, EvaluatorOptions, PolicyConfig, ThoughtsConfig
 from components.models.chat import ChatEndpoint, Reply
 from components.models.generation import Completion, GenerationSettings, generate_completions
 from components.models.policy import Policy
-from components.seeding import derive
 
 if TYPE_CHECKING:
     import torch
@@ -20,15 +22,15 @@ if TYPE_CHECKING:
 class Writer(Protocol):
     """Proposes thoughts."""
 
-    def write(self, prompts: Sequence[str], seed: int) -> list[str]:
-        """Write a text for each prompt; its first line is the thought."""
+    def write(self, requests: Sequence[Request]) -> list[str]:
+        """Write a text for each request; its first line is the thought."""
 
 
 class Evaluator(Protocol):
     """Scores thoughts."""
 
-    def score(self, prompts: Sequence[str], seed: int) -> list[Score]:
-        """Score the thought of each prompt."""
+    def score(self, requests: Sequence[Request]) -> list[Score]:
+        """Score the thought of each request."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,13 @@ class PolicyWriter:
         self.thoughts = thoughts
         self.policy = Policy(config, device)
 
-    def write(self, prompts: Sequence[str], seed: int) -> list[str]:
+    def write(self, requests: Sequence[Request]) -> list[str]:
         """Sample a continuation of each prompt."""
         completions = self.policy.generate(
-            prompts, seed, self.thoughts.temperature, max_new_tokens=self.thoughts.max_thought_tokens
+            [request.prompt for request in requests],
+            sample_keys(requests),
+            self.thoughts.temperature,
+            max_new_tokens=self.thoughts.max_thought_tokens,
         )
         return [completion.text for (completion,) in completions]
 
@@ -80,19 +85,14 @@ class ModelEvaluator:
         if options.read == "expected":
             self._numbers = number_tokens(self.policy)
 
-    def score(self, prompts: Sequence[str], seed: int) -> list[Score]:
-        """Score the thought of each prompt."""
-        import torch
-
+    def score(self, requests: Sequence[Request]) -> list[Score]:
+        """Score the thought of each request."""
         if self.options.read == "expected":
-            with torch.inference_mode():
-                return [Score(self._expected_score(prompt), 1) for prompt in prompts]
-        return score_with_retries(
-            lambda texts, attempt: self._write(texts, seed, attempt), prompts, self.options.retries_unread
-        )
+            return [Score(score, 1) for score in self._expected_scores(requests)]
+        return score_with_retries(self._write, requests, self.options.retries_unread)
 
-    def _write(self, prompts: Sequence[str], seed: int, attempt: int) -> list[Reply]:
-        encoded = [self.policy.encode(prompt) for prompt in prompts]
+    def _write(self, requests: Sequence[Request], attempt: int) -> list[Reply]:
+        encoded = [self.policy.encode(request.prompt) for request in requests]
         settings = GenerationSettings(
             self.options.batch_size, self.options.max_new_tokens, temperature=1.0 if attempt else 0.0
         )
@@ -101,7 +101,7 @@ class ModelEvaluator:
             self.policy.tokenizer,
             encoded,
             settings,
-            derive(seed, "attempt", attempt),
+            sample_keys(requests, "attempt", attempt),
         )
         return [self._reply(completion) for (completion,) in completions]
 
@@ -109,27 +109,72 @@ class ModelEvaluator:
         text = self.policy.tokenizer.decode(list(completion.ids), skip_special_tokens=True)
         return Reply(cast("str", text), completion.finished)
 
-    def _expected_score(self, prompt: str) -> float:
-        ids = self.policy.encode(prompt)
-        probabilities = self._next_token_probabilities(ids)
-        *digits, ten = self._numbers
-        shares = [float(probabilities[number[0]]) for number in digits]
-        if len(ten) == 1:
-            shares.append(float(probabilities[ten[0]]))
-        else:
-            # "10" is a "1" and then a "0": the part of the "1" that continues with "0" is a ten.
-            continued = float(self._next_token_probabilities([*ids, ten[0]])[ten[1]])
-            shares = [shares[0] * (1 - continued), *shares[1:], shares[0] * continued]
-        return sum(number * share for number, share in enumerate(shares, 1)) / sum(shares)
+    def _expected_scores(self, requests: Sequence[Request]) -> list[float]:
+        """Expected scores; equal prompts have equal ones.
 
-    def _next_token_probabilities(self, ids: Sequence[int]) -> torch.Tensor:
-        """Probabilities [V] of the token after a sequence."""
+        The distinct rows of token ids are sorted by their length, so that little of a batch is padding,
+        and then by their content. The batches, and with them the last bits of a score, thus do not
+        depend on the order of the requests.
+        """
+        rows = [tuple(self.policy.encode(request.prompt)) for request in requests]
+        distinct = sorted(set(rows), key=lambda row: (len(row), row))
+        parts = concurrent_parts(self.policy.model.device)
+        size = max(1, self.options.batch_size // parts)
+        batches = [distinct[start : start + size] for start in range(0, len(distinct), size)]
+        calls = [partial(self._score_batch, batch) for batch in batches]
+        scores: dict[tuple[int, ...], float] = {}
+        for batch, values in zip(batches, run_concurrently(calls, at_once=parts), strict=True):
+            scores |= dict(zip(batch, values, strict=True))
+        return [scores[row] for row in rows]
+
+    def _score_batch(self, rows: Sequence[tuple[int, ...]]) -> list[float]:
+        """Expected scores of N rows of token ids in one pass.
+
+        Where "10" is a "1" and then a "0", the part of the "1" that continues with "0" is a ten. Each
+        row then ends with the "1", after which the "0" is read.
+        """
+        *digits, ten = self._numbers
+        continued = list(ten[:-1])
+        probabilities = self._probabilities([[*row, *continued] for row in rows], 1 + len(continued))
+        scores = []
+        for after_row, *after_one in probabilities:
+            shares = [float(after_row[number[0]]) for number in digits]
+            if after_one:
+                zero = float(after_one[0][ten[-1]])
+                shares = [shares[0] * (1 - zero), *shares[1:], shares[0] * zero]
+            else:
+                shares.append(float(after_row[ten[0]]))
+            scores.append(sum(number * share for number, share in enumerate(shares, 1)) / sum(shares))
+        return scores
+
+    def _probabilities(self, rows: Sequence[Sequence[int]], count: int) -> list[list[torch.Tensor]]:
+        """Probabilities [V] of the next token at the last `count` positions of each row.
+
+        The rows are padded on the right. A causal model never attends to what follows a token, so no
+        mask is needed. The head is computed only at positions that are read in one of the rows.
+        """
         import torch
 
-        input_ids = torch.tensor([[*ids]], device=self.policy.device)
-        output = self.policy.model(input_ids=input_ids, use_cache=False, logits_to_keep=1)
-        logits: torch.Tensor = output.logits[0, -1]
-        return logits.double().softmax(-1)
+        pad = cast("int", self.policy.tokenizer.pad_token_id)
+        ids = torch.full((len(rows), max(map(len, rows))), pad)
+        for n, row in enumerate(rows):
+            ids[n, : len(row)] = torch.as_tensor(row)
+        positions = sorted({len(row) - back for row in rows for back in range(1, count + 1)})
+        columns = {position: column for column, position in enumerate(positions)}
+        device = self.policy.model.device
+        with torch.inference_mode():
+            output: Any = self.policy.model(
+                input_ids=ids.to(device),
+                use_cache=False,
+                logits_to_keep=torch.tensor(positions, device=device),
+            )
+            return [
+                [
+                    output.logits[n, columns[len(row) - back]].double().softmax(-1)
+                    for back in range(count, 0, -1)
+                ]
+                for n, row in enumerate(rows)
+            ]
 
 
 def number_tokens(policy: Policy) -> list[list[int]]:
@@ -160,17 +205,17 @@ class EndpointEvaluator:
             options, options.model, options.max_new_tokens, "the evaluator's endpoint", ThoughtsError
         )
 
-    def score(self, prompts: Sequence[str], seed: int) -> list[Score]:
-        """Score the thought of each prompt; the endpoint ignores the seed.
+    def score(self, requests: Sequence[Request]) -> list[Score]:
+        """Score the thought of each request; the endpoint ignores the seeds.
 
         Raises:
             ThoughtsError: a request failed.
         """
-        return score_with_retries(
-            lambda texts, attempt: self._chat.generate(texts, temperature=1.0 if attempt else 0.0),
-            prompts,
-            self.options.retries_unread,
-        )
+        return score_with_retries(self._write, requests, self.options.retries_unread)
+
+    def _write(self, requests: Sequence[Request], attempt: int) -> list[Reply]:
+        prompts = [request.prompt for request in requests]
+        return self._chat.generate(prompts, temperature=1.0 if attempt else 0.0)
 
 
 def build_models(policy: PolicyConfig, config: ThoughtsConfig, device: str) -> TreeModels:

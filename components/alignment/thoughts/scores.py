@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from components.alignment.thoughts.requests import Request
 from components.config import UserError
 from components.models.chat import Reply
 
@@ -108,21 +109,21 @@ def _parse_line(
 
 
 def score_with_retries(
-    request: Callable[[Sequence[str], int], list[Reply]], prompts: Sequence[str], retries: int
+    answer: Callable[[Sequence[Request], int], list[Reply]], requests: Sequence[Request], retries: int
 ) -> list[Score]:
     """Parse a score from each answer, and request the missing ones again.
 
     Args:
-        request: answers prompts, called with them and the number of the attempt, from 0.
-        prompts: a prompt for each thought.
+        answer: answers requests, called with them and the number of the attempt, from 0.
+        requests: a request for each thought.
         retries: number of further attempts.
     """
-    scores = [Score(None, 0)] * len(prompts)
+    scores = [Score(None, 0)] * len(requests)
     for attempt in range(retries + 1):
         missing = [n for n, score in enumerate(scores) if score.value is None]
         if not missing:
             break
-        replies = request([prompts[n] for n in missing], attempt)
+        replies = answer([requests[n] for n in missing], attempt)
         for n, reply in zip(missing, replies, strict=True):
             scores[n] = Score(parse_score(reply.text, reply.finished), attempt + 1)
     return scores
