@@ -15,7 +15,10 @@ TRAINED_REWARD = 4
 """Reward models that are trained here (components/learning/reward_model.py)."""
 
 THOUGHT_TREES = {"text": 3, "expected": 3}
-"""Trees of thoughts by how the evaluator's scores are read (components/alignment/thoughts)."""
+"""Trees of thoughts by how the evaluator's scores are read (components/alignment/thoughts).
+
+The rounding of expected scores belongs to their trees, so a change of their batches is a version.
+"""
 
 RESULTS = 1
 """Layout of the result files of a run (components/results.py)."""

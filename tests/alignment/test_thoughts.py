@@ -482,10 +482,21 @@ def count_rows():
 def real_models(request, debug):
     """Real models, and the settings of trees in which every thought is extended."""
     options = {"model": "tiny-random", "read": request.param, "max_prompt_tokens": 2000}
-    evaluator = EvaluatorOptions(**options, max_new_tokens=3, retries_unread=2)
+    evaluator = EvaluatorOptions(**options, max_new_tokens=1, retries_unread=2)
     config = ThoughtsConfig(depth=2, max_thought_tokens=6, evaluator=evaluator)
     policy = debug.policy.model_copy(update={"template": "thoughts/policy", "max_prompt_tokens": 2000})
-    return build_models(policy, config, "cpu"), {"csqa": TreeSettings(config, TEMPLATES, "k", 3)}
+    models = build_models(policy, config, "cpu")
+    write_digits(models.evaluator.policy)
+    return models, {"csqa": TreeSettings(config, TEMPLATES, "k", 3)}
+
+
+def write_digits(policy):
+    """Let a model with random weights write a 0, which is unreadable, and any digit at temperature 1."""
+    digits = [policy.tokenizer.encode(str(n), add_special_tokens=False)[0] for n in range(10)]
+    head = policy.model.get_output_embeddings().weight
+    with torch.no_grad():
+        head[digits] = 20 * head[digits[6]]
+        head[digits[0]] *= 1.02
 
 
 MANY = [question_named(f"{name} " * n) for n, name in enumerate(["one", "two", "three", "four", "five"], 1)]
@@ -496,6 +507,10 @@ def test_trees_that_are_grown_together_are_those_that_are_grown_one_at_a_time(re
     together = grow_trees(MANY, models, settings)
     alone = [grow_trees([question], models, settings)[0] for question in MANY]
     assert len({node.thought for tree in alone for node in tree.nodes}) > len(MANY)
+    assert len({node.score for tree in alone for node in tree.nodes}) > 3
+    assert {node.depth for tree in alone for node in tree.nodes} == {1, 2}
+    if settings["csqa"].config.evaluator.read == "text":
+        assert len({node.asked for tree in alone for node in tree.nodes}) > 1
     for tree, expected in zip(together, alone, strict=True):
         assert [replace(node, score=None) for node in tree.nodes] == [
             replace(node, score=None) for node in expected.nodes
@@ -505,8 +520,7 @@ def test_trees_that_are_grown_together_are_those_that_are_grown_one_at_a_time(re
         assert tree.path == expected.path
 
 
-def test_trees_of_several_questions_take_no_more_calls_than_the_tree_of_one(real_models, count_rows):
-    """With two half batches the calls are as many as the batches that the rows fill."""
+def test_trees_of_several_questions_take_fewer_and_larger_calls_of_the_evaluator(real_models, count_rows):
     models, settings = real_models
     rows = count_rows(models.evaluator.policy.model)
     for question in MANY:
