@@ -9,7 +9,7 @@ from components.config import QuestionsConfig, RecipeError
 from components.data.questions import Question, load_questions, render
 from components.data.records import DataError
 from components.data.templates import load as load_template
-from components.data.trees import Tree, append_tree
+from components.data.trees import Tree, append_trees
 from components.evaluation.answers import (
     answer_figures,
     load_evaluation_questions,
@@ -536,7 +536,7 @@ def test_a_part_without_questions_is_refused(tmp_path):
 def trees(tmp_path):
     """A folder of trees of the run, and one of trees that were grown before it."""
     for folder, name in (("run", "csqa/1"), ("earlier", "csqa/2")):
-        append_tree(tmp_path / folder / "csqa.jsonl", Tree(name, "csqa", "k", f"text of {name}", ()))
+        append_trees(tmp_path / folder / "csqa.jsonl", [Tree(name, "csqa", "k", f"text of {name}", ())])
     return tmp_path
 
 

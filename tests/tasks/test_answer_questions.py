@@ -14,7 +14,7 @@ from components.data import prepare
 from components.data.questions import load_questions, render
 from components.data.records import DataError
 from components.data.templates import load as load_template
-from components.data.trees import Tree, append_tree
+from components.data.trees import Tree, append_trees
 from components.evaluation.answers import load_evaluation_questions
 from components.federation.clients.context import ClientContexts
 from components.federation.outcome import Workspace
@@ -340,7 +340,7 @@ def tree_of(question_id):
 
 
 def test_a_question_with_a_tree_of_the_run_is_refused_before_any_answer(files, tmp_path):
-    append_tree(tmp_path / "trees" / "csqa.jsonl", tree_of("q5"))
+    append_trees(tmp_path / "trees" / "csqa.jsonl", [tree_of("q5")])
     with pytest.raises(DataError, match=r"1 of the 8 questions of set csqa.* csqa/q5 .*csqa/q5"):
         answer(with_trees(files), tmp_path / "answers", trees=tmp_path / "trees")
     assert not list(tmp_path.glob("answers/*.json"))
@@ -356,7 +356,7 @@ def test_a_question_with_an_earlier_tree_is_refused_before_the_data_are_prepared
     files, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(prepare, "prepare", lambda *_: pytest.fail("the data were prepared"))
-    append_tree(tmp_path / "before" / "csqa.jsonl", tree_of("q2"))
+    append_trees(tmp_path / "before" / "csqa.jsonl", [tree_of("q2")])
     source = f"data={{source: thoughts, path: {tmp_path}/before}}"
     with pytest.raises(DataError, match="csqa/q2"):
         data.prepare_data.fn(
