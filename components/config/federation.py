@@ -157,6 +157,15 @@ class FederationConfig(Section):
         ),
     )
     batch_size: int = Field(32, ge=1, description="Rows of a minibatch; FedBiscuit table 3: 32.")
+    micro_batch_size: int | None = Field(
+        None,
+        ge=1,
+        description=(
+            "Rows of a minibatch that go through the model at once. The gradient is that of the whole"
+            " minibatch, up to rounding, and only the activations of these rows are in memory. null: the"
+            " whole minibatch."
+        ),
+    )
     optimizer: OptimizerConfig = Field(
         default_factory=OptimizerConfig, description="Optimizer of the clients."
     )

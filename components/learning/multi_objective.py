@@ -28,6 +28,7 @@ import numpy as np
 from components.config import MultiObjective
 from components.learning import mgda
 from components.learning.local import (
+    Division,
     LocalTraining,
     TrainingError,
     TrainingMetrics,
@@ -331,6 +332,7 @@ def compute_objective_gradients(
     indices: np.ndarray,
     clip: float,
     weights: np.ndarray | None = None,
+    micro_batch_size: int | None = None,
 ) -> ObjectiveGradients:
     """Gradients of the clipped loss of M objectives, by one forward and M backward passes.
 
@@ -341,10 +343,47 @@ def compute_objective_gradients(
         clip: epsilon.
         weights: [M]; if they are set, only the gradient of the weighted loss is computed, by one
             backward pass.
+        micro_batch_size: completions that go through the model at once; None takes all. Losses are
+            means over tokens, so gradients are weighted by tokens.
     """
+    total = int(rollout.mask[indices].sum())
+    micro_batches = Division(micro_batch_size).micro_batches(indices)
+    parts = [
+        _scaled_gradients(resident, rollout, micro_batch, clip, weights, total)
+        for micro_batch in micro_batches
+    ]
+    return _sum_parts(parts)
+
+
+def _sum_parts(parts: Sequence[ObjectiveGradients]) -> ObjectiveGradients:
+    """The gradients of a minibatch from those of its micro-batches, which are scaled already."""
+    import torch
+    from torch.nn.functional import pad
+
+    width = max(part.states.shape[1] for part in parts)
+    states = [pad(part.states, (0, 0, 0, width - part.states.shape[1])) for part in parts]
+    return ObjectiveGradients(
+        gradients=sum((part.gradients for part in parts[1:]), start=parts[0].gradients),
+        losses=[sum(losses) for losses in zip(*(part.losses for part in parts), strict=True)],
+        kl=sum(part.kl for part in parts),
+        states=torch.cat(states),
+        tokens=sum(part.tokens for part in parts),
+    )
+
+
+def _scaled_gradients(
+    resident: ResidentPolicy,
+    rollout: Rollout,
+    indices: np.ndarray,
+    clip: float,
+    weights: np.ndarray | None,
+    total: int,
+) -> ObjectiveGradients:
+    """Gradients, losses and KL of a micro-batch, times its share of the minibatch's tokens."""
     import torch
 
     parameters = resident.slot.parameters
+    share = int(rollout.mask[indices].sum()) / total
     rows = [rollout.rows[n] for n in indices]
     tokens = resident.tokens(rows, temperature=rollout.temperature)
     width = tokens.mask.shape[1]
@@ -352,7 +391,7 @@ def compute_objective_gradients(
     losses = []
     for advantages in rollout.advantages:
         token_losses = policy_loss(tokens.logprobs, old, advantages[indices, :width], clip)
-        losses.append(masked_mean(token_losses, tokens.mask))
+        losses.append(masked_mean(token_losses, tokens.mask) * share)
     targets = losses if weights is None else [_weighted_sum(losses, weights)]
     gradients = []
     for j, target in enumerate(targets):
@@ -361,7 +400,7 @@ def compute_objective_gradients(
     return ObjectiveGradients(
         gradients=torch.stack(gradients),
         losses=[loss.item() for loss in losses],
-        kl=approximate_kl(tokens.logprobs, old, tokens.mask),
+        kl=approximate_kl(tokens.logprobs, old, tokens.mask) * share,
         states=tokens.states.detach(),
         tokens=sum(len(prompt) + len(completion) for prompt, completion in rows),
     )
@@ -409,8 +448,9 @@ def train_multi_objective_ppo(
         rewards: the reward of each objective.
         state: the client's state after its previous round.
         config: coefficients.
-        training: each local step samples a rollout of `batch_size` prompts. The accumulation of the
-            optimizer, the proximal term and the progress callback are not used.
+        training: each local step samples a rollout of `batch_size` prompts, and the micro-batches
+            divide the minibatches of PPO. The accumulation of the optimizer, the proximal term and
+            the progress callback are not used.
 
     Returns:
         the client's state after the round, and the metrics.
@@ -515,6 +555,7 @@ class _MultiObjectiveTrainer:
         self._objectives = objectives
         self._config = config
         self._max_norm = training.optimizer.clip
+        self._micro_batch_size = training.micro_batch_size
         self._fixed_weights = fixed_weights(config, objectives)
         self._heads = torch.nn.Parameter(heads.to(resident.policy.device))
         self._actor = build_optimizer(resident.slot.parameters, training.optimizer)
@@ -529,7 +570,12 @@ class _MultiObjectiveTrainer:
         config = self._config
         parameters = self._resident.slot.parameters
         gradients = compute_objective_gradients(
-            self._resident, rollout, indices, config.ppo.clip, self._fixed_weights
+            self._resident,
+            rollout,
+            indices,
+            config.ppo.clip,
+            self._fixed_weights,
+            self._micro_batch_size,
         )
         if not gradients.gradients.isfinite().all():
             raise TrainingError(

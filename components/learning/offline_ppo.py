@@ -193,6 +193,8 @@ class OfflinePPOLoss:
         self._rollout = compute_rollout(resident, data.select(rows), config)
         self._encoded = {int(n): resident.encode_pair(data.pairs[n]) for n in rows}
         self._places = {int(n): place for place, n in enumerate(rows)}
+        self._remaining_rows = 0
+        self._minibatch_tokens = 0
 
     def __call__(self, indices: np.ndarray) -> tuple[torch.Tensor, int]:
         """The losses [n] of n pairs by their indices, and the number of tokens."""
@@ -203,7 +205,11 @@ class OfflinePPOLoss:
         width = tokens.mask.shape[1]
         old = self._rollout.old[places, :width]
         advantages = self._rollout.advantages[places, :width]
-        self.distances.append(approximate_kl(tokens.logprobs, old, tokens.mask))
+        if not self._remaining_rows:
+            self.begin_minibatch([indices])
+        self._remaining_rows -= len(indices)
+        share = int(tokens.mask.sum()) / self._minibatch_tokens
+        self.distances[-1] += share * approximate_kl(tokens.logprobs, old, tokens.mask)
         losses = policy_loss(tokens.logprobs, old, advantages, config.clip)
         losses = losses - config.entropy * tokens.entropies
         if self._value_head is not None:
@@ -213,6 +219,17 @@ class OfflinePPOLoss:
             losses = losses + self._value_weight * value_loss(values, old_values, returns, config.clip)
         pair_losses = masked_mean(losses, tokens.mask, per_row=True).reshape(len(rows), 2).mean(1)
         return pair_losses, count_pair_tokens(rows)
+
+    def begin_minibatch(self, micro_batches: Sequence[np.ndarray]) -> None:
+        """Begin a minibatch, whose distance is that of all tokens of its micro-batches.
+
+        Args:
+            micro_batches: indices of the pairs, in the order of the calls that follow.
+        """
+        indices = np.concatenate(micro_batches)
+        self._remaining_rows = len(indices)
+        self._minibatch_tokens = int(self._rollout.mask[self._rollout_rows(indices)].sum())
+        self.distances.append(0.0)
 
     def _rollout_rows(self, indices: np.ndarray) -> list[int]:
         """Rows of the rollout with chosen and rejected of each pair."""
@@ -257,7 +274,9 @@ def train_offline_ppo(
         LoopOptions(
             seed=derive(training.seed, "ppo"),
             dropout=False,
+            micro_batch_size=training.micro_batch_size,
             progress=training.progress,
+            before_minibatch=loss.begin_minibatch,
             should_stop=lambda: bool(loss.distances) and loss.distances[-1] > config.target_kl,
         ),
     )

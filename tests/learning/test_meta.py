@@ -6,7 +6,8 @@ import torch
 
 from components.config import OptimizerConfig
 from components.learning.dpo import build_dpo_loss, count_pair_tokens, pair_logprobs
-from components.learning.meta import adapt, draw_meta_batches, train_meta
+from components.learning.local import LoopOptions
+from components.learning.meta import MetaRates, adapt, draw_meta_batches, train_meta
 from components.learning.objectives import dpo_loss
 from tests.support.adapters import random_tensors
 from tests.support.pairs import PAIRS
@@ -64,9 +65,8 @@ def test_a_meta_step_applies_the_gradient_after_the_inner_steps_to_the_values_be
         resident,
         build_dpo_loss(resident, PAIRS, reference, 0.1),
         [[*inner, outer]],
-        inner_lr=0.5,
-        optimizer=OptimizerConfig(name="sgd", lr=0.1, clip=None),
-        seed=3,
+        MetaRates(inner_lr=0.5, outer=OptimizerConfig(name="sgd", lr=0.1, clip=None)),
+        LoopOptions(seed=3),
     )
     for name, gradient in zip(resident.slot.names, outer_gradients, strict=True):
         assert torch.allclose(trained[name], adapter[name] - 0.1 * gradient, atol=1e-6)

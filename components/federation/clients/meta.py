@@ -38,7 +38,8 @@ class MetaTrainer(ResidentPolicyTrainer):
 
     def run(self, job: Job, context: ClientContext) -> ClientResult:
         """Take the meta-steps of the round on the client's training pairs."""
-        from components.learning.meta import draw_meta_batches, train_meta
+        from components.learning.local import LoopOptions
+        from components.learning.meta import MetaRates, draw_meta_batches, train_meta
 
         if not isinstance(job, TrainJob):
             raise unsupported_job(self, job)
@@ -54,9 +55,11 @@ class MetaTrainer(ResidentPolicyTrainer):
             self.resident,
             self._loss(rows, minibatches, context),
             meta_batches,
-            self._options.inner_lr,
-            config.optimizer.model_copy(update={"lr": self._options.outer_lr, "accumulation": 1}),
-            job.seed,
+            MetaRates(
+                self._options.inner_lr,
+                config.optimizer.model_copy(update={"lr": self._options.outer_lr, "accumulation": 1}),
+            ),
+            LoopOptions(seed=job.seed, micro_batch_size=config.micro_batch_size),
         )
         # Steps are counted in gradients, so that they compare with those of other methods.
         steps = Metrics(scalars={"steps": len(minibatches)})
@@ -87,7 +90,8 @@ class MetaTrainer(ResidentPolicyTrainer):
         )
         inner = meta_batch[:-1]
         self.resident.slot.load(adapter)
-        adapt(self.resident, self._loss(rows, inner, context), inner, options.inner_lr, seed)
+        loss = self._loss(rows, inner, context)
+        adapt(self.resident, loss, inner, options.inner_lr, seed, self._federation.micro_batch_size)
 
     def _loss(
         self,

@@ -75,7 +75,11 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
             self._client_state(context),
             self._options.build_objective(job.objective_weights),
             LocalTraining(
-                config.local_steps_for(len(prompts)), config.batch_size, config.optimizer, job.seed
+                config.local_steps_for(len(prompts)),
+                config.batch_size,
+                config.optimizer,
+                job.seed,
+                micro_batch_size=config.micro_batch_size,
             ),
         )
         saved = context.store.save(job.key(), job.previous_job_key, pack_state(state))
@@ -111,7 +115,13 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
         minibatch = objective.ppo.minibatch
         for begin in range(0, len(batch), minibatch):
             indices = np.arange(begin, min(begin + minibatch, len(batch)))
-            part = compute_objective_gradients(self.resident, rollout, indices, objective.ppo.clip)
+            part = compute_objective_gradients(
+                self.resident,
+                rollout,
+                indices,
+                objective.ppo.clip,
+                micro_batch_size=self._federation.micro_batch_size,
+            )
             weighted = part.gradients * len(indices)
             total = weighted if total is None else total + weighted
             tokens += part.tokens

@@ -168,7 +168,9 @@ class PersonalizedTrainer(ResidentPolicyTrainer):
         min_lr = decay.min_lr if decay is not None else 0.0
         lr = max(lr * memory.decay, min(lr, min_lr))
         optimizer = config.optimizer.model_copy(update={"lr": lr})
-        return LocalTraining(steps, config.batch_size, optimizer, seed)
+        return LocalTraining(
+            steps, config.batch_size, optimizer, seed, micro_batch_size=config.micro_batch_size
+        )
 
     def _loss(self, round: int) -> PDPOConfig:
         """The loss of a round: PDPO, or DPO as its special case."""

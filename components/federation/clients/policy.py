@@ -169,7 +169,7 @@ class ResidentPolicyTrainer:
     @property
     def _score_batch_size(self) -> int:
         """Pairs per batch; scoring needs less memory than training."""
-        return 2 * self._federation.batch_size
+        return 2 * (self._federation.micro_batch_size or self._federation.batch_size)
 
 
 class PolicyTrainer(ResidentPolicyTrainer):
@@ -187,6 +187,7 @@ class PolicyTrainer(ResidentPolicyTrainer):
             config.optimizer,
             job.seed,
             self._proximal_weight,
+            micro_batch_size=config.micro_batch_size,
         )
         adapter, metrics = self._train(rows, context, context.load_adapter(job.adapter), training)
         return ClientResult(tensors=adapter, rows=len(rows), metrics=metrics)
