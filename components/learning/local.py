@@ -22,6 +22,7 @@ from components.concurrency import concurrent_parts, run_concurrently
 from components.config import OptimizerConfig, UserError
 from components.models import eight_bit
 from components.models.backbone import find_active_dropout
+from components.models.checkpointing import checkpointed
 from components.seeding import generator, seeded
 
 if TYPE_CHECKING:
@@ -257,7 +258,7 @@ def train(
     parts = concurrent_parts(parameters[0].device) if halve else 1
     division = Division(options.micro_batch_size, parts, options.before_minibatch)
     try:
-        with seeded(device, options.seed):
+        with seeded(device, options.seed), checkpointed(model):
             for step, group in enumerate(steps):
                 if options.should_stop is not None and options.should_stop():
                     break

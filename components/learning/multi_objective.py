@@ -44,6 +44,7 @@ from components.learning.ppo import (
     value_loss,
     whiten,
 )
+from components.models.checkpointing import checkpointed
 from components.models.logprobs import TokenRow
 from components.models.resident import ResidentPolicy
 from components.models.rewards.base import RewardFunction, check_scores
@@ -348,10 +349,11 @@ def compute_objective_gradients(
     """
     total = int(rollout.mask[indices].sum())
     micro_batches = Division(micro_batch_size).micro_batches(indices)
-    parts = [
-        _scaled_gradients(resident, rollout, micro_batch, clip, weights, total)
-        for micro_batch in micro_batches
-    ]
+    with checkpointed(resident.model):
+        parts = [
+            _scaled_gradients(resident, rollout, micro_batch, clip, weights, total)
+            for micro_batch in micro_batches
+        ]
     return _sum_parts(parts)
 
 
