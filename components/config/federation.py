@@ -52,6 +52,10 @@ class MethodOptions(Section):
         """Whether runtime.compile can apply to the clients' training step."""
         return self.trained_model == "selector"
 
+    def server_adapters(self, federation: FederationConfig) -> int:
+        """Adapters of the server that a round changes at most."""
+        return 1
+
     def required_backbones(self, recipe: Recipe) -> list[BackboneConfig]:
         """Backbones that the rounds need."""
         return [self.trained_section(recipe).backbone]

@@ -122,16 +122,13 @@ class ModelShape:
         kind = config.get("model_type")
         if kind not in FAMILIES:
             raise ShapeError(
-                f"the memory of '{backbone.name}' is not estimated: its model_type is '{kind}', and the"
-                f" estimate knows {', '.join(FAMILIES)}"
+                f"'{backbone.name}' has model_type '{kind}', and the estimate knows {', '.join(FAMILIES)}"
             )
         family = FAMILIES[kind]
         names = GPT2_NAMES if family.learned_positions else LLAMA_NAMES
         missing = [name for name in names.values() if name not in config]
         if missing:
-            raise ShapeError(
-                f"the memory of '{backbone.name}' is not estimated: its config.json has no {missing[0]}"
-            )
+            raise ShapeError(f"the config.json of '{backbone.name}' has no {missing[0]}")
         hidden = int(config[names["hidden"]])
         heads = int(config[names["heads"]])
         layers = int(config[names["layers"]])

@@ -95,7 +95,8 @@ def test_activations_are_those_that_autograd_stores(family, dropout, dtype):
 
 
 @pytest.mark.parametrize(
-    ("family", "modules"), [("gpt2", ["c_attn"]), ("llama", ["q_proj", "v_proj"]), ("qwen2", ["q_proj", "down_proj"])]
+    ("family", "modules"),
+    [("gpt2", ["c_attn"]), ("llama", ["q_proj", "v_proj"]), ("qwen2", ["q_proj", "down_proj"])],
 )
 def test_modules_without_an_adapter_store_no_input(family, modules):
     lora = LoraConfig(r=4, alpha=8, dropout=0.1, target_modules=modules)
@@ -213,11 +214,11 @@ def test_a_recipes_first_layers_are_counted():
 
 
 def test_an_unknown_family_is_named_and_not_guessed():
-    with pytest.raises(ShapeError, match="'mamba'.*knows llama"):
+    with pytest.raises(ShapeError, match="some/mamba.*'mamba'.*knows llama"):
         ModelShape.from_config({"model_type": "mamba"}, BackboneConfig(name="some/mamba"))
 
 
 def test_a_missing_value_is_named_and_not_guessed():
     config = {"model_type": "llama", "hidden_size": 64}
-    with pytest.raises(ShapeError, match=r"config\.json has no intermediate_size"):
+    with pytest.raises(ShapeError, match=r"config\.json of 'some/llama' has no intermediate_size"):
         ModelShape.from_config(config, BackboneConfig(name="some/llama"))
