@@ -1,21 +1,24 @@
 """Committed steps: the server's state after each step, from which a stopped run resumes.
 
-A folder holds `adapters/` (content-addressed), `updates/` (finished jobs) and `commits/00003.json`
-(the state after step 3). A commit names adapters by hash, is written after them to a scratch file,
-flushed and renamed, so that the newest commit that can be read is always complete.
+A folder holds `adapters/` (content-addressed), `updates/` (finished jobs of the next step) and
+`commits/00003.json` (the state after step 3). A commit names adapters by hash, is written after them
+to a scratch file, flushed and renamed, so that the newest commit that can be read is always
+complete.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from pydantic import JsonValue
 
 from components.config import UserError
-from components.federation.protocol import Client, Federation, M, ServerState
+from components.federation.protocol import Client, Federation, Job, M, ServerState
 from components.io import write_atomically
 from components.models.adapters import AdapterStore
 from components.results import Metrics, Result, StepRecord
@@ -81,6 +84,7 @@ class Commits:
         self.folder = Path(folder)
         self.fingerprint = fingerprint
         self.store = AdapterStore(self.folder / "adapters")
+        self._hashes: dict[str, set[str]] = {}  # by name of the commit's file
 
     def latest(self, memory_type: type[M]) -> tuple[ServerState[M], list[StepRecord]] | None:
         """The last committed state and the records of all steps so far.
@@ -105,12 +109,50 @@ class Commits:
         """Commit a state with the record of the step that led to it; the initial state has none."""
         commit = Commit(fingerprint=self.fingerprint, state=store_state(state), record=record)
         data = json.dumps(commit.model_dump(mode="json"), indent=1, allow_nan=True).encode()
-        write_atomically(self.folder / "commits" / f"{state.step:05d}.json", data)
+        path = self.folder / "commits" / f"{state.step:05d}.json"
+        self._hashes.pop(path.name, None)
+        write_atomically(path, data)
+
+    def discard_updates(self, jobs: Sequence[Job] = ()) -> None:
+        """Remove the updates of finished steps, with their adapters.
+
+        Nothing reads an update once the state after its step is committed: what a method needs of it
+        is in the state. An adapter stays that a commit, a given job or its update names, such as that
+        of a client which is its own outcome. An adapter is removed before the update that names it,
+        so a run that is killed in between finds the rest at its next call.
+
+        Args:
+            jobs: of the step that follows, whose updates stay.
+        """
+        kept_names = {f"{job.key()}.json" for job in jobs}
+        kept: list[Path] = []
+        discarded: list[Path] = []
+        for path in sorted((self.folder / "updates").glob("*.json")):
+            (kept if path.name in kept_names else discarded).append(path)
+        if not discarded:
+            return
+        needed = self._committed_hashes()
+        needed.update(ref.hash for job in jobs for ref in job.sent_adapters)
+        needed.update(digest for path in kept for digest in _find_hashes(path))
+        for path in discarded:
+            for digest in _find_hashes(path):
+                if digest not in needed:
+                    Path(self.store.ref(digest).path).unlink(missing_ok=True)
+            path.unlink()
+
+    def _committed_hashes(self) -> set[str]:
+        """Hashes of all adapters that a commit names, in its state, its record or the memory."""
+        paths = sorted((self.folder / "commits").glob("[0-9]*.json"))
+        for path in paths:
+            if path.name not in self._hashes:
+                self._hashes[path.name] = _find_hashes(path)
+        return set().union(*(self._hashes[path.name] for path in paths))
 
     def clear(self) -> None:
         """Remove all commits, updates and adapters."""
         for name in ("commits", "updates", "adapters"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
+        self._hashes.clear()
 
     def _read(self, path: Path) -> Commit:
         try:
@@ -141,6 +183,11 @@ class Commits:
             metrics=stored.metrics,
             logged_at=stored.logged_at,
         )
+
+
+def _find_hashes(path: Path) -> set[str]:
+    """All hashes of adapters that a JSON file names."""
+    return set(re.findall(r"\b[0-9a-f]{64}\b", path.read_text(encoding="utf-8", errors="ignore")))
 
 
 def store_state(state: ServerState[M]) -> StoredState:

@@ -52,6 +52,8 @@ def run_rounds(
 ) -> ServerState[M]:
     """Run all rounds that are not complete yet.
 
+    The updates of a step are removed when the next one begins, and those of the last one at the end.
+
     Args:
         strategy: the method.
         state: where to start.
@@ -63,10 +65,12 @@ def run_rounds(
     processing = processing_key(postprocessors_of(config))
     while state.round < config.rounds:
         jobs = [replace(job, processing=processing) for job in strategy.plan(state)]
+        commits.discard_updates(jobs)
         answers = transport.run(jobs)
         state, record = close_step(strategy, state, jobs, answers, config.quorum, commits)
         if after_step is not None:
             after_step(state, record)
+    commits.discard_updates()
     return state
 
 

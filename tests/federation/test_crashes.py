@@ -1,10 +1,10 @@
-"""A federation that is killed at any atomic write is resumed to the same bytes, with every method.
+"""A federation that is killed at any atomic write or deletion is resumed to the same bytes.
 
-The bare loop runs once without interruption. Then it is resumed from what a kill leaves on disk in
-the middle of each write and right after it: of a client's adapter, its update, its private modules
-and its state, those after a personal step, the server's adapter, a commit. At its next commit all
-files must be those of the uninterrupted run, timings apart (tests/support/crashes.py says why this
-is enough).
+The bare loop runs once without interruption, with every method. Then it is resumed from what a kill
+leaves on disk in the middle of each write and right after it: of a client's adapter, its update,
+its private modules and its state, those after a personal step, the server's adapter, a commit; and
+right after each deletion of an update and its adapter. At its next commit all files must be those
+of the uninterrupted run, timings apart (tests/support/crashes.py says why this is enough).
 """
 
 import math
@@ -120,6 +120,8 @@ def test_a_federation_that_is_killed_at_any_write_is_resumed_to_the_same_bytes(v
     run = KilledRun(variant, prepared, tmp_path)
     images = distinct_images(run.images)
     assert {str(image.file) for image in run.images} >= set(run.final), "all writes are atomic"
+    assert any(image.file.parent.name == "updates" and image.deleted for image in run.images)
+    assert not any("/updates/" in name for name in run.final)
     for image in images:
         assert run.resume_to_next_commit(image) == run.expected_at_next_commit(image), str(image)
 
