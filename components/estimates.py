@@ -78,7 +78,8 @@ class DiskEstimate:
     """Terms of the disk space of a run's adapters, in bytes.
 
     Attributes:
-        server: adapters of the server after each round, in the run's folder.
+        server: adapters of the server in the run's folder: every keep_every rounds, and of the last two
+            commits.
         logged: those that are logged to MLflow, every keep_every rounds.
         updates: updates of the clients of a round.
         private: modules that clients keep to themselves, after their last two rounds.
@@ -246,7 +247,7 @@ def estimate_disk(recipe: Recipe, shapes: Shapes) -> DiskEstimate:
     per_round = config.options.server_adapters(config) * adapter
     personal = 0 if stage.modules is None else FP32 * personal_values(shape, stage.modules)
     return DiskEstimate(
-        server=adapter + config.rounds * per_round,
+        server=adapter + (config.rounds // config.keep_every + 2) * per_round,
         logged=-(-config.rounds // config.keep_every) * per_round,
         updates=config.clients_per_round * adapter,
         private=2 * personal * (recipe.data.clients or config.clients_per_round),

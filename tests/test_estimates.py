@@ -160,7 +160,7 @@ def test_the_disk_has_the_servers_adapters_and_the_updates_of_one_round(hub):
     recipe = load_recipe("qa/shp")
     disk = estimate_disk(recipe, Shapes())
     adapter = 4 * Shapes().read(recipe.selector.backbone).lora_values(recipe.selector.lora)
-    assert disk.server == adapter * (1 + 3 * 500)
+    assert disk.server == adapter * (1 + 3 * (10 + 2))
     assert disk.logged == adapter * 3 * 10
     assert disk.updates == adapter * 10
     assert disk.private == 0

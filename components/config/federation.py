@@ -210,7 +210,10 @@ class FederationConfig(Section):
     keep_every: int = Field(
         1,
         ge=1,
-        description="Log the adapters of the server every so many rounds, and always those of the last.",
+        description=(
+            "Keep and log the adapters of the server every so many rounds, and always those of the last."
+            " Those of the last two commits are kept too."
+        ),
     )
 
     @field_validator("method")

@@ -3,8 +3,9 @@
 The bare loop runs once without interruption, with every method. Then it is resumed from what a kill
 leaves on disk in the middle of each write and right after it: of a client's adapter, its update,
 its private modules and its state, those after a personal step, the server's adapter, a commit; and
-right after each deletion of an update and its adapter. At its next commit all files must be those
-of the uninterrupted run, timings apart (tests/support/crashes.py says why this is enough).
+right after each deletion of an update, its adapter, or an old adapter of the server. At its next
+commit all files must be those of the uninterrupted run, timings apart (tests/support/crashes.py
+says why this is enough).
 """
 
 import math
@@ -39,7 +40,7 @@ OBJECTIVES = [
     " vowels: {kind: function, name: 'tests.support.reward_functions:score_vowels'}}",
     "federation.options={objectives: {long: [long], vowels: [vowels]}, ppo: {minibatch: 2, epochs: 1}}",
 ]
-GROUPED = ["federation.method=fedbiscuit", "federation.rounds=4"]
+GROUPED = ["federation.method=fedbiscuit", "federation.rounds=4", "federation.keep_every=3"]
 PRIVATE = "federation.options={bottleneck: {width: 4}, reward_head: {width: 3}}"
 VARIANTS = {
     "fedavg": ["federation.method=fedavg"],
@@ -55,12 +56,17 @@ VARIANTS = {
     "fedprox": ["federation.method=fedprox", "federation.options={proximal: 0.1}"],
     "fedopt": ["federation.method=fedopt"],
     "fedamp": ["federation.method=fedamp"],
-    "fedcda": ["federation.method=fedcda", "federation.rounds=3"],
+    "fedcda": ["federation.method=fedcda", "federation.rounds=3", "federation.keep_every=2"],
     "fedper": ["federation.method=fedper", "federation.options={shared_layers: 1}"],
     "fedrep": ["federation.method=fedrep"],
     "fedpdpo": ["federation.method=fedpdpo", PRIVATE],
     "perfedavg": ["federation.method=perfedavg", "federation.options={inner_steps: 1}"],
-    "drift-mst": ["federation.method=drift", "federation.options={variant: mst}"],
+    "drift-mst": [
+        "federation.method=drift",
+        "federation.options={variant: mst}",
+        "federation.rounds=3",
+        "federation.keep_every=3",
+    ],
     "drift-sp": ["federation.method=drift", "federation.options={variant: sp, delta: 0.3}"],
     "firm": ["federation.method=firm", *OBJECTIVES],
     "firm-weights": [

@@ -211,7 +211,7 @@ def run_once(method: str, prepared: Any, folder: Any, *overrides: str) -> Any:
 def test_every_job_of_a_run_carries_the_settings_of_the_post_processors(
     registered, prepared, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(Commits, "discard_updates", lambda self, jobs=(): None)
+    monkeypatch.setattr(Commits, "discard", lambda self, jobs=(), keep_every=1: None)
     plain, _ = run_once("feddpo", prepared, tmp_path / "plain")
     protected, _ = run_once("feddpo", prepared, tmp_path / "protected", "federation.postprocessors=[halve]")
     files = [

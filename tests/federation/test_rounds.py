@@ -400,11 +400,24 @@ def test_updates_and_their_adapters_are_kept_for_one_step(recipe, prepared, trai
     assert {path.stem for path in loop.commits.store.root.iterdir()} == named
 
 
+@pytest.mark.slow
+def test_the_servers_adapters_stay_every_so_many_rounds_and_those_of_the_last_two(
+    recipe, prepared, trainer, tmp_path
+):
+    federation = recipe.federation.model_copy(update={"keep_every": 2, "rounds": 5})
+    loop = open_loop(recipe.model_copy(update={"federation": federation}), prepared, tmp_path, trainer)
+    state = loop.run()
+    hashes = [record.adapters["selector"] for record in loop.records]
+    assert len(set(hashes)) == 5
+    stored = {path.stem for path in loop.commits.store.root.iterdir()}
+    assert stored == {hashes[1], hashes[3], hashes[4], state.federation.initial.hash}
+
+
 def test_updates_of_the_step_that_follows_are_kept(step):
     *_, jobs, updates, commits = step
     for update in updates:
         _write_update(update, commits.store)
-    commits.discard_updates(jobs[:2])
+    commits.discard(jobs[:2])
     assert [finished_update(job, commits.store) is not None for job in jobs] == [True, True, False, False]
     assert [Path(update.adapter.path).is_file() for update in updates[1:]] == [True, False, False]
 
@@ -416,7 +429,7 @@ def test_an_update_that_is_the_servers_adapter_is_kept(step):
         _write_update(update, commits.store)
     own = state.adapters | {"ada": updates[3].adapter}
     commits.write(state.end_round(own, state.memory, Metrics()), None)
-    commits.discard_updates()
+    commits.discard()
     assert list((commits.folder / "updates").iterdir()) == []
     assert [Path(update.adapter.path).is_file() for update in updates[1:]] == [False, False, True]
 
