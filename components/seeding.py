@@ -9,8 +9,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import torch
 
 
 def derive(seed: int, *purpose: str | int) -> int:
@@ -35,17 +39,25 @@ def seeded(device: str, seed: int) -> Iterator[None]:
     torch.manual_seed would seed all devices of the process, on which other threads train other
     clients.
     """
-    import torch
+    with restored(device):
+        _device_generator(device).manual_seed(seed)
+        yield
 
-    index = torch.device(device).index or 0
-    numbers = (
-        torch.default_generator
-        if torch.device(device).type == "cpu"
-        else torch.cuda.default_generators[index]
-    )
+
+@contextmanager
+def restored(device: str) -> Iterator[None]:
+    """Restore the generator that dropout on a device draws from, so that its numbers are drawn again."""
+    numbers = _device_generator(device)
     state = numbers.get_state()
-    numbers.manual_seed(seed)
     try:
         yield
     finally:
         numbers.set_state(state)
+
+
+def _device_generator(device: str) -> torch.Generator:
+    import torch
+
+    if torch.device(device).type == "cpu":
+        return torch.default_generator
+    return torch.cuda.default_generators[torch.device(device).index or 0]

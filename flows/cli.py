@@ -108,7 +108,7 @@ def _run(request: RunRequest) -> None:
 
 @app.command()
 def check(recipe: RecipeArgument, overrides: Overrides = None) -> None:
-    """Check a recipe, and what it needs, without running it."""
+    """Check a recipe and what it needs; estimate memory and disk."""
     from flows.process import RunRequest, check_recipe, exit_status
 
     raise typer.Exit(exit_status(lambda: check_recipe(RunRequest(recipe, tuple(overrides or [])))))

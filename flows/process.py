@@ -93,8 +93,13 @@ def exit_status(command: Callable[[], int]) -> int:
 
 
 def check_recipe(request: RunRequest) -> int:
-    """Check the recipe of a request, and what it needs."""
-    print(f"{resolve_recipe(request)}: the recipe is valid")
+    """Check the recipe of a request, and what it needs, and print an estimate of its costs."""
+    name = resolve_recipe(request)
+    print(f"{name}: the recipe is valid")
+    if request.resume is None:
+        from components.estimates import describe_costs
+
+        print(describe_costs(load_recipe(name, request.overrides)))
     return 0
 
 

@@ -163,7 +163,7 @@ def time_step(recipe_name: str, arm: str) -> dict[str, Any]:
     import torch
 
     from components.concurrency import concurrent_parts
-    from components.learning.local import accumulate_gradients
+    from components.learning.local import Division, accumulate_gradients
     from components.learning.objectives import selector_loss
     from components.models.selector import Comparison as SelectorComparison
     from components.models.selector import Selector
@@ -181,7 +181,7 @@ def time_step(recipe_name: str, arm: str) -> dict[str, Any]:
         return selector_loss(_arm_logits(selector, arm, own), labels[indices]), sum(map(len, own))
 
     def step(parts: int) -> None:
-        accumulate_gradients(loss, selector.slot.parameters, [np.arange(len(rows))], 0, parts)
+        accumulate_gradients(loss, selector.slot.parameters, [np.arange(len(rows))], 0, Division(parts=parts))
         selector.model.zero_grad()
         if device.startswith("cuda"):
             torch.cuda.synchronize()

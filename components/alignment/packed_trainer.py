@@ -35,6 +35,7 @@ from components.learning.local import Gradients, add_gradients, compute_gradient
 from components.learning.objectives import dpo_loss
 from components.models.adapters import AdapterSlot, add_adapter_slot, attach_lora, from_peft_config
 from components.models.backbone import choose_dtype, find_active_dropout
+from components.models.checkpointing import enable_checkpointing
 from components.models.fused_lora import fuse_lora
 from components.models.logprobs import TokenRow, completion_logprobs
 from components.models.policy import Policy
@@ -136,6 +137,7 @@ def prepare_model(policy: Policy, config: DpoConfig, seed: int) -> PeftModel:
 
     Raises:
         AlignmentError: the reference adapter cannot be read.
+        BackboneError: the layers of the policy cannot be checkpointed.
     """
     from peft import PeftModel
 
@@ -148,8 +150,9 @@ def prepare_model(policy: Policy, config: DpoConfig, seed: int) -> PeftModel:
         lora = from_peft_config(cast("peft.LoraConfig", model.peft_config["default"]))
         copy = add_adapter_slot(model, lora, REFERENCE)
         copy.load(AdapterSlot(model).read())
-    if policy.device.startswith("cuda"):
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+    backbone = policy.config.backbone
+    if policy.device.startswith("cuda") or backbone.gradient_checkpointing:
+        enable_checkpointing(model, backbone.name)
     return model
 
 

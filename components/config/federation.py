@@ -52,6 +52,10 @@ class MethodOptions(Section):
         """Whether runtime.compile can apply to the clients' training step."""
         return self.trained_model == "selector"
 
+    def server_adapters(self, federation: FederationConfig) -> int:
+        """Adapters of the server that a round changes at most."""
+        return 1
+
     def required_backbones(self, recipe: Recipe) -> list[BackboneConfig]:
         """Backbones that the rounds need."""
         return [self.trained_section(recipe).backbone]
@@ -162,6 +166,15 @@ class FederationConfig(Section):
         ),
     )
     batch_size: int = Field(32, ge=1, description="Rows of a minibatch; FedBiscuit table 3: 32.")
+    micro_batch_size: int | None = Field(
+        None,
+        ge=1,
+        description=(
+            "Rows of a minibatch that go through the model at once. The gradient is that of the whole"
+            " minibatch, up to rounding, and only the activations of these rows are in memory. null: the"
+            " whole minibatch."
+        ),
+    )
     optimizer: OptimizerConfig = Field(
         default_factory=OptimizerConfig, description="Optimizer of the clients."
     )
@@ -215,7 +228,10 @@ class FederationConfig(Section):
     keep_every: int = Field(
         1,
         ge=1,
-        description="Log the adapters of the server every so many rounds, and always those of the last.",
+        description=(
+            "Keep and log the adapters of the server every so many rounds, and always those of the last."
+            " Those of the last two commits are kept too."
+        ),
     )
 
     @field_validator("method")

@@ -31,6 +31,13 @@ class BackboneConfig(Section):
             " appendix A). Adapters stay float32. Needs the extra 8bit."
         ),
     )
+    gradient_checkpointing: bool = Field(
+        False,
+        description=(
+            "Store only the inputs of layers for the backward pass, which computes the layers again. The"
+            " gradients are the same."
+        ),
+    )
 
 
 class LoraConfig(Section):

@@ -1,21 +1,24 @@
 """Committed steps: the server's state after each step, from which a stopped run resumes.
 
-A folder holds `adapters/` (content-addressed), `updates/` (finished jobs) and `commits/00003.json`
-(the state after step 3). A commit names adapters by hash, is written after them to a scratch file,
-flushed and renamed, so that the newest commit that can be read is always complete.
+A folder holds `adapters/` (content-addressed), `updates/` (finished jobs of the next step) and
+`commits/00003.json` (the state after step 3). A commit names adapters by hash, is written after them
+to a scratch file, flushed and renamed, so that the newest commit that can be read is always
+complete.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
-from dataclasses import asdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pydantic import JsonValue
 
 from components.config import UserError
-from components.federation.protocol import Client, Federation, M, ServerState
+from components.federation.protocol import Client, Federation, Job, M, ServerState
 from components.io import write_atomically
 from components.models.adapters import AdapterStore
 from components.results import Metrics, Result, StepRecord
@@ -68,6 +71,14 @@ class Commit(Result):
     record: StepRecord | None
 
 
+@dataclass(frozen=True)
+class _References:
+    """The round of a committed state, and all hashes that its commit names."""
+
+    round: int
+    hashes: frozenset[str]
+
+
 class Commits:
     """The commits of one federation.
 
@@ -81,6 +92,8 @@ class Commits:
         self.folder = Path(folder)
         self.fingerprint = fingerprint
         self.store = AdapterStore(self.folder / "adapters")
+        self._known: dict[str, _References] = {}  # by name of the commit's file
+        self._thinned: set[str] = set()  # names of commits whose adapters are removed
 
     def latest(self, memory_type: type[M]) -> tuple[ServerState[M], list[StepRecord]] | None:
         """The last committed state and the records of all steps so far.
@@ -105,12 +118,58 @@ class Commits:
         """Commit a state with the record of the step that led to it; the initial state has none."""
         commit = Commit(fingerprint=self.fingerprint, state=store_state(state), record=record)
         data = json.dumps(commit.model_dump(mode="json"), indent=1, allow_nan=True).encode()
-        write_atomically(self.folder / "commits" / f"{state.step:05d}.json", data)
+        path = self.folder / "commits" / f"{state.step:05d}.json"
+        self._known.pop(path.name, None)
+        self._thinned.discard(path.name)
+        write_atomically(path, data)
+
+    def discard(self, jobs: Sequence[Job] = (), keep_every: int = 1) -> None:
+        """Remove the updates of finished steps, and adapters that nothing needs any more.
+
+        Nothing reads an update once the state after its step is committed: what a method needs of it
+        is in the state. The adapters of old states are not read either. An adapter stays that a job, its
+        update, or one of these commits names: the last two, so that a run can go back by one, and
+        those of every `keep_every`-th round. An adapter is removed before the update that names it, so
+        a run that is killed in between finds the rest at its next call.
+
+        Args:
+            jobs: of the step that follows, whose updates stay.
+            keep_every: rounds from one state whose adapters stay to the next.
+        """
+        kept_names = {f"{job.key()}.json" for job in jobs}
+        updates = sorted((self.folder / "updates").glob("*.json"))
+        discarded = [path for path in updates if path.name not in kept_names]
+        needed = {ref.hash for job in jobs for ref in job.sent_adapters}
+        needed.update(digest for path in updates if path.name in kept_names for digest in _find_hashes(path))
+        commits = self._references()
+        old = {name: entry for name, entry in commits[:-2] if entry.round % keep_every}
+        needed.update(digest for name, entry in commits if name not in old for digest in entry.hashes)
+        for name in sorted(set(old) - self._thinned):
+            self._remove_adapters(old[name].hashes - needed)
+            self._thinned.add(name)
+        for path in discarded:
+            self._remove_adapters(_find_hashes(path) - needed)
+            path.unlink()
+
+    def _remove_adapters(self, hashes: Iterable[str]) -> None:
+        for digest in sorted(hashes):
+            Path(self.store.ref(digest).path).unlink(missing_ok=True)
+
+    def _references(self) -> list[tuple[str, _References]]:
+        """The commits by the names of their files, in their order; each file is read once."""
+        paths = sorted((self.folder / "commits").glob("[0-9]*.json"))
+        for path in paths:
+            if path.name not in self._known:
+                state = json.loads(path.read_text(encoding="utf-8"))["state"]
+                self._known[path.name] = _References(state["round"], frozenset(_find_hashes(path)))
+        return [(path.name, self._known[path.name]) for path in paths]
 
     def clear(self) -> None:
         """Remove all commits, updates and adapters."""
         for name in ("commits", "updates", "adapters"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
+        self._known.clear()
+        self._thinned.clear()
 
     def _read(self, path: Path) -> Commit:
         try:
@@ -141,6 +200,11 @@ class Commits:
             metrics=stored.metrics,
             logged_at=stored.logged_at,
         )
+
+
+def _find_hashes(path: Path) -> set[str]:
+    """All hashes of adapters that a JSON file names."""
+    return set(re.findall(r"\b[0-9a-f]{64}\b", path.read_text(encoding="utf-8", errors="ignore")))
 
 
 def store_state(state: ServerState[M]) -> StoredState:

@@ -52,6 +52,9 @@ def run_rounds(
 ) -> ServerState[M]:
     """Run all rounds that are not complete yet.
 
+    The updates of a step are removed when the next one begins, and those of the last one at the end;
+    the server's adapters are kept as federation.keep_every says.
+
     Args:
         strategy: the method.
         state: where to start.
@@ -63,10 +66,12 @@ def run_rounds(
     processing = processing_key(postprocessors_of(config))
     while state.round < config.rounds:
         jobs = [replace(job, processing=processing) for job in strategy.plan(state)]
+        commits.discard(jobs, config.keep_every)
         answers = transport.run(jobs)
         state, record = close_step(strategy, state, jobs, answers, config.quorum, commits)
         if after_step is not None:
             after_step(state, record)
+    commits.discard(keep_every=config.keep_every)
     return state
 
 

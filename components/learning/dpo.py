@@ -74,7 +74,7 @@ def train_dpo(
         gradient_norms=metrics.gradient_norms,
         tokens=metrics.tokens,
         seconds=metrics.seconds,
-        dpo_loss=sum(loss.means) / len(loss.means),
+        dpo_loss=loss.mean,
     )
 
 

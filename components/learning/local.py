@@ -22,6 +22,7 @@ from components.concurrency import concurrent_parts, run_concurrently
 from components.config import OptimizerConfig, UserError
 from components.models import eight_bit
 from components.models.backbone import find_active_dropout
+from components.models.checkpointing import checkpointed
 from components.seeding import generator, seeded
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class LocalTraining:
         proximal_weight: mu of the proximal term (mu / 2) |phi - phi_0|^2, where phi_0 are the
             initial values of the trained parameters (Li et al. 2020, FedProx, eq. 2); 0 adds none.
         progress: called with (step, loss) after each step.
+        micro_batch_size: see `LoopOptions`.
     """
 
     steps: int
@@ -81,6 +83,7 @@ class LocalTraining:
     proximal_weight: float = 0.0
     personal_lr: float | None = None
     progress: TrainingProgress | None = None
+    micro_batch_size: int | None = None
 
     @property
     def minibatches(self) -> int:
@@ -112,7 +115,11 @@ class LoopOptions:
     Attributes:
         seed: dropout is a function of it.
         dropout: whether dropout is active, as it is in training mode.
+        micro_batch_size: rows that go through the model at once. The gradients of a minibatch's
+            micro-batches are added, weighted by their rows. None takes the whole minibatch.
         progress: called with (step, loss) after each step.
+        before_minibatch: called with the micro-batches of each minibatch, in their order, before the
+            first of them. For losses that depend on the whole minibatch.
         before_step: called when a step's gradient is complete and the parameters have not changed
             yet.
         should_stop: called when the gradient of a step after the first is complete; if it returns
@@ -124,11 +131,33 @@ class LoopOptions:
 
     seed: int
     dropout: bool = True
+    micro_batch_size: int | None = None
     progress: TrainingProgress | None = None
+    before_minibatch: Callable[[Sequence[np.ndarray]], None] | None = None
     before_step: Callable[[], None] | None = None
     should_stop: Callable[[], bool] | None = None
     concurrent: bool = False
     groups: tuple[ParameterGroup, ...] = ()
+
+
+@dataclass(frozen=True)
+class Division:
+    """How the rows of a minibatch are divided.
+
+    Attributes:
+        micro_batch_size: see `LoopOptions`.
+        parts: parts of a micro-batch that are computed concurrently.
+        before_minibatch: see `LoopOptions`.
+    """
+
+    micro_batch_size: int | None = None
+    parts: int = 1
+    before_minibatch: Callable[[Sequence[np.ndarray]], None] | None = None
+
+    def micro_batches(self, indices: np.ndarray) -> list[np.ndarray]:
+        """Consecutive micro-batches of a minibatch; the last one may be smaller."""
+        size = self.micro_batch_size or len(indices)
+        return [indices[start : start + size] for start in range(0, len(indices), size)]
 
 
 def draw_minibatches(rows: int, batch_size: int, count: int, seed: int) -> Iterator[np.ndarray]:
@@ -251,11 +280,12 @@ def train(
     model.train(options.dropout)
     halve = options.concurrent and not (options.dropout and find_active_dropout(model))
     parts = concurrent_parts(parameters[0].device) if halve else 1
+    division = Division(options.micro_batch_size, parts, options.before_minibatch)
     try:
-        with seeded(device, options.seed):
+        with seeded(device, options.seed), checkpointed(model):
             for step, group in enumerate(steps):
                 optimizer.zero_grad(set_to_none=True)
-                step_loss, step_tokens = accumulate_gradients(loss, trained, group, step, parts)
+                step_loss, step_tokens = accumulate_gradients(loss, trained, group, step, division)
                 tokens += step_tokens
                 if options.before_step is not None:
                     options.before_step()
@@ -305,7 +335,12 @@ def train_adapter(
         training.draw_minibatches(rows),
         add_proximal_term(loss, slot.parameters, training.proximal_weight),
         training.optimizer,
-        LoopOptions(seed=training.seed, progress=training.progress, concurrent=concurrent),
+        LoopOptions(
+            seed=training.seed,
+            micro_batch_size=training.micro_batch_size,
+            progress=training.progress,
+            concurrent=concurrent,
+        ),
     )
     return slot.read(), metrics
 
@@ -319,16 +354,18 @@ def accumulate_gradients(
     parameters: Sequence[torch.nn.Parameter],
     minibatches: list[np.ndarray],
     step: int,
-    parts: int,
+    division: Division,
 ) -> tuple[float, int]:
     """Add the gradients of a step to those of parameters.
+
+    The activations of a micro-batch are freed before the next one is computed.
 
     Args:
         loss: loss of rows by their indices.
         parameters: tensors that receive gradients.
         minibatches: indices of each minibatch; their mean losses are averaged.
         step: number of the step, for messages.
-        parts: parts of a minibatch that are computed concurrently.
+        division: how each minibatch is divided.
 
     Returns:
         the mean loss, and the number of tokens.
@@ -339,23 +376,27 @@ def accumulate_gradients(
     total = 0.0
     tokens = 0
     for indices in minibatches:
-        pieces = [piece for piece in np.array_split(indices, parts) if len(piece)]
-        shares = [len(piece) / len(indices) / len(minibatches) for piece in pieces]
-        calls = [
-            partial(_gradients, loss, parameters, piece, share)
-            for piece, share in zip(pieces, shares, strict=True)
-        ]
-        computed = run_concurrently(calls)
-        value = sum(part.loss for part in computed)
-        if not math.isfinite(value):
-            raise TrainingError(
-                f"the loss is {value} at step {step}: lower the learning rate, or inspect the rows "
-                "of this client"
-            )
-        for part in computed:  # in the order of the parts, whichever ended first
-            add_gradients(parameters, part.gradients)
-        total += value
-        tokens += sum(part.tokens for part in computed)
+        micro_batches = division.micro_batches(indices)
+        if division.before_minibatch is not None:
+            division.before_minibatch(micro_batches)
+        for micro_batch in micro_batches:
+            pieces = [piece for piece in np.array_split(micro_batch, division.parts) if len(piece)]
+            shares = [len(piece) / len(indices) / len(minibatches) for piece in pieces]
+            calls = [
+                partial(_gradients, loss, parameters, piece, share)
+                for piece, share in zip(pieces, shares, strict=True)
+            ]
+            computed = run_concurrently(calls)
+            value = sum(part.loss for part in computed)
+            if not math.isfinite(value):
+                raise TrainingError(
+                    f"the loss is {value} at step {step}: lower the learning rate, or inspect the rows "
+                    "of this client"
+                )
+            for part in computed:  # in the order of the parts, whichever ended first
+                add_gradients(parameters, part.gradients)
+            total += value
+            tokens += sum(part.tokens for part in computed)
     return total, tokens
 
 
@@ -374,6 +415,34 @@ def _gradients(
     row_losses, tokens = loss(indices)
     value = row_losses.mean() * share
     return _Part(value.item(), compute_gradients(value, parameters), tokens)
+
+
+def mean_gradients(
+    loss: LossFunction,
+    parameters: Sequence[torch.nn.Parameter],
+    indices: np.ndarray,
+    micro_batch_size: int | None = None,
+) -> tuple[Gradients, int]:
+    """Gradients of the mean loss of rows, in micro-batches, and the number of tokens.
+
+    Args:
+        loss: loss of rows by their indices.
+        parameters: they keep their own gradients.
+        indices: the rows.
+        micro_batch_size: see `LoopOptions`.
+    """
+    micro_batches = Division(micro_batch_size).micro_batches(indices)
+    parts = (_gradients(loss, parameters, part, len(part) / len(indices)) for part in micro_batches)
+    first = next(parts)
+    total = list(first.gradients)
+    tokens = first.tokens
+    for part in parts:
+        total = [
+            gradient if value is None else value if gradient is None else value + gradient
+            for value, gradient in zip(total, part.gradients, strict=True)
+        ]
+        tokens += part.tokens
+    return total, tokens
 
 
 def compute_gradients(value: torch.Tensor, parameters: Sequence[torch.nn.Parameter]) -> Gradients:
@@ -418,17 +487,23 @@ class RecordedLoss:
     """A loss that records its means.
 
     Attributes:
-        means: mean over the rows of each call so far.
+        mean: mean over all rows so far; NaN before the first.
     """
 
     def __init__(self, loss: LossFunction) -> None:
-        self.means: list[float] = []
+        self._sum = 0.0
+        self._rows = 0
         self._loss = loss
+
+    @property
+    def mean(self) -> float:
+        return self._sum / self._rows if self._rows else math.nan
 
     def __call__(self, indices: np.ndarray) -> tuple[torch.Tensor, int]:
         """The losses of rows by their indices, and the number of tokens."""
         losses, tokens = self._loss(indices)
-        self.means.append(losses.detach().mean().item())
+        self._sum += losses.detach().sum().item()
+        self._rows += len(losses)
         return losses, tokens
 
 

@@ -21,7 +21,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from components.config import OptimizerConfig
-from components.learning.local import LoopOptions, LossFunction, TrainingMetrics, train
+from components.learning.local import (
+    LoopOptions,
+    LossFunction,
+    TrainingMetrics,
+    mean_gradients,
+    train,
+)
 from components.models.resident import ResidentPolicy
 from components.seeding import derive
 
@@ -51,7 +57,12 @@ def group_meta_batches(minibatches: Sequence[np.ndarray], inner_steps: int) -> l
 
 
 def adapt(
-    resident: ResidentPolicy, loss: LossFunction, minibatches: Sequence[np.ndarray], lr: float, seed: int
+    resident: ResidentPolicy,
+    loss: LossFunction,
+    minibatches: Sequence[np.ndarray],
+    lr: float,
+    seed: int,
+    micro_batch_size: int | None = None,
 ) -> TrainingMetrics:
     """Adapt the adapter in the slot to a client by gradient descent, one step per minibatch.
 
@@ -61,9 +72,10 @@ def adapt(
         minibatches: index arrays.
         lr: learning rate; gradients are not clipped.
         seed: dropout is a function of it.
+        micro_batch_size: see `LoopOptions`.
     """
     sgd = OptimizerConfig(name="sgd", lr=lr, weight_decay=0.0, clip=None)
-    options = LoopOptions(seed=seed)
+    options = LoopOptions(seed=seed, micro_batch_size=micro_batch_size)
     return train(resident.model, resident.slot.parameters, minibatches, loss, sgd, options)
 
 
@@ -73,7 +85,7 @@ class MetaRates:
 
     Attributes:
         inner_lr: learning rate of the inner steps, by plain gradient descent.
-        outer: optimizer of the outer steps.
+        outer: optimizer of the outer steps, without accumulation.
     """
 
     inner_lr: float
@@ -100,23 +112,28 @@ def train_meta(
         the trained adapter (fp32, CPU), and metrics: the losses of the outer steps, the tokens of
         all steps.
     """
-    outer_loss = _OuterLoss(resident, loss, meta_batches, rates.inner_lr)
+    inner = _InnerSteps(resident, loss, meta_batches, rates.inner_lr, options)
     metrics = train(
         resident.model,
         resident.slot.parameters,
-        [np.array([step]) for step in range(len(meta_batches))],
-        outer_loss,
+        [minibatches[-1] for minibatches in meta_batches],
+        loss,
         rates.outer,
-        replace(options, seed=derive(options.seed, "meta"), before_step=outer_loss.restore),
+        replace(
+            options,
+            seed=derive(options.seed, "meta"),
+            before_minibatch=inner.take,
+            before_step=inner.restore,
+        ),
     )
-    return resident.slot.read(), replace(metrics, tokens=metrics.tokens + outer_loss.inner_tokens)
+    return resident.slot.read(), replace(metrics, tokens=metrics.tokens + inner.tokens)
 
 
-class _OuterLoss:
-    """Loss of a meta-step: it takes the inner steps, then computes the outer minibatch's loss.
+class _InnerSteps:
+    """Takes the inner steps of each meta-step before its outer minibatch.
 
     Attributes:
-        inner_tokens: tokens of the inner steps so far.
+        tokens: tokens of the inner steps so far.
     """
 
     def __init__(
@@ -124,30 +141,34 @@ class _OuterLoss:
         resident: ResidentPolicy,
         loss: LossFunction,
         meta_batches: Sequence[Sequence[np.ndarray]],
-        inner_lr: float,
+        lr: float,
+        options: LoopOptions,
     ) -> None:
-        self.inner_tokens = 0
+        self.tokens = 0
         self._parameters = resident.slot.parameters
         self._loss = loss
-        self._meta_batches = meta_batches
-        self._inner_lr = inner_lr
+        self._meta_batches = iter(meta_batches)
+        self._lr = lr
+        self._options = options
         self._initial: list[torch.Tensor] = []
 
-    def __call__(self, indices: np.ndarray) -> tuple[torch.Tensor, int]:
-        """The loss of a meta-step; indices is a one-element array with its number."""
+    def take(self, micro_batches: Sequence[np.ndarray]) -> None:
+        """Take the inner steps of the next meta-step; the argument is its outer minibatch."""
         import torch
 
-        (step,) = indices
-        *inner, outer = self._meta_batches[step]
+        *inner, _ = next(self._meta_batches)
         self._initial = [parameter.detach().clone() for parameter in self._parameters]
         for minibatch in inner:
-            losses, tokens = self._loss(minibatch)
-            gradients = torch.autograd.grad(losses.mean(), self._parameters)
+            gradients, tokens = mean_gradients(
+                self._loss, self._parameters, minibatch, self._options.micro_batch_size
+            )
             with torch.no_grad():
                 for parameter, gradient in zip(self._parameters, gradients, strict=True):
-                    parameter.sub_(gradient, alpha=self._inner_lr)
-            self.inner_tokens += tokens
-        return self._loss(outer)
+                    if gradient is not None:
+                        parameter.sub_(gradient, alpha=self._lr)
+            self.tokens += tokens
+        if self._options.before_minibatch is not None:
+            self._options.before_minibatch(micro_batches)
 
     def restore(self) -> None:
         """Undo the inner steps, so that the outer step starts from the parameters before them."""

@@ -27,6 +27,7 @@ import numpy as np
 from components.config import GaeEstimator, GrpoEstimator, MultiObjective, PpoConfig
 from components.learning import mgda
 from components.learning.local import (
+    Division,
     LocalTraining,
     TrainingError,
     TrainingMetrics,
@@ -37,6 +38,7 @@ from components.learning.local import (
 from components.learning.optimizer_state import load_moments, read_moments
 from components.learning.ppo import approximate_kl, estimate_kl, masked_mean, policy_loss, value_loss
 from components.learning.rollouts import PPOClientState, Rollout, Values, compute_values, sample_rollout
+from components.models.checkpointing import checkpointed
 from components.models.resident import ResidentPolicy
 from components.models.rewards.base import RewardFunction
 from components.seeding import derive, generator
@@ -117,6 +119,7 @@ def compute_objective_gradients(
     indices: np.ndarray,
     ppo: PpoConfig,
     weights: np.ndarray | None = None,
+    micro_batch_size: int | None = None,
 ) -> ObjectiveGradients:
     """Gradients of the clipped loss of M objectives, by one forward and M backward passes.
 
@@ -127,10 +130,52 @@ def compute_objective_gradients(
         ppo: the clip range, and the estimator, whose loss has means over tokens or completions.
         weights: [M]; if they are set, only the gradient of the weighted loss is computed, by one
             backward pass.
+        micro_batch_size: completions that go through the model at once; None takes all. Gradients are
+            weighted by tokens, or by completions for the estimator grpo.
+    """
+    micro_batches = Division(micro_batch_size).micro_batches(indices)
+    with checkpointed(resident.model):
+        parts = [
+            _scaled_gradients(resident, rollout, micro_batch, ppo, weights, indices)
+            for micro_batch in micro_batches
+        ]
+    return _sum_parts(parts)
+
+
+def _sum_parts(parts: Sequence[ObjectiveGradients]) -> ObjectiveGradients:
+    """The gradients of a minibatch from those of its micro-batches, which are scaled already."""
+    import torch
+    from torch.nn.functional import pad
+
+    width = max(part.states.shape[1] for part in parts)
+    states = [pad(part.states, (0, 0, 0, width - part.states.shape[1])) for part in parts]
+    return ObjectiveGradients(
+        gradients=sum((part.gradients for part in parts[1:]), start=parts[0].gradients),
+        losses=[sum(losses) for losses in zip(*(part.losses for part in parts), strict=True)],
+        kl=sum(part.kl for part in parts),
+        states=torch.cat(states),
+        tokens=sum(part.tokens for part in parts),
+    )
+
+
+def _scaled_gradients(
+    resident: ResidentPolicy,
+    rollout: Rollout,
+    indices: np.ndarray,
+    ppo: PpoConfig,
+    weights: np.ndarray | None,
+    minibatch: np.ndarray,
+) -> ObjectiveGradients:
+    """Gradients, losses and KL of a micro-batch, times its share of the minibatch.
+
+    The share is that of its tokens, or of its completions where the loss is a mean over completions.
     """
     import torch
 
     parameters = resident.slot.parameters
+    by_completion = isinstance(ppo.estimator, GrpoEstimator)
+    token_share = int(rollout.mask[indices].sum()) / int(rollout.mask[minibatch].sum())
+    share = len(indices) / len(minibatch) if by_completion else token_share
     rows = [rollout.rows[n] for n in indices]
     tokens = resident.tokens(rows, temperature=rollout.temperature)
     width = tokens.mask.shape[1]
@@ -142,8 +187,7 @@ def compute_objective_gradients(
         if penalty is not None:
             reference = penalty.reference[indices, :width]
             token_losses = token_losses + penalty.coefficient * estimate_kl(tokens.logprobs, reference, "k3")
-        by_completion = isinstance(ppo.estimator, GrpoEstimator)
-        losses.append(masked_mean(token_losses, tokens.mask, by_completion).mean())
+        losses.append(masked_mean(token_losses, tokens.mask, by_completion).mean() * share)
     targets = losses if weights is None else [_weighted_sum(losses, weights)]
     gradients = []
     for j, target in enumerate(targets):
@@ -152,7 +196,7 @@ def compute_objective_gradients(
     return ObjectiveGradients(
         gradients=torch.stack(gradients),
         losses=[loss.item() for loss in losses],
-        kl=approximate_kl(tokens.logprobs, old, tokens.mask),
+        kl=approximate_kl(tokens.logprobs, old, tokens.mask) * token_share,
         states=tokens.states.detach(),
         tokens=sum(len(prompt) + len(completion) for prompt, completion in rows),
     )
@@ -200,8 +244,9 @@ def train_multi_objective_ppo(
         rewards: the reward of each objective.
         state: the client's state after its previous round.
         config: coefficients.
-        training: each local step samples a rollout of `batch_size` completions. The accumulation of the
-            optimizer, the proximal term and the progress callback are not used.
+        training: each local step samples a rollout of `batch_size` completions, and the micro-batches
+            divide the minibatches of PPO. The accumulation of the optimizer, the proximal term and
+            the progress callback are not used.
 
     Returns:
         the client's state after the round, and the metrics.
@@ -350,6 +395,7 @@ class _MultiObjectiveTrainer:
         self._objectives = objectives
         self._config = config
         self._max_norm = training.optimizer.clip
+        self._micro_batch_size = training.micro_batch_size
         self._fixed_weights = fixed_weights(config, objectives)
         self._critic = None
         self._optimizers = {"policy": build_optimizer(resident.slot.parameters, training.optimizer)}
@@ -379,7 +425,12 @@ class _MultiObjectiveTrainer:
         """Take a step of the policy and of the value heads on a minibatch of a rollout."""
         parameters = self._resident.slot.parameters
         gradients = compute_objective_gradients(
-            self._resident, rollout, indices, self._config.ppo, self._fixed_weights
+            self._resident,
+            rollout,
+            indices,
+            self._config.ppo,
+            self._fixed_weights,
+            self._micro_batch_size,
         )
         if not gradients.gradients.isfinite().all():
             raise TrainingError(

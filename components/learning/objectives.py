@@ -55,9 +55,23 @@ def dpo_loss(
     Returns:
         [N] losses in nats.
     """
+    return dpo_margin_loss((policy_chosen - ref_chosen) - (policy_rejected - ref_rejected), beta)
+
+
+def dpo_margin_loss(implicit_margin: torch.Tensor, beta: float) -> torch.Tensor:
+    """The loss of DPO as a function of the implicit margin.
+
+    Args:
+        implicit_margin: [N], log pi / pi_ref of the chosen completion minus that of the rejected
+            one.
+        beta: inverse temperature of the implicit reward.
+
+    Returns:
+        [N] losses in nats.
+    """
     from torch.nn.functional import logsigmoid
 
-    return -logsigmoid(beta * ((policy_chosen - ref_chosen) - (policy_rejected - ref_rejected)))
+    return -logsigmoid(beta * implicit_margin)
 
 
 def pdpo_loss(

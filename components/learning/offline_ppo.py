@@ -271,6 +271,8 @@ class OfflinePPOLoss:
         self._rollout = compute_rollout(resident, data.select(rows), config, critic)
         self._encoded = {int(n): resident.encode_pair(data.pairs[n]) for n in rows}
         self._places = {int(n): place for place, n in enumerate(rows)}
+        self._remaining_rows = 0
+        self._minibatch_tokens = 0
 
     def __call__(self, indices: np.ndarray) -> tuple[torch.Tensor, int]:
         """The losses [n] of n pairs by their indices, and the number of tokens."""
@@ -281,13 +283,28 @@ class OfflinePPOLoss:
         width = tokens.mask.shape[1]
         old = self._rollout.old[places, :width]
         advantages = self._rollout.advantages[places, :width]
-        self.distances.append(approximate_kl(tokens.logprobs, old, tokens.mask))
+        if not self._remaining_rows:
+            self.begin_minibatch([indices])
+        self._remaining_rows -= len(indices)
+        share = int(tokens.mask.sum()) / self._minibatch_tokens
+        self.distances[-1] += share * approximate_kl(tokens.logprobs, old, tokens.mask)
         losses = policy_loss(tokens.logprobs, old, advantages, config.clip)
         losses = losses - config.entropy * tokens.entropies
         if self._critic is not None:
             losses = losses + self._critic.config.value * self._value_losses(self._critic, tokens, places)
         pair_losses = masked_mean(losses, tokens.mask, per_row=True).reshape(len(rows), 2).mean(1)
         return pair_losses, count_pair_tokens(rows)
+
+    def begin_minibatch(self, micro_batches: Sequence[np.ndarray]) -> None:
+        """Begin a minibatch, whose distance is that of all tokens of its micro-batches.
+
+        Args:
+            micro_batches: indices of the pairs, in the order of the calls that follow.
+        """
+        indices = np.concatenate(micro_batches)
+        self._remaining_rows = len(indices)
+        self._minibatch_tokens = int(self._rollout.mask[self._rollout_rows(indices)].sum())
+        self.distances.append(0.0)
 
     @property
     def exceeds_target(self) -> bool:
@@ -350,7 +367,9 @@ def train_offline_ppo(
         LoopOptions(
             seed=derive(training.seed, "ppo"),
             dropout=False,
+            micro_batch_size=training.micro_batch_size,
             progress=training.progress,
+            before_minibatch=loss.begin_minibatch,
             should_stop=lambda: loss.exceeds_target,
             groups=tuple(groups),
         ),

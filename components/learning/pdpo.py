@@ -26,7 +26,8 @@ from components.learning.local import (
     add_proximal_term,
     train,
 )
-from components.learning.objectives import dpo_loss, pdpo_loss
+from components.learning.objectives import dpo_margin_loss, pdpo_loss
+from components.seeding import restored
 
 if TYPE_CHECKING:
     import torch
@@ -232,29 +233,84 @@ class PDPOLoss:
         self._reference = reference
         self._config = config
         self._reward_head = personal_slot(resident).head.reward
+        self._row_weights: list[torch.Tensor] = []
+        self._minibatch_rows = 0
 
     def __call__(self, indices: np.ndarray) -> tuple[torch.Tensor, int]:
-        """The losses of the pairs that are not excluded, and the number of tokens."""
+        """The losses of the pairs that are not excluded, and the number of tokens.
+
+        For a micro-batch of several, see `begin_minibatch`, the losses of all n pairs, weighted so
+        that the mean over the minibatch's pairs is that over those that are not excluded.
+        """
+        config = self._config
+        rows = [self._encoded[i] for i in indices]
+        implicit, explicit = self._margins(indices)
+        tokens = count_pair_tokens(rows)
+        if self._row_weights:
+            return self._losses(implicit, explicit) * self._row_weights.pop(0), tokens
+        is_excluded = self._observe(implicit, explicit)
+        losses = self._losses(implicit, explicit)
+        return losses if config.exclusion is None else losses[~is_excluded], tokens
+
+    def begin_minibatch(self, micro_batches: Sequence[np.ndarray]) -> None:
+        """Prepare the losses of a minibatch that is computed in several micro-batches.
+
+        The scale s and the excluded pairs depend on all its margins, which are computed first, without
+        gradients and with the dropout of the micro-batches that follow.
+
+        Args:
+            micro_batches: indices of the pairs, in the order of the calls that follow.
+        """
+        import torch
+
+        if len(micro_batches) == 1:
+            return
+        if self._reward_head is None and self._config.exclusion is None:
+            self._minibatch_rows = sum(map(len, micro_batches))
+            self.dpo_losses.append(0.0)
+            return
+        with torch.no_grad(), restored(self._resident.policy.device):
+            margins = [self._margins(indices) for indices in micro_batches]
+        implicit = torch.cat([part for part, _ in margins])
+        explicit = [part for _, part in margins if part is not None]
+        is_kept = ~self._observe(implicit, torch.cat(explicit) if explicit else None)
+        weights = is_kept * (len(is_kept) / is_kept.sum())
+        self._row_weights = list(torch.split(weights, [len(indices) for indices in micro_batches]))
+
+    def _margins(self, indices: np.ndarray) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Implicit margins [n] of pairs, and the explicit ones if there is a reward head."""
+        import torch
+
+        logprobs, explicit = self._evaluate([self._encoded[i] for i in indices])
+        ref = torch.as_tensor(self._reference[indices], dtype=torch.float32, device=logprobs.device)
+        return (logprobs[:, 0] - ref[:, 0]) - (logprobs[:, 1] - ref[:, 1]), explicit
+
+    def _observe(self, implicit: torch.Tensor, explicit: torch.Tensor | None) -> torch.Tensor:
+        """Update the attributes by the margins of a minibatch, and find its excluded pairs, [N] bool."""
         import torch
 
         config = self._config
-        rows = [self._encoded[i] for i in indices]
-        logprobs, explicit = self._evaluate(rows)
-        ref = torch.as_tensor(self._reference[indices], dtype=torch.float32, device=logprobs.device)
-        implicit = (logprobs[:, 0] - ref[:, 0]) - (logprobs[:, 1] - ref[:, 1])
-        losses = dpo_loss(logprobs[:, 0], logprobs[:, 1], ref[:, 0], ref[:, 1], config.beta)
-        self.dpo_losses.append(losses.mean().item())
+        mean = dpo_margin_loss(implicit, config.beta).mean().item()
+        if self._minibatch_rows:  # of micro-batches that do not depend on each other
+            self.dpo_losses[-1] += mean * len(implicit) / self._minibatch_rows
+        else:
+            self.dpo_losses.append(mean)
         margins = implicit
         if explicit is not None:
             self.scale = update_scale(self.scale, implicit, explicit, config.momentum, config.max_scale)
             margins = implicit + config.reward_weight * self.scale * explicit
-            losses = pdpo_loss(implicit, explicit, self.scale, config.reward_weight, config.beta)
-        self.seen += len(losses)
-        if config.exclusion is not None:
-            is_excluded = find_excluded(margins, config.exclusion)
-            self.excluded += int(is_excluded.sum())
-            losses = losses[~is_excluded]
-        return losses, count_pair_tokens(rows)
+        self.seen += len(margins)
+        if config.exclusion is None:
+            return torch.zeros(len(margins), dtype=torch.bool, device=margins.device)
+        is_excluded = find_excluded(margins, config.exclusion)
+        self.excluded += int(is_excluded.sum())
+        return is_excluded
+
+    def _losses(self, implicit: torch.Tensor, explicit: torch.Tensor | None) -> torch.Tensor:
+        config = self._config
+        if explicit is None:
+            return dpo_margin_loss(implicit, config.beta)
+        return pdpo_loss(implicit, explicit, self.scale, config.reward_weight, config.beta)
 
     def _evaluate(self, rows: list[TokenRow]) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Log-probabilities [N, 2], and the explicit margins [N] if there is a reward head."""
@@ -298,7 +354,13 @@ def train_pdpo(
             training.draw_minibatches(len(pairs)),
             add_proximal_term(loss, parameters, training.proximal_weight),
             training.optimizer,
-            LoopOptions(seed=training.seed, progress=training.progress, groups=groups),
+            LoopOptions(
+                seed=training.seed,
+                micro_batch_size=training.micro_batch_size,
+                progress=training.progress,
+                before_minibatch=loss.begin_minibatch,
+                groups=groups,
+            ),
         )
     return PersonalizedMetrics(
         losses=metrics.losses,

@@ -8,6 +8,7 @@ safetensors folder.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -46,6 +47,66 @@ def backbone_root() -> Path:
     return Path(os.environ.get("FED_RLHF_BACKBONES", home() / "data" / "backbone"))
 
 
+def generated_folder(name: str) -> Path:
+    """Folder of 'embedded' or 'tiny-random', which may not have been generated yet."""
+    return backbone_root() / {EMBEDDED: "smollm2-135m-instruct", TINY: TINY}[name]
+
+
+def read_model_config(backbone: BackboneConfig) -> dict[str, Any]:
+    """The content of a backbone's config.json, without importing transformers.
+
+    Raises:
+        BackboneError: it cannot be read; in one line.
+    """
+    name = backbone.name
+    try:
+        if name in (EMBEDDED, TINY):
+            text = (generated_folder(name) / "config.json").read_text(encoding="utf-8")
+        elif Path(name).is_dir():
+            text = (Path(name) / "config.json").read_text(encoding="utf-8")
+        else:
+            text = _fetch_hub_config(name, backbone.revision or "main")
+        content: dict[str, Any] = json.loads(text)
+    except (OSError, ValueError) as error:  # those of huggingface_hub are among them
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if name in (EMBEDDED, TINY):
+            reason = "the first run generates it"
+        raise BackboneError(f"the config.json of '{name}' cannot be read: {reason}") from None
+    return content
+
+
+def _fetch_hub_config(name: str, revision: str) -> str:
+    """The config.json of a hub id, from the cache or by one request without retries.
+
+    Raises:
+        OSError: the hub cannot be reached, or refuses the request.
+        ValueError: the name is no hub id.
+    """
+    from urllib.error import HTTPError
+    from urllib.request import Request, urlopen
+
+    from huggingface_hub import constants, get_token, hf_hub_url, try_to_load_from_cache
+
+    cached = try_to_load_from_cache(name, "config.json", revision=revision)
+    if isinstance(cached, str):
+        return Path(cached).read_text(encoding="utf-8")
+    endpoint = os.environ.get("HF_ENDPOINT")
+    url = hf_hub_url(name, "config.json", revision=revision, endpoint=endpoint)
+    try:
+        if constants.HF_HUB_OFFLINE:
+            raise OSError("HF_HUB_OFFLINE is set")
+        token = get_token()
+        request = Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+        with urlopen(request, timeout=constants.HF_HUB_ETAG_TIMEOUT) as response:
+            content: bytes = response.read()
+    except HTTPError as error:
+        raise OSError(f"the hub answers {error.code} ({error.reason})") from None
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        raise OSError(f"the hub cannot be reached ({reason}), and its cache has no copy") from None
+    return content.decode()
+
+
 def fetch_backbone(name: str) -> str:
     """Generate a backbone if it does not exist yet, and return what `from_pretrained` takes for it.
 
@@ -58,7 +119,7 @@ def fetch_backbone(name: str) -> str:
     """
     if name not in (EMBEDDED, TINY):
         return name
-    folder = backbone_root() / {EMBEDDED: "smollm2-135m-instruct", TINY: TINY}[name]
+    folder = generated_folder(name)
     if not (folder / "config.json").is_file():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as scratch:

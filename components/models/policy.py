@@ -21,6 +21,7 @@ from components.models.adapters import (
     read_adapter,
 )
 from components.models.backbone import load_backbone, load_tokenizer
+from components.models.checkpointing import enable_checkpointing
 from components.models.generation import (
     Completion,
     GenerationProgress,
@@ -185,8 +186,14 @@ class Policy:
             self.model = PeftModel.from_pretrained(backbone, adapter).eval()
 
     def attach_lora(self, lora: LoraConfig) -> PeftModel:
-        """Wrap the backbone with a new LoRA adapter."""
+        """Wrap the backbone with a new LoRA adapter.
+
+        Raises:
+            BackboneError: its layers are to be checkpointed, and cannot be.
+        """
         model = attach_lora(cast("PreTrainedModel", self.model), lora)
+        if self.config.backbone.gradient_checkpointing:
+            enable_checkpointing(model, self.config.backbone.name)
         self.model = model
         return model
 

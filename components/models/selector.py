@@ -20,6 +20,7 @@ from components.data.templates import Template
 from components.data.templates import load as load_template
 from components.models.adapters import AdapterSlot, add_adapter_slot, attach_lora
 from components.models.backbone import load_backbone, load_tokenizer
+from components.models.checkpointing import enable_checkpointing
 from components.models.head import apply_lm_head, check_lm_head
 from components.models.last_layer import states_at, states_at_one_position, supports_one_position
 from components.models.tokens import leading_ids
@@ -147,6 +148,7 @@ class Selector:
 
         Raises:
             CompileError: they are to be compiled, and the machine has no compiler.
+            BackboneError: the backbone cannot be loaded, or not be checkpointed.
         """
         self.config = config
         self.device = device
@@ -157,6 +159,8 @@ class Selector:
         check_lm_head(backbone, config.backbone.name)
         self.one_position = supports_one_position(backbone)
         self.model = attach_lora(backbone, config.lora)
+        if config.backbone.gradient_checkpointing:
+            enable_checkpointing(self.model, config.backbone.name, whole_last_layer=not self.one_position)
         self.slot = AdapterSlot(self.model)
         self._member_slots: list[AdapterSlot] = []
         self._compiled = self._compile() if compiled else None

@@ -1,10 +1,11 @@
-"""A federation that is killed at any atomic write is resumed to the same bytes, with every method.
+"""A federation that is killed at any atomic write or deletion is resumed to the same bytes.
 
-The bare loop runs once without interruption. Then it is resumed from what a kill leaves on disk in
-the middle of each write and right after it: of a client's adapter, its update, its private modules
-and its state, those after a personal step, the server's adapter, a commit. At its next commit all
-files must be those of the uninterrupted run, timings apart (tests/support/crashes.py says why this
-is enough).
+The bare loop runs once without interruption, with every method. Then it is resumed from what a kill
+leaves on disk in the middle of each write and right after it: of a client's adapter, its update,
+its private modules and its state, those after a personal step, the server's adapter, a commit; and
+right after each deletion of an update, its adapter, or an old adapter of the server. At its next
+commit all files must be those of the uninterrupted run, timings apart (tests/support/crashes.py
+says why this is enough).
 """
 
 import math
@@ -39,7 +40,7 @@ OBJECTIVES = [
     " vowels: {kind: function, name: 'tests.support.reward_functions:score_vowels'}}",
     "federation.options={objectives: {long: [long], vowels: [vowels]}, ppo: {minibatch: 2, epochs: 1}}",
 ]
-GROUPED = ["federation.method=fedbiscuit", "federation.rounds=4"]
+GROUPED = ["federation.method=fedbiscuit", "federation.rounds=4", "federation.keep_every=3"]
 PRIVATE = "federation.options={bottleneck: {width: 4}, reward_head: {width: 3}}"
 TWO_STEPS = "federation.local_steps=2"
 """For methods that divide a round's steps."""
@@ -57,12 +58,17 @@ VARIANTS = {
     "fedprox": ["federation.method=fedprox", "federation.options={proximal: 0.1}"],
     "fedopt": ["federation.method=fedopt"],
     "fedamp": ["federation.method=fedamp"],
-    "fedcda": ["federation.method=fedcda", "federation.rounds=3"],
+    "fedcda": ["federation.method=fedcda", "federation.rounds=3", "federation.keep_every=2"],
     "fedper": ["federation.method=fedper", "federation.options={shared_layers: 1}"],
     "fedrep": ["federation.method=fedrep", TWO_STEPS],
     "fedpdpo": ["federation.method=fedpdpo", PRIVATE, TWO_STEPS],
     "perfedavg": ["federation.method=perfedavg", "federation.options={inner_steps: 1}", TWO_STEPS],
-    "drift-mst": ["federation.method=drift", "federation.options={variant: mst}"],
+    "drift-mst": [
+        "federation.method=drift",
+        "federation.options={variant: mst}",
+        "federation.rounds=3",
+        "federation.keep_every=3",
+    ],
     "drift-sp": ["federation.method=drift", "federation.options={variant: sp, delta: 0.3}"],
     "firm": ["federation.method=firm", *OBJECTIVES],
     "firm-weights": [
@@ -122,6 +128,8 @@ def test_a_federation_that_is_killed_at_any_write_is_resumed_to_the_same_bytes(v
     run = KilledRun(variant, prepared, tmp_path)
     images = distinct_images(run.images)
     assert {str(image.file) for image in run.images} >= set(run.final), "all writes are atomic"
+    assert any(image.file.parent.name == "updates" and image.deleted for image in run.images)
+    assert not any("/updates/" in name for name in run.final)
     for image in images:
         assert run.resume_to_next_commit(image) == run.expected_at_next_commit(image), str(image)
 

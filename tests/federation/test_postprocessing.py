@@ -10,6 +10,7 @@ from components.config import POSTPROCESSORS, FederationConfig, PostProcessorCon
 from components.federation.clients.base import ClientResult
 from components.federation.clients.context import ClientContexts
 from components.federation.clients.worker import finished_update, run_job
+from components.federation.commits import Commits
 from components.federation.postprocessing import (
     PostProcessor,
     postprocessors_of,
@@ -207,7 +208,10 @@ def run_once(method: str, prepared: Any, folder: Any, *overrides: str) -> Any:
 
 
 @pytest.mark.slow
-def test_every_job_of_a_run_carries_the_settings_of_the_post_processors(registered, prepared, tmp_path):
+def test_every_job_of_a_run_carries_the_settings_of_the_post_processors(
+    registered, prepared, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(Commits, "discard", lambda self, jobs=(), keep_every=1: None)
     plain, _ = run_once("feddpo", prepared, tmp_path / "plain")
     protected, _ = run_once("feddpo", prepared, tmp_path / "protected", "federation.postprocessors=[halve]")
     files = [

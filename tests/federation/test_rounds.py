@@ -9,7 +9,7 @@ import torch
 
 from components.federation.clients.base import ClientResult
 from components.federation.clients.context import ClientContexts
-from components.federation.clients.worker import build_trainer, finished_update, run_job
+from components.federation.clients.worker import _write_update, build_trainer, finished_update, run_job
 from components.federation.commits import Commits
 from components.federation.protocol import (
     Failure,
@@ -365,6 +365,73 @@ def test_a_federation_without_its_last_commits_ends_with_the_same_bytes(
     state = loop.run()
     assert state.round == 3
     assert final_bytes(state) == final_bytes(finished.latest_state())
+
+
+class WatchedTransport:
+    """Records the updates in the folder before and after the jobs of each step."""
+
+    def __init__(self, loop):
+        self.transport = InProcessTransport(loop.trainer, loop.contexts)
+        self.folder = loop.commits.folder / "updates"
+        self.before = []
+        self.after = []
+        self.jobs = []
+
+    def names(self):
+        return {path.stem for path in self.folder.glob("*.json")}
+
+    def run(self, jobs):
+        self.before.append(self.names())
+        answers = self.transport.run(jobs)
+        self.jobs.append({job.key() for job in jobs})
+        self.after.append(self.names())
+        return answers
+
+
+@pytest.mark.slow
+def test_updates_and_their_adapters_are_kept_for_one_step(recipe, prepared, trainer, tmp_path):
+    loop = open_loop(recipe, prepared, tmp_path, trainer)
+    transport = WatchedTransport(loop)
+    state = run_rounds(loop.strategy, loop.initial_state(), transport, loop.commits, recipe.federation)
+    assert transport.before == [set()] * 3
+    assert transport.after == transport.jobs
+    assert transport.names() == set()
+    named = {record.adapters["selector"] for record in loop.records} | {state.federation.initial.hash}
+    assert {path.stem for path in loop.commits.store.root.iterdir()} == named
+
+
+@pytest.mark.slow
+def test_the_servers_adapters_stay_every_so_many_rounds_and_those_of_the_last_two(
+    recipe, prepared, trainer, tmp_path
+):
+    federation = recipe.federation.model_copy(update={"keep_every": 2, "rounds": 5})
+    loop = open_loop(recipe.model_copy(update={"federation": federation}), prepared, tmp_path, trainer)
+    state = loop.run()
+    hashes = [record.adapters["selector"] for record in loop.records]
+    assert len(set(hashes)) == 5
+    stored = {path.stem for path in loop.commits.store.root.iterdir()}
+    assert stored == {hashes[1], hashes[3], hashes[4], state.federation.initial.hash}
+
+
+def test_updates_of_the_step_that_follows_are_kept(step):
+    *_, jobs, updates, commits = step
+    for update in updates:
+        _write_update(update, commits.store)
+    commits.discard(jobs[:2])
+    assert [finished_update(job, commits.store) is not None for job in jobs] == [True, True, False, False]
+    assert [Path(update.adapter.path).is_file() for update in updates[1:]] == [True, False, False]
+
+
+def test_an_update_that_is_the_servers_adapter_is_kept(step):
+    """Methods whose outcome is an adapter per client take a client's update as it is."""
+    _, state, _, updates, commits = step
+    for update in updates:
+        _write_update(update, commits.store)
+    own = state.adapters | {"ada": updates[3].adapter}
+    commits.write(state.end_round(own, state.memory, Metrics()), None)
+    commits.discard()
+    assert list((commits.folder / "updates").iterdir()) == []
+    assert [Path(update.adapter.path).is_file() for update in updates[1:]] == [False, False, True]
 
 
 def test_a_finished_federation_has_no_more_jobs(finished, monkeypatch):

@@ -204,6 +204,18 @@ def test_the_loss_is_a_mean_over_tokens_or_completions_with_the_penalty_of_grpo(
         assert expected.norm() > 1e-4
 
 
+@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("estimator", [RLOO, GRPO])
+def test_micro_batches_have_the_gradients_of_the_minibatch(resident, estimator, size):
+    ppo = ppo_config(estimator)
+    rollout = sample(resident, ppo)
+    whole = compute_objective_gradients(resident, rollout, np.arange(6), ppo)
+    parts = compute_objective_gradients(resident, rollout, np.arange(6), ppo, micro_batch_size=size)
+    assert torch.allclose(parts.gradients, whole.gradients, atol=1e-5)
+    assert parts.losses == pytest.approx(whole.losses, abs=1e-5)
+    assert parts.kl == pytest.approx(whole.kl, abs=1e-6)
+
+
 def test_rloo_keeps_the_relative_lengths_of_gradients_that_grpo_and_gae_remove(resident):
     """The second objective is the first one ten times: only with rloo is its gradient ten times as long."""
     lengths = {}

@@ -3,8 +3,8 @@
 A process that gets SIGKILL runs no more code, so what it leaves is the content of its folder at
 that moment. An uninterrupted run is observed: at each of its atomic writes (a scratch file that is
 renamed) its folder is copied twice, as it is in the middle of the write, with half a scratch file,
-and as it is right after it. Such a copy is a disk image; to resume in it is to resume after a kill
-at that moment.
+and as it is right after it; at each deletion it is copied once, right after it. Such a copy is a
+disk image; to resume in it is to resume after a kill at that moment.
 
 A run that is resumed from an image needs to reach the next commit alone: a process remembers
 nothing beyond its folder, and the folder with that commit is the next image, from which a run is
@@ -19,6 +19,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +34,18 @@ class DiskImage:
     """A folder as a kill leaves it.
 
     Attributes:
-        write: number of the write, from 1.
+        write: number of the write or deletion, from 1.
         torn: whether the kill is in the middle of the write, before the rename, or right after it.
-        file: what was written, relative to the folder.
+        file: what was written or deleted, relative to the folder.
         folder: the copy.
+        deleted: whether the file was deleted rather than written.
     """
 
     write: int
     torn: bool
     file: Path
     folder: Path
+    deleted: bool = False
 
     @property
     def is_commit(self) -> bool:
@@ -50,7 +53,7 @@ class DiskImage:
         return is_commit(self.file) and not self.torn
 
     def __str__(self) -> str:
-        return f"killed {'in' if self.torn else 'after'} write {self.write} ({self.file})"
+        return f"killed {'in' if self.torn else 'after'} write or deletion {self.write} ({self.file})"
 
 
 class StoppedError(Exception):
@@ -80,9 +83,11 @@ def stopped_after_commit() -> Iterator[None]:
 
 @contextmanager
 def observed_writes(folder: Path, images: Path) -> Iterator[list[DiskImage]]:
-    """The disk images of all atomic writes into a folder while the context lasts, in `images`."""
+    """The disk images of all atomic writes and deletions in a folder while the context lasts, in `images`."""
     images_so_far: list[DiskImage] = []
+    numbers = count(1)
     rename = os.replace
+    unlink = os.unlink
 
     def observed(source: Any, target: Any, **options: Any) -> None:
         file = Path(target)
@@ -90,15 +95,25 @@ def observed_writes(folder: Path, images: Path) -> Iterator[list[DiskImage]]:
             rename(source, target, **options)
             return
         assert Path(source).name.startswith(SCRATCH), f"{file} is not written atomically"
-        write = len(images_so_far) // 2 + 1
+        write = next(numbers)
         name = file.relative_to(folder)
         images_so_far.append(DiskImage(write, True, name, copy_folder(folder, images / f"in-{write}")))
         tear(images_so_far[-1].folder / Path(source).relative_to(folder))
         rename(source, target, **options)
         images_so_far.append(DiskImage(write, False, name, copy_folder(folder, images / f"after-{write}")))
 
+    def observed_deletion(path: Any, **options: Any) -> None:
+        file = Path(path)
+        existed = file.exists()
+        unlink(path, **options)
+        if existed and folder in file.parents and not file.name.startswith(SCRATCH):
+            number = next(numbers)
+            image = copy_folder(folder, images / f"deleted-{number}")
+            images_so_far.append(DiskImage(number, False, file.relative_to(folder), image, True))
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "replace", observed)
+        patch.setattr(os, "unlink", observed_deletion)
         yield images_so_far
 
 

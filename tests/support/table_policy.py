@@ -18,7 +18,7 @@ class TablePolicy:
     def __init__(self, reference):
         self.reference = torch.as_tensor(reference, dtype=torch.float32).log()
         self.logits = torch.nn.Parameter(self.reference.clone())
-        self.model = SimpleNamespace(eval=lambda: None)
+        self.model = torch.nn.Identity()
         self.slot = SimpleNamespace(parameters=[self.logits])
         self.policy = SimpleNamespace(device="cpu", generate=self.generate, encode=lambda prompt: [0])
 

@@ -38,6 +38,9 @@ class SelectorJudgeSection(JudgeSection):
     selector: SelectorConfig = Field(default_factory=SelectorConfig, description="Its model.")
     steps: int = Field(200, ge=1, description="Optimizer steps.")
     batch_size: int = Field(32, ge=1, description="Rows per step.")
+    micro_batch_size: int | None = Field(
+        None, ge=1, description="Rows that go through the model at once; null: all rows of a step."
+    )
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="Its optimizer.")
 
     @model_validator(mode="after")
@@ -148,7 +151,12 @@ def train_judge(
 
     rows, held_out = read_judges_rows(resources.prepared, PURPOSE)
     training = LocalTraining(
-        section.steps, section.batch_size, section.optimizer, resources.seed, progress=resources.progress
+        section.steps,
+        section.batch_size,
+        section.optimizer,
+        resources.seed,
+        progress=resources.progress,
+        micro_batch_size=section.micro_batch_size,
     )
     initial = selector.slot.initial_adapter(resources.seed)
     adapter, metrics = train_selector(selector, rows, initial, training)

@@ -55,9 +55,15 @@ class MetaTrainer(ResidentPolicyTrainer):
         previous = context.private_state()
         rates = RateMemory.of(previous.numbers if previous else {})
         outer = self.decayed_optimizer(rates).model_copy(update={"accumulation": 1})
-        options = LoopOptions(seed=job.seed)
+        options = LoopOptions(seed=job.seed, micro_batch_size=config.micro_batch_size)
         if isinstance(loss, OfflinePPOLoss):
-            options = LoopOptions(seed=job.seed, dropout=False, should_stop=lambda: loss.exceeds_target)
+            options = LoopOptions(
+                seed=job.seed,
+                dropout=False,
+                micro_batch_size=config.micro_batch_size,
+                before_minibatch=loss.begin_minibatch,
+                should_stop=lambda: loss.exceeds_target,
+            )
         adapter, metrics = train_meta(
             self.resident, loss, meta_batches, MetaRates(self._options.inner_lr, outer), options
         )
@@ -116,7 +122,8 @@ class MetaTrainer(ResidentPolicyTrainer):
             size = objective.minibatch
         inner = list(draw_minibatches(len(rows), size, options.inner_steps, seed))
         self.resident.slot.load(adapter)
-        adapt(self.resident, self._loss(rows, inner, context), inner, options.inner_lr, seed)
+        loss = self._loss(rows, inner, context)
+        adapt(self.resident, loss, inner, options.inner_lr, seed, self._federation.micro_batch_size)
 
     def _loss(
         self,

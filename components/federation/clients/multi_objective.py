@@ -77,7 +77,13 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
             self._client_rewards(context),
             self._client_state(context),
             self._options.build_objective(job.objective_weights),
-            LocalTraining(config.local_steps_for(completions), config.batch_size, config.optimizer, job.seed),
+            LocalTraining(
+                config.local_steps_for(completions),
+                config.batch_size,
+                config.optimizer,
+                job.seed,
+                micro_batch_size=config.micro_batch_size,
+            ),
         )
         saved = context.store.save(job.key(), job.previous_job_key, pack_state(state))
         return ClientResult(
@@ -113,7 +119,13 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
         count = len(rollout.rows)
         for begin in range(0, count, minibatch):
             indices = np.arange(begin, min(begin + minibatch, count))
-            part = compute_objective_gradients(self.resident, rollout, indices, objective.ppo)
+            part = compute_objective_gradients(
+                self.resident,
+                rollout,
+                indices,
+                objective.ppo,
+                micro_batch_size=self._federation.micro_batch_size,
+            )
             weighted = part.gradients * len(indices)
             total = weighted if total is None else total + weighted
             tokens += part.tokens

@@ -177,7 +177,14 @@ class PersonalizedTrainer(ResidentPolicyTrainer):
             optimizer = optimizer.model_copy(update={"lr": personal_lr})
         if group in SEEDS:
             seed = derive(seed, SEEDS[group])
-        return LocalTraining(steps, config.batch_size, optimizer, seed, personal_lr=personal_lr)
+        return LocalTraining(
+            steps,
+            config.batch_size,
+            optimizer,
+            seed,
+            personal_lr=personal_lr,
+            micro_batch_size=config.micro_batch_size,
+        )
 
     def _part(self, steps: Sequence[S], group: ModuleGroup) -> Sequence[S]:
         """The steps of a round in which a group of modules is trained; see StepLength.divide."""

@@ -205,7 +205,7 @@ class ResidentPolicyTrainer:
     @property
     def _score_batch_size(self) -> int:
         """Pairs per batch; scoring needs less memory than training."""
-        return 2 * self._federation.batch_size
+        return 2 * (self._federation.micro_batch_size or self._federation.batch_size)
 
 
 class PolicyTrainer(ResidentPolicyTrainer):
@@ -225,6 +225,7 @@ class PolicyTrainer(ResidentPolicyTrainer):
             self.decayed_optimizer(rates),
             job.seed,
             self._proximal_weight,
+            micro_batch_size=config.micro_batch_size,
         )
         critic = self.load_critic(previous)
         adapter, metrics = self._train(rows, context, context.load_adapter(job.adapter), training, critic)

@@ -76,6 +76,7 @@ class SelectorTrainer:
             config.optimizer,
             job.seed,
             self._proximal_weight,
+            micro_batch_size=config.micro_batch_size,
         )
         adapter, metrics = train_selector(self.selector, rows, context.load_adapter(job.adapter), training)
         return ClientResult(tensors=adapter, rows=len(rows), metrics=training_metrics(metrics))

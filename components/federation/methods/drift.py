@@ -77,6 +77,10 @@ class Options(Method):
         """DPO."""
         return self.objective
 
+    def server_adapters(self, federation: FederationConfig) -> int:
+        """That of each client of the round."""
+        return federation.clients_per_round
+
     def build(self, config: FederationConfig, store: AdapterStore) -> Drift:
         """The strategy."""
         return Drift(config, store, self, postprocessors_of(config))

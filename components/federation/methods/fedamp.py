@@ -74,6 +74,10 @@ class Options(RatedMethod):
         """Weight of the proximal term."""
         return self.proximal
 
+    def server_adapters(self, federation: FederationConfig) -> int:
+        """Those of each client of the round: its own, and what it is sent next."""
+        return 2 * federation.clients_per_round
+
     def build(self, config: FederationConfig, store: AdapterStore) -> FedAMP:
         """The strategy."""
         return FedAMP(config, store, self, postprocessors_of(config))

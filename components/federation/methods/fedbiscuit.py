@@ -104,6 +104,10 @@ class Options(Method):
         ),
     )
 
+    def server_adapters(self, federation: FederationConfig) -> int:
+        """Those of all selectors."""
+        return self.selectors
+
     @field_validator("selectors")
     @classmethod
     def _check_odd(cls, selectors: int) -> int:

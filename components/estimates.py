@@ -1,0 +1,321 @@
+"""Peak memory and disk of a recipe, from the configurations of its models.
+
+Each training stage is estimated alone, on one GPU (or on the CPU, where runtime.devices says so).
+What a model's config.json does not tell is left out and said; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from components.config import (
+    BackboneConfig,
+    LocalObjective,
+    LoraConfig,
+    MultiObjective,
+    PairPpoObjective,
+    PersonalModules,
+    Recipe,
+    SelectorConfig,
+    SftObjective,
+    UserError,
+)
+from components.evaluation.judges.selector import SelectorJudgeSection
+from components.federation.personalization import PersonalizedMethod
+from components.federation.protocol import method_of
+from components.models.backbone import read_model_config
+from components.models.memory import (
+    FP32,
+    MemoryEstimate,
+    ModelShape,
+    Precision,
+    StepShape,
+    TrainedValues,
+    estimate_step,
+)
+
+GIGABYTE = 10**9
+COLUMNS = (
+    "stage",
+    "rows x tokens",
+    "weights",
+    "adapter",
+    "gradients",
+    "optimizer",
+    "activations",
+    "backward",
+    "logits",
+    "total",
+)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A training stage of a recipe.
+
+    Attributes:
+        name: for the table.
+        backbone: the model.
+        lora: its adapter.
+        step: what goes through the model at once.
+        optimizer: name of the optimizer.
+        modules: a client's own modules; None without.
+        others: backbones that are in memory too.
+    """
+
+    name: str
+    backbone: BackboneConfig
+    lora: LoraConfig
+    step: StepShape
+    optimizer: str
+    modules: PersonalModules | None = None
+    others: tuple[BackboneConfig, ...] = ()
+
+
+@dataclass(frozen=True)
+class DiskEstimate:
+    """Terms of the disk space of a run's adapters, in bytes.
+
+    Attributes:
+        server: adapters of the server in the run's folder: every keep_every rounds, and of the last two
+            commits.
+        logged: those that are logged to MLflow, every keep_every rounds.
+        updates: updates of the clients of a round.
+        private: modules that clients keep to themselves, after their last two rounds.
+    """
+
+    server: int
+    logged: int
+    updates: int
+    private: int
+
+    @property
+    def total(self) -> int:
+        """Sum of the terms."""
+        return self.server + self.logged + self.updates + self.private
+
+
+def training_stages(recipe: Recipe) -> list[Stage]:
+    """The stages of a recipe that train a model with LoRA."""
+    stages = [rounds_stage(recipe)]
+    if recipe.federation.options.needs_server_prompts:
+        stages.append(alignment_stage(recipe))
+    judge = recipe.evaluation.judge
+    if isinstance(judge, SelectorJudgeSection):
+        step = _selector_step(judge.selector, judge.micro_batch_size or judge.batch_size)
+        selector = judge.selector
+        stages.append(Stage("judge", selector.backbone, selector.lora, step, judge.optimizer.name))
+    return stages
+
+
+def rounds_stage(recipe: Recipe) -> Stage:
+    """A client's local training."""
+    config = recipe.federation
+    method = method_of(config)
+    section = method.trained_section(recipe)
+    optimizer = config.optimizer.name
+    if isinstance(section, SelectorConfig):
+        step = _selector_step(section, config.micro_batch_size or config.batch_size)
+        return Stage("rounds", section.backbone, section.lora, step, optimizer)
+    objective = method.local_objective
+    rewards = recipe.rewards.values()
+    scored = isinstance(objective, MultiObjective)
+    return Stage(
+        "rounds",
+        section.backbone,
+        section.lora,
+        _policy_step(recipe, objective),
+        optimizer,
+        method.personal_modules if isinstance(method, PersonalizedMethod) else None,
+        tuple(backbone for reward in rewards for backbone in reward.required_backbones()) if scored else (),
+    )
+
+
+def _selector_step(section: SelectorConfig, rows: int) -> StepShape:
+    return StepShape(
+        rows,
+        section.max_length,
+        one_position=True,
+        checkpointing=section.backbone.gradient_checkpointing,
+    )
+
+
+def _policy_step(recipe: Recipe, objective: LocalObjective) -> StepShape:
+    config, policy = recipe.federation, recipe.policy
+    batch = config.batch_size
+    if isinstance(objective, MultiObjective):
+        batch = objective.ppo.minibatch
+    elif isinstance(objective, PairPpoObjective):
+        batch = getattr(objective, "minibatch", batch)
+    rows = min(batch, config.micro_batch_size or batch)
+    completions = 1 if isinstance(objective, MultiObjective | SftObjective) else 2
+    return StepShape(
+        rows,
+        policy.max_prompt_tokens + completions * policy.max_new_tokens,
+        logit_positions=rows * completions * policy.max_new_tokens,
+        entropies=isinstance(objective, MultiObjective | PairPpoObjective),
+        shared_prompts=completions > 1,
+        checkpointing=policy.backbone.gradient_checkpointing,
+    )
+
+
+def alignment_stage(recipe: Recipe) -> Stage:
+    """DPO on the server, which is checkpointed on CUDA in any case."""
+    policy, dpo = recipe.policy, recipe.alignment.dpo
+    step = StepShape(
+        dpo.micro_batch_size,
+        policy.max_prompt_tokens + 2 * policy.max_new_tokens,
+        logit_positions=2 * dpo.micro_batch_size * policy.max_new_tokens,
+        shared_prompts=True,
+        checkpointing=on_cuda(recipe) or policy.backbone.gradient_checkpointing,
+    )
+    return Stage("alignment", policy.backbone, policy.lora, step, dpo.optimizer)
+
+
+def on_cuda(recipe: Recipe) -> bool:
+    """Whether the estimate is for a GPU: unless runtime.devices names the CPU."""
+    return recipe.runtime.devices != ["cpu"]
+
+
+class Shapes:
+    """The shapes of backbones, from their config.json, each of which is read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, ModelShape | UserError] = {}
+
+    def read(self, backbone: BackboneConfig) -> ModelShape:
+        """The shape of a backbone.
+
+        Raises:
+            BackboneError: its config.json cannot be read.
+            ShapeError: its family is not known.
+        """
+        key = backbone.model_dump_json()
+        if key not in self._known:
+            try:
+                self._known[key] = ModelShape.from_config(read_model_config(backbone), backbone)
+            except UserError as error:
+                self._known[key] = error
+        known = self._known[key]
+        if isinstance(known, UserError):
+            raise known
+        return known
+
+
+def estimate_memory(stage: Stage, shapes: Shapes, cuda: bool) -> MemoryEstimate:
+    """Peak memory of a step of a stage.
+
+    Args:
+        stage: the stage.
+        shapes: of the models.
+        cuda: whether it runs on a GPU.
+
+    Raises:
+        BackboneError, ShapeError: the shape of a model is not known; in one line.
+    """
+    shape = shapes.read(stage.backbone)
+    trained = TrainedValues(
+        stage.optimizer,
+        personal=0 if stage.modules is None else personal_values(shape, stage.modules),
+        resident_bytes=sum(
+            shapes.read(other).weight_bytes(Precision.of(other, cuda)) for other in stage.others
+        ),
+    )
+    return estimate_step(shape, stage.lora, Precision.of(stage.backbone, cuda), stage.step, trained)
+
+
+def personal_values(shape: ModelShape, modules: PersonalModules) -> int:
+    """Values of a client's own modules: its head, the bottleneck and the reward head."""
+    widths = [section.width for section in (modules.bottleneck, modules.reward) if section is not None]
+    head = shape.vocabulary * shape.hidden if modules.head else 0
+    bottleneck = 2 * shape.hidden * modules.bottleneck.width if modules.bottleneck else 0
+    reward = shape.hidden * modules.reward.width if modules.reward else 0
+    return head + bottleneck + reward + sum(widths)
+
+
+def estimate_disk(recipe: Recipe, shapes: Shapes) -> DiskEstimate:
+    """Disk space of the adapters of a run.
+
+    Raises:
+        BackboneError, ShapeError: the shape of the trained model is not known; in one line.
+    """
+    config = recipe.federation
+    stage = rounds_stage(recipe)
+    shape = shapes.read(stage.backbone)
+    adapter = FP32 * shape.lora_values(stage.lora)
+    per_round = config.options.server_adapters(config) * adapter
+    personal = 0 if stage.modules is None else FP32 * personal_values(shape, stage.modules)
+    return DiskEstimate(
+        server=adapter + (config.rounds // config.keep_every + 2) * per_round,
+        logged=-(-config.rounds // config.keep_every) * per_round,
+        updates=config.clients_per_round * adapter,
+        private=2 * personal * (recipe.data.clients or config.clients_per_round),
+    )
+
+
+def describe_costs(recipe: Recipe) -> str:
+    """The estimates as a table of gigabytes, for the command `check`; one line for what is not known."""
+    cuda = on_cuda(recipe)
+    shapes = Shapes()
+    rows: list[Sequence[str]] = []
+    problems: list[str] = []
+    for stage in training_stages(recipe):
+        try:
+            rows.append(_memory_row(stage, estimate_memory(stage, shapes, cuda)))
+        except UserError as error:
+            problems.append(f"{stage.name}: {error}")
+    lines = []
+    if rows:
+        place = "one GPU" if cuda else "the CPU"
+        lines.append(f"estimated peak memory of a training step on {place} (GB)")
+        lines += _align([COLUMNS, *rows])
+    try:
+        lines += _disk_lines(estimate_disk(recipe, shapes))
+    except UserError as error:
+        problems.append(f"disk of the rounds: {error}")
+    return "\n".join([*lines, *(f"not estimated: {problem}" for problem in problems)])
+
+
+def _memory_row(stage: Stage, estimate: MemoryEstimate) -> list[str]:
+    terms = (
+        estimate.weights,
+        estimate.adapter,
+        estimate.gradients,
+        estimate.optimizer,
+        estimate.activations,
+        estimate.backward,
+        estimate.logits,
+        estimate.total,
+    )
+    return [
+        f"{stage.name} ({stage.backbone.name})",
+        f"{stage.step.rows} x {stage.step.tokens:,}",
+        *(_gigabytes(term) for term in terms),
+    ]
+
+
+def _disk_lines(estimate: DiskEstimate) -> list[str]:
+    parts = [
+        f"the server's adapters {_gigabytes(estimate.server)}",
+        f"logged to MLflow {_gigabytes(estimate.logged)}",
+        f"a round's updates {_gigabytes(estimate.updates)}",
+    ]
+    if estimate.private:
+        parts.append(f"private modules {_gigabytes(estimate.private)}")
+    return [f"estimated disk of the rounds (GB): {_gigabytes(estimate.total)} ({', '.join(parts)})"]
+
+
+def _gigabytes(size: int) -> str:
+    value = size / GIGABYTE
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _align(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    justify: list[Callable[[str, int], str]] = [str.ljust, *[str.rjust] * (len(widths) - 1)]
+    lines = []
+    for row in rows:
+        cells = [side(cell, width) for side, cell, width in zip(justify, row, widths, strict=True)]
+        lines.append("  " + "  ".join(cells).rstrip())
+    return lines

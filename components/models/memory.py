@@ -1,0 +1,406 @@
+"""Memory of a training step with LoRA on a frozen causal language model, as a function of its shape.
+
+    peak = weights + LoRA + gradients + optimizer state + activations + one layer's backward pass + logits
+
+The activations are what autograd stores for the backward pass in the layers as transformers and PEFT
+compute them, a term for each operation. Frozen layers store no input (Hu et al. 2021, LoRA, section
+4.2), so the terms of Korthikanti et al. 2022 (Reducing Activation Recomputation in Large Transformer
+Models, section 4.1), which count the inputs of trained layers, do not apply. With checkpointing a
+layer stores its input alone (Chen et al. 2016). Attention is computed by kernels that store queries,
+keys, values, outputs and one sum per row, but no scores (Dao et al. 2022, FlashAttention).
+
+Not counted are the CUDA context, fragmentation of the allocator, cuBLAS workspaces and the columns
+that LLM.int8() keeps in 16 bits. No figure is measured here; tests/models/test_memory.py compares the
+stored activations with those that autograd stores in tiny models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from components.config import BackboneConfig, LoraConfig, UserError
+
+FP32 = 4
+"""Bytes of a value of an adapter, its gradient, a moment of AdamW, and a logit."""
+LOGIT_POSITIONS = 1024
+"""Positions in the language-model head at once; see HEAD_CHUNK in components/models/logprobs.py."""
+LOGIT_COPIES = 3
+"""Logits, their gradient, and the exponentials of the softmax in between."""
+ENTROPY_COPIES = 5
+"""As LOGIT_COPIES, and the probabilities and their products with the logits, of an entropy."""
+OPTIMIZER_BYTES = {
+    "adamw": 8,
+    "adamw_torch": 8,
+    "adamw_8bit": 2,
+    "rmsprop": 4,
+    "adagrad": 4,
+    "adafactor": 0,
+    "sgd": 0,
+}
+"""Bytes of the optimizer's state per trained value. Adafactor's state is a row and a column per matrix."""
+
+
+class ShapeError(UserError, ValueError):
+    """The configuration of a model from which its memory cannot be computed."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """How the layers of a family of models are computed.
+
+    Attributes:
+        linears: names of the projections that the attention's heads, its output and the MLP have.
+        gated: whether the MLP multiplies two projections.
+        rms_norm: whether norms are RMSNorms, which store their input as fp32.
+        activation_values: values that the activation function stores per value of its input.
+        learned_positions: whether positions have embeddings.
+        one_position: whether the last layer can be computed at one position
+            (components/models/last_layer.py).
+    """
+
+    linears: tuple[str, ...]
+    gated: bool = True
+    rms_norm: bool = True
+    activation_values: int = 1
+    learned_positions: bool = False
+    one_position: bool = True
+
+
+LLAMA = Family(("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"))
+FAMILIES = {
+    "llama": LLAMA,
+    "mistral": LLAMA,
+    "qwen2": LLAMA,
+    "gemma": LLAMA,
+    # GPT-2's own GELU is a chain of operations that store the input, half of it, tanh, and 1 + tanh.
+    "gpt2": Family(("c_attn", "c_proj", "c_fc"), False, False, 4, True, False),
+}
+"""Families by the `model_type` of their configuration."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Shape of a causal language model.
+
+    Attributes:
+        family: how its layers are computed.
+        hidden: width H of the hidden states.
+        intermediate: width I of the MLP.
+        layers: number of layers.
+        heads: attention heads.
+        key_value_heads: heads of keys and values.
+        head_dim: width of a head.
+        vocabulary: number of tokens V.
+        positions: learned positions; 0 without.
+        tied: whether the head is the embedding.
+    """
+
+    family: Family
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    key_value_heads: int
+    head_dim: int
+    vocabulary: int
+    positions: int
+    tied: bool
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], backbone: BackboneConfig) -> ModelShape:
+        """The shape from a model's configuration, with the number of layers that a recipe uses.
+
+        Args:
+            config: the content of config.json.
+            backbone: the section of the recipe.
+
+        Raises:
+            ShapeError: the family is not one of FAMILIES, or a value is missing.
+        """
+        kind = config.get("model_type")
+        if kind not in FAMILIES:
+            raise ShapeError(
+                f"'{backbone.name}' has model_type '{kind}', and the estimate knows {', '.join(FAMILIES)}"
+            )
+        family = FAMILIES[kind]
+        names = GPT2_NAMES if family.learned_positions else LLAMA_NAMES
+        missing = [name for name in names.values() if name not in config]
+        if missing:
+            raise ShapeError(f"the config.json of '{backbone.name}' has no {missing[0]}")
+        hidden = int(config[names["hidden"]])
+        heads = int(config[names["heads"]])
+        layers = int(config[names["layers"]])
+        # Defaults of transformers for values that a configuration may leave out.
+        intermediate = config.get("n_inner") or 4 * hidden if family.learned_positions else None
+        return cls(
+            family=family,
+            hidden=hidden,
+            intermediate=int(intermediate or config[names["intermediate"]]),
+            layers=min(backbone.layers or layers, layers),
+            heads=heads,
+            key_value_heads=int(config.get("num_key_value_heads") or heads),
+            head_dim=int(config.get("head_dim") or hidden // heads),
+            vocabulary=int(config[names["vocabulary"]]),
+            positions=int(config["n_positions"]) if family.learned_positions else 0,
+            tied=bool(config.get("tie_word_embeddings", kind in ("gpt2", "gemma"))),
+        )
+
+    @property
+    def linears(self) -> list[tuple[str, int, int]]:
+        """Name, inputs and outputs of each linear module of a layer."""
+        hidden, inner = self.hidden, self.intermediate
+        queries, keys = self.heads * self.head_dim, self.key_value_heads * self.head_dim
+        if not self.family.gated:
+            return [
+                ("c_attn", hidden, queries + 2 * keys),
+                ("c_proj", queries, hidden),
+                ("c_fc", hidden, inner),
+                ("c_proj", inner, hidden),
+            ]
+        return [
+            ("q_proj", hidden, queries),
+            ("k_proj", hidden, keys),
+            ("v_proj", hidden, keys),
+            ("o_proj", queries, hidden),
+            ("gate_proj", hidden, inner),
+            ("up_proj", hidden, inner),
+            ("down_proj", inner, hidden),
+        ]
+
+    def targets(self, lora: LoraConfig) -> list[tuple[str, int, int]]:
+        """The linear modules of a layer that get an adapter."""
+        if isinstance(lora.target_modules, str):
+            return self.linears
+        return [linear for linear in self.linears if linear[0] in lora.target_modules]
+
+    def lora_values(self, lora: LoraConfig) -> int:
+        """Values of an adapter."""
+        return self.layers * sum(lora.r * (inputs + outputs) for _, inputs, outputs in self.targets(lora))
+
+    def weight_bytes(self, precision: Precision) -> int:
+        """Bytes of the frozen weights; biases and norms are left out."""
+        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2) + self.positions * self.hidden
+        linear = self.layers * sum(inputs * outputs for _, inputs, outputs in self.linears)
+        return embeddings * precision.bytes + linear * (1 if precision.is_8bit else precision.bytes)
+
+
+LLAMA_NAMES = {
+    "hidden": "hidden_size",
+    "intermediate": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "vocabulary": "vocab_size",
+}
+GPT2_NAMES = {
+    "hidden": "n_embd",
+    "layers": "n_layer",
+    "heads": "n_head",
+    "vocabulary": "vocab_size",
+    "positions": "n_positions",
+}
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Precision of the frozen backbone on a type of device.
+
+    Attributes:
+        bytes: bytes of a value.
+        is_8bit: whether the linear layers are quantized to 8 bits.
+        mask_bytes: bytes of a value of a dropout mask: 1 on CUDA, 4 on the CPU.
+    """
+
+    bytes: int
+    is_8bit: bool = False
+    mask_bytes: int = 1
+
+    @classmethod
+    def of(cls, backbone: BackboneConfig, on_cuda: bool) -> Precision:
+        """That of a recipe's backbone; see `choose_dtype` in components/models/backbone.py."""
+        is_half = backbone.dtype == "bfloat16" or (backbone.dtype == "auto" and on_cuda)
+        return cls(2 if is_half else FP32, backbone.quantization == "8bit", 1 if on_cuda else FP32)
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """What goes through the model at once.
+
+    Attributes:
+        rows: sequences of a micro-batch.
+        tokens: longest sequence.
+        logit_positions: positions whose logits are computed for all tokens of the vocabulary.
+        entropies: whether entropies are computed beside log-probabilities.
+        shared_prompts: whether sequences hold several completions, which needs a mask.
+        one_position: whether one position per sequence is read, as of selectors.
+        checkpointing: whether layers store their inputs alone.
+    """
+
+    rows: int
+    tokens: int
+    logit_positions: int = 0
+    entropies: bool = False
+    shared_prompts: bool = False
+    one_position: bool = False
+    checkpointing: bool = False
+
+
+def layer_bytes(shape: ModelShape, lora: LoraConfig, precision: Precision, masked: bool) -> int:
+    """Bytes that autograd stores per token in a whole layer.
+
+    Args:
+        shape: the model.
+        lora: the adapter.
+        precision: of the backbone.
+        masked: whether attention has a mask, for which keys and values are repeated for all heads.
+    """
+    kept = precision.bytes
+    queries = shape.heads * shape.head_dim
+    keys = (shape.heads if masked else shape.key_value_heads) * shape.head_dim
+    norms = 2 * shape.hidden * (FP32 if shape.family.rms_norm else kept)
+    attention = (queries + 2 * keys) * kept + FP32 * shape.heads
+    inner = shape.intermediate * kept * shape.family.activation_values
+    if shape.family.gated:
+        inner += 2 * shape.intermediate * kept
+    shares_output = kept == FP32 and not lora.dropout and _names(shape, lora) & {"o_proj", "c_proj"}
+    output = 0 if shares_output else queries * kept
+    return norms + attention + output + inner + _adapter_bytes(shape, lora, precision)
+
+
+def _names(shape: ModelShape, lora: LoraConfig) -> set[str]:
+    return {name for name, _, _ in shape.targets(lora)}
+
+
+def _adapter_bytes(shape: ModelShape, lora: LoraConfig, precision: Precision) -> int:
+    """Inputs of the factors A and B per token.
+
+    The input of A is fp32, so a backbone of half precision is copied for each module, and so is a
+    backbone with dropout. Otherwise modules with the same input share it.
+    """
+    targets = shape.targets(lora)
+    factors = FP32 * lora.r * len(targets)
+    if precision.bytes == FP32 and not lora.dropout:
+        groups = {SHARED_INPUTS.get(name, f"{name} {inputs}"): inputs for name, inputs, _ in targets}
+        return factors + FP32 * sum(groups.values())
+    mask = precision.mask_bytes if lora.dropout else 0
+    return factors + (FP32 + mask) * sum(inputs for _, inputs, _ in targets)
+
+
+SHARED_INPUTS = {
+    "q_proj": "attention",
+    "k_proj": "attention",
+    "v_proj": "attention",
+    "gate_proj": "mlp",
+    "up_proj": "mlp",
+}
+"""Modules that read the same tensor."""
+
+
+def last_layer_bytes(shape: ModelShape, lora: LoraConfig, precision: Precision) -> int:
+    """Bytes per token of a last layer that is computed at one position: its norm, keys and values."""
+    keys = 2 * shape.key_value_heads * shape.head_dim * precision.bytes
+    targets = [target for target in shape.targets(lora) if target[0] in ("k_proj", "v_proj")]
+    inputs = shape.hidden * FP32
+    if precision.bytes != FP32 or lora.dropout:
+        inputs = len(targets) * shape.hidden * (FP32 + (precision.mask_bytes if lora.dropout else 0))
+    return FP32 * shape.hidden + keys + FP32 * lora.r * len(targets) + (inputs if targets else 0)
+
+
+def activation_bytes(shape: ModelShape, lora: LoraConfig, precision: Precision, step: StepShape) -> int:
+    """Bytes that autograd stores in the layers for the backward pass of a micro-batch."""
+    whole = layer_bytes(shape, lora, precision, step.shared_prompts)
+    if step.checkpointing:
+        whole = shape.hidden * precision.bytes
+    whole_layers = shape.layers
+    last = 0
+    if step.one_position and shape.family.one_position:
+        whole_layers -= 1
+        last = last_layer_bytes(shape, lora, precision)
+    tokens = step.rows * step.tokens
+    final_norm = 0 if last else shape.hidden * (FP32 if shape.family.rms_norm else precision.bytes)
+    masks = step.rows * step.tokens**2 * (1 + precision.bytes) if step.shared_prompts else 0
+    return tokens * (whole_layers * whole + last + final_norm) + masks
+
+
+def backward_bytes(shape: ModelShape, lora: LoraConfig, precision: Precision, step: StepShape) -> int:
+    """Bytes in the backward pass of one layer: gradients of what it stores.
+
+    With checkpointing also what it stores, which is computed again.
+    """
+    whole = layer_bytes(shape, lora, precision, step.shared_prompts)
+    return step.rows * step.tokens * whole * (2 if step.checkpointing else 1)
+
+
+def logit_bytes(shape: ModelShape, step: StepShape) -> int:
+    """Bytes of fp32 logits, in chunks of at most LOGIT_POSITIONS positions."""
+    copies = ENTROPY_COPIES if step.entropies else LOGIT_COPIES
+    return FP32 * copies * min(step.logit_positions, LOGIT_POSITIONS) * shape.vocabulary
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Terms of the peak memory of a training step, in bytes.
+
+    Attributes:
+        weights: frozen weights, of all models that are resident.
+        adapter: trained values: LoRA and a client's own modules.
+        gradients: their gradients.
+        optimizer: state of the optimizer.
+        activations: what autograd stores in the layers.
+        backward: working memory of the backward pass of a layer.
+        logits: logits and their gradient.
+    """
+
+    weights: int
+    adapter: int
+    gradients: int
+    optimizer: int
+    activations: int
+    backward: int
+    logits: int
+
+    @property
+    def total(self) -> int:
+        """Sum of the terms."""
+        return (
+            self.weights
+            + self.adapter
+            + self.gradients
+            + self.optimizer
+            + self.activations
+            + self.backward
+            + self.logits
+        )
+
+
+@dataclass(frozen=True)
+class TrainedValues:
+    """What is trained, and how.
+
+    Attributes:
+        optimizer: name of the optimizer, a key of OPTIMIZER_BYTES.
+        personal: values of a client's own modules beside LoRA.
+        resident_bytes: weights of other models in memory, e.g. of rewards.
+    """
+
+    optimizer: str
+    personal: int = 0
+    resident_bytes: int = 0
+
+
+def estimate_step(
+    shape: ModelShape, lora: LoraConfig, precision: Precision, step: StepShape, trained: TrainedValues
+) -> MemoryEstimate:
+    """Terms of the peak memory of a training step."""
+    values = shape.lora_values(lora) + trained.personal
+    # A micro-batch's gradients exist beside the sum of those before it.
+    return MemoryEstimate(
+        weights=shape.weight_bytes(precision) + trained.resident_bytes,
+        adapter=FP32 * values,
+        gradients=2 * FP32 * values,
+        optimizer=OPTIMIZER_BYTES[trained.optimizer] * values,
+        activations=activation_bytes(shape, lora, precision, step),
+        backward=backward_bytes(shape, lora, precision, step),
+        logits=logit_bytes(shape, step),
+    )

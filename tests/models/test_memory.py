@@ -1,0 +1,224 @@
+"""The estimate of a step's memory, against what autograd stores in tiny models of several families."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from components.config import BackboneConfig, LoraConfig
+from components.models.adapters import AdapterSlot, attach_lora
+from components.models.backbone import disable_dropout
+from components.models.checkpointing import checkpointed, enable_checkpointing
+from components.models.last_layer import states_at_one_position, supports_one_position
+from components.models.logprobs import completion_logprobs
+from components.models.memory import (
+    FAMILIES,
+    ModelShape,
+    Precision,
+    ShapeError,
+    StepShape,
+    TrainedValues,
+    activation_bytes,
+    estimate_step,
+    logit_bytes,
+)
+
+TOLERANCE = 0.1
+"""Largest relative difference from the bytes that autograd stores."""
+ROWS = 2
+TOKENS = 64
+GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 96, "n_positions": 128}
+LLAMA = {
+    "hidden_size": 64,
+    "intermediate_size": 176,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 96,
+}
+SIZES = {
+    "gpt2": GPT2,
+    "llama": LLAMA,
+    "qwen2": LLAMA,
+    "mistral": LLAMA,
+    "gemma": LLAMA | {"head_dim": 32},
+}
+SPECIAL = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+DTYPES = {torch.float32: Precision(4, mask_bytes=4), torch.bfloat16: Precision(2, mask_bytes=4)}
+
+
+def build(family, lora, dtype=torch.float32):
+    """A tiny model with random weights and LoRA, in training mode, and its shape."""
+    torch.manual_seed(0)
+    config = CONFIG_MAPPING[family](**SIZES[family] | SPECIAL)
+    disable_dropout(config)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype).requires_grad_(False).eval()
+    shape = ModelShape.from_config(config.to_dict(), BackboneConfig(name=family))
+    return attach_lora(model, lora).train(), shape
+
+
+@contextmanager
+def stored_bytes(model):
+    """Bytes of the storages that autograd keeps, without those of parameters."""
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = (storage.nbytes(), tensor)  # the tensor keeps its address
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield lambda: sum(size for size, _ in kept.values())
+
+
+def measure(model, **arguments):
+    ids = torch.arange(ROWS * TOKENS).reshape(ROWS, TOKENS) % 96
+    base = model.get_base_model().base_model
+    with stored_bytes(model) as stored:
+        hidden = base(input_ids=ids, use_cache=False, **arguments).last_hidden_state
+        measured = stored()
+    del hidden
+    return measured
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_activations_are_those_that_autograd_stores(family, dropout, dtype):
+    lora = LoraConfig(r=4, alpha=8, dropout=dropout)
+    model, shape = build(family, lora, dtype)
+    expected = activation_bytes(shape, lora, DTYPES[dtype], StepShape(ROWS, TOKENS))
+    assert expected == pytest.approx(measure(model), rel=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("family", "modules"),
+    [("gpt2", ["c_attn"]), ("llama", ["q_proj", "v_proj"]), ("qwen2", ["q_proj", "down_proj"])],
+)
+def test_modules_without_an_adapter_store_no_input(family, modules):
+    lora = LoraConfig(r=4, alpha=8, dropout=0.1, target_modules=modules)
+    model, shape = build(family, lora)
+    expected = activation_bytes(shape, lora, DTYPES[torch.float32], StepShape(ROWS, TOKENS))
+    assert expected == pytest.approx(measure(model), rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_with_checkpointing_the_inputs_of_layers_are_stored(family):
+    lora = LoraConfig(r=4, alpha=8, dropout=0.0)
+    model, shape = build(family, lora)
+    enable_checkpointing(model, family)
+    step = StepShape(ROWS, TOKENS, checkpointing=True)
+    expected = activation_bytes(shape, lora, DTYPES[torch.float32], step)
+    with checkpointed(model):
+        assert expected == pytest.approx(measure(model), rel=0.25)  # positions and masks count here
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if family.one_position])
+def test_a_last_layer_at_one_position_stores_keys_and_values(family, dropout):
+    lora = LoraConfig(r=4, alpha=8, dropout=dropout)
+    model, shape = build(family, lora)
+    base = model.get_base_model()
+    ids = torch.arange(ROWS * TOKENS).reshape(ROWS, TOKENS) % 96
+    with stored_bytes(model) as stored:
+        states = states_at_one_position(base, ids, torch.tensor([TOKENS - 1, TOKENS // 2]))
+        measured = stored()
+    del states
+    step = StepShape(ROWS, TOKENS, one_position=True)
+    assert activation_bytes(shape, lora, DTYPES[torch.float32], step) == pytest.approx(
+        measured, rel=TOLERANCE
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_families_whose_last_layer_is_computed_at_one_position_are_those_that_support_it(family):
+    model, shape = build(family, LoraConfig(r=2))
+    assert supports_one_position(model.get_base_model().eval()) == shape.family.one_position
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_pairs_store_a_mask_and_repeated_keys(family):
+    lora = LoraConfig(r=4, alpha=8, dropout=0.0)
+    model, shape = build(family, lora)
+    row = tuple(list(range(start, start + length)) for start, length in ((1, 24), (30, 20), (60, 20)))
+    with stored_bytes(model) as stored:
+        logprobs = completion_logprobs(model.get_base_model(), [row, row], 0, "cpu")
+        measured = stored()
+    del logprobs
+    step = StepShape(ROWS, TOKENS, logit_positions=80, shared_prompts=True)
+    logits = 4 * 80 * shape.vocabulary
+    expected = activation_bytes(shape, lora, DTYPES[torch.float32], step) + logits
+    assert expected == pytest.approx(measured, rel=0.25)
+
+
+@pytest.mark.parametrize("modules", ["all-linear", ["q_proj", "down_proj"]])
+def test_the_values_of_an_adapter_are_counted(modules):
+    lora = LoraConfig(r=4, alpha=8, target_modules=modules)
+    model, shape = build("llama", lora)
+    assert shape.lora_values(lora) == sum(parameter.numel() for parameter in AdapterSlot(model).parameters)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_weights_are_counted_up_to_biases_and_norms(family):
+    lora = LoraConfig(r=4)
+    model, shape = build(family, lora, torch.bfloat16)
+    frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+    measured = sum(parameter.numel() * parameter.element_size() for parameter in frozen)
+    assert shape.weight_bytes(Precision(2)) == pytest.approx(measured, rel=0.02)
+
+
+def test_linear_layers_of_8_bits_take_a_byte_per_weight():
+    _, shape = build("llama", LoraConfig(r=2))
+    embeddings = 2 * 96 * 64 * 2
+    linear = shape.weight_bytes(Precision(2)) - embeddings
+    assert shape.weight_bytes(Precision(2, is_8bit=True)) == embeddings + linear / 2
+
+
+def test_logits_are_computed_in_chunks():
+    _, shape = build("llama", LoraConfig(r=2))
+    assert logit_bytes(shape, StepShape(1, 1, logit_positions=10)) == 4 * 3 * 10 * 96
+    assert logit_bytes(shape, StepShape(1, 1, logit_positions=5000)) == 4 * 3 * 1024 * 96
+    assert logit_bytes(shape, StepShape(1, 1, logit_positions=10, entropies=True)) == 4 * 5 * 10 * 96
+
+
+@pytest.mark.parametrize(("optimizer", "size"), [("adamw", 8), ("adamw_8bit", 2), ("sgd", 0), ("rmsprop", 4)])
+def test_the_trained_values_have_gradients_and_optimizer_state(optimizer, size):
+    lora = LoraConfig(r=4)
+    _, shape = build("llama", lora)
+    trained = TrainedValues(optimizer, personal=100, resident_bytes=7)
+    estimate = estimate_step(shape, lora, Precision(2), StepShape(1, 8), trained)
+    values = shape.lora_values(lora) + 100
+    assert estimate.adapter == 4 * values
+    assert estimate.optimizer == size * values
+    assert estimate.weights == shape.weight_bytes(Precision(2)) + 7
+    assert estimate.total > estimate.weights + estimate.activations
+
+
+def test_checkpointing_and_micro_batches_lower_the_total():
+    lora = LoraConfig(r=4, dropout=0.05)
+    _, shape = build("llama", lora)
+    trained = TrainedValues("adamw")
+    totals = [
+        estimate_step(shape, lora, Precision(2), step, trained).total
+        for step in (StepShape(32, 512), StepShape(4, 512), StepShape(4, 512, checkpointing=True))
+    ]
+    assert totals[0] > totals[1] > totals[2]
+
+
+def test_a_recipes_first_layers_are_counted():
+    config = CONFIG_MAPPING["llama"](**LLAMA).to_dict()
+    assert ModelShape.from_config(config, BackboneConfig(name="x", layers=2)).layers == 2
+
+
+def test_an_unknown_family_is_named_and_not_guessed():
+    with pytest.raises(ShapeError, match="some/mamba.*'mamba'.*knows llama"):
+        ModelShape.from_config({"model_type": "mamba"}, BackboneConfig(name="some/mamba"))
+
+
+def test_a_missing_value_is_named_and_not_guessed():
+    config = {"model_type": "llama", "hidden_size": 64}
+    with pytest.raises(ShapeError, match=r"config\.json of 'some/llama' has no intermediate_size"):
+        ModelShape.from_config(config, BackboneConfig(name="some/llama"))
