@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from components.config import RecipeError
 from components.federation.clients.worker import build_trainer
@@ -24,10 +23,18 @@ def adapters(tmp_path_factory):
     prepare(recipe.data, recipe.seed, folder / "prepared")
     trainer = build_trainer(recipe, "cpu")
     initial = trainer.initial_adapter(recipe.seed)
-    run_bare_loop(recipe, folder / "prepared", folder, trainer)
-    store = AdapterStore(folder / "federation" / "adapters")
-    stored = [load_file(path) for path in sorted(store.root.glob("*.safetensors"))]
-    return initial, stored
+    stored = {}
+    put = AdapterStore.put
+
+    def record(self, adapter):
+        reference = put(self, adapter)
+        stored[reference.hash] = dict(adapter)
+        return reference
+
+    with pytest.MonkeyPatch.context() as patch:  # those of clients are deleted after their round
+        patch.setattr(AdapterStore, "put", record)
+        run_bare_loop(recipe, folder / "prepared", folder, trainer)
+    return initial, list(stored.values())
 
 
 def factors(adapter: dict[str, torch.Tensor], factor: str) -> dict[str, torch.Tensor]:

@@ -21,14 +21,10 @@ from components.config import (
 from components.learning.dpo import build_dpo_loss, pair_logprobs, train_dpo
 from components.learning.local import Division, LocalTraining, LoopOptions, mean_gradients, train
 from components.learning.meta import MetaRates, adapt, train_meta
-from components.learning.multi_objective import (
-    PPOClientState,
-    compute_objective_gradients,
-    sample_rollout,
-    train_multi_objective_ppo,
-)
+from components.learning.multi_objective import compute_objective_gradients, train_multi_objective_ppo
 from components.learning.offline_ppo import OfflinePPOLoss, ScoredPairs
 from components.learning.pdpo import PDPOConfig, PDPOLoss, train_pdpo
+from components.learning.rollouts import PPOClientState, sample_rollout
 from components.learning.selector import train_selector
 from components.learning.sft import train_sft
 from components.models.personalized import as_reference
@@ -433,13 +429,13 @@ def objective():
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("weights", [None, np.array([0.3, 0.7])])
 def test_gradients_of_objectives_are_weighted_by_tokens(resident, adapter, objective, size, weights):
-    state = PPOClientState.initial(tuple(REWARDS), 32, 0.1)
-    rollout, _ = sample_rollout(resident, PROMPTS, REWARDS, state, objective, seed=4)
+    state = PPOClientState.initial(tuple(REWARDS), 32, objective.ppo)
+    rollout, _ = sample_rollout(resident, PROMPTS, REWARDS, state, objective.ppo, seed=4)
     resident.slot.load(random_tensors(resident.slot, seed=2, scale=0.1))
     indices = np.array([3, 1, 4, 0, 2])
-    whole = compute_objective_gradients(resident, rollout, indices, 0.2, weights)
+    whole = compute_objective_gradients(resident, rollout, indices, objective.ppo, weights)
     with recorded_rows(resident.model) as rows:
-        parts = compute_objective_gradients(resident, rollout, indices, 0.2, weights, size)
+        parts = compute_objective_gradients(resident, rollout, indices, objective.ppo, weights, size)
     assert max(rows) == size
     assert torch.allclose(whole.gradients, parts.gradients, atol=float(1e-4 * whole.gradients.abs().max()))
     assert whole.gradients.abs().max() > 0
@@ -450,7 +446,7 @@ def test_gradients_of_objectives_are_weighted_by_tokens(resident, adapter, objec
 
 
 def test_the_multi_objective_trainer_takes_its_minibatches_in_micro_batches(resident, adapter, objective):
-    state = PPOClientState.initial(tuple(REWARDS), 32, 0.1)
+    state = PPOClientState.initial(tuple(REWARDS), 32, objective.ppo)
     trained = {}
     for size in (None, 2):
         resident.slot.load(adapter)
