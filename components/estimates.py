@@ -255,16 +255,16 @@ def estimate_disk(recipe: Recipe, shapes: Shapes) -> DiskEstimate:
 
 
 def describe_costs(recipe: Recipe) -> str:
-    """The estimates as a table of gigabytes, for the command `check`; one line for what is not known."""
+    """The estimates as a table of gigabytes, for the command `check`; one line for each unknown model."""
     cuda = on_cuda(recipe)
     shapes = Shapes()
     rows: list[Sequence[str]] = []
-    problems: list[str] = []
+    problems: dict[str, list[str]] = {}
     for stage in training_stages(recipe):
         try:
             rows.append(_memory_row(stage, estimate_memory(stage, shapes, cuda)))
         except UserError as error:
-            problems.append(f"{stage.name}: {error}")
+            problems.setdefault(str(error), []).append(stage.name)
     lines = []
     if rows:
         place = "one GPU" if cuda else "the CPU"
@@ -273,8 +273,9 @@ def describe_costs(recipe: Recipe) -> str:
     try:
         lines += _disk_lines(estimate_disk(recipe, shapes))
     except UserError as error:
-        problems.append(f"disk of the rounds: {error}")
-    return "\n".join([*lines, *(f"not estimated: {problem}" for problem in problems)])
+        problems.setdefault(str(error), []).append("disk of the rounds")
+    lines += [f"not estimated: {', '.join(names)}: {problem}" for problem, names in problems.items()]
+    return "\n".join(lines)
 
 
 def _memory_row(stage: Stage, estimate: MemoryEstimate) -> list[str]:
