@@ -355,6 +355,25 @@ class AlignmentResult(StoredResult):
     model_version: str = ""
 
 
+class SingleOrderResult(Result):
+    """Verdicts of a judge that saw each pair in one order only, our answer first.
+
+    A judge that favours the first answer favours ours here, which the verdicts of both orders cancel.
+
+    Attributes:
+        win_rate, low, high: wins / (wins + ties + losses), with its 95% bootstrap interval.
+        wins, ties, losses, unparsable: number of prompts.
+    """
+
+    win_rate: float
+    low: float
+    high: float
+    wins: int
+    ties: int
+    losses: int
+    unparsable: int
+
+
 class ContestResult(Result):
     """Verdicts of a judge on the answers of two policies to the same prompts.
 
@@ -366,6 +385,7 @@ class ContestResult(Result):
         length_controlled, length_controlled_low, length_controlled_high: that rate at equal length,
             and its interval.
         length_effect: coefficient of the length difference.
+        single_order: the verdicts of the first order alone; None in results of earlier versions.
     """
 
     win_rate: float
@@ -381,6 +401,7 @@ class ContestResult(Result):
     length_controlled_low: float
     length_controlled_high: float
     length_effect: float
+    single_order: SingleOrderResult | None = None
 
 
 class CurvePoint(Result):

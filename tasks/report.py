@@ -75,9 +75,11 @@ def headline_metrics(federation: FederationResult, evaluation: EvaluationResult)
     for moment in ("before", "after"):
         measured = accuracy_metrics(getattr(federation, moment).accuracy)
         accuracy[moment] = {name.removeprefix("accuracy/"): value for name, value in measured.items()}
-    win_rate = {}
+    win_rate: dict[str, dict[str, Any]] = {}
     for name, contest in evaluation.contests.items():
         win_rate[name] = {key: getattr(contest, key) for key in WIN_RATE_KEYS}
+        if contest.single_order is not None:
+            win_rate[name]["single_order"] = contest.single_order.model_dump()
     judge = {
         name.removeprefix("judge_"): value
         for name, value in evaluation.judge_figures.items()

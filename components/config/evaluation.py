@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, SerializeAsAny
 
@@ -117,6 +117,10 @@ class QuestionAnswersConfig(Section):
     )
 
 
+ContestName = Literal["aligned_vs_base", "aligned_vs_human", "base_vs_human"]
+"""A contest between the aligned policy, the base policy, and the references."""
+
+
 class EvaluationConfig(Section):
     """What is measured on held-out prompts, pairs and questions."""
 
@@ -130,6 +134,13 @@ class EvaluationConfig(Section):
     )
     judge: Annotated[SerializeAsAny[JudgeConfig], registered_section(JUDGES, "selector")] = Field(
         default_factory=lambda: JUDGES.load("selector").model_validate({}), description="The judge."
+    )
+    contests: Annotated[list[ContestName], Field(min_length=1)] | None = Field(
+        None,
+        description=(
+            "Contests that are judged; null judges all for which there are texts. FedBiscuit's table 1:"
+            " [aligned_vs_human], the aligned policy against the references."
+        ),
     )
     preference_pairs: int = Field(
         0,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from prefect import get_run_logger
 
-from components.config import Recipe
+from components.config import Recipe, RecipeError
 from components.data.templates import load as load_template
 from components.evaluation.judges.base import (
     Contest,
@@ -20,9 +20,10 @@ from components.evaluation.judges.base import (
     judge_pairs,
     judge_section,
 )
+from components.evaluation.winrate import WinRate
 from components.federation.outcome import Outcome, Workspace, load_outcome
 from components.io import read_json, write_json
-from components.results import ContestResult, CurvePoint, OutcomeRecord
+from components.results import ContestResult, CurvePoint, OutcomeRecord, SingleOrderResult
 from components.seeding import derive
 from tasks.devices import POOL
 from tasks.evaluation.answers import ALIGNED, BASE
@@ -97,7 +98,7 @@ def judge_answers(run: JudgedRun, answers: Path) -> JudgedAnswers:
     verdicts = {}
     with POOL.borrow(recipe.runtime) as device:
         judge = run.build_judge(device, log_training=True)
-        for name, contest in policy_contests(rows).items():
+        for name, contest in policy_contests(rows, recipe.evaluation.contests).items():
             seed = derive(recipe.seed, "bootstrap", name)
             judged = judge_pairs(judge, contest.texts, recipe.evaluation.bootstrap, seed)
             results[name] = contest_result(judged, contest.texts, recipe.evaluation.bootstrap, seed)
@@ -130,11 +131,17 @@ class PolicyContest:
     texts: Contest
 
 
-def policy_contests(rows: Sequence[dict[str, Any]]) -> dict[str, PolicyContest]:
+def policy_contests(
+    rows: Sequence[dict[str, Any]], names: Sequence[str] | None = None
+) -> dict[str, PolicyContest]:
     """The contests of a run by name; those with references are on the prompts that have one.
 
     Args:
         rows: answers of both policies to each prompt, see join_answers.
+        names: the contests that are judged; None takes all for which there are texts.
+
+    Raises:
+        RecipeError: a named contest needs references, and no prompt has one.
     """
     with_references = [row for row in rows if row["references"]]
     references = [row["references"][0] for row in with_references]
@@ -142,7 +149,13 @@ def policy_contests(rows: Sequence[dict[str, Any]]) -> dict[str, PolicyContest]:
     if with_references:
         contests["aligned_vs_human"] = _contest(with_references, ALIGNED, references)
         contests["base_vs_human"] = _contest(with_references, BASE, references)
-    return contests
+    for name in names or ():
+        if name not in contests:
+            raise RecipeError(
+                f"evaluation.contests names {name}, but no held-out prompt has a reference: leave it out, or"
+                " use a source with references."
+            )
+    return {name: contest for name, contest in contests.items() if names is None or name in names}
 
 
 def _contest(rows: Sequence[dict[str, Any]], policy: str, opponents: list[str]) -> PolicyContest:
@@ -171,6 +184,19 @@ def contest_result(judged: JudgedPairs, contest: Contest, resamples: int, seed: 
         length_controlled_low=controlled.low,
         length_controlled_high=controlled.high,
         length_effect=controlled.effect,
+        single_order=_single_order(judged.single_order_rate),
+    )
+
+
+def _single_order(rate: WinRate) -> SingleOrderResult:
+    return SingleOrderResult(
+        win_rate=rate.rate,
+        low=rate.low,
+        high=rate.high,
+        wins=rate.wins,
+        ties=rate.ties,
+        losses=rate.losses,
+        unparsable=rate.unparsable,
     )
 
 

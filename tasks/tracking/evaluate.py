@@ -8,7 +8,7 @@ from typing import Any
 
 from components.io import read_json
 from components.reporting.summary import accuracy_metrics, question_figures
-from components.results import EvaluationResult, QuestionResult
+from components.results import ContestResult, EvaluationResult, QuestionResult
 from tasks.runs import RESULT
 from tasks.tracking.client import RunLog
 from tasks.uncached import task
@@ -44,7 +44,7 @@ def result_metrics(result: EvaluationResult) -> dict[str, Any]:
     for name, value in result.judge_figures.items():
         metrics[f"judge/{name.removeprefix('judge_')}"] = value
     for contest, figures in result.contests.items():
-        metrics |= {f"{contest}/{name}": value for name, value in figures.model_dump().items()}
+        metrics |= {f"{contest}/{name}": value for name, value in _contest_metrics(figures).items()}
     for policy, kinds in result.rouge.items():
         metrics |= {f"rouge/{policy}/{kind}": value for kind, value in kinds.items()}
     if result.alpaca_eval is not None:
@@ -58,6 +58,14 @@ def result_metrics(result: EvaluationResult) -> dict[str, Any]:
     if result.implicit_reward is not None:
         for name, value in accuracy_metrics(result.implicit_reward).items():
             metrics[name.replace("accuracy", "implicit_reward", 1)] = value
+    return metrics
+
+
+def _contest_metrics(contest: ContestResult) -> dict[str, float]:
+    metrics = contest.model_dump(exclude={"single_order"})
+    if contest.single_order is not None:
+        single = contest.single_order.model_dump()
+        metrics |= {f"single_order/{name}": value for name, value in single.items()}
     return metrics
 
 

@@ -36,6 +36,7 @@ from components.results import (
     CurvePoint,
     ExportedAdapter,
     Metrics,
+    SingleOrderResult,
 )
 from tests.support.results import (
     accuracy_report,
@@ -336,6 +337,19 @@ def test_the_table_has_each_contest_with_its_interval_counts_and_consistency(fin
 def test_the_table_has_each_contest_at_equal_length(finished):
     _, at_equal_length = summarize_run(finished()).split("Win rate at equal length")
     assert row_of(at_equal_length, "aligned against base policy") == ["60.0", "55.0", "45.0", "65.0"]
+
+
+def test_the_table_has_the_verdicts_of_the_first_order_alone(finished):
+    single = SingleOrderResult(win_rate=0.9, low=0.7, high=1.0, wins=9, ties=1, losses=0, unparsable=0)
+    contests = {"aligned_vs_base": contest_result(single_order=single), "aligned_vs_human": contest_result()}
+    table = summarize_run(finished(evaluation=evaluation_result(contests=contests)))
+    (lines,) = table.split("our answer shown first only")[1:]
+    assert row_of(lines, "aligned against base policy") == ["90.0", "70.0", "100.0", "9", "1", "0"]
+    assert "aligned against human" not in lines
+
+
+def test_the_table_has_no_verdicts_of_one_order_where_no_contest_has_them(finished):
+    assert "shown first only" not in summarize_run(finished())
 
 
 def test_the_table_counts_unparsable_verdicts_and_shows_missing_rates_as_dashes(finished):

@@ -27,6 +27,16 @@ class LengthJudge:
         ]
 
 
+class FirstJudge(LengthJudge):
+    """Prefers the response that is shown first."""
+
+    description = "the one that is shown first"
+
+    def compare(self, comparisons: Sequence[Comparison]) -> list[Verdict]:
+        """The first response of each pair."""
+        return [Verdict.FIRST] * len(comparisons)
+
+
 class AlphabetJudge(LengthJudge):
     """Prefers the response that is first in the alphabet, and may write why.
 
@@ -57,6 +67,16 @@ class LengthSection(JudgeSection):
     def build(self, resources: JudgeResources) -> LengthJudge:
         """The judge."""
         return LengthJudge()
+
+
+class FirstSection(JudgeSection):
+    """Section of the FirstJudge."""
+
+    kind: Literal["first"] = "first"
+
+    def build(self, resources: JudgeResources) -> FirstJudge:
+        """The judge."""
+        return FirstJudge()
 
 
 class AlphabetSection(JudgeSection):

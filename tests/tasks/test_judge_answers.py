@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from components.config import RecipeError
 from components.evaluation.judges import autoj
 from components.evaluation.judges.autoj import local, prompts
 from components.federation.clients.context import ClientContexts
@@ -19,8 +20,10 @@ from components.results import OutcomeRecord
 from tasks import benchmark
 from tasks.benchmark_folder import contest_path
 from tasks.evaluation import judging
-from tasks.evaluation.judging import Contest, JudgedRun
-from tests.support.judges import AlphabetSection, with_judge
+from tasks.evaluation.judging import Contest, JudgedRun, policy_contests
+from tasks.tracking.evaluate import result_metrics
+from tests.support.judges import AlphabetSection, FirstSection, with_judge
+from tests.support.results import evaluation_result
 
 SUMMARIZE = "Write a summary of the text in one paragraph of at most 50 words.\n\n"
 """The instruction of the debug recipe's template."""
@@ -50,6 +53,37 @@ def answers(tmp_path):
 
 def judge(recipe, answers):
     return judging.judge_answers.fn(JudgedRun(recipe, answers.parent, answers.parent), answers)
+
+
+def test_both_orders_and_the_first_alone_are_counted(debug, answers):
+    """The first answer is always preferred: ours wins where it is shown first, and ties over both orders."""
+    contest = judge(with_judge(debug, FirstSection()), answers).contests["aligned_vs_human"]
+    assert (contest.wins, contest.ties, contest.losses) == (0, 3, 0)
+    assert contest.win_rate == 0.0
+    assert contest.consistency == 0.0
+    single = contest.single_order
+    assert (single.wins, single.ties, single.losses, single.win_rate) == (3, 0, 0, 1.0)
+
+
+def test_the_verdicts_of_the_first_order_are_metrics_of_their_own(debug, answers):
+    judged = judge(with_judge(debug, FirstSection()), answers)
+    metrics = result_metrics(evaluation_result(contests=judged.contests))
+    assert metrics["aligned_vs_human/single_order/wins"] == 3
+    assert metrics["aligned_vs_human/wins"] == 0
+    assert "aligned_vs_human/single_order" not in metrics
+
+
+def test_only_the_contests_of_the_recipe_are_judged(debug, answers):
+    recipe = with_judge(debug, AlphabetSection())
+    evaluation = recipe.evaluation.model_copy(update={"contests": ["aligned_vs_human"]})
+    result = judge(recipe.model_copy(update={"evaluation": evaluation}), answers)
+    assert result.contests.keys() == result.verdicts.keys() == {"aligned_vs_human"}
+
+
+def test_a_contest_with_references_that_do_not_exist_is_refused(debug, answers):
+    rows = [row | {"references": []} for row in read_json(answers)]
+    with pytest.raises(RecipeError, match=r"evaluation\.contests names base_vs_human.*reference"):
+        policy_contests(rows, ["aligned_vs_base", "base_vs_human"])
 
 
 def test_a_judge_without_figures_or_texts_gives_win_rates(debug, answers):

@@ -117,6 +117,7 @@ class JudgedPairs:
         consistency: share of the pairs put to the judge, and parsed in both orders, on which the
             orders agree; NaN without such pairs.
         rate: win rate of the first responses.
+        single_order_rate: their win rate by the verdicts with the first response shown first alone.
     """
 
     verdicts: list[Verdict]
@@ -124,6 +125,7 @@ class JudgedPairs:
     swapped: list[Verdict]
     consistency: float
     rate: WinRate
+    single_order_rate: WinRate
 
 
 @dataclass(frozen=True)
@@ -168,4 +170,5 @@ def judge_pairs(judge: Judge, contest: Contest, resamples: int, seed: int) -> Ju
         swapped=swapped,
         consistency=sum(agreements) / len(agreements) if agreements else float("nan"),
         rate=win_rate(verdicts, resamples, seed),
+        single_order_rate=win_rate(original, resamples, seed),
     )

@@ -63,6 +63,7 @@ def summarize_run(run: FinishedRun) -> str:
         *_alignment_lines(run),
         "",
         *_equal_length_lines(run),
+        *_single_order_lines(run),
     ]
     if run.evaluation.questions:
         lines += ["", *question_lines(run.evaluation.questions)]
@@ -177,6 +178,18 @@ def _equal_length_lines(run: FinishedRun) -> list[str]:
             f"  {names[name]:<43} {format_percent(contest.ties_half):>12}  {rate:>15}  [{low}, {high}]"
         )
     return lines
+
+
+def _single_order_lines(run: FinishedRun) -> list[str]:
+    names = _contest_names(run)
+    lines = ["", "Win rate, our answer shown first only              rate  [95% interval]  wins/ties/losses"]
+    for name, contest in run.evaluation.contests.items():
+        if (single := contest.single_order) is not None:
+            counts = f"{single.wins}/{single.ties}/{single.losses}"
+            interval = f"[{format_percent(single.low)}, {format_percent(single.high)}]"
+            rate = format_percent(single.win_rate)
+            lines.append(f"  {names[name]:<43} {rate:>8}  {interval}  {counts:>16}")
+    return lines if len(lines) > 2 else []
 
 
 def _adapter_lines(run: FinishedRun) -> list[str]:
