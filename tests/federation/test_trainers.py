@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from components.config import RecipeError
 from components.data.records import read_rows
 from components.federation.clients import TRAINERS
 from components.federation.clients.context import ClientContexts
@@ -335,3 +336,9 @@ def test_a_selector_has_the_proximal_term_and_the_frozen_factors_of_its_method(c
         assert torch.equal(plain[name], tensor) == (".lora_A." in name)
     assert proximal["loss_first"] == pytest.approx(metrics["loss_first"], rel=1e-6)
     assert proximal["loss_last"] > metrics["loss_last"]
+
+
+def test_a_proximal_term_that_the_trainer_does_not_add_is_refused(monkeypatch):
+    monkeypatch.setattr("components.federation.methods.fedpdpo.Options.proximal_weight", 0.1)
+    with pytest.raises(RecipeError, match=r"PersonalizedTrainer, adds no proximal term.*weight 0\.1"):
+        build_trainer(load_recipe("debug", ["federation.method=fedpdpo"]), "cpu")

@@ -6,7 +6,7 @@ The reference of DPO and PPO is the frozen backbone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from components.config import (
     OptimizerConfig,
     PersonalModules,
     Recipe,
+    RecipeError,
     SftObjective,
 )
 from components.data.records import PairRow, Pairs
@@ -50,15 +51,28 @@ class ResidentPolicyTrainer:
     """Shared base of the policy's trainers: the resident model, its reference, and scores of pairs.
 
     Attributes:
+        adds_proximal_term: whether training adds the method's proximal term; a method with such a term
+            is refused otherwise.
         resident: the resident policy.
         references: log-probabilities under the reference that were computed so far.
+
+    Raises:
+        RecipeError: the method has a proximal term, and the trainer adds none.
     """
+
+    adds_proximal_term: ClassVar[bool] = False
 
     def __init__(self, recipe: Recipe, device: str, modules: PersonalModules | None = None) -> None:
         from components.models.resident import ResidentPolicy
 
         check_support("federation.optimizer.name", recipe.federation.optimizer.name, device)
         method = method_of(recipe.federation)
+        if method.proximal_weight and not self.adds_proximal_term:
+            raise RecipeError(
+                f"federation.method={recipe.federation.method}: its trainer, {type(self).__name__}, adds no"
+                f" proximal term, and the method's has the weight {method.proximal_weight:g}: use the trainer"
+                " 'policy', or set the weight to 0"
+            )
         self._federation = recipe.federation
         self._objective: LocalObjective = method.local_objective
         self._method = method
@@ -210,6 +224,8 @@ class ResidentPolicyTrainer:
 
 class PolicyTrainer(ResidentPolicyTrainer):
     """Trains the shared adapter by the method's local objective."""
+
+    adds_proximal_term = True
 
     def run(self, job: Job, context: ClientContext) -> ClientResult:
         """Train on the client's training pairs."""
