@@ -78,6 +78,10 @@ class SelectorConfig(Section):
     )
 
 
+ChatMode = Literal["auto", "turns", "none"]
+"""How a prompt becomes the input of a backbone with a chat template, see `PolicyConfig.chat`."""
+
+
 class PolicyConfig(Section):
     """The language model that is aligned."""
 
@@ -86,6 +90,15 @@ class PolicyConfig(Section):
     template: str = Field(
         "summarization/policy",
         description="Name of a template under components/data/prompt_templates, or the path of a file.",
+    )
+    chat: ChatMode = Field(
+        "auto",
+        description=(
+            "How a prompt becomes the input of a backbone with a chat template. auto: in the template, as one"
+            " turn of the user; turns: each turn of a dialogue ('Human:', 'Assistant:') as a turn of its own,"
+            " without the template; none: in the template, without the chat template, as for backbones that"
+            " have none. 'turns' needs a chat template."
+        ),
     )
     system: str | None = Field(
         None,

@@ -2,7 +2,9 @@
 
 A template is a text file under prompt_templates/ (named '<task>/<kind>') or any other file that a
 recipe names, with placeholders {prompt}, and for selectors {response_a} and {response_b}, each
-exactly once. Other braces are plain text. An instruction of a pairwise judge has Auto-J's
+exactly once. In place of {prompt}, a selector's may have {headed_post}: a forum post of the source
+tldr whose fields SUBREDDIT, TITLE and POST have the headings of the figure. Other braces are plain
+text. An instruction of a pairwise judge has Auto-J's
 placeholders, {prompt}, {response} and {response_another}. A chain of thoughts has two kinds (DRIFT
 D.1): the next thought, with {question} and {thoughts} so far; its value, with {question} and
 {thought}. A question whose answer is compared with the key (DRIFT 7.1) has {question} alone. A
@@ -12,7 +14,9 @@ the next token is ' A' or ' B'.
 Figure 4 has two templates for answers to questions, one of them with an input beside the
 instruction. The prompts of its data (SHP, SafeRLHF, AlpacaEval) are instructions alone:
 'qa/policy'. 'qa/policy_input' has both fields, with an instruction of its own and the prompt as
-input, here a conversation; 'summarization/policy' likewise.
+input, here a conversation; 'summarization/policy' likewise. 'alpaca/policy' and
+'alpaca/policy_summary' have the words of Alpaca's training, for policies that are fine-tuned on it;
+the second has the figure's instruction for summaries. 'dialogue/policy' is a dialogue of HH-RLHF.
 """
 
 from __future__ import annotations
@@ -37,6 +41,9 @@ FIELDS = {
 Kind = Literal["selector", "policy", "pairwise", "thought", "value", "answer"]
 
 
+_POST = re.compile(r"\ASUBREDDIT: (.*)\nTITLE: (.*)\nPOST: ?")
+
+
 @dataclass(frozen=True)
 class Template:
     """A parsed template.
@@ -47,11 +54,13 @@ class Template:
         pieces: literal text at even positions and field names at odd ones; starts and ends with
             literal text, which may be empty at the start. An input that is too long is shortened in
             its fields and never in its literals.
+        is_headed: whether a selector's field prompt is {headed_post} in the file.
     """
 
     name: str
     kind: Kind
     pieces: tuple[str, ...]
+    is_headed: bool = False
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -65,6 +74,23 @@ class Template:
             KeyError: a field has no value.
         """
         return "".join(values[piece] if i % 2 else piece for i, piece in enumerate(self.pieces))
+
+    def show_prompt(self, prompt: str) -> str:
+        """A prompt as the field prompt of a selector's template shows it.
+
+        Raises:
+            DataError: the template shows forum posts, and the prompt is none.
+        """
+        if not self.is_headed:
+            return prompt
+        shown, count = _POST.subn(r"### SUBREDDIT: \1\n### TITLE: \2\n### POST: ", prompt, count=1)
+        if count == 0:
+            raise DataError(
+                f"the template '{self.name}' shows posts that begin with lines 'SUBREDDIT: ', 'TITLE: ' and"
+                f" 'POST: ', as those of the source tldr do, and a prompt begins with {prompt[:40]!r}: use a"
+                " template with {prompt}"
+            )
+        return shown
 
 
 def names(kind: Kind) -> list[str]:
@@ -106,6 +132,9 @@ def parse(text: str, name: str, kind: Kind, where: str) -> Template:
         DataError: see load.
     """
     pieces = tuple(re.split(r"\{([A-Za-z_]\w*)\}", text))
+    is_headed = kind == "selector" and "headed_post" in pieces[1::2]
+    if is_headed:
+        pieces = tuple("prompt" if piece == "headed_post" else piece for piece in pieces)
     fields = pieces[1::2]
     expected = FIELDS[kind]
     allowed = ", ".join(f"{{{field}}}" for field in expected)
@@ -126,7 +155,7 @@ def parse(text: str, name: str, kind: Kind, where: str) -> Template:
             f"{where}: a selector template must end with its answer slot, such as '### YOUR CHOICE:', after"
             " the last placeholder"
         )
-    return Template(name, kind, pieces)
+    return Template(name, kind, pieces, is_headed)
 
 
 _HEADING = re.compile(r"^#+[ \t]*(?:(instruction)|input)[ \t]*:[ \t]*\n?", re.IGNORECASE | re.MULTILINE)

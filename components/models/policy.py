@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from components.config import LoraConfig, PolicyConfig, UserError
+from components.config.models import ChatMode
+from components.data.dialogues import Turn, dialogue_turns
 from components.data.records import trailing_space
 from components.data.templates import Template
 from components.data.templates import load as load_template
@@ -67,8 +69,11 @@ def render_prompt(
     max_prompt_tokens: int,
     truncation_mode: Literal["keep_start", "keep_end"] = "keep_start",
     system: str | None = None,
+    chat: ChatMode = "auto",
 ) -> RenderedPrompt:
     """A prompt in its template, as the user's turn if there is a chat template.
+
+    With `chat` 'turns', the turns of a dialogue are turns of the chat template, without the template.
 
     A chat template writes its own special tokens; without one, the tokenizer's precede the text. If
     the result is too long, the prompt's own text is truncated; the template and the start of the
@@ -81,17 +86,24 @@ def render_prompt(
         max_prompt_tokens: longest result (tokens).
         truncation_mode: which end of a long prompt stays.
         system: system turn before the user's turn; None adds none.
+        chat: whether and how the chat template is used, see `PolicyConfig.chat`.
 
     Raises:
-        PolicyError: the template alone takes more than max_prompt_tokens, or the chat template does
-            not accept a system turn.
+        PolicyError: the template alone takes more than max_prompt_tokens, the chat template does not
+            accept a system turn, or a turn each is asked for and there is no chat template.
     """
+    if chat == "turns" and not tokenizer.chat_template:
+        raise PolicyError(
+            f"policy.chat is 'turns', and {tokenizer.name_or_path} has no chat template: use a backbone with"
+            " one, or policy.chat=none with a template such as dialogue/policy"
+        )
     shown = prompt.strip()
     context: list[int] | None = None
     while True:
         text = template.render(prompt=shown)
-        if tokenizer.chat_template:
-            text = _apply_chat_template(tokenizer, text.strip(), system)
+        if uses_chat_template(tokenizer, chat):
+            turns = dialogue_turns(shown) if chat == "turns" else [Turn(role="user", content=text.strip())]
+            text = _apply_chat_template(tokenizer, turns, system)
             ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
         else:
             ids = encode_beginning(tokenizer, text)
@@ -118,20 +130,27 @@ def encode_prompt(
     max_prompt_tokens: int,
     truncation_mode: Literal["keep_start", "keep_end"] = "keep_start",
     system: str | None = None,
+    chat: ChatMode = "auto",
 ) -> list[int]:
     """Token ids of a prompt in its template, see `render_prompt`."""
-    rendered = render_prompt(tokenizer, template, prompt, max_prompt_tokens, truncation_mode, system)
-    return rendered.ids
+    return render_prompt(tokenizer, template, prompt, max_prompt_tokens, truncation_mode, system, chat).ids
 
 
-def _apply_chat_template(tokenizer: PreTrainedTokenizerBase, text: str, system: str | None) -> str:
+def uses_chat_template(tokenizer: PreTrainedTokenizerBase, chat: ChatMode) -> bool:
+    """Whether prompts are given in the chat template of the backbone."""
+    return bool(tokenizer.chat_template) and chat != "none"
+
+
+def _apply_chat_template(
+    tokenizer: PreTrainedTokenizerBase, turns: Sequence[Turn], system: str | None
+) -> str:
     from jinja2 import TemplateError
 
-    turns = [{"role": "user", "content": text}]
+    messages: list[dict[str, Any]] = [{**turn} for turn in turns]
     if system is not None:
-        turns.insert(0, {"role": "system", "content": system})
+        messages.insert(0, {"role": "system", "content": system})
     try:
-        return cast(str, tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+        return cast(str, tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
     except TemplateError as error:
         remedy = "" if system is None else "; if it has no system turn, leave out policy.system"
         raise PolicyError(
@@ -154,6 +173,7 @@ def check_prompts(config: PolicyConfig) -> None:
         config.max_prompt_tokens,
         config.truncation_mode,
         config.system,
+        config.chat,
     )
 
 
@@ -217,7 +237,7 @@ class Policy:
         """
         rendered = self._render(prompt)
         completion = completion.rstrip()
-        if self.tokenizer.chat_template:
+        if uses_chat_template(self.tokenizer, self.config.chat):
             completion = completion.lstrip()
         elif completion and not self.template.pieces[-1]:
             completion = trailing_space(prompt) + completion
@@ -232,6 +252,7 @@ class Policy:
             config.max_prompt_tokens,
             config.truncation_mode,
             config.system,
+            config.chat,
         )
 
     def generate(

@@ -91,9 +91,10 @@ def encode_comparison(
     Raises:
         SelectorError: the template alone leaves no room for MIN_COMPLETION_TOKENS of each
             completion.
+        DataError: the template shows forum posts, and the prompt is none.
     """
     texts = {
-        "prompt": comparison.prompt,
+        "prompt": template.show_prompt(comparison.prompt.strip()),
         "response_a": comparison.first,
         "response_b": comparison.second,
     }

@@ -97,6 +97,44 @@ def test_without_a_chat_template_the_prompt_is_the_policy_template(policy, monke
     assert policy.tokenizer.decode(policy.encode("the paper")) == policy.template.render(prompt="the paper")
 
 
+def test_prompts_in_the_recipe_without_the_chat_template_are_those_of_a_backbone_without_one(
+    policy, monkeypatch
+):
+    texts = ("the film", " was great")
+    with_template = policy.encode_texts(*texts)
+    change_config(policy, monkeypatch, chat="none")
+    without = policy.encode_texts(*texts)
+    monkeypatch.setattr(policy.tokenizer, "chat_template", None)
+    assert without == policy.encode_texts(*texts)
+    assert without != with_template
+
+
+DIALOGUE = "Human: Hello?\n\nAssistant: Hi.\n\nHuman: Well?"
+
+
+def test_turns_of_a_dialogue_are_turns_of_the_chat_template(policy, monkeypatch):
+    change_config(policy, monkeypatch, chat="turns")
+    text = policy.tokenizer.decode(policy.encode(DIALOGUE))
+    assert text == "<bos>user: Hello?<eos><bos>assistant: Hi.<eos><bos>user: Well?<eos><bos>assistant: "
+
+
+def test_a_long_dialogue_loses_its_first_turns(policy, monkeypatch):
+    dialogue = "\n\n".join([DIALOGUE] * 20)
+    change_config(policy, monkeypatch, chat="turns", truncation_mode="keep_end", max_prompt_tokens=80)
+    ids = policy.encode(dialogue)
+    text = policy.tokenizer.decode(ids)
+    assert 40 < len(ids) <= 80
+    assert text.startswith("<bos>user: ")
+    assert text.endswith("<bos>user: Well?<eos><bos>assistant: ")
+
+
+def test_a_turn_each_is_refused_without_a_chat_template(policy, monkeypatch):
+    monkeypatch.setattr(policy.tokenizer, "chat_template", None)
+    monkeypatch.setattr(policy_module, "load_tokenizer", lambda backbone: policy.tokenizer)
+    with pytest.raises(PolicyError, match=r"policy.chat is 'turns', and .* has no chat template"):
+        check_prompts(policy.config.model_copy(update={"chat": "turns"}))
+
+
 @pytest.mark.parametrize("mode", ["keep_start", "keep_end"])
 @pytest.mark.parametrize("length", [260, 290, 320])
 def test_a_long_prompt_is_truncated_at_one_end_and_the_template_stays(policy, length, mode):

@@ -58,6 +58,13 @@ def split_fields(text: str) -> list[str]:
     return fields
 
 
+def test_a_forum_post_is_encoded_with_the_headings_of_its_template(tokenizer):
+    post = Comparison("SUBREDDIT: r/a\nTITLE: b\nPOST: c", "first", "second")
+    ids = encode_comparison(tokenizer, load("summarization/selector_post", "selector"), post, 1000, None)
+    fields = "### SUBREDDIT: r/a\n### TITLE: b\n### POST: c\n### SUMMARY A: first\n### SUMMARY B: second\n"
+    assert fields in tokenizer.decode(ids)
+
+
 # --- the answer tokens
 
 
