@@ -40,6 +40,7 @@ LONG_FILES = (
     "test_benchmark.py",
     "test_wheel.py",
     "test_crashes.py",
+    "test_paper_scale.py",
     "test_client_adapters.py",
     "test_objectives.py",
     "test_private_modules.py",

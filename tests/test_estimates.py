@@ -46,6 +46,7 @@ SHAPES = {
     "Ray2333/gpt2-large-helpful-reward_model": {"model_type": "gpt2", "n_embd": 1280, "n_layer": 36}
     | {"n_head": 20, "n_positions": 1024, "vocab_size": 50257},
 }
+SHAPES["mlabonne/Gemmalpaca-2B"] = SHAPES["google/gemma-2b"]
 SHAPES["Ray2333/gpt2-large-harmless-reward_model"] = SHAPES["Ray2333/gpt2-large-helpful-reward_model"]
 """The published shapes of the models that recipes of paper scale name."""
 PAPER_SCALE = [

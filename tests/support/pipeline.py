@@ -164,11 +164,11 @@ class Workplace:
         """The environment variables that lead a run here."""
         return {"FED_RLHF_RUNS": str(self.runs), "MLFLOW_TRACKING_URI": self.tracking}
 
-    def run(self, *overrides: str) -> PipelineRun:
-        """Run the recipe `debug` to its end, in this process."""
+    def run(self, *overrides: str, recipe: str = "debug") -> PipelineRun:
+        """Run a recipe to its end, in this process."""
         from flows.fed_rlhf import fed_rlhf
 
-        folder, output = self.call(lambda: fed_rlhf(recipe="debug", overrides=list(overrides)))
+        folder, output = self.call(lambda: fed_rlhf(recipe=recipe, overrides=list(overrides)))
         return PipelineRun(self.tracking, Path(folder), output)
 
     def fail(self, *overrides: str) -> tuple[State[str], str]:

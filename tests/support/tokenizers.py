@@ -25,9 +25,14 @@ WITHOUT_BOS = ("gpt2",)
 
 def load_family(family: str, folder: Path) -> PreTrainedTokenizerBase:
     """Save a tokenizer of a family into a folder, and load it as the project loads a backbone's."""
-    _BUILDERS[family]().save_pretrained(folder)
+    build_tokenizer(family).save_pretrained(folder)
     assert (folder / "tokenizer.json").is_file()
     return load_tokenizer(BackboneConfig(name=str(folder)))
+
+
+def build_tokenizer(family: str) -> PreTrainedTokenizerBase:
+    """A tokenizer of a family."""
+    return _BUILDERS[family]()
 
 
 def write_backbone(tokenizer: PreTrainedTokenizerBase, folder: Path) -> BackboneConfig:
