@@ -186,11 +186,11 @@ def _check_question_parts(recipe: Recipe) -> None:
 
 
 def _share_questions(one: QuestionsConfig, other: QuestionsConfig) -> bool:
-    from components.data.questions import parts_meet, pool
+    from components.data.questions import parts_meet, pool, split_of
 
     if pool(one.set) != pool(other.set) or not parts_meet(one.part, other.part):
         return False
-    if one.set == other.set and one.revision != other.revision:
+    if one.set == other.set and (one.revision, split_of(one)) != (other.revision, split_of(other)):
         return False
     return (one.path and Path(one.path)) == (other.path and Path(other.path))
 

@@ -6,6 +6,7 @@ policy opens a set of policies, which answers prompts, and scores pairs by its i
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -151,10 +152,14 @@ class OwnPolicySet(PolicySet):
         ]
 
     def assign_questions(self, count: int, question_set: str) -> list[str]:
-        """The questions of a client's own set to that client; those of other sets round-robin."""
+        """The questions of a client's own set to that client; those of other sets round-robin.
+
+        Clients that share a set (<set>-0, <set>-1 and so on) answer its questions round-robin.
+        """
         if question_set in self.clients:
             return [question_set] * count
-        return assign_round_robin(count, self.clients)
+        sharing = [name for name in self.clients if re.fullmatch(rf"{re.escape(question_set)}-\d+", name)]
+        return assign_round_robin(count, sharing or self.clients)
 
 
 class StoredPolicy(ABC):

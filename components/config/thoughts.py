@@ -148,6 +148,14 @@ class QuestionsConfig(Section):
     )
     path: str | None = Field(None, description="Local file or folder read in place of the hub.")
     revision: str | None = Field(None, description="Hub revision (commit or tag).")
+    split: str | None = Field(
+        None,
+        min_length=1,
+        description=(
+            "Split of the hub set, e.g. test, which DRIFT section 7.1 measures on; null: the training split,"
+            " whose answers are public in all sets of the paper. A row without an answer makes no question."
+        ),
+    )
     count: int | None = Field(
         300,
         ge=1,
@@ -169,6 +177,15 @@ class QuestionsConfig(Section):
         if not 0 <= part[0] < part[1]:
             raise ValueError(f"{part} is not a part [k, n] with k from 0 to n - 1")
         return part
+
+    @model_validator(mode="after")
+    def _check_split(self) -> Self:
+        if self.split is not None and self.path is not None:
+            raise ValueError(
+                f"split '{self.split}' is of the hub set, and path names a local file in its place: leave one"
+                " out"
+            )
+        return self
 
 
 class ThoughtsConfig(Section):

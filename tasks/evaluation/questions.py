@@ -29,7 +29,7 @@ def answer_questions(
 ) -> QuestionResult:
     """Answers of a policy to the recipe's questions, greedy and sampled (DRIFT section 7.1).
 
-    With policies of clients' own, a set with a client's name is answered by that client's; the
+    With policies of clients' own, a set is answered by its client, or by its clients in turn; the
     questions of other sets belong to no client, and are assigned round-robin.
 
     Args:

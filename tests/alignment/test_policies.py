@@ -147,6 +147,12 @@ def test_questions_of_a_clients_own_set_are_assigned_to_it_and_others_round_robi
     assert client_policies.assign_questions(3, "csqa") == ["ada", "bea", "ada"]
 
 
+def test_clients_that_share_a_set_answer_its_questions_in_turn(client_policies, monkeypatch):
+    monkeypatch.setattr(client_policies, "clients", ["aqua-0", "csqa-0", "csqa-1", "csqa-x"])
+    assert client_policies.assign_questions(3, "csqa") == ["csqa-0", "csqa-1", "csqa-0"]
+    assert client_policies.assign_questions(1, "aqua") == ["aqua-0"]
+
+
 # --- Implicit rewards
 
 

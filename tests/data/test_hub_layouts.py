@@ -1,12 +1,15 @@
 """Every hub source on a local folder with the files, columns and types that its data set has on the hub."""
 
 import pytest
+from pydantic import ValidationError
 
-from components.config import DataConfig
+from components.config import DataConfig, RecipeError
 from components.config.data import PromptsConfig
+from components.config.thoughts import QuestionsConfig
 from components.data import sources
-from components.data.questions import load_questions
+from components.data.questions import load_questions, load_section
 from components.data.rows import read_file
+from components.recipes import load_recipe
 from tests.support.hub_data import (
     dialogues,
     write_code_vulnerability,
@@ -151,3 +154,29 @@ def test_a_question_set_is_read_from_the_files_of_the_hub(hub, name):
     assert question.set == name
     assert dict(question.options)[question.answer] == RIGHT[name]
     assert not dropped
+
+
+@pytest.mark.parametrize("name", ["aqua", "cose", "csqa", "mathqa", "medmcqa", "medqa", "piqa"])
+def test_a_recipe_may_name_another_split_of_a_question_set(hub, name):
+    write_question_set(hub, name, held_out=3)
+    assert len(load_section(QuestionsConfig(set=name, split="validation"), 0, "k")[0]) == 3
+    assert len(load_section(QuestionsConfig(set=name), 0, "k")[0]) == 1
+
+
+def test_a_split_of_a_local_file_is_refused():
+    with pytest.raises(ValidationError, match="split 'test' is of the hub set, and path names a local file"):
+        QuestionsConfig(set="aqua", split="test", path="aqua.jsonl")
+
+
+def test_a_split_of_an_embedded_set_is_refused():
+    with pytest.raises(RecipeError, match="an embedded question set has no splits"):
+        load_questions("chitchat", split="test")
+
+
+def test_different_splits_of_a_set_may_have_the_same_part():
+    trees = "thoughts={questions: [{set: aqua}]}"
+    answers = "evaluation.questions={questions: [{set: aqua, split: SPLIT}]}"
+    data = "data={source: thoughts, partition: natural}"
+    load_recipe("debug", [data, trees, answers.replace("SPLIT", "test")])
+    with pytest.raises(RecipeError, match="have questions in common"):
+        load_recipe("debug", [data, trees, answers.replace("SPLIT", "train")])

@@ -1,5 +1,6 @@
 """Trees of thoughts: their file, hand-computed best paths and pairs, and the source."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -187,6 +188,25 @@ def test_each_set_is_a_client_and_a_questions_pairs_stay_in_one_split_with_their
     assert "step by step" in next(row["prompt"] for row in rows if row["client_id"] == "aqua"), (
         "each set has its own template"
     )
+
+
+@pytest.mark.slow
+def test_a_set_is_divided_evenly_among_clients_by_questions(tmp_path):
+    write(tmp_path / "trees.jsonl")
+    options = {"judge_share": 0.0, "clients_per_set": 3}
+    data = DataConfig(source="thoughts", path=str(tmp_path / "trees.jsonl"), options=options)
+    prepare(data, 0, tmp_path / "prepared")
+    owners = {}
+    for row in prepared_rows(tmp_path / "prepared"):
+        assert row["client_id"].rpartition("-")[0] == row["domain"]
+        owners.setdefault((row["domain"], row["split"], row["tree"]), set()).add(row["client_id"])
+    assert {next(iter(own)) for own in owners.values()} == {
+        f"{s}-{n}" for s in ("csqa", "aqua") for n in range(3)
+    }
+    assert all(len(own) == 1 for own in owners.values())
+    for part in {key[:2] for key in owners}:
+        counts = Counter(next(iter(own)) for key, own in owners.items() if key[:2] == part)
+        assert max(counts.values()) - min(counts.values()) <= 1
 
 
 def test_all_files_of_a_folder_are_read_and_two_trees_of_a_question_are_refused(tmp_path):

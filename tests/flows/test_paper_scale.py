@@ -129,7 +129,7 @@ def hub(tmp_path_factory):
     write_py_dpo(folder, range(100, 150))
     write_code_vulnerability(folder, range(110), LANGUAGES)
     for name in QUESTION_SETS:
-        write_question_set(folder, name, 20)
+        write_question_set(folder, name, questions=12, held_out=6)
     return folder
 
 

@@ -1,6 +1,5 @@
 """Question sets as folders with the files, columns and types that they have on the hub."""
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -128,23 +127,33 @@ TEXT_COLUMNS = ("question", "Problem", "goal")
 """Columns of a question's text."""
 
 
-def write_question_set(hub: Path, name: str, questions: int = 1) -> None:
-    """Write a set's files: its row, or as many like it as asked for, each a question of its own."""
+ONE_SPLIT = ("pubmedqa",)
+"""Sets whose configuration has a training split alone."""
+
+
+def write_question_set(hub: Path, name: str, questions: int = 1, held_out: int = 1) -> None:
+    """Write a set's files: its row, or as many like it as asked for, each a question of its own.
+
+    Args:
+        hub: folder of the data sets.
+        name: of the set.
+        questions: number of questions of the training split.
+        held_out: number of questions of the splits validation and test.
+    """
     file, row, types, configuration = QUESTION_SETS[name]
     # The two sets of one pool ask the same questions
     pool = "csqa" if name == "cose" else name
-    rows = [row] if questions == 1 else [numbered(row, f"{pool} {n}") for n in range(questions)]
-    path = hub / file
-    if path.suffix == ".jsonl":
-        write_lines(path, rows)
-    else:
-        write_parquet(path, rows, types)
-    for split in ("validation", "test"):
-        other = Path(str(path).replace("train", split))
-        other.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, other)
+    splits = {"train": [row] if questions == 1 else [numbered(row, f"{pool} {n}") for n in range(questions)]}
+    for split in () if name in ONE_SPLIT else ("validation", "test"):
+        splits[split] = [numbered(row, f"{pool} {split} {n}") for n in range(held_out)]
+    for split, rows in splits.items():
+        path = hub / file.replace("train", split)
+        if path.suffix == ".jsonl":
+            write_lines(path, rows)
+        else:
+            write_parquet(path, rows, types)
     if configuration is not None:
-        _write_card(hub.joinpath(*Path(file).parts[:2]), (configuration, "another"))
+        _write_card(hub.joinpath(*Path(file).parts[:2]), (configuration, "another"), list(splits))
 
 
 def numbered(row: dict, number: str) -> dict:
@@ -155,9 +164,11 @@ def numbered(row: dict, number: str) -> dict:
     return row | changed | {column: f"{row[column]} ({number})" for column in TEXT_COLUMNS if column in row}
 
 
-def _write_card(repository: Path, configurations: Sequence[str]) -> None:
+def _write_card(repository: Path, configurations: Sequence[str], splits: Sequence[str]) -> None:
     """The card of a data set with several configurations."""
     lines = ["---", "configs:"]
     for name in configurations:
-        lines += [f"- config_name: {name}", "  data_files:", "  - split: train", f"    path: {name}/train-*"]
+        lines += [f"- config_name: {name}", "  data_files:"]
+        for split in splits:
+            lines += [f"  - split: {split}", f"    path: {name}/{split}-*"]
     (repository / "README.md").write_text("\n".join([*lines, "---", ""]), encoding="utf-8")

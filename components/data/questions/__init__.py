@@ -8,8 +8,8 @@ A set is a client.
     chitchat                  the reply in a conversation; embedded, for demonstrations
                               (conversation.py)
 
-From the hub the training part is read, whose answers are public in all eight, so that the published
-development and test parts remain for measuring. No remote code is run. The hub's schemas are those
+From the hub the training split is read unless a recipe names another: its answers are public in all
+eight sets. No remote code is run. The hub's schemas are those
 of the sets' pages and former loading scripts; they were not verified on the hub.
 """
 
@@ -25,6 +25,7 @@ from components.data.questions.loading import (
     read_questions,
     render,
     shared_questions,
+    split_of,
 )
 
 __all__ = [
@@ -39,4 +40,5 @@ __all__ = [
     "read_questions",
     "render",
     "shared_questions",
+    "split_of",
 ]

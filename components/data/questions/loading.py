@@ -54,6 +54,7 @@ def load_questions(
     count: int | None = None,
     seed: int = 0,
     part: tuple[int, int] = (0, 1),
+    split: str | None = None,
 ) -> tuple[list[Question], dict[str, int]]:
     """Load the questions of a set, in the set's order.
 
@@ -68,6 +69,7 @@ def load_questions(
         part: (k, n) takes the k-th (from 0) of n parts, see in_part: two clients with different
             parts have no question in common, even if their sets ask the same ones, as csqa and cose
             do.
+        split: of the hub set; None: the set's own.
 
     Returns:
         the questions, and the number of rows that made none, by reason; rows of other parts and
@@ -88,7 +90,7 @@ def load_questions(
         raise RecipeError(
             f"the question set '{name}': count is {count}, but at least 1 is expected (or null for all)"
         )
-    raw = _raw(question_set, path, revision)
+    raw = _raw(question_set, path, revision, split)
     questions, counts = read_questions(name, raw.rows, raw.where)
     dropped = Counter(raw.dropped) + Counter(counts)
     if not questions:
@@ -122,9 +124,15 @@ def load_section(section: QuestionsConfig, seed: int, key: str) -> tuple[list[Qu
             section.count,
             seed,
             (section.part[0], section.part[1]),
+            section.split,
         )
     except DataError as error:
         raise DataError(str(error).replace("data.path", f"{key}.path")) from error
+
+
+def split_of(section: QuestionsConfig) -> str:
+    """The split of the hub set that a section of a recipe names, or the set's own."""
+    return section.split or QUESTION_SETS.load(section.set).split
 
 
 def read_questions(
@@ -197,19 +205,23 @@ class _RawQuestions:
     dropped: Mapping[str, int] = field(default_factory=dict)
 
 
-def _raw(question_set: QuestionSet, path: str | Path | None, revision: str | None) -> _RawQuestions:
+def _raw(
+    question_set: QuestionSet, path: str | Path | None, revision: str | None, split: str | None
+) -> _RawQuestions:
     if path is None and question_set.embedded is not None:
         if revision is not None:
             raise RecipeError("an embedded question set has no revision: leave it out")
+        if split is not None:
+            raise RecipeError("an embedded question set has no splits: leave split out")
         return _RawQuestions(question_set.embedded(), "the embedded conversations")
     if path is None:
         rows: Iterable[Mapping[str, Any]] = from_hub(
             question_set.hub,
             question_set.config,
-            split=question_set.split,
+            split=split or question_set.split,
             revision=revision or question_set.revision,
         )
-        return _RawQuestions(rows, f"{question_set.hub} (split {question_set.split})")
+        return _RawQuestions(rows, f"{question_set.hub} (split {split or question_set.split})")
     file = _local_file(question_set, Path(path))
     rows, dropped = question_set.local(file)
     return _RawQuestions(rows, str(file), dropped)

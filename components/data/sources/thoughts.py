@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 from pydantic import Field
 
 from components.config import DataConfig
 from components.data.holdout import Shares, hold_out
-from components.data.records import DataError, SourceData
+from components.data.records import DataError, Pair, SourceData
 from components.data.sources.base import Source
 from components.data.splits import assign
 from components.data.trees import thought_pairs
+from components.seeding import generator
 
 
 class Options(Source):
@@ -30,12 +33,20 @@ class Options(Source):
     judge_share: float = Field(
         0.1, ge=0, lt=1, description="Share of the questions whose pairs train the judge."
     )
+    clients_per_set: int = Field(
+        1,
+        ge=1,
+        description=(
+            "Clients that each question set is divided among at random, evenly by questions. With 1 the set"
+            " is the client; with more they are <set>-0, <set>-1 and so on."
+        ),
+    )
 
     def load(self, data: DataConfig, seed: int) -> SourceData:
         """Load the pairs of a file of trees (data.path), or of all such files of a folder.
 
-        With the natural partition a question set is a client. Splits are drawn by question, so that
-        all steps of a tree are in one.
+        With the natural partition a question set is a client, or several (clients_per_set). Splits are
+        drawn by question, so that all steps of a tree are in one.
 
         Raises:
             DataError: data.path is missing or does not exist, or no tree gives a pair.
@@ -48,5 +59,30 @@ class Options(Source):
         pairs, dropped = thought_pairs(Path(data.path), "data.path", data.min_margin)
         splits = assign((pair.split_group for pair in pairs), data.validation, data.test, seed)
         pairs = [replace(pair, split=split) for pair, split in zip(pairs, splits, strict=True)]
+        if self.clients_per_set > 1:
+            pairs = divide_sets(pairs, self.clients_per_set, seed)
         shares = Shares(self.align_share, self.judge_share)
         return hold_out(pairs, "thoughts", shares, seed, dropped)
+
+
+def divide_sets(pairs: Sequence[Pair], clients: int, seed: int) -> list[Pair]:
+    """Divide the questions of each set evenly and at random among clients of its own.
+
+    Splits are divided one by one, so that each of a set's clients has nearly as many questions of
+    each split as the others.
+
+    Args:
+        pairs: owned by their sets.
+        clients: for each set.
+        seed: of the recipe.
+
+    Returns:
+        the pairs in their order, owned by the clients <set>-<number>.
+    """
+    groups = sorted({(pair.client_id, pair.split, pair.split_group) for pair in pairs})
+    owners: dict[tuple[str, str, str], str] = {}
+    for (name, split), own in groupby(groups, key=lambda key: key[:2]):
+        keys = list(own)
+        order = generator(seed, "clients", name, split).permutation(len(keys))
+        owners |= {keys[position]: f"{name}-{n % clients}" for n, position in enumerate(order)}
+    return [replace(pair, client_id=owners[pair.client_id, pair.split, pair.split_group]) for pair in pairs]
