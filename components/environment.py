@@ -96,6 +96,8 @@ def configure_libraries() -> None:
     warnings.filterwarnings("ignore", message=".*An input example was not provided.*")
     # alpaca_eval imports pkg_resources.
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated as an API")
+    # PEFT sets the option itself for the Conv1D layers of GPT-2.
+    warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False but the target module is")
     for name, level in QUIET_LOGGERS.items():
         logging.getLogger(name).setLevel(level)
     for name in ("prefect.flow_runs", "prefect.task_runs"):

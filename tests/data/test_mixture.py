@@ -223,6 +223,28 @@ def test_max_pairs_of_a_source_samples_whole_prompts_as_that_of_the_recipe_does(
     )
 
 
+def test_max_pairs_of_each_split_limits_it_alone(tmp_path):
+    parts = [own(tmp_path, name, [pair(i, name) for i in range(200)]) for name in ("a", "b")]
+    everything = sources.load(mixture(*parts, test=0.2, validation=0.1), 0)
+    whole = Counter(row["split"] for row in everything.pairs if row["client_id"] == "a")
+    limited = parts[0] | {"max_pairs": {"train": 50, "test": 7}}
+    loaded = sources.load(mixture(limited, parts[1], test=0.2, validation=0.1), 0)
+    counts = Counter((row["client_id"], row["split"]) for row in loaded.pairs)
+    assert (counts["a", "train"], counts["a", "test"]) == (50, 7)
+    assert counts["a", "validation"] == whole["validation"]
+    assert counts["b", "train"] == whole["train"]
+
+
+def test_a_source_may_have_a_test_share_of_its_own(tmp_path):
+    parts = [
+        own(tmp_path, name, [pair(i, name, prompt=f"{name} {i}") for i in range(400)]) for name in ("a", "b")
+    ]
+    loaded = sources.load(mixture(parts[0] | {"test": 0.5}, parts[1], test=0.1, validation=0.0), 0)
+    counts = Counter((row["client_id"], row["split"]) for row in loaded.pairs)
+    assert 170 <= counts["a", "test"] <= 230
+    assert 20 <= counts["b", "test"] <= 60
+
+
 @pytest.mark.slow
 def test_one_source_may_be_in_a_mixture_twice_under_two_names_even_with_the_same_rows(tmp_path):
     rows = [pair(i, "a") for i in range(60)]

@@ -5,21 +5,21 @@
       partition: natural
       options:
         sources:
-          - {source: webgpt, max_pairs: 13434}
-          - {source: py-dpo}
-          - {source: ultrafeedback, max_pairs: 12895}
+          - {source: webgpt, max_pairs: {train: 12000, test: 1434}}
+          - {source: py-dpo, test: 0.053}
+          - {source: ultrafeedback, max_pairs: {train: 12000}}
 
 A pair's client is the name of its source in the mixture. The judge's pairs and the server's prompts
 of all sources are concatenated.
 
 A prompt that is in several sources is in one split in all of them. Where a split is drawn, this
 holds already: the hash is of the seed and the prompt's text, not of the source, and the shares of
-data.validation and data.test are common. It does not hold where a source has a test split or groups
-of its own, or another spelling. There the most held-out split is used (test, then validation), and
-the rows of the others are dropped and counted. A prompt of a client or the judge is not one for the
-server to align on. Groups that a source names itself (a post, a conversation) are prefixed with its
-name in the mixture, so that they differ from those of other sources; otherwise the group is the
-prompt, in all sources the same.
+data.validation and data.test are common. It does not hold where a source has a test split, a test
+share or groups of its own, or another spelling. There the most held-out split is used (test, then
+validation), and the rows of the others are dropped and counted. A prompt of a client or the judge is
+not one for the server to align on. Groups that a source names itself (a post, a conversation) are
+prefixed with its name in the mixture, so that they differ from those of other sources; otherwise the
+group is the prompt, in all sources the same.
 """
 
 from __future__ import annotations
@@ -43,6 +43,14 @@ NAME = "mixture"
 PAIR_FIELDS = {item.name for item in fields(Pair)}
 
 
+class SplitLimits(Section):
+    """Maximum numbers of pairs of each split."""
+
+    train: int | None = Field(None, ge=1, description="Of the training split; null keeps all.")
+    validation: int | None = Field(None, ge=1, description="Of the validation split; null keeps all.")
+    test: int | None = Field(None, ge=1, description="Of the test split; null keeps all.")
+
+
 class PartConfig(Section):
     """One source of a mixture."""
 
@@ -57,10 +65,20 @@ class PartConfig(Section):
     options: SerializeAsAny[SourceOptions] = Field(
         default_factory=SourceOptions, validate_default=True, description="Options of this source."
     )
-    max_pairs: int | None = Field(
+    test: float | None = Field(
         None,
-        ge=1,
-        description="Maximum number of its pairs (a seeded sample of whole prompts); null keeps all.",
+        gt=0,
+        lt=1,
+        description=(
+            "As data.test, for this source; null: data.test. A source's own test split has precedence."
+        ),
+    )
+    max_pairs: Annotated[int, Field(ge=1)] | SplitLimits | None = Field(
+        None,
+        description=(
+            "Maximum number of its pairs (a seeded sample of whole prompts, each split in proportion), or one"
+            " of each split, e.g. {train: 12000, test: 895}; null keeps all."
+        ),
     )
 
     @field_validator("source")
@@ -136,8 +154,8 @@ class Options(Source):
                 )
         loaded = self._load_parts(data, seed)
         spelling = one_spelling(part_pair.pair.prompt for part_pair in (*loaded.pairs, *loaded.judge))
-        pairs = _split(loaded.pairs, spelling, data, seed)
-        judge = _split(loaded.judge, spelling, data, seed)
+        pairs = self._split(loaded.pairs, spelling, data, seed)
+        judge = self._split(loaded.judge, spelling, data, seed)
         splits = _split_of_prompt((*pairs, *judge), loaded.prompts)
         dropped = loaded.dropped
         for part_pair in (*pairs, *judge):
@@ -161,6 +179,7 @@ class Options(Source):
                 "path": part.path,
                 "revision": part.revision,
                 "options": part.options,
+                "test": part.test or data.test,
                 "partition": "natural",
                 "clients": None,
                 # a column of the record has values only after the sources are combined
@@ -181,6 +200,18 @@ class Options(Source):
             )
         return result
 
+    def _split(
+        self, part_pairs: Sequence[PartPair], spelling: Mapping[str, str], data: DataConfig, seed: int
+    ) -> list[PartPair]:
+        """Pairs with a group, and with a split, as their source has it or drawn by group."""
+        test_shares = {part.client: part.test or data.test for part in self.sources}
+        result: list[PartPair] = []
+        for one in part_pairs:
+            pair = replace(one.pair, group=one.pair.group or spelling[one.pair.prompt])
+            (split,) = assign([pair.split_group], data.validation, test_shares[one.part], seed)
+            result.append(replace(one, pair=replace(pair, split=pair.split or split)))
+        return result
+
     def _sample(self, pairs: Sequence[PartPair], dropped: Counter[str], seed: int) -> list[Pair]:
         """The pairs with their clients, at most max_pairs of each source; counts the dropped ones."""
         sampled: list[Pair] = []
@@ -191,14 +222,32 @@ class Options(Source):
                     f"data.options.sources[{i}]: the source {part.client} has no pairs for its client, after"
                     " the shares of the judge and the server and what other sources hold out"
                 )
-            if part.max_pairs is not None and len(own) > part.max_pairs:
-                prompts = [pair.prompt for pair in own]
-                chosen = sample(prompts, [pair.split for pair in own], part.max_pairs, seed)
-                remaining = [pair for pair in own if pair.prompt in chosen]
-                dropped[f"{part.client}: over max_pairs"] += len(own) - len(remaining)
-                own = remaining
+            remaining = _limit(own, part.max_pairs, seed)
+            dropped[f"{part.client}: over max_pairs"] += len(own) - len(remaining)
+            own = remaining
             sampled += [replace(pair, client_id=part.client) for pair in own]
         return sampled
+
+
+def _limit(pairs: list[Pair], limits: int | SplitLimits | None, seed: int) -> list[Pair]:
+    """A sample of whole prompts with at most as many pairs as the limits say, of all splits or of each."""
+    if limits is None:
+        return pairs
+    if isinstance(limits, int):
+        return _limit_together(pairs, limits, seed)
+    kept: list[Pair] = []
+    for split in SPLITS:
+        limit = getattr(limits, split)
+        own = [pair for pair in pairs if pair.split == split]
+        kept += own if limit is None else _limit_together(own, limit, seed)
+    return kept
+
+
+def _limit_together(pairs: list[Pair], limit: int, seed: int) -> list[Pair]:
+    if len(pairs) <= limit:
+        return pairs
+    chosen = sample([pair.prompt for pair in pairs], [pair.split for pair in pairs], limit, seed)
+    return [pair for pair in pairs if pair.prompt in chosen]
 
 
 def _part_pair(row: Mapping[str, Any], client: str) -> PartPair:
@@ -207,21 +256,6 @@ def _part_pair(row: Mapping[str, Any], client: str) -> PartPair:
     own_group = pair.group and normal(pair.group) != normal(pair.prompt)
     group = f"{client}/{pair.group}" if own_group else ""
     return PartPair(client, replace(pair, group=group, domain=pair.domain or client))
-
-
-def _split(
-    part_pairs: Sequence[PartPair], spelling: Mapping[str, str], data: DataConfig, seed: int
-) -> list[PartPair]:
-    """Pairs with a group, and with a split, as their source has it or drawn by group."""
-    pairs = [
-        replace(part_pair.pair, group=part_pair.pair.group or spelling[part_pair.pair.prompt])
-        for part_pair in part_pairs
-    ]
-    splits = assign((pair.split_group for pair in pairs), data.validation, data.test, seed)
-    return [
-        replace(part_pair, pair=replace(pair, split=pair.split or split))
-        for part_pair, pair, split in zip(part_pairs, pairs, splits, strict=True)
-    ]
 
 
 def _split_of_prompt(part_pairs: Iterable[PartPair], prompts: Iterable[Prompt]) -> dict[str, str]:

@@ -4,7 +4,7 @@ Hub data set openai/webgpt_comparisons (FedPDPO D.1.1). The answer with the high
 and the margin is the difference; rows with equal scores are ties and are dropped. It has no owners:
 use data.partition iid or margin, or the source mixture. The data set is a loading script, so its
 conversion to parquet is read. It has one split of 19.6 thousand rows, of
-which FedPDPO takes 12,000 and 1,434, without saying which: data.max_pairs and data.test come close.
+which FedPDPO takes 12,000 and 1,434, without saying which: the source mixture takes as many (max_pairs).
 """
 
 from __future__ import annotations
