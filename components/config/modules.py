@@ -24,11 +24,23 @@ class BottleneckConfig(Section):
     )
 
 
+Pooling = Literal["response", "sequence"]
+"""Tokens over which the features of a reward head are averaged, see `RewardHeadConfig.pooling`."""
+
+
 class RewardHeadConfig(Section):
     """The explicit reward head (FedPDPO eq. 3, D.2.4)."""
 
     width: int = Field(256, ge=1, description="Hidden dimension; FedPDPO D.2.4: 256.")
     dropout: float = Field(0.1, ge=0, lt=1, description="Dropout before tanh; FedPDPO D.2.4: 0.1.")
+    pooling: Pooling = Field(
+        "response",
+        description=(
+            "Tokens over which the features are averaged. response: the completion's; sequence: the prompt's"
+            " and the completion's, as FedPDPO D.2.4 can be read. The prompt's part is the same for both"
+            " completions of a pair."
+        ),
+    )
 
 
 class PersonalModules(Section):

@@ -316,7 +316,7 @@ class PDPOLoss:
         """Log-probabilities [N, 2], and the explicit margins [N] if there is a reward head."""
         if self._reward_head is None:
             return self._resident.logprobs(rows), None
-        logprobs, features = self._resident.logprobs_and_features(rows)
+        logprobs, features = self._resident.logprobs_and_features(rows, self._reward_head.pooling)
         rewards = self._reward_head(features)
         return logprobs, rewards[:, 0] - rewards[:, 1]
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from components.config.modules import Pooling
 from components.models.head import apply_lm_head
 
 if TYPE_CHECKING:
@@ -67,21 +68,31 @@ def completion_logprobs(
 
 
 def completion_features(
-    model: PreTrainedModel, rows: Sequence[TokenRow], pad_token_id: int, device: str
+    model: PreTrainedModel,
+    rows: Sequence[TokenRow],
+    pad_token_id: int,
+    device: str,
+    pooling: Pooling = "response",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities of completions, and the mean hidden states that a reward head reads.
 
     Args:
         model, rows, pad_token_id, device: as in `completion_logprobs`.
+        pooling: 'response' averages over the tokens of a completion, 'sequence' over those of its
+            prompt too.
 
     Returns:
         log-probabilities [N, C], and the mean of the last hidden states at the tokens of each
-        completion [N, C, H]; both fp32.
+        completion, or of its sequence [N, C, H]; both fp32.
     """
     import torch
 
-    states = _compute_states(model, rows, pad_token_id, device)
-    features = torch.stack([part.mean(0) for part in torch.split(states.at.float(), states.lengths)])
+    includes_prompts = pooling == "sequence"
+    states = _compute_states(model, rows, pad_token_id, device, includes_prompts)
+    parts = torch.split(states.at.float(), states.lengths)
+    if includes_prompts:
+        parts = tuple(torch.cat([own.float(), part]) for own, part in zip(states.prompts, parts, strict=True))
+    features = torch.stack([part.mean(0) for part in parts])
     logprobs = _sum_segments(_token_logprobs(model, states), states.lengths)
     completions = len(rows[0]) - 1
     return logprobs.reshape(len(rows), -1), features.reshape(len(rows), completions, -1)
@@ -149,6 +160,7 @@ class _PackedRows:
         before: [S], position that predicts the token: the one before it, or the prompt's last.
         at: [S], position of the token.
         lengths: number of tokens of each completion.
+        prompts: row of each completion, and the number of tokens of its prompt.
     """
 
     input_ids: torch.Tensor
@@ -158,6 +170,7 @@ class _PackedRows:
     before: torch.Tensor
     at: torch.Tensor
     lengths: list[int]
+    prompts: list[tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -169,16 +182,22 @@ class _CompletionStates:
         at: [S, H], state at the token.
         token_ids: [S].
         lengths: number of tokens of each completion.
+        prompts: states at the tokens of each completion's prompt, [P, H] each, if they were asked for.
     """
 
     before: torch.Tensor
     at: torch.Tensor
     token_ids: torch.Tensor
     lengths: list[int]
+    prompts: tuple[torch.Tensor, ...] = ()
 
 
 def _compute_states(
-    model: PreTrainedModel, rows: Sequence[TokenRow], pad_token_id: int, device: str
+    model: PreTrainedModel,
+    rows: Sequence[TokenRow],
+    pad_token_id: int,
+    device: str,
+    with_prompts: bool = False,
 ) -> _CompletionStates:
     """Run the model's layers over rows, without its head."""
     shares_prompts = len(rows[0]) > 2
@@ -199,6 +218,7 @@ def _compute_states(
         at=hidden[packed.rows, packed.at],
         token_ids=packed.input_ids[packed.rows, packed.at],
         lengths=packed.lengths,
+        prompts=tuple(hidden[row, :length] for row, length in packed.prompts) if with_prompts else (),
     )
 
 
@@ -219,8 +239,10 @@ def _pack_rows(rows: Sequence[TokenRow], pad_token_id: int, device: str) -> _Pac
     segments = torch.full(shape, -1, dtype=torch.long)
     places: list[tuple[int, int, int]] = []  # row, position that predicts a token, position of the token
     lengths = []
+    prompts = []
     for i, (prompt, *completions) in enumerate(rows):
         end = len(prompt)
+        prompts += [(i, end)] * len(completions)
         input_ids[i, :end] = torch.as_tensor(prompt)
         position_ids[i, :end] = torch.arange(end)
         segments[i, :end] = 0
@@ -242,6 +264,7 @@ def _pack_rows(rows: Sequence[TokenRow], pad_token_id: int, device: str) -> _Pac
         before=before,
         at=at,
         lengths=lengths,
+        prompts=prompts,
     )
 
 

@@ -119,11 +119,15 @@ class PersonalHead(torch.nn.Module):
 class RewardHead(torch.nn.Module):
     """h(x, y) = W2 tanh(Dropout(W1 z + b1)) + b2 (eq. 3, D.2.4).
 
-    z is the mean of the features over the tokens of the response.
+    z is the mean of the features over the tokens of the response, or of prompt and response.
+
+    Attributes:
+        pooling: the tokens that z is the mean over.
     """
 
     def __init__(self, hidden_size: int, config: RewardHeadConfig) -> None:
         super().__init__()
+        self.pooling = config.pooling
         self.hidden = torch.nn.Linear(hidden_size, config.width)
         self.dropout = torch.nn.Dropout(config.dropout)
         self.score = torch.nn.Linear(config.width, 1)

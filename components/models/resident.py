@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from components.config import PersonalModules, PolicyConfig
+from components.config.modules import Pooling
 from components.models.adapters import AdapterSlot
 from components.models.head import check_lm_head
 from components.models.logprobs import (
@@ -81,9 +82,16 @@ class ResidentPolicy:
         """
         return completion_logprobs(self._base, rows, self._pad_token_id, self.policy.device)
 
-    def logprobs_and_features(self, rows: Sequence[TokenRow]) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `logprobs`, and the mean last hidden state of each completion's tokens, [N, C, H]."""
-        return completion_features(self._base, rows, self._pad_token_id, self.policy.device)
+    def logprobs_and_features(
+        self, rows: Sequence[TokenRow], pooling: Pooling = "response"
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `logprobs`, and the mean last hidden states that a reward head reads, [N, C, H].
+
+        Args:
+            rows: N rows of C completions each.
+            pooling: the tokens that the states are averaged over, see `completion_features`.
+        """
+        return completion_features(self._base, rows, self._pad_token_id, self.policy.device, pooling)
 
     def tokens(
         self, rows: Sequence[TokenRow], reference: bool = False, temperature: float = 1.0

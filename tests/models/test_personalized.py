@@ -185,15 +185,17 @@ def rows(resident):
     ]
 
 
-def test_features_are_means_of_the_personalized_hidden_states_over_the_completion(resident, rows):
+@pytest.mark.parametrize("pooling", ["response", "sequence"])
+def test_features_are_means_of_the_personalized_hidden_states(resident, rows, pooling):
     base = resident.model.get_base_model()
     with torch.no_grad():
-        _, features = resident.logprobs_and_features(rows)
+        _, features = resident.logprobs_and_features(rows, pooling)
         for i, (prompt, *completions) in enumerate(rows):
             for c, completion in enumerate(completions):
                 ids = torch.tensor([[*prompt, *completion]])
                 states = base.base_model(input_ids=ids).last_hidden_state[0]
-                assert torch.allclose(features[i, c], states[len(prompt) :].mean(0), atol=1e-4)
+                pooled = states[len(prompt) :] if pooling == "response" else states
+                assert torch.allclose(features[i, c], pooled.mean(0), atol=1e-4)
     assert features.shape == (3, 2, base.config.hidden_size)
 
 

@@ -248,7 +248,7 @@ class PersonalizedTrainer(ResidentPolicyTrainer):
         def measure(rows: list[TokenRow]) -> torch.Tensor:
             import torch
 
-            logprobs, features = self.resident.logprobs_and_features(rows)
+            logprobs, features = self.resident.logprobs_and_features(rows, reward_head.pooling)
             rewards = reward_head(features)
             return torch.cat([logprobs, rewards[:, :1] - rewards[:, 1:]], 1)
 
