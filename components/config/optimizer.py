@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from components.config.section import Section
 
@@ -25,11 +25,12 @@ class OptimizerConfig(Section):
     Both are reinitialized for each client and round.
     """
 
-    name: Literal["adamw", "adamw_8bit", "sgd"] = Field(
+    name: Literal["adamw", "adamw_8bit", "rmsprop", "sgd"] = Field(
         "adamw",
         description=(
             "FedBiscuit table 3: AdamW. adamw_8bit (DRIFT appendix A): AdamW of bitsandbytes, with 8-bit"
-            " moments for tensors of at least 4,096 values; needs the extra 8bit."
+            " moments for tensors of at least 4,096 values; needs the extra 8bit. rmsprop divides by the root"
+            " of the average of the squared gradient, whose decay rate is the second of betas."
         ),
     )
     lr: float = Field(1e-5, gt=0, description="Learning rate; FedBiscuit table 3: 1e-5.")
@@ -55,6 +56,15 @@ class OptimizerConfig(Section):
         ge=0,
         description="Steps of linear warm-up; fewer than a local training has. DRIFT appendix A: 4.",
     )
+
+    @model_validator(mode="after")
+    def _check_weight_decay(self) -> Self:
+        if self.name == "rmsprop" and self.weight_decay:
+            raise ValueError(
+                f"weight_decay is {self.weight_decay:g}, but rmsprop has no decoupled weight decay: set it to 0,"
+                " or use adamw"
+            )
+        return self
 
 
 class RateDecay(Section):

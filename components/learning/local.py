@@ -208,6 +208,8 @@ def build_optimizer(
         return cast("torch.optim.Optimizer", optimizer)
     if config.name == "sgd":
         return torch.optim.SGD(parameters, lr=config.lr, weight_decay=config.weight_decay)
+    if config.name == "rmsprop":
+        return torch.optim.RMSprop(parameters, lr=config.lr, alpha=beta2)
     return torch.optim.AdamW(
         parameters, lr=config.lr, betas=(beta1, beta2), weight_decay=config.weight_decay, fused=True
     )

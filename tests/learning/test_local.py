@@ -6,6 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 
 from components.config import OptimizerConfig
 from components.learning import local
@@ -108,6 +109,18 @@ def test_a_step_of_sgd_is_the_learning_rate_times_the_gradient():
     assert metrics.losses == [4.0]
     assert metrics.tokens == 20
     assert metrics.gradient_norms == pytest.approx([4.0])
+
+
+def test_a_step_of_rmsprop_divides_by_the_root_of_the_average_square():
+    model = SquaredNorm()
+    run(model, OptimizerConfig(name="rmsprop", lr=0.1, betas=[0.9, 0.75], clip=None))
+    # gradient 2, average square (1 - 0.75) 4 = 1
+    assert model.weight.tolist() == pytest.approx([0.8] * 4)
+
+
+def test_rmsprop_with_weight_decay_is_refused():
+    with pytest.raises(ValidationError, match=r"weight_decay is 0\.01, but rmsprop has no decoupled"):
+        OptimizerConfig(name="rmsprop", weight_decay=0.01)
 
 
 def test_the_gradient_is_clipped_to_its_norm_and_reported_before_clipping():
