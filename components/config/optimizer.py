@@ -61,8 +61,8 @@ class OptimizerConfig(Section):
     def _check_weight_decay(self) -> Self:
         if self.name == "rmsprop" and self.weight_decay:
             raise ValueError(
-                f"weight_decay is {self.weight_decay:g}, but rmsprop has no decoupled weight decay: set it to 0,"
-                " or use adamw"
+                f"weight_decay is {self.weight_decay:g}, but rmsprop has no decoupled weight decay: set it"
+                " to 0, or use adamw"
             )
         return self
 
