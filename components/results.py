@@ -279,6 +279,17 @@ class FederationResult(StoredResult):
         """The measurement after the last round."""
         return self.evaluations[-1]
 
+    @property
+    def best(self) -> RoundEvaluation | None:
+        """The measurement with the highest mean accuracy of clients, the first of several.
+
+        It is chosen by the pairs that it is measured on, and so is optimistic. The one before the
+        first round is left out; None where none was measured between the rounds.
+        """
+        if len(self.evaluations) < 3:
+            return None
+        return max(self.evaluations[1:], key=lambda evaluation: evaluation.accuracy.mean)
+
     def round_ends(self) -> list[StepRecord]:
         """The steps that completed a round."""
         return [record for record in self.records if record.ends_round]

@@ -71,10 +71,15 @@ def write_report(run: Run, recipe: Recipe) -> None:
 
 def headline_metrics(federation: FederationResult, evaluation: EvaluationResult) -> dict[str, Any]:
     """The figures of metrics.json, by topic."""
-    accuracy = {}
-    for moment in ("before", "after"):
-        measured = accuracy_metrics(getattr(federation, moment).accuracy)
-        accuracy[moment] = {name.removeprefix("accuracy/"): value for name, value in measured.items()}
+    moments = {"before": federation.before, "after": federation.after}
+    if federation.best is not None:
+        moments["best"] = federation.best
+    accuracy: dict[str, dict[str, float]] = {}
+    for moment, measured in moments.items():
+        figures = accuracy_metrics(measured.accuracy)
+        accuracy[moment] = {name.removeprefix("accuracy/"): value for name, value in figures.items()}
+    if federation.best is not None:
+        accuracy["best"]["round"] = federation.best.rounds_done
     win_rate: dict[str, dict[str, Any]] = {}
     for name, contest in evaluation.contests.items():
         win_rate[name] = {key: getattr(contest, key) for key in WIN_RATE_KEYS}

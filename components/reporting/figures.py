@@ -17,12 +17,15 @@ FIGURES = {
     "own_assigned": "own taste, own adapter",
     "worst": "worst client",
     "accuracy": "pair accuracy",
+    "best_accuracy": "pair accuracy, best round",
     "margin": "reward margin",
     "reward": "reward",
     "best_reward": "best reward",
     "summed": "accuracy by log-likelihood",
+    "summed_best": "accuracy by log-likelihood, best round",
     "summed_worst": "by log-likelihood, worst client",
     "per_token": "accuracy by log-likelihood per token",
+    "per_token_best": "accuracy by log-likelihood per token, best round",
     "per_token_worst": "by log-likelihood per token, worst client",
     "explicit": "accuracy by the reward head",
     "hypervolume": "hypervolume",
@@ -45,7 +48,8 @@ Accuracies are on held-out pairs, of the selectors' majority or of the trained p
 reward; "own adapter": each client's pairs by the adapter that it uses. Pair accuracy is the
 clients' mean. Reward and reward margin are implicit (beta log pi / pi_ref of the chosen completion,
 and its difference to the rejected one's), the clients' mean on held-out pairs after the last round;
-best reward is the largest over the rounds that were measured. Accuracy by log-likelihood is
+best reward and the accuracies of the best round are the largest over the rounds that were measured,
+chosen by the reported pairs, where some were measured between the rounds. Accuracy by log-likelihood is
 FedPDPO's preference accuracy (section 5), by sums over a completion's tokens or by their means. MB
 sent are of all clients over all rounds; kept is what never leaves a client, the mean over clients
 after the last round that each took part in. Training time is the sum over clients and rounds,
@@ -94,6 +98,11 @@ def run_figures(
         "kl": alignment.metrics.get("kl_sequence"),
         "implicit_reward": evaluation.implicit_reward.mean if evaluation.implicit_reward else None,
     }
+    if federation.best is not None:
+        measured = [evaluation.accuracy for evaluation in federation.evaluations[1:]]
+        figures["best_accuracy"] = federation.best.accuracy.mean
+        for name in after.by_metric.keys() & {"summed", "per_token"}:
+            figures[f"{name}_best"] = max(report.by_metric[name].mean for report in measured)
     for name, summary in after.by_metric.items():
         figures[name] = summary.mean
         if f"{name}_worst" in FIGURES:

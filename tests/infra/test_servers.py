@@ -111,12 +111,14 @@ def test_down_ends_a_started_process_and_its_child_in_another_session(state, sle
 
 
 def test_a_server_of_a_background_job_ends_at_the_first_signal(state):
+    ready = state / "server"
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        process = processes.start("prefect-server", SLEEP, dict(os.environ))
+        process = processes.start("prefect-server", writes_its_pid(ready), dict(os.environ))
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+    wait_for_pid(ready)  # an interpreter that is starting ends with 1
     servers.stop_servers()
     assert process.wait() == -signal.SIGINT
 

@@ -96,9 +96,20 @@ def test_accuracies_by_other_metrics_have_a_mean_and_a_worst_client():
     assert "explicit_worst" not in figures
 
 
+def test_the_accuracies_of_the_best_round_are_the_largest_between_the_first_and_the_last():
+    by_round = [{"summed": summary(mean, 0.1)} for mean in (0.9, 0.8, 0.5)]
+    evaluations = [
+        round_evaluation(n, mean=mean, by_metric=by_round[n]) for n, mean in enumerate((0.9, 0.6, 0.7))
+    ]
+    figures = figures_of(federation_result(records=[TRAINED], evaluations=evaluations))
+    assert (figures["best_accuracy"], figures["summed_best"], figures["summed"]) == (0.7, 0.8, 0.5)
+    first_and_last = federation_result(records=[TRAINED], evaluations=evaluations[1:])
+    assert not {"best_accuracy", "summed_best"} & figures_of(first_and_last).keys()
+
+
 def test_all_figures_of_a_run_have_a_label():
     by_metric = {name: summary(0.7, 0.6) for name in ("summed", "per_token", "explicit")}
-    evaluations = [round_evaluation(0), round_evaluation(1, by_metric=by_metric, reward=1.0)]
+    evaluations = [round_evaluation(n, by_metric=by_metric, reward=1.0) for n in range(3)]
     federation = federation_result(records=[TRAINED], evaluations=evaluations)
     evaluation = evaluation_result(questions={"aligned": question_result(0.3, 0.8)})
     figures = figures_of(federation, evaluation=evaluation, curve=reward_curve(federation, 0.1))

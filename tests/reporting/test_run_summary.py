@@ -294,6 +294,16 @@ def test_the_table_has_the_accuracies_before_and_after_the_rounds(finished):
     assert row_of(table, "common-taste pairs") == ["0.900", "0.900"]
 
 
+def test_the_table_has_the_best_round_where_rounds_between_were_measured(finished):
+    means = (0.9, 0.5, 0.8, 0.8, 0.6)
+    evaluations = [round_evaluation(n, mean=mean, worst=mean / 2) for n, mean in enumerate(means)]
+    table = summarize_run(finished(federation_result(evaluations=evaluations)))
+    assert "before    after     best" in table
+    assert row_of(table, "clients' mean") == ["0.900", "0.600", "0.800"]
+    assert row_of(table, "worst client") == ["0.450", "0.300", "0.400"]
+    assert "best: after round 2, chosen by these pairs" in table
+
+
 def test_the_table_has_accuracies_by_other_metrics(finished):
     summaries = [AccuracySummary(mean=mean, worst=mean - 0.1, best=1.0, clients={}) for mean in (0.5, 0.7)]
     evaluations = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from components.config import Recipe
@@ -14,6 +14,7 @@ from components.results import (
     ContestResult,
     EvaluationResult,
     FederationResult,
+    RoundEvaluation,
 )
 
 CONTESTS = {
@@ -75,39 +76,49 @@ def summarize_run(run: FinishedRun) -> str:
 def _accuracy_lines(federation: FederationResult) -> list[str]:
     before = federation.before.accuracy
     after = federation.after.accuracy
+    best = federation.best
+    shown = [before, after] if best is None else [before, after, best.accuracy]
     title = f"{federation.accuracy_label} on {after.pairs} held-out pairs"
-    lines = [f"{title:<39}{'before':>8} {'after':>8}", *_accuracy_rows(before, after)]
-    for name, summary in after.by_metric.items():
-        first = before.by_metric[name]
-        lines.append(_row(MARGIN_LABELS.get(name, name), first.mean, summary.mean))
-        lines.append(_row("  worst client", first.worst, summary.worst))
+    lines = [_header(title, best), *_accuracy_rows(shown)]
+    for name in after.by_metric:
+        summaries = [report.by_metric[name] for report in shown]
+        lines.append(_row(MARGIN_LABELS.get(name, name), [summary.mean for summary in summaries]))
+        lines.append(_row("  worst client", [summary.worst for summary in summaries]))
     if federation.accuracy_note:
         lines.append(f"  {federation.accuracy_note}")
-        lines.append(_row("reward margin over beta, mean (nats)", before.margin, after.margin))
+        margins = [report.margin for report in shown]
+        lines.append(_row("reward margin over beta, mean (nats)", margins))
+    if best is not None:
+        lines.append(f"  best: after round {best.rounds_done}, chosen by these pairs")
     for name, measure in federation.after.measures.items():
-        lines += ["", f"{f'{name.capitalize()}, measured on held-out prompts':<39}{'before':>8} {'after':>8}"]
+        lines += ["", _header(f"{name.capitalize()}, measured on held-out prompts")]
         first_scalars = federation.before.measures[name].scalars
         for key, value in measure.scalars.items():
-            lines.append(_row(key, first_scalars[key], value))
+            lines.append(_row(key, [first_scalars[key], value]))
     if after.assigned is not None:
         lines.append("  with the adapter that each client is assigned")
-        lines += _accuracy_rows(before, after.assigned)
+        lines += _accuracy_rows([before, after.assigned])
     return lines
 
 
-def _accuracy_rows(before: AccuracyReport, after: AccuracyReport) -> list[str]:
+def _header(title: str, best: RoundEvaluation | None = None) -> str:
+    return f"{title:<39}{'before':>8} {'after':>8}" + ("" if best is None else f" {'best':>8}")
+
+
+def _accuracy_rows(reports: Sequence[AccuracyReport]) -> list[str]:
+    """Rows of the accuracies before the rounds, after them, and after the best one."""
     rows = [
-        _row("clients' mean", before.mean, after.mean),
-        _row("worst client", before.worst, after.worst),
-        _row("best client", before.best, after.best),
+        _row("clients' mean", [report.mean for report in reports]),
+        _row("worst client", [report.worst for report in reports]),
+        _row("best client", [report.best for report in reports]),
     ]
-    for name, value in shown_domains(after).items():
-        rows.append(_row(_domain_label(name), before.domains[name], value))
+    for name in shown_domains(reports[1]):
+        rows.append(_row(_domain_label(name), [report.domains[name] for report in reports]))
     return rows
 
 
-def _row(name: str, before: float, after: float) -> str:
-    return f"  {name:<36} {before:>8.3f} {after:>8.3f}"
+def _row(name: str, values: Sequence[float]) -> str:
+    return f"  {name:<36} {' '.join(f'{value:>8.3f}' for value in values)}"
 
 
 def _domain_label(name: str) -> str:
