@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from components.config import Recipe, RecipeError, check_section, unknown_name
 from components.config.benchmark import WINS, Benchmark
@@ -114,7 +115,28 @@ def read_benchmark(name_or_path: str) -> Benchmark:
     if path is None:
         known = unknown_name("benchmark", name_or_path, benchmark_names())
         raise RecipeError(f"{known} A path to a YAML file works too.")
-    tree = read_yaml(path, f"a benchmark is a mapping with the keys {', '.join(Benchmark.model_fields)}")
+    tree = _read_tree(path)
+    if "like" in tree:
+        tree = _read_like(tree.pop("like"), path) | tree
     if isinstance(tree.get("arms"), dict):  # YAML reads a bare number as a number
         tree["arms"] = {str(name): settings for name, settings in tree["arms"].items()}
     return check_section(Benchmark, tree, str(path))
+
+
+def _read_tree(path: Path) -> dict[str, Any]:
+    keys = ", ".join(("like", *Benchmark.model_fields))
+    return read_yaml(path, f"a benchmark is a mapping with the keys {keys}")
+
+
+def _read_like(name: Any, path: Path) -> dict[str, Any]:
+    """The keys of the benchmark that another takes what it leaves out from.
+
+    Raises:
+        RecipeError: it is no benchmark of the package, or is itself like another.
+    """
+    if name not in benchmark_names():
+        raise RecipeError(f"{path}: {unknown_name('like', str(name), benchmark_names())}")
+    tree = _read_tree(BENCHMARKS / f"{name}.yaml")
+    if "like" in tree:
+        raise RecipeError(f"{path}: like '{name}', which is itself like '{tree['like']}': name that one")
+    return tree

@@ -102,8 +102,43 @@ def test_all_arms_have_the_same_data_unless_partitions_are_compared(name):
 def test_all_arms_train_the_same_policy(name):
     recipes = load_arms(name).values()
     assert len({recipe.policy.model_dump_json(exclude={"lora"}) for recipe in recipes}) == 1
-    if name != "personalized-sensitivity":
+    if not name.endswith("-sensitivity"):
         assert len({recipe.policy.lora.model_dump_json() for recipe in recipes}) == 1
+
+
+PAPER_SCALE = [name for name in benchmark_names() if name.startswith("paper-")]
+
+
+@pytest.mark.parametrize("name", PAPER_SCALE)
+def test_a_benchmark_of_paper_scale_names_its_table_and_says_that_it_was_not_run(name):
+    text = (BENCHMARKS / f"{name}.yaml").read_text(encoding="utf-8")
+    comment = " ".join(line.removeprefix("# ") for line in text.splitlines() if line.startswith("#"))
+    assert "Needs the hub and a GPU. Not run." in comment
+    assert name.endswith("-rates") or "table" in comment or "figure" in comment
+
+
+def test_a_benchmark_like_another_takes_what_it_leaves_out_from_it(tmp_path):
+    path = tmp_path / "plan.yaml"
+    path.write_text(
+        "like: paper-firm\nseeds: [7]\nsettings: [data.clients=4, federation.clients_per_round=4]"
+    )
+    like, other = load_benchmark(str(path)), load_once("paper-firm")
+    assert (like.seeds, like.settings[0]) == ([7], "data.clients=4")
+    assert (like.recipe, like.arms, like.claims) == (other.recipe, other.arms, other.claims)
+
+
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        ("paper-fir", "like 'paper-fir' is not known; there are: .*paper-firm"),
+        ("paper-firm-two-clients", "like 'paper-firm-two-clients', which is itself like 'paper-firm'"),
+    ],
+)
+def test_a_benchmark_is_like_one_of_the_package_that_is_complete(tmp_path, other, sentence):
+    path = tmp_path / "plan.yaml"
+    path.write_text(f"like: {other}")
+    with pytest.raises(RecipeError, match=sentence):
+        load_benchmark(str(path))
 
 
 @pytest.mark.parametrize("name", ["summarization-full", "multi-objective-full"])
