@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from components.config import UserError
-from components.paths import home
+from components.paths import PACKAGE, home
 
 MARK = "FED_RLHF_STARTED_BY_UP"
 """Environment variable of each started process, inherited by its own children; its value is unique."""
@@ -100,7 +100,7 @@ def start(name: str, command: Sequence[str], environment: dict[str, str]) -> sub
     with log_path(name).open("wb") as output, inheriting_interrupts():
         process = subprocess.Popen(
             command,
-            cwd=home(),
+            cwd=PACKAGE,  # the deployments' entry points are relative to it
             env=environment | {MARK: mark},
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,7 @@ from components.recipes import load_recipe, recipe_names
 from flows.cli import Stage
 from infra import servers
 from tasks.runs import write_stage_inputs
+from tests.support.pipeline import environment_without
 
 ROOT = Path(__file__).resolve().parents[2]
 TREES = ["data={source: thoughts}", "thoughts={questions: [{set: csqa}]}"]
@@ -227,10 +229,20 @@ def test_only_the_nightly_benchmarks_are_scheduled(deployment):
     assert all(len(cron.split()) == 5 for cron in crons)
 
 
-def test_a_prefect_command_in_the_checkout_reaches_the_server_of_make_up():
-    settings = tomllib.loads((ROOT / "prefect.toml").read_text(encoding="utf-8"))
-    assert settings["api"]["url"] == f"http://{servers.HOST}:{servers.PREFECT_PORT}/api"
-    assert ROOT / settings["home"] == servers.PACKAGE / ".prefect"
+@pytest.mark.slow
+def test_a_prefect_command_in_the_checkout_uses_the_server_of_make_up():
+    done = subprocess.run(
+        [sys.executable, "-m", "prefect", "config", "view", "--show-defaults"],
+        cwd=ROOT,
+        env=environment_without("PREFECT_"),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    settings = dict(re.findall(r"(PREFECT_\w+)='?([^\s']*)", done.stdout))
+    assert settings["PREFECT_API_URL"] == f"http://{servers.HOST}:{servers.PREFECT_PORT}/api"
+    assert (ROOT / settings["PREFECT_HOME"]).resolve() == servers.PACKAGE / ".prefect"
+    assert settings["PREFECT_SERVER_ANALYTICS_ENABLED"] == "False"
 
 
 def test_the_makefile_has_the_targets_that_the_readme_promises():

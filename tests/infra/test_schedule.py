@@ -1,0 +1,139 @@
+"""The servers of `fed-rlhf up` run the deployments of prefect.yaml, and a schedule starts a run by itself."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+from infra import processes, servers
+from tests.support.pipeline import ROOT
+
+SECONDS_BETWEEN_RUNS = 20
+FAULT = re.compile(r"Traceback|\bERROR\b|\bCRITICAL\b|Error:")
+PLAN = {
+    "recipe": "debug",
+    "seeds": [0],
+    "arms": {"FedBis": ["federation.rounds=1", "evaluation.judge.steps=1"]},
+}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A home of the project in which `fed-rlhf up` has started its servers, on ports of their own."""
+    folder = tmp_path_factory.mktemp("up")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith(("PREFECT_", "MLFLOW_", "FED_RLHF_"))]:
+            patch.delenv(name)
+        patch.setenv("FED_RLHF_HOME", str(folder))
+        patch.setenv("MLFLOW_PORT", str(servers.free_port()))
+        patch.setattr(servers, "PREFECT_PORT", servers.free_port())
+        servers.start_servers()
+        try:
+            yield folder
+        finally:
+            servers.stop_servers()
+
+
+@pytest.fixture(scope="module")
+def client(home):
+    """A client of the started Prefect server."""
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    url = f"http://{servers.HOST}:{servers.PREFECT_PORT}/api"
+    with temporary_settings({PREFECT_API_URL: url}), get_client(sync_client=True) as opened:
+        yield opened
+
+
+def prefect(*arguments):
+    """Run a command of Prefect with the started server."""
+    url = f"http://{servers.HOST}:{servers.PREFECT_PORT}/api"
+    subprocess.run(
+        [sys.executable, "-m", "prefect", "--no-prompt", *arguments],
+        cwd=ROOT,
+        env=os.environ | servers.prefect_environment() | {"PREFECT_API_URL": url},
+        check=True,
+        capture_output=True,
+    )
+
+
+def runs_of(client, deployment, *states):
+    """The flow runs of a deployment, in any state or in one of some."""
+    from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter
+
+    return client.read_flow_runs(
+        deployment_filter=DeploymentFilter(id={"any_": [deployment.id]}),
+        flow_run_filter=FlowRunFilter(state={"type": {"any_": list(states)}}) if states else None,
+    )
+
+
+def wait_for(condition, seconds):
+    """The first value of a condition that is true; an assertion fails after some seconds."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"{condition} is still {value} after {seconds} s"
+        time.sleep(0.5)
+    return value
+
+
+def faults(home, name):
+    """The lines of a server's log that report a fault."""
+    log = processes.log_path(name).read_text(encoding="utf-8", errors="replace")
+    return [line for line in log.splitlines() if FAULT.search(line)]
+
+
+@pytest.mark.slow
+def test_the_server_has_every_deployment_of_the_file_with_its_pool_and_parameters(home, client):
+    expected = yaml.safe_load((ROOT / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
+    registered = {deployment.name: deployment for deployment in client.read_deployments()}
+    for entry in expected:
+        deployment = registered[entry["name"]]
+        assert deployment.work_pool_name == servers.WORK_POOL
+        assert deployment.parameters == entry["parameters"]
+        assert set(deployment.parameters) <= set(deployment.parameter_openapi_schema["properties"])
+    pool = client.read_work_pool(servers.WORK_POOL)
+    assert pool.type == "process"
+    assert wait_for(lambda: client.read_work_pool(servers.WORK_POOL).status.value == "READY", 60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "hour"), [("nightly", 2), ("performance", 1)])
+def test_the_scheduler_creates_the_runs_of_the_coming_nights(home, client, name, hour):
+    deployment = client.read_deployment_by_name(f"benchmark/{name}")
+    runs = wait_for(lambda: runs_of(client, deployment, "SCHEDULED"), 90)
+    assert {run.expected_start_time.hour for run in runs} == {hour}
+    assert all(run.auto_scheduled for run in runs)
+
+
+@pytest.mark.slow
+def test_a_benchmark_on_a_schedule_is_started_by_the_worker_and_completes(home, client, tmp_path):
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(yaml.safe_dump(PLAN), encoding="utf-8")
+    file = yaml.safe_load((ROOT / "prefect.yaml").read_text(encoding="utf-8"))
+    (nightly,) = [entry for entry in file["deployments"] if entry["name"] == "nightly"]
+    nightly |= {
+        "name": "soon",
+        "parameters": {"benchmark": str(plan)},
+        "schedules": [{"interval": SECONDS_BETWEEN_RUNS, "active": True}],
+    }
+    (tmp_path / "prefect.yaml").write_text(yaml.safe_dump(file | {"deployments": [nightly]}))
+    prefect("deploy", "--all", "--prefect-file", str(tmp_path / "prefect.yaml"))
+    deployment = client.read_deployment_by_name("benchmark/soon")
+    (run, *_) = wait_for(lambda: runs_of(client, deployment, "PENDING", "RUNNING", "COMPLETED"), 120)
+    client.pause_deployment(deployment.id)
+    assert run.auto_scheduled
+    ended = wait_for(
+        lambda: client.read_flow_run(run.id).state.is_final() and client.read_flow_run(run.id), 240
+    )
+    assert ended.state.is_completed(), ended.state
+    assert list(home.glob("runs/*/report/*")), "the report is in the home of the servers"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [servers.PREFECT_SERVER, servers.MLFLOW_SERVER, servers.WORKER])
+def test_no_server_reports_a_fault_in_its_log(home, name):
+    assert faults(home, name) == []
