@@ -76,6 +76,7 @@ def parse_recipe(tree: Mapping[str, Any], where: str) -> Recipe:
         _check_method,
         _check_judge_and_rewards,
         _check_templates,
+        _check_lora,
     ):
         _check(check, recipe, where)
     return recipe
@@ -219,19 +220,42 @@ def _check_templates(recipe: Recipe) -> None:
         templates.load(recipe.evaluation.questions.template, "answer")
 
 
+def _check_lora(recipe: Recipe) -> None:
+    from components.models.lora_targets import TargetError, check_target_names
+
+    try:
+        check_target_names(recipe)
+    except TargetError as error:
+        raise RecipeError(str(error)) from None
+
+
 def validate_environment(recipe: Recipe) -> None:
-    """Refuse a recipe whose AlpacaEval package, annotator, key or files are missing.
+    """Refuse a recipe whose AlpacaEval package, annotator, key or files are missing or do not fit.
 
     It is called before a run starts. load_recipe does not call it, since it also reads recipes of
     finished runs.
 
     Raises:
         DataError: in one sentence.
+        TargetError: a backbone has no layer that is to have LoRA.
+        AdapterError: the reference adapter of DPO cannot be used.
     """
+    _check_adapters(recipe)
     if recipe.evaluation.alpaca_eval:
         from components.evaluation.alpaca import check_alpaca_eval
 
         check_alpaca_eval(recipe.evaluation.alpaca_eval)
+
+
+def _check_adapters(recipe: Recipe) -> None:
+    """Refuse target modules that backbones do not have, and a reference adapter that cannot be used."""
+    from components.models.lora_targets import check_target_families
+    from components.models.peft_folder import check_adapter_folder
+
+    check_target_families(recipe)
+    folder = recipe.alignment.dpo.reference_adapter
+    if folder is not None and recipe.federation.options.needs_server_prompts:
+        check_adapter_folder(Path(folder), "alignment.dpo.reference_adapter", recipe.policy.backbone)
 
 
 def required_backbones(recipe: Recipe) -> list[str]:

@@ -20,6 +20,7 @@ from components.models.adapters import (
     read_adapter,
     stack_adapters,
 )
+from components.models.peft_folder import check_adapter_fits, check_adapter_folder
 from components.models.policy import Policy
 
 if TYPE_CHECKING:
@@ -67,18 +68,15 @@ def load_initial_model(policy: Policy, config: DpoConfig) -> PreTrainedModel | P
         reference.
 
     Raises:
-        AlignmentError: the reference adapter cannot be read.
+        AdapterError: the reference adapter cannot be used.
     """
     from peft import PeftModel
 
     if config.reference == "base":
         return policy.model
     folder = Path(config.reference_adapter or "")
-    if not (folder / "adapter_config.json").is_file():
-        raise AlignmentError(
-            f"alignment.dpo.reference_adapter {folder} is not a PEFT adapter folder: adapter_config.json is"
-            " missing there."
-        )
+    shapes = check_adapter_folder(folder, "alignment.dpo.reference_adapter", policy.config.backbone)
+    check_adapter_fits(folder, shapes, cast("PreTrainedModel", policy.model))
     model = PeftModel.from_pretrained(policy.model, folder, is_trainable=config.reference == "round_start")
     if config.reference == "round_start":
         return model
@@ -102,13 +100,9 @@ def save_adapter(model: PeftModel, policy: PolicyConfig, config: DpoConfig, fold
     `sft` the trained adapter lies on top of the merged one, so that both are saved as one adapter,
     whose rank is the sum of their ranks.
     """
-    tensors = {
-        name.replace(".default.", "."): parameter.detach().float().cpu()
-        for name, parameter in model.named_parameters()
-        if ".default." in name
-    }
-    lora = from_peft_config(cast("peft.LoraConfig", model.peft_config["default"]))
+    tensors = AdapterSlot(model).read()
+    lora = from_peft_config(cast("peft.LoraConfig", model.peft_config["default"]), tensors)
     if config.reference == "sft":
         merged = read_adapter(Path(config.reference_adapter or ""))
         tensors, lora = stack_adapters(merged, (tensors, lora))
-    return export_adapter(tensors, lora, policy.backbone.name, folder)
+    return export_adapter(tensors, lora, policy.backbone, folder)

@@ -147,9 +147,9 @@ def prepare_model(policy: Policy, config: DpoConfig, seed: int) -> PeftModel:
         initialize_adapter(model, seed)
     else:
         fuse_lora(model)
-        lora = from_peft_config(cast("peft.LoraConfig", model.peft_config["default"]))
-        copy = add_adapter_slot(model, lora, REFERENCE)
-        copy.load(AdapterSlot(model).read())
+        adapter = AdapterSlot(model).read()
+        lora = from_peft_config(cast("peft.LoraConfig", model.peft_config["default"]), adapter)
+        add_adapter_slot(model, lora, REFERENCE).load(adapter)
     backbone = policy.config.backbone
     if policy.device.startswith("cuda") or backbone.gradient_checkpointing:
         enable_checkpointing(model, backbone.name)

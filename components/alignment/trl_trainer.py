@@ -26,6 +26,7 @@ from components.alignment.dpo_model import (
 from components.config import DpoConfig, PolicyConfig
 from components.models.adapters import to_peft_config
 from components.models.backbone import choose_dtype
+from components.models.lora_targets import check_targets
 from components.models.policy import Policy
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ def build_trainer(
 
     model = load_initial_model(policy, config)
     has_new_adapter = not isinstance(model, PeftModel)
+    if has_new_adapter:
+        check_targets(model, policy.config.lora)
     trainer = PretokenizedTrainer(
         model=model,
         args=_training_arguments(policy, config, folder, seed),

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from components.config import LoraConfig, Recipe, Registry, UserError
+from components.config import BackboneConfig, LoraConfig, Recipe, Registry, UserError
 from components.data.records import Pairs
 from components.federation.clients.base import Trainer
 from components.federation.clients.context import ClientContexts
@@ -115,10 +115,10 @@ class Outcome(ABC):
             exported[name] = ExportedAdapter(hash=digest, folder=f"{folder.name}/{folder_name}")
         return exported
 
-    def exported_model(self, recipe: Recipe) -> tuple[LoraConfig, str]:
+    def exported_model(self, recipe: Recipe) -> tuple[LoraConfig, BackboneConfig]:
         """LoRA configuration and backbone of the adapters."""
         model = recipe.selector if self.trained_model == "selector" else recipe.policy
-        return model.lora, model.backbone.name
+        return model.lora, model.backbone
 
     @abstractmethod
     def export_policy(self, folder: Path, workspace: Workspace) -> PolicyRecord | None:

@@ -26,6 +26,7 @@ from components.models.backbone import (
     load_tokenizer,
     truncate_layers,
 )
+from components.models.lora_targets import check_targets
 from components.models.rewards.base import (
     PreparedReward,
     Progress,
@@ -250,6 +251,7 @@ def train_reward(
 
     Raises:
         BackboneError: the backbone cannot be loaded, or has fewer layers than requested.
+        TargetError: a target of LoRA is no linear layer or embedding.
     """
     import torch
     from transformers import PrinterCallback
@@ -260,6 +262,7 @@ def train_reward(
     losses: list[float] = []
     tokenizer, shape = _load_tokenizer_and_config(training.backbone)
     model = _load_classifier(training.backbone, shape, seed)
+    check_targets(model, training.lora, classifier=True)
     with torch.random.fork_rng(devices=[]), tempfile.TemporaryDirectory() as scratch:
         trainer = RewardTrainer(
             model=model,

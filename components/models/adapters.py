@@ -12,13 +12,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import numpy as np
 
-from components.config import LoraConfig, UserError
+from components.config import BackboneConfig, LoraConfig, UserError
 from components.io import write_atomically
 from components.models.fused_lora import fuse_lora
+from components.models.lora_targets import check_targets
 from components.seeding import derive
 
 if TYPE_CHECKING:
@@ -33,15 +34,28 @@ BLOCK_VALUES = 1 << 16
 """Values of a block of `iterate_blocks`: 512 kB in fp64, which fits into a core's cache."""
 MIN_BLOCK_WIDTH = 1 << 12
 """Least number of values per adapter in a block of `iterate_blocks`."""
-UNSUPPORTED_LORA_OPTIONS = (
-    "use_rslora",
-    "use_dora",
-    "rank_pattern",
-    "alpha_pattern",
-    "modules_to_save",
-    "fan_in_fan_out",
+SUPPORTED_LORA_OPTIONS = ("r", "lora_alpha", "lora_dropout", "target_modules")
+"""Options of PEFT's LoraConfig that the recipe's LoraConfig has."""
+LAYER_OPTIONS = ("layers_to_transform", "layers_pattern", "exclude_modules")
+"""Options that restrict target_modules; the names of an adapter's tensors show the modules that are left."""
+NEUTRAL_LORA_OPTIONS = (
+    "peft_type",
+    "task_type",
+    "auto_mapping",
+    "peft_version",
+    "base_model_name_or_path",
+    "revision",
+    "inference_mode",
+    "megatron_core",
+    "qalora_group_size",
+    "runtime_config",
+    "fan_in_fan_out",  # PEFT sets it by the type of each layer, whose weight GPT-2 stores transposed
 )
-"""Options of PEFT's LoraConfig that the recipe's LoraConfig does not have."""
+"""Options of PEFT's LoraConfig that do not change what the tensors of an adapter mean."""
+PLAIN_INITIALIZATIONS = (True, False, "gaussian", "orthogonal", "eva")
+"""Values of init_lora_weights with which PEFT leaves the weights of the backbone as they are."""
+BASE_LAYERS = "num_hidden_layers"
+"""Key under auto_mapping of an adapter_config.json: the first layers of the backbone, if not all."""
 
 
 class AdapterError(UserError, ValueError):
@@ -273,40 +287,69 @@ def to_peft_config(
     )
 
 
-def from_peft_config(config: peft.LoraConfig) -> LoraConfig:
-    """Convert PEFT's LoRA configuration to the recipe's.
+def from_peft_config(config: peft.LoraConfig, names: Iterable[str]) -> LoraConfig:
+    """Convert PEFT's LoRA configuration to the recipe's, see `from_peft_options`."""
+    untyped: Any = config
+    return from_peft_options(untyped.to_dict(), names)
+
+
+def from_peft_options(options: Mapping[str, Any], names: Iterable[str]) -> LoraConfig:
+    """Convert the options of PEFT's LoRA configuration to the recipe's.
+
+    Args:
+        options: as in an adapter_config.json.
+        names: of the adapter's tensors.
 
     Raises:
         AdapterError: it uses an option that a recipe does not have, such as rank-stabilized
             scaling.
     """
-    unsupported = [name for name in UNSUPPORTED_LORA_OPTIONS if getattr(config, name, None)]
-    if config.bias != "none":
-        unsupported.append("bias")
-    targets = config.target_modules
-    if targets is None or (isinstance(targets, str) and targets != "all-linear"):
+    used = {name for name, value in options.items() if _is_used(value)}
+    unsupported = sorted(
+        used - {*SUPPORTED_LORA_OPTIONS, *LAYER_OPTIONS, *NEUTRAL_LORA_OPTIONS, "init_lora_weights"}
+    )
+    if options.get("init_lora_weights", True) not in PLAIN_INITIALIZATIONS:
+        unsupported.append(f"init_lora_weights {options['init_lora_weights']!r}")
+    targets = options.get("target_modules")
+    if not targets or (isinstance(targets, str) and targets != "all-linear"):
         unsupported.append(f"target_modules {targets!r}")
     if unsupported:
         raise AdapterError(
             f"the adapter's LoRA uses {', '.join(unsupported)}, which is not supported: "
             "use an adapter that has only r, lora_alpha, lora_dropout and a list of target_modules"
         )
+    if used & set(LAYER_OPTIONS):
+        targets = {_module_name(name) for name in names}
     return LoraConfig(
-        r=config.r,
-        alpha=float(config.lora_alpha),
-        dropout=float(config.lora_dropout),
+        r=options["r"],
+        alpha=float(options["lora_alpha"]),
+        dropout=float(options.get("lora_dropout", 0.0)),
         target_modules="all-linear" if targets == "all-linear" else sorted(targets or []),
     )
+
+
+def _is_used(value: object) -> bool:
+    """Whether an option of PEFT differs from all values that mean 'not used'; 0 is a layer's number."""
+    return value is not None and value is not False and value not in ("none", "", [], {})
+
+
+def _module_name(tensor_name: str) -> str:
+    """The module of a LoRA tensor in the backbone, e.g. 'model.layers.0.self_attn.q_proj'."""
+    return tensor_name.removeprefix("base_model.model.").rsplit(".lora_", 1)[0]
 
 
 def attach_lora(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
     """Wrap a frozen model with a LoRA adapter whose weights are fp32 for any dtype of the model.
 
     The result is in evaluation mode.
+
+    Raises:
+        TargetError: a target is no linear layer below the model's head.
     """
     import peft
     import torch
 
+    check_targets(model, config)
     # PEFT draws initial values from the global generator; initial_adapter() replaces them.
     with torch.random.fork_rng(devices=[]):
         wrapped = peft.get_peft_model(model, to_peft_config(config))
@@ -345,11 +388,26 @@ class AdapterSlot:
     """
 
     def __init__(self, model: PeftModel, name: str = "default") -> None:
-        """Collect the parameters of the PEFT adapter of this name."""
-        parameters = {
-            parameter_name.replace(f".{name}.", "."): parameter
+        """Collect the parameters of the PEFT adapter of this name.
+
+        Raises:
+            AdapterError: PEFT has trained parameters that are no matrices A and B of linear layers.
+        """
+        owned = {
+            parameter_name: parameter
             for parameter_name, parameter in model.named_parameters()
-            if f".{name}." in parameter_name
+            if name in parameter_name.split(".")
+        }
+        matrices = re.compile(rf"\.lora_[AB]\.{re.escape(name)}\.weight$")
+        others = [parameter_name for parameter_name in owned if not matrices.search(parameter_name)]
+        others += getattr(model.peft_config[name], "target_parameters", None) or []
+        if others:
+            raise AdapterError(
+                f"PEFT trains {others[0]}, which is no matrix A or B of a linear layer and is not saved:"
+                " use target_modules that are linear layers"
+            )
+        parameters = {
+            parameter_name.replace(f".{name}.", "."): parameter for parameter_name, parameter in owned.items()
         }
         self.names = sorted(parameters)
         self.parameters = [parameters[parameter_name] for parameter_name in self.names]
@@ -414,14 +472,16 @@ class AdapterSlot:
 
 
 def export_adapter(
-    adapter: Mapping[str, torch.Tensor], config: LoraConfig, base_model: str, folder: Path
+    adapter: Mapping[str, torch.Tensor], config: LoraConfig, backbone: BackboneConfig, folder: Path
 ) -> Path:
     """Write an adapter as a PEFT folder, which ``PeftModel.from_pretrained(base, folder)`` opens.
 
     Args:
         adapter: fp32 tensors under PEFT's names.
         config: the adapter's LoRA configuration.
-        base_model: name of the backbone, stored in the adapter's configuration.
+        backbone: name, revision and layers are stored in the adapter's configuration. PEFT has no
+            option for the layers, so they are under auto_mapping, which it ignores for a language
+            model; `check_recorded_layers` reads them.
         folder: created if it does not exist.
     """
     from safetensors.torch import save_file
@@ -432,36 +492,43 @@ def export_adapter(
         folder / "adapter_model.safetensors",
         metadata={"format": "pt"},
     )
-    modules = config.target_modules
-    if isinstance(modules, str):  # resolve 'all-linear' to the module names, as PEFT does when it saves
-        modules = sorted({name.split(".lora_")[0].rsplit(".", 1)[-1] for name in adapter})
-    content = {
+    content: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base_model,
+        "base_model_name_or_path": backbone.name,
         "r": config.r,
         "lora_alpha": config.alpha,
         "lora_dropout": config.dropout,
-        "target_modules": modules,
+        "target_modules": _named_targets(adapter, config),
         "bias": "none",
         "inference_mode": True,
     }
+    if backbone.revision is not None:
+        content["revision"] = backbone.revision
+    if backbone.layers is not None:
+        content["auto_mapping"] = {BASE_LAYERS: backbone.layers}
     (folder / "adapter_config.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return folder
+
+
+def _named_targets(adapter: Mapping[str, torch.Tensor], config: LoraConfig) -> list[str]:
+    """The target modules by their names; those of 'all-linear' as PEFT resolves it when it saves."""
+    if isinstance(config.target_modules, str):
+        return sorted({_module_name(name).rpartition(".")[2] for name in adapter})
+    return config.target_modules
 
 
 def read_adapter(folder: Path) -> tuple[Adapter, LoraConfig]:
     """Read the tensors and the configuration of a PEFT folder.
 
     Raises:
-        AdapterError: see `from_peft_config`.
+        AdapterError: see `from_peft_options`.
     """
-    import peft
     from safetensors.torch import load_file
 
     tensors = load_file(folder / "adapter_model.safetensors")
-    config = peft.LoraConfig.from_pretrained(str(folder))
-    return tensors, from_peft_config(cast("peft.LoraConfig", config))
+    options = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    return tensors, from_peft_options(options, tensors)
 
 
 def choose_folder_names(names: Sequence[str]) -> dict[str, str]:
@@ -509,5 +576,5 @@ def stack_adapters(
         stacked[a] = torch.cat(a_blocks)
         stacked[b] = torch.cat(b_blocks, dim=1)
     rank = lower[1].r + upper[1].r
-    targets = sorted({layer.rsplit(".", 1)[-1] for layer in layers})
+    targets = sorted({name for tensors, config in (lower, upper) for name in _named_targets(tensors, config)})
     return stacked, LoraConfig(r=rank, alpha=float(rank), dropout=upper[1].dropout, target_modules=targets)

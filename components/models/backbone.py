@@ -52,8 +52,12 @@ def generated_folder(name: str) -> Path:
     return backbone_root() / {EMBEDDED: "smollm2-135m-instruct", TINY: TINY}[name]
 
 
-def read_model_config(backbone: BackboneConfig) -> dict[str, Any]:
+def read_model_config(backbone: BackboneConfig, local_only: bool = False) -> dict[str, Any]:
     """The content of a backbone's config.json, without importing transformers.
+
+    Args:
+        backbone: the backbone.
+        local_only: whether a hub id is only looked up in the cache, without a request.
 
     Raises:
         BackboneError: it cannot be read; in one line.
@@ -65,7 +69,7 @@ def read_model_config(backbone: BackboneConfig) -> dict[str, Any]:
         elif Path(name).is_dir():
             text = (Path(name) / "config.json").read_text(encoding="utf-8")
         else:
-            text = _fetch_hub_config(name, backbone.revision or "main")
+            text = _fetch_hub_config(name, backbone.revision or "main", local_only)
         content: dict[str, Any] = json.loads(text)
     except (OSError, ValueError) as error:  # those of huggingface_hub are among them
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -75,7 +79,7 @@ def read_model_config(backbone: BackboneConfig) -> dict[str, Any]:
     return content
 
 
-def _fetch_hub_config(name: str, revision: str) -> str:
+def _fetch_hub_config(name: str, revision: str, local_only: bool) -> str:
     """The config.json of a hub id, from the cache or by one request without retries.
 
     Raises:
@@ -93,8 +97,8 @@ def _fetch_hub_config(name: str, revision: str) -> str:
     endpoint = os.environ.get("HF_ENDPOINT")
     url = hf_hub_url(name, "config.json", revision=revision, endpoint=endpoint)
     try:
-        if constants.HF_HUB_OFFLINE:
-            raise OSError("HF_HUB_OFFLINE is set")
+        if constants.HF_HUB_OFFLINE or local_only:
+            raise OSError("HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "no request was made")
         token = get_token()
         request = Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
         with urlopen(request, timeout=constants.HF_HUB_ETAG_TIMEOUT) as response:

@@ -32,6 +32,7 @@ from components.models.generation import (
     find_stop_ids,
     generate_completions,
 )
+from components.models.peft_folder import check_recorded_layers, read_options
 from components.models.tokens import encode_beginning, encode_continuation
 
 if TYPE_CHECKING:
@@ -189,7 +190,11 @@ class Policy:
     """
 
     def __init__(self, config: PolicyConfig, device: str, adapter: Path | None = None) -> None:
-        """Load the backbone, and a PEFT adapter folder unless it is None."""
+        """Load the backbone, and a PEFT adapter folder unless it is None.
+
+        Raises:
+            AdapterError: the adapter is one of another number of layers.
+        """
         from transformers import GenerationConfig
 
         generation_config: Any = GenerationConfig
@@ -203,6 +208,7 @@ class Policy:
         if adapter is not None:
             from peft import PeftModel
 
+            check_recorded_layers(read_options(adapter), backbone.config.num_hidden_layers)
             self.model = PeftModel.from_pretrained(backbone, adapter).eval()
 
     def attach_lora(self, lora: LoraConfig) -> PeftModel:
@@ -381,7 +387,7 @@ def save_client_adapters(adapters: Mapping[str, Adapter], config: PolicyConfig, 
     """Write a PEFT folder for each client, and the file that maps clients to folders."""
     folder_names = choose_folder_names(sorted(adapters))
     for name, folder_name in folder_names.items():
-        export_adapter(adapters[name], config.lora, config.backbone.name, folder / folder_name)
+        export_adapter(adapters[name], config.lora, config.backbone, folder / folder_name)
     write_atomically(folder / CLIENTS_FILE, json.dumps(folder_names, indent=1, ensure_ascii=False).encode())
     return folder
 

@@ -14,7 +14,7 @@ from components.alignment.dpo import DpoResult, DpoSettings, align_policy
 from components.alignment.dpo_model import AlignmentError, load_initial_model
 from components.alignment.kl import kl_to_reference
 from components.alignment.trl_trainer import build_trainer, completion_positions_only
-from components.models.adapters import AdapterSlot
+from components.models.adapters import AdapterError, AdapterSlot
 from components.models.backbone import load_backbone
 from components.models.policy import Policy
 from tests.support.dpo import load_reference, sequence_logprob, write_reference_adapter
@@ -368,5 +368,5 @@ def test_alignment_without_pairs_is_refused(debug, dpo, tmp_path):
 
 def test_a_missing_reference_adapter_is_refused_with_its_folder(debug, config_with, tmp_path):
     config = config_with("sft", tmp_path / "nowhere")
-    with pytest.raises(AlignmentError, match=r"reference_adapter .*nowhere is not a PEFT adapter folder"):
+    with pytest.raises(AdapterError, match=r"reference_adapter .*nowhere: this is not a PEFT adapter folder"):
         load_initial_model(Policy(debug.policy, "cpu"), config)

@@ -46,7 +46,7 @@ def alignment(recipe, tmp_path_factory):
     folder = tmp_path_factory.mktemp("alignment")
     slot = AdapterSlot(attach_lora(load_backbone(recipe.policy.backbone, "cpu"), recipe.policy.lora))
     adapters = {name: random_tensors(slot, seed, 0.3) for seed, name in enumerate(["ada", "bea"])}
-    export_adapter(adapters["ada"], recipe.policy.lora, recipe.policy.backbone.name, folder / "single")
+    export_adapter(adapters["ada"], recipe.policy.lora, recipe.policy.backbone, folder / "single")
     save_client_adapters(adapters, recipe.policy, folder / "clients")
     return folder
 

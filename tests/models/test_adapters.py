@@ -22,6 +22,7 @@ from components.models.adapters import (
 from components.models.backbone import load_backbone
 from tests.support.adapters import random_tensors
 
+TINY = BackboneConfig(name="tiny-random")
 LORA = LoraConfig(r=2, alpha=4, dropout=0.0)
 
 
@@ -248,7 +249,7 @@ def test_peft_opens_an_exported_adapter_and_it_answers_as_in_the_slot(tmp_path, 
     model, slot = build_model(lora=lora)
     adapter = random_tensors(slot, seed=0, scale=1.0)
     slot.load(adapter)
-    folder = export_adapter(adapter, lora, "tiny-random", tmp_path / "adapter")
+    folder = export_adapter(adapter, lora, TINY, tmp_path / "adapter")
     config = json.loads((folder / "adapter_config.json").read_text())
     assert sorted(path.name for path in folder.iterdir()) == [
         "adapter_config.json",
@@ -269,7 +270,7 @@ def test_peft_opens_an_exported_adapter_and_it_answers_as_in_the_slot(tmp_path, 
 def test_an_exported_adapter_is_read_back(tmp_path):
     _, slot = build_model()
     adapter = slot.initial_adapter(0)
-    tensors, lora = read_adapter(export_adapter(adapter, LORA, "tiny-random", tmp_path / "adapter"))
+    tensors, lora = read_adapter(export_adapter(adapter, LORA, TINY, tmp_path / "adapter"))
     assert (lora.r, lora.alpha, lora.dropout) == (2, 4, 0)
     assert all(torch.equal(tensors[name], adapter[name]) for name in slot.names)
 
@@ -284,7 +285,7 @@ def test_an_exported_adapter_is_read_back(tmp_path):
 )
 def test_an_adapter_with_an_option_that_recipes_do_not_have_is_refused(tmp_path, change, option):
     _, slot = build_model()
-    folder = export_adapter(slot.initial_adapter(0), LORA, "tiny-random", tmp_path / "adapter")
+    folder = export_adapter(slot.initial_adapter(0), LORA, TINY, tmp_path / "adapter")
     config = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps(config | change))
     with pytest.raises(AdapterError, match=f"the adapter's LoRA uses {option}.*, which is not supported"):

@@ -295,7 +295,7 @@ def test_the_adapter_of_a_quantized_policy_is_fp32_in_alignment(installed, debug
 def test_a_quantized_policy_answers_with_an_adapter_from_a_folder(resident, tmp_path):
     config = resident.policy.config
     adapter = random_tensors(resident.slot, seed=1, scale=0.2)
-    folder = export_adapter(adapter, config.lora, "tiny-random", tmp_path / "adapter")
+    folder = export_adapter(adapter, config.lora, BackboneConfig(name="tiny-random"), tmp_path / "adapter")
     policy = Policy(config, "cpu", folder)
     adapters = {p.dtype for name, p in policy.model.named_parameters() if ".lora_" in name}
     assert adapters == {torch.float32}

@@ -340,7 +340,7 @@ def slot(debug):
 
 def test_an_adapter_folder_changes_the_answers_and_can_be_disabled(debug, policy, slot, tmp_path):
     adapter = random_tensors(slot, seed=0, scale=1.0)
-    folder = export_adapter(adapter, debug.policy.lora, "tiny-random", tmp_path / "adapter")
+    folder = export_adapter(adapter, debug.policy.lora, debug.policy.backbone, tmp_path / "adapter")
     adapted = Policy(debug.policy, "cpu", folder)
     plain = policy.generate(PROMPTS, seed=0)
     assert adapted.generate(PROMPTS, seed=0) != plain
@@ -408,7 +408,7 @@ def test_a_client_without_a_policy_is_refused_with_the_names_of_the_others(polic
 def test_adapters_with_different_lora_configurations_are_refused(debug, slot, tmp_path):
     folder = save_client_adapters({"ada": slot.initial_adapter(0)}, debug.policy, tmp_path)
     wider = debug.policy.lora.model_copy(update={"r": 3})
-    export_adapter(slot.initial_adapter(0), wider, "tiny-random", folder / "bea")
+    export_adapter(slot.initial_adapter(0), wider, debug.policy.backbone, folder / "bea")
     (folder / "clients.json").write_text('{"ada": "ada", "bea": "bea"}')
     with pytest.raises(PolicyError, match="do not have the same LoRA configuration"):
         ClientPolicySet(debug.policy, "cpu", folder)

@@ -15,7 +15,7 @@ from tests.support.adapters import random_tensors
 def write_reference_adapter(policy: PolicyConfig, folder: Path) -> Path:
     """Write an adapter of an earlier training as a PEFT folder."""
     slot = AdapterSlot(attach_lora(load_backbone(policy.backbone, "cpu"), policy.lora))
-    return export_adapter(random_tensors(slot, seed=0, scale=0.3), policy.lora, "tiny-random", folder)
+    return export_adapter(random_tensors(slot, seed=0, scale=0.3), policy.lora, policy.backbone, folder)
 
 
 def load_reference(policy: PolicyConfig, reference: str, adapter: Path) -> Any:

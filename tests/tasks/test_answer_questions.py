@@ -241,7 +241,7 @@ def answers_by_client(recipe, adapters, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(questions_task, "get_run_logger", lambda: logging.getLogger("test"))
         for name, adapter in adapters.items():
-            export_adapter(adapter, recipe.policy.lora, "tiny-random", folder / name)
+            export_adapter(adapter, recipe.policy.lora, recipe.policy.backbone, folder / name)
             policy = EvaluatedPolicy(name, PolicyRecord(kind="single", folder=name), folder)
             answered[name] = answer_all(recipe, folder / "answers", policy)
     return answered

@@ -303,7 +303,7 @@ def registered(phase, debug, tmp_path):
     """A registered policy with a random adapter, and the adapter's PEFT folder."""
     slot = AdapterSlot(attach_lora(load_backbone(debug.policy.backbone, "cpu"), debug.policy.lora))
     adapter = random_tensors(slot, seed=0, scale=0.5)
-    folder = export_adapter(adapter, debug.policy.lora, "tiny-random", tmp_path / "final")
+    folder = export_adapter(adapter, debug.policy.lora, debug.policy.backbone, tmp_path / "final")
     return register_policy.fn(phase, debug, folder), folder
 
 

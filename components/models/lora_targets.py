@@ -1,0 +1,146 @@
+"""Which modules of a model may have LoRA: the linear layers below its head.
+
+LoRA on the embeddings or the head of a language model is refused. The head is applied to selected
+positions and tokens (components/models/head.py), where PEFT's layer would not be called, and tied
+embeddings cannot take an update of one of their two uses. A classifier that is trained as a reward
+is merged as a whole, so its embeddings may have LoRA; its output layer is trained without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from components.config import LoraConfig, PolicyConfig, Section, SelectorConfig, UserError
+from components.models.backbone import BackboneError, read_model_config
+from components.models.memory import FAMILIES
+
+if TYPE_CHECKING:
+    import torch
+
+EMBEDDINGS = ("embed_tokens", "embed_positions", "embed_in", "word_embeddings", "wte", "wpe")
+"""Names of embeddings in transformers' decoders."""
+HEADS = ("lm_head", "embed_out", "score", "classifier")
+"""Names of output layers in transformers' decoders and classifiers."""
+
+
+class TargetError(UserError, ValueError):
+    """A module that cannot have LoRA. The message names it."""
+
+
+def lora_sections(value: object, key: str = "") -> Iterator[tuple[str, Section, LoraConfig]]:
+    """The LoRA of each model of a recipe: its key, the section of the model, and itself."""
+    if isinstance(value, Mapping):
+        items: Iterable[tuple[str, object]] = value.items()
+    else:
+        items = iter(value) if isinstance(value, Section) else ()
+    for name, item in items:
+        inner = f"{key}.{name}" if key else name
+        if isinstance(item, LoraConfig) and isinstance(value, Section):
+            yield inner, value, item
+        else:
+            yield from lora_sections(item, inner)
+
+
+def check_target_names(recipe: Section) -> None:
+    """Refuse targets in a recipe that are embeddings or heads by their names.
+
+    Raises:
+        TargetError: names the key and the target.
+    """
+    for key, section, lora in lora_sections(recipe):
+        for target in _listed(lora):
+            name = target.rpartition(".")[2]
+            if name in HEADS or (name in EMBEDDINGS and _is_language_model(section)):
+                raise TargetError(_refusal(f"{key}.target_modules: {target}"))
+
+
+def check_target_families(recipe: Section) -> None:
+    """Refuse targets in a recipe that the backbone's family does not have.
+
+    It covers the families whose layers are known, and backbones whose config.json is on this
+    machine; `check_targets` covers all when the model is loaded.
+
+    Raises:
+        TargetError: names the key, the target, and the modules that the family has.
+    """
+    for key, section, lora in lora_sections(recipe):
+        backbone = getattr(section, "backbone", None)
+        if backbone is None or not _listed(lora):
+            continue
+        try:
+            family = read_model_config(backbone, local_only=True).get("model_type")
+        except BackboneError:
+            continue
+        if family in FAMILIES:
+            known = FAMILIES[family].linears
+            allowed = known if _is_language_model(section) else (*known, *EMBEDDINGS)
+            for target in _listed(lora):
+                if target.rpartition(".")[2] not in allowed:
+                    raise TargetError(
+                        f"{key}.target_modules: {target} is no linear layer of '{backbone.name}' ({family}):"
+                        f" use all-linear, or some of {', '.join(known)}."
+                    )
+
+
+def check_targets(model: torch.nn.Module, lora: LoraConfig, classifier: bool = False) -> None:
+    """Require that each target is a linear layer of a model, and not its head.
+
+    Args:
+        model: a model of transformers, before LoRA is attached.
+        lora: the adapter; PEFT itself chooses the layers of 'all-linear'.
+        classifier: whether embeddings are allowed, see the module's docstring.
+
+    Raises:
+        TargetError: names the target and, if it matches a module, the module's type.
+    """
+    import torch
+
+    untyped: Any = model
+    head = untyped.get_output_embeddings()
+    modules = dict(model.named_modules())
+    for target in _listed(lora):
+        matched = [name for name in modules if name == target or name.endswith(f".{target}")]
+        if not matched:
+            raise TargetError(
+                f"lora.target_modules: {target} matches no module of the {type(model).__name__}: use"
+                f" all-linear, or some of {', '.join(_linear_names(modules, head))}."
+            )
+        for name in matched:
+            module = modules[name]
+            is_embedding = isinstance(module, torch.nn.Embedding)
+            if module is head or name.rpartition(".")[2] in HEADS or (is_embedding and not classifier):
+                raise TargetError(_refusal(f"lora.target_modules: {target}"))
+            if not is_embedding and not _is_linear(module):
+                raise TargetError(
+                    f"lora.target_modules: {target} matches {name}, a {type(module).__name__}, and LoRA needs"
+                    f" a linear layer: use all-linear, or some of {', '.join(_linear_names(modules, head))}."
+                )
+
+
+def _listed(lora: LoraConfig) -> list[str]:
+    return [] if isinstance(lora.target_modules, str) else lora.target_modules
+
+
+def _is_language_model(section: Section) -> bool:
+    return isinstance(section, SelectorConfig | PolicyConfig)
+
+
+def _refusal(target: str) -> str:
+    return (
+        f"{target} is an embedding or an output layer, on which LoRA is not supported: use all-linear, or"
+        " names of linear layers such as q_proj."
+    )
+
+
+def _is_linear(module: torch.nn.Module) -> bool:
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    return isinstance(module, torch.nn.Linear | Conv1D)
+
+
+def _linear_names(modules: Mapping[str, torch.nn.Module], head: torch.nn.Module | None) -> list[str]:
+    """Last parts of the names of the linear layers that may have LoRA."""
+    linears = [name for name, module in modules.items() if _is_linear(module) and module is not head]
+    return sorted({name.rpartition(".")[2] for name in linears} - set(HEADS))
