@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
@@ -19,7 +19,7 @@ import numpy as np
 from components.config import BackboneConfig, LoraConfig, UserError
 from components.io import write_atomically
 from components.models.fused_lora import fuse_lora
-from components.models.lora_targets import check_targets
+from components.models.lora_targets import TargetError, check_targets
 from components.seeding import derive
 
 if TYPE_CHECKING:
@@ -330,7 +330,8 @@ def from_peft_options(options: Mapping[str, Any], names: Iterable[str]) -> LoraC
 
 def _is_used(value: object) -> bool:
     """Whether an option of PEFT differs from all values that mean 'not used'; 0 is a layer's number."""
-    return value is not None and value is not False and value not in ("none", "", [], {})
+    is_empty = isinstance(value, Sized) and not value
+    return not is_empty and value is not None and value is not False and value != "none"
 
 
 def _module_name(tensor_name: str) -> str:
@@ -352,7 +353,13 @@ def attach_lora(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
     check_targets(model, config)
     # PEFT draws initial values from the global generator; initial_adapter() replaces them.
     with torch.random.fork_rng(devices=[]):
-        wrapped = peft.get_peft_model(model, to_peft_config(config))
+        try:
+            wrapped = peft.get_peft_model(model, to_peft_config(config))
+        except ValueError as error:
+            reason = str(error).splitlines()[0]
+            raise TargetError(
+                f"PEFT attaches no LoRA to the {type(model).__name__} ({reason}): change lora.target_modules"
+            ) from None
     for parameter in wrapped.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
@@ -400,7 +407,7 @@ class AdapterSlot:
         }
         matrices = re.compile(rf"\.lora_[AB]\.{re.escape(name)}\.weight$")
         others = [parameter_name for parameter_name in owned if not matrices.search(parameter_name)]
-        others += getattr(model.peft_config[name], "target_parameters", None) or []
+        others += sorted(getattr(model.peft_config[name], "target_parameters", None) or [])
         if others:
             raise AdapterError(
                 f"PEFT trains {others[0]}, which is no matrix A or B of a linear layer and is not saved:"

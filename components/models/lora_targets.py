@@ -50,9 +50,8 @@ def check_target_names(recipe: Section) -> None:
     """
     for key, section, lora in lora_sections(recipe):
         for target in _listed(lora):
-            name = target.rpartition(".")[2]
-            if name in HEADS or (name in EMBEDDINGS and _is_language_model(section)):
-                raise TargetError(_refusal(f"{key}.target_modules: {target}"))
+            if is_head_or_embedding(target, classifier=not _is_language_model(section)):
+                raise TargetError(f"{key}.target_modules: {refusal(target)}")
 
 
 def check_target_families(recipe: Section) -> None:
@@ -109,8 +108,8 @@ def check_targets(model: torch.nn.Module, lora: LoraConfig, classifier: bool = F
         for name in matched:
             module = modules[name]
             is_embedding = isinstance(module, torch.nn.Embedding)
-            if module is head or name.rpartition(".")[2] in HEADS or (is_embedding and not classifier):
-                raise TargetError(_refusal(f"lora.target_modules: {target}"))
+            if module is head or is_head_or_embedding(name, classifier) or (is_embedding and not classifier):
+                raise TargetError(f"lora.target_modules: {refusal(target)}")
             if not is_embedding and not _is_linear(module):
                 raise TargetError(
                     f"lora.target_modules: {target} matches {name}, a {type(module).__name__}, and LoRA needs"
@@ -126,7 +125,14 @@ def _is_language_model(section: Section) -> bool:
     return isinstance(section, SelectorConfig | PolicyConfig)
 
 
-def _refusal(target: str) -> str:
+def is_head_or_embedding(target: str, classifier: bool = False) -> bool:
+    """Whether a module cannot have LoRA by its name; `classifier` as of `check_targets`."""
+    name = target.rpartition(".")[2]
+    return name in HEADS or (name in EMBEDDINGS and not classifier)
+
+
+def refusal(target: str) -> str:
+    """The sentence for a module that `is_head_or_embedding`."""
     return (
         f"{target} is an embedding or an output layer, on which LoRA is not supported: use all-linear, or"
         " names of linear layers such as q_proj."

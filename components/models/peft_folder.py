@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from components.config import BackboneConfig, LoraConfig
 from components.models.adapters import BASE_LAYERS, AdapterError, from_peft_options
 from components.models.backbone import BackboneError, read_model_config
+from components.models.lora_targets import check_targets, is_head_or_embedding, refusal
 from components.models.memory import ModelShape, ShapeError
 
 if TYPE_CHECKING:
@@ -105,6 +106,8 @@ def _check_tensors(shapes: Shapes, lora: LoraConfig) -> None:
     if not shapes:
         raise AdapterError("the adapter has no tensors: save it again")
     for name, shape in shapes.items():
+        if is_head_or_embedding(name.rpartition(".lora_")[0]):
+            raise AdapterError(refusal(name))
         other = (
             name.replace(".lora_A.", ".lora_B.")
             if ".lora_A." in name
@@ -168,13 +171,13 @@ def check_adapter_fits(folder: Path, shapes: Shapes, model: PreTrainedModel) -> 
         model: the backbone.
 
     Raises:
-        AdapterError: names the first module that does not fit, or both numbers of layers.
+        AdapterError: names the first module of another size, or both numbers of layers.
+        TargetError: names the first module that the model does not have, or that cannot have LoRA.
     """
     check_recorded_layers(read_options(folder), model.config.num_hidden_layers)
-    modules = dict(model.named_modules())
     for module, sizes in module_sizes(shapes).items():
-        weight = getattr(modules.get(module), "weight", None)
-        if weight is None or sorted(weight.shape) != sorted(sizes):
+        check_targets(model, LoraConfig(target_modules=[module]))
+        if sorted(model.get_parameter(f"{module}.weight").shape) != sorted(sizes):
             raise _misfit(module, sizes, model.config.model_type)
 
 

@@ -1,0 +1,230 @@
+"""PEFT folders of other tools as the reference of DPO: used, or refused before anything trains."""
+
+import json
+import shutil
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from components.alignment.dpo_model import load_initial_model, save_adapter
+from components.alignment.packed_trainer import train_packed
+from components.config import BackboneConfig, LoraConfig
+from components.models.adapters import AdapterError, export_adapter, read_adapter
+from components.models.backbone import load_backbone
+from components.models.peft_folder import check_adapter_folder, read_shapes
+from components.models.policy import Policy
+from components.recipes import load_recipe, validate_environment
+from tests.support.lora_models import build_family, write_family
+
+TINY = BackboneConfig(name="tiny-random")
+ATTENTION = ["q_proj", "v_proj"]
+
+
+def save_with_peft(folder: Path, model, **options) -> Path:
+    """An adapter as PEFT saves it, with random values."""
+    embeddings = options.pop("save_embedding_layers", "auto")
+    config = {"r": 2, "lora_alpha": 4, "task_type": "CAUSAL_LM", "target_modules": ATTENTION}
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(**config | options))
+    generator = torch.Generator().manual_seed(0)
+    for parameter in wrapped.parameters():
+        if parameter.requires_grad:
+            parameter.data.normal_(std=0.05, generator=generator)
+    wrapped.save_pretrained(str(folder), save_embedding_layers=embeddings)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """An adapter that recipes can use."""
+    return save_with_peft(tmp_path_factory.mktemp("plain") / "adapter", load_backbone(TINY, "cpu"))
+
+
+@pytest.fixture
+def folder(plain, tmp_path):
+    """A copy of it, which tests change."""
+    return Path(shutil.copytree(plain, tmp_path / "adapter"))
+
+
+def validate(folder: Path, *overrides: str) -> None:
+    """What `fed-rlhf check` does with a recipe that names a reference adapter."""
+    dpo = [f"alignment.dpo.reference_adapter={folder}", "alignment.dpo.reference=sft"]
+    validate_environment(load_recipe("debug", [*dpo, *overrides]))
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"use_rslora": True}, "uses use_rslora, which is not supported"),
+        ({"use_dora": True}, "uses use_dora, which"),
+        ({"target_modules": r".*\.(q_proj|v_proj)$"}, "uses target_modules "),
+        ({"modules_to_save": ["lm_head"]}, "uses modules_to_save, which"),
+        ({"bias": "all"}, "uses bias, which"),
+        ({"lora_bias": True}, "uses lora_bias, which"),
+        ({"rank_pattern": {"q_proj": 1}}, "uses rank_pattern, which"),
+        ({"alpha_pattern": {"q_proj": 1}}, "uses alpha_pattern, which"),
+        ({"init_lora_weights": "pissa"}, "uses init_lora_weights 'pissa', which"),
+        ({"trainable_token_indices": [1]}, "uses trainable_token_indices, which"),
+        ({"save_embedding_layers": True}, "lm_head.weight is no matrix A or B"),
+        (
+            {"target_modules": ["q_proj", "embed_tokens"], "save_embedding_layers": False},
+            "embed_tokens.lora_embedding_A is no matrix A or B",
+        ),
+        (
+            {"target_modules": ["q_proj", "lm_head"], "save_embedding_layers": False},
+            "lm_head.lora_A.weight is an embedding or an output layer",
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_an_adapter_with_what_recipes_do_not_have_is_refused_by_the_check(tmp_path, options, part):
+    folder = save_with_peft(tmp_path / "adapter", load_backbone(TINY, "cpu"), **options)
+    with pytest.raises(AdapterError) as refusal:
+        validate(folder)
+    assert str(refusal.value).startswith(f"alignment.dpo.reference_adapter {folder}: ")
+    assert part in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"target_modules": "all-linear"},
+        {"layers_to_transform": 0},
+        {"layers_to_transform": [1], "layers_pattern": "layers"},
+        {"exclude_modules": ["model.layers.0.self_attn.q_proj"]},
+        {"init_lora_weights": "gaussian"},
+    ],
+)
+@pytest.mark.parametrize("reference", ["sft", "round_start"])
+def test_an_adapter_of_another_selection_of_layers_is_trained_and_saved(debug, tmp_path, options, reference):
+    folder = save_with_peft(tmp_path / "adapter", load_backbone(TINY, "cpu"), **options)
+    validate(folder)
+    policy = Policy(debug.policy, "cpu")
+    dpo = debug.alignment.dpo.model_copy(
+        update={"reference": reference, "reference_adapter": str(folder), "epochs": 1, "lr": 0.01}
+    )
+    pairs = [{"prompt": "order", "chosen_ids": [9, 10, 2], "rejected_ids": [11, 12, 2]}]
+    model = train_packed(policy, pairs, dpo, tmp_path / "steps", 0, None).model
+    saved = save_adapter(model, debug.policy, dpo, tmp_path / "final")
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        own = model(input_ids=ids).logits
+        opened = Policy(debug.policy, "cpu", saved).model(input_ids=ids).logits
+    assert torch.allclose(own, opened, atol=1e-5)
+    tensors, lora = read_adapter(saved)
+    targets = lora.target_modules
+    wrapped = peft.get_peft_model(
+        load_backbone(TINY, "cpu"), peft.LoraConfig(r=lora.r, target_modules=targets)
+    )
+    names = {name.replace(".default", "") for name, p in wrapped.named_parameters() if p.requires_grad}
+    assert names == set(tensors)
+
+
+def test_a_missing_folder_is_refused_by_the_check(tmp_path):
+    with pytest.raises(AdapterError, match="nowhere: this is not a PEFT adapter folder"):
+        validate(tmp_path / "nowhere")
+
+
+def test_a_folder_without_safetensors_is_refused_by_the_check(folder):
+    (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
+    with pytest.raises(AdapterError, match="adapter_model.safetensors is missing there"):
+        validate(folder)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x05", b"\xff" * 16, b"\x02\0\0\0\0\0\0\0[]", b"\x02\0\0\0\0\0\0\0x{"]
+)
+def test_a_damaged_file_of_tensors_is_refused_by_the_check(folder, content):
+    (folder / "adapter_model.safetensors").write_bytes(content)
+    with pytest.raises(AdapterError, match="adapter_model.safetensors is damaged"):
+        validate(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        ("{", "adapter_config.json cannot be read"),
+        ("[]", "adapter_config.json has peft_type None"),
+        ('{"peft_type": "IA3"}', "adapter_config.json has peft_type 'IA3'"),
+    ],
+)
+def test_a_configuration_of_something_else_is_refused_by_the_check(folder, content, part):
+    (folder / "adapter_config.json").write_text(content)
+    with pytest.raises(AdapterError, match=part):
+        validate(folder)
+
+
+def change_tensors(folder: Path, change) -> None:
+    path = folder / "adapter_model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+
+
+def test_a_factor_without_its_other_one_is_refused_by_the_check(folder):
+    change_tensors(folder, lambda tensors: tensors.pop(min(tensors).replace("lora_A", "lora_B")))
+    with pytest.raises(AdapterError, match="layers.0.self_attn.q_proj.lora_B.weight is missing"):
+        validate(folder)
+
+
+def test_a_rank_that_is_not_the_configured_one_is_refused_by_the_check(folder):
+    options = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(options | {"r": 4}))
+    with pytest.raises(AdapterError, match="which is not of rank r = 4"):
+        validate(folder)
+
+
+def test_the_shapes_are_read_from_the_header_alone(plain):
+    path = plain / "adapter_model.safetensors"
+    assert read_shapes(path) == {name: tuple(tensor.shape) for name, tensor in load_file(path).items()}
+
+
+# --- the backbone
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_an_adapter_of_another_backbone_is_refused(debug, tmp_path, monkeypatch, local):
+    """By the check where the config.json is at hand, else before the model trains."""
+    folder = save_with_peft(tmp_path / "adapter", build_family("llama", tied=True))
+    part = "q_proj with 16 inputs and 16 outputs, and the backbone .* has no such layer"
+    if local:
+        with pytest.raises(AdapterError, match=part):
+            validate(folder)
+        return
+    monkeypatch.setattr("components.models.memory.FAMILIES", {})  # as of a family that is not known
+    dpo = debug.alignment.dpo.model_copy(update={"reference": "sft", "reference_adapter": str(folder)})
+    with pytest.raises(AdapterError, match=part):
+        load_initial_model(Policy(debug.policy, "cpu"), dpo)
+
+
+def test_an_adapter_of_more_layers_than_the_recipe_uses_is_refused_by_the_check(plain):
+    with pytest.raises(AdapterError, match="layers.1.self_attn.q_proj with 32 inputs"):
+        validate(plain, "policy.backbone.layers=1")
+
+
+def test_an_adapter_with_another_record_of_layers_is_refused_by_the_check(tmp_path):
+    slot_tensors = {
+        "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": torch.zeros(2, 32),
+        "base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight": torch.zeros(32, 2),
+    }
+    lora = LoraConfig(r=2, alpha=4, target_modules=["q_proj"])
+    backbone = TINY.model_copy(update={"layers": 1})
+    folder = export_adapter(slot_tensors, lora, backbone, tmp_path / "adapter")
+    validate(folder, "policy.backbone.layers=1")
+    with pytest.raises(AdapterError, match="trained on the first 1 layers of its backbone, and 2 are used"):
+        validate(folder)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma", "qwen2"])
+def test_an_adapter_of_a_familys_own_backbone_fits(tmp_path, family):
+    backbone = write_family(family, True, tmp_path / "backbone")
+    folder = save_with_peft(tmp_path / "adapter", load_backbone(backbone, "cpu"), target_modules="all-linear")
+    assert check_adapter_folder(folder, "key", backbone)
+
+
+def test_a_method_without_alignment_on_the_server_needs_no_reference_adapter(tmp_path):
+    validate(tmp_path / "nowhere", "federation.method=drift", "federation.options={}")
