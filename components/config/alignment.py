@@ -28,7 +28,8 @@ class DpoConfig(Section):
         ),
     )
     reference_adapter: str | None = Field(
-        None, description="Folder of a PEFT adapter, for the references sft and round_start."
+        None,
+        description="Folder of a LoRA adapter that PEFT has saved, for the references sft and round_start.",
     )
     beta: float = Field(
         0.1, gt=0, description="Inverse temperature of the implicit reward; Rafailov et al. 2023: 0.1."

@@ -47,7 +47,8 @@ class LoraConfig(Section):
     alpha: float = Field(16.0, gt=0, description="Scale; the update is alpha / r * B A.")
     dropout: float = Field(0.05, ge=0, lt=1, description="Dropout on the input of the adapter.")
     target_modules: Literal["all-linear"] | Annotated[list[str], Field(min_length=1)] = Field(
-        "all-linear", description="Names of the modules that get an adapter, as in PEFT."
+        "all-linear",
+        description="Names of the linear layers that get an adapter, as in PEFT; not embeddings or the head.",
     )
 
 

@@ -173,7 +173,8 @@ class ModelShape:
         """The linear modules of a layer that get an adapter."""
         if isinstance(lora.target_modules, str):
             return self.linears
-        return [linear for linear in self.linears if linear[0] in lora.target_modules]
+        names = {target.rpartition(".")[2] for target in lora.target_modules}
+        return [linear for linear in self.linears if linear[0] in names]
 
     def lora_values(self, lora: LoraConfig) -> int:
         """Values of an adapter."""
