@@ -12,11 +12,10 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from components.config import QuestionsConfig, Recipe, RecipeError, check_section, unknown_name
-from components.config.loading import apply_overrides, read_yaml
+from components.config.loading import apply_overrides, dump_yaml, read_yaml
 from components.data.records import DataError
+from components.inputs import check_inputs
 
 RECIPES = Path(__file__).resolve().parent.parent / "flows" / "recipes"
 
@@ -236,7 +235,7 @@ def validate_environment(recipe: Recipe) -> None:
     finished runs.
 
     Raises:
-        DataError: in one sentence.
+        RecipeError, DataError: in one sentence.
         TargetError: a backbone has no layer that is to have LoRA.
         AdapterError: the reference adapter of DPO cannot be used.
     """
@@ -245,6 +244,7 @@ def validate_environment(recipe: Recipe) -> None:
         from components.evaluation.alpaca import check_alpaca_eval
 
         check_alpaca_eval(recipe.evaluation.alpaca_eval)
+    check_inputs(recipe)
 
 
 def _check_adapters(recipe: Recipe) -> None:
@@ -273,4 +273,4 @@ def required_backbones(recipe: Recipe) -> list[str]:
 
 def dump_recipe(recipe: Recipe) -> str:
     """The whole recipe as YAML, with defaults."""
-    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return dump_yaml(recipe.model_dump(mode="json"))

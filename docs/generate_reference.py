@@ -19,7 +19,14 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 import components.config
-from components.config import DpoObjective, OfflinePpoObjective, PairPpoObjective, Recipe, Registry
+from components.config import (
+    DpoObjective,
+    OfflinePpoObjective,
+    PairPpoObjective,
+    Recipe,
+    RecipeFile,
+    Registry,
+)
 from components.paths import PACKAGE
 
 FOLDER = PACKAGE / "docs" / "reference"
@@ -271,6 +278,8 @@ def annotation_text(annotation: Any) -> str:
         if is_registered(annotation) and kind is not None:
             return "name or section"
         return f"`{kind.default}`" if kind is not None and isinstance(kind.default, str) else "section"
+    if isinstance(annotation, type) and issubclass(annotation, RecipeFile):
+        return "text"
     names = {str: "text", bool: "true or false", int: "integer", float: "number", NoneType: "null"}
     return names.get(annotation, getattr(annotation, "__name__", str(annotation)))
 
@@ -289,6 +298,8 @@ def default_text(default: Any) -> str:
         values = default.model_dump(mode="json", exclude_defaults=True)
         kind = getattr(default, "kind", None)
         return str(kind) if isinstance(kind, str) else json.dumps(values)
+    if isinstance(default, RecipeFile):
+        return json.dumps(default.name)
     return json.dumps(default, default=lambda value: value.model_dump(mode="json"), ensure_ascii=False)
 
 

@@ -13,6 +13,7 @@ from prefect import flow, get_run_logger, runtime
 from components.benchmarks import load_benchmark, read_benchmark
 from components.config.benchmark import Benchmark
 from components.environment import configure_libraries
+from components.inputs import verify_models
 from flows.fed_rlhf import run_pipeline
 from tasks.benchmark import judge_contest, share_generations
 from tasks.benchmark_folder import arm_run, find_benchmark, open_benchmark
@@ -42,10 +43,18 @@ def benchmark(
     configure_libraries()
     if resume is not None:
         folder = find_benchmark(resume)
+        verify_arms(folder)
     else:
         folder = open_benchmark(benchmark, load_benchmark(benchmark, overrides or []))
     with lock(Run(folder.name, folder)):
         return compare_arms(folder)
+
+
+def verify_arms(folder: Path) -> None:
+    """Refuse to resume with local models that have changed; the arms of a benchmark may share them."""
+    plan = read_benchmark(str(folder / "benchmark.yaml"))
+    for arm in plan.arms:
+        verify_models(arm_run(folder, arm, plan.seeds[0]).recipe())
 
 
 def compare_arms(folder: Path) -> str:

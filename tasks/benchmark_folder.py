@@ -29,10 +29,11 @@ def open_benchmark(name: str, benchmark: Benchmark) -> Path:
     """A new folder with the benchmark and the recipe of each run; a resumed benchmark reads them."""
     moment = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     folder = runs_root() / f"benchmark-{Path(name).stem}-{moment}"
+    inputs: dict[Path, Path] = {}
     for arm in benchmark.arms:
         for seed in benchmark.seeds:
             recipe = choose_workers(arm_recipe(benchmark, arm, seed))
-            create_run(recipe, arm_run(folder, arm, seed).folder)
+            create_run(recipe, arm_run(folder, arm, seed).folder, inputs)
     content = yaml.safe_dump(benchmark.model_dump(mode="json"), sort_keys=False)
     write_atomically(folder / "benchmark.yaml", content.encode())
     return folder

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from prefect import get_run_logger
 
-from components.config import PolicyConfig, Recipe, ThoughtsConfig
+from components.config import InputFile, PolicyConfig, Recipe, ThoughtsConfig
 from components.data.records import DataError, read_rows
 from components.data.report import PreparationReport
 from components.io import file_hash, write_atomically, write_json
@@ -262,7 +262,7 @@ def prepare_data(recipe: Recipe, folder: Path, trees: Path) -> PreparationReport
     data = recipe.data
     if recipe.thoughts is not None:
         key = "path" if data.source == "thoughts" else "trees"
-        data = data.model_copy(update={key: str(trees)})
+        data = data.model_copy(update={key: InputFile(str(trees))})
     report = prepare(data, recipe.seed, folder, recipe.runtime.data_docs)
     judge_section(recipe.evaluation.judge).check_data(folder)
     if recipe.evaluation.alpaca_eval:

@@ -1,7 +1,8 @@
 """The run folder, which holds the inputs and results of all phases of a run.
 
     runs/<run>/
-        recipe.yaml      the whole recipe, with defaults
+        recipe.yaml      the whole recipe, with defaults and the texts of its templates
+        inputs/          copies of the other files that it names (components/inputs.py)
         run.json         ids of the MLflow run and of the Prefect run, commits of the code
         .lock            locked by the process that works on the run
         <phase>.done     empty; the phase is complete and logged (report.done: the whole run is)
@@ -32,9 +33,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from components.config import Recipe, RecipeError
+from components.config.loading import dump_yaml
+from components.inputs import open_inputs, store_inputs
 from components.io import read_json, write_atomically, write_json
 from components.paths import PACKAGE, runs_root
 from components.recipes import dump_recipe, load_recipe, required_backbones
@@ -85,9 +86,14 @@ class Run:
         """Folder of the report."""
         return self.folder / "report"
 
+    @property
+    def inputs(self) -> Path:
+        """Folder of the copies of the files that the recipe names."""
+        return self.folder / "inputs"
+
     def recipe(self) -> Recipe:
-        """The recipe that the run was started with."""
-        return load_recipe(str(self.folder / "recipe.yaml"))
+        """The recipe that the run was started with; its files are read as they were then."""
+        return open_inputs(load_recipe(str(self.folder / "recipe.yaml")), self.inputs)
 
     def federation_result(self) -> FederationResult:
         """Result of the phase federate."""
@@ -156,10 +162,18 @@ def open_run(recipe: Recipe) -> Run:
     return create_run(recipe, runs_root() / run_id)
 
 
-def create_run(recipe: Recipe, folder: Path) -> Run:
-    """A run in this folder, with its recipe in it; an earlier recipe is replaced."""
-    write_atomically(folder / "recipe.yaml", dump_recipe(recipe).encode())
-    return Run(folder.name, folder)
+def create_run(recipe: Recipe, folder: Path, known: dict[Path, Path] | None = None) -> Run:
+    """A run in this folder, with its recipe and the files that it names; an earlier recipe is replaced.
+
+    Args:
+        recipe: as its author wrote it.
+        folder: of the run.
+        known: see store_inputs.
+    """
+    run = Run(folder.name, folder)
+    stored = store_inputs(recipe, run.inputs, known)
+    write_atomically(folder / "recipe.yaml", dump_recipe(stored).encode())
+    return run
 
 
 def write_stage_inputs(recipe: Recipe, folder: Path) -> None:
@@ -168,7 +182,8 @@ def write_stage_inputs(recipe: Recipe, folder: Path) -> None:
     federate-inputs.yaml holds the seed and the sections that the method names, grow-inputs.yaml
     those of the trees.
     """
-    create_run(recipe, folder)
+    recipe = create_run(recipe, folder).recipe()
+    (folder / "inputs").mkdir(exist_ok=True)  # DVC expects the output
     values = recipe.model_dump(mode="json")
     rounds = {name: values[name] for name in ("seed", *recipe.federation.options.recipe_sections(recipe))}
     trees = {name: values[name] for name in ("seed", "policy", "thoughts")}
@@ -180,8 +195,7 @@ def write_stage_inputs(recipe: Recipe, folder: Path) -> None:
         "grow-inputs": trees,
     }
     for name, content in inputs.items():
-        text = yaml.safe_dump(content, sort_keys=False)
-        write_atomically(folder / f"{name}.yaml", text.encode())
+        write_atomically(folder / f"{name}.yaml", dump_yaml(content).encode())
 
 
 def list_runs() -> list[Run]:

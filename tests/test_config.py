@@ -73,7 +73,7 @@ def test_the_shp_recipe_has_the_data_and_models_of_tables_2_and_4_of_fedbiscuit(
     assert recipe.selector.backbone.name == "google/gemma-2b"
     for lora in (recipe.selector.lora, recipe.policy.lora):
         assert (lora.r, lora.alpha, lora.dropout) == (8, 16, 0.05)
-    assert (recipe.selector.template, recipe.policy.template) == ("qa/selector", "alpaca/policy")
+    assert (recipe.selector.template.name, recipe.policy.template.name) == ("qa/selector", "alpaca/policy")
     assert (recipe.policy.backbone.name, recipe.policy.chat) == ("mlabonne/Gemmalpaca-2B", "none")
     assert recipe.policy.max_new_tokens == 300
 

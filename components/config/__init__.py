@@ -30,6 +30,7 @@ from components.config.federation import (
     MethodOptions,
     PostProcessorConfig,
 )
+from components.config.files import InputFile, NamedModel, NameOrFolder, RecipeFile, TemplateFile
 from components.config.models import BackboneConfig, LoraConfig, PolicyConfig, SelectorConfig
 from components.config.modules import BottleneckConfig, PersonalModules, RewardHeadConfig
 from components.config.objectives import (
@@ -85,11 +86,14 @@ __all__ = [
     "FederationConfig",
     "GaeEstimator",
     "GrpoEstimator",
+    "InputFile",
     "JudgeConfig",
     "LocalObjective",
     "LoraConfig",
     "MethodOptions",
     "MultiObjective",
+    "NameOrFolder",
+    "NamedModel",
     "OfflinePpoObjective",
     "OptimizerConfig",
     "PairPpoObjective",
@@ -105,6 +109,7 @@ __all__ = [
     "RateDecay",
     "Recipe",
     "RecipeError",
+    "RecipeFile",
     "Registry",
     "RewardConfig",
     "RewardHeadConfig",
@@ -116,6 +121,7 @@ __all__ = [
     "SequenceAdvantage",
     "SftObjective",
     "SourceOptions",
+    "TemplateFile",
     "ThoughtsConfig",
     "TrackingConfig",
     "UserError",

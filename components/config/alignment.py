@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from components.config.files import InputFile
 from components.config.section import Section
 
 
@@ -27,7 +28,7 @@ class DpoConfig(Section):
             " backbone; round_start: reference_adapter, from which training starts."
         ),
     )
-    reference_adapter: str | None = Field(
+    reference_adapter: InputFile | None = Field(
         None,
         description="Folder of a LoRA adapter that PEFT has saved, for the references sft and round_start.",
     )

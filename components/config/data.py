@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
 from components.config.errors import unknown_name
+from components.config.files import InputFile
 from components.config.registry import Registry
 from components.config.section import Section, validate_nested
 
@@ -107,7 +108,7 @@ class PromptsConfig(Section):
         min_length=1,
         description="Registered prompt source (components/data/sources): alpaca_eval, safe-rlhf.",
     )
-    path: str | None = Field(None, description="Local file read in place of the hub.")
+    path: InputFile | None = Field(None, description="Local file read in place of the hub.")
     revision: str | None = Field(None, description="Hub revision (commit or tag) of the data set.")
     options: SerializeAsAny[PromptSourceOptions] = Field(
         default_factory=PromptSourceOptions,
@@ -133,11 +134,11 @@ class DataConfig(Section):
     source: Annotated[str, registered_name(SOURCES)] = Field(
         "aclsum", description="Registered source of pairs (components/data/sources)."
     )
-    path: str | None = Field(
+    path: InputFile | None = Field(
         None, description="Local file or folder read in place of the hub, for any source that loads files."
     )
     revision: str | None = Field(None, description="Hub revision (commit or tag) of the data set.")
-    trees: str | None = Field(
+    trees: InputFile | None = Field(
         None,
         description=(
             "File or folder of trees of thoughts. Their pairs are assigned to the clients round-robin,"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, SerializeAsAny
 
+from components.config.files import InputFile, NameOrFolder, TemplateFile
 from components.config.models import BackboneConfig
 from components.config.registry import Registry, registered_section
 from components.config.section import Section
@@ -55,22 +56,21 @@ JUDGES: Registry[type[JudgeConfig]] = Registry(
 class AlpacaEvalConfig(Section):
     """AlpacaEval 2.0 (Li et al. 2023; Dubois et al. 2024) by the package alpaca_eval."""
 
-    annotators_config: str = Field(
-        "weighted_alpaca_eval_gpt4_turbo_new",
-        min_length=1,
+    annotators_config: NameOrFolder = Field(
+        NameOrFolder("weighted_alpaca_eval_gpt4_turbo_new"),
         description=(
             "Name of an annotator of the package, or a local folder with configs.yaml. API keys are read"
             " from the environment (OPENAI_API_KEY for the default annotator)."
         ),
     )
-    reference_outputs: str | None = Field(
+    reference_outputs: InputFile | None = Field(
         None,
         description=(
             "JSON file of the baseline's outputs in AlpacaEval's schema; for its own instructions those of"
             " gpt4_1106_preview. null: the answers of the base policy are the baseline."
         ),
     )
-    calibration: str | None = Field(
+    calibration: InputFile | None = Field(
         None,
         description=(
             "df_gamed.csv of the hub's data set tatsu-lab/alpaca_eval, needed for the package's"
@@ -89,8 +89,8 @@ class QuestionAnswersConfig(Section):
             " those trees."
         ),
     )
-    template: str = Field(
-        "thoughts/answer",
+    template: TemplateFile = Field(
+        TemplateFile("thoughts/answer"),
         description="Name of a template under components/data/prompt_templates, or the path of a file.",
     )
     max_question_tokens: int | None = Field(

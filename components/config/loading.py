@@ -40,6 +40,23 @@ _SafeLoader.add_implicit_resolver(
 )
 
 
+class _SafeDumper(yaml.SafeDumper):
+    """Safe YAML in which text of several lines, such as a template, is written as such."""
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_SafeDumper.add_representer(str, _represent_text)
+
+
+def dump_yaml(content: Any) -> str:
+    """YAML of plain values, in their order."""
+    return yaml.dump(content, Dumper=_SafeDumper, sort_keys=False, allow_unicode=True)
+
+
 def read_yaml(path: Path, content: str) -> dict[str, Any]:
     """The mapping in a YAML file, with every alias as a value of its own.
 

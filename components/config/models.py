@@ -6,10 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from components.config.files import NamedModel, TemplateFile
 from components.config.section import Section
 
 
-class BackboneConfig(Section):
+class BackboneConfig(NamedModel):
     """A frozen causal language model."""
 
     name: str = Field(
@@ -57,8 +58,8 @@ class SelectorConfig(Section):
 
     backbone: BackboneConfig = Field(default_factory=BackboneConfig, description="The frozen model.")
     lora: LoraConfig = Field(default_factory=LoraConfig, description="The trained adapter.")
-    template: str = Field(
-        "summarization/selector",
+    template: TemplateFile = Field(
+        TemplateFile("summarization/selector"),
         description="Name of a template under components/data/prompt_templates, or the path of a file.",
     )
     max_length: int = Field(1024, ge=16, description="Maximum input length (tokens).")
@@ -88,8 +89,8 @@ class PolicyConfig(Section):
 
     backbone: BackboneConfig = Field(default_factory=BackboneConfig, description="The frozen model.")
     lora: LoraConfig = Field(default_factory=LoraConfig, description="The trained adapter.")
-    template: str = Field(
-        "summarization/policy",
+    template: TemplateFile = Field(
+        TemplateFile("summarization/policy"),
         description="Name of a template under components/data/prompt_templates, or the path of a file.",
     )
     chat: ChatMode = Field(

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
+from components.config.files import InputFile, NamedModel
 from components.config.section import Section
 
 
@@ -87,10 +88,11 @@ def _is_endpoint_root(address: str) -> bool:
     return not (url.username or url.password or url.query or url.fragment)
 
 
-class EvaluatorOptions(EndpointOptions):
+class EvaluatorOptions(EndpointOptions, NamedModel):
     """The model that scores thoughts: in this process, or an OpenAI-compatible endpoint."""
 
     where: ClassVar[str] = "thoughts.evaluator"
+    model_key: ClassVar[str] = "model"
 
     model: str = Field(
         "embedded",
@@ -146,7 +148,7 @@ class QuestionsConfig(Section):
             " medqa, piqa, pubmedqa; chitchat (embedded)."
         ),
     )
-    path: str | None = Field(None, description="Local file or folder read in place of the hub.")
+    path: InputFile | None = Field(None, description="Local file or folder read in place of the hub.")
     revision: str | None = Field(None, description="Hub revision (commit or tag).")
     split: str | None = Field(
         None,

@@ -22,11 +22,11 @@ the second has the figure's instruction for summaries. 'dialogue/policy' is a di
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from components.config import unknown_name
+from components.config import TemplateFile, unknown_name
 from components.data.records import DataError
 
 FOLDER = Path(__file__).resolve().parent / "prompt_templates"
@@ -99,24 +99,49 @@ def names(kind: Kind) -> list[str]:
     return sorted(path.relative_to(FOLDER).with_suffix("").as_posix() for path in paths)
 
 
-def load(name_or_path: str, kind: Kind) -> Template:
-    """Read a template by name or path.
+def load(template: TemplateFile | str, kind: Kind) -> Template:
+    """Parse a template that has its text, or read one by its name or path.
 
     Raises:
         DataError: there is no such file, or a placeholder is missing, unknown, repeated or in the
             wrong place; the file and the placeholder are named.
     """
-    candidates = (FOLDER / f"{name_or_path}.txt", Path(name_or_path))
-    path = next((candidate for candidate in candidates if candidate.is_file()), None)
+    file = TemplateFile(template) if isinstance(template, str) else template
+    if file.text is not None:
+        return parse(file.text, file.name, kind, file.name)
+    path = find(file.name)
     if path is None:
         raise DataError(
-            f"{unknown_name(f'{kind} template', name_or_path, names(kind))} A path to a text file works too."
+            f"{unknown_name(f'{kind} template', file.name, names(kind))} A path to a text file works too."
         )
+    return parse(_read(path), file.name, kind, str(path))
+
+
+def with_text(file: TemplateFile) -> TemplateFile:
+    """A template with its text, which is read unless it is there.
+
+    Raises:
+        DataError: there is no such file, or it is not text.
+    """
+    if file.text is not None:
+        return file
+    path = find(file.name)
+    if path is None:
+        raise DataError(f"there is no template '{file.name}', and no such file: correct the name or the path")
+    return replace(file, text=_read(path))
+
+
+def find(name_or_path: str) -> Path | None:
+    """The file of a template of the project, or of a path; None if there is neither."""
+    candidates = (FOLDER / f"{name_or_path}.txt", Path(name_or_path))
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
+
+
+def _read(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8").rstrip()
+        return path.read_text(encoding="utf-8").rstrip()
     except UnicodeDecodeError:
         raise DataError(f"{path}: a template is UTF-8 text, but this file is not") from None
-    return parse(text, name_or_path, kind, str(path))
 
 
 def parse(text: str, name: str, kind: Kind, where: str) -> Template:

@@ -273,7 +273,7 @@ def test_a_file_with_the_originals_placeholders_is_accepted_as_the_instruction(t
         " end with: the final decision is Response 1 / Response 2 / Tie\n"
     )
     recipe = load_recipe("debug", [f"evaluation.judge={{kind: autoj, prompt_file: {path}}}"])
-    assert recipe.evaluation.judge.prompt_file == str(path)
+    assert recipe.evaluation.judge.prompt_file.name == str(path)
 
 
 def test_an_instruction_with_placeholders_in_another_order_is_refused(tmp_path):

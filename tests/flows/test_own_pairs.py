@@ -25,11 +25,25 @@ def own_pair(n):
 
 @pytest.fixture(scope="module")
 def complete(new_workplace, tmp_path_factory):
-    path = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
-    path.write_text("\n".join(json.dumps(own_pair(n)) for n in range(80)), encoding="utf-8")
-    return new_workplace("own-pairs").run(
+    """A run on the files of a working folder, which are deleted afterwards."""
+    folder = tmp_path_factory.mktemp("pairs")
+    pairs = folder / "pairs.jsonl"
+    pairs.write_text("\n".join(json.dumps(own_pair(n)) for n in range(80)), encoding="utf-8")
+    template = folder / "policy.txt"
+    template.write_text("A customer wrote:\n{prompt}\n\nOur answer:\n", encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        run = run_own_files(new_workplace("own-pairs"))
+    pairs.unlink()
+    template.unlink()
+    return run
+
+
+def run_own_files(place):
+    return place.run(
         "data.source=jsonl",
-        f"data.path={path}",
+        "data.path=pairs.jsonl",
+        "policy.template=policy.txt",
         "data.options={}",
         "data.partition=iid",
         "data.clients=4",
@@ -63,6 +77,16 @@ def test_each_client_adapts_the_servers_adapter_when_it_answers(complete):
     answering = {row["aligned"]["client_id"] for row in complete.answers}
     assert answering <= set(complete.federation.outcome.job_keys)
     assert len(answering) > 1
+
+
+def test_the_registered_policy_has_the_words_of_its_template_in_every_folder(complete, tmp_path, monkeypatch):
+    import mlflow
+
+    (tmp_path / "policy.txt").write_text("Translate to French: {prompt}\nFR:\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", complete.tracking)
+    model = mlflow.pyfunc.load_model(complete.alignment.model_uri).unwrap_python_model()
+    assert model.policy.template.render(prompt="P") == "A customer wrote:\nP\n\nOur answer:"
 
 
 def test_clients_without_private_modules_store_nothing(complete):

@@ -1,5 +1,6 @@
 """DVC repeats only the stages that a change concerns; the recipe `debug`, up to the rounds."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -42,6 +43,11 @@ class Checkout:
     def set_overrides(self, overrides):
         (self.folder / "params.yaml").write_text(f'recipe: debug\noverrides: "{overrides}"\n')
 
+    def write_pairs(self, pairs):
+        """Write the user's own pairs into the root of the checkout."""
+        lines = "".join(json.dumps(pair) + "\n" for pair in pairs)
+        (self.folder / "pairs.jsonl").write_text(lines, encoding="utf-8")
+
     def run_stages(self):
         """Run all stages up to the rounds in this process."""
         from flows.stages import run_stage
@@ -75,16 +81,17 @@ class Checkout:
         return self.dvc("repro", *options, "federate")
 
 
-@pytest.fixture
-def checkout(new_workplace, tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def checkout(new_workplace, tmp_path_factory):
     """A copy of the checkout in which all stages were run, in this process, and committed to DVC."""
-    checkout = Checkout(tmp_path / "checkout", new_workplace("dvc"))
+    checkout = Checkout(tmp_path_factory.mktemp("dvc") / "checkout", new_workplace("dvc"))
     stages = yaml.safe_load((checkout.folder / "dvc.yaml").read_text())["stages"]
     assert list(stages)[: len(STAGES)] == STAGES
     backbones = checkout.folder / "data" / "backbone"
     shutil.copytree(fetch_backbone("tiny-random"), backbones / "tiny-random")
-    monkeypatch.setenv("FED_RLHF_BACKBONES", str(backbones))
-    checkout.run_stages()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FED_RLHF_BACKBONES", str(backbones))
+        checkout.run_stages()
     assert checkout.repeated("", "--dry") == STAGES, "DVC knows of no stage yet"
     checkout.dvc("commit", "--force", *STAGES)
     return checkout
@@ -93,8 +100,24 @@ def checkout(new_workplace, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_dvc_repeats_only_the_stages_that_a_change_concerns(checkout):
     first = checkout.result.read_text()
-    assert checkout.repeated("") == []
+    assert checkout.repeated("") == ["check_recipe"], "it reads files that DVC does not know"
     assert checkout.repeated("evaluation.judge.steps=5") == ["check_recipe"]
     assert checkout.result.read_text() == first
     assert checkout.repeated("federation.rounds=4") == ["check_recipe", "federate"]
     assert '"rounds": 4' in checkout.result.read_text()
+
+
+@pytest.mark.slow
+def test_dvc_repeats_the_stages_of_a_data_file_whose_labels_change(checkout):
+    own_data = "data.source=jsonl data.path=pairs.jsonl data.options={} data.partition=iid data.clients=4"
+    pairs = [
+        {"prompt": f"Question {n}?", "chosen": f"Yes, {n}.", "rejected": f"No, and not {n}."}
+        for n in range(80)
+    ]
+    checkout.write_pairs(pairs)
+    assert checkout.repeated(own_data) == ["check_recipe", "prepare", "federate"]
+    first = checkout.result.read_text()
+    assert checkout.repeated(own_data) == ["check_recipe"]
+    checkout.write_pairs([pair | {"chosen": pair["rejected"], "rejected": pair["chosen"]} for pair in pairs])
+    assert checkout.repeated(own_data) == ["check_recipe", "prepare", "federate"]
+    assert checkout.result.read_text() != first

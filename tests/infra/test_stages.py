@@ -5,6 +5,7 @@ import yaml
 
 from components.config import Recipe
 from components.data.records import DataError
+from components.inputs import store_inputs
 from components.recipes import load_recipe
 from flows import process
 from tasks.runs import Run, create_run
@@ -30,14 +31,16 @@ def test_the_whole_recipe_is_written_with_its_overrides(tmp_path):
     written = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
     assert written["federation"]["rounds"] == 7
     assert written["seed"] == 3
-    assert written == load_recipe("debug", ["federation.rounds=7", "seed=3"]).model_dump(mode="json")
+    recipe = load_recipe("debug", ["federation.rounds=7", "seed=3"])
+    assert written == store_inputs(recipe, tmp_path / "inputs").model_dump(mode="json")
+    assert not list((tmp_path / "inputs").iterdir()), "the recipe names no file of its own"
 
 
 def test_the_inputs_of_the_rounds_are_the_sections_that_the_method_names(tmp_path):
     assert check_recipe(tmp_path).exit_code == 0
     inputs = yaml.safe_load((tmp_path / "federate-inputs.yaml").read_text())
     assert set(inputs) == {"seed", "selector", "federation"}
-    recipe = load_recipe("debug").model_dump(mode="json")
+    recipe = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
     assert inputs == {name: recipe[name] for name in inputs}
 
 
@@ -62,7 +65,7 @@ def test_the_inputs_of_trees_are_what_trees_depend_on(tmp_path, overrides, secti
     assert check_recipe(tmp_path, *overrides, "seed=3").exit_code == 0
     inputs = yaml.safe_load((tmp_path / "grow-inputs.yaml").read_text())
     assert set(inputs) == sections
-    recipe = load_recipe("debug", [*overrides, "seed=3"]).model_dump(mode="json")
+    recipe = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
     assert inputs == {name: recipe[name] for name in sections}
 
 

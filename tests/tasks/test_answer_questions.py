@@ -583,5 +583,5 @@ def test_the_defaults_answer_greedily_in_the_template_of_the_project():
     config = QuestionAnswersConfig(questions=[{"set": "csqa"}])
     assert config.samples == 0
     assert config.temperature == 0.8
-    assert config.template == "thoughts/answer"
+    assert config.template.name == "thoughts/answer"
     assert config.max_question_tokens is None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from components.alignment.thoughts.requests import Request, sample_keys
 from components.alignment.thoughts.scores import Score, ThoughtsError, score_with_retries
 from components.concurrency import concurrent_parts, run_concurrently
-from components.config import BackboneConfig, EvaluatorOptions, PolicyConfig, ThoughtsConfig
+from components.config import BackboneConfig, EvaluatorOptions, PolicyConfig, TemplateFile, ThoughtsConfig
 from components.models.chat import ChatEndpoint, Reply
 from components.models.generation import Completion, GenerationSettings, generate_completions
 from components.models.policy import Policy
@@ -75,7 +75,7 @@ class ModelEvaluator:
         """
         config = PolicyConfig(
             backbone=BackboneConfig(name=options.model, revision=options.revision),
-            template="thoughts/policy",
+            template=TemplateFile("thoughts/policy"),
             max_prompt_tokens=options.max_prompt_tokens,
             max_new_tokens=options.max_new_tokens,
             generation_batch_size=options.batch_size,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,7 +50,7 @@ def shared_questions(questions: Iterable[str]) -> list[tuple[str, str]]:
 
 def load_questions(
     name: str,
-    path: str | Path | None = None,
+    path: str | os.PathLike[str] | None = None,
     revision: str | None = None,
     count: int | None = None,
     seed: int = 0,
@@ -206,7 +207,7 @@ class _RawQuestions:
 
 
 def _raw(
-    question_set: QuestionSet, path: str | Path | None, revision: str | None, split: str | None
+    question_set: QuestionSet, path: str | os.PathLike[str] | None, revision: str | None, split: str | None
 ) -> _RawQuestions:
     if path is None and question_set.embedded is not None:
         if revision is not None:

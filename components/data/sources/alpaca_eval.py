@@ -40,7 +40,7 @@ class Options(PromptSource):
         Raises:
             DataError: the file cannot be read, lacks a column, or has no instruction.
         """
-        where = prompts.path or f"{HUB} (file {self.file})"
+        where = str(prompts.path or "") or f"{HUB} (file {self.file})"
         raw = (
             read_file(Path(prompts.path)) if prompts.path else from_hub_file(HUB, self.file, prompts.revision)
         )

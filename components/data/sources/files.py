@@ -64,7 +64,7 @@ class FileOptions(Source):
         """
         if data.path is None:
             raise DataError(f"the data source {self.name} reads your own pairs: give the file as data.path")
-        if Path(data.path).is_file() and not data.path.endswith(self.suffixes):
+        if Path(data.path).is_file() and not data.path.name.endswith(self.suffixes):
             raise DataError(
                 f"{data.path}: the data source {self.name} reads {' or '.join(self.suffixes)} files; for"
                 " another kind, choose another data.source"

@@ -32,7 +32,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
-from components.config import SOURCES, DataConfig, Section, SourceOptions
+from components.config import SOURCES, DataConfig, InputFile, Section, SourceOptions
 from components.config.data import registered_name, source_options
 from components.data.records import SPLITS, DataError, Pair, SourceData
 from components.data.sources.base import Source, load
@@ -60,7 +60,7 @@ class PartConfig(Section):
     name: str | None = Field(
         None, min_length=1, description="Name of the client that owns its pairs; null: the source's own name."
     )
-    path: str | None = Field(None, description="As data.path, for this source.")
+    path: InputFile | None = Field(None, description="As data.path, for this source.")
     revision: str | None = Field(None, description="As data.revision, for this source.")
     options: SerializeAsAny[SourceOptions] = Field(
         default_factory=SourceOptions, validate_default=True, description="Options of this source."

@@ -36,7 +36,7 @@ class Options(PromptSource):
         Raises:
             DataError: the data cannot be read, or have no prompt.
         """
-        where = prompts.path or self.dataset
+        where = str(prompts.path or "") or self.dataset
         raw = (
             read_file(Path(prompts.path), ("prompt",))
             if prompts.path

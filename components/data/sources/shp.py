@@ -28,11 +28,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from components.config import BackboneConfig, DataConfig
+from components.config import BackboneConfig, DataConfig, NamedModel
 from components.data.holdout import JUDGE
 from components.data.records import SPLITS, DataError, Pair, SourceData
 from components.data.rows import (
@@ -72,8 +72,10 @@ class Vote:
     score: float
 
 
-class Options(Source):
+class Options(NamedModel, Source):
     """Options of the source shp."""
+
+    model_key: ClassVar[str] = "tokenizer"
 
     max_tokens: int | None = Field(
         512,
@@ -129,7 +131,7 @@ class Options(Source):
         by_split: dict[str, list[Vote]] = {}
         dropped: Counter[str] = Counter()
         for split in SPLITS:
-            where = data.path or f"{HUB} (split {split})"
+            where = str(data.path or "") or f"{HUB} (split {split})"
             by_split[split], counts = read_votes(RawSplit(_raw(data, split), where), split)
             dropped.update(counts)
         by_split, dropped["question also in a held-out split"] = one_split_per_question(by_split)

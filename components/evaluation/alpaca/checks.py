@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from components.config import AlpacaEvalConfig, unknown_name
+from components.config import AlpacaEvalConfig, NameOrFolder, unknown_name
 from components.evaluation.alpaca.outputs import (
     INSTRUCTIONS,
     AlpacaEvalError,
@@ -94,10 +94,10 @@ def check_prompts(
         )
 
 
-def find_annotator(name: str) -> Path:
+def find_annotator(annotator: NameOrFolder) -> Path:
     """Find the folder of an annotator.
 
-    It is one of the package's own, or a local folder with configs.yaml.
+    It is a local folder with configs.yaml, or one of the package's own.
 
     Raises:
         AlpacaEvalError: there is no such annotator, or the package is not installed.
@@ -109,11 +109,11 @@ def find_annotator(name: str) -> Path:
             " constraints.txt 'fed-rlhf[alpaca-eval]'."
         )
     package_folder = Path(next(iter(package.submodule_search_locations))) / "evaluators_configs"
-    for folder in (package_folder / name, Path(name).resolve()):
+    for folder in (Path(annotator).resolve(), package_folder / annotator.name):
         if (folder / "configs.yaml").is_file():
             return folder
     names = [path.parent.name for path in package_folder.glob("*/configs.yaml")]
-    message = unknown_name("evaluation.alpaca_eval.annotators_config", name, names)
+    message = unknown_name("evaluation.alpaca_eval.annotators_config", annotator.name, names)
     raise AlpacaEvalError(f"{message} A local folder that holds configs.yaml works too.")
 
 
@@ -121,16 +121,23 @@ def _check_annotator(config: AlpacaEvalConfig) -> None:
     """Check the prompt templates and the service key of an annotator."""
     folder = find_annotator(config.annotators_config)
     for name, settings in _read_annotators(folder).items():
-        _check_prompt_template(folder, name, settings)
-        _check_key(config.annotators_config, settings)
+        _check_prompt_template(config.annotators_config, folder, name, settings)
+        _check_key(config.annotators_config.name, settings)
 
 
-def _check_prompt_template(folder: Path, name: str, settings: dict[str, Any]) -> None:
+def _check_prompt_template(
+    annotator: NameOrFolder, folder: Path, name: str, settings: dict[str, Any]
+) -> None:
     template = folder.parent / str(settings.get("prompt_template"))
     if not template.is_file():
         raise AlpacaEvalError(
             f"{folder / 'configs.yaml'}: prompt_template of '{name}' is not at {template}: the package"
             f" looks beside the annotator's folder, e.g. {folder.name}/prompt.txt."
+        )
+    if folder == Path(annotator).resolve() and not template.resolve().is_relative_to(folder):
+        raise AlpacaEvalError(
+            f"{folder / 'configs.yaml'}: prompt_template of '{name}' is {template}, outside of the"
+            " annotator's folder, of which a run keeps a copy: put the file into the folder."
         )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict
 
-from components.config import AlpacaEvalConfig, PromptsConfig
+from components.config import AlpacaEvalConfig, PromptsConfig, TemplateFile
 from components.data.records import DataError
 from components.data.templates import load as load_template
 from components.data.templates import user_message
@@ -47,7 +47,7 @@ class ModelOutput(TypedDict):
 
 def annotator_instructions(
     prompts: Sequence[str],
-    template: str,
+    template: TemplateFile,
     source: PromptsConfig | None = None,
     config: AlpacaEvalConfig | None = None,
 ) -> list[str]:
@@ -59,7 +59,7 @@ def annotator_instructions(
 
     Args:
         prompts: held-out prompts.
-        template: name or path of the policy's template, see components.data.templates.user_message.
+        template: the policy's template, see components.data.templates.user_message.
         source: source of the prompts; None if they are held out from the run's own data.
         config: names the reference outputs; None stands for none.
 

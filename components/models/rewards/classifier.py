@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from components.config import NamedModel
 from components.environment import disable_transformers_progress_bars
 from components.models.backbone import BackboneError, choose_dtype
 from components.models.rewards.base import ResponseReward, RewardFunction, Scores
@@ -94,7 +95,7 @@ def check_template(template: str | None) -> None:
         raise ValueError("template must contain {prompt} and {response}")
 
 
-class ClassifierReward(ResponseReward):
+class ClassifierReward(NamedModel, ResponseReward):
     """A sequence classifier of the hub or of a local folder."""
 
     kind: Literal["classifier"] = Field("classifier", description="Kind of the reward.")

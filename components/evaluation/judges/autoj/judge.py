@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from components.config import EndpointOptions
+from components.config import EndpointOptions, NamedModel, TemplateFile
 from components.data.records import DataError
 from components.data.templates import Template
 from components.data.templates import load as load_template
@@ -23,10 +23,11 @@ from components.models.chat import read_key
 from components.models.selector import Comparison
 
 
-class AutoJSection(EndpointOptions, JudgeSection):
+class AutoJSection(EndpointOptions, NamedModel, JudgeSection):
     """Auto-J's pairwise protocol, by a model in this process or at an endpoint."""
 
     where: ClassVar[str] = "evaluation.judge"
+    model_key: ClassVar[str] = "model"
 
     kind: Literal["autoj"] = Field("autoj", description="Kind of the judge.")
 
@@ -45,8 +46,8 @@ class AutoJSection(EndpointOptions, JudgeSection):
             "auto: float32 on CPU, bfloat16 on CUDA. A GPTQ checkpoint always runs in float16 on CUDA."
         ),
     )
-    prompt_file: str = Field(
-        "autoj/pairwise",
+    prompt_file: TemplateFile = Field(
+        TemplateFile("autoj/pairwise"),
         description=(
             "Instruction: a template of the project, or a text file with {prompt}, {response} and"
             " {response_another}."
@@ -74,12 +75,12 @@ class AutoJSection(EndpointOptions, JudgeSection):
 
     @field_validator("prompt_file")
     @classmethod
-    def _instruction(cls, name: str) -> str:
+    def _instruction(cls, file: TemplateFile) -> TemplateFile:
         try:
-            load_template(name, "pairwise")
+            load_template(file, "pairwise")
         except DataError as error:
             raise ValueError(str(error).rstrip(".")) from None
-        return name
+        return file
 
     def check_data(self, prepared: Path) -> None:
         """Refuse a missing key, model or quantization library before the run.

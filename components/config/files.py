@@ -1,0 +1,126 @@
+"""Files that a recipe names.
+
+In a recipe such a file is a name or a path. When a run starts, the content of each file is read
+once: the text of a template becomes part of the run's recipe, and other files are copied into the
+run's folder and named by their hash (components/inputs.py). So fingerprints, cache keys and DVC's
+stage inputs, which are made of sections, depend on the content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+from pydantic import Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from components.config.section import Section
+
+
+@dataclass(frozen=True)
+class RecipeFile:
+    """A file as a recipe names it; in the recipe of a run with its content.
+
+    In YAML it is its name, or in the recipe of a run a mapping of the name and the content.
+
+    Attributes:
+        name: name or path, as the recipe's author wrote it.
+        content_key: the attribute that stands for the content; None until a run starts.
+    """
+
+    name: str
+    content_key: ClassVar[str]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @classmethod
+    def validate(cls, value: Any) -> Self:
+        """The file of a name, or of a mapping of name and content.
+
+        Raises:
+            PydanticCustomError: the value is neither.
+        """
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, str) and value:
+            return cls(value)
+        if isinstance(value, Mapping) and set(value) == {"name", cls.content_key}:
+            values = dict(value)
+            if all(isinstance(part, str) for part in values.values()):
+                return cls(**values)
+        raise PydanticCustomError("string_type", "Input should be the name of a file")
+
+    def dump(self) -> str | dict[str, str]:
+        """As it is written in YAML."""
+        content = getattr(self, self.content_key)
+        return self.name if content is None else {"name": self.name, self.content_key: content}
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            cls.validate, serialization=core_schema.plain_serializer_function_ser_schema(cls.dump)
+        )
+
+
+@dataclass(frozen=True)
+class TemplateFile(RecipeFile):
+    """A prompt template of the project, or a text file.
+
+    Attributes:
+        text: its text, in the recipe of a run.
+    """
+
+    text: str | None = None
+    content_key: ClassVar[str] = "text"
+
+
+@dataclass(frozen=True)
+class InputFile(RecipeFile):
+    """A file or folder that is read in place of the hub, or beside it. `Path(file)` is where it is read.
+
+    Attributes:
+        sha256: of its content, in the recipe of a run.
+        copy: the run's own copy; it is not part of the recipe, since a run's folder may be moved.
+    """
+
+    sha256: str | None = None
+    copy: str | None = field(default=None, compare=False)
+    content_key: ClassVar[str] = "sha256"
+
+    def __fspath__(self) -> str:
+        return self.copy or self.name
+
+
+@dataclass(frozen=True)
+class NameOrFolder(InputFile):
+    """A name that a package knows, or a local folder, which has precedence."""
+
+
+class NamedModel(Section):
+    """Base of sections that name a model: by a hub id or a local folder.
+
+    A local folder is not copied, because weights are large. A run refuses one that has changed.
+
+    Attributes:
+        model_key: the key that holds the name.
+    """
+
+    model_key: ClassVar[str] = "name"
+
+    sha256: str | None = Field(
+        None,
+        description=(
+            "Hash of the files of a local folder. A run records it when it starts, and does not resume with"
+            " other files. null: the files are not compared."
+        ),
+    )
+
+    @property
+    def model_name(self) -> str | None:
+        """The hub id or local folder; None for a model that does not run in this process."""
+        if getattr(self, "base_url", None) is not None:
+            return None
+        name: str = getattr(self, self.model_key)
+        return name

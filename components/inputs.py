@@ -1,0 +1,244 @@
+"""The files that a recipe names, read once when a run starts, so that a run depends on their bytes.
+
+    <run>/recipe.yaml                     templates with their text, other files with their hash
+    <run>/inputs/<sha256>/<file name>     copies of data files, question files, adapters and the like
+
+A folder is copied with all its files, but hidden ones. The folder of a model is not copied, because
+weights are large: its hash is part of the recipe, and a run does not resume with another one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from pydantic import BaseModel
+
+from components.config import (
+    InputFile,
+    NamedModel,
+    NameOrFolder,
+    Recipe,
+    RecipeError,
+    RecipeFile,
+    TemplateFile,
+)
+from components.data import templates
+from components.io import file_hash
+
+T = TypeVar("T")
+Named = RecipeFile | NamedModel
+"""A file, or a section that names a model."""
+
+
+def store_inputs(recipe: Recipe, folder: Path, known: dict[Path, Path] | None = None) -> Recipe:
+    """Read the files that a recipe names, and copy them into a folder.
+
+    Args:
+        recipe: as its author wrote it, or as `open_inputs` gives it.
+        folder: of the copies; created if there are any.
+        known: by path, the copies of the other runs of a benchmark, which are linked and added to,
+            so that all runs of a benchmark have the same bytes.
+
+    Returns:
+        the recipe with the texts of its templates and the hashes of the other files.
+
+    Raises:
+        RecipeError: a file is missing, cannot be read, or has another hash than the recipe says.
+        DataError: a template is missing or is not text.
+    """
+    copies = {} if known is None else known
+
+    def read(key: str, named: Named) -> Named:
+        if isinstance(named, TemplateFile):
+            return templates.with_text(named)
+        if isinstance(named, NamedModel):
+            return _record_model(key, named)
+        file = cast(InputFile, named)
+        source = Path(file).resolve()
+        if isinstance(file, NameOrFolder) and not source.exists():
+            return file
+        stored = _store(source, folder, _copy_name(file), key, copies.get(source))
+        if file.sha256 not in (None, stored.parent.name):
+            raise RecipeError(
+                f"{key}: the content of {source} is not that of the sha256 in the recipe: restore the file,"
+                " or leave the hash out."
+            )
+        copies[source] = stored
+        return replace(file, sha256=stored.parent.name)
+
+    check_inputs(recipe)
+    return map_named(recipe, read)
+
+
+def open_inputs(recipe: Recipe, folder: Path) -> Recipe:
+    """The recipe of a run whose input files are read from their copies.
+
+    Args:
+        recipe: with the hashes of its files.
+        folder: of the copies.
+    """
+
+    def find(key: str, named: Named) -> Named:
+        if isinstance(named, InputFile) and named.sha256 is not None:
+            return replace(named, copy=str(folder / named.sha256 / _copy_name(named)))
+        return named
+
+    return map_named(recipe, find)
+
+
+def check_inputs(recipe: Recipe) -> None:
+    """Refuse a recipe that names a missing file.
+
+    Raises:
+        RecipeError: naming the key and the file.
+    """
+    for key, named in named_files(recipe):
+        if isinstance(named, InputFile) and not isinstance(named, NameOrFolder):
+            with _readable(Path(named), key):
+                pass
+
+
+def verify_models(recipe: Recipe) -> None:
+    """Refuse to go on with local models whose files have changed since the run started.
+
+    Raises:
+        RecipeError: naming the key and the folder.
+    """
+
+    for key, named in named_files(recipe):
+        if isinstance(named, NamedModel) and named.sha256 is not None:
+            _record_model(key, named)
+
+
+def named_files(section: BaseModel) -> Iterator[tuple[str, Named]]:
+    """The files and models that a section and those in it name, with their dotted keys."""
+    found: list[tuple[str, Named]] = []
+
+    def collect(key: str, named: Named) -> Named:
+        found.append((key, named))
+        return named
+
+    map_named(section, collect)
+    yield from found
+
+
+def map_named(value: T, change: Callable[[str, Named], Named], key: str = "") -> T:
+    """A section, list or mapping with its files and models replaced.
+
+    Args:
+        value: the section, at first.
+        change: gets the dotted key and the file or section, and returns what takes its place.
+        key: of the value.
+    """
+    if isinstance(value, RecipeFile):
+        return cast(T, change(key, value))
+    if isinstance(value, BaseModel):
+        fields = {name: getattr(value, name) for name in type(value).model_fields}
+        mapped = {
+            name: map_named(field, change, f"{key}.{name}".lstrip(".")) for name, field in fields.items()
+        }
+        changed = {name: new for name, new in mapped.items() if new is not fields[name]}
+        section: Any = value.model_copy(update=changed) if changed else value
+        return cast(T, change(key, section) if isinstance(section, NamedModel) else section)
+    if isinstance(value, list | tuple):
+        items = [map_named(item, change, f"{key}[{n}]") for n, item in enumerate(value)]
+        return (
+            cast(T, type(value)(items))
+            if any(a is not b for a, b in zip(items, value, strict=True))
+            else value
+        )
+    if isinstance(value, Mapping):
+        entries = {name: map_named(item, change, f"{key}.{name}") for name, item in value.items()}
+        return cast(T, entries) if any(entries[name] is not value[name] for name in value) else value
+    return value
+
+
+def hash_path(path: Path) -> str:
+    """sha256 of a file's bytes, or of the names and bytes of all files in a folder but hidden ones."""
+    if path.is_file():
+        return file_hash(path)
+    digest = hashlib.sha256()
+    for file in _visible_files(path):
+        digest.update(f"{file.relative_to(path).as_posix()}\0{file_hash(file)}\n".encode())
+    return digest.hexdigest()
+
+
+@contextmanager
+def _readable(path: Path, key: str) -> Iterator[None]:
+    """Report a path that does not exist, or cannot be read, by the key that names it."""
+    if not path.exists():
+        raise RecipeError(
+            f"{key}: there is no file or folder '{path}' (relative paths start at {Path.cwd()}): correct the"
+            " path."
+        )
+    try:
+        yield
+    except OSError as error:
+        raise RecipeError(
+            f"{key}: {error.filename} cannot be read ({error.strerror}): see its permissions."
+        ) from None
+
+
+def _visible_files(folder: Path) -> list[Path]:
+    paths = {path.relative_to(folder): path for path in folder.rglob("*") if path.is_file()}
+    return [paths[name] for name in sorted(paths) if not any(part.startswith(".") for part in name.parts)]
+
+
+def _record_model(key: str, section: NamedModel) -> NamedModel:
+    """The section with the absolute path and the hash of a local folder; one of a hub id as it is.
+
+    Raises:
+        RecipeError: the section has a hash, and the folder another one.
+    """
+    name = section.model_name
+    if name is None or (section.sha256 is None and not Path(name).is_dir()):
+        return section
+    folder = Path(name).resolve()
+    with _readable(folder, f"{key}.{section.model_key}"):
+        digest = hash_path(folder)
+    if section.sha256 not in (None, digest):
+        raise RecipeError(
+            f"{key}.{section.model_key}: the files of the folder {folder} are not those of {key}.sha256,"
+            " as they were when the run started: restore them, or start a new run."
+        )
+    return section.model_copy(update={section.model_key: str(folder), "sha256": digest})
+
+
+def _copy_name(file: InputFile) -> str:
+    """The name of a copy, whose suffix says what is in the file."""
+    name = Path(file.name).name
+    return "folder" if name in ("", "..") else name
+
+
+def _store(path: Path, folder: Path, name: str, key: str, twin: Path | None) -> Path:
+    """Copy a file or folder, or link the copy `twin`, to `<folder>/<sha256>/<name>`, whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".copying-") as scratch, _readable(path, key):
+        building = Path(scratch) / "copy"
+        _copy(path if twin is None else twin, building / name, shutil.copyfile if twin is None else _link)
+        target = folder / hash_path(building / name) / name
+        if not target.exists():
+            building.rename(target.parent)
+        return target
+
+
+def _copy(source: Path, target: Path, copy: Callable[[Path, Path], Any]) -> None:
+    for file in [source] if source.is_file() else _visible_files(source):
+        place = target / file.relative_to(source)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        copy(file, place)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, target)
