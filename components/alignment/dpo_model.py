@@ -105,4 +105,4 @@ def save_adapter(model: PeftModel, policy: PolicyConfig, config: DpoConfig, fold
     if config.reference == "sft":
         merged = read_adapter(Path(config.reference_adapter or ""))
         tensors, lora = stack_adapters(merged, (tensors, lora))
-    return export_adapter(tensors, lora, policy.backbone, folder)
+    return export_adapter(tensors, lora, policy.backbone, folder, policy.template)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from components.config import BackboneConfig, LoraConfig, Recipe, Registry, UserError
+from components.config import PolicyConfig, Recipe, Registry, SelectorConfig, UserError
 from components.data.records import Pairs
 from components.federation.clients.base import Trainer
 from components.federation.clients.context import ClientContexts
@@ -107,18 +107,18 @@ class Outcome(ABC):
         Returns:
             hash and relative folder of each adapter by name.
         """
-        lora, backbone = self.exported_model(workspace.recipe)
+        model = self.exported_model(workspace.recipe)
         exported = {}
         for name, folder_name in choose_folder_names(list(self.record.adapters)).items():
             digest = self.record.adapters[name]
-            export_adapter(workspace.adapter(digest), lora, backbone, folder / folder_name)
+            adapter = workspace.adapter(digest)
+            export_adapter(adapter, model.lora, model.backbone, folder / folder_name, model.template)
             exported[name] = ExportedAdapter(hash=digest, folder=f"{folder.name}/{folder_name}")
         return exported
 
-    def exported_model(self, recipe: Recipe) -> tuple[LoraConfig, BackboneConfig]:
-        """LoRA configuration and backbone of the adapters."""
-        model = recipe.selector if self.trained_model == "selector" else recipe.policy
-        return model.lora, model.backbone
+    def exported_model(self, recipe: Recipe) -> SelectorConfig | PolicyConfig:
+        """The section of the model that the adapters are of."""
+        return recipe.selector if self.trained_model == "selector" else recipe.policy
 
     @abstractmethod
     def export_policy(self, folder: Path, workspace: Workspace) -> PolicyRecord | None:
@@ -253,8 +253,8 @@ def load_outcome(record: OutcomeRecord) -> Outcome:
 def export_shared_adapter(outcome: Outcome, folder: Path, workspace: Workspace) -> None:
     """Write the only adapter of an outcome as a PEFT folder."""
     (digest,) = outcome.record.adapters.values()
-    lora, backbone = outcome.exported_model(workspace.recipe)
-    export_adapter(workspace.adapter(digest), lora, backbone, folder)
+    model = outcome.exported_model(workspace.recipe)
+    export_adapter(workspace.adapter(digest), model.lora, model.backbone, folder, model.template)
 
 
 def score_distinct(

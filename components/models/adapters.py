@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import numpy as np
 
-from components.config import BackboneConfig, LoraConfig, UserError
+from components.config import BackboneConfig, LoraConfig, TemplateFile, UserError
+from components.data.templates import with_text
 from components.io import write_atomically
 from components.models.fused_lora import fuse_lora
 from components.models.lora_targets import TargetError, check_targets
@@ -56,6 +57,8 @@ PLAIN_INITIALIZATIONS = (True, False, "gaussian", "orthogonal", "eva")
 """Values of init_lora_weights with which PEFT leaves the weights of the backbone as they are."""
 BASE_LAYERS = "num_hidden_layers"
 """Key under auto_mapping of an adapter_config.json: the first layers of the backbone, if not all."""
+TEMPLATE_FILE = "prompt_template.txt"
+"""The template of the prompts, beside the weights of an exported adapter."""
 
 
 class AdapterError(UserError, ValueError):
@@ -479,7 +482,11 @@ class AdapterSlot:
 
 
 def export_adapter(
-    adapter: Mapping[str, torch.Tensor], config: LoraConfig, backbone: BackboneConfig, folder: Path
+    adapter: Mapping[str, torch.Tensor],
+    config: LoraConfig,
+    backbone: BackboneConfig,
+    folder: Path,
+    template: TemplateFile | None = None,
 ) -> Path:
     """Write an adapter as a PEFT folder, which ``PeftModel.from_pretrained(base, folder)`` opens.
 
@@ -490,6 +497,8 @@ def export_adapter(
             option for the layers, so they are under auto_mapping, which it ignores for a language
             model; `check_recorded_layers` reads them.
         folder: created if it does not exist.
+        template: of the prompts that the adapter was trained with; its text is written beside the
+            weights.
     """
     from safetensors.torch import save_file
 
@@ -515,6 +524,9 @@ def export_adapter(
     if backbone.layers is not None:
         content["auto_mapping"] = {BASE_LAYERS: backbone.layers}
     (folder / "adapter_config.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    if template is not None:
+        text = f"{with_text(template).text}\n"
+        (folder / TEMPLATE_FILE).write_text(text, encoding="utf-8")
     return folder
 
 

@@ -387,7 +387,8 @@ def save_client_adapters(adapters: Mapping[str, Adapter], config: PolicyConfig, 
     """Write a PEFT folder for each client, and the file that maps clients to folders."""
     folder_names = choose_folder_names(sorted(adapters))
     for name, folder_name in folder_names.items():
-        export_adapter(adapters[name], config.lora, config.backbone, folder / folder_name)
+        target = folder / folder_name
+        export_adapter(adapters[name], config.lora, config.backbone, target, config.template)
     write_atomically(folder / CLIENTS_FILE, json.dumps(folder_names, indent=1, ensure_ascii=False).encode())
     return folder
 

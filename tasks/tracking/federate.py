@@ -196,7 +196,7 @@ def log_adapter(log: RunLog, target: FederationLog, name: str, digest: str, step
     )
     with tempfile.TemporaryDirectory() as scratch:
         adapter = target.store.get(target.store.ref(digest))
-        export_adapter(adapter, config.lora, config.backbone, Path(scratch))
+        export_adapter(adapter, config.lora, config.backbone, Path(scratch), config.template)
         client.log_model_artifacts(model.model_id, scratch)
     client.finalize_logged_model(model.model_id, "READY")
     client.log_outputs(log.run_id, [LoggedModelOutput(model.model_id, step)])

@@ -110,10 +110,11 @@ def test_dvc_repeats_only_the_stages_that_a_change_concerns(checkout):
 @pytest.mark.slow
 def test_dvc_repeats_the_stages_of_a_data_file_whose_labels_change(checkout):
     own_data = "data.source=jsonl data.path=pairs.jsonl data.options={} data.partition=iid data.clients=4"
-    pairs = [
-        {"prompt": f"Question {n}?", "chosen": f"Yes, {n}.", "rejected": f"No, and not {n}."}
-        for n in range(80)
-    ]
+    answers = [("Yes, {}.", "No, and not {}."), ("Yes, {} and more.", "No {}.")]
+    pairs = []
+    for n in range(80):
+        chosen, rejected = (answer.format(n) for answer in answers[n % 2])
+        pairs.append({"prompt": f"Question {n}?", "chosen": chosen, "rejected": rejected})
     checkout.write_pairs(pairs)
     assert checkout.repeated(own_data) == ["check_recipe", "prepare", "federate"]
     first = checkout.result.read_text()

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from components.config import BackboneConfig, LoraConfig
+from components.config import BackboneConfig, LoraConfig, TemplateFile
 from components.io import write_atomically
 from components.models.adapters import (
     AdapterError,
@@ -249,12 +249,14 @@ def test_peft_opens_an_exported_adapter_and_it_answers_as_in_the_slot(tmp_path, 
     model, slot = build_model(lora=lora)
     adapter = random_tensors(slot, seed=0, scale=1.0)
     slot.load(adapter)
-    folder = export_adapter(adapter, lora, TINY, tmp_path / "adapter")
+    folder = export_adapter(adapter, lora, TINY, tmp_path / "adapter", TemplateFile("own", "Q: {prompt}\nA:"))
     config = json.loads((folder / "adapter_config.json").read_text())
     assert sorted(path.name for path in folder.iterdir()) == [
         "adapter_config.json",
         "adapter_model.safetensors",
+        "prompt_template.txt",
     ]
+    assert (folder / "prompt_template.txt").read_text() == "Q: {prompt}\nA:\n"
     assert config["base_model_name_or_path"] == "tiny-random"
     backbone = load_backbone(BackboneConfig(name="tiny-random"), "cpu")
     opened = PeftModel.from_pretrained(backbone, folder).eval()
