@@ -8,11 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import date
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
-from components.config import QuestionsConfig, Recipe, RecipeError, check_section, unknown_name
+from components.config import (
+    BackboneConfig,
+    QuestionsConfig,
+    Recipe,
+    RecipeError,
+    check_section,
+    unknown_name,
+)
 from components.config.loading import apply_overrides, dump_yaml, read_yaml
 from components.data.records import DataError
 from components.inputs import check_inputs
@@ -269,6 +277,32 @@ def required_backbones(recipe: Recipe) -> list[str]:
     if recipe.thoughts is not None and recipe.thoughts.evaluator.base_url is None:
         names.add(recipe.thoughts.evaluator.model)
     return sorted(names)
+
+
+def set_chat_dates(recipe: Recipe, day: date) -> Recipe:
+    """The recipe with the day that each chat template prints which asks for the present one.
+
+    A day that the recipe sets stays. A recipe whose chat templates print no day is returned as it is,
+    so nothing of its run depends on the day.
+
+    Raises:
+        BackboneError: the tokenizer of such a model cannot be loaded.
+    """
+    from components.models.chat_template import reads_clock
+
+    text = day.isoformat()
+    policy = recipe.policy
+    if policy.chat_date is None and policy.chat != "none" and reads_clock(policy.backbone):
+        policy = policy.model_copy(update={"chat_date": text})
+    judge = recipe.evaluation.judge.with_chat_date(text)
+    evaluation = recipe.evaluation.model_copy(update={"judge": judge})
+    thoughts = recipe.thoughts
+    if thoughts is not None and thoughts.evaluator.base_url is None and thoughts.evaluator.chat_date is None:
+        evaluator = thoughts.evaluator
+        if reads_clock(BackboneConfig(name=evaluator.model, revision=evaluator.revision)):
+            evaluator = evaluator.model_copy(update={"chat_date": text})
+            thoughts = thoughts.model_copy(update={"evaluator": evaluator})
+    return recipe.model_copy(update={"policy": policy, "evaluation": evaluation, "thoughts": thoughts})
 
 
 def dump_recipe(recipe: Recipe) -> str:

@@ -5,7 +5,7 @@ that depend on it. Raise it together with a change of code that changes what the
 that an artifact of the earlier code is not taken for one of the present code.
 """
 
-ROUNDS = 4
+ROUNDS = 5
 """What clients compute in the rounds (components/federation/clients, components/learning)."""
 
 SELECTOR_JUDGE = 4

@@ -10,7 +10,7 @@ runs/<benchmark>/
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,13 @@ from tasks.runs import Run, create_run
 def open_benchmark(name: str, benchmark: Benchmark) -> Path:
     """A new folder with the benchmark and the recipe of each run; a resumed benchmark reads them."""
     moment = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    day = date.today()  # the same for all runs, which are compared
     folder = runs_root() / f"benchmark-{Path(name).stem}-{moment}"
     inputs: dict[Path, Path] = {}
     for arm in benchmark.arms:
         for seed in benchmark.seeds:
             recipe = choose_workers(arm_recipe(benchmark, arm, seed))
-            create_run(recipe, arm_run(folder, arm, seed).folder, inputs)
+            create_run(recipe, arm_run(folder, arm, seed).folder, day, inputs)
     content = yaml.safe_dump(benchmark.model_dump(mode="json"), sort_keys=False)
     write_atomically(folder / "benchmark.yaml", content.encode())
     return folder

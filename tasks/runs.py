@@ -1,7 +1,8 @@
 """The run folder, which holds the inputs and results of all phases of a run.
 
     runs/<run>/
-        recipe.yaml      the whole recipe, with defaults and the texts of its templates
+        recipe.yaml      the whole recipe, with defaults, the texts of its templates, and the day that
+                         chat templates print
         inputs/          copies of the other files that it names (components/inputs.py)
         run.json         ids of the MLflow run and of the Prefect run, commits of the code
         .lock            locked by the process that works on the run
@@ -29,7 +30,7 @@ import subprocess
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from components.config.loading import dump_yaml
 from components.inputs import open_inputs, store_inputs
 from components.io import read_json, write_atomically, write_json
 from components.paths import PACKAGE, runs_root
-from components.recipes import dump_recipe, load_recipe, required_backbones
+from components.recipes import dump_recipe, load_recipe, required_backbones, set_chat_dates
 from components.results import AlignmentResult, EvaluationResult, FederationResult
 
 RESULT = "result.json"
@@ -162,16 +163,20 @@ def open_run(recipe: Recipe) -> Run:
     return create_run(recipe, runs_root() / run_id)
 
 
-def create_run(recipe: Recipe, folder: Path, known: dict[Path, Path] | None = None) -> Run:
+def create_run(
+    recipe: Recipe, folder: Path, day: date | None = None, known: dict[Path, Path] | None = None
+) -> Run:
     """A run in this folder, with its recipe and the files that it names; an earlier recipe is replaced.
 
     Args:
         recipe: as its author wrote it.
         folder: of the run.
+        day: that chat templates print which ask for the present one, see set_chat_dates; None: today.
         known: see store_inputs.
     """
     run = Run(folder.name, folder)
-    stored = store_inputs(recipe, run.inputs, known)
+    dated = set_chat_dates(recipe, day or date.today())
+    stored = store_inputs(dated, run.inputs, known)
     write_atomically(folder / "recipe.yaml", dump_recipe(stored).encode())
     return run
 
@@ -180,9 +185,9 @@ def write_stage_inputs(recipe: Recipe, folder: Path) -> None:
     """Write the recipe into the pipeline's folder, and the parts that stages of dvc.yaml depend on.
 
     federate-inputs.yaml holds the seed and the sections that the method names, grow-inputs.yaml
-    those of the trees.
+    those of the trees. Chat templates print the day of the pipeline's first run.
     """
-    recipe = create_run(recipe, folder).recipe()
+    recipe = create_run(recipe, folder, _pipeline_day(folder)).recipe()
     (folder / "inputs").mkdir(exist_ok=True)  # DVC expects the output
     values = recipe.model_dump(mode="json")
     rounds = {name: values[name] for name in ("seed", *recipe.federation.options.recipe_sections(recipe))}
@@ -196,6 +201,18 @@ def write_stage_inputs(recipe: Recipe, folder: Path) -> None:
     }
     for name, content in inputs.items():
         write_atomically(folder / f"{name}.yaml", dump_yaml(content).encode())
+
+
+def _pipeline_day(folder: Path) -> date:
+    """The day of the pipeline's first run.
+
+    It has a file that is no output of a stage: DVC deletes recipe.yaml before it is written again, and
+    stages that print the day would then be repeated on every other day.
+    """
+    path = folder / "first-day"
+    if not path.is_file():
+        write_atomically(path, date.today().isoformat().encode())
+    return date.fromisoformat(path.read_text(encoding="utf-8"))
 
 
 def list_runs() -> list[Run]:

@@ -36,6 +36,10 @@ class JudgeConfig(Section):
         """Backbones that the judge needs."""
         return []
 
+    def with_chat_date(self, day: str) -> JudgeConfig:
+        """The section with the day (ISO) that its chat template prints; itself if it prints none."""
+        return self
+
     def eight_bit_settings(self) -> dict[str, str]:
         """Its keys that may ask for 8 bits, and their values."""
         return {}

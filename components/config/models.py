@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, JsonValue, field_validator
 
 from components.config.files import NamedModel, TemplateFile
 from components.config.section import Section
@@ -80,6 +81,41 @@ class SelectorConfig(Section):
     )
 
 
+def _read_date(value: object) -> object:
+    """A day as YAML reads it, or as text, in ISO form.
+
+    Raises:
+        ValueError: a text that is no day.
+    """
+    if isinstance(value, str):
+        return date.fromisoformat(value).isoformat()
+    return value.isoformat() if type(value) is date else value
+
+
+ChatDate = Annotated[str | None, BeforeValidator(_read_date)]
+"""The day that a chat template prints; null before a run has chosen it."""
+CHAT_DATE = (
+    "Day (such as 2026-01-31) that a chat template prints which asks for the present one, as Llama 3.2's"
+    " does. null: the day on which the run starts, which is stored with the run."
+)
+
+RENDERING_OPTIONS = (
+    "messages",
+    "conversation",
+    "chat_template",
+    "add_generation_prompt",
+    "continue_final_message",
+    "tokenize",
+    "padding",
+    "truncation",
+    "max_length",
+    "return_tensors",
+    "return_dict",
+    "return_assistant_tokens_mask",
+    "tokenizer_kwargs",
+)
+"""Arguments of `apply_chat_template` that a template does not get, or that the project sets."""
+
 ChatMode = Literal["auto", "turns", "none"]
 """How a prompt becomes the input of a backbone with a chat template, see `PolicyConfig.chat`."""
 
@@ -109,6 +145,14 @@ class PolicyConfig(Section):
             " template's own default."
         ),
     )
+    chat_template_kwargs: dict[str, JsonValue] = Field(
+        default_factory=dict,
+        description=(
+            "Arguments of the backbone's chat template, e.g. {enable_thinking: false} for Qwen3; as"
+            " chat_template_kwargs of TRL."
+        ),
+    )
+    chat_date: ChatDate = Field(None, description=CHAT_DATE)
     max_prompt_tokens: int = Field(
         512, ge=8, description="Maximum prompt length (tokens); the text is cut, the template never."
     )
@@ -125,3 +169,14 @@ class PolicyConfig(Section):
         description="Maximum completion length (tokens); FedBiscuit B.1: 80 for summarization, 300 for QA.",
     )
     generation_batch_size: int = Field(16, ge=1, description="Sequences generated in one batch.")
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _check_arguments(cls, arguments: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        refused = [name for name in arguments if name in RENDERING_OPTIONS]
+        if refused:
+            raise ValueError(
+                f"'{refused[0]}' is not an argument of a chat template: give only what the template itself"
+                " reads, such as enable_thinking"
+            )
+        return arguments

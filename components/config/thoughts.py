@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from components.config.files import InputFile, NamedModel
+from components.config.models import CHAT_DATE, ChatDate
 from components.config.section import Section
 
 
@@ -119,6 +120,7 @@ class EvaluatorOptions(EndpointOptions, NamedModel):
     retries_unread: int = Field(
         2, ge=0, description="Retries, at temperature 1, of a score that cannot be parsed."
     )
+    chat_date: ChatDate = Field(None, description=CHAT_DATE)
     read: Literal["text", "expected"] = Field(
         "text",
         description=(

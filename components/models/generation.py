@@ -429,13 +429,16 @@ def _to_completion(tokenizer: PreTrainedTokenizerBase, ids: list[int], stop_ids:
     """The completion of a generated row, which ends with its first stop token."""
     stop = next((n for n, token in enumerate(ids) if token in stop_ids), None)
     completion = ids if stop is None else ids[: stop + 1]
-    text = cast(str, tokenizer.decode(completion, skip_special_tokens=True))
+    # A token that ends a turn need not be a special token of the tokenizer.
+    text = cast(str, tokenizer.decode(ids[:stop], skip_special_tokens=True))
     return Completion(tuple(completion), text.strip(), finished=stop is not None)
 
 
-def find_stop_ids(model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Tokens that end a completion: those of the generation settings, and the tokenizer's EOS."""
+def find_stop_ids(
+    model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, end_of_turn: int | None = None
+) -> list[int]:
+    """Tokens that end a completion: those of the generation settings, EOS, and a chat template's."""
     generation_config: Any = model.generation_config
     configured = generation_config.eos_token_id
     ids = configured if isinstance(configured, list) else [configured]
-    return sorted({i for i in [*ids, tokenizer.eos_token_id] if i is not None})
+    return sorted({i for i in [*ids, tokenizer.eos_token_id, end_of_turn] if i is not None})

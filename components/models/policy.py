@@ -6,10 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from components.config import LoraConfig, PolicyConfig, UserError
-from components.config.models import ChatMode
 from components.data.dialogues import Turn, dialogue_turns
 from components.data.records import trailing_space
 from components.data.templates import Template
@@ -23,6 +22,7 @@ from components.models.adapters import (
     read_adapter,
 )
 from components.models.backbone import load_backbone, load_tokenizer
+from components.models.chat_template import ChatTemplate, ChatTemplateError, Message
 from components.models.checkpointing import enable_checkpointing
 from components.models.generation import (
     Completion,
@@ -32,6 +32,7 @@ from components.models.generation import (
     find_stop_ids,
     generate_completions,
 )
+from components.models.logprobs import TokenRow
 from components.models.peft_folder import check_recorded_layers, read_options
 from components.models.tokens import encode_beginning, encode_continuation
 
@@ -57,20 +58,16 @@ class RenderedPrompt:
         text: the prompt in its template, and in the chat template if there is one.
         ids: its token ids, after the special tokens that the tokenizer puts before a text without a
             chat template.
+        messages: the turns before the answer; None without a chat template.
     """
 
     text: str
     ids: list[int]
+    messages: list[Message] | None = None
 
 
 def render_prompt(
-    tokenizer: PreTrainedTokenizerBase,
-    template: Template,
-    prompt: str,
-    max_prompt_tokens: int,
-    truncation_mode: Literal["keep_start", "keep_end"] = "keep_start",
-    system: str | None = None,
-    chat: ChatMode = "auto",
+    tokenizer: PreTrainedTokenizerBase, template: Template, prompt: str, config: PolicyConfig
 ) -> RenderedPrompt:
     """A prompt in its template, as the user's turn if there is a chat template.
 
@@ -84,16 +81,15 @@ def render_prompt(
         tokenizer: the backbone's tokenizer.
         template: with the field 'prompt'.
         prompt: text of the prompt; white space around it is removed.
-        max_prompt_tokens: longest result (tokens).
-        truncation_mode: which end of a long prompt stays.
-        system: system turn before the user's turn; None adds none.
-        chat: whether and how the chat template is used, see `PolicyConfig.chat`.
+        config: the longest result, which end of a longer prompt stays, and how the chat template is
+            used.
 
     Raises:
-        PolicyError: the template alone takes more than max_prompt_tokens, the chat template does not
-            accept a system turn, or a turn each is asked for and there is no chat template.
+        PolicyError: the template alone takes more than max_prompt_tokens, or a turn each is asked for
+            and there is no chat template.
+        ChatTemplateError: the chat template does not accept the turns.
     """
-    if chat == "turns" and not tokenizer.chat_template:
+    if config.chat == "turns" and not tokenizer.chat_template:
         raise PolicyError(
             f"policy.chat is 'turns', and {tokenizer.name_or_path} has no chat template: use a backbone with"
             " one, or policy.chat=none with a template such as dialogue/policy"
@@ -101,88 +97,84 @@ def render_prompt(
     shown = prompt.strip()
     context: list[int] | None = None
     while True:
-        text = template.render(prompt=shown)
-        if uses_chat_template(tokenizer, chat):
-            turns = dialogue_turns(shown) if chat == "turns" else [Turn(role="user", content=text.strip())]
-            text = _apply_chat_template(tokenizer, turns, system)
-            ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
-        else:
-            ids = encode_beginning(tokenizer, text)
-        surplus = len(ids) - max_prompt_tokens
+        rendered = _render_whole(tokenizer, template, shown, config)
+        surplus = len(rendered.ids) - config.max_prompt_tokens
         if surplus <= 0:
-            return RenderedPrompt(text, ids)
+            return rendered
         if context is None:
             context = tokenizer.encode(shown, add_special_tokens=False)
         if not context:
             raise PolicyError(
-                f"the template '{template.name}' alone takes {len(ids)} tokens, more than "
-                f"policy.max_prompt_tokens {max_prompt_tokens}: raise it."
+                f"the template '{template.name}' alone takes {len(rendered.ids)} tokens, more than "
+                f"policy.max_prompt_tokens {config.max_prompt_tokens}: raise it."
             )
         remaining = max(0, len(context) - surplus)
-        start = 0 if truncation_mode == "keep_start" else len(context) - remaining
+        start = 0 if config.truncation_mode == "keep_start" else len(context) - remaining
         context = context[start : start + remaining]
         shown = cast(str, tokenizer.decode(context))
 
 
+def _render_whole(
+    tokenizer: PreTrainedTokenizerBase, template: Template, prompt: str, config: PolicyConfig
+) -> RenderedPrompt:
+    """A prompt of any length in its template and the chat template."""
+    text = template.render(prompt=prompt)
+    chat = chat_template_of(tokenizer, config)
+    if chat is None:
+        return RenderedPrompt(text, encode_beginning(tokenizer, text))
+    turns = dialogue_turns(prompt) if config.chat == "turns" else [Turn(role="user", content=text.strip())]
+    messages: list[Message] = [{**turn} for turn in turns]
+    if config.system is not None:
+        messages.insert(0, {"role": "system", "content": config.system})
+    try:
+        text = chat.render(messages, add_generation_prompt=True)
+    except ChatTemplateError as error:
+        remedy = "" if config.system is None else "; if it has no system turn, leave out policy.system"
+        raise PolicyError(f"{error}{remedy}.") from None
+    return RenderedPrompt(text, tokenizer.encode(text, add_special_tokens=False), messages)
+
+
 def encode_prompt(
-    tokenizer: PreTrainedTokenizerBase,
-    template: Template,
-    prompt: str,
-    max_prompt_tokens: int,
-    truncation_mode: Literal["keep_start", "keep_end"] = "keep_start",
-    system: str | None = None,
-    chat: ChatMode = "auto",
+    tokenizer: PreTrainedTokenizerBase, template: Template, prompt: str, config: PolicyConfig
 ) -> list[int]:
     """Token ids of a prompt in its template, see `render_prompt`."""
-    return render_prompt(tokenizer, template, prompt, max_prompt_tokens, truncation_mode, system, chat).ids
+    return render_prompt(tokenizer, template, prompt, config).ids
 
 
-def uses_chat_template(tokenizer: PreTrainedTokenizerBase, chat: ChatMode) -> bool:
-    """Whether prompts are given in the chat template of the backbone."""
-    return bool(tokenizer.chat_template) and chat != "none"
-
-
-def _apply_chat_template(
-    tokenizer: PreTrainedTokenizerBase, turns: Sequence[Turn], system: str | None
-) -> str:
-    from jinja2 import TemplateError
-
-    messages: list[dict[str, Any]] = [{**turn} for turn in turns]
-    if system is not None:
-        messages.insert(0, {"role": "system", "content": system})
-    try:
-        return cast(str, tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-    except TemplateError as error:
-        remedy = "" if system is None else "; if it has no system turn, leave out policy.system"
-        raise PolicyError(
-            f"the chat template of {tokenizer.name_or_path} rejects the prompt ({error}){remedy}."
-        ) from None
+def chat_template_of(tokenizer: PreTrainedTokenizerBase, config: PolicyConfig) -> ChatTemplate | None:
+    """The chat template that prompts are given in; None without one."""
+    if not tokenizer.chat_template or config.chat == "none":
+        return None
+    return ChatTemplate(tokenizer, config.chat_template_kwargs, config.chat_date)
 
 
 def check_prompts(config: PolicyConfig) -> None:
-    """Check the template and the system turn of a policy without loading the model.
+    """Check the template, the system turn and the chat template of a policy without loading the model.
 
     Raises:
-        PolicyError: see `render_prompt`.
+        PolicyError: see `render_prompt`; or there are arguments of a chat template, and none is used.
+        ChatTemplateError: the chat template does not show answers.
         DataError: the template does not exist.
         BackboneError: the backbone cannot be fetched.
     """
-    encode_prompt(
-        load_tokenizer(config.backbone),
-        load_template(config.template, "policy"),
-        "",
-        config.max_prompt_tokens,
-        config.truncation_mode,
-        config.system,
-        config.chat,
-    )
+    tokenizer = load_tokenizer(config.backbone)
+    encode_prompt(tokenizer, load_template(config.template, "policy"), "", config)
+    chat = chat_template_of(tokenizer, config)
+    if chat is not None:
+        chat.end_of_turn()
+    elif config.chat_template_kwargs:
+        raise PolicyError(
+            f"policy.chat_template_kwargs has arguments, but no chat template of {config.backbone.name} is"
+            " used: leave them out, or use a backbone with a chat template and policy.chat 'auto'."
+        )
 
 
 class Policy:
     """A language model that answers prompts.
 
-    From the backbone's generation settings (generation_config.json) it takes only the tokens that
-    end a completion. With others, such as a repetition penalty, completions would follow another
+    A completion ends with EOS, with the token that ends a turn of the chat template, or with a token
+    that the backbone's generation settings (generation_config.json) name as an end. Nothing else is
+    taken from these settings. With others, such as a repetition penalty, completions would follow another
     distribution than the one whose log-probabilities are trained and measured.
 
     Attributes:
@@ -203,7 +195,10 @@ class Policy:
         self.tokenizer = load_tokenizer(config.backbone)
         self.template = load_template(config.template, "policy")
         backbone = load_backbone(config.backbone, device)
-        backbone.generation_config = generation_config(eos_token_id=find_stop_ids(backbone, self.tokenizer))
+        chat = chat_template_of(self.tokenizer, config)
+        end_of_turn = None if chat is None else chat.end_of_turn()
+        stop_ids = find_stop_ids(backbone, self.tokenizer, end_of_turn)
+        backbone.generation_config = generation_config(eos_token_id=stop_ids)
         self.model: PreTrainedModel | PeftModel = backbone
         if adapter is not None:
             from peft import PeftModel
@@ -227,39 +222,35 @@ class Policy:
         """Token ids of one prompt, see `render_prompt`."""
         return self._render(prompt).ids
 
-    def encode_texts(self, prompt: str, completion: str) -> tuple[list[int], list[int]]:
-        """Token ids of a prompt, and of its completion without an end token, as of the joined text.
+    def encode_texts(self, prompt: str, *completions: str) -> TokenRow:
+        """Token ids of a prompt, and of its completions with their end, as of the joined texts.
 
         Without a chat template the joined text is the prompt in its template, followed by the
-        completion as it is. Its leading white space stays: a continuation begins with its space,
-        and an answer without one follows the template's last character, such as the colon of
-        '### Response:', as in Alpaca's training. Where a template ends with the prompt, the white
-        space at the prompt's end precedes the completion. With a chat template the completion is a
-        message, and white space around it is removed. White space at its end is always removed.
+        completion as it is, and the end is EOS. Its leading white space stays: a continuation begins
+        with its space, and an answer without one follows the template's last character, such as the
+        colon of '### Response:', as in Alpaca's training. Where a template ends with the prompt, the
+        white space at the prompt's end precedes the completion. The ids of the prompt are those that
+        completions are generated from; those of the completion are as of `encode_continuation`.
 
-        The ids of the prompt are those that completions are generated from, and the same for all
-        completions of a prompt; those of the completion are as of `encode_continuation`. Sampled
-        completions need no text: their own ids are trained on.
+        With a chat template the completion is the assistant's turn, white space around it is removed,
+        and it ends as the template ends a turn, see `ChatTemplate.encode_answers`.
+
+        White space at the end of a completion is always removed. Sampled completions need no text:
+        their own ids are trained on.
         """
         rendered = self._render(prompt)
-        completion = completion.rstrip()
-        if uses_chat_template(self.tokenizer, self.config.chat):
-            completion = completion.lstrip()
-        elif completion and not self.template.pieces[-1]:
-            completion = trailing_space(prompt) + completion
-        return rendered.ids, encode_continuation(self.tokenizer, rendered.text, completion)
+        chat = chat_template_of(self.tokenizer, self.config)
+        if chat is not None and rendered.messages is not None:
+            answers = [completion.strip() for completion in completions]
+            return chat.encode_answers(rendered.messages, rendered.text, rendered.ids, answers)
+        before = "" if self.template.pieces[-1] else trailing_space(prompt)
+        texts = [before + text if text else text for text in map(str.rstrip, completions)]
+        ends = [cast("int", self.tokenizer.eos_token_id)]
+        encoded = [encode_continuation(self.tokenizer, rendered.text, text) + ends for text in texts]
+        return rendered.ids, *encoded
 
     def _render(self, prompt: str) -> RenderedPrompt:
-        config = self.config
-        return render_prompt(
-            self.tokenizer,
-            self.template,
-            prompt,
-            config.max_prompt_tokens,
-            config.truncation_mode,
-            config.system,
-            config.chat,
-        )
+        return render_prompt(self.tokenizer, self.template, prompt, self.config)
 
     def generate(
         self,

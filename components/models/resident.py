@@ -55,21 +55,18 @@ class ResidentPolicy:
             self.personal = PersonalSlot(self.model, personal_modules)
             self.slot = self.personal.shared
 
-    def encode(self, prompt: str, completion: str) -> tuple[list[int], list[int]]:
-        """Token ids of a prompt in its template, and of a completion with its end token.
+    def encode(self, prompt: str, *completions: str) -> TokenRow:
+        """Token ids of a prompt in its template, and of completions with their end.
 
-        They are the ids of the joined text, see `Policy.encode_texts`. A completion longer than
-        policy.max_new_tokens is truncated, and loses the end token.
+        They are the ids of the joined texts, see `Policy.encode_texts`. A completion longer than
+        policy.max_new_tokens is truncated, and loses its end.
         """
-        prompt_ids, completion_ids = self.policy.encode_texts(prompt, completion)
-        ended = [*completion_ids, self.policy.tokenizer.eos_token_id]
-        return prompt_ids, ended[: self.policy.config.max_new_tokens]
+        prompt_ids, *encoded = self.policy.encode_texts(prompt, *completions)
+        return prompt_ids, *(ids[: self.policy.config.max_new_tokens] for ids in encoded)
 
     def encode_pair(self, pair: Pair) -> TokenRow:
         """Token ids of a pair's prompt, chosen completion and rejected completion."""
-        prompt, chosen = self.encode(pair["prompt"], pair["chosen"])
-        _, rejected = self.encode(pair["prompt"], pair["rejected"])
-        return prompt, chosen, rejected
+        return self.encode(pair["prompt"], pair["chosen"], pair["rejected"])
 
     def logprobs(self, rows: Sequence[TokenRow]) -> torch.Tensor:
         """Summed log-probability of each completion under the adapter in the slot.

@@ -135,10 +135,15 @@ def test_a_turn_each_is_refused_without_a_chat_template(policy, monkeypatch):
         check_prompts(policy.config.model_copy(update={"chat": "turns"}))
 
 
+def encode_long_prompt(policy, length, mode):
+    config = policy.config.model_copy(update={"max_prompt_tokens": length, "truncation_mode": mode})
+    return encode_prompt(policy.tokenizer, policy.template, LONG_PROMPT, config)
+
+
 @pytest.mark.parametrize("mode", ["keep_start", "keep_end"])
 @pytest.mark.parametrize("length", [260, 290, 320])
 def test_a_long_prompt_is_truncated_at_one_end_and_the_template_stays(policy, length, mode):
-    ids = encode_prompt(policy.tokenizer, policy.template, LONG_PROMPT, length, mode)
+    ids = encode_long_prompt(policy, length, mode)
     before, after = policy.tokenizer.decode(policy.encode("@")).split("@")
     text = policy.tokenizer.decode(ids)
     assert len(ids) == length
@@ -152,13 +157,14 @@ def test_a_long_prompt_is_truncated_at_one_end_and_the_template_stays(policy, le
 @pytest.mark.parametrize("mode", ["keep_start", "keep_end"])
 def test_the_recipe_chooses_the_end_of_a_long_prompt_that_stays(policy, monkeypatch, mode):
     change_config(policy, monkeypatch, max_prompt_tokens=290, truncation_mode=mode)
-    expected = encode_prompt(policy.tokenizer, policy.template, LONG_PROMPT, 290, mode)
+    expected = encode_long_prompt(policy, 290, mode)
     assert policy.encode(LONG_PROMPT) == expected
 
 
 def test_a_template_that_does_not_fit_is_refused_with_its_length(policy):
     with pytest.raises(PolicyError, match=r"'summarization/policy' alone takes \d+ tokens, .* 50"):
-        encode_prompt(policy.tokenizer, load("summarization/policy", "policy"), "p", 50)
+        config = policy.config.model_copy(update={"max_prompt_tokens": 50})
+        encode_prompt(policy.tokenizer, load("summarization/policy", "policy"), "p", config)
 
 
 # --- greedy generation

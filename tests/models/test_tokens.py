@@ -4,7 +4,7 @@ import pytest
 from tokenizers import processors
 from transformers import LlamaTokenizer
 
-from components.config import BackboneConfig
+from components.config import BackboneConfig, PolicyConfig
 from components.data.templates import load
 from components.models.backbone import load_tokenizer
 from components.models.policy import encode_prompt
@@ -55,7 +55,7 @@ def test_bos_counts_as_one_of_the_tokens_of_max_length(tokenizer):
 @families
 def test_the_inputs_of_selectors_and_policies_begin_alike(tokenizer):
     leading = leading_ids(tokenizer)
-    prompt = encode_prompt(tokenizer, POLICY, "the film", 500)
+    prompt = encode_prompt(tokenizer, POLICY, "the film", PolicyConfig(max_prompt_tokens=500))
     begins_with_bos = prompt[0] == tokenizer.bos_token_id
     assert leading == ([tokenizer.bos_token_id] if begins_with_bos else [])
     assert encode_film(tokenizer)[: len(leading)] == leading

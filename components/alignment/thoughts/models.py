@@ -76,6 +76,7 @@ class ModelEvaluator:
         config = PolicyConfig(
             backbone=BackboneConfig(name=options.model, revision=options.revision),
             template=TemplateFile("thoughts/policy"),
+            chat_date=options.chat_date,
             max_prompt_tokens=options.max_prompt_tokens,
             max_new_tokens=options.max_new_tokens,
             generation_batch_size=options.batch_size,
@@ -106,7 +107,8 @@ class ModelEvaluator:
         return [self._reply(completion) for (completion,) in completions]
 
     def _reply(self, completion: Completion) -> Reply:
-        text = self.policy.tokenizer.decode(list(completion.ids), skip_special_tokens=True)
+        ids = list(completion.ids[:-1] if completion.finished else completion.ids)
+        text = self.policy.tokenizer.decode(ids, skip_special_tokens=True)
         return Reply(cast("str", text), completion.finished)
 
     def _expected_scores(self, requests: Sequence[Request]) -> list[float]:

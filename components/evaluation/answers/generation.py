@@ -103,8 +103,6 @@ def _parse(completion: Completion, question: Question) -> ParsedAnswer:
 
 def _is_truncated(policy: Policy, prompt: str) -> bool:
     """Whether a prompt is longer than the policy's prompts may be."""
-    config = policy.config
-    complete = encode_prompt(
-        policy.tokenizer, policy.template, prompt, sys.maxsize, system=config.system, chat=config.chat
-    )
-    return len(complete) > config.max_prompt_tokens
+    unlimited = policy.config.model_copy(update={"max_prompt_tokens": sys.maxsize})
+    complete = encode_prompt(policy.tokenizer, policy.template, prompt, unlimited)
+    return len(complete) > policy.config.max_prompt_tokens

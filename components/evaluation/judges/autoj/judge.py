@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from components.config import EndpointOptions, NamedModel, TemplateFile
+from components.config import BackboneConfig, EndpointOptions, NamedModel, TemplateFile
+from components.config.models import CHAT_DATE, ChatDate
 from components.data.records import DataError
 from components.data.templates import Template
 from components.data.templates import load as load_template
@@ -20,6 +21,7 @@ from components.evaluation.judges.autoj.prompts import judge_query
 from components.evaluation.judges.base import JudgeError, JudgeResources, JudgeSection
 from components.evaluation.winrate import Verdict
 from components.models.chat import read_key
+from components.models.chat_template import reads_clock
 from components.models.selector import Comparison
 
 
@@ -60,6 +62,7 @@ class AutoJSection(EndpointOptions, NamedModel, JudgeSection):
             " format of Auto-J's training. An endpoint applies its own format."
         ),
     )
+    chat_date: ChatDate = Field(None, description=CHAT_DATE)
     max_prompt_tokens: int = Field(
         3072,
         ge=64,
@@ -81,6 +84,13 @@ class AutoJSection(EndpointOptions, NamedModel, JudgeSection):
         except DataError as error:
             raise ValueError(str(error).rstrip(".")) from None
         return file
+
+    def with_chat_date(self, day: str) -> AutoJSection:
+        """The section with the day that the model's chat template prints, if it prints one."""
+        prints_day = self.chat_template and self.base_url is None and self.chat_date is None
+        if prints_day and reads_clock(BackboneConfig(name=self.model, revision=self.revision)):
+            return self.model_copy(update={"chat_date": day})
+        return self
 
     def check_data(self, prepared: Path) -> None:
         """Refuse a missing key, model or quantization library before the run.

@@ -11,7 +11,8 @@ from components.data.templates import load as load_template
 from components.evaluation.judges.autoj.prompts import encode_question
 from components.evaluation.judges.base import JudgeError
 from components.models.backbone import fetch_backbone, load_backbone, load_tokenizer
-from components.models.generation import GenerationSettings, generate_completions
+from components.models.chat_template import ChatTemplate
+from components.models.generation import GenerationSettings, find_stop_ids, generate_completions
 from components.models.selector import Comparison
 
 if TYPE_CHECKING:
@@ -58,6 +59,10 @@ class LocalModel:
             if _quantization_method(config) is None
             else _load_quantized(options, device)
         )
+        if options.chat_template:
+            chat = ChatTemplate(self.tokenizer, {}, options.chat_date)
+            stop_ids = find_stop_ids(self.model, self.tokenizer, chat.end_of_turn())
+            cast("Any", self.model.generation_config).eos_token_id = stop_ids
 
     def write(self, comparisons: Sequence[Comparison]) -> list[str]:
         """Write a judgment on each comparison, in their order."""

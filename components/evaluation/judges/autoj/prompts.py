@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from components.data.templates import Template, user_message
 from components.evaluation.judges.base import JudgeError
+from components.models.chat_template import ChatTemplate
 from components.models.selector import Comparison
 
 if TYPE_CHECKING:
@@ -84,9 +85,9 @@ def _encode(
     instruction = template.render(**texts)
     ids: list[int]
     if options.chat_template:
-        turn = [{"role": "user", "content": instruction}]
-        text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-        ids = tokenizer.encode(cast("str", text), add_special_tokens=False)
+        chat = ChatTemplate(tokenizer, {}, options.chat_date)
+        text = chat.render([{"role": "user", "content": instruction}], add_generation_prompt=True)
+        ids = tokenizer.encode(text, add_special_tokens=False)
     else:
         ids = tokenizer.encode(f"[INST] {instruction} [/INST]")
     return ids

@@ -1,0 +1,189 @@
+"""Rendering of a backbone's chat template, with its arguments and its date, and the end of its turns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import TYPE_CHECKING, Any, cast
+
+from components.config import BackboneConfig, UserError
+from components.models.backbone import EMBEDDED, TINY, BackboneError, load_tokenizer
+from components.models.tokens import encode_continuation
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Message = dict[str, Any]
+"""A turn of a dialogue: its role and its content."""
+CLOCK = "strftime_now"
+"""The function by which a chat template asks for the present day, e.g. that of Llama 3.2."""
+CLOCK_CALL = re.compile(CLOCK + r"\s*\(")
+DATED_CALL = re.compile(CLOCK_CALL.pattern + r"""\s*(['"])(.*?)\1\s*\)""")
+
+
+class ChatTemplateError(UserError, ValueError):
+    """A chat template that cannot be used."""
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """The chat template of a tokenizer.
+
+    Attributes:
+        tokenizer: has a chat template.
+        arguments: arguments that every rendering gets, such as enable_thinking.
+        date: day (ISO) that a template prints in place of the present one. A template that asks for
+            the variable `date_string` gets it too.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    arguments: Mapping[str, Any]
+    date: str | None
+
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        """The text of a dialogue.
+
+        Args:
+            messages: its turns.
+            add_generation_prompt: whether the beginning of an answer follows them.
+
+        Raises:
+            ChatTemplateError: the template rejects the turns, or asks for a day that is not set.
+        """
+        from jinja2 import TemplateError
+
+        arguments: dict[str, Any] = {}
+        if self.date is not None:
+            arguments["date_string"] = date.fromisoformat(self.date).strftime("%d %b %Y")
+        try:
+            text = self.tokenizer.apply_chat_template(
+                list(messages),
+                chat_template=self._dated(),
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                **arguments | dict(self.arguments),
+            )
+        except TemplateError as error:
+            raise ChatTemplateError(
+                f"the chat template of {self.tokenizer.name_or_path} rejects the prompt ({error})"
+            ) from None
+        return cast("str", text)
+
+    def _dated(self) -> str:
+        """The template with the day in place of the calls that ask for the present one."""
+        template = self.tokenizer.get_chat_template()
+        if not _has_clock(template):
+            return template
+        name = self.tokenizer.name_or_path
+        if self.date is None:
+            raise ChatTemplateError(
+                f"the chat template of {name} prints the present day, and no day is set: give one, e.g."
+                " chat_date: 2026-01-31 (policy.chat_date, for a judge evaluation.judge.chat_date)"
+            )
+        day = date.fromisoformat(self.date)
+        dated = DATED_CALL.sub(lambda call: repr(day.strftime(call[2])), template)
+        if _has_clock(dated):
+            raise ChatTemplateError(
+                f"the chat template of {name} calls {CLOCK} with something else than a text in quotes, so"
+                " that its day cannot be set: use a backbone with another chat template, or policy.chat=none"
+            )
+        return dated
+
+    def end_of_turn(self) -> int | None:
+        """The token that ends an answer; None if the template writes no such token.
+
+        It is the first token after the content of an assistant's turn that a text cannot contain,
+        such as <|im_end|>.
+
+        Raises:
+            ChatTemplateError: the template does not show the content of an answer.
+        """
+        content = "answer"
+        question = {"role": "user", "content": "question"}
+        text = self.render([question, {"role": "assistant", "content": content}], add_generation_prompt=False)
+        _, found, end = text.rpartition(content)
+        if not found:
+            raise ChatTemplateError(
+                f"the chat template of {self.tokenizer.name_or_path} does not show the content of an"
+                " assistant's turn: use another one, or policy.chat=none"
+            )
+        ids: list[int] = self.tokenizer.encode(end, add_special_tokens=False)
+        return next((token for token in ids if token in special_ids(self.tokenizer)), None)
+
+    def encode_answers(
+        self, messages: Sequence[Message], prompt: str, prompt_ids: list[int], answers: Sequence[str]
+    ) -> tuple[list[int], ...]:
+        """Token ids of a prompt and of its answers, each with the end of its turn.
+
+        They are those of the dialogue with the answer as its last turn, as in TRL's DPOTrainer: what
+        the template writes before the answer's content and after the prompt, such as an empty block
+        of thoughts, belongs to the answer. Where the template shows the prompt in another way if an
+        answer follows, the answers begin where the tokens differ. If the template writes no token
+        that ends a turn, EOS is added.
+
+        Args:
+            messages: the turns before the answer.
+            prompt: the text of these turns with the beginning of the answer.
+            prompt_ids: its token ids.
+            answers: texts without white space around them.
+
+        Raises:
+            ChatTemplateError: the template rejects the turns, or shows prompts in a way that has no
+                token in common with a dialogue.
+        """
+        texts = [
+            self.render([*messages, {"role": "assistant", "content": answer}], add_generation_prompt=False)
+            for answer in answers
+        ]
+        if all(text.startswith(prompt) for text in texts):
+            return prompt_ids, *(self._encode_turn(prompt, text[len(prompt) :]) for text in texts)
+        dialogues = [self._encode_turn("", text) for text in texts]
+        start = min(_common_prefix(prompt_ids, ids) for ids in dialogues)
+        if start == 0:
+            raise ChatTemplateError(
+                f"the chat template of {self.tokenizer.name_or_path} begins a dialogue with an answer in"
+                " another way than a prompt: use another one, or policy.chat=none"
+            )
+        return prompt_ids[:start], *(ids[start:] for ids in dialogues)
+
+    def _encode_turn(self, before: str, turn: str) -> list[int]:
+        """Token ids of the end of a dialogue, up to the token that ends its last turn."""
+        ids = encode_continuation(self.tokenizer, before, turn.rstrip())
+        if ids and ids[-1] in special_ids(self.tokenizer):
+            return ids
+        return [*ids, cast("int", self.tokenizer.eos_token_id)]
+
+
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Tokens that were added to a tokenizer's vocabulary: its special tokens and the marks of turns."""
+    return {*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids}
+
+
+def reads_clock(backbone: BackboneConfig) -> bool:
+    """Whether the chat template of a backbone prints the present day.
+
+    Raises:
+        BackboneError: the tokenizer cannot be loaded.
+    """
+    if backbone.name in (EMBEDDED, TINY):  # their templates do not, and the models may not exist yet
+        return False
+    try:
+        tokenizer = load_tokenizer(backbone)
+    except (OSError, ValueError) as error:
+        raise BackboneError(
+            f"the tokenizer of '{backbone.name}' cannot be read: {str(error).splitlines()[0]} Use 'embedded',"
+            " a folder with the files of a model, or a hub id that this machine can reach."
+        ) from None
+    return bool(tokenizer.chat_template) and _has_clock(tokenizer.get_chat_template())
+
+
+def _has_clock(template: str) -> bool:
+    return CLOCK_CALL.search(template) is not None
+
+
+def _common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """Number of tokens that two sequences begin with in common."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((n for n, (left, right) in pairs if left != right), min(len(one), len(other)))

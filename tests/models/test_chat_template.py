@@ -1,0 +1,213 @@
+"""Chat templates: token ids equal those of TRL, answers end as a turn ends, and the day is the run's."""
+
+from datetime import date
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from datasets import Dataset
+from trl import DPOConfig, DPOTrainer
+
+from components.config import PolicyConfig, RecipeError, check_section
+from components.models.chat_template import ChatTemplate, ChatTemplateError
+from components.models.generation import ContinuousBatch
+from components.models.policy import Policy, PolicyError, check_prompts
+from tests.support.chat_templates import (
+    build_chat_tokenizer,
+    family,
+    open_chat_policy,
+    write_chat_policy,
+)
+
+FAMILIES = ("llama-3", "gemma", "qwen2-base", "qwen2", "qwen3", "mistral", "thinking-prompt")
+PAIR = {
+    "prompt": "Where is order 1002?",
+    "chosen": "We will look into it.\n\nToday.",
+    "rejected": "I was charged",
+}
+
+
+def encode_by_trl(tokenizer, row):
+    """Token ids that TRL's DPOTrainer makes of a row; of the trainer it uses the tokenizer alone."""
+    trainer = SimpleNamespace(_tokenizer=tokenizer)
+    arguments = DPOConfig(output_dir="unused", report_to="none", use_cpu=True, bf16=False)
+    dataset = DPOTrainer._prepare_dataset(trainer, Dataset.from_list([row]), tokenizer, arguments, "train")
+    return tuple(list(dataset[0][f"{name}_ids"]) for name in ("prompt", "chosen", "rejected"))
+
+
+def conversation(pair, **more):
+    sides = {side: [{"role": "assistant", "content": pair[side]}] for side in ("chosen", "rejected")}
+    return {"prompt": [{"role": "user", "content": pair["prompt"]}], **sides, **more}
+
+
+def without_space_at_the_end(tokenizer, ids):
+    """Token ids without those of white space after the last token that is not white space."""
+    while not tokenizer.decode(ids[-1:]).strip():
+        ids = ids[:-1]
+    return ids
+
+
+# --- training
+
+
+@pytest.mark.parametrize("arguments", [{}, {"enable_thinking": False}, {"enable_thinking": True}])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_ids_of_a_pair_are_those_of_trl_up_to_white_space_after_the_turn(tmp_path, name, arguments):
+    resident = open_chat_policy(name, tmp_path, chat_template_kwargs=arguments)
+    tokenizer = resident.policy.tokenizer
+    row = conversation(PAIR, chat_template_kwargs=arguments)
+    prompt, *answers = encode_by_trl(tokenizer, row)
+    expected = [without_space_at_the_end(tokenizer, ids) for ids in answers]
+    assert resident.encode_pair(PAIR) == (prompt, *expected)
+
+
+def test_the_ids_without_a_chat_template_are_those_of_trl(tmp_path):
+    resident = open_chat_policy("gemma", tmp_path, chat="none")
+    text = resident.policy.template.render(prompt=PAIR["prompt"])
+    pair = PAIR | {side: f" {PAIR[side]}" for side in ("chosen", "rejected")}
+    assert resident.encode_pair(pair) == encode_by_trl(resident.policy.tokenizer, pair | {"prompt": text})
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_completion_ends_with_the_token_that_ends_a_turn(tmp_path, name):
+    resident = open_chat_policy(name, tmp_path)
+    end = resident.policy.tokenizer.convert_tokens_to_ids(family(name).end_of_turn)
+    _, chosen, rejected = resident.encode_pair(PAIR)
+    assert (chosen[-1], rejected[-1]) == (end, end)
+
+
+def test_a_block_of_thoughts_is_of_the_prompt_or_of_the_answer_as_the_arguments_say(tmp_path):
+    block = "<think>\n\n</think>\n\n"
+    answer = PAIR["chosen"] + "<|im_end|>"
+    for arguments, prompt_end, text in (
+        ({}, "assistant\n", block + answer),
+        ({"enable_thinking": False}, block, answer),
+    ):
+        resident = open_chat_policy("qwen3", tmp_path, chat_template_kwargs=arguments)
+        prompt, chosen = resident.encode(PAIR["prompt"], PAIR["chosen"])
+        assert resident.policy.tokenizer.decode(prompt).endswith(prompt_end)
+        assert resident.policy.tokenizer.decode(chosen) == text
+        assert prompt == resident.policy.encode(PAIR["prompt"])
+
+
+def test_a_template_that_writes_no_end_of_a_turn_gets_the_end_of_sequence_token(tmp_path):
+    shape = family("qwen2-base")._replace(template="{% for m in messages %}{{ m.content }}\n{% endfor %}")
+    tokenizer = build_chat_tokenizer(shape)
+    chat = ChatTemplate(tokenizer, {}, None)
+    messages = [{"role": "user", "content": "p"}]
+    _, answer = chat.encode_answers(messages, "p\n", tokenizer.encode("p\n"), ["an answer"])
+    assert tokenizer.decode(answer) == "an answer<|endoftext|>"
+    assert chat.end_of_turn() is None
+
+
+# --- generation
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_generation_stops_at_the_end_of_a_turn_and_at_the_end_of_the_sequence(tmp_path, name):
+    policy = Policy(write_chat_policy(name, tmp_path), "cpu")
+    ends = {policy.tokenizer.convert_tokens_to_ids(family(name).end_of_turn), policy.tokenizer.eos_token_id}
+    assert set(policy.model.generation_config.eos_token_id) == ends
+
+
+def test_without_the_chat_template_generation_stops_at_the_end_of_the_sequence_alone(tmp_path):
+    policy = Policy(write_chat_policy("gemma", tmp_path, chat="none"), "cpu")
+    assert policy.model.generation_config.eos_token_id == [policy.tokenizer.eos_token_id]
+
+
+def test_a_sampled_completion_ends_with_the_end_of_its_turn(tmp_path, monkeypatch):
+    policy = Policy(write_chat_policy("gemma", tmp_path), "cpu")
+    end = policy.tokenizer.convert_tokens_to_ids("<end_of_turn>")
+    forward = ContinuousBatch._forward
+
+    def prefer_end(self, *arguments):
+        logits = forward(self, *arguments).clone()
+        logits[:, end] += 1e3
+        return logits
+
+    monkeypatch.setattr(ContinuousBatch, "_forward", prefer_end)
+    ((completion,),) = policy.generate([PAIR["prompt"]], seed=0)
+    assert completion.ids == (end,)
+    assert completion.finished
+
+
+# --- the day
+
+
+def render_on(tokenizer, day):
+    return ChatTemplate(tokenizer, {}, day).render([{"role": "user", "content": "p"}], True)
+
+
+def test_a_template_prints_the_day_that_is_set_where_it_would_print_the_present_one(monkeypatch):
+    for name in ("llama-3.2", "dated"):
+        tokenizer = build_chat_tokenizer(family(name))
+        today = date.today()
+        messages = [{"role": "user", "content": "p"}]
+        expected = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert render_on(tokenizer, today.isoformat()) == expected
+        text = render_on(tokenizer, "2026-03-01")
+        assert text == expected.replace(today.strftime("%d %b %Y"), "01 Mar 2026")
+
+
+def test_a_template_that_asks_for_a_date_string_gets_the_day():
+    shape = family("llama-3")._replace(template="{{ date_string }}: {{ messages[0].content }}")
+    assert render_on(build_chat_tokenizer(shape), "2026-03-01") == "01 Mar 2026: p"
+    assert render_on(build_chat_tokenizer(shape), None) == ": p"
+
+
+def test_a_template_that_prints_the_present_day_is_refused_without_one():
+    with pytest.raises(ChatTemplateError, match="prints the present day, and no day is set"):
+        render_on(build_chat_tokenizer(family("llama-3.2")), None)
+
+
+def test_a_clock_that_is_read_in_an_unknown_format_is_refused():
+    shape = family("llama-3")._replace(template="{% set f = '%d' %}{{ strftime_now(f) }}")
+    with pytest.raises(ChatTemplateError, match="so that its day cannot be set"):
+        render_on(build_chat_tokenizer(shape), "2026-03-01")
+
+
+# --- the recipe
+
+
+@pytest.mark.parametrize("day", ["2026-03-01", date(2026, 3, 1)])
+def test_a_day_of_a_recipe_is_a_date_in_yaml_or_a_text(day):
+    assert check_section(PolicyConfig, {"chat_date": day}, "here").chat_date == "2026-03-01"
+
+
+def test_a_day_that_is_none_is_refused():
+    with pytest.raises(RecipeError, match="key 'chat_date' is '1 March'"):
+        check_section(PolicyConfig, {"chat_date": "1 March"}, "here")
+
+
+def test_options_of_rendering_are_no_arguments_of_a_template():
+    with pytest.raises(RecipeError, match="'add_generation_prompt' is not an argument of a chat template"):
+        check_section(PolicyConfig, {"chat_template_kwargs": {"add_generation_prompt": False}}, "here")
+
+
+def test_arguments_are_refused_where_no_chat_template_is_used(tmp_path: Path):
+    config = write_chat_policy(
+        "qwen3", tmp_path, chat="none", chat_template_kwargs={"enable_thinking": False}
+    )
+    with pytest.raises(PolicyError, match="no chat template of .* is used"):
+        check_prompts(config)
+
+
+def test_a_template_that_does_not_show_answers_is_refused_before_a_model_is_loaded(tmp_path):
+    config = write_chat_policy("mistral", tmp_path)
+    path = Path(config.backbone.name) / "chat_template.jinja"
+    path.write_text("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}")
+    with pytest.raises(ChatTemplateError, match="does not show the content of an assistant's turn"):
+        check_prompts(config)
+
+
+def test_the_log_probability_of_an_answer_is_that_of_the_whole_dialogue(tmp_path):
+    resident = open_chat_policy("gemma", tmp_path)
+    row = resident.encode_pair(PAIR)
+    with torch.no_grad():
+        computed = resident.logprobs([row])[0]
+        for n, answer in enumerate(row[1:]):
+            ids = [*row[0], *answer]
+            logprobs = resident.model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+            expected = sum(float(logprobs[i - 1, ids[i]]) for i in range(len(row[0]), len(ids)))
+            assert float(computed[n]) == pytest.approx(expected, abs=1e-3)
