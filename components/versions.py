@@ -11,10 +11,10 @@ ROUNDS = 5
 SELECTOR_JUDGE = 4
 """Selectors that are trained as judges (components/evaluation/judges/selector.py)."""
 
-TRAINED_REWARD = 4
+TRAINED_REWARD = 5
 """Reward models that are trained here (components/learning/reward_model.py)."""
 
-THOUGHT_TREES = {"text": 3, "expected": 3}
+THOUGHT_TREES = {"text": 4, "expected": 4}
 """Trees of thoughts by how the evaluator's scores are read (components/alignment/thoughts).
 
 The rounding of expected scores belongs to their trees, so a change of their batches is a version.

@@ -43,6 +43,7 @@ from components.models.rewards.classifier import (
     ScoringBatch,
     ScoringDtype,
     check_template,
+    choose_padding,
 )
 from components.versions import TRAINED_REWARD
 
@@ -263,19 +264,24 @@ def train_reward(
     tokenizer, shape = _load_tokenizer_and_config(training.backbone)
     model = _load_classifier(training.backbone, shape, seed)
     check_targets(model, training.lora, classifier=True)
+    dataset = _encode_rows(tokenizer, reward, rows)
+    pad_token = tokenizer.pad_token
+    tokenizer.pad_token = _padding_token(tokenizer, model, dataset)
     with torch.random.fork_rng(devices=[]), tempfile.TemporaryDirectory() as scratch:
         trainer = RewardTrainer(
             model=model,
             args=_training_arguments(training, seed, device, scratch),
-            train_dataset=_encode_rows(tokenizer, reward, rows),
+            train_dataset=dataset,
             processing_class=tokenizer,
             callbacks=[_loss_callback(losses, progress)],
             peft_config=to_peft_config(training.lora, task="SEQ_CLS"),
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-    trained = cast("PeftModel", trainer.model)
-    return cast("PreTrainedModel", trained.merge_and_unload()), tokenizer, losses
+    tokenizer.pad_token = pad_token
+    trained = cast("PreTrainedModel", cast("PeftModel", trainer.model).merge_and_unload())
+    trained.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+    return trained, tokenizer, losses
 
 
 def _training_arguments(
@@ -394,3 +400,12 @@ def _encode_rows(tokenizer: PreTrainedTokenizerBase, reward: TrainedReward, rows
         for row in rows
     ]
     return Dataset.from_list(encoded)
+
+
+def _padding_token(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, dataset: Dataset) -> str:
+    """A token that no text contains, because the model reads the last token that is not padding."""
+    tokens: set[int] = set()
+    for row in dataset:
+        tokens.update(row["chosen_ids"], row["rejected_ids"])
+    pad = choose_padding(model, tokens, cast("int", tokenizer.pad_token_id))
+    return str(tokenizer.convert_ids_to_tokens(pad))

@@ -14,11 +14,16 @@ def leading_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     They are read from an encoded text. transformers drops `add_bos_token` where there is a
     tokenizer.json, whose post-processor adds the token nevertheless.
     """
+    return surrounding_ids(tokenizer)[0]
+
+
+def surrounding_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """The special tokens that a tokenizer puts before a text, see `leading_ids`, and those after it."""
     text = "a"
     plain = tokenizer.encode(text, add_special_tokens=False)
     complete: list[int] = tokenizer.encode(text)
-    count = next(n for n in range(len(complete)) if complete[n : n + len(plain)] == plain)
-    return complete[:count]
+    start = next(n for n in range(len(complete)) if complete[n : n + len(plain)] == plain)
+    return complete[:start], complete[start + len(plain) :]
 
 
 def encode_continuation(tokenizer: PreTrainedTokenizerBase, text: str, continuation: str) -> list[int]:

@@ -659,7 +659,9 @@ def test_a_model_that_writes_no_number_is_requested_as_often_as_the_options_stat
 @pytest.mark.parametrize(("finished", "score"), [(True, (2, 1)), (False, (None, 2))])
 def test_a_models_answer_is_parsed_as_finished_or_as_cut_off(written_evaluator, monkeypatch, finished, score):
     text = "It says where.\n2"
-    ids = tuple(written_evaluator.policy.tokenizer.encode(text, add_special_tokens=False))
+    tokenizer = written_evaluator.policy.tokenizer
+    end = [tokenizer.eos_token_id] if finished else []
+    ids = (*tokenizer.encode(text, add_special_tokens=False), *end)
     monkeypatch.setattr(
         thought_models, "generate_completions", lambda *_, **__: [[Completion(ids, text, finished)]]
     )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -14,9 +14,10 @@ from components.config import NamedModel
 from components.environment import disable_transformers_progress_bars
 from components.models.backbone import BackboneError, choose_dtype
 from components.models.rewards.base import ResponseReward, RewardFunction, Scores
+from components.models.tokens import surrounding_ids
 
 if TYPE_CHECKING:
-    from transformers import BatchEncoding, PreTrainedTokenizerBase
+    from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 InputLength = Annotated[
     int,
@@ -61,7 +62,8 @@ class ResponseFormat:
         """Encode N pairs of (prompt, response), padded to [N, L].
 
         The start of a prompt that is too long is truncated; this requires a tokenizer that
-        truncates on the left.
+        truncates on the left. BOS at the beginning of the template stays, and special tokens that
+        both the template and the tokenizer write are there once.
         """
         if self.template is None:
             pairs: BatchEncoding = tokenizer(
@@ -73,16 +75,32 @@ class ResponseFormat:
                 return_tensors="pt",
             )
             return pairs
+        template = _without_added_tokens(tokenizer, self.template)
+        bos = tokenizer.bos_token or ""
+        opening = [tokenizer.bos_token_id] if bos and template.startswith(bos) else []
         # The prompt is inserted last, so that a field in its text is not filled.
-        before, _, after = self.template.partition("{prompt}")
+        before, _, after = template[len(bos) if opening else 0 :].partition("{prompt}")
         filled = [
             before.replace("{response}", response) + prompt + after.replace("{response}", response)
             for prompt, response in texts
         ]
+        limit = self.max_length - len(opening)
+        if opening:
+            encoded_rows = tokenizer(filled, truncation=True, max_length=limit)["input_ids"]
+            rows = [opening + ids for ids in encoded_rows]
+            return tokenizer.pad({"input_ids": rows}, padding=True, return_tensors="pt")
         encoded: BatchEncoding = tokenizer(
-            filled, truncation=True, padding=True, max_length=self.max_length, return_tensors="pt"
+            filled, truncation=True, padding=True, max_length=limit, return_tensors="pt"
         )
         return encoded
+
+
+def _without_added_tokens(tokenizer: PreTrainedTokenizerBase, template: str) -> str:
+    """A template without the special tokens at its ends that the tokenizer adds to every text."""
+    first, last = (
+        "".join(cast("list[str]", tokenizer.convert_ids_to_tokens(ids))) for ids in surrounding_ids(tokenizer)
+    )
+    return template.removeprefix(first).removesuffix(last)
 
 
 def check_template(template: str | None) -> None:
@@ -198,8 +216,9 @@ class RewardModel:
                 f"{config.output}: use a number from 0 to {model.config.num_labels - 1}."
             )
         if self.tokenizer.pad_token_id is None:
-            self.tokenizer.pad_token = self.tokenizer.eos_token
-        model.config.pad_token_id = self.tokenizer.pad_token_id
+            self.tokenizer.pad_token = self.tokenizer.convert_ids_to_tokens(0)
+        if getattr(model.config, "summary_type", None) != "last":  # XLNet reads the last column
+            self.tokenizer.padding_side = "right"  # positions are counted from the first column
         # The model is loaded in fp32 and then converted. transformers loads bf16 by changing the
         # default dtype of the process, in which other clients train.
         self.model = model.requires_grad_(False).eval().to(device, choose_dtype(config.dtype, device))
@@ -233,7 +252,7 @@ class RewardModel:
         scores = np.zeros(len(distinct))
         for start in range(0, len(distinct), self.config.batch_size):
             batch = distinct[start : start + self.config.batch_size]
-            inputs = response_format.encode(self.tokenizer, batch).to(self.device)
+            inputs = self._mark_padding(response_format.encode(self.tokenizer, batch)).to(self.device)
             with torch.inference_mode():
                 logits = self.model(**inputs).logits
             scores[start : start + len(batch)] = logits[:, self.config.output].double().cpu().numpy()
@@ -241,6 +260,41 @@ class RewardModel:
                 progress(start + len(batch), len(distinct))
         positions = {text: position for position, text in enumerate(distinct)}
         return scores[[positions[text] for text in texts]]
+
+    def _mark_padding(self, inputs: BatchEncoding) -> BatchEncoding:
+        """Pad with a token that no text of a batch contains, and tell the model which one it is.
+
+        Classifiers of transformers read the last token that is not the padding token. In a text that
+        ends in EOS, where EOS is the padding token, that is not the last token.
+        """
+        ids, attended = inputs["input_ids"], inputs["attention_mask"].bool()
+        pad = choose_padding(self.model, set(ids[attended].tolist()), self.tokenizer.pad_token_id)
+        inputs["input_ids"] = ids.masked_fill(~attended, pad)
+        for config in (self.model.config, self.model.config.get_text_config()):
+            config.pad_token_id = pad
+        return inputs
+
+
+def choose_padding(model: PreTrainedModel, tokens: Collection[int], preferred: int) -> int:
+    """A token of a model's vocabulary that no text contains.
+
+    Args:
+        model: the classifier.
+        tokens: ids that the texts contain.
+        preferred: taken if it is none of them.
+
+    Raises:
+        BackboneError: the texts contain all tokens of the model.
+    """
+    embedding: Any = model.get_input_embeddings()
+    vocabulary: int = embedding.weight.shape[0]
+    for token in (preferred, *range(vocabulary)):
+        if token < vocabulary and token not in tokens:
+            return token
+    raise BackboneError(
+        f"the texts of a reward model contain all its {vocabulary} tokens, so that none is left to pad with:"
+        " add a padding token to its tokenizer and its embedding"
+    )
 
 
 def _unreadable(config: ClassifierReward, error: Exception) -> BackboneError:
