@@ -288,7 +288,8 @@ def choose_padding(model: PreTrainedModel, tokens: Collection[int], preferred: i
     """
     embedding: Any = model.get_input_embeddings()
     vocabulary: int = embedding.weight.shape[0]
-    for token in (preferred, *range(vocabulary)):
+    candidates: list[int] = [preferred, *range(vocabulary)]
+    for token in candidates:
         if token < vocabulary and token not in tokens:
             return token
     raise BackboneError(
