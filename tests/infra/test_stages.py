@@ -6,6 +6,7 @@ import yaml
 from components.config import Recipe
 from components.data.records import DataError
 from components.inputs import store_inputs
+from components.models.backbone import fetch_backbone
 from components.recipes import load_recipe
 from flows import process
 from tasks.runs import Run, create_run
@@ -45,9 +46,10 @@ def test_the_inputs_of_the_rounds_are_the_sections_that_the_method_names(tmp_pat
 
 
 def test_the_inputs_of_backbones_are_their_names(tmp_path):
-    assert check_recipe(tmp_path, "policy.backbone.name=smollm2-135m-instruct").exit_code == 0
+    folder = fetch_backbone("tiny-random")
+    assert check_recipe(tmp_path, f"policy.backbone.name={folder}").exit_code == 0
     inputs = yaml.safe_load((tmp_path / "backbone-inputs.yaml").read_text())
-    assert inputs == {"backbones": ["smollm2-135m-instruct", "tiny-random"]}
+    assert inputs == {"backbones": [folder, "tiny-random"]}
 
 
 @pytest.mark.parametrize(
