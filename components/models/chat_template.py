@@ -149,10 +149,10 @@ class ChatTemplate:
         return prompt_ids[:start], *(ids[start:] for ids in dialogues)
 
     def _encode_turn(self, before: str, turn: str) -> list[int]:
-        """Token ids of the end of a dialogue, up to the token that ends its last turn."""
+        """Token ids of the end of a dialogue, with the white space after the end of its last turn."""
         ids = encode_continuation(self.tokenizer, before, turn.rstrip())
         if ids and ids[-1] in special_ids(self.tokenizer):
-            return ids
+            return encode_continuation(self.tokenizer, before, turn)
         return [*ids, cast("int", self.tokenizer.eos_token_id)]
 
 
