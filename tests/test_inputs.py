@@ -1,7 +1,9 @@
 """The files that a recipe names count by their bytes, from the start of a run to its end."""
 
+import shutil
 import types
 import typing
+from pathlib import Path
 
 import pytest
 import yaml
@@ -22,6 +24,7 @@ from components.config import (
 )
 from components.data.templates import load as load_template
 from components.inputs import named_files, verify_models
+from components.models.backbone import fetch_backbone
 from components.recipes import load_recipe
 from tasks.runs import Run, create_run, write_stage_inputs
 from tests.support.command_line import refusal
@@ -42,6 +45,8 @@ NAMES_NO_FILE = {
     "api_key_env": "an environment variable",
     "PartConfig.name": "a client",
     "FunctionReward.name": "a registered function",
+    "chat_date": "a day",
+    "chat_template_kwargs": "arguments of a chat template",
     "system": "text of the system turn",
     "ClassifierReward.template": "the text itself",
     "TrainedReward.template": "the text itself",
@@ -223,9 +228,9 @@ def test_a_folder_is_copied_without_hidden_files_and_counts_by_names_and_bytes(f
 
 def test_the_runs_of_a_benchmark_read_a_file_once_and_share_its_copy(files, tmp_path):
     known = {}
-    first = create_run(own_recipe(), tmp_path / "1", known)
+    first = create_run(own_recipe(), tmp_path / "1", known=known)
     (files / "pairs.jsonl").write_text("changed while the arms are written")
-    second = create_run(own_recipe(), tmp_path / "2", known)
+    second = create_run(own_recipe(), tmp_path / "2", known=known)
     one, other = (next(run.inputs.rglob("pairs.jsonl")) for run in (first, second))
     assert one.samefile(other)
     assert second.recipe().data == first.recipe().data
@@ -267,10 +272,7 @@ def test_the_annotator_of_the_package_is_a_name_and_a_local_one_is_copied(files,
 @pytest.fixture
 def model_folder(files):
     """A local folder of a model."""
-    folder = files / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    return folder
+    return Path(shutil.copytree(fetch_backbone("tiny-random"), files / "model"))
 
 
 def test_a_local_model_is_known_by_its_hash_and_not_copied(model_folder, tmp_path):
@@ -284,13 +286,12 @@ def test_a_local_model_is_known_by_its_hash_and_not_copied(model_folder, tmp_pat
 
 def test_a_run_does_not_resume_with_a_local_model_that_has_changed(model_folder, tmp_path):
     recipe = create_run(own_recipe("policy.backbone.name=model"), tmp_path / "run").recipe()
-    (model_folder / "config.json").write_text('{"other": 1}')
+    (model_folder / "config.json").write_text("{}")
     with pytest.raises(
         RecipeError, match=r"policy.backbone.name: the files of the folder .*model are not those"
     ):
         verify_models(recipe)
-    (model_folder / "config.json").unlink()
-    model_folder.rmdir()
+    shutil.rmtree(model_folder)
     with pytest.raises(RecipeError, match=r"policy.backbone.name: there is no file or folder"):
         verify_models(recipe)
 
