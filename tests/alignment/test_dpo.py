@@ -266,7 +266,7 @@ def test_peft_opens_a_checkpoint_of_each_epoch_and_the_last_one_is_the_result(al
 
 def test_nothing_in_the_folder_is_pickled(alignment):
     files = {path.name for path in alignment.folder.rglob("*") if path.is_file()}
-    assert files == {"adapter_model.safetensors", "adapter_config.json"}
+    assert files == {"adapter_model.safetensors", "adapter_config.json", "prompt_template.txt"}
 
 
 @pytest.mark.slow

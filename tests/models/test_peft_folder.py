@@ -226,5 +226,5 @@ def test_an_adapter_of_a_familys_own_backbone_fits(tmp_path, family):
     assert check_adapter_folder(folder, "key", backbone)
 
 
-def test_a_method_without_alignment_on_the_server_needs_no_reference_adapter(tmp_path):
-    validate(tmp_path / "nowhere", "federation.method=drift", "federation.options={}")
+def test_a_method_without_alignment_on_the_server_does_not_use_the_reference_adapter(tmp_path):
+    validate(tmp_path, "federation.method=drift", "federation.options={}")
