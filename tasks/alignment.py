@@ -24,17 +24,17 @@ FINAL = "final"
 
 @task(name="sample completions")
 def sample_completions(recipe: Recipe, prepared: Path, path: Path) -> SamplingResult:
-    """Sample the base policy's completions of the server's prompts.
+    """Sample completions of the server's prompts from the policy before the alignment.
 
     They are stored as JSON, and read if they are stored.
     """
-    from components.models.policy import Policy
+    from components.alignment.policies import load_base_policy
 
     if not path.is_file():
         prompts = choose_prompts(prepared, "align", recipe.alignment.prompts, recipe.seed)
         log = get_run_logger()
         with POOL.borrow(recipe.runtime) as device:
-            policy = Policy(recipe.policy, device)
+            policy = load_base_policy(recipe, device)
             completions = policy.generate(
                 [row["prompt"] for row in prompts],
                 derive(recipe.seed, "completions"),

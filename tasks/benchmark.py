@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from components.alignment.policies import base_adapter
 from components.config import Recipe
 from components.evaluation.judges.base import Contest, judge_pairs
 from components.federation.protocol import method_of
@@ -42,6 +43,8 @@ def _shared_files(recipe: Recipe, other: Run) -> list[str]:
     """
     theirs = other.recipe()
     if recipe.fingerprint("data", "policy") != theirs.fingerprint("data", "policy"):
+        return []
+    if base_adapter(recipe) != base_adapter(theirs):
         return []
     files = []
     keys = ("prompts", "completions", "temperature")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
+from components.models.head import apply_lm_head
 from components.models.policy import Policy
 
 if TYPE_CHECKING:
@@ -68,8 +69,8 @@ def _reference_logprobs(
 def _next_token_logprobs(
     model: PeftModel, ids: torch.Tensor, prompt_length: int, temperature: float
 ) -> torch.Tensor:
-    """Log-probabilities [T, V] of the next token at each of the completion's T positions."""
-    completion_length = ids.shape[1] - prompt_length
-    output = model(input_ids=ids, use_cache=False, logits_to_keep=completion_length + 1)
-    logits: torch.Tensor = output.logits[0, :-1].float()
+    """Log-probabilities [T, V] of the next token at each of the completion's T positions, in fp32."""
+    base: Any = model.get_base_model()
+    hidden = base.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    logits = apply_lm_head(base, hidden[0, prompt_length - 1 : -1])
     return logits.div(temperature).log_softmax(-1)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from components.config import PolicyConfig, UserError
+from components.config import InputFile, Recipe, UserError
 from components.data.records import Pairs
 from components.federation.clients.base import Trainer
 from components.federation.clients.context import ClientContexts
@@ -322,9 +322,24 @@ def load_policy(record: PolicyRecord, alignment: Path) -> StoredPolicy:
     return STORED_POLICIES[record.kind](record, alignment)
 
 
-def open_base_policy(config: PolicyConfig, device: str) -> PolicySet:
-    """The backbone without an adapter."""
-    return SharedPolicySet(Policy(config, device))
+def load_base_policy(recipe: Recipe, device: str) -> Policy:
+    """The policy before the alignment: it samples completions, and is what aligned answers are compared with.
+
+    It is the backbone, with DPO's reference adapter where the recipe has one and the server aligns.
+    """
+    adapter = base_adapter(recipe)
+    return Policy(recipe.policy, device, None if adapter is None else Path(adapter))
+
+
+def base_adapter(recipe: Recipe) -> InputFile | None:
+    """Folder of the adapter of the policy before the alignment; None for the backbone alone."""
+    aligns = recipe.federation.options.needs_server_prompts
+    return recipe.alignment.dpo.reference_adapter if aligns else None
+
+
+def open_base_policy(recipe: Recipe, device: str) -> PolicySet:
+    """The policy before the alignment, see load_base_policy."""
+    return SharedPolicySet(load_base_policy(recipe, device))
 
 
 def score_folders(parts: Sequence[tuple[Path, list[int]]], pairs: Pairs, workspace: Workspace) -> Margins:
@@ -349,14 +364,32 @@ def score_folders(parts: Sequence[tuple[Path, list[int]]], pairs: Pairs, workspa
     policy = workspace.recipe.policy.model_copy(update={"lora": lora})
     batch_size = workspace.recipe.evaluation.score_batch_size
     with workspace.lend_device() as device:
+        references = _reference_logprobs(pairs, workspace.recipe, device)
         resident = ResidentPolicy(policy, device)
         for folder, rows in parts:
             chosen = [pairs[n] for n in rows]
-            reference = pair_logprobs(resident, chosen, batch_size, reference=True)
+            if references is None:
+                reference = pair_logprobs(resident, chosen, batch_size, reference=True)
+            else:
+                reference = references[rows]
             adapter, _ = read_adapter(folder)
             resident.slot.load(adapter)
             margins[rows] = implicit_margins(pair_logprobs(resident, chosen, batch_size), reference)
     return margins
+
+
+def _reference_logprobs(pairs: Pairs, recipe: Recipe, device: str) -> Margins | None:
+    """Log-probabilities of completions under DPO's reference adapter, [N, 2]; None without one."""
+    from components.learning.dpo import pair_logprobs
+    from components.models.resident import ResidentPolicy
+
+    folder = base_adapter(recipe)
+    if folder is None:
+        return None
+    adapter, lora = read_adapter(Path(folder))
+    resident = ResidentPolicy(recipe.policy.model_copy(update={"lora": lora}), device)
+    resident.slot.load(adapter)
+    return pair_logprobs(resident, pairs, recipe.evaluation.score_batch_size)
 
 
 def kl_to_base(

@@ -25,7 +25,8 @@ class DpoConfig(Section):
         "base",
         description=(
             "Reference policy of the KL. base: the adapter is off; sft: reference_adapter is merged into the"
-            " backbone; round_start: reference_adapter, from which training starts."
+            " backbone; round_start: reference_adapter, from which training starts. With the last two it also"
+            " samples the completions that are labeled, and is the base policy of the evaluation."
         ),
     )
     reference_adapter: InputFile | None = Field(

@@ -254,7 +254,7 @@ class PpoConfig(Section):
         description=(
             "Estimator of the KL to the reference in rewards, the controller and the metrics. k1: the log"
             " ratio, which may be negative; k3: 1 / ratio - 1 + log ratio, which is not, and varies less"
-            " (Schulman 2020)."
+            " (Schulman 2020). Only with the estimator grpo, whose rewards have no KL."
         ),
     )
     normalize: bool = Field(
@@ -285,6 +285,16 @@ class PpoConfig(Section):
             " begin at 0 in each round."
         ),
     )
+
+    @model_validator(mode="after")
+    def _check_kl_estimator(self) -> Self:
+        if self.kl_estimator == "k3" and not isinstance(self.estimator, GrpoEstimator):
+            raise ValueError(
+                f"kl_estimator 'k3' is not for the estimator '{self.estimator.kind}', whose rewards contain"
+                " the KL: its mean is the KL, but as a reward it has almost no gradient towards the"
+                " reference. Use k1, or the estimator grpo, which has the KL in its loss"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_controller(self) -> Self:

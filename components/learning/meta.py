@@ -61,8 +61,7 @@ def adapt(
     loss: LossFunction,
     minibatches: Sequence[np.ndarray],
     lr: float,
-    seed: int,
-    micro_batch_size: int | None = None,
+    options: LoopOptions,
 ) -> TrainingMetrics:
     """Adapt the adapter in the slot to a client by gradient descent, one step per minibatch.
 
@@ -71,11 +70,9 @@ def adapt(
         loss: loss of the client's pairs.
         minibatches: index arrays.
         lr: learning rate; gradients are not clipped.
-        seed: dropout is a function of it.
-        micro_batch_size: see `LoopOptions`.
+        options: seed, whether there is dropout, and size of micro-batches.
     """
     sgd = OptimizerConfig(name="sgd", lr=lr, weight_decay=0.0, clip=None)
-    options = LoopOptions(seed=seed, micro_batch_size=micro_batch_size)
     return train(resident.model, resident.slot.parameters, minibatches, loss, sgd, options)
 
 

@@ -41,7 +41,7 @@ class EvaluatedPolicy:
     def open(self, device: str, workspace: Workspace) -> PolicySet:
         """Load the policy on a device."""
         if self.record is None:
-            return open_base_policy(workspace.recipe.policy, device)
+            return open_base_policy(workspace.recipe, device)
         return load_policy(self.record, self.alignment).open(device, workspace)
 
 

@@ -104,6 +104,27 @@ def test_training_starts_at_the_reference(debug, config_with, tmp_path, referenc
     }
 
 
+def test_the_kl_of_a_bf16_policy_is_computed_from_fp32_logits(debug, reference_adapter):
+    backbone = debug.policy.backbone.model_copy(update={"dtype": "bfloat16"})
+    policy = Policy(debug.policy.model_copy(update={"backbone": backbone}), "cpu", reference_adapter)
+    prompt_ids = policy.encode("a paper")
+    ((completion,),) = policy.generate(["a paper"], 0, 1.0)
+    ids = torch.tensor([[*prompt_ids, *completion.ids]])
+
+    def logprobs():
+        base = policy.model.get_base_model()
+        with torch.no_grad():
+            hidden = base.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        weight = base.get_output_embeddings().weight.float()
+        return (hidden[0, len(prompt_ids) - 1 : -1].float() @ weight.T).log_softmax(-1)
+
+    trained = logprobs()
+    with policy.model.disable_adapter():
+        base = logprobs()
+    expected = float((trained.exp() * (trained - base)).sum())
+    assert kl_to_reference(policy, ["a paper"], 0)["kl_sequence"] == pytest.approx(expected, rel=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("reference", REFERENCES)
 def test_loss_and_gradient_of_a_batch_are_those_of_equation_2_computed_from_full_logits(

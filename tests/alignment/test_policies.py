@@ -1,6 +1,7 @@
 """Stored policies: one for all clients, or an adapter for each client; answers and implicit rewards."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,17 +10,21 @@ from components.alignment.policies import (
     ClientStoredPolicies,
     SingleStoredPolicy,
     StoredPolicyError,
+    base_adapter,
     kl_to_base,
     load_policy,
     open_base_policy,
     score_folders,
 )
+from components.config import InputFile
 from components.federation.outcome import Workspace
 from components.models.adapters import AdapterSlot, attach_lora, export_adapter
 from components.models.backbone import load_backbone
 from components.models.policy import Policy, PolicyError, save_client_adapters
+from components.recipes import load_recipe
 from components.results import PolicyRecord
 from tests.support.adapters import random_tensors
+from tests.support.recipes import with_section
 
 PROMPTS = ["a paper", "another paper", "a third one"]
 PAIRS = [
@@ -105,12 +110,41 @@ def test_a_single_policy_answers_all_prompts_for_no_client(single_policies, alig
 
 
 def test_the_base_policy_is_the_backbone_without_an_adapter(recipe):
-    policies = open_base_policy(recipe.policy, "cpu")
+    policies = open_base_policy(recipe, "cpu")
     policy = Policy(recipe.policy, "cpu")
     assert texts(policies.answer(PROMPTS, 0)) == [
         completion.text for (completion,) in policy.generate(PROMPTS, 0)
     ]
     assert policies.tokenizer.name_or_path == policy.tokenizer.name_or_path
+
+
+@pytest.fixture(params=["sft", "round_start"])
+def after_sft(request, recipe, alignment):
+    """A recipe whose policy is aligned from an adapter on."""
+    reference = {"reference": request.param, "reference_adapter": InputFile(str(alignment / "single"))}
+    dpo = recipe.alignment.dpo.model_copy(update=reference)
+    return with_section(recipe, "alignment", dpo=dpo)
+
+
+def test_the_base_policy_has_the_reference_adapter_where_the_alignment_starts_from_one(
+    after_sft, single_policies, recipe
+):
+    answers = texts(open_base_policy(after_sft, "cpu").answer(PROMPTS, 0))
+    assert answers == texts(single_policies.answer(PROMPTS, 0))
+    assert answers != texts(open_base_policy(recipe, "cpu").answer(PROMPTS, 0))
+
+
+def test_the_base_policy_of_a_method_that_trains_the_policy_is_the_backbone(after_sft):
+    trained = load_recipe("debug", ["federation.method=feddpo"]).federation
+    assert base_adapter(after_sft) is not None
+    assert base_adapter(after_sft.model_copy(update={"federation": trained})) is None
+
+
+def test_the_implicit_reward_is_relative_to_the_reference_adapter(after_sft, workspace, alignment):
+    aligned = replace(workspace, recipe=after_sft)
+    parts = [(alignment / "single", [0, 1, 2, 3])]
+    assert score_folders(parts, PAIRS, aligned) == pytest.approx(0, abs=1e-4)
+    assert abs(score_folders(parts, PAIRS, workspace)).max() > 1e-2
 
 
 def test_clients_with_own_policies_answer_round_robin_each_by_its_own(client_policies):

@@ -14,6 +14,7 @@ from components.federation.clients.private import PrivateStore, private_root
 from components.federation.similarity import attention, movement_cosines
 from components.models.adapters import AdapterStore
 from components.recipes import load_recipe
+from tests.support.adapters import random_tensors
 from tests.support.bare_loop import open_loop
 from tests.support.strategies import (
     build_strategy,
@@ -281,6 +282,27 @@ def test_each_baseline_trains_by_ppo_on_its_clients_own_pairs(method, write_scor
         assert scalars["kl"] >= 0
         assert scalars["stopped"] in (0, 1)
         assert 0 < scalars["pairs"] <= client.rows
+
+
+def test_perfedavg_adapts_by_ppo_without_dropout(write_scores, prepared, tmp_path):
+    options = "{objective: ppo, inner_lr: 0.5, inner_steps: 2, outer_lr: 1e-2}"
+    adapted = []
+    for dropout in (0.0, 0.5):
+        loop = train_by_ppo(
+            "perfedavg",
+            prepared,
+            write_scores(tmp_path / str(dropout)),
+            options,
+            f"policy.lora.dropout={dropout}",
+            "federation.rounds=1",
+        )
+        (client, *_) = loop.records[0].clients
+        trainer = loop.trainer
+        server = random_tensors(trainer.resident.slot, seed=0, scale=0.3)
+        trainer.client_policy(server, loop.context(client))
+        adapted.append(trainer.resident.slot.read())
+        assert differs(adapted[-1], server)
+    assert not differs(*adapted)
 
 
 @pytest.mark.slow

@@ -307,16 +307,19 @@ ANSWERS = "evaluation/answers-base.json"
         (["data.max_pairs=50"], []),
         (["alignment.temperature=0.5"], [ANSWERS]),
         (["evaluation.prompts=2"], [COMPLETIONS]),
+        (["alignment.dpo.reference=sft", "alignment.dpo.reference_adapter=."], []),
     ],
     ids=lambda value: ", ".join(value),
 )
 def test_generations_of_the_base_policy_are_shared_by_runs_of_the_same_seed_data_and_policy(
-    tmp_path, changes, shared
+    tmp_path, monkeypatch, changes, shared
 ):
     other = create_run(load_recipe("debug"), tmp_path / "other")
     for name in (COMPLETIONS, ANSWERS):
         (other.folder / name).parent.mkdir()
         (other.folder / name).write_text("[]")
+    (tmp_path / "adapter").mkdir()
+    monkeypatch.chdir(tmp_path / "adapter")
     run = create_run(load_recipe("debug", changes), tmp_path / "run")
     assert share_generations.fn(run, [other]) == shared
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from components.config import MultiObjective, OptimizerConfig, PpoConfig
+from components.config import MultiObjective, OptimizerConfig, PpoConfig, RecipeError
 from components.learning.local import LocalTraining, build_optimizer
 from components.learning.multi_objective import (
     compute_objective_gradients,
@@ -17,6 +17,7 @@ from components.learning.optimizer_state import load_moments, read_moments
 from components.learning.ppo import estimate_kl, leave_one_out, masked_mean, normalize_groups, policy_loss
 from components.learning.rollouts import PPOClientState, measure_rewards, sample_rollout
 from components.models.resident import ResidentPolicy
+from components.recipes import load_recipe
 from tests.support.adapters import random_tensors
 from tests.support.reward_functions import score_length, score_vowels
 from tests.support.table_policy import TablePolicy
@@ -138,8 +139,15 @@ def test_the_advantage_by_grpo_is_the_sign_of_the_difference_of_two_scores(resid
     assert rollout.advantages.penalty.coefficient == 0.3
 
 
+@pytest.mark.parametrize("estimator", ["{kind: gae}", "{kind: rloo}"])
+def test_k3_is_refused_as_a_part_of_the_reward(estimator):
+    options = f"objectives: {{a: [a]}}, ppo: {{estimator: {estimator}, kl_estimator: k3}}"
+    with pytest.raises(RecipeError, match=r"kl_estimator 'k3' is not for.*whose rewards contain.*Use k1"):
+        load_recipe("debug", ["federation.method=firm", f"federation.options={{{options}}}"])
+
+
 def test_the_kl_of_a_rollout_is_estimated_as_the_options_say(resident):
-    rollouts = {name: sample(resident, ppo_config(RLOO, kl_estimator=name)) for name in ("k1", "k3")}
+    rollouts = {name: sample(resident, ppo_config(GRPO, kl_estimator=name)) for name in ("k1", "k3")}
     log_ratio, _ = token_kl(resident, rollouts["k1"])
     assert rollouts["k1"].kl == pytest.approx(float(log_ratio.sum(1).mean()), rel=1e-4)
     k3 = ((-log_ratio).exp() - 1 + log_ratio).sum(1).mean()

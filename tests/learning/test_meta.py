@@ -76,7 +76,13 @@ def test_a_step_of_the_adaptation_is_plain_gradient_descent(resident_policy, ref
     resident = resident_policy
     resident.slot.load(adapter)
     gradients = compute_gradients(resident, reference, np.arange(6))
-    adapt(resident, build_dpo_loss(resident, PAIRS, reference, 0.1), [np.arange(6)], lr=0.5, seed=0)
+    adapt(
+        resident,
+        build_dpo_loss(resident, PAIRS, reference, 0.1),
+        [np.arange(6)],
+        lr=0.5,
+        options=LoopOptions(seed=0),
+    )
     adapted = resident.slot.read()
     for name, gradient in zip(resident.slot.names, gradients, strict=True):
         assert torch.allclose(adapted[name], adapter[name] - 0.5 * gradient, atol=1e-6)
@@ -86,5 +92,5 @@ def test_a_step_of_the_adaptation_is_plain_gradient_descent(resident_policy, ref
 def test_the_adaptation_lowers_the_loss_of_the_pairs(resident_policy, reference, adapter):
     resident_policy.slot.load(adapter)
     loss = build_dpo_loss(resident_policy, PAIRS, reference, 0.1)
-    metrics = adapt(resident_policy, loss, [np.arange(6)] * 8, lr=0.5, seed=0)
+    metrics = adapt(resident_policy, loss, [np.arange(6)] * 8, lr=0.5, options=LoopOptions(seed=0))
     assert metrics.losses[-1] < metrics.losses[0]

@@ -404,10 +404,10 @@ def test_a_meta_step_has_the_gradients_of_whole_minibatches(resident, adapter, r
 @pytest.mark.parametrize("size", SIZES)
 def test_an_adaptation_has_the_gradients_of_whole_minibatches(resident, adapter, reference, size):
     loss = build_dpo_loss(resident, PAIRS, reference, 0.1)
-    adapt(resident, loss, [np.arange(5)], 0.5, seed=0)
+    adapt(resident, loss, [np.arange(5)], 0.5, LoopOptions(seed=0))
     whole = resident.slot.read()
     resident.slot.load(adapter)
-    adapt(resident, loss, [np.arange(5)], 0.5, seed=0, micro_batch_size=size)
+    adapt(resident, loss, [np.arange(5)], 0.5, LoopOptions(seed=0, micro_batch_size=size))
     assert_same_change(adapter, whole, resident.slot.read())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from components.results import Metrics
 from components.seeding import derive
 
 if TYPE_CHECKING:
-    from components.learning.local import LossFunction
+    from components.learning.local import LoopOptions, LossFunction
     from components.models.adapters import Adapter
     from components.models.policy import Policy
 
@@ -40,7 +41,6 @@ class MetaTrainer(ResidentPolicyTrainer):
 
     def run(self, job: Job, context: ClientContext) -> ClientResult:
         """Take the meta-steps of the round on the client's training pairs."""
-        from components.learning.local import LoopOptions
         from components.learning.meta import MetaRates, group_meta_batches, train_meta
         from components.learning.offline_ppo import OfflinePPOLoss
 
@@ -55,14 +55,10 @@ class MetaTrainer(ResidentPolicyTrainer):
         previous = context.private_state()
         rates = RateMemory.of(previous.numbers if previous else {})
         outer = self.decayed_optimizer(rates).model_copy(update={"accumulation": 1})
-        options = LoopOptions(seed=job.seed, micro_batch_size=config.micro_batch_size)
+        options = self._loop_options(loss, job.seed)
         if isinstance(loss, OfflinePPOLoss):
-            options = LoopOptions(
-                seed=job.seed,
-                dropout=False,
-                micro_batch_size=config.micro_batch_size,
-                before_minibatch=loss.begin_minibatch,
-                should_stop=lambda: loss.exceeds_target,
+            options = replace(
+                options, before_minibatch=loss.begin_minibatch, should_stop=lambda: loss.exceeds_target
             )
         adapter, metrics = train_meta(
             self.resident, loss, meta_batches, MetaRates(self._options.inner_lr, outer), options
@@ -123,7 +119,18 @@ class MetaTrainer(ResidentPolicyTrainer):
         inner = list(draw_minibatches(len(rows), size, options.inner_steps, seed))
         self.resident.slot.load(adapter)
         loss = self._loss(rows, inner, context)
-        adapt(self.resident, loss, inner, options.inner_lr, seed, self._federation.micro_batch_size)
+        adapt(self.resident, loss, inner, options.inner_lr, self._loop_options(loss, seed))
+
+    def _loop_options(self, loss: LossFunction, seed: int) -> LoopOptions:
+        """How steps are taken: PPO has no dropout, so that its ratio is 1 before the first step."""
+        from components.learning.local import LoopOptions
+        from components.learning.offline_ppo import OfflinePPOLoss
+
+        return LoopOptions(
+            seed=seed,
+            dropout=not isinstance(loss, OfflinePPOLoss),
+            micro_batch_size=self._federation.micro_batch_size,
+        )
 
     def _loss(
         self,
