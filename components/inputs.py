@@ -231,6 +231,7 @@ def _store(path: Path, folder: Path, name: str, key: str, twin: Path | None) -> 
 
 
 def _copy(source: Path, target: Path, copy: Callable[[Path, Path], Any]) -> None:
+    (target.parent if source.is_file() else target).mkdir(parents=True, exist_ok=True)
     for file in [source] if source.is_file() else _visible_files(source):
         place = target / file.relative_to(source)
         place.parent.mkdir(parents=True, exist_ok=True)
