@@ -237,22 +237,24 @@ def _check_lora(recipe: Recipe) -> None:
 
 
 def validate_environment(recipe: Recipe) -> None:
-    """Refuse a recipe whose AlpacaEval package, annotator, key or files are missing or do not fit.
+    """Refuse a recipe whose files, models, or AlpacaEval package, annotator or key are missing or do not fit.
 
     It is called before a run starts. load_recipe does not call it, since it also reads recipes of
     finished runs.
 
     Raises:
-        RecipeError, DataError: in one sentence.
-        TargetError: a backbone has no layer that is to have LoRA.
-        AdapterError: the reference adapter of DPO cannot be used.
+        UserError: in one sentence; of a file, a model, its tokenizer, LoRA's targets, or the reference
+            adapter of DPO.
     """
+    from components.checks import check_models
+
     _check_adapters(recipe)
     if recipe.evaluation.alpaca_eval:
         from components.evaluation.alpaca import check_alpaca_eval
 
         check_alpaca_eval(recipe.evaluation.alpaca_eval)
     check_inputs(recipe)
+    check_models(recipe)
 
 
 def _check_adapters(recipe: Recipe) -> None:

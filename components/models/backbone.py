@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -50,6 +51,11 @@ def backbone_root() -> Path:
 def generated_folder(name: str) -> Path:
     """Folder of 'embedded' or 'tiny-random', which may not have been generated yet."""
     return backbone_root() / {EMBEDDED: "smollm2-135m-instruct", TINY: TINY}[name]
+
+
+def is_local(name: str) -> bool:
+    """Whether a name is that of a local folder, rather than of an embedded model or of the hub."""
+    return name not in (EMBEDDED, TINY) and Path(name).is_dir()
 
 
 def read_model_config(backbone: BackboneConfig, local_only: bool = False) -> dict[str, Any]:
@@ -172,13 +178,22 @@ def find_active_dropout(model: torch.nn.Module) -> list[str]:
 
 
 def load_tokenizer(config: BackboneConfig) -> PreTrainedTokenizerBase:
-    """Load the backbone's tokenizer. Its padding token is EOS if the model defines none."""
+    """Load the backbone's tokenizer. Its padding token is EOS if the model defines none.
+
+    Raises:
+        BackboneError: it has neither.
+    """
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(
         fetch_backbone(config.name), revision=config.revision or "main", trust_remote_code=False
     )
     if tokenizer.pad_token_id is None:
+        if tokenizer.eos_token_id is None:
+            raise BackboneError(
+                f"the tokenizer of '{config.name}' has neither a token that ends a text nor one that pads:"
+                " set eos_token in its tokenizer_config.json."
+            )
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
@@ -194,8 +209,8 @@ def load_backbone(config: BackboneConfig, device: str) -> PreTrainedModel:
         device: e.g. 'cpu' or 'cuda:0'.
 
     Raises:
-        BackboneError: the model cannot be loaded, has fewer layers than requested, or has no
-            safetensors weights.
+        BackboneError: the model cannot be loaded, is no causal language model, has fewer layers than
+            requested, or has no safetensors weights.
         EightBitError: the device does not support the quantization, or bitsandbytes is not
             installed.
     """
@@ -208,6 +223,7 @@ def load_backbone(config: BackboneConfig, device: str) -> PreTrainedModel:
     revision = config.revision or "main"
     try:
         model_config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+        check_architecture(config.name, model_config.to_dict())
         truncate_layers(model_config, config)
         disable_dropout(model_config)
         model: Any = AutoModelForCausalLM.from_pretrained(
@@ -239,6 +255,32 @@ def _quantization_arguments(config: BackboneConfig, device: str) -> dict[str, An
         return {}
     untyped: Any = transformers
     return {"quantization_config": untyped.BitsAndBytesConfig(load_in_8bit=True), "device_map": {"": device}}
+
+
+def check_architecture(name: str, config: Mapping[str, Any]) -> None:
+    """Refuse a model that is no causal language model of text.
+
+    Args:
+        name: of the model, for messages.
+        config: the content of its config.json.
+
+    Raises:
+        BackboneError: it has its text model inside another one, or is of another kind.
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    kind = str(config.get("model_type"))
+    if isinstance(config.get("text_config"), Mapping):
+        raise BackboneError(
+            f"'{name}' ({kind}) is a model of texts and images, of which its language model is a"
+            " part (text_config in its config.json), which is not supported: use a model of text alone,"
+            " such as the form of its family with model_type ..._text."
+        )
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise BackboneError(
+            f"'{name}' (model_type {kind}) is no causal language model that transformers knows without code"
+            " from the hub: use another backbone."
+        )
 
 
 def truncate_layers(model_config: PreTrainedConfig, config: BackboneConfig) -> None:

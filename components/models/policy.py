@@ -152,12 +152,18 @@ def check_prompts(config: PolicyConfig) -> None:
     """Check the template, the system turn and the chat template of a policy without loading the model.
 
     Raises:
-        PolicyError: see `render_prompt`; or there are arguments of a chat template, and none is used.
+        PolicyError: see `render_prompt`; the tokenizer has no EOS; or there are arguments of a chat
+            template, and none is used.
         ChatTemplateError: the chat template does not show answers.
         DataError: the template does not exist.
         BackboneError: the backbone cannot be fetched.
     """
     tokenizer = load_tokenizer(config.backbone)
+    if tokenizer.eos_token_id is None:
+        raise PolicyError(
+            f"the tokenizer of '{config.backbone.name}' has no token that ends a completion: set eos_token in"
+            " its tokenizer_config.json."
+        )
     encode_prompt(tokenizer, load_template(config.template, "policy"), "", config)
     chat = chat_template_of(tokenizer, config)
     if chat is not None:

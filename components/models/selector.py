@@ -23,7 +23,7 @@ from components.models.backbone import load_backbone, load_tokenizer
 from components.models.checkpointing import enable_checkpointing
 from components.models.head import apply_lm_head, check_lm_head
 from components.models.last_layer import states_at, states_at_one_position, supports_one_position
-from components.models.tokens import leading_ids
+from components.models.tokens import encode_continuation, encode_part, leading_ids
 
 if TYPE_CHECKING:
     import torch
@@ -49,15 +49,19 @@ class Comparison:
     second: str
 
 
-def find_choice_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
+def find_choice_tokens(tokenizer: PreTrainedTokenizerBase, slot: str = ":") -> tuple[int, int]:
     """Ids of ' A' and ' B', with the space that follows the answer slot.
+
+    Args:
+        tokenizer: the backbone's tokenizer.
+        slot: the text that the answer follows.
 
     Raises:
         SelectorError: the tokenizer splits one of them into several tokens.
     """
     ids = []
     for answer in (" A", " B"):
-        tokens = tokenizer.encode(answer, add_special_tokens=False)
+        tokens = encode_continuation(tokenizer, slot, answer)
         if len(tokens) != 1:
             raise SelectorError(
                 f"the tokenizer of '{tokenizer.name_or_path}' splits {answer!r} into {len(tokens)} tokens "
@@ -98,14 +102,9 @@ def encode_comparison(
         "response_a": comparison.first,
         "response_b": comparison.second,
     }
-    fields = {name: tokenizer.encode(text.strip(), add_special_tokens=False) for name, text in texts.items()}
+    fields = {name: encode_part(tokenizer, text.strip()) for name, text in texts.items()}
     leading, literals = _fixed_ids(tokenizer, template)
-    room = max_length - len(leading) - sum(len(literals[piece]) for piece in template.pieces[::2])
-    if room < 2 * MIN_COMPLETION_TOKENS:
-        raise SelectorError(
-            f"the template '{template.name}' takes {max_length - room} of the {max_length} tokens of "
-            "max_length: raise selector.max_length."
-        )
+    room = check_room(tokenizer, template, max_length)
     shorter, longer = sorted((len(fields["response_a"]), len(fields["response_b"])))
     limit = longer if shorter + longer <= room else max(room - shorter, room // 2)
     for name in ("response_a", "response_b"):
@@ -118,15 +117,30 @@ def encode_comparison(
     return ids
 
 
+def check_room(tokenizer: PreTrainedTokenizerBase, template: Template, max_length: int) -> int:
+    """Tokens that a template leaves for the texts of a comparison.
+
+    Raises:
+        SelectorError: they are fewer than MIN_COMPLETION_TOKENS for each completion.
+    """
+    leading, literals = _fixed_ids(tokenizer, template)
+    room = max_length - len(leading) - sum(len(literals[piece]) for piece in template.pieces[::2])
+    if room < 2 * MIN_COMPLETION_TOKENS:
+        raise SelectorError(
+            f"the template '{template.name}' takes {max_length - room} of the {max_length} tokens of "
+            "max_length: raise selector.max_length."
+        )
+    return room
+
+
 @lru_cache(maxsize=8)
 def _fixed_ids(
     tokenizer: PreTrainedTokenizerBase, template: Template
 ) -> tuple[list[int], dict[str, list[int]]]:
     """The ids that all comparisons of a template share: leading ones, and those of its own text."""
-    pieces = template.pieces[::2]
-    return leading_ids(tokenizer), {
-        piece: tokenizer.encode(piece, add_special_tokens=False) for piece in pieces
-    }
+    first, *others = template.pieces[::2]
+    literals = {piece: encode_part(tokenizer, piece) for piece in others}
+    return leading_ids(tokenizer), literals | {first: tokenizer.encode(first, add_special_tokens=False)}
 
 
 class Selector:
@@ -155,7 +169,7 @@ class Selector:
         self.device = device
         self.tokenizer = load_tokenizer(config.backbone)
         self.template = load_template(config.template, "selector")
-        self.choices = find_choice_tokens(self.tokenizer)
+        self.choices = find_choice_tokens(self.tokenizer, self.template.pieces[-1])
         backbone = load_backbone(config.backbone, device)
         check_lm_head(backbone, config.backbone.name)
         self.one_position = supports_one_position(backbone)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -49,6 +50,23 @@ def encode_continuation(tokenizer: PreTrainedTokenizerBase, text: str, continuat
             return joined[len(ids) :]
     alone: list[int] = tokenizer.encode(continuation, add_special_tokens=False)
     return alone
+
+
+def encode_part(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Token ids of a text that is a part of a sequence, encoded by itself.
+
+    The space that the tokenizers of Llama 2 and others put before every text is left out.
+    """
+    if _adds_space(tokenizer):
+        return encode_continuation(tokenizer, "\n", text)
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    return ids
+
+
+@lru_cache(maxsize=8)
+def _adds_space(tokenizer: PreTrainedTokenizerBase) -> bool:
+    alone: list[int] = tokenizer.encode("a", add_special_tokens=False)
+    return alone != encode_continuation(tokenizer, "\n", "a")
 
 
 def encode_beginning(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

@@ -71,6 +71,14 @@ def test_a_selector_finds_its_answer_tokens(tokenizer):
     assert len(set(find_choice_tokens(tokenizer))) == 2
 
 
+@pytest.mark.parametrize("tokenizer", ["llama-2"], indirect=True)
+def test_the_parts_of_a_comparison_are_joined_without_the_spaces_that_the_tokenizer_adds(tokenizer):
+    tokens = tokenizer.convert_ids_to_tokens(encode_film(tokenizer))
+    template = SELECTOR.render(prompt="the film", response_a="was great", response_b="no")
+    text = "".join("\n" if token == "<0x0A>" else token for token in tokens)
+    assert text == f"<s>▁{template}".replace(" ", "▁")
+
+
 @pytest.mark.parametrize("name", ["embedded", "tiny-random"])
 def test_the_projects_own_backbones_have_no_leading_tokens(name):
     assert leading_ids(load_tokenizer(BackboneConfig(name=name))) == []

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import (
     GemmaTokenizer,
     GPT2Config,
@@ -19,7 +19,7 @@ from components.models.backbone import load_tokenizer
 WORDS = (" A", " B", " the", " film", " was", " great", " lovely", "lovely", "great", "film", "\n\n")
 """Texts that are a token each; all other texts are split into characters or their beginnings."""
 
-WITH_BOS = ("gemma", "llama", "llama-3")
+WITH_BOS = ("gemma", "llama", "llama-2", "llama-3")
 WITHOUT_BOS = ("gpt2",)
 
 
@@ -83,6 +83,22 @@ def _llama() -> PreTrainedTokenizerBase:
     return LlamaTokenizer(vocab=vocabulary, merges=merges, add_bos_token=True)
 
 
+def _llama_2() -> PreTrainedTokenizerBase:
+    """With a space before every text, as in the tokenizer.json of Llama 2."""
+    vocabulary, merges = _sentencepiece(["<unk>", "<s>", "</s>"])
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s>:1 $B:1", special_tokens=[("<s>", 1)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+
+
 def _byte_level(special: list[str]) -> Tokenizer:
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [word.replace(" ", "Ġ").replace("\n", "Ċ") for word in WORDS]
@@ -113,4 +129,4 @@ def _gpt2() -> PreTrainedTokenizerBase:
     )
 
 
-_BUILDERS = {"gemma": _gemma, "llama": _llama, "llama-3": _llama_3, "gpt2": _gpt2}
+_BUILDERS = {"gemma": _gemma, "llama": _llama, "llama-2": _llama_2, "llama-3": _llama_3, "gpt2": _gpt2}

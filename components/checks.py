@@ -1,0 +1,134 @@
+"""Checks of a recipe's models from their config.json and tokenizers, before a run starts.
+
+They take seconds, and read no weights. A model of the hub that cannot be reached is not checked, nor
+is an embedded one that the first run generates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from components.config import BackboneConfig, PolicyConfig, Recipe, SelectorConfig
+from components.data.templates import load as load_template
+from components.evaluation.judges.selector import SelectorJudgeSection
+from components.learning.reward_model import TrainedReward
+from components.models.backbone import (
+    BackboneError,
+    check_architecture,
+    is_local,
+    load_tokenizer,
+    read_model_config,
+)
+from components.models.policy import check_prompts
+from components.models.selector import check_room, find_choice_tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class ModelUse:
+    """A use of a backbone.
+
+    Attributes:
+        key: of its section.
+        backbone: the section.
+        length: longest input, with what is generated (tokens).
+        settings: the keys that determine it.
+        section: of the selector or the policy; None for other models.
+    """
+
+    key: str
+    backbone: BackboneConfig
+    length: int
+    settings: str
+    section: SelectorConfig | PolicyConfig | None = None
+
+
+def check_models(recipe: Recipe) -> None:
+    """Refuse models that a run would fail with.
+
+    Raises:
+        UserError: names the key, what is wrong with the model, and what to do.
+    """
+    for use in model_uses(recipe):
+        try:
+            config = read_model_config(use.backbone)
+        except BackboneError:
+            if is_local(use.backbone.name):
+                raise
+            continue
+        check_architecture(use.backbone.name, config)
+        _check_positions(use, config)
+        tokenizer = load_tokenizer(use.backbone)
+        _check_special_tokens(use, config, tokenizer)
+        if isinstance(use.section, PolicyConfig):
+            check_prompts(use.section)
+        elif use.section is not None:
+            template = load_template(use.section.template, "selector")
+            find_choice_tokens(tokenizer, template.pieces[-1])
+            check_room(tokenizer, template, use.section.max_length)
+
+
+def model_uses(recipe: Recipe) -> Iterator[ModelUse]:
+    """The backbones that a recipe uses in this process, and how long their inputs are."""
+    if recipe.federation.options.trained_model == "selector":
+        yield _selector_use("selector", recipe.selector)
+    yield from _policy_uses(recipe)
+    judge = recipe.evaluation.judge
+    if isinstance(judge, SelectorJudgeSection):
+        yield _selector_use("evaluation.judge.selector", judge.selector)
+    for name, reward in recipe.rewards.items():
+        if isinstance(reward, TrainedReward):
+            key = f"rewards.{name}"
+            backbone = reward.training.backbone
+            yield ModelUse(f"{key}.training", backbone, reward.max_length, f"{key}.max_length")
+    evaluator = recipe.thoughts.evaluator if recipe.thoughts else None
+    if evaluator is not None and evaluator.base_url is None:
+        key = "thoughts.evaluator"
+        settings = f"{key}.max_prompt_tokens and {key}.max_new_tokens"
+        backbone = BackboneConfig(name=evaluator.model, revision=evaluator.revision)
+        yield ModelUse(key, backbone, evaluator.max_prompt_tokens + evaluator.max_new_tokens, settings)
+
+
+def _selector_use(key: str, section: SelectorConfig) -> ModelUse:
+    return ModelUse(key, section.backbone, section.max_length, f"{key}.max_length", section)
+
+
+def _policy_uses(recipe: Recipe) -> Iterator[ModelUse]:
+    """The policy answers prompts and questions, and writes thoughts."""
+    policy = recipe.policy
+    answers = {"policy.max_new_tokens": policy.max_new_tokens}
+    if recipe.evaluation.questions is not None:
+        answers["evaluation.questions.max_new_tokens"] = recipe.evaluation.questions.max_new_tokens
+    if recipe.thoughts is not None:
+        answers["thoughts.max_thought_tokens"] = recipe.thoughts.max_thought_tokens
+    key, longest = max(answers.items(), key=lambda item: item[1])
+    settings = f"policy.max_prompt_tokens and {key}"
+    yield ModelUse("policy", policy.backbone, policy.max_prompt_tokens + longest, settings, policy)
+
+
+def _check_positions(use: ModelUse, config: Mapping[str, Any]) -> None:
+    positions = config.get("max_position_embeddings", config.get("n_positions"))
+    if isinstance(positions, int) and use.length > positions:
+        raise BackboneError(
+            f"{use.key}.backbone '{use.backbone.name}' has {positions} positions, but its inputs have up to"
+            f" {use.length} tokens ({use.settings}): lower these settings, or use another backbone."
+        )
+
+
+def _check_special_tokens(
+    use: ModelUse, config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Refuse special tokens beyond the rows of the embedding; other tokens may be there and unused."""
+    rows = config.get("vocab_size")
+    for role in ("bos_token", "eos_token", "pad_token"):
+        token_id = getattr(tokenizer, f"{role}_id")
+        if isinstance(rows, int) and token_id is not None and token_id >= rows:
+            raise BackboneError(
+                f"{use.key}.backbone '{use.backbone.name}': {role} {getattr(tokenizer, role)!r} has the"
+                f" id {token_id}, but the embedding has {rows} rows: resize the embedding and save the model"
+                f" again, or remove {role} from tokenizer_config.json."
+            )

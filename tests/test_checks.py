@@ -1,0 +1,170 @@
+"""`fed-rlhf check` finds models that a run would fail with, from their config.json and tokenizers."""
+
+import json
+import shutil
+
+import pytest
+
+from components.checks import model_uses
+from components.config import BackboneConfig
+from components.models.backbone import BackboneError, fetch_backbone, load_backbone
+from components.recipes import load_recipe, validate_environment
+from tests.support.command_line import fed_rlhf, refusal
+from tests.support.tokenizers import build_tokenizer, write_backbone
+
+FEDDPO = ["federation.method=feddpo", "federation.options={}"]
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A local copy of the tiny model."""
+    return shutil.copytree(fetch_backbone("tiny-random"), tmp_path / "model")
+
+
+def edit(path, **values):
+    """Set values of a JSON file; None removes a key."""
+    content = json.loads(path.read_text()) | values
+    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+
+def check(model, *overrides):
+    """The error of `fed-rlhf check` with a model as policy and as selector."""
+    names = [f"policy.backbone.name={model}", f"selector.backbone.name={model}"]
+    return refusal("check", "debug", *names, *overrides)
+
+
+def test_a_model_that_fits_is_accepted(model):
+    result = fed_rlhf("check", "debug", f"policy.backbone.name={model}", f"selector.backbone.name={model}")
+    assert result.exit_code == 0
+    assert "debug: the recipe is valid" in result.stdout
+
+
+def test_a_pad_token_beyond_the_embedding_is_refused(model):
+    rows = json.loads((model / "config.json").read_text())["vocab_size"]
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.add_special_tokens({"pad_token": "<padding>"})
+    tokenizer.save_pretrained(model)
+    error = check(model)
+    assert f"pad_token '<padding>' has the id {rows}, but the embedding has {rows} rows" in error
+    assert "resize the embedding" in error
+
+
+def test_a_token_beyond_the_embedding_that_is_not_used_is_accepted(model):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    tokenizer.save_pretrained(model)
+    validate_environment(load_recipe("debug", [f"policy.backbone.name={model}"]))
+
+
+@pytest.mark.parametrize(
+    ("removed", "words"),
+    [
+        (("eos_token", "pad_token"), "neither a token that ends a text nor one that pads"),
+        (("eos_token",), "has no token that ends a completion"),
+    ],
+    ids=["no EOS and no PAD", "no EOS"],
+)
+def test_a_tokenizer_without_an_end_is_refused(model, removed, words):
+    edit(model / "tokenizer_config.json", **dict.fromkeys(removed))
+    error = check(model, *FEDDPO)
+    assert words in error
+    assert "set eos_token" in error
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ([], "selector.backbone"),
+        (FEDDPO, "policy.backbone"),
+        (
+            ["evaluation.questions={questions: [{set: chitchat}], max_new_tokens: 60}", *FEDDPO],
+            "max_new_tokens",
+        ),
+    ],
+)
+def test_inputs_longer_than_the_positions_are_refused_with_the_settings_that_bound_them(
+    model, overrides, words
+):
+    edit(model / "config.json", max_position_embeddings=100)
+    error = check(model, *overrides)
+    assert "has 100 positions, but its inputs have up to" in error
+    assert words in error
+
+
+def test_learned_positions_are_found_too(tmp_path):
+    folder = tmp_path / "gpt2"
+    write_backbone(build_tokenizer("gpt2"), folder)
+    edit(folder / "config.json", n_positions=64)
+    assert "has 64 positions" in check(folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "gemma3", "text_config": {"vocab_size": 8}}, "is a model of texts and images"),
+        ({"model_type": "t5"}, "(model_type t5) is no causal language model"),
+        ({"model_type": "mine", "auto_map": {"AutoModelForCausalLM": "mine.Model"}}, "(model_type mine)"),
+    ],
+    ids=["texts and images", "encoder and decoder", "code of the hub"],
+)
+def test_a_model_that_is_no_causal_language_model_of_text_is_refused(model, config, words):
+    edit(model / "config.json", **config)
+    assert words in check(model)
+
+
+def test_loading_refuses_such_a_model_too(tmp_path):
+    from transformers import Gemma3Config
+
+    Gemma3Config().save_pretrained(tmp_path)
+    with pytest.raises(BackboneError, match="is a model of texts and images"):
+        load_backbone(BackboneConfig(name=str(tmp_path)), "cpu")
+
+
+def test_a_tokenizer_that_splits_the_answers_of_a_selector_is_refused_for_selectors_only(model):
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    answer = "ĠB"
+    tokenizer["model"]["merges"] = [m for m in tokenizer["model"]["merges"] if "".join(m) != answer]
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert "splits ' B' into 2 tokens" in check(model)
+    validate_environment(load_recipe("debug", [f"policy.backbone.name={model}", *FEDDPO]))
+
+
+def test_a_selector_without_room_for_completions_is_refused():
+    error = refusal("check", "debug", "selector.max_length=20")
+    assert "template" in error
+    assert "raise selector.max_length" in error
+
+
+def test_a_chat_template_that_refuses_the_system_turn_is_found(model):
+    template = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system turn') }}{% endif %}"
+    (model / "chat_template.jinja").write_text(template + "{{ messages[-1]['content'] }}")
+    assert "no system turn" in check(model, *FEDDPO, "policy.system=Be kind.")
+
+
+def test_a_folder_without_a_readable_config_is_refused(model):
+    (model / "config.json").write_text("{")
+    assert "config.json" in check(model)
+
+
+def test_every_backbone_of_a_recipe_is_checked():
+    recipe = load_recipe(
+        "debug",
+        [
+            "federation.method=feddpo",
+            "federation.options={objective: ppo}",
+            "rewards={helpful: {kind: trained, template: '{prompt}|{response}'}}",
+            "data={source: thoughts}",
+            "thoughts={questions: [{set: csqa}]}",
+        ],
+    )
+    assert next(model_uses(load_recipe("debug"))).key == "selector"
+    assert [use.key for use in model_uses(recipe)] == [
+        "policy",
+        "evaluation.judge.selector",
+        "rewards.helpful.training",
+        "thoughts.evaluator",
+    ]
