@@ -57,8 +57,8 @@ def encode_part(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
     The space that the tokenizers of Llama 2 and others put before every text is left out.
     """
-    if _adds_space(tokenizer):
-        return encode_continuation(tokenizer, "\n", text)
+    if _adds_space(tokenizer):  # no token spans a line break and a letter, or a colon and white space
+        return encode_continuation(tokenizer, ":" if text[:1].isspace() else "\n", text)
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
     return ids
 
