@@ -22,6 +22,7 @@ from components.models.backbone import (
     read_model_config,
 )
 from components.models.policy import check_prompts
+from components.models.rewards.classifier import ClassifierReward
 from components.models.selector import check_room, find_choice_tokens
 
 if TYPE_CHECKING:
@@ -53,6 +54,9 @@ def check_models(recipe: Recipe) -> None:
     Raises:
         UserError: names the key, what is wrong with the model, and what to do.
     """
+    for reward in recipe.rewards.values():
+        if isinstance(reward, ClassifierReward) and is_local(reward.name):
+            reward.check_files()
     for use in model_uses(recipe):
         try:
             config = read_model_config(use.backbone)

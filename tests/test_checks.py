@@ -150,6 +150,32 @@ def test_a_folder_without_a_readable_config_is_refused(model):
     assert "config.json" in check(model)
 
 
+@pytest.mark.parametrize(
+    ("config", "positions"),
+    [
+        ({"model_type": "bert", "max_position_embeddings": 96}, 96),
+        ({"model_type": "roberta", "max_position_embeddings": 98, "pad_token_id": 1}, 96),
+        ({"model_type": "deberta-v2", "max_position_embeddings": 96, "position_biased_input": False}, None),
+    ],
+    ids=["vectors", "vectors after the pad token's", "relative positions"],
+)
+def test_a_classifier_with_fewer_positions_than_its_inputs_is_refused(tmp_path, config, positions):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    recipe = load_recipe(
+        "debug",
+        [
+            *FEDDPO[:1],
+            "federation.options={objective: ppo}",
+            f"rewards={{helpful: {{name: '{tmp_path}', max_length: 97}}}}",
+        ],
+    )
+    if positions is None:
+        validate_environment(recipe)
+        return
+    with pytest.raises(BackboneError, match=f"has {positions} positions, but max_length is 97"):
+        validate_environment(recipe)
+
+
 def test_every_backbone_of_a_recipe_is_checked():
     recipe = load_recipe(
         "debug",

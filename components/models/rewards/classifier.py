@@ -17,7 +17,7 @@ from components.models.rewards.base import ResponseReward, RewardFunction, Score
 from components.models.tokens import surrounding_ids
 
 if TYPE_CHECKING:
-    from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import BatchEncoding, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 InputLength = Annotated[
     int,
@@ -160,18 +160,36 @@ class ClassifierReward(NamedModel, ResponseReward):
         """Read the classifier's configuration, which is small, before the weights are needed.
 
         Raises:
-            BackboneError: it cannot be read.
+            BackboneError: it cannot be read, or the model has fewer positions than max_length.
         """
         from transformers import AutoConfig
 
         try:
-            AutoConfig.from_pretrained(self.name, revision=self.revision or "main", trust_remote_code=False)
+            config = AutoConfig.from_pretrained(
+                self.name, revision=self.revision or "main", trust_remote_code=False
+            )
         except (OSError, ConnectionError, ValueError) as error:
             raise _unreadable(self, error) from None
+        positions = _absolute_positions(config.get_text_config())
+        if positions is not None and self.max_length > positions:
+            raise BackboneError(
+                f"the classifier '{self.name}' has {positions} positions, but max_length is"
+                f" {self.max_length}: lower max_length."
+            )
 
     def load(self, device: str, folder: Path | None) -> RewardFunction:
         """Load the classifier on a device; the folder is not used."""
         return RewardModel(self, device).score
+
+
+def _absolute_positions(config: PreTrainedConfig) -> int | None:
+    """Longest input of a model with a vector for each position; None for other models."""
+    positions: int | None = getattr(config, "max_position_embeddings", None)
+    if positions is None or not getattr(config, "position_biased_input", True):  # DeBERTa v2 and v3
+        return None
+    if "roberta" in config.model_type or config.model_type == "camembert":
+        return positions - int(config.pad_token_id) - 1  # the first position is that after the pad token's
+    return positions
 
 
 class RewardModel:
