@@ -1,55 +1,101 @@
-"""Raw rows from local files or the Hugging Face hub, with errors that name the file and the line."""
+"""Raw rows from local files and folders or the Hugging Face hub, with line ends as '\\n'.
+
+Errors name the file and the line. A carriage return, alone or before a line feed, becomes a line
+feed, as Python reads text files: models and dialogues know one line end. Other separators, such as
+U+2028, are characters that tokenizers encode by themselves, and stay.
+"""
 
 from __future__ import annotations
 
+import glob
 import gzip
 import json
+import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from components.data.records import DataError
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 UNREADABLE = (UnicodeDecodeError, gzip.BadGzipFile, EOFError)
 OBJECTS_EXPECTED = "expected a JSON object with named columns"
+SPLIT_NAMES = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+"""By split, the names that files, folders and saved data sets have for it, as on the hub."""
+SAVED = ("state.json", "dataset_info.json")
+"""Files of a folder that `datasets.Dataset.save_to_disk` wrote."""
+SAVED_SPLITS = "dataset_dict.json"
+"""File of a folder that `datasets.DatasetDict.save_to_disk` wrote."""
+METADATA = (*SAVED, SAVED_SPLITS, "dataset_infos.json")
+_SHARD_PATTERN = "-[0-9][0-9][0-9][0-9][0-9]-of-*"
+_SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\b")
 Row = dict[str, Any]
 """A raw row: values of any JSON type by column."""
+T = TypeVar("T")
 
 
 def read_file(path: Path, required: Sequence[str] = ()) -> list[Row]:
-    """Read the rows of a file in order.
+    """Read the rows of a file, or of the files of a folder, in order.
 
     Args:
         path: a JSON-lines file (gzipped or not), a JSON file of one list (.json), or a parquet
-            file; the suffix is one of SUFFIXES.
+            file, whose suffix is one of SUFFIXES; a folder of such files, or one that
+            `datasets.Dataset.save_to_disk` wrote; or the pattern of shards that `find_file` found.
         required: columns that every row must have.
 
     Raises:
-        DataError: the file is missing, empty or of another kind, a line is not a JSON object, or a
-            column is missing.
+        DataError: the file is missing, empty, damaged or of another kind, a folder holds several
+            splits, a line is not a JSON object, or a column is missing.
     """
-    if not path.is_file():
-        raise DataError(f"{path}: there is no such file (data.path)")
-    if not path.name.endswith(SUFFIXES):
-        raise DataError(f"{path}: expected a file that ends in one of {', '.join(SUFFIXES)}")
-    rows = _parquet(path) if path.name.endswith(".parquet") else _json(path)
+    rows: list[Row] = []
+    for file in [path] if is_saved(path) else _files(path):
+        rows += _read_one(file)
     if not rows:
-        raise DataError(f"{path}: the file holds no rows")
+        raise DataError(f"{path}: the {'folder' if path.is_dir() else 'file'} holds no rows")
     for number, row in enumerate(rows, 1):
         check_columns(row, required, f"{path}, row {number}")
-    return rows
+    return [normalize_line_ends(row) for row in rows]
+
+
+def is_saved(path: Path) -> bool:
+    """Whether a folder is one that `datasets.Dataset.save_to_disk` wrote."""
+    return all((path / name).is_file() for name in SAVED)
+
+
+def file_kinds(path: Path) -> set[str]:
+    """The suffixes of the files that read_file reads; '.arrow' for a folder of save_to_disk."""
+    if is_saved(path):
+        return {".arrow"}
+    return {next((suffix for suffix in SUFFIXES if file.name.endswith(suffix)), "") for file in _files(path)}
 
 
 def find_file(folder: Path, stem: str) -> Path | None:
-    """The file of that name in a folder, with any of SUFFIXES; None if there is none."""
-    paths = [folder / (stem + suffix) for suffix in SUFFIXES]
-    return next((path for path in paths if path.is_file()), None)
+    """What read_file reads of that name in a folder, or in its folder data; None if there is none.
+
+    It is a file with any of SUFFIXES; the pattern of shards such as train-00000-of-00002.parquet; or
+    a folder, with such files or saved by `datasets`.
+    """
+    for place in (folder, folder / "data"):
+        for suffix in SUFFIXES:
+            if (place / (stem + suffix)).is_file():
+                return place / (stem + suffix)
+            shards = f"{glob.escape(stem)}{_SHARD_PATTERN}{suffix}"
+            if any(place.glob(shards)):
+                return place / shards
+        if is_saved(place / stem) or _row_files(place / stem):
+            return place / stem
+    return None
 
 
 def require_file(folder: Path, stem: str) -> Path:
-    """The file of that name in a folder.
+    """What `find_file` finds.
 
     Raises:
         DataError: there is none.
@@ -58,6 +104,52 @@ def require_file(folder: Path, stem: str) -> Path:
     if file is None:
         raise DataError(f"{folder}: the file {stem} ({', '.join(SUFFIXES)}) is missing in this folder")
     return file
+
+
+def find_splits(path: Path) -> dict[str, Path]:
+    """What read_file reads by split; {'': path} for a file, and for a folder without named splits.
+
+    Raises:
+        DataError: a folder that `datasets.DatasetDict.save_to_disk` wrote has a split of another name,
+            or a folder has files beside those of its splits.
+    """
+    if not path.is_dir() or is_saved(path):
+        return {"": path}
+    found = _named_splits(path)
+    if not found:
+        _refuse_saved_splits(path)
+        return {"": path}
+    known = {name for names in SPLIT_NAMES.values() for name in names}
+    others = [name for name in _split_stems(path) if name not in known]
+    if others:
+        raise DataError(
+            f"{path}: {', '.join(others[:5])} lies beside {', '.join(found)}, but is the name of no split"
+            f" ({', '.join(SPLIT_NAMES)}): remove it, or give one of them alone as data.path"
+        )
+    return found
+
+
+def normalize_line_ends(value: T) -> T:
+    """A value of JSON with '\\n' in place of each '\\r\\n' and '\\r' of its texts."""
+    changed: Any = value
+    if isinstance(value, str):
+        changed = value.replace("\r\n", "\n").replace("\r", "\n") if "\r" in value else value
+    elif isinstance(value, Mapping):
+        changed = {name: normalize_line_ends(item) for name, item in value.items()}
+    elif isinstance(value, list | tuple):
+        changed = type(value)(normalize_line_ends(item) for item in value)
+    result: T = changed
+    return result
+
+
+@dataclass(frozen=True)
+class HubRows:
+    """Rows of the hub, which may be read several times."""
+
+    rows: Iterable[Row]
+
+    def __iter__(self) -> Iterator[Row]:
+        return map(normalize_line_ends, self.rows)
 
 
 CONVERSION = "refs/convert/parquet"
@@ -85,7 +177,7 @@ def from_hub(
         )
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise _hub_error(f"{name} (split {split})", error) from error
-    return rows
+    return HubRows(rows)
 
 
 def from_hub_file(name: str, file: str, revision: str | None = None) -> list[Row]:
@@ -179,6 +271,111 @@ def _hub_error(name: str, error: Exception) -> DataError:
     )
 
 
+def _row_files(folder: Path) -> list[Path]:
+    """Files with rows in a folder, sorted; none if there is no such folder."""
+    files = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [
+        file
+        for file in files
+        if file.name.endswith(SUFFIXES) and file.name not in METADATA and not file.name.startswith((".", "_"))
+    ]
+
+
+def _split_stems(folder: Path) -> list[str]:
+    """Names of the splits that the files and folders in a folder, or in its folder data, are of."""
+    stems: dict[str, None] = {}
+    for place in (folder, folder / "data"):
+        for file in _row_files(place):
+            shard = _SHARD.match(file.name)
+            stems[shard["stem"] if shard else file.name.partition(".")[0]] = None
+        for inner in sorted(place.iterdir()) if place.is_dir() else []:
+            if is_saved(inner) or (inner.name != "data" and _row_files(inner)):
+                stems[inner.name] = None
+    return list(stems)
+
+
+def _named_splits(folder: Path) -> dict[str, Path]:
+    found: dict[str, Path] = {}
+    for split, names in SPLIT_NAMES.items():
+        for name in names:
+            path = find_file(folder, name)
+            if path is not None:
+                found.setdefault(split, path)
+    return found
+
+
+def _refuse_saved_splits(folder: Path) -> None:
+    """Refuse several saved data sets, none of which is to be taken for the whole."""
+    names = _split_stems(folder) if (folder / SAVED_SPLITS).is_file() else []
+    if names:
+        raise DataError(
+            f"{folder}: the splits of this saved data set are {', '.join(names)}, but expected"
+            f" {', '.join(SPLIT_NAMES)}: give the folder of one, such as {folder / names[0]}"
+        )
+
+
+def _files(path: Path) -> list[Path]:
+    """The files that a path of `read_file` stands for."""
+    if path.is_dir():
+        return _files_of_folder(path)
+    if path.is_file():
+        if not path.name.endswith(SUFFIXES):
+            saved = "; of a saved data set, give the folder" if path.suffix == ".arrow" else ""
+            raise DataError(f"{path}: expected a file that ends in one of {', '.join(SUFFIXES)}{saved}")
+        return [path]
+    files = sorted(path.parent.glob(path.name)) if _SHARD_PATTERN in path.name else []
+    if not files:
+        raise DataError(f"{path}: there is no such file (data.path)")
+    return _whole(files)
+
+
+def _files_of_folder(folder: Path) -> list[Path]:
+    files = _row_files(folder) or _row_files(folder / "data")
+    splits = _named_splits(folder)
+    if len(splits) > 1 or (not files and splits):
+        raise DataError(
+            f"{folder}: this folder holds the splits {', '.join(splits)}, but one table of rows is expected"
+            " here: give the file or folder of one"
+        )
+    if not files:
+        _refuse_saved_splits(folder)
+        raise DataError(
+            f"{folder}: there is no file of rows ({', '.join(SUFFIXES)}) in this folder, nor a data set that"
+            " save_to_disk of the package datasets wrote"
+        )
+    kinds = {file.suffix for file in files}
+    if len(kinds) > 1:
+        raise DataError(
+            f"{folder}: this folder holds files of several kinds ({', '.join(sorted(kinds))}), such as"
+            f" {files[0].name} and {files[-1].name}: give one of them, or a folder of one kind"
+        )
+    return _whole(files)
+
+
+def _whole(files: list[Path]) -> list[Path]:
+    """The files, of which each shard `-00000-of-00002` must be there.
+
+    Raises:
+        DataError: one is missing.
+    """
+    shards = [match for match in (_SHARD.match(file.name) for file in files) if match]
+    expected = {(shard["stem"], n) for shard in shards for n in range(int(shard["count"]))}
+    missing = sorted(expected - {(shard["stem"], int(shard["number"])) for shard in shards})
+    if missing:
+        stem, number = missing[0]
+        raise DataError(
+            f"{files[0].parent}: {len(missing)} of {len(expected)} shards are missing, such as"
+            f" {stem}-{number:05d}: bring all of them"
+        )
+    return files
+
+
+def _read_one(file: Path) -> list[Row]:
+    if file.is_dir():
+        return _saved(file)
+    return _parquet(file) if file.name.endswith(".parquet") else _json(file)
+
+
 def _json(path: Path) -> list[Row]:
     rows = _json_list(path) if path.name.endswith((".json", ".json.gz")) else None
     return _json_lines(path) if rows is None else rows
@@ -245,11 +442,31 @@ def _unreadable(path: Path, error: Exception) -> DataError:
 
 
 def _parquet(path: Path) -> list[Row]:
-    import pyarrow
     import pyarrow.parquet
 
-    try:
+    with _damage(path, "a parquet file"):
         rows: list[Row] = pyarrow.parquet.read_table(path).to_pylist()
-    except pyarrow.ArrowInvalid as error:
-        raise DataError(f"{path}: this is not a parquet file ({error})") from None
     return rows
+
+
+def _saved(folder: Path) -> list[Row]:
+    import datasets
+
+    with _damage(folder, "a data set that save_to_disk wrote"):
+        rows: list[Row] = datasets.Dataset.load_from_disk(str(folder)).with_format(None).to_list()
+    return rows
+
+
+@contextmanager
+def _damage(path: Path, kind: str) -> Iterator[None]:
+    """Report what pyarrow and datasets raise about damaged or foreign files by the file's name."""
+    import pyarrow
+
+    try:
+        yield
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, pyarrow.ArrowException) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(
+            f"{path}: this cannot be read as {kind} ({reason.rstrip('.')}): it is damaged, incomplete or of"
+            " another kind; write or copy it again"
+        ) from None

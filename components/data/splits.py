@@ -33,14 +33,38 @@ def one_spelling(prompts: Iterable[str]) -> dict[str, str]:
     return {prompt: smallest[normal(prompt)] for prompt in unique}
 
 
+def connected(pairs: Sequence[Pair]) -> list[int]:
+    """The component of each pair [N], where pairs of one group or of one prompt are connected.
+
+    So a prompt that occurs in several groups connects them, and all their pairs.
+    """
+    from networkx.utils import UnionFind
+
+    sets = UnionFind()
+    for pair in pairs:
+        keys = [("prompt", normal(pair.prompt))]
+        keys += [("group", pair.group)] if pair.group else []
+        sets.union(*keys)
+    numbers: dict[tuple[str, str], int] = {}
+    return [numbers.setdefault(sets["prompt", normal(pair.prompt)], len(numbers)) for pair in pairs]
+
+
 def grouped(pairs: Sequence[Pair]) -> list[Pair]:
-    """Group the pairs whose prompt has several spellings by the smallest one; own groups stay."""
+    """Give connected pairs one group: the smallest of their own groups, or of their prompt's spellings.
+
+    A pair whose prompt has one spelling and no group of its own needs none.
+    """
+    components = connected(pairs)
+    groups: dict[int, str] = {}
+    for number, pair in zip(components, pairs, strict=True):
+        if pair.group:
+            groups[number] = min(pair.group, groups.get(number, pair.group))
     spelling = one_spelling(pair.prompt for pair in pairs)
     return [
-        pair
-        if pair.group or spelling[pair.prompt] == pair.prompt
-        else replace(pair, group=spelling[pair.prompt])
-        for pair in pairs
+        replace(pair, group=groups.get(number, spelling[pair.prompt]))
+        if number in groups or spelling[pair.prompt] != pair.prompt
+        else pair
+        for number, pair in zip(components, pairs, strict=True)
     ]
 
 

@@ -23,8 +23,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from components.data.lengths import TEXTS
 from components.data.questions import pooled
 from components.data.records import DataError, Pair
+from components.data.rows import normalize_line_ends
 from components.data.splits import normal
 from components.data.templates import Template, names
 from components.data.templates import load as load_template
@@ -97,7 +99,9 @@ def thought_pairs(path: Path, key: str, min_margin: float = 0.0) -> tuple[list[P
     dropped: Counter[str] = Counter()
     for tree in trees.values():
         own, counts = tree_pairs(tree, thought_template(tree.set), min_margin)
-        pairs += [replace(pair, client_id=tree.set, group=groups[tree.id]) for pair in own]
+        for pair in own:
+            texts = {name: normalize_line_ends(getattr(pair, name)) for name in TEXTS}
+            pairs.append(replace(pair, client_id=tree.set, group=groups[tree.id], **texts))
         dropped += counts
     if not pairs:
         reasons = ", ".join(f"{reason}: {n}" for reason, n in dropped.items()) or "there are none"

@@ -122,14 +122,20 @@ def test_a_prompt_of_one_spelling_is_split_by_the_hash_of_its_text(source, file,
     assert not any(r.get("group") for r in rows)
 
 
-def test_the_smallest_spelling_is_the_group_of_all_in_any_order_and_an_own_group_stays():
+def test_the_smallest_spelling_is_the_group_of_all_in_any_order():
     spellings = ["b ", "B", "a", "b"]
     assert (
         one_spelling(spellings) == one_spelling(spellings[::-1]) == {"b ": "B", "B": "B", "b": "B", "a": "a"}
     )
     pairs = [Pair(prompt, "yes", "no") for prompt in spellings]
-    pairs.append(Pair("b", "yes", "no", group="mine"))
-    assert [pair.group for pair in grouped(pairs)] == ["B", None, None, "B", "mine"]
+    assert [pair.group for pair in grouped(pairs)] == ["B", None, None, "B"]
+
+
+def test_groups_that_share_a_prompt_become_the_smallest_of_them_and_others_stay():
+    asked = [("hi", "t3"), ("order?", "t3"), ("Hi ", "t1"), ("bye", "t2"), ("hi", None), ("else", None)]
+    pairs = [Pair(prompt, "yes", "no", group=group) for prompt, group in asked]
+    assert [pair.group for pair in grouped(pairs)] == ["t1", "t1", "t1", "t2", "t1", None]
+    assert [pair.group for pair in grouped(pairs[::-1])] == [None, "t1", "t2", "t1", "t1", "t1"]
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from typing import Any
 from components.config import QuestionsConfig, RecipeError
 from components.data.questions.base import QUESTION_SETS, Question, QuestionSet, SkippedRow
 from components.data.records import DataError
-from components.data.rows import SUFFIXES, find_file, from_hub
+from components.data.rows import SUFFIXES, find_file, from_hub, is_saved
 from components.seeding import derive, generator
 
 
@@ -233,6 +233,8 @@ def _local_file(question_set: QuestionSet, path: Path) -> Path:
         return path
     files = [find_file(path, stem) for stem in question_set.files]
     file = next((file for file in files if file is not None), None)
+    if file is None and is_saved(path):
+        return path
     if file is None:
         raise DataError(
             f"{path}: expected one of the files {', '.join(question_set.files)} ({', '.join(SUFFIXES)}) in"

@@ -1,13 +1,16 @@
-"""Sources `jsonl` and `parquet`: the user's own preference pairs from one file.
+"""Sources `jsonl` and `parquet`: the user's own preference pairs from a file or a folder.
 
 Three columns are required: prompt, chosen, rejected. Optional ones are client_id (owner), domain,
 group (rows that must stay with one client and in one split), split (train, validation or test) and
 margin (a number), and a column of text of any name, if data.column names it.
+
+In a folder whose files, subfolders or saved data sets have the names of splits, such as
+train-00000-of-00002.parquet, these are the splits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,8 +20,9 @@ from pydantic import Field
 from components.config import DataConfig
 from components.data.holdout import Shares, hold_out
 from components.data.records import SPLITS, DataError, Pair, SourceData
-from components.data.rows import check_number, check_text, read_file
+from components.data.rows import check_number, check_text, file_kinds, find_splits, read_file
 from components.data.sources.base import Source
+from components.data.sources.plain import in_splits
 from components.data.splits import assign, grouped
 
 REQUIRED = ("prompt", "chosen", "rejected")
@@ -57,46 +61,67 @@ class FileOptions(Source):
     )
 
     def load(self, data: DataConfig, seed: int) -> SourceData:
-        """Load pairs from a file.
+        """Load pairs from a file or a folder.
+
+        A folder's split of validation or test stays, and pairs of other splits whose prompt or group is
+        in it are dropped and counted.
 
         Raises:
             DataError: see read_pairs.
         """
         if data.path is None:
             raise DataError(f"the data source {self.name} reads your own pairs: give the file as data.path")
-        if Path(data.path).is_file() and not data.path.name.endswith(self.suffixes):
+        by_split: dict[str, list[Pair]] = {}
+        for split, path in find_splits(Path(data.path)).items():
+            self._check_kind(path)
+            by_split[split] = read_pairs(path, data.column)
+        whole = by_split.pop("", None)
+        if whole is None:
+            if "train" not in by_split:
+                raise DataError(f"{data.path}: there is no split train in this folder: bring its pairs too")
+            pairs, duplicates = in_splits(by_split, data, seed)
+            dropped = {"prompt also in a held-out split": duplicates} if duplicates else {}
+        else:
+            pairs, dropped = _in_own_splits(whole, data, seed), {}
+        return hold_out(pairs, self.name, Shares(self.align_share, self.judge_clients), seed, dropped)
+
+    def _check_kind(self, path: Path) -> None:
+        others = file_kinds(path) - set(self.suffixes)
+        if others:
             raise DataError(
-                f"{data.path}: the data source {self.name} reads {' or '.join(self.suffixes)} files; for"
-                " another kind, choose another data.source"
+                f"{path}: the data source {self.name} reads {' or '.join(self.suffixes)} files, but here are"
+                f" {' and '.join(sorted(others))}: for another kind, choose another data.source"
             )
-        pairs = grouped(read_pairs(Path(data.path), data.column))
-        splits = assign((pair.split_group for pair in pairs), data.validation, data.test, seed)
-        pairs = [
-            pair if pair.split else replace(pair, split=split)
-            for pair, split in zip(pairs, splits, strict=True)
-        ]
-        return hold_out(pairs, self.name, Shares(self.align_share, self.judge_clients), seed, {})
+
+
+def _in_own_splits(pairs: Sequence[Pair], data: DataConfig, seed: int) -> list[Pair]:
+    """The pairs in the splits of their column, or drawn by group where it is empty."""
+    pairs = grouped(pairs)
+    splits = assign((pair.split_group for pair in pairs), data.validation, data.test, seed)
+    return [
+        pair if pair.split else replace(pair, split=split) for pair, split in zip(pairs, splits, strict=True)
+    ]
 
 
 class JsonlOptions(FileOptions):
-    """Options of the source jsonl: one JSON object a line."""
+    """Options of the source jsonl: one JSON object a line, or one list of them (.json)."""
 
     name: ClassVar[str] = "jsonl"
-    suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".jsonl.gz", ".json.gz")
+    suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
 
 
 class ParquetOptions(FileOptions):
-    """Options of the source parquet."""
+    """Options of the source parquet; folders that save_to_disk of `datasets` wrote are read too."""
 
     name: ClassVar[str] = "parquet"
-    suffixes: ClassVar[tuple[str, ...]] = (".parquet",)
+    suffixes: ClassVar[tuple[str, ...]] = (".parquet", ".arrow")
 
 
 def read_pairs(path: Path, column: str | None = None) -> list[Pair]:
-    """Read and check the pairs of a file; columns without a meaning are ignored.
+    """Read and check the pairs of a file or folder; columns without a meaning are ignored.
 
     Args:
-        path: of the file.
+        path: see rows.read_file.
         column: data.column of the recipe. If it is neither required nor optional, its value is the
             pair's `column`.
 

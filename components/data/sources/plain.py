@@ -15,9 +15,9 @@ from typing import Any
 
 from components.config import DataConfig
 from components.data.holdout import Shares, hold_out
-from components.data.records import DataError, Pair, SourceData, trailing_space
+from components.data.records import SPLITS, DataError, Pair, SourceData, trailing_space
 from components.data.rows import SUFFIXES, check_columns, check_number, find_file, from_hub, read_file
-from components.data.splits import assign, grouped, normal
+from components.data.splits import assign, connected, grouped
 
 FIELDS = ("prompt", "chosen", "rejected")
 MakePair = Callable[[Mapping[str, Any], str], Pair | str]
@@ -59,8 +59,8 @@ class HubDataset:
     def raw_splits(self, data: DataConfig) -> dict[str, RawSplit]:
         """Read the raw rows, by split.
 
-        They are the hub's, or those of data.path: a file, whose rows are all 'train', or a folder
-        with a file train and optionally a file test.
+        They are the hub's, or those of data.path: a file or a folder without splits, whose rows are
+        all 'train', or a folder with a file train and optionally a file test, see `rows.find_file`.
 
         Raises:
             DataError: the hub cannot be reached, or a file or column is missing.
@@ -68,13 +68,13 @@ class HubDataset:
         if data.path is None:
             return {split: self._hub_split(split, data.revision) for split in self.splits}
         path = Path(data.path)
-        if not path.is_dir():
-            return {"train": RawSplit(read_file(path, self.columns), str(path))}
-        if find_file(path, "train") is None:
+        files = {split: find_file(path, split) for split in ("train", "test")}
+        if files["train"] is None and files["test"] is None:
+            files["train"] = path
+        elif files["train"] is None:
             raise DataError(
                 f"{path}: expected a file train ({', '.join(SUFFIXES)}), and optionally test, in this folder"
             )
-        files = {split: find_file(path, split) for split in ("train", "test")}
         return {
             split: RawSplit(read_file(file, self.columns), str(file))
             for split, file in files.items()
@@ -188,25 +188,34 @@ def _stripped(pair: Pair, continues: bool) -> Pair:
 def in_splits(by_split: Mapping[str, Sequence[Pair]], data: DataConfig, seed: int) -> tuple[list[Pair], int]:
     """Assign splits to pairs, and drop training pairs whose prompt is in the test split too.
 
-    An existing test split stays the test split; otherwise one is drawn by prompt. Prompts are the
-    same if they differ only in case and white space.
+    An existing split of validation or test stays; others are drawn by group, or prompt. Prompts are
+    the same if they differ only in case and white space.
 
     Args:
-        by_split: pairs of 'train', and of 'test' if it exists.
+        by_split: pairs of 'train', and of 'validation' and 'test' if they exist.
         data: its shares of validation and test.
         seed: of the recipe.
 
     Returns:
-        the pairs, and the number of dropped ones.
+        the pairs, and the number of those dropped because their group or prompt is held out.
     """
-    tested = by_split.get("test")
-    held_out = {normal(pair.prompt) for pair in tested or ()}
-    training = grouped([pair for pair in by_split["train"] if normal(pair.prompt) not in held_out])
-    test_share = data.test if tested is None else 0.0
-    splits = assign((pair.split_group for pair in training), data.validation, test_share, seed)
-    pairs = [replace(pair, split=split) for pair, split in zip(training, splits, strict=True)]
-    pairs += [replace(pair, split="test") for pair in grouped(tested or [])]
-    return pairs, len(by_split["train"]) - len(training)
+    everything: list[Pair] = []
+    for split in reversed(SPLITS):
+        everything += [replace(pair, split=split) for pair in by_split.get(split, ())]
+    splits: dict[int, str] = {}  # the most held-out one of each component
+    kept: dict[str, list[Pair]] = {split: [] for split in SPLITS}
+    for component, pair in zip(connected(everything), everything, strict=True):
+        if splits.setdefault(component, pair.split) == pair.split:
+            kept[pair.split].append(pair)
+    training = grouped(kept["train"])
+    validation, test = (
+        0.0 if split in by_split else share
+        for split, share in (("validation", data.validation), ("test", data.test))
+    )
+    drawn = assign((pair.split_group for pair in training), validation, test, seed)
+    pairs = [replace(pair, split=split) for pair, split in zip(training, drawn, strict=True)]
+    pairs += [*grouped(kept["validation"]), *grouped(kept["test"])]
+    return pairs, len(everything) - len(pairs)
 
 
 def plain_pair(row: Mapping[str, Any]) -> Pair:

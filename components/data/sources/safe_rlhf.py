@@ -14,7 +14,7 @@ from pydantic import Field
 
 from components.config import PromptsConfig
 from components.data.records import DataError, PromptData
-from components.data.rows import check_columns, check_text, from_hub, read_file, text_of
+from components.data.rows import check_columns, check_text, find_file, from_hub, read_file, text_of
 from components.data.sources.base import PromptSource
 
 
@@ -38,7 +38,7 @@ class Options(PromptSource):
         """
         where = str(prompts.path or "") or self.dataset
         raw = (
-            read_file(Path(prompts.path), ("prompt",))
+            read_file(_train(Path(prompts.path)), ("prompt",))
             if prompts.path
             else from_hub(self.dataset, split="train", revision=prompts.revision)
         )
@@ -58,3 +58,8 @@ class Options(PromptSource):
         if not texts:
             raise DataError(f"{where}: there is no prompt in these data")
         return PromptData([(text, []) for text in texts.values()], dropped=dict(dropped))
+
+
+def _train(path: Path) -> Path:
+    """The split train of a folder that has one, as on the hub."""
+    return (find_file(path, "train") if path.is_dir() else None) or path
