@@ -1,14 +1,18 @@
 """Dialogues as texts with the markers of HH-RLHF (Bai et al. 2022), and their turns.
 
-A turn begins with 'Human:' or 'Assistant:', at the start of the text or after an empty line.
+A turn begins with 'Human:' or 'Assistant:' at the start of the text or after an empty line, as in
+HH-RLHF. In dialogues that have no empty lines there, it begins with a marker at the start of a line.
 """
 
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Literal, TypedDict
 
-_MARKER = re.compile(r"(?:\A|\n\n)[ \t]*(Human|Assistant):")
+MARKERS = re.compile(r"\b(?:Human|Assistant):")
+_AFTER_EMPTY_LINE = re.compile(r"(?:\A\s*|\n[ \t]*\n[ \t]*)(Human|Assistant):")
+_AT_LINE_START = re.compile(r"(?:\A\s*|\n[ \t]*)(Human|Assistant):")
 
 
 class Turn(TypedDict):
@@ -18,7 +22,26 @@ class Turn(TypedDict):
     content: str
 
 
-def dialogue_turns(text: str) -> list[Turn]:
+def turn_marker(text: str) -> re.Pattern[str]:
+    """What begins the turns of a whole dialogue: a marker after an empty line, or at any line's start.
+
+    The latter only where the first gives no dialogue and the second one does: the text begins with a
+    marker, the speakers alternate, and the last turn is the user's. Other markers are quotations.
+    """
+    if _AFTER_EMPTY_LINE.search(text, 1) and _is_dialogue(_AFTER_EMPTY_LINE, text):
+        return _AFTER_EMPTY_LINE
+    return _AT_LINE_START if _is_dialogue(_AT_LINE_START, text) else _AFTER_EMPTY_LINE
+
+
+def _is_dialogue(marker: re.Pattern[str], text: str) -> bool:
+    beginning, *parts = marker.split(text.strip())
+    speakers = parts[::2]
+    alternate = all(one != other for one, other in pairwise(speakers))
+    ends_with_user = bool(parts) and (speakers[-1] == "Human" or not parts[-1].strip())
+    return not beginning and alternate and ends_with_user
+
+
+def dialogue_turns(text: str, marker: re.Pattern[str] | None = None) -> list[Turn]:
     """The turns of a dialogue, the user's first.
 
     Turns of one speaker in a row are joined by an empty line, and empty turns are left out. A text
@@ -30,8 +53,10 @@ def dialogue_turns(text: str) -> list[Turn]:
 
     Args:
         text: of the dialogue, up to where the assistant answers.
+        marker: what begins a turn, see `turn_marker`; None: as in this text. A text that has lost its
+            start needs that of the whole one.
     """
-    beginning, *parts = _MARKER.split(text)
+    beginning, *parts = (marker or turn_marker(text)).split(text)
     if not parts:
         return [Turn(role="user", content=text.strip())]
     speakers = ["Human" if parts[0] == "Assistant" else "Assistant", *parts[::2]]
@@ -46,3 +71,9 @@ def dialogue_turns(text: str) -> list[Turn]:
         else:
             turns.append(Turn(role=role, content=content))
     return turns or [Turn(role="user", content="")]
+
+
+def is_unread_dialogue(text: str) -> bool:
+    """Whether a text is one turn, although markers are in it."""
+    turns = dialogue_turns(text)
+    return len(turns) == 1 and MARKERS.search(turns[0]["content"]) is not None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from components.config import LoraConfig, PolicyConfig, UserError
-from components.data.dialogues import Turn, dialogue_turns
+from components.data.dialogues import Turn, dialogue_turns, turn_marker
 from components.data.records import trailing_space
 from components.data.templates import Template
 from components.data.templates import load as load_template
@@ -95,9 +96,10 @@ def render_prompt(
             " one, or policy.chat=none with a template such as dialogue/policy"
         )
     shown = prompt.strip()
+    marker = turn_marker(shown)
     context: list[int] | None = None
     while True:
-        rendered = _render_whole(tokenizer, template, shown, config)
+        rendered = _render_whole(tokenizer, template, shown, config, marker)
         surplus = len(rendered.ids) - config.max_prompt_tokens
         if surplus <= 0:
             return rendered
@@ -115,14 +117,19 @@ def render_prompt(
 
 
 def _render_whole(
-    tokenizer: PreTrainedTokenizerBase, template: Template, prompt: str, config: PolicyConfig
+    tokenizer: PreTrainedTokenizerBase,
+    template: Template,
+    prompt: str,
+    config: PolicyConfig,
+    marker: re.Pattern[str],
 ) -> RenderedPrompt:
     """A prompt of any length in its template and the chat template."""
     text = template.render(prompt=prompt)
     chat = chat_template_of(tokenizer, config)
     if chat is None:
         return RenderedPrompt(text, encode_beginning(tokenizer, text))
-    turns = dialogue_turns(prompt) if config.chat == "turns" else [Turn(role="user", content=text.strip())]
+    alone = [Turn(role="user", content=text.strip())]
+    turns = dialogue_turns(prompt, marker) if config.chat == "turns" else alone
     messages: list[Message] = [{**turn} for turn in turns]
     if config.system is not None:
         messages.insert(0, {"role": "system", "content": config.system})

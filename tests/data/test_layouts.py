@@ -152,9 +152,7 @@ def test_a_folder_without_rows_and_one_of_several_kinds_are_named(tmp_path):
 
 def test_a_folder_of_another_kind_of_files_names_the_source(tmp_path):
     write_shards(tmp_path, "train", own_rows(range(10)))
-    with pytest.raises(
-        DataError, match=r"source jsonl reads .* here are \.parquet.*another data\.source"
-    ):
+    with pytest.raises(DataError, match=r"source jsonl reads .* here are \.parquet.*another data\.source"):
         load("jsonl", tmp_path)
 
 
