@@ -136,6 +136,8 @@ def prepare(run: Run, recipe: Recipe) -> None:
     log.info("partition: %s", partition_line(report))
     if report.margins is not None:
         log.info("thoughts: %s", margins_line(report))
+    for warning in report.warnings:
+        log.warning("%s", warning)
     child = open_phase(run, recipe.tracking, "prepare")
     log_data(child, run.prepared, report)
     close_phase(run, child)
@@ -153,6 +155,8 @@ def grow_trees(run: Run, recipe: Recipe) -> None:
 def federate(run: Run, recipe: Recipe) -> None:
     """Run the federated rounds; a stopped run resumes from its last committed step."""
     check_prompts(recipe.policy)
+    for warning in data.check_pairs(recipe, run.prepared):
+        get_run_logger().warning("%s", warning)
     child = open_phase(run, recipe.tracking, "federate")
     target = FederationLog.of_run(child, run, recipe)
     rewards.prepare_rewards(recipe, rewards.RewardPlace.of_run(run))
@@ -286,6 +290,8 @@ def align_policy(run: Run, recipe: Recipe, child: str) -> None:
 @flow(name="evaluate", flow_run_name="evaluate", persist_result=False)
 def evaluate(run: Run, recipe: Recipe) -> None:
     """Answers of the base and the aligned policy to held-out prompts, judged in both orders."""
+    for warning in data.check_pairs(recipe, run.prepared):
+        get_run_logger().warning("%s", warning)
     child = open_phase(run, recipe.tracking, "evaluate")
     if not (run.evaluation / RESULT).is_file():
         evaluate_policies(run, recipe).write(run.evaluation / RESULT)

@@ -12,7 +12,7 @@ from prefect import get_run_logger
 
 from components.config import InputFile, PolicyConfig, Recipe, ThoughtsConfig
 from components.data.records import DataError, read_rows
-from components.data.report import PreparationReport
+from components.data.report import PreparationReport, read_report, write_report
 from components.io import file_hash, write_atomically, write_json
 from tasks.devices import POOL
 from tasks.uncached import task
@@ -247,11 +247,16 @@ def prepare_data(recipe: Recipe, folder: Path, trees: Path) -> PreparationReport
         the report of the preparation.
 
     Raises:
-        DataError: data are missing, or a split that a phase needs is empty.
+        DataError: data are missing, a split that a phase needs is empty, or too many pairs are equal.
     """
     from components.data.prepare import prepare
     from components.evaluation.alpaca import annotator_instructions, check_alpaca_eval, check_prompts
     from components.evaluation.answers import load_evaluation_questions, tree_questions
+    from components.evaluation.equal_pairs import (
+        count_equal_completions,
+        dialogue_warnings,
+        equal_warnings,
+    )
     from components.evaluation.judges.base import judge_section
 
     if recipe.evaluation.alpaca_eval:
@@ -272,7 +277,28 @@ def prepare_data(recipe: Recipe, folder: Path, trees: Path) -> PreparationReport
         )
         check_prompts(recipe.evaluation.alpaca_eval, prompts, instructions)
     _check_splits(recipe, report)
+    counted = count_equal_completions(recipe, folder)
+    warnings = [*report.warnings, *equal_warnings(counted), *dialogue_warnings(recipe, folder)]
+    report = report.model_copy(update={"equal_completions": counted, "warnings": warnings})
+    write_report(folder, report)
     return report
+
+
+@task()
+def check_pairs(recipe: Recipe, folder: Path) -> list[str]:
+    """Check prepared pairs again for models whose sections have changed since, as stages of DVC may.
+
+    Returns:
+        a warning for each of these models that reads equal completions.
+
+    Raises:
+        DataError: they are more than the share data.max_equal.
+    """
+    from components.evaluation.equal_pairs import count_equal_completions, equal_warnings
+
+    known = read_report(folder).equal_completions
+    counted = count_equal_completions(recipe, folder, known)
+    return equal_warnings([counts for counts in counted if counts not in known])
 
 
 def _check_splits(recipe: Recipe, report: PreparationReport) -> None:

@@ -223,6 +223,17 @@ class DataConfig(Section):
             "Share of the rows that may be dropped because of max_characters; more of them are an error."
         ),
     )
+    max_equal: float = Field(
+        0.05,
+        ge=0,
+        le=1,
+        description=(
+            "Share of the pairs whose completions may be equal to a model that trains on them: in their text,"
+            " or after the cut to policy.max_new_tokens or to max_length of a selector, judge or reward. More"
+            " of them are an error. They are counted in the report and kept: DPO and selectors learn nothing"
+            " from them, and they count as half right in accuracies."
+        ),
+    )
     align_prompts: PromptsConfig | None = Field(
         None,
         description=(

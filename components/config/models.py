@@ -136,9 +136,9 @@ class PolicyConfig(Section):
             " turn of the user; turns: each turn of a dialogue ('Human:', 'Assistant:') as a turn of its own,"
             " without the template; none: in the template, without the chat template, as for backbones that"
             " have none. 'turns' needs a chat template. A turn begins with its marker at the start of the"
-            " text or after an empty line. If that gives no dialogue, a marker at the start of any line begins"
-            " one, provided that the text begins with one, the speakers alternate and the last turn is the"
-            " user's. Any other marker is a part of the text of its turn."
+            " text or after an empty line. If that gives no dialogue, a marker at the start of any line does,"
+            " provided that the text begins with one, the speakers alternate and the last turn is the user's."
+            " Any other marker is a part of the text of its turn."
         ),
     )
     system: str | None = Field(

@@ -28,11 +28,13 @@ class Rule:
         expectation: name of its class in Great Expectations.
         description: what is expected, in words.
         arguments: of the class.
+        is_warning: whether data that do not meet it are used nevertheless.
     """
 
     expectation: str
     description: str
     arguments: Mapping[str, object] = field(default_factory=dict)
+    is_warning: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Outcome:
         indices: their indices.
         observed: the observed value, for expectations on the whole column.
         error: why it could not be checked; None where it could.
+        is_warning: whether the data are used although it fails.
     """
 
     suite: Suite
@@ -75,6 +78,7 @@ class Outcome:
     indices: list[int]
     observed: Any
     error: str | None
+    is_warning: bool
 
 
 def run_suites(suites: Sequence[Suite], docs: Path | None) -> list[Outcome]:
@@ -118,7 +122,11 @@ def _run_suite(context: EphemeralDataContext, suite: Suite, actions: Sequence[An
 
     classes = importlib.import_module("great_expectations.expectations")
     expectations = [
-        getattr(classes, rule.expectation)(description=rule.description, **rule.arguments)
+        getattr(classes, rule.expectation)(
+            description=rule.description,
+            severity="warning" if rule.is_warning else "critical",
+            **rule.arguments,
+        )
         for rule in suite.rules
     ]
     source = context.data_sources.add_or_update_pandas(f"prepared {suite.name}")
@@ -157,6 +165,7 @@ def _outcome(suite: Suite, result: ExpectationValidationResult) -> Outcome:
         indices=list(values.get("unexpected_index_list") or []),
         observed=values.get("observed_value"),
         error=_error_message(result.exception_info or {}),
+        is_warning=config.severity == "warning",
     )
 
 

@@ -110,7 +110,7 @@ def _validate(
     tables: PreparedTables, data: DataConfig, docs: Path | None, rejected: Path
 ) -> ValidationSummary:
     """Check the expectations; the Data Docs of data that fail are moved to `rejected`."""
-    limits = Limits(data.max_characters, data.partition not in ("natural", "column"))
+    limits = Limits(data.max_characters, data.partition not in ("natural", "column"), data.max_equal)
     try:
         return validate(tables, limits, docs)
     except DataError as error:
@@ -147,6 +147,7 @@ def _report(
         partition_train=partition.summarize([client.train for client in counts]),
         clients_without_train=[name for name, client in clients.items() if not client.train],
         expectations=expectations,
+        warnings=expectations.warnings,
         margins=_margins(pairs.pairs, pairs.judge),
     )
 

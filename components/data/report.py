@@ -94,6 +94,29 @@ class MarginSummary(_Frozen):
     max: float
 
 
+class EqualCompletions(_Frozen):
+    """Pairs whose two completions are the same tokens to a model that trains on them.
+
+    Attributes:
+        model: the model.
+        settings: hash of its section of the recipe.
+        key: the recipe's key of the length that completions are cut to.
+        length: its value (tokens).
+        pairs: number of pairs.
+        equal: number of those that are equal; same_text of them have the same text.
+        by_client: number of equal pairs by client and split, where there are some.
+    """
+
+    model: str
+    settings: str
+    key: str
+    length: int
+    pairs: int
+    equal: int
+    same_text: int
+    by_client: dict[str, dict[str, int]]
+
+
 class ExpectationOutcome(_Frozen):
     """An expectation, and the number of rows that do not meet it."""
 
@@ -106,10 +129,11 @@ class ExpectationOutcome(_Frozen):
 
 
 class ValidationSummary(_Frozen):
-    """The outcome of the expectation suites."""
+    """The outcome of the expectation suites; warnings are sentences on those that may fail."""
 
     success: bool
     expectations: list[ExpectationOutcome]
+    warnings: list[str] = Field(default_factory=list)
 
 
 class PreparationReport(_Frozen):
@@ -123,6 +147,8 @@ class PreparationReport(_Frozen):
         partition_train: over their training pairs.
         clients_without_train: clients that have no training pair.
         expectations: the outcome of the expectation suites.
+        warnings: what may be wrong with the data, as sentences.
+        equal_completions: by model that trains on pairs.
         margins: None where there are no pairs of thoughts.
     """
 
@@ -133,6 +159,8 @@ class PreparationReport(_Frozen):
     partition_train: PartitionSummary
     clients_without_train: list[str]
     expectations: ValidationSummary
+    warnings: list[str] = Field(default_factory=list)
+    equal_completions: list[EqualCompletions] = Field(default_factory=list)
     margins: MarginSummary | None = None
 
     def tied_siblings(self) -> int:
@@ -149,6 +177,7 @@ class PreparationReport(_Frozen):
                 numbers |= {f"{name}/{key}": value for key, value in summary.model_dump().items()}
         numbers |= {f"rows/{split}": count for split, count in self.splits.items()}
         numbers |= {f"prompts/{split}": count for split, count in self.rows.prompts.items()}
+        numbers |= {f"equal_completions/{one.key}": one.equal for one in self.equal_completions if one.equal}
         return numbers
 
 

@@ -27,6 +27,7 @@ from components.models.backbone import (
     truncate_layers,
 )
 from components.models.lora_targets import check_targets
+from components.models.pair_reader import PairReader, settings_hash
 from components.models.rewards.base import (
     PreparedReward,
     Progress,
@@ -187,6 +188,20 @@ class TrainedReward(ResponseReward):
                 " first round."
             )
         return RewardModel(self.as_classifier(folder), device).score
+
+    def pair_reader(self, key: str) -> PairReader:
+        """How its training reads pairs."""
+        tokenizer, _ = _load_tokenizer_and_config(self.training.backbone)
+
+        def read(pair: PairRow) -> tuple[list[int], list[int]]:
+            return (
+                _encode(tokenizer, self, pair["prompt"], pair["chosen"]),
+                _encode(tokenizer, self, pair["prompt"], pair["rejected"]),
+            )
+
+        return PairReader(
+            f"the reward {key}", settings_hash(self), f"{key}.max_length", self.max_length, read
+        )
 
     def as_classifier(self, folder: Path) -> ClassifierReward:
         """The section of the trained reward as a classifier in a folder."""
@@ -385,17 +400,10 @@ def _load_classifier(backbone: BackboneConfig, shape: PretrainedConfig, seed: in
 def _encode_rows(tokenizer: PreTrainedTokenizerBase, reward: TrainedReward, rows: Pairs) -> Dataset:
     from datasets import Dataset
 
-    response_format = ResponseFormat(reward.template, reward.max_length)
-
-    def encode(prompt: str, response: str) -> list[int]:
-        text = (prompt, response_format.shorten(tokenizer, response))
-        ids: list[int] = response_format.encode(tokenizer, [text])["input_ids"][0].tolist()
-        return ids
-
     encoded = [
         {
-            "chosen_ids": encode(row["prompt"], row["chosen"]),
-            "rejected_ids": encode(row["prompt"], row["rejected"]),
+            "chosen_ids": _encode(tokenizer, reward, row["prompt"], row["chosen"]),
+            "rejected_ids": _encode(tokenizer, reward, row["prompt"], row["rejected"]),
         }
         for row in rows
     ]
@@ -409,3 +417,12 @@ def _padding_token(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, d
         tokens.update(row["chosen_ids"], row["rejected_ids"])
     pad = choose_padding(model, tokens, cast("int", tokenizer.pad_token_id))
     return str(tokenizer.convert_ids_to_tokens(pad))
+
+
+def _encode(
+    tokenizer: PreTrainedTokenizerBase, reward: TrainedReward, prompt: str, response: str
+) -> list[int]:
+    response_format = ResponseFormat(reward.template, reward.max_length)
+    text = (prompt, response_format.shorten(tokenizer, response))
+    ids: list[int] = response_format.encode(tokenizer, [text])["input_ids"][0].tolist()
+    return ids

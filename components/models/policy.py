@@ -182,54 +182,13 @@ def check_prompts(config: PolicyConfig) -> None:
         )
 
 
-class Policy:
-    """A language model that answers prompts.
+class PolicyTexts:
+    """How a policy reads texts: its tokenizer, its template, and its longest prompt and completion."""
 
-    A completion ends with EOS, with the token that ends a turn of the chat template, or with a token
-    that the backbone's generation settings (generation_config.json) name as an end. Nothing else is
-    taken from these settings. With others, such as a repetition penalty, completions would follow another
-    distribution than the one whose log-probabilities are trained and measured.
-
-    Attributes:
-        model: the backbone, PEFT-wrapped if an adapter is loaded.
-    """
-
-    def __init__(self, config: PolicyConfig, device: str, adapter: Path | None = None) -> None:
-        """Load the backbone, and a PEFT adapter folder unless it is None.
-
-        Raises:
-            AdapterError: the adapter is one of another number of layers.
-        """
-        from transformers import GenerationConfig
-
-        generation_config: Any = GenerationConfig
+    def __init__(self, config: PolicyConfig) -> None:
         self.config = config
-        self.device = device
         self.tokenizer = load_tokenizer(config.backbone)
         self.template = load_template(config.template, "policy")
-        backbone = load_backbone(config.backbone, device)
-        chat = chat_template_of(self.tokenizer, config)
-        end_of_turn = None if chat is None else chat.end_of_turn()
-        stop_ids = find_stop_ids(backbone, self.tokenizer, end_of_turn)
-        backbone.generation_config = generation_config(eos_token_id=stop_ids)
-        self.model: PreTrainedModel | PeftModel = backbone
-        if adapter is not None:
-            from peft import PeftModel
-
-            check_recorded_layers(read_options(adapter), backbone.config.num_hidden_layers)
-            self.model = PeftModel.from_pretrained(backbone, adapter).eval()
-
-    def attach_lora(self, lora: LoraConfig) -> PeftModel:
-        """Wrap the backbone with a new LoRA adapter.
-
-        Raises:
-            BackboneError: its layers are to be checkpointed, and cannot be.
-        """
-        model = attach_lora(cast("PreTrainedModel", self.model), lora)
-        if self.config.backbone.gradient_checkpointing:
-            enable_checkpointing(model, self.config.backbone.name)
-        self.model = model
-        return model
 
     def encode(self, prompt: str) -> list[int]:
         """Token ids of one prompt, see `render_prompt`."""
@@ -264,6 +223,62 @@ class Policy:
 
     def _render(self, prompt: str) -> RenderedPrompt:
         return render_prompt(self.tokenizer, self.template, prompt, self.config)
+
+    def encode_trained(self, prompt: str, *completions: str) -> TokenRow:
+        """As `encode_texts`, as completions are trained on.
+
+        A completion longer than policy.max_new_tokens is truncated, and loses its end.
+        """
+        prompt_ids, *encoded = self.encode_texts(prompt, *completions)
+        return prompt_ids, *(ids[: self.config.max_new_tokens] for ids in encoded)
+
+
+class Policy(PolicyTexts):
+    """A language model that answers prompts.
+
+    A completion ends with EOS, with the token that ends a turn of the chat template, or with a token
+    that the backbone's generation settings (generation_config.json) name as an end. Nothing else is
+    taken from these settings. With others, such as a repetition penalty, completions would follow another
+    distribution than the one whose log-probabilities are trained and measured.
+
+    Attributes:
+        model: the backbone, PEFT-wrapped if an adapter is loaded.
+    """
+
+    def __init__(self, config: PolicyConfig, device: str, adapter: Path | None = None) -> None:
+        """Load the backbone, and a PEFT adapter folder unless it is None.
+
+        Raises:
+            AdapterError: the adapter is one of another number of layers.
+        """
+        from transformers import GenerationConfig
+
+        generation_config: Any = GenerationConfig
+        super().__init__(config)
+        self.device = device
+        backbone = load_backbone(config.backbone, device)
+        chat = chat_template_of(self.tokenizer, config)
+        end_of_turn = None if chat is None else chat.end_of_turn()
+        stop_ids = find_stop_ids(backbone, self.tokenizer, end_of_turn)
+        backbone.generation_config = generation_config(eos_token_id=stop_ids)
+        self.model: PreTrainedModel | PeftModel = backbone
+        if adapter is not None:
+            from peft import PeftModel
+
+            check_recorded_layers(read_options(adapter), backbone.config.num_hidden_layers)
+            self.model = PeftModel.from_pretrained(backbone, adapter).eval()
+
+    def attach_lora(self, lora: LoraConfig) -> PeftModel:
+        """Wrap the backbone with a new LoRA adapter.
+
+        Raises:
+            BackboneError: its layers are to be checkpointed, and cannot be.
+        """
+        model = attach_lora(cast("PreTrainedModel", self.model), lora)
+        if self.config.backbone.gradient_checkpointing:
+            enable_checkpointing(model, self.config.backbone.name)
+        self.model = model
+        return model
 
     def generate(
         self,

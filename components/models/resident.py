@@ -58,11 +58,9 @@ class ResidentPolicy:
     def encode(self, prompt: str, *completions: str) -> TokenRow:
         """Token ids of a prompt in its template, and of completions with their end.
 
-        They are the ids of the joined texts, see `Policy.encode_texts`. A completion longer than
-        policy.max_new_tokens is truncated, and loses its end.
+        See `PolicyTexts.encode_trained`.
         """
-        prompt_ids, *encoded = self.policy.encode_texts(prompt, *completions)
-        return prompt_ids, *(ids[: self.policy.config.max_new_tokens] for ids in encoded)
+        return self.policy.encode_trained(prompt, *completions)
 
     def encode_pair(self, pair: Pair) -> TokenRow:
         """Token ids of a pair's prompt, chosen completion and rejected completion."""

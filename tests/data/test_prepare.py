@@ -337,11 +337,11 @@ def test_data_that_fail_leave_the_data_docs_and_the_earlier_folder_unchanged(own
     folder = tmp_path / "data"
     prepare(DataConfig(**own), 0, folder)
     before = (folder / "pairs.parquet").read_bytes()
-    always_longer = write_pairs(tmp_path / "longer.jsonl", 80, chosen="this answer is longer", rejected="no")
-    with pytest.raises(DataError, match="chosen is the longer completion") as error:
-        data = DataConfig(source="jsonl", path=str(always_longer), partition="iid", clients=3)
+    equal = write_pairs(tmp_path / "equal.jsonl", 80, chosen="no", rejected="no")
+    with pytest.raises(DataError, match="chosen differs from rejected") as error:
+        data = DataConfig(source="jsonl", path=str(equal), partition="iid", clients=3)
         prepare(data, 0, folder, docs=True)
-    always_longer.unlink()
+    equal.unlink()
     docs = tmp_path / "data.rejected" / "docs" / "index.html"
     assert docs.is_file()
     assert str(docs) in str(error.value)
@@ -442,6 +442,16 @@ def test_a_pair_of_equal_completions_is_refused():
 
 
 @pytest.mark.slow
+def test_a_share_of_pairs_of_equal_completions_may_be_allowed():
+    pairs = good()
+    pairs.loc[:2, "rejected"] = pairs.loc[:2, "chosen"]
+    tables = PreparedTables(pairs, pairs.iloc[:0], pairs.iloc[:0], ["c0", "c1", "c2"])
+    assert validate(tables, Limits(200, True, max_equal=0.05), None).success
+    with pytest.raises(DataError, match=r"'chosen differs from rejected'.* fails in 3 of 60 rows"):
+        validate(tables, Limits(200, True, max_equal=0.04), None)
+
+
+@pytest.mark.slow
 def test_a_client_without_a_pair_is_refused():
     pairs = good()
     with pytest.raises(DataError, match=r"'every client has a pair'.* fails for the 40 rows as a whole"):
@@ -468,14 +478,16 @@ def test_a_judges_training_prompt_must_not_be_a_clients_test_prompt():
 
 
 @pytest.mark.slow
-def test_labels_that_are_nothing_but_lengths_are_refused():
+@pytest.mark.parametrize(
+    ("column", "other", "share"), [("chosen", "rejected", 100), ("rejected", "chosen", 0)]
+)
+def test_labels_that_are_nothing_but_lengths_are_a_warning_with_the_share(column, other, share):
     pairs = good()
-    pairs["chosen"] = pairs["rejected"] + " and more"
-    with pytest.raises(
-        DataError,
-        match=r"chosen is the longer completion'.* holds in 100.0% of 60 pairs, but 2% to 98% is expected",
-    ):
-        check(pairs)
+    pairs[column] = pairs[other] + " and more"
+    summary = check(pairs)
+    assert summary.success
+    (warning,) = summary.warnings
+    assert warning.startswith(f"in {share}.0% of 60 pairs the chosen completion is the longer one")
 
 
 @pytest.mark.slow

@@ -34,8 +34,10 @@ if TYPE_CHECKING:
     from tasks.runs import Run
 
 ROOT = Path(__file__).resolve().parents[2]
-NOISE = re.compile(r".*(?:Traceback|WARNING|Warning|ERROR|Error|Exception).*")
-"""Lines that a run without problems does not print."""
+NOISE = re.compile(
+    r"^(?!.*two completions that are equal).*(?:Traceback|WARNING|Warning|ERROR|Error|Exception).*", re.M
+)
+"""Lines that a run without problems does not print. The recipe `debug` cuts completions to equal ones."""
 
 
 def environment_without(*prefixes: str) -> dict[str, str]:

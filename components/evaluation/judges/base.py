@@ -12,6 +12,7 @@ from components.config import JudgeConfig
 from components.data.records import DataError
 from components.data.templates import Template
 from components.evaluation.winrate import Verdict, WinRate, combine_orders, orders_agree, win_rate
+from components.models.pair_reader import PairReader
 from components.models.selector import Comparison
 
 Progress = Callable[[int, float], None]
@@ -82,6 +83,10 @@ class JudgeSection(JudgeConfig, ABC):
         Raises:
             UserError: data, a model, a key or a library is missing.
         """
+
+    def pair_reader(self) -> PairReader | None:
+        """How its training reads the pairs of owners outside the federation; None if it has none."""
+        return None
 
     @abstractmethod
     def build(self, resources: JudgeResources) -> Judge:

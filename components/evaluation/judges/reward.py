@@ -12,6 +12,7 @@ from components.config import REWARDS, BackboneConfig, Recipe, RecipeError, Rewa
 from components.data.records import read_judges_rows
 from components.evaluation.judges.base import JudgeResources, JudgeSection
 from components.evaluation.winrate import Verdict
+from components.models.pair_reader import PairReader
 from components.models.rewards.base import RewardResources, check_scores, response_reward
 from components.models.selector import Comparison
 
@@ -56,6 +57,10 @@ class RewardJudgeSection(JudgeSection):
         response_reward(self.reward).check_loading(KEY)
         if self.reward.uses_judge_pairs:
             read_judges_rows(prepared, "a 'reward' judge that is trained here")
+
+    def pair_reader(self) -> PairReader | None:
+        """How the training of its reward reads pairs."""
+        return response_reward(self.reward).pair_reader(KEY)
 
     def build(self, resources: JudgeResources) -> RewardJudge:
         """Build the judge; a reward that is trained here is trained first."""

@@ -21,6 +21,7 @@ from components.evaluation.judges.base import JudgeResources, JudgeSection
 from components.evaluation.winrate import Verdict
 from components.io import write_atomically
 from components.models.adapters import AdapterStore
+from components.models.pair_reader import PairReader, selector_pair_reader
 from components.models.selector import Comparison
 from components.versions import SELECTOR_JUDGE
 
@@ -70,6 +71,10 @@ class SelectorJudgeSection(JudgeSection):
             DataError: there are no training pairs, or no held-out ones.
         """
         read_judges_rows(prepared, PURPOSE)
+
+    def pair_reader(self) -> PairReader:
+        """How its training reads pairs."""
+        return selector_pair_reader(self.selector, "evaluation.judge.selector")
 
     def build(self, resources: JudgeResources) -> SelectorJudge:
         """Build the judge; it is trained first, unless it is in the cache."""

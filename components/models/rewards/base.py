@@ -19,6 +19,7 @@ from components.config import JudgeConfig, RecipeError, RewardConfig, UserError
 
 if TYPE_CHECKING:
     from components.data.records import Pairs
+    from components.models.pair_reader import PairReader
 
 Scores = npt.NDArray[np.float64]
 RewardFunction = Callable[[Sequence[str], Sequence[str]], Scores]
@@ -65,6 +66,14 @@ class PreparedReward:
 
 class RewardSection(RewardConfig, ABC):
     """A reward that scores pairs."""
+
+    def pair_reader(self, key: str) -> PairReader | None:
+        """How its training reads the pairs of owners outside the federation; None if it has none.
+
+        Args:
+            key: the recipe's key of the reward.
+        """
+        return None
 
     @abstractmethod
     def score_pairs(

@@ -1,0 +1,134 @@
+"""What the models of a recipe read of prepared pairs: completions that are equal, dialogues of one turn.
+
+A policy is trained on completions cut to policy.max_new_tokens, selectors and rewards on inputs of
+max_length. Two completions with a long common beginning are then one and the same, and training
+learns nothing from their pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from components.config import Recipe
+from components.data.dialogues import is_unread_dialogue
+from components.data.records import DataError, Pairs, read_rows
+from components.data.report import EqualCompletions
+from components.evaluation.judges.base import judge_section
+from components.federation.protocol import method_of
+from components.models.pair_reader import PairReader, policy_pair_reader, selector_pair_reader
+from components.models.rewards.base import reward_section
+
+CLIENTS = "pairs.parquet"
+JUDGE = "judge.parquet"
+
+
+def count_equal_completions(
+    recipe: Recipe, folder: Path, known: Sequence[EqualCompletions] = ()
+) -> list[EqualCompletions]:
+    """Count the pairs that are equal to each model that trains on them.
+
+    Args:
+        recipe: the recipe.
+        folder: prepared data.
+        known: counts on the same data, which are reused where the model's section is the same.
+
+    Raises:
+        DataError: they are more than the share data.max_equal of a model's pairs.
+    """
+    counts_by_model = {(counts.model, counts.settings): counts for counts in known}
+    counted: list[EqualCompletions] = []
+    for reader, table in _readers(recipe):
+        counts = counts_by_model.get((reader.model, reader.settings))
+        counted.append(counts or _count(reader, read_rows(folder / table).to_list()))
+        _check_share(counted[-1], recipe.data.max_equal)
+    return counted
+
+
+def _readers(recipe: Recipe) -> Iterator[tuple[PairReader, str]]:
+    """The readers of the models that train on pairs, each with its table of pairs."""
+    if not method_of(recipe.federation).scores_completions:  # otherwise the clients train on their own
+        if recipe.federation.options.trained_model == "selector":
+            yield selector_pair_reader(recipe.selector, "selector"), CLIENTS
+        else:
+            yield policy_pair_reader(recipe.policy), CLIENTS
+    readers = [judge_section(recipe.evaluation.judge).pair_reader()]
+    readers += [
+        reward_section(reward).pair_reader(f"rewards.{name}") for name, reward in recipe.rewards.items()
+    ]
+    for reader in readers:
+        if reader is not None:
+            yield reader, JUDGE
+
+
+def _count(reader: PairReader, rows: Pairs) -> EqualCompletions:
+    by_client: dict[str, dict[str, int]] = {}
+    same_text = 0
+    for row in rows:
+        chosen, rejected = reader.read(row)
+        if list(chosen) == list(rejected):
+            splits = by_client.setdefault(row["client_id"], {})
+            splits[row["split"]] = splits.get(row["split"], 0) + 1
+            same_text += row["chosen"].strip() == row["rejected"].strip()
+    return EqualCompletions(
+        model=reader.model,
+        settings=reader.settings,
+        key=reader.key,
+        length=reader.length,
+        pairs=len(rows),
+        equal=sum(sum(splits.values()) for splits in by_client.values()),
+        same_text=same_text,
+        by_client=by_client,
+    )
+
+
+def _check_share(counts: EqualCompletions, limit: float) -> None:
+    if counts.equal > limit * counts.pairs:
+        raise DataError(
+            f"{describe_equal(counts)}, more than the share {limit:g} that may be: {_remedy(counts)}, or"
+            " raise data.max_equal."
+        )
+
+
+def describe_equal(counts: EqualCompletions) -> str:
+    """The number of equal pairs, and the client with most of them."""
+    totals = {client: sum(splits.values()) for client, splits in counts.by_client.items()}
+    most = min(totals, key=lambda client: (-totals[client], client))
+    splits = ", ".join(f"{count} {split}" for split, count in counts.by_client[most].items())
+    return (
+        f"{counts.equal} of {counts.pairs} pairs have two completions that are equal to {counts.model}"
+        f" ({counts.same_text} the same text, {counts.equal - counts.same_text} after the cut to {counts.key}"
+        f" {counts.length}; most of client {most}: {splits})"
+    )
+
+
+def equal_warnings(counted: Sequence[EqualCompletions]) -> list[str]:
+    """A sentence for each model that reads equal completions."""
+    return [
+        f"{describe_equal(counts)}: training learns nothing from them; {_remedy(counts)}."
+        for counts in counted
+        if counts.equal
+    ]
+
+
+def _remedy(counts: EqualCompletions) -> str:
+    if counts.same_text == counts.equal:
+        return "leave these pairs out of the data"
+    return f"raise {counts.key}"
+
+
+def dialogue_warnings(recipe: Recipe, folder: Path) -> list[str]:
+    """A sentence on the prompts that policy.chat 'turns' reads as one turn with a marker in its text."""
+    if recipe.policy.chat != "turns":
+        return []
+    prompts: set[str] = set()
+    for table in (CLIENTS, "prompts.parquet"):
+        prompts.update(read_rows(folder / table)["prompt"])
+    unread = sorted(filter(is_unread_dialogue, prompts))
+    if not unread:
+        return []
+    return [
+        f"{len(unread)} of {len(prompts)} prompts are read as one turn of the user by policy.chat 'turns',"
+        f" although 'Human:' or 'Assistant:' is in their text, such as {unread[0][:80]!r}: begin each turn"
+        " with its marker at the start of a line, unless these are quotations."
+    ]
