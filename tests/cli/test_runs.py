@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from components.inputs import store_inputs
 from components.recipes import load_recipe
 from tasks.runs import Run, create_run, lock
 from tests.support.command_line import fed_rlhf, refusal
@@ -100,9 +101,9 @@ def test_a_finished_run_prints_its_report(finished):
 
 
 @pytest.mark.slow
-def test_a_run_has_its_recipe_with_the_overrides(finished):
+def test_a_run_has_its_recipe_with_the_overrides(finished, tmp_path):
     recipe = Run("run", finished.folder).recipe()
-    assert recipe == load_recipe("debug", [*OVERRIDES, "runtime.cpu_workers=1"])
+    assert recipe == store_inputs(load_recipe("debug", [*OVERRIDES, "runtime.cpu_workers=1"]), tmp_path)
 
 
 @pytest.mark.slow

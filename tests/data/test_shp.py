@@ -284,6 +284,7 @@ def test_the_shp_recipe_prepares_from_local_files(fixtures, tmp_path):
             f"data.test_prompts.path={fixtures / 'prompts' / 'alpaca_eval.json'}",
             "data.clients=3",
             "federation.clients_per_round=2",
+            *(f"{model}.backbone.name=tiny-random" for model in ("selector", "evaluation.judge.selector")),
         ],
     )
     report = prepare_data.fn(recipe, tmp_path / "data", tmp_path / "trees")

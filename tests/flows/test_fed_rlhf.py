@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from components.config import RecipeError
+from components.data.validation import label_free_first
 from components.recipes import load_recipe
 from components.results import Metrics, StepRecord
 from flows.fed_rlhf import is_eval_round
@@ -233,18 +234,19 @@ def test_data_that_fail_their_expectations_stop_the_command_with_a_sentence_befo
     new_workplace, tmp_path
 ):
     place = new_workplace("bad-data")
-    pairs = [
-        {"prompt": f"question {n}?", "chosen": f"a longer answer {n}", "rejected": f"no {n}"}
-        for n in range(80)
-    ]
-    file = tmp_path / "always-longer.jsonl"
+    pairs = []
+    for n in range(80):
+        answers = (f"an answer {n}", f"no answer {n}")
+        chosen, rejected = answers if label_free_first(*answers) else answers[::-1]
+        pairs.append({"prompt": f"question {n}?", "chosen": chosen, "rejected": rejected})
+    file = tmp_path / "always-first.jsonl"
     file.write_text("\n".join(json.dumps(pair) for pair in pairs), encoding="utf-8")
     own = ["data.source=jsonl", f"data.path={file}", "data.options={}", "data.partition=iid"]
     overrides = [*own, "runtime.data_docs=true"]
     status, output = place.main(command, "--recipe", "debug", *overrides)
     docs = place.newest().folder / "prepared.rejected" / "docs" / "index.html"
     assert status == 2
-    assert "chosen is the longer completion" in output
+    assert "chosen comes first in a label-free order" in output
     assert str(docs) in output
     assert docs.is_file()
     assert not list(place.runs.glob("*/federation"))
