@@ -7,6 +7,7 @@ the folder of the phase that wrote the result, so that a run folder can be moved
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -172,6 +173,11 @@ class AccuracySummary(Result):
     worst: float
     best: float
     clients: dict[str, float]
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation over the clients."""
+        return statistics.pstdev(self.clients.values()) if self.clients else math.nan
 
 
 class AccuracyReport(AccuracySummary):

@@ -72,7 +72,7 @@ def compare_arms(folder: Path) -> str:
         for seed in plan.seeds:
             run_seed(folder, plan, seed, parent)
             report = write_benchmark_report(folder, plan)
-            log_benchmark_report(parent, report.folder, report.means)
+            log_benchmark_report(parent, report.folder, report.means, report.findings)
             out = report.folder
     except BaseException:
         close_run(parent, "FAILED")

@@ -12,10 +12,11 @@ from components.evaluation.diagnostics import load_diagnostics
 from components.evaluation.plotting import Image
 from components.io import read_json, write_json
 from components.reporting.choices import ChosenArm, choices_table, choose_arms
-from components.reporting.claims import Finding, check_claims, claims_table
+from components.reporting.claims import Evidence, Finding, check_claims, claims_table
 from components.reporting.contests import PooledContest, pool_contest
 from components.reporting.figures import mean_figures
 from components.reporting.tables import Table
+from components.reporting.units import CLIENTS
 from tasks.benchmark_folder import arm_run
 from tasks.benchmark_results import BenchmarkResults, read_results
 from tasks.runs import git_commit
@@ -31,10 +32,12 @@ class BenchmarkReport:
     Attributes:
         folder: report.html, report.md, figures.json and plots.
         means: means over seeds of each arm's figures.
+        findings: the checked claims.
     """
 
     folder: Path
     means: dict[str, dict[str, float]]
+    findings: Sequence[Finding]
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,11 @@ def write_benchmark_report(folder: Path, benchmark: Benchmark) -> BenchmarkRepor
 
     results = read_results(folder, benchmark)
     pools = {name: pool_contest(by_seed) for name, by_seed in results.contests.items()}
-    findings = check_claims(benchmark.claims, results.figures, pools, benchmark.seeds)
-    chosen = choose_arms(benchmark.choices, results.figures, benchmark.seeds)
+    evidence = Evidence(
+        results.figures, results.units, results.contests, pools, benchmark.seeds, results.resamples
+    )
+    findings = check_claims(benchmark.claims, evidence)
+    chosen = choose_arms(benchmark.choices, results.figures, results.units, benchmark.seeds)
     reported = ReportedBenchmark(folder, benchmark, results, pools, findings, chosen)
     out = folder / "report"
     out.mkdir(exist_ok=True)
@@ -76,7 +82,8 @@ def write_benchmark_report(folder: Path, benchmark: Benchmark) -> BenchmarkRepor
     write_json(out / "figures.json", _numbers(reported))
     (out / "report.md").write_text(to_markdown(folder.name, parts, notes), encoding="utf-8")
     (out / "report.html").write_text(to_html(folder.name, parts, notes), encoding="utf-8")
-    return BenchmarkReport(out, {arm: mean_figures(runs) for arm, runs in results.figures.items()})
+    means = {arm: mean_figures(runs) for arm, runs in results.figures.items()}
+    return BenchmarkReport(out, means, findings)
 
 
 def _notes(reported: ReportedBenchmark) -> list[str]:
@@ -99,6 +106,7 @@ def _numbers(reported: ReportedBenchmark) -> dict[str, Any]:
     results = reported.results
     return {
         "figures": results.figures,
+        "clients": _client_numbers(results),
         "base": results.base,
         "contests": {
             name: {seed: asdict(contest) for seed, contest in by_seed.items()}
@@ -123,13 +131,26 @@ def _numbers(reported: ReportedBenchmark) -> dict[str, Any]:
     }
 
 
+def _client_numbers(results: BenchmarkResults) -> dict[str, dict[int, dict[str, dict[str, float]]]]:
+    """The worst client and the spread of each figure that is a mean over clients, by arm and seed."""
+    numbers: dict[str, dict[int, dict[str, dict[str, float]]]] = {}
+    for arm, runs in results.units.items():
+        for seed, by_figure in runs.items():
+            numbers.setdefault(arm, {})[seed] = {
+                figure: {"worst": units.worst, "spread": units.spread}
+                for figure, units in by_figure.items()
+                if units.kind == CLIENTS
+            }
+    return numbers
+
+
 def _parts(reported: ReportedBenchmark, out: Path) -> Parts:
     """The tables and plots; the plots are written into `out`."""
     from components.reporting.benchmark_plots import plot_overview
     from components.reporting.tables import contests_table, figures_tables, judges_table
 
     results = reported.results
-    means, single = figures_tables(results.figures, results.base)
+    means, single = figures_tables(results.figures, results.base, results.units)
     plot_overview(results.figures, reported.pools, out / "benchmark.png")
     parts: Parts = [claims_table(reported.findings)] if reported.findings else []
     if reported.chosen:

@@ -18,6 +18,7 @@ from components.io import read_json
 from components.reporting.contests import ContestVerdicts
 from components.reporting.figures import answer_figures, reward_curve, run_figures
 from components.reporting.fronts import Front, front_figures, worst_rewards
+from components.reporting.units import Units, run_units
 from components.results import CurvePoint, EvaluationResult, FederationResult, ResultError
 from tasks.benchmark_folder import answers_by_prompt, arm_run, contest_path
 from tasks.runs import Run
@@ -32,6 +33,8 @@ class BenchmarkResults:
 
     Attributes:
         figures: numbers by name; fronts have some too.
+        units: what figures are means of.
+        resamples: of the bootstrap intervals; the most of any run.
         base: the base policy's figures, by seed.
         contests: verdicts.
         judges: figures of the judges, by seed.
@@ -43,6 +46,8 @@ class BenchmarkResults:
     """
 
     figures: dict[str, dict[int, dict[str, float]]] = field(default_factory=dict)
+    units: dict[str, dict[int, dict[str, Units]]] = field(default_factory=dict)
+    resamples: int = 0
     base: dict[int, dict[str, float]] = field(default_factory=dict)
     contests: dict[str, dict[int, ContestVerdicts]] = field(default_factory=dict)
     judges: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -86,6 +91,8 @@ def _add_run(results: BenchmarkResults, run: Run, arm: str, seed: int) -> None:
     figures = run_figures(federation, run.alignment_result(), evaluation, texts["aligned"], curve)
     figures |= _add_diagnostics(results, run, recipe, federation, arm)
     results.figures.setdefault(arm, {})[seed] = figures
+    results.units.setdefault(arm, {})[seed] = _read_units(run, federation, evaluation, answers, scale)
+    results.resamples = max(results.resamples, recipe.evaluation.bootstrap)
     base = answer_figures(evaluation, "base", texts["base"])
     results.base.setdefault(seed, {name: value for name, value in base.items() if value is not None})
     results.judges.setdefault(seed, evaluation.judge_figures)
@@ -97,6 +104,22 @@ def _add_run(results: BenchmarkResults, run: Run, arm: str, seed: int) -> None:
     if "base_vs_human" in evaluation.verdicts:
         contest = _own_contest(evaluation, "base_vs_human", "base", answers)
         results.contests.setdefault(f"{BASE_POLICY} against {REFERENCES}", {})[seed] = contest
+
+
+def _read_units(
+    run: Run,
+    federation: FederationResult,
+    evaluation: EvaluationResult,
+    answers: Sequence[Mapping[str, Any]],
+    scale: float | None,
+) -> dict[str, Units]:
+    """The units of a run's figures."""
+    questions: list[Mapping[str, Any]] = []
+    if "aligned" in evaluation.questions:
+        for name in evaluation.questions["aligned"].sets:
+            questions += read_json(run.evaluation / "questions" / f"aligned-{name}.json")
+    texts = {row["prompt_id"]: row["aligned"]["text"] for row in answers}
+    return run_units(federation, evaluation, texts, questions, scale)
 
 
 def _add_diagnostics(

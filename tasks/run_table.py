@@ -122,7 +122,11 @@ def format_headline(metrics: Mapping[str, Any]) -> str:
     before = metrics["accuracy"]["before"]["mean"]
     after = metrics["accuracy"]["after"]["mean"]
     if before is not None and after is not None:
-        parts.append(f"accuracy {before:.3f} -> {after:.3f}")
+        clients = metrics["accuracy"]["after"]
+        parts.append(
+            f"accuracy {before:.3f} -> {after:.3f} (worst client {clients['worst']:.3f}, spread"
+            f" {clients['spread']:.3f})"
+        )
     rate = metrics["win_rate"].get("aligned_vs_base", {}).get("win_rate")
     if rate is not None:
         parts.append(f"win rate {rate:.1%}")

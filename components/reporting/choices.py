@@ -9,7 +9,8 @@ import numpy as np
 
 from components.config.benchmark import Choice
 from components.reporting.figures import figure_label
-from components.reporting.tables import Figures, Table
+from components.reporting.tables import CLIENT_RANGE, Figures, Table, format_client_range
+from components.reporting.units import UnitsByArm, client_range
 
 
 @dataclass(frozen=True)
@@ -21,33 +22,41 @@ class ChosenArm:
         figure: what is chosen by.
         arm: the chosen arm; empty as long as an arm is not measured with every seed.
         means: mean of the figure over the seeds, by arm; of arms that are measured with every seed.
+        clients: of these, the worst client and the spread, where the figure is a mean over clients.
     """
 
     name: str
     figure: str
     arm: str
     means: dict[str, float]
+    clients: dict[str, tuple[float, float]]
 
 
-def choose_arms(choices: Mapping[str, Choice], figures: Figures, seeds: Sequence[int]) -> list[ChosenArm]:
+def choose_arms(
+    choices: Mapping[str, Choice], figures: Figures, units: UnitsByArm, seeds: Sequence[int]
+) -> list[ChosenArm]:
     """Choose the arm with the largest mean over the seeds; of equal ones, that which is named first.
 
     Args:
         choices: of the benchmark.
         figures: by arm and seed.
+        units: what these are means of.
         seeds: of the benchmark.
     """
     chosen = []
     for name, choice in choices.items():
         means = {}
+        clients = {}
         for arm in choice.among:
             runs = figures.get(arm, {})
             values = [runs[seed][choice.figure] for seed in seeds if choice.figure in runs.get(seed, {})]
             if len(values) == len(seeds):
                 means[arm] = float(np.mean(values))
+                if (of_clients := client_range(units.get(arm, {}), choice.figure)) is not None:
+                    clients[arm] = of_clients
         is_complete = len(means) == len(choice.among)
         best = max(means, key=lambda arm: means[arm]) if is_complete else ""  # the first of equal ones
-        chosen.append(ChosenArm(name, choice.figure, best, means))
+        chosen.append(ChosenArm(name, choice.figure, best, means, clients))
     return chosen
 
 
@@ -55,12 +64,16 @@ def choices_table(chosen: Sequence[ChosenArm]) -> Table:
     """The choices as a table of the report."""
     rows = []
     for choice in chosen:
-        means = "; ".join(f"{arm}: {mean:.3f}" for arm, mean in choice.means.items())
+        means = "; ".join(
+            f"{arm}: {mean:.3f}{format_client_range(choice.clients.get(arm))}"
+            for arm, mean in choice.means.items()
+        )
         rows.append([choice.name, choice.arm or "not measured", figure_label(choice.figure), means or "-"])
     return Table(
         "Choices",
         ["for", "chosen arm", "by", "means over the seeds"],
         rows,
         "The arm with the largest mean over the seeds; of equal ones, the one that the benchmark's file names"
-        " first. Nothing is chosen before every arm is measured with every seed.",
+        " first. Nothing is chosen before every arm is measured with every seed. In brackets, beside a mean"
+        f" over clients: {CLIENT_RANGE}.",
     )

@@ -1,42 +1,59 @@
-"""The claims of a benchmark's file, checked against its figures."""
+"""The claims of a benchmark's file, checked against its figures.
+
+A claim holds if the whole 95% interval over seeds and prompts (or clients, or questions) meets it,
+fails if none of the interval does, and is undecided otherwise.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from components.config.benchmark import WINS, Claim
-from components.reporting.contests import PooledContest, format_equal_length
-from components.reporting.figures import figure_label
+from components.evaluation.winrate import Verdict
+from components.reporting.bootstrap import Array, mean_interval, share_interval
+from components.reporting.contests import ContestVerdicts, PooledContest, format_equal_length
+from components.reporting.figures import EXACT_FIGURES, figure_label
 from components.reporting.tables import Figures, Table
+from components.reporting.units import PROMPTS, Units, UnitsByFigure
+from components.seeding import generator
 
-HOLDS = "holds in every seed"
-HOLDS_ON_AVERAGE = "holds on average"
-FAILS = "does not hold"
-NOT_MEASURED = "not measured"
-MAY_BE_CHANCE = ", but at equal length it may be chance"
-
-VERDICT_CLASSES = {
-    "may be chance": "partly",
-    HOLDS: "holds",
-    HOLDS_ON_AVERAGE: "partly",
-    FAILS: "fails",
-}
-"""Classes of the HTML report, by words of a verdict; the first that fits counts."""
+HOLDS = "holds"
+FAILS = "fails"
+UNDECIDED = "undecided"
+MAY_BE_CHANCE = "at equal length it may be chance"
 
 ROUNDING = 1e-9
-"""Tolerance of a comparison of two shares with a limit."""
+"""Tolerance of a comparison of a number with a limit."""
+
+DECIDED = (Verdict.FIRST.value, Verdict.SECOND.value)
+"""Verdicts that are no ties: a win and a loss."""
 
 
 @dataclass(frozen=True)
-class Value:
-    """A number and its text."""
+class Evidence:
+    """What claims are checked against.
 
-    number: float
-    text: str
+    Attributes:
+        figures: by arm (or front) and seed.
+        units: what these are means of, by arm and seed; figures without units have one value per
+            seed.
+        contests: verdicts, by name and seed.
+        pools: the same contests over all seeds.
+        seeds: of the benchmark; the bootstrap is a function of the first one.
+        resamples: of the bootstrap.
+    """
+
+    figures: Figures
+    units: Mapping[str, Mapping[int, UnitsByFigure]]
+    contests: Mapping[str, Mapping[int, ContestVerdicts]]
+    pools: Mapping[str, PooledContest]
+    seeds: Sequence[int]
+    resamples: int = 2000
 
 
 @dataclass(frozen=True)
@@ -45,42 +62,61 @@ class Finding:
 
     Attributes:
         claim: as text.
-        verdict: whether the numbers support it.
+        verdict: HOLDS, FAILS or UNDECIDED.
+        low, high: the 95% interval; None without one.
+        reason: why there is no interval, or what else a reader of the verdict must know.
+        drawn: what the interval is over.
         by_seed, overall: the numbers, as text.
     """
 
     claim: str
     verdict: str
+    low: float | None
+    high: float | None
+    reason: str
+    drawn: str
     by_seed: str
     overall: str
 
+    def __str__(self) -> str:
+        interval = "" if self.low is None or self.high is None else f" [{self.low:.3f}, {self.high:.3f}]"
+        return f"{self.verdict}{interval}" + (f" ({self.reason})" if self.reason else "")
 
-def check_claims(
-    claims: Sequence[Claim],
-    figures: Figures,
-    pools: Mapping[str, PooledContest],
-    seeds: Sequence[int],
-) -> list[Finding]:
-    """Check each claim against each arm that it names.
 
-    A claim holds in every seed if the number of each seed meets it, and on average if the mean over
-    seeds does (for wins: the share over the answers of all seeds). Wins are marked as possibly due
-    to chance if one half lies within, or above, the interval at equal length.
+VERDICT_TEXT = re.compile(rf"({HOLDS}|{FAILS}|{UNDECIDED}) [\[(]")
+"""Beginning of a finding's text."""
 
-    Args:
-        claims: of the benchmark.
-        figures: by arm and seed.
-        pools: the contests, by name.
-        seeds: of the benchmark; a verdict states how many were measured if some are missing.
+
+def verdict_class(text: str) -> str:
+    """The verdict that a cell of the HTML report shows, as its class; empty for other cells."""
+    match = VERDICT_TEXT.match(text)
+    return match[1] if match else ""
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What a claim is on, over the seeds that have it.
+
+    Attributes:
+        by_seed, overall: the numbers, as text.
+        interval: None if there is none.
+        reason: why there is none.
+        drawn: what the interval is over.
     """
+
+    by_seed: Mapping[int, str]
+    overall: str = "-"
+    interval: tuple[float, float] | None = None
+    reason: str = ""
+    drawn: str = "-"
+
+
+def check_claims(claims: Sequence[Claim], evidence: Evidence) -> list[Finding]:
+    """Check each claim against each arm that it names."""
     findings = []
     for claim in claims:
         opponents: list[str | None] = [*claim.against] or [None]
-        for other in opponents:
-            if claim.figure == WINS:
-                findings.append(_check_wins(claim, other, pools.get(f"{claim.arm} against {other}"), seeds))
-            else:
-                findings.append(_check_figure(claim, other, figures, seeds))
+        findings += [_check(claim, other, evidence) for other in opponents]
     return findings
 
 
@@ -88,90 +124,227 @@ def claims_table(findings: Sequence[Finding]) -> Table:
     """The findings as a table of the report."""
     return Table(
         "Claims",
-        ["claim", "verdict", "by seed", "over all seeds"],
-        [[finding.claim, finding.verdict, finding.by_seed, finding.overall] for finding in findings],
-        "Claims of the benchmark's file, checked against the numbers. On average: only the mean over seeds"
-        " (of wins: the share over all answers) meets the claim, which may be chance with so few seeds. At"
-        " equal length it may be chance: the interval of the win rate at equal length includes one half, or"
-        " is below it.",
+        ["claim", "verdict [95%]", "interval over", "by seed", "over all seeds"],
+        [
+            [finding.claim, str(finding), finding.drawn, finding.by_seed, finding.overall]
+            for finding in findings
+        ],
+        "Claims of the benchmark's file. A claim holds if the whole interval meets it, fails if none of it"
+        " does, and is undecided otherwise, or without an interval. The interval is a 95% bootstrap: seeds"
+        " are drawn with replacement, then prompts (or clients, or questions) within each seed, the same ones"
+        " of both arms where they are paired. Of a figure with one value per seed, seeds are drawn alone. Of"
+        " few seeds the interval is too narrow: of three, it ends at the smallest and the largest at most.",
     )
 
 
-def _check_wins(claim: Claim, other: str | None, pool: PooledContest | None, seeds: Sequence[int]) -> Finding:
-    words = f"{claim.arm} against {other}: share of wins among wins and losses {_limit_words(claim)}"
-    if pool is None:
-        return Finding(words, NOT_MEASURED, "-", "-")
-    by_seed = {seed: _decided(rate.wins, rate.losses) for seed, rate in pool.by_seed.items()}
-    overall = _decided(pool.rate.wins, pool.rate.losses)
-    verdict = _verdict(by_seed, overall, _limit(claim))
-    if verdict in (HOLDS, HOLDS_ON_AVERAGE) and not pool.equal_length.low > 0.5:
-        verdict += MAY_BE_CHANCE
-    text = f"{overall.text}; at equal length, a tie half, {format_equal_length(pool.equal_length)}"
-    return _finding(words, verdict, by_seed, text, seeds)
-
-
-def _check_figure(claim: Claim, other: str | None, figures: Figures, seeds: Sequence[int]) -> Finding:
-    factor = "" if claim.times == 1 else f"{claim.times:g} x "
-    difference = f" less {factor}{other}" if other else ""
-    words = f"{claim.arm}{difference}: {figure_label(claim.figure)} {_limit_words(claim)}"
-    ours = _by_seed(figures, claim.arm, claim.figure)
-    if other is None:
-        by_seed = {seed: Value(value, f"{value:.3f}") for seed, value in ours.items()}
+def _check(claim: Claim, other: str | None, evidence: Evidence) -> Finding:
+    if claim.figure == WINS:
+        name = f"{claim.arm} against {other}"
+        words = f"{name}: share of wins among wins and losses"
+        measured = _measure_wins(name, evidence)
     else:
-        theirs = _by_seed(figures, other, claim.figure)
-        by_seed = {}
-        for seed in ours:
-            if seed in theirs:
-                value = ours[seed] - claim.times * theirs[seed]
-                text = f"{ours[seed]:.3f} - {factor}{theirs[seed]:.3f} = {value:.3f}"
-                by_seed[seed] = Value(value, text)
-    overall = _mean([value.number for value in by_seed.values()])
-    verdict = _verdict(by_seed, overall, _limit(claim))
-    return _finding(words, verdict, by_seed, overall.text, seeds)
+        factor = "" if claim.times == 1 else f"{claim.times:g} x "
+        difference = f" less {factor}{other}" if other else ""
+        words = f"{claim.arm}{difference}: {figure_label(claim.figure)}"
+        measured = _measure_figure(claim, other, evidence)
+    verdict = UNDECIDED if measured.interval is None else _verdict(claim, *measured.interval)
+    remarks = [measured.reason] if measured.reason else []
+    if 0 < len(measured.by_seed) < len(evidence.seeds):
+        remarks.append(f"{len(measured.by_seed)} of {len(evidence.seeds)} seeds")
+    if claim.figure == WINS and verdict == HOLDS and not evidence.pools[name].equal_length.low > 0.5:
+        remarks.append(MAY_BE_CHANCE)
+    low, high = measured.interval or (None, None)
+    return Finding(
+        claim=f"{words} {_limit_words(claim)}",
+        verdict=verdict,
+        low=low,
+        high=high,
+        reason=", ".join(remarks),
+        drawn=measured.drawn,
+        by_seed="; ".join(f"{seed}: {text}" for seed, text in measured.by_seed.items()) or "-",
+        overall=measured.overall,
+    )
 
 
-def _finding(
-    words: str, verdict: str, by_seed: Mapping[int, Value], overall: str, seeds: Sequence[int]
-) -> Finding:
-    if by_seed and len(by_seed) < len(seeds):
-        verdict += f" ({len(by_seed)} of {len(seeds)} seeds)"
-    shown = "; ".join(f"{seed}: {value.text}" for seed, value in by_seed.items())
-    return Finding(words, verdict, shown or "-", overall)
+def _verdict(claim: Claim, low: float, high: float) -> str:
+    if claim.at_least is not None:
+        limit = claim.at_least - ROUNDING
+        holds, fails = low >= limit, high < limit
+    else:
+        limit = (math.nan if claim.above is None else claim.above) + ROUNDING
+        holds, fails = low > limit, high <= limit
+    if holds:
+        return HOLDS
+    return FAILS if fails else UNDECIDED
 
 
 def _limit_words(claim: Claim) -> str:
     return f"at least {claim.at_least:g}" if claim.at_least is not None else f"above {claim.above:g}"
 
 
-def _limit(claim: Claim) -> Callable[[float], bool]:
-    if claim.at_least is not None:
-        least = claim.at_least - ROUNDING
-        return lambda value: value >= least
-    above = (claim.above if claim.above is not None else math.nan) + ROUNDING
-    return lambda value: value > above
+# --- wins
 
 
-def _verdict(by_seed: Mapping[int, Value], overall: Value, meets: Callable[[float], bool]) -> str:
-    if not by_seed:
-        return NOT_MEASURED
-    if all(meets(value.number) for value in by_seed.values()):
-        return HOLDS
-    return HOLDS_ON_AVERAGE if meets(overall.number) else FAILS
+def _measure_wins(name: str, evidence: Evidence) -> _Measured:
+    contests = evidence.contests.get(name, {})
+    if not contests:
+        return _Measured({}, reason="not measured")
+    pool = evidence.pools[name]
+    by_seed = {seed: _decided_words(rate.wins, rate.losses) for seed, rate in pool.by_seed.items()}
+    counts = _decided_words(pool.rate.wins, pool.rate.losses)
+    overall = f"{counts}; at equal length, a tie half, {format_equal_length(pool.equal_length)}"
+    decided: set[str] = set()
+    for contest in contests.values():
+        outcomes = zip(contest.prompts, contest.verdicts, strict=True)
+        decided |= {prompt for prompt, verdict in outcomes if verdict in DECIDED}
+    if not decided:
+        return _Measured(by_seed, overall, reason="0 wins to 0 losses")
+    seeds = [[_outcomes(contest.verdicts)] for contest in contests.values() if contest.verdicts]
+    numbers = generator(evidence.seeds[0], "claim", WINS, name)
+    interval = share_interval(seeds, len(decided), evidence.resamples, numbers)
+    drawn = _drawn_words([len(units) for (units,) in seeds], PROMPTS)
+    return _Measured(by_seed, overall, interval, drawn=drawn)
 
 
-def _by_seed(figures: Figures, arm: str, name: str) -> dict[int, float]:
-    return {seed: run[name] for seed, run in figures.get(arm, {}).items() if name in run}
+def _outcomes(verdicts: Sequence[str]) -> Array:
+    """Wins and losses by prompt, [N, 2], times N, so that their means are a seed's totals."""
+    outcomes = [[float(verdict == kind) for kind in DECIDED] for verdict in verdicts]
+    return len(verdicts) * np.array(outcomes)
 
 
-def _mean(values: Sequence[float]) -> Value:
-    if not values:
-        return Value(math.nan, "-")
-    return Value(float(np.mean(values)), f"mean {np.mean(values):.3f}")
+def _decided_words(wins: int, losses: int) -> str:
+    share = f" ({wins / (wins + losses):.3f})" if wins + losses else ""
+    return f"{wins} to {losses}{share}"
 
 
-def _decided(wins: int, losses: int) -> Value:
-    """Wins among wins and losses; NaN, which meets no claim, without either."""
-    if not wins + losses:
-        return Value(math.nan, f"{wins} to {losses}")
-    rate = wins / (wins + losses)
-    return Value(rate, f"{wins} to {losses} ({rate:.3f})")
+# --- figures
+
+
+@dataclass(frozen=True)
+class _Term:
+    """An arm's figure with one seed, and the factor that it enters a claim with."""
+
+    factor: float
+    value: float
+    units: Units | None
+
+    def groups(self) -> dict[str, dict[str, float]]:
+        """Its values by group and unit; their groups' means add up to the factor times the figure."""
+        if self.units is None:
+            return {"": {"": self.factor * self.value}}
+        share = self.factor / len(self.units.groups)
+        return {
+            name: {unit: share * value for unit, value in group.items()}
+            for name, group in self.units.groups.items()
+        }
+
+
+def _measure_figure(claim: Claim, other: str | None, evidence: Evidence) -> _Measured:
+    factors = {claim.arm: 1.0} | ({other: -claim.times} if other else {})
+    missing = [arm for arm in factors if not _seeds_with(evidence, arm, claim.figure)]
+    if missing:
+        return _Measured({}, reason=f"not measured: {', '.join(missing)}")
+    shared = set.intersection(*(_seeds_with(evidence, arm, claim.figure) for arm in factors))
+    if not shared:
+        return _Measured({}, reason="no seed has both arms")
+    terms: dict[int, list[_Term]] = {}
+    for seed in sorted(shared):
+        terms[seed] = [
+            _Term(
+                factor,
+                evidence.figures[arm][seed][claim.figure],
+                evidence.units.get(arm, {}).get(seed, {}).get(claim.figure),
+            )
+            for arm, factor in factors.items()
+        ]
+    by_seed = {seed: _difference_words(own) for seed, own in terms.items()}
+    totals = {seed: sum(term.factor * term.value for term in own) for seed, own in terms.items()}
+    overall = f"mean {np.mean(list(totals.values())):.3f}"
+    reason = _why_no_interval(claim.figure, terms, totals)
+    if reason:
+        return _Measured(by_seed, overall, reason=reason)
+    numbers = generator(evidence.seeds[0], "claim", claim.figure, *factors)
+    interval = mean_interval([_draw_groups(own) for own in terms.values()], evidence.resamples, numbers)
+    return _Measured(by_seed, overall, interval, drawn=_drawn_by(list(terms.values())))
+
+
+def _seeds_with(evidence: Evidence, arm: str, figure: str) -> set[int]:
+    return {seed for seed, run in evidence.figures.get(arm, {}).items() if figure in run}
+
+
+def _why_no_interval(figure: str, terms: Mapping[int, Sequence[_Term]], totals: Mapping[int, float]) -> str:
+    """Why numbers have no interval; empty if they have one.
+
+    A single seed with a single value has none, unless the figure is exact.
+    """
+    unknown = [str(seed) for seed, total in totals.items() if not math.isfinite(total)]
+    if unknown:
+        return f"not a finite number with seed {', '.join(unknown)}"
+    if len(terms) > 1 or figure in EXACT_FIGURES:
+        return ""
+    (only,) = terms.values()
+    return "" if max(map(_unit_count, only)) > 1 else "one value, of one seed"
+
+
+def _unit_count(term: _Term) -> int:
+    return 1 if term.units is None else len(term.units.values)
+
+
+def _are_paired(terms: Sequence[_Term]) -> bool:
+    """Whether the figures of a seed are of the same units."""
+    unit_names = [{name: set(group) for name, group in term.groups().items()} for term in terms]
+    return all(names == unit_names[0] for names in unit_names)
+
+
+def _draw_groups(terms: Sequence[_Term]) -> list[Array]:
+    """The groups that are drawn of a seed: differences by unit where the arms are paired, else both arms'."""
+    every = [term.groups() for term in terms]
+    if not _are_paired(terms):
+        unpaired: list[dict[str, float]] = []
+        for groups in every:
+            unpaired += groups.values()
+        return [_column(list(group.values())) for group in unpaired]
+    first = every[0]
+    return [
+        _column([sum(groups[name][unit] for groups in every) for unit in group])
+        for name, group in first.items()
+    ]
+
+
+def _column(values: Sequence[float]) -> Array:
+    return np.array(values, dtype=np.float64)[:, None]
+
+
+def _drawn_by(seeds: Sequence[Sequence[_Term]]) -> str:
+    measured = [term.units for terms in seeds for term in terms if term.units is not None]
+    if not measured:
+        return _drawn_words([1] * len(seeds), "")
+    words = _drawn_words([max(map(_unit_count, terms)) for terms in seeds], measured[0].kind)
+    if len(seeds[0]) == 1:
+        return words
+    return words + (", paired" if all(map(_are_paired, seeds)) else ", not paired")
+
+
+def _drawn_words(counts: Sequence[int], kind: str) -> str:
+    """Seeds and units as text.
+
+    Args:
+        counts: number of units by seed.
+        kind: their name; empty for figures with one value per seed.
+    """
+    seeds = "1 seed" if len(counts) == 1 else f"{len(counts)} seeds"
+    if not kind:
+        return seeds
+    units = str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+    return f"{seeds} x {units} {kind}"
+
+
+def _difference_words(terms: Sequence[_Term]) -> str:
+    first, *others = terms
+    words = f"{first.value:.3f}"
+    if not others:
+        return words
+    (other,) = others
+    factor = "" if other.factor == -1 else f"{-other.factor:g} x "
+    total = first.value + other.factor * other.value
+    return f"{words} - {factor}{other.value:.3f} = {total:.3f}"

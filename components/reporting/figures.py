@@ -57,6 +57,9 @@ aggregation time the server's mean per round (DRIFT table 6). Hypervolume and ra
 of a front, which has a row of its own (Benchmark.fronts).
 """
 
+EXACT_FIGURES = ("sent", "kept", "client_steps")
+"""Figures that are counted and not estimated: one seed is enough for a claim on them."""
+
 REWARD_PREFIX = "reward:"
 """Prefix of the figure of a single objective's reward."""
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 
 from components.evaluation.plotting import Image
-from components.reporting.claims import VERDICT_CLASSES
+from components.reporting.claims import verdict_class
 from components.reporting.tables import Table
 
 STYLE = """
@@ -26,7 +26,7 @@ img { max-width: 100% }
 .caption { color: #555 }
 .short { white-space: nowrap }
 .holds { color: #176b2c }
-.partly { color: #8a6100 }
+.undecided { color: #8a6100 }
 .fails { color: #a11 }
 """
 SHORT_CELL = 20
@@ -56,7 +56,7 @@ def _row(tag: str, cells: Sequence[str]) -> str:
 
 def _cell(tag: str, text: str) -> str:
     short = "short" if tag == "td" and len(text) <= SHORT_CELL else ""
-    kind = next((name for words, name in VERDICT_CLASSES.items() if words in text), short)
+    kind = verdict_class(text) or short
     attribute = f" class={kind}" if kind else ""
     return f"<{tag}{attribute}>{escape(text)}</{tag}>"
 

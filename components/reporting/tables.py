@@ -13,6 +13,7 @@ from components.config.benchmark import BASE_POLICY
 from components.evaluation.plotting import Image
 from components.reporting.contests import ContestVerdicts, PooledContest, format_counts, format_equal_length
 from components.reporting.figures import REWARD_PREFIX, all_figure_labels, figure_label
+from components.reporting.units import UnitsByArm, UnitsByFigure, client_range
 
 Figures = Mapping[str, Mapping[int, Mapping[str, float]]]
 """Figures by name, by arm and seed."""
@@ -46,12 +47,15 @@ def format_share(value: float | None) -> str:
     return "-" if value is None or math.isnan(value) else f"{value:.3f}"
 
 
-def figures_tables(figures: Figures, base: Mapping[int, Mapping[str, float]]) -> tuple[Table, Table]:
+def figures_tables(
+    figures: Figures, base: Mapping[int, Mapping[str, float]], units: UnitsByArm
+) -> tuple[Table, Table]:
     """Means over seeds, and the figures of each seed.
 
     Args:
         figures: by arm and seed.
         base: the base policy's, by seed.
+        units: what the figures are means of; means over clients have the worst client and the spread.
     """
     arms = dict(figures) | ({BASE_POLICY: base} if base else {})
     present: set[str] = set()
@@ -59,27 +63,49 @@ def figures_tables(figures: Figures, base: Mapping[int, Mapping[str, float]]) ->
         present |= set[str]().union(*runs.values())
     shown = [name for name in all_figure_labels() if name in present]
     shown += sorted(name for name in present if name.startswith(REWARD_PREFIX))
-    labels = [figure_label(name) for name in shown]
+    labels = [_column_label(name, units) for name in shown]
     means = []
     single = []
     for arm, runs in arms.items():
-        cells = []
-        for name in shown:
-            values = [run[name] for run in runs.values() if name in run]
-            cells.append(format_mean(values) if values else "-")
-        means.append([arm, str(len(runs)), *cells])
+        own = units.get(arm, {})
+        means.append([arm, str(len(runs)), *(_figure_cell(name, runs, own) for name in shown)])
         for seed, run in runs.items():
-            cells = [format_mean([run[name]]) if name in run else "-" for name in shown]
-            single.append([arm, str(seed), *cells])
+            by_figure = {seed: own.get(seed, {})}
+            single.append([arm, str(seed), *(_figure_cell(name, {seed: run}, by_figure) for name in shown)])
+    clients = (
+        f" In brackets, beside a mean over clients: {CLIENT_RANGE}, as means over seeds. The spread is the"
+        " standard deviation over the clients of a seed."
+    )
+    caption = "Mean ± sample standard deviation over seeds."
     return (
-        Table(
-            "Means over seeds",
-            ["method", "seeds", *labels],
-            means,
-            "Mean ± sample standard deviation over seeds.",
-        ),
+        Table("Means over seeds", ["method", "seeds", *labels], means, caption + clients),
         Table("Each seed", ["method", "seed", *labels], single),
     )
+
+
+CLIENT_RANGE = "worst client; spread"
+
+
+def _column_label(name: str, units: UnitsByArm) -> str:
+    has_clients = any(client_range(runs, name) for runs in units.values())
+    return f"{figure_label(name)} ({CLIENT_RANGE})" if has_clients else figure_label(name)
+
+
+def _figure_cell(
+    name: str, runs: Mapping[int, Mapping[str, float]], units: Mapping[int, UnitsByFigure]
+) -> str:
+    values = [run[name] for run in runs.values() if name in run]
+    if not values:
+        return "-"
+    return format_mean(values) + format_client_range(client_range(units, name))
+
+
+def format_client_range(worst_and_spread: tuple[float, float] | None) -> str:
+    """The worst client and the spread, in brackets; empty for figures that are no means over clients."""
+    if worst_and_spread is None:
+        return ""
+    worst, spread = worst_and_spread
+    return f" ({worst:.3f}; {spread:.3f})"
 
 
 def contests_table(pools: Mapping[str, PooledContest]) -> Table:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from components.io import read_json
+from components.reporting.claims import Finding
 from tasks.tracking.client import RunLog, flatten, mlflow_client, tracking_uri
 from tasks.uncached import task
 
@@ -21,11 +23,20 @@ def log_report(run_id: str, folder: Path) -> None:
 
 
 @task()
-def log_benchmark_report(run_id: str, folder: Path, means: dict[str, dict[str, float]]) -> None:
-    """Log a benchmark's report, and the means over seeds of each arm's figures, at its own run."""
+def log_benchmark_report(
+    run_id: str, folder: Path, means: dict[str, dict[str, float]], findings: Sequence[Finding]
+) -> None:
+    """Log a benchmark's report, and the means over seeds of each arm's figures, at its own run.
+
+    Each claim is a tag, with its verdict and its interval, whose bounds are metrics too.
+    """
     log = RunLog.open(run_id)
     for arm, figures in means.items():
         log.log_metrics({f"{arm}/{name}": value for name, value in figures.items()}, 0)
+    for number, finding in enumerate(findings, 1):
+        log.set_tags({f"claim/{number}": f"{finding.claim}: {finding}"})
+        if finding.low is not None and finding.high is not None:
+            log.log_metrics({f"claim/{number}/low": finding.low, f"claim/{number}/high": finding.high}, 0)
     log.log_folder(folder, "report")
 
 

@@ -1,4 +1,6 @@
-"""Claims of a benchmark's file, checked against its figures and contests."""
+"""Claims of a benchmark's file, checked against its figures and contests by intervals."""
+
+import math
 
 import pytest
 
@@ -6,164 +8,81 @@ from components.config.benchmark import Claim
 from components.reporting.claims import (
     FAILS,
     HOLDS,
-    HOLDS_ON_AVERAGE,
     MAY_BE_CHANCE,
-    NOT_MEASURED,
+    UNDECIDED,
+    Evidence,
     check_claims,
     claims_table,
 )
 from components.reporting.contests import ContestVerdicts, pool_contest
 from components.reporting.html import to_html
+from components.reporting.units import CLIENTS, QUESTIONS, Units
 from tests.support.contests import LOSS, TIE, WIN, contest
 
 FIGURES = {
     "FedBis": {0: {"common": 0.9, "own": 0.5}, 1: {"common": 0.8, "own": 0.6}},
-    "FedDPO": {0: {"common": 0.6}},
+    "FedDPO": {0: {"common": 0.6}, 1: {"common": 0.5}},
 }
 CONTEST = "FedBis against base policy"
-POOLS = {CONTEST: pool_contest({0: contest([WIN, WIN, TIE]), 1: contest([LOSS])}, 500)}
-WINS = {
-    "arm": "FedBis",
-    "figure": "wins",
-    "against": ["base policy"],
-}
+WINS = {"arm": "FedBis", "figure": "wins", "against": ["base policy"]}
+COMMON = {"arm": "FedBis", "figure": "common"}
 
 
-def check(claim, pools=POOLS, figures=FIGURES, seeds=(0, 1)):
+def evidence(figures=FIGURES, units=None, contests=None, seeds=(0, 1)):
+    contests = contests or {}
+    pools = {name: pool_contest(by_seed, 500) for name, by_seed in contests.items()}
+    return Evidence(figures, units or {}, contests, pools, seeds, 1000)
+
+
+def check(claim, figures=FIGURES, **parts):
     """The findings of one claim."""
-    return check_claims([Claim(**claim)], figures, pools, seeds)
+    return check_claims([Claim(**claim)], evidence(figures, **parts))
 
 
 def check_contest(claim, by_seed):
     """The finding of a claim on the wins of a contest with verdicts by seed."""
-    pools = {CONTEST: pool_contest(by_seed, 500)}
-    (finding,) = check(WINS | claim, pools, seeds=tuple(by_seed))
+    (finding,) = check(WINS | claim, contests={CONTEST: by_seed}, seeds=tuple(by_seed))
     return finding
+
+
+def by_client(figure, *seeds):
+    """Figures and units of an arm, of the clients' values by seed."""
+    units = {n: {figure: Units(CLIENTS, {"": clients})} for n, clients in enumerate(seeds)}
+    figures = {n: {figure: own[figure].mean} for n, own in units.items()}
+    return figures, units
+
+
+# --- verdicts
 
 
 @pytest.mark.parametrize(
     ("limit", "verdict"),
     [
         ({"at_least": 0.8}, HOLDS),
-        ({"above": 0.8}, HOLDS_ON_AVERAGE),
-        ({"above": 0.85}, FAILS),
-        ({"at_least": 0.85}, HOLDS_ON_AVERAGE),
-        ({"at_least": 0.86}, FAILS),
+        ({"above": 0.8}, UNDECIDED),
+        ({"above": 0.85}, UNDECIDED),
+        ({"above": 0.9}, FAILS),
+        ({"at_least": 0.9}, UNDECIDED),
+        ({"at_least": 0.91}, FAILS),
     ],
 )
-def test_a_claim_on_a_figure_is_checked_against_each_seed_and_then_against_their_mean(limit, verdict):
-    (finding,) = check({"arm": "FedBis", "figure": "common"} | limit)
+def test_a_claim_is_decided_where_the_whole_interval_is_on_one_side(limit, verdict):
+    """Of two seeds with one value each the interval reaches from one to the other."""
+    (finding,) = check(COMMON | limit)
     assert finding.verdict == verdict
+    assert (finding.low, finding.high) == pytest.approx((0.8, 0.9))
     assert finding.by_seed == "0: 0.900; 1: 0.800"
     assert finding.overall == "mean 0.850"
+    assert finding.drawn == "2 seeds"
 
 
 def test_a_claim_against_an_arm_is_on_the_difference_of_the_same_seed():
     """In binary, 0.9 - 0.6 is a little less than 0.3; the claim holds all the same."""
-    (finding,) = check(
-        {
-            "arm": "FedBis",
-            "figure": "common",
-            "against": ["FedDPO"],
-            "at_least": 0.3,
-        }
-    )
+    (finding,) = check(COMMON | {"against": ["FedDPO"], "at_least": 0.3})
     assert finding.claim == "FedBis less FedDPO: common taste at least 0.3"
-    assert finding.by_seed == "0: 0.900 - 0.600 = 0.300"
-
-
-def test_a_verdict_states_how_many_seeds_were_measured_where_some_are_missing():
-    (finding,) = check(
-        {
-            "arm": "FedBis",
-            "figure": "common",
-            "against": ["FedDPO"],
-            "at_least": 0.3,
-        }
-    )
-    assert finding.verdict == f"{HOLDS} (1 of 2 seeds)"
-
-
-def test_a_claim_on_a_figure_that_no_run_has_is_not_measured():
-    (finding,) = check(
-        {
-            "arm": "FedDPO",
-            "figure": "own",
-            "at_least": 0.1,
-        }
-    )
-    assert finding.verdict == NOT_MEASURED
-    assert finding.by_seed == "-"
-    assert finding.overall == "-"
-
-
-def test_a_claim_on_wins_leaves_ties_out():
-    (finding,) = check(WINS | {"above": 0.5})
-    assert finding.by_seed == "0: 2 to 0 (1.000); 1: 0 to 1 (0.000)"
-    assert finding.overall.startswith("2 to 1 (0.667)")
-
-
-def test_a_claim_on_wins_states_the_rate_at_equal_length_and_whether_it_may_be_chance():
-    (finding,) = check(WINS | {"above": 0.5})
-    assert "at equal length, a tie half, 62.5% [" in finding.overall
-    assert finding.verdict == HOLDS_ON_AVERAGE + MAY_BE_CHANCE
-
-
-def test_wins_that_also_hold_at_equal_length_hold():
-    finding = check_contest({"above": 0.5}, {0: contest([WIN] * 9 + [TIE]), 1: contest([WIN] * 8 + [LOSS])})
+    assert finding.by_seed == "0: 0.900 - 0.600 = 0.300; 1: 0.800 - 0.500 = 0.300"
     assert finding.verdict == HOLDS
-
-
-def test_wins_by_length_alone_may_be_chance():
-    """Of eight answers, the five longer ones win and the three shorter ones lose."""
-    lengths = [9, 1, 9, 1, 9, 1, 9, 9]
-    longer = ContestVerdicts(list("abcdefgh"), [WIN, LOSS] * 3 + [WIN] * 2, lengths, [5] * 8)
-    assert check_contest({"above": 0.5}, {0: longer}).verdict.endswith(MAY_BE_CHANCE)
-
-
-def test_a_claim_on_wins_does_not_hold_where_all_answers_are_tied():
-    finding = check_contest({"at_least": 0.0}, {0: contest([TIE, TIE])})
-    assert finding.verdict == FAILS
-    assert finding.by_seed == "0: 0 to 0"
-
-
-def test_a_claim_against_several_arms_is_one_finding_each():
-    findings = check(WINS | {"against": ["base policy", "FedDPO"], "above": 0.5})
-    assert [finding.verdict for finding in findings] == [HOLDS_ON_AVERAGE + MAY_BE_CHANCE, NOT_MEASURED]
-
-
-def test_the_html_report_marks_verdicts_by_class():
-    findings = check(
-        {
-            "arm": "FedBis",
-            "figure": "common",
-            "at_least": 0.8,
-        }
-    )
-    findings += check(WINS | {"above": 0.5})
-    findings += check(
-        {
-            "arm": "FedBis",
-            "figure": "common",
-            "at_least": 0.86,
-        }
-    )
-    html = to_html("B", [claims_table(findings)], [])
-    assert f"<td class=holds>{HOLDS}</td>" in html
-    assert f"<td class=partly>{HOLDS_ON_AVERAGE}, but" in html
-    assert f"<td class=fails>{FAILS}</td>" in html
-
-
-def test_the_table_of_claims_has_a_row_for_each_finding():
-    findings = check(
-        {
-            "arm": "FedBis",
-            "figure": "common",
-            "at_least": 0.8,
-        }
-    )
-    (row,) = claims_table(findings).rows
-    assert row == ["FedBis: common taste at least 0.8", HOLDS, "0: 0.900; 1: 0.800", "mean 0.850"]
+    assert str(finding) == "holds [0.300, 0.300]"
 
 
 def test_a_claim_may_be_that_a_figure_is_several_times_anothers():
@@ -171,19 +90,213 @@ def test_a_claim_may_be_that_a_figure_is_several_times_anothers():
         "free": {0: {"lambda_drift": 0.4}, 1: {"lambda_drift": 0.5}},
         "FIRM": {0: {"lambda_drift": 0.2}, 1: {"lambda_drift": 0.3}},
     }
-    claim = {
-        "arm": "free",
-        "figure": "lambda_drift",
-        "against": ["FIRM"],
-        "times": 2.0,
-        "at_least": 0.0,
-    }
-    (finding,) = check(claim, figures=figures)
+    claim = {"arm": "free", "figure": "lambda_drift", "against": ["FIRM"], "times": 2.0, "at_least": 0.0}
+    (finding,) = check(claim, figures)
     assert finding.claim == "free less 2 x FIRM: distance of clients' weights at least 0"
-    assert finding.verdict == FAILS
-    assert "0.400 - 2 x 0.200 = 0.000; 1: 0.500 - 2 x 0.300 = -0.100" in finding.by_seed
+    assert finding.by_seed == "0: 0.400 - 2 x 0.200 = 0.000; 1: 0.500 - 2 x 0.300 = -0.100"
+    assert (finding.low, finding.high) == pytest.approx((-0.1, 0.0))
+    assert finding.verdict == UNDECIDED
 
 
 def test_a_factor_without_another_arm_is_refused():
     with pytest.raises(ValueError, match="times .*against"):
         Claim(arm="free", figure="lambda_drift", times=2.0, at_least=0.0)
+
+
+def test_an_interval_is_a_function_of_the_benchmarks_seed():
+    figures, units = by_client("summed", {"a": 0.1, "b": 0.9, "c": 0.4}, {"a": 0.2, "b": 0.3, "c": 0.8})
+    claim = {"arm": "A", "figure": "summed", "above": 0.5}
+    (first,) = check(claim, {"A": figures}, units={"A": units})
+    (again,) = check(claim, {"A": figures}, units={"A": units})
+    (other,) = check(claim, {"A": figures}, units={"A": units}, seeds=(7, 1))
+    assert (first.low, first.high) == (again.low, again.high)
+    assert (first.low, first.high) != (other.low, other.high)
+
+
+# --- what an interval is over
+
+
+def test_a_mean_over_clients_is_drawn_by_clients_too():
+    """The seeds are equal, and the clients are not: one value per seed would have no spread."""
+    clients = {"a": 0.2, "b": 0.6, "c": 1.0}
+    figures, units = by_client("summed", clients, clients)
+    claim = {"arm": "A", "figure": "summed", "above": 0.5}
+    (finding,) = check(claim, {"A": figures}, units={"A": units})
+    assert finding.verdict == UNDECIDED
+    assert finding.low < 0.4
+    assert finding.high > 0.8
+    assert finding.drawn == "2 seeds x 3 clients"
+    (alone,) = check(claim, {"A": figures})
+    assert (alone.low, alone.high) == pytest.approx((0.6, 0.6))
+
+
+def test_the_clients_of_both_arms_are_paired():
+    """Each client gains 0.1, so that every resample of the same clients does."""
+    clients = {"a": 0.2, "b": 0.5, "c": 0.8}
+    better = {name: value + 0.1 for name, value in clients.items()}
+    ours, our_units = by_client("summed", better, better)
+    theirs, their_units = by_client("summed", clients, clients)
+    claim = {"arm": "A", "figure": "summed", "against": ["B"], "above": 0.0}
+    (finding,) = check(claim, {"A": ours, "B": theirs}, units={"A": our_units, "B": their_units})
+    assert finding.verdict == HOLDS
+    assert (finding.low, finding.high) == pytest.approx((0.1, 0.1))
+    assert finding.drawn == "2 seeds x 3 clients, paired"
+
+
+def test_clients_of_other_names_are_not_paired():
+    """The same numbers as above, of other clients: their difference is within what clients vary."""
+    ours, our_units = by_client("summed", *[{"a": 0.3, "b": 0.6, "c": 0.9}] * 2)
+    theirs, their_units = by_client("summed", *[{"x": 0.2, "y": 0.5, "z": 0.8}] * 2)
+    claim = {"arm": "A", "figure": "summed", "against": ["B"], "above": 0.0}
+    (finding,) = check(claim, {"A": ours, "B": theirs}, units={"A": our_units, "B": their_units})
+    assert finding.verdict == UNDECIDED
+    assert finding.drawn == "2 seeds x 3 clients, not paired"
+
+
+def test_questions_are_drawn_within_their_set_and_every_set_counts_once():
+    """A set whose answers are all right adds half of the figure to every resample."""
+    groups = {"boolq": {"1": 1.0}, "csqa": {"1": 1.0, "2": 0.0, "3": 0.0, "4": 1.0}}
+    units = {0: {"answer_accuracy": Units(QUESTIONS, groups)}}
+    claim = {"arm": "A", "figure": "answer_accuracy", "above": 0.4}
+    (finding,) = check(claim, {"A": {0: {"answer_accuracy": 0.75}}}, units={"A": units}, seeds=(0,))
+    assert finding.low == pytest.approx(0.5)
+    assert finding.high == pytest.approx(1.0)
+    assert finding.verdict == HOLDS
+
+
+# --- no interval
+
+
+def test_one_seed_with_one_value_is_undecided():
+    (finding,) = check(COMMON | {"at_least": 0.1}, {"FedBis": {0: {"common": 0.9}}}, seeds=(0,))
+    assert finding.verdict == UNDECIDED
+    assert (finding.low, finding.high) == (None, None)
+    assert str(finding) == "undecided (one value, of one seed)"
+
+
+def test_one_seed_with_clients_has_an_interval_over_these():
+    figures, units = by_client("summed", {"a": 0.6, "b": 0.7, "c": 0.8})
+    claim = {"arm": "A", "figure": "summed", "above": 0.5}
+    (finding,) = check(claim, {"A": figures}, units={"A": units}, seeds=(0,))
+    assert finding.verdict == HOLDS
+    assert finding.drawn == "1 seed x 3 clients"
+
+
+def test_one_seed_with_one_client_is_undecided():
+    figures, units = by_client("summed", {"a": 0.6})
+    (finding,) = check(
+        {"arm": "A", "figure": "summed", "above": 0.5}, {"A": figures}, units={"A": units}, seeds=(0,)
+    )
+    assert str(finding) == "undecided (one value, of one seed)"
+
+
+def test_one_seed_is_enough_for_what_is_counted():
+    figures = {"FedCMOO-A": {0: {"sent": 30.0}}, "FIRM": {0: {"sent": 10.0}}}
+    claim = {"arm": "FedCMOO-A", "figure": "sent", "against": ["FIRM"], "times": 2.0, "at_least": 0.0}
+    (finding,) = check(claim, figures, seeds=(0,))
+    assert str(finding) == "holds [10.000, 10.000]"
+
+
+def test_a_verdict_states_how_many_seeds_were_measured_where_some_are_missing():
+    (finding,) = check(COMMON | {"at_least": 0.3}, seeds=(0, 1, 2))
+    assert str(finding) == "holds [0.800, 0.900] (2 of 3 seeds)"
+
+
+def test_a_claim_on_a_figure_that_an_arm_does_not_have_is_undecided_and_names_it():
+    (finding,) = check({"arm": "FedBis", "figure": "own", "against": ["FedDPO"], "at_least": 0.1})
+    assert str(finding) == "undecided (not measured: FedDPO)"
+    assert finding.by_seed == "-"
+    assert finding.overall == "-"
+
+
+def test_arms_without_a_common_seed_are_undecided():
+    figures = {"FedBis": {0: {"common": 0.9}}, "FedDPO": {1: {"common": 0.6}}}
+    (finding,) = check(COMMON | {"against": ["FedDPO"], "above": 0.0}, figures)
+    assert str(finding) == "undecided (no seed has both arms)"
+
+
+def test_a_figure_that_is_no_number_is_undecided_and_names_the_seed():
+    figures = {"FedBis": {0: {"common": 0.9}, 1: {"common": math.nan}}}
+    (finding,) = check(COMMON | {"at_least": 0.1}, figures)
+    assert str(finding) == "undecided (not a finite number with seed 1)"
+    assert finding.by_seed == "0: 0.900; 1: nan"
+
+
+# --- wins
+
+
+def test_a_claim_on_wins_leaves_ties_out():
+    finding = check_contest({"above": 0.5}, {0: contest([WIN, WIN, TIE]), 1: contest([LOSS])})
+    assert finding.by_seed == "0: 2 to 0 (1.000); 1: 0 to 1 (0.000)"
+    assert finding.overall.startswith("2 to 1 (0.667); at equal length, a tie half, 62.5% [")
+    assert finding.verdict == UNDECIDED
+    assert finding.drawn == "2 seeds x 1 to 3 prompts"
+
+
+def test_wins_on_nearly_all_prompts_of_all_seeds_hold():
+    finding = check_contest({"above": 0.5}, {0: contest([WIN] * 9 + [TIE]), 1: contest([WIN] * 8 + [LOSS])})
+    assert finding.verdict == HOLDS
+    assert finding.low > 0.5
+    assert finding.reason == ""
+
+
+def test_losses_on_nearly_all_prompts_fail():
+    assert check_contest({"above": 0.5}, {0: contest([LOSS] * 9 + [WIN])}).verdict == FAILS
+
+
+@pytest.mark.parametrize("limit", [{"above": 0.5}, {"at_least": 0.0}])
+@pytest.mark.parametrize("verdicts", [[TIE, TIE], []])
+def test_0_wins_to_0_losses_are_undecided(verdicts, limit):
+    finding = check_contest(limit, {0: contest(verdicts)})
+    assert str(finding) == "undecided (0 wins to 0 losses)"
+    assert finding.by_seed == "0: 0 to 0"
+
+
+@pytest.mark.parametrize(("wins", "verdict"), [(1, UNDECIDED), (4, UNDECIDED), (6, HOLDS)])
+def test_a_few_wins_to_0_losses_are_undecided(wins, verdict):
+    assert check_contest({"above": 0.5}, {0: contest([WIN] * wins)}).verdict == verdict
+
+
+def test_the_same_prompts_with_several_seeds_are_no_further_prompts():
+    assert check_contest({"above": 0.5}, {n: contest([WIN] * 4) for n in range(3)}).verdict == UNDECIDED
+
+
+def test_wins_by_length_alone_may_be_chance():
+    """Of 18 longer answers 16 win, of 4 shorter ones one does."""
+    verdicts = [WIN] * 16 + [LOSS] * 2 + [WIN] + [LOSS] * 3
+    longer = ContestVerdicts(list("abcdefghijklmnopqrstuv"), verdicts, [9] * 18 + [1] * 4, [5] * 22)
+    finding = check_contest({"above": 0.5}, {0: longer})
+    assert finding.verdict == HOLDS
+    assert finding.reason == MAY_BE_CHANCE
+
+
+def test_a_claim_against_several_arms_is_one_finding_each():
+    claim = WINS | {"against": ["base policy", "FedDPO"], "above": 0.5}
+    findings = check(claim, contests={CONTEST: {0: contest([WIN] * 8 + [TIE]), 1: contest([WIN] * 9)}})
+    assert [finding.verdict for finding in findings] == [HOLDS, UNDECIDED]
+    assert str(findings[1]) == "undecided (not measured)"
+
+
+# --- the report
+
+
+def test_the_table_has_the_interval_in_the_cell_of_the_verdict():
+    (row,) = claims_table(check(COMMON | {"at_least": 0.8})).rows
+    assert row == [
+        "FedBis: common taste at least 0.8",
+        "holds [0.800, 0.900]",
+        "2 seeds",
+        "0: 0.900; 1: 0.800",
+        "mean 0.850",
+    ]
+
+
+def test_the_html_report_marks_verdicts_by_class():
+    findings = check(COMMON | {"at_least": 0.8})
+    findings += check(COMMON | {"at_least": 0.85})
+    findings += check(COMMON | {"at_least": 0.95})
+    findings += check(WINS | {"above": 0.5})
+    html = to_html("B", [claims_table(findings)], [])
+    for verdict in (HOLDS, UNDECIDED, FAILS):
+        assert f"<td class={verdict}>{verdict} [0.800, 0.900]</td>" in html
+    assert "<td class=undecided>undecided (not measured)</td>" in html

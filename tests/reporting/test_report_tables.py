@@ -14,6 +14,7 @@ from components.reporting.tables import (
     samples_table,
     to_markdown,
 )
+from components.reporting.units import CLIENTS, PROMPTS, Units
 from tests.support.contests import LOSS, TIE, WIN, contest
 
 FIGURES = {
@@ -38,7 +39,7 @@ def test_means_are_over_seeds_with_the_sample_standard_deviation(values, text):
 
 
 def test_the_means_have_a_row_for_each_arm_and_for_the_base_policy():
-    means, _ = figures_tables(FIGURES, BASE)
+    means, _ = figures_tables(FIGURES, BASE, {})
     assert means.header == ["method", "seeds", "common taste", "own taste", "ROUGE-L"]
     assert means.rows == [
         ["FedBis", "2", "0.850 ± 0.071", "0.550 ± 0.071", "-"],
@@ -47,8 +48,25 @@ def test_the_means_have_a_row_for_each_arm_and_for_the_base_policy():
     ]
 
 
+def test_beside_a_mean_over_clients_are_the_worst_client_and_the_spread():
+    figures = {"FedPer": {0: {"summed": 0.5, "kl": 1.0}, 1: {"summed": 0.6}}, "front": {0: {"rank": 1.0}}}
+    clients = [{"ada": 0.4, "bea": 0.6}, {"ada": 0.2, "bea": 1.0}]
+    units = {"FedPer": {seed: {"summed": Units(CLIENTS, {"": own})} for seed, own in enumerate(clients)}}
+    means, single = figures_tables(figures, {}, units)
+    assert means.header[2] == "accuracy by log-likelihood (worst client; spread)"
+    assert [row[2] for row in means.rows] == ["0.550 ± 0.071 (0.300; 0.250)", "-"]
+    assert [row[2] for row in single.rows] == ["0.500 (0.400; 0.100)", "0.600 (0.200; 0.400)", "-"]
+    assert "standard deviation over the clients" in means.caption
+
+
+def test_means_over_prompts_have_no_worst_client():
+    units = {"FedPer": {0: {"characters": Units(PROMPTS, {"": {"a": 1.0, "b": 3.0}})}}}
+    means, _ = figures_tables({"FedPer": {0: {"characters": 2.0}}}, {}, units)
+    assert means.rows == [["FedPer", "1", "2.000"]]
+
+
 def test_the_table_of_seeds_has_a_row_for_each_arm_and_seed():
-    _, single = figures_tables(FIGURES, BASE)
+    _, single = figures_tables(FIGURES, BASE, {})
     assert [row[:3] for row in single.rows] == [
         ["FedBis", "0", "0.900"],
         ["FedBis", "1", "0.800"],
@@ -63,7 +81,7 @@ def test_times_of_aggregation_are_shown_to_the_millisecond():
         "A": {0: {"aggregation_seconds": 0.0206}, 1: {"aggregation_seconds": 0.0306}},
         "B": {0: {"train_seconds": 4.0}},
     }
-    means, single = figures_tables(figures, {})
+    means, single = figures_tables(figures, {}, {})
     assert means.header[-2:] == ["training (s)", "aggregation (s per round)"]
     assert [row[-1] for row in means.rows] == ["0.026 ± 0.007", "-"]
     assert [row[-1] for row in single.rows] == ["0.021", "0.031", "-"]
@@ -71,7 +89,7 @@ def test_times_of_aggregation_are_shown_to_the_millisecond():
 
 def test_rewards_of_objectives_have_a_column_each_and_fronts_a_row_of_their_own():
     figures = {"FIRM": {0: {"reward:helpful": 0.5, "reward:clean": 2.5}}, "front": {0: {"hypervolume": 1.0}}}
-    means, _ = figures_tables(figures, {})
+    means, _ = figures_tables(figures, {}, {})
     assert means.header[2:] == ["hypervolume", "reward, clean", "reward, helpful"]
     assert means.rows == [
         ["FIRM", "1", "-", "2.500", "0.500"],
@@ -181,7 +199,7 @@ def report(tmp_path_factory):
     """The report of two arms, as markdown and as HTML."""
     plot = tmp_path_factory.mktemp("report") / "overview.png"
     plot_overview(FIGURES, POOLS, plot)
-    means, single = figures_tables(FIGURES, BASE)
+    means, single = figures_tables(FIGURES, BASE, {})
     parts = [means, contests_table(POOLS), Image("shown", plot, "what <it> shows"), single]
     return to_markdown("B", parts, ["a note"]), to_html("B <1>", parts, ["a note"])
 

@@ -102,25 +102,27 @@ def test_without_pairs_of_thoughts_the_line_of_margins_is_empty():
 
 def test_the_accuracy_is_a_line_with_its_domains():
     line = accuracy_line(accuracy_report())
-    assert numbers_of(line) == ["0.600", "0.400", "0.800", "0.900", "0.500"]
+    assert numbers_of(line) == ["0.600", "0.400", "0.800", "0.200", "0.900", "0.500"]
     assert line.endswith("common 0.900, own 0.500")
 
 
 def test_the_line_of_an_accuracy_over_many_domains_leaves_them_out():
     domains = {f"Question {n}?": 0.5 for n in range(36)}
-    assert numbers_of(accuracy_line(accuracy_report(domains=domains))) == ["0.600", "0.400", "0.800"]
+    assert numbers_of(accuracy_line(accuracy_report(domains=domains))) == ["0.600", "0.400", "0.800", "0.200"]
 
 
 def test_the_line_of_an_accuracy_also_has_that_of_assigned_adapters():
     assigned = accuracy_report(mean=0.7, domains={})
     line = accuracy_line(accuracy_report(domains={}, assigned=assigned))
-    assert numbers_of(line) == ["0.600", "0.400", "0.800", "0.700", "0.400", "0.800"]
+    assert numbers_of(line) == ["0.600", "0.400", "0.800", "0.200", "0.700", "0.400", "0.800", "0.200"]
 
 
 def test_an_accuracy_is_logged_by_mean_domain_and_other_metrics():
-    summed = AccuracySummary(mean=0.7, worst=0.6, best=0.9, clients={})
+    summed = AccuracySummary(mean=0.7, worst=0.6, best=0.9, clients={"ada": 0.5, "bea": 0.9})
     report = accuracy_report(domains={"": 0.5}, reward=2.0, by_metric={"summed": summed})
     assert accuracy_metrics(report) == {
+        "accuracy/spread": pytest.approx(0.2),
+        "accuracy/summed/spread": pytest.approx(0.2),
         "accuracy/mean": 0.6,
         "accuracy/worst": 0.4,
         "accuracy/best": 0.8,
@@ -291,6 +293,7 @@ def test_the_table_has_the_accuracies_before_and_after_the_rounds(finished):
     table = summarize_run(finished(federation_result(evaluations=evaluations)))
     assert row_of(table, "clients' mean") == ["0.500", "0.600"]
     assert row_of(table, "worst client") == ["0.400", "0.300"]
+    assert row_of(table, "spread over clients") == ["0.200", "0.200"]
     assert row_of(table, "common-taste pairs") == ["0.900", "0.900"]
 
 
@@ -305,12 +308,18 @@ def test_the_table_has_the_best_round_where_rounds_between_were_measured(finishe
 
 
 def test_the_table_has_accuracies_by_other_metrics(finished):
-    summaries = [AccuracySummary(mean=mean, worst=mean - 0.1, best=1.0, clients={}) for mean in (0.5, 0.7)]
+    clients = {"ada": 0.5, "bea": 0.9}
+    summaries = [
+        AccuracySummary(mean=mean, worst=mean - 0.1, best=1.0, clients=clients) for mean in (0.5, 0.7)
+    ]
     evaluations = [
         round_evaluation(rounds, by_metric={"summed": one}) for rounds, one in enumerate(summaries)
     ]
     table = summarize_run(finished(federation_result(evaluations=evaluations)))
     assert row_of(table, "by log-likelihood, summed") == ["0.500", "0.700"]
+    after_metric = table.split("by log-likelihood, summed")[1]
+    assert row_of(after_metric, "worst client") == ["0.400", "0.600"]
+    assert row_of(after_metric, "spread over clients") == ["0.200", "0.200"]
 
 
 def test_the_table_has_the_measures_of_the_method(finished):
@@ -335,6 +344,9 @@ def test_the_table_has_the_note_on_how_clients_are_measured_and_their_margins(fi
     table = summarize_run(finished(federation_result(accuracy_note="each client by its own model")))
     assert "each client by its own model" in table
     assert row_of(table, "reward margin over beta, mean (nats)") == ["0.100", "0.100"]
+    after_margin = table.split("reward margin over beta")[1]
+    assert row_of(after_margin, "worst client") == ["0.100", "0.100"]
+    assert row_of(after_margin, "spread over clients") == ["0.000", "0.000"]
 
 
 def test_the_table_has_each_contest_with_its_interval_counts_and_consistency(finished):

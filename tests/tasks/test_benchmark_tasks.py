@@ -239,8 +239,10 @@ def test_the_report_has_the_commits_the_judge_the_base_policy_and_the_claims(fin
     report = write_report(finished, PLAN)
     for line in (
         "- commit of the runs: abcabcabcabc\n- report written by commit defdefdefdef-dirty\n",
-        "| FedBis: common taste at least 0.9 | holds in every seed (1 of 2 seeds) |",
-        "| FedBis against FedDPO: share of wins among wins and losses above 0.5 | does not hold",
+        "| FedBis: common taste at least 0.9 | undecided (one value, of one seed, 1 of 2 seeds) | - |",
+        "| FedBis against FedDPO: share of wins among wins and losses above 0.5 | undecided [0.000, 1.000]"
+        " (1 of 2 seeds) | 1 seed x 2 prompts |",
+        "(worst client; spread)",
         "| position consistency, FedBis against base policy | 0.750 |",
         "| own accuracy, held-out pairs | 84 |",
         "| base policy | 1 |",
@@ -362,7 +364,7 @@ def test_a_front_has_the_scores_of_its_arms_and_of_the_base_policy(fronts):
 @pytest.mark.slow
 def test_the_report_shows_fronts_their_claims_and_answers_of_their_policies(fronts):
     report = write_report(fronts, FRONTS)
-    assert report.figures["claims"][0]["verdict"] == "holds in every seed"
+    assert report.figures["claims"][0]["verdict"] == "undecided"
     assert report.figures["figures"]["good"]["0"]["hypervolume"] == pytest.approx(7.5)
     assert "Fronts" in report.page
     assert "good, seed 0" in report.text

@@ -12,6 +12,7 @@ import torch
 from components.models.adapters import AdapterSlot, AdapterStore, attach_lora, export_adapter
 from components.models.backbone import load_backbone
 from components.models.policy import Policy
+from components.reporting.claims import Finding
 from components.results import ClientRecord, Metrics, StepRecord, Traffic
 from tasks.runs import create_run
 from tasks.tracking import run_tree
@@ -19,6 +20,7 @@ from tasks.tracking.align import register_policy
 from tasks.tracking.client import RunLog, metric_name, mlflow_client, tracking_uri
 from tasks.tracking.federate import FederationLog, log_round_evaluation, log_steps
 from tasks.tracking.prepare import log_data
+from tasks.tracking.report import log_benchmark_report
 from tasks.tracking.run_tree import FlowRunLink, close_failed, close_run, open_phase, open_run_tracking
 from tests.support.adapters import random_tensors
 from tests.support.preparation import preparation_report
@@ -369,3 +371,20 @@ def test_a_failed_run_closes_its_open_phases_as_failed(run, client, phase):
     close_failed.fn(run)
     runs = (phase, run.metadata()["mlflow_run_id"])
     assert {client.get_run(run_id).info.status for run_id in runs} == {"FAILED"}
+
+
+def test_a_benchmarks_claims_are_tags_with_their_intervals_whose_bounds_are_metrics(
+    run, debug, client, tmp_path
+):
+    parent = open_run_tracking.fn(run, debug, LINK)
+    decided = Finding("A less B: summed above 0", "holds", 0.1, 0.25, "", "2 seeds x 3 clients", "-", "-")
+    unknown = Finding("A: own above 0", "undecided", None, None, "not measured: A", "-", "-", "-")
+    (tmp_path / "report").mkdir()
+    log_benchmark_report.fn(parent, tmp_path / "report", {"A": {"summed": 0.5}}, [decided, unknown])
+    data = client.get_run(parent).data
+    assert data.tags["claim/1"] == "A less B: summed above 0: holds [0.100, 0.250]"
+    assert data.tags["claim/2"] == "A: own above 0: undecided (not measured: A)"
+    assert {name: value for name, value in data.metrics.items() if name.startswith("claim")} == {
+        "claim/1/low": 0.1,
+        "claim/1/high": 0.25,
+    }

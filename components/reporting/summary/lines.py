@@ -26,7 +26,10 @@ def accuracy_line(accuracy: AccuracyReport) -> str:
 
 def _accuracy_part(accuracy: AccuracyReport) -> str:
     domains = [f"{name or 'all pairs'} {value:.3f}" for name, value in shown_domains(accuracy).items()]
-    line = f"{accuracy.mean:.3f} (worst client {accuracy.worst:.3f}, best {accuracy.best:.3f})"
+    line = (
+        f"{accuracy.mean:.3f} (worst client {accuracy.worst:.3f}, best {accuracy.best:.3f}, spread"
+        f" {accuracy.spread:.3f})"
+    )
     return line + (f"; {', '.join(domains)}" if domains else "")
 
 

@@ -18,6 +18,7 @@ def _accuracy_metrics(prefix: str, accuracy: AccuracyReport) -> dict[str, float]
         "mean": accuracy.mean,
         "worst": accuracy.worst,
         "best": accuracy.best,
+        "spread": accuracy.spread,
         "margin": accuracy.margin,
     }
     if accuracy.reward is not None:
@@ -28,6 +29,7 @@ def _accuracy_metrics(prefix: str, accuracy: AccuracyReport) -> dict[str, float]
             f"{name}/mean": summary.mean,
             f"{name}/worst": summary.worst,
             f"{name}/best": summary.best,
+            f"{name}/spread": summary.spread,
         }
     return {f"{prefix}/{name}": value for name, value in metrics.items()}
 
