@@ -6,7 +6,7 @@ What a model's config.json does not tell is left out and said; nothing is guesse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from components.config import (
@@ -254,28 +254,93 @@ def estimate_disk(recipe: Recipe, shapes: Shapes) -> DiskEstimate:
     )
 
 
-def describe_costs(recipe: Recipe) -> str:
-    """The estimates as a table of gigabytes, for the command `check`; one line for each unknown model."""
+@dataclass(frozen=True)
+class Costs:
+    """The estimates of a recipe.
+
+    Attributes:
+        place: what the memory is of, as text.
+        memory: by stage.
+        disk: of the rounds; None if it is not known.
+        problems: why something is not estimated, and what.
+    """
+
+    place: str
+    memory: list[tuple[Stage, MemoryEstimate]]
+    disk: DiskEstimate | None
+    problems: dict[str, list[str]]
+
+    @property
+    def peak(self) -> tuple[Stage, MemoryEstimate] | None:
+        """The stage with the largest memory; None if no stage is known."""
+        return max(self.memory, key=lambda row: row[1].total, default=None)
+
+
+def estimate_costs(recipe: Recipe, shapes: Shapes) -> Costs:
+    """The estimates of a recipe; what is not known is a problem."""
     cuda = on_cuda(recipe)
-    shapes = Shapes()
-    rows: list[Sequence[str]] = []
+    memory: list[tuple[Stage, MemoryEstimate]] = []
     problems: dict[str, list[str]] = {}
     for stage in training_stages(recipe):
         try:
-            rows.append(_memory_row(stage, estimate_memory(stage, shapes, cuda)))
+            memory.append((stage, estimate_memory(stage, shapes, cuda)))
         except UserError as error:
             problems.setdefault(str(error), []).append(stage.name)
-    lines = []
-    if rows:
-        place = "one GPU" if cuda else "the CPU"
-        lines.append(f"estimated peak memory of a training step on {place} (GB)")
-        lines += _align([COLUMNS, *rows])
+    disk = None
     try:
-        lines += _disk_lines(estimate_disk(recipe, shapes))
+        disk = estimate_disk(recipe, shapes)
     except UserError as error:
         problems.setdefault(str(error), []).append("disk of the rounds")
-    lines += [f"not estimated: {', '.join(names)}: {problem}" for problem, names in problems.items()]
-    return "\n".join(lines)
+    return Costs("one GPU" if cuda else "the CPU", memory, disk, problems)
+
+
+def describe_costs(recipe: Recipe) -> str:
+    """The estimates as a table of gigabytes, for the command `check`; one line for each unknown model."""
+    costs = estimate_costs(recipe, Shapes())
+    problems = [f"not estimated: {', '.join(names)}: {problem}" for problem, names in costs.problems.items()]
+    return "\n".join([*_cost_lines(costs), *problems])
+
+
+def describe_arms(recipes: Mapping[str, Recipe]) -> str:
+    """The estimates of a benchmark: a line for each arm, and the table of the one with the largest peak."""
+    shapes = Shapes()
+    costs = {arm: estimate_costs(recipe, shapes) for arm, recipe in recipes.items()}
+    lines = ["estimates by arm (GB): the peak memory of a training step, and the disk of the rounds"]
+    rows = [_arm_row(arm, own) for arm, own in costs.items()]
+    lines += _align([ARM_COLUMNS, *rows], left=("arm", "stage", "on", "not estimated"))
+    peaks = {arm: own.peak[1].total for arm, own in costs.items() if own.peak is not None}
+    if peaks:
+        largest = max(peaks, key=lambda arm: peaks[arm])
+        lines += [f"the largest peak has {largest}:", *_cost_lines(costs[largest])]
+    problems: dict[str, None] = {}
+    for own in costs.values():
+        problems |= dict.fromkeys(own.problems)
+    return "\n".join([*lines, *(f"not estimated: {problem}" for problem in problems)])
+
+
+ARM_COLUMNS = ("arm", "peak", "stage", "on", "disk", "not estimated")
+
+
+def _arm_row(arm: str, costs: Costs) -> list[str]:
+    unknown: list[str] = []
+    for names in costs.problems.values():
+        unknown += names
+    disk = "-" if costs.disk is None else _gigabytes(costs.disk.total)
+    peak, name = "-", "-"
+    if costs.peak is not None:
+        stage, memory = costs.peak
+        peak, name = _gigabytes(memory.total), f"{stage.name} ({stage.backbone.name})"
+    return [arm, peak, name, costs.place, disk, ", ".join(unknown) or "-"]
+
+
+def _cost_lines(costs: Costs) -> list[str]:
+    lines = []
+    if costs.memory:
+        lines.append(f"estimated peak memory of a training step on {costs.place} (GB)")
+        lines += _align([COLUMNS, *(_memory_row(stage, memory) for stage, memory in costs.memory)])
+    if costs.disk is not None:
+        lines += _disk_lines(costs.disk)
+    return lines
 
 
 def _memory_row(stage: Stage, estimate: MemoryEstimate) -> list[str]:
@@ -312,9 +377,10 @@ def _gigabytes(size: int) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def _align(rows: Sequence[Sequence[str]]) -> list[str]:
+def _align(rows: Sequence[Sequence[str]], left: Sequence[str] = ("stage",)) -> list[str]:
+    """Lines of a table, of which the first row is the header and these columns are aligned on the left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    justify: list[Callable[[str, int], str]] = [str.ljust, *[str.rjust] * (len(widths) - 1)]
+    justify: list[Callable[[str, int], str]] = [str.ljust if name in left else str.rjust for name in rows[0]]
     lines = []
     for row in rows:
         cells = [side(cell, width) for side, cell, width in zip(justify, row, widths, strict=True)]

@@ -254,7 +254,7 @@ def benchmark(
         str | None, typer.Option(metavar="FOLDER", help="Resume a benchmark, with its own arms and seeds.")
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Check the benchmark and its recipes, and stop.")
+        bool, typer.Option("--check", help="Check the benchmark and its recipes; estimate memory and disk.")
     ] = False,
 ) -> None:
     """Compare methods over several seeds in one report."""
@@ -270,6 +270,7 @@ def benchmark(
 def _benchmark(name: str | None, overrides: list[str], resume: str | None, check: bool) -> int:
     from components.benchmarks import arm_recipe, load_benchmark, read_benchmark
     from components.config import RecipeError
+    from components.estimates import describe_arms
     from components.recipes import validate_environment
     from flows.process import DEFAULT_BENCHMARK, run_flow
     from tasks.benchmark_folder import find_benchmark
@@ -285,10 +286,13 @@ def _benchmark(name: str | None, overrides: list[str], resume: str | None, check
     else:
         name = name or DEFAULT_BENCHMARK
         plan = load_benchmark(name, overrides)
-        for arm in plan.arms:
-            validate_environment(arm_recipe(plan, arm, plan.seeds[0]))
+    recipes = {arm: arm_recipe(plan, arm, plan.seeds[0]) for arm in plan.arms if resume is None}
+    for recipe in recipes.values():
+        validate_environment(recipe)
     if check:
         print(f"{name}: the benchmark is valid ({len(plan.arms)} arms, {len(plan.seeds)} seeds)")
+        if recipes:
+            print(describe_arms(recipes))
         return 0
 
     def call() -> State[Any]:

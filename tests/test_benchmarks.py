@@ -15,7 +15,7 @@ VALID = {
     "arms": {"FedBis": [], "FedDPO": ["federation.method=feddpo"]},
     "contests": [["FedBis", "FedDPO"]],
 }
-COMPARE_PARTITIONS = ("multi-objective-clients", "multi-objective-partitions")
+COMPARE_PARTITIONS = ("multi-objective-clients", "multi-objective-partitions", "paper-firm-partitions")
 """Benchmarks whose arms differ in how pairs are assigned to clients."""
 
 

@@ -10,45 +10,25 @@ from threading import Thread
 import pytest
 
 from components import estimates
+from components.benchmarks import arm_recipe, benchmark_names, load_benchmark
 from components.config import BackboneConfig
 from components.estimates import (
     COLUMNS,
     Shapes,
     alignment_stage,
+    describe_arms,
     describe_costs,
+    estimate_costs,
     estimate_disk,
     estimate_memory,
     rounds_stage,
     training_stages,
 )
-from components.models.backbone import BackboneError, read_model_config
+from components.models.backbone import BackboneError
 from components.models.memory import StepShape
 from components.recipes import load_recipe
+from tests.support.shapes import SHAPES, hub_with_shapes
 
-SHAPES = {
-    "Qwen/Qwen2-0.5B": {"model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864}
-    | {"num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2}
-    | {"vocab_size": 151936, "tie_word_embeddings": True},
-    "Qwen/Qwen2-1.5B": {"model_type": "qwen2", "hidden_size": 1536, "intermediate_size": 8960}
-    | {"num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2}
-    | {"vocab_size": 151936, "tie_word_embeddings": True},
-    "google/gemma-2b": {"model_type": "gemma", "hidden_size": 2048, "intermediate_size": 16384}
-    | {"num_hidden_layers": 18, "num_attention_heads": 8, "num_key_value_heads": 1}
-    | {"head_dim": 256, "vocab_size": 256000},
-    "TinyLlama/TinyLlama-1.1B-Chat-v1.0": {"model_type": "llama", "hidden_size": 2048}
-    | {"intermediate_size": 5632, "num_hidden_layers": 22, "num_attention_heads": 32}
-    | {"num_key_value_heads": 4, "vocab_size": 32000, "tie_word_embeddings": False},
-    "meta-llama/Llama-3.1-8B": {"model_type": "llama", "hidden_size": 4096}
-    | {"intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}
-    | {"num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False},
-    "distilbert/distilgpt2": {"model_type": "gpt2", "n_embd": 768, "n_layer": 6, "n_head": 12}
-    | {"n_positions": 1024, "vocab_size": 50257},
-    "Ray2333/gpt2-large-helpful-reward_model": {"model_type": "gpt2", "n_embd": 1280, "n_layer": 36}
-    | {"n_head": 20, "n_positions": 1024, "vocab_size": 50257},
-}
-SHAPES["mlabonne/Gemmalpaca-2B"] = SHAPES["google/gemma-2b"]
-SHAPES["Ray2333/gpt2-large-harmless-reward_model"] = SHAPES["Ray2333/gpt2-large-helpful-reward_model"]
-"""The published shapes of the models that recipes of paper scale name."""
 PAPER_SCALE = [
     "summarization/tldr",
     "qa/shp",
@@ -58,23 +38,15 @@ PAPER_SCALE = [
     "personalized/cross_domain",
     "multi-objective/hh",
 ]
+PAPER_BENCHMARKS = [name for name in benchmark_names() if name.startswith("paper-")]
 A100 = 80e9
 """Bytes of the GPU that the papers used."""
 
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """Folders with the config.json of models of the hub."""
-
-    def read(backbone):
-        if backbone.name not in SHAPES:
-            return read_model_config(backbone)
-        folder = tmp_path / backbone.name
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(SHAPES[backbone.name]))
-        return read_model_config(backbone.model_copy(update={"name": str(folder)}))
-
-    monkeypatch.setattr(estimates, "read_model_config", read)
+    """A hub with the config.json of models of paper scale."""
+    monkeypatch.setattr(estimates, "read_model_config", hub_with_shapes(tmp_path))
 
 
 @pytest.fixture
@@ -148,6 +120,29 @@ def test_the_recipes_of_paper_scale_fit_the_gpu_of_the_papers(hub, name):
         assert estimate.total < 0.9 * A100, stage.name  # the rest is for the context and fragmentation
 
 
+def recipes_of(name):
+    """The recipe of each arm of a benchmark, with its first seed."""
+    plan = load_benchmark(name)
+    return {arm: arm_recipe(plan, arm, plan.seeds[0]) for arm in plan.arms}
+
+
+@pytest.mark.parametrize("name", PAPER_BENCHMARKS)
+def test_every_arm_of_a_benchmark_of_paper_scale_fits_the_gpu_of_the_papers(hub, name):
+    shapes = Shapes()
+    for arm, recipe in recipes_of(name).items():
+        costs = estimate_costs(recipe, shapes)
+        assert costs.problems == {}, arm
+        _, memory = costs.peak
+        assert memory.total < 0.9 * A100, arm
+
+
+def test_an_arm_that_trains_the_policy_does_not_fit_with_the_micro_batches_of_the_selectors(hub):
+    recipe = recipes_of("paper-fedbiscuit-summarization")["FedDPO"]
+    section = recipe.federation.model_copy(update={"micro_batch_size": 16})
+    larger = recipe.model_copy(update={"federation": section})
+    assert estimate_memory(rounds_stage(larger), Shapes(), cuda=True).total > A100
+
+
 def test_tldr_without_micro_batches_does_not_fit(hub):
     recipe = load_recipe("qa/shp", ["federation.micro_batch_size=null"])
     assert estimate_memory(rounds_stage(recipe), Shapes(), cuda=True).total > A100
@@ -182,6 +177,42 @@ def test_the_table_has_a_row_for_each_stage_and_the_terms(hub):
     assert [line.split()[0] for line in lines[2:5]] == ["rounds", "alignment", "judge"]
     assert lines[5].startswith("estimated disk of the rounds (GB): ")
     assert len(lines) == 6
+
+
+def test_the_table_of_a_benchmark_has_a_line_for_each_arm_and_the_stages_of_the_largest(hub):
+    recipes = recipes_of("paper-fedbiscuit-summarization")
+    lines = describe_arms(recipes).splitlines()
+    assert lines[1].split()[:5] == ["arm", "peak", "stage", "on", "disk"]
+    assert [line.split()[0] for line in lines[2:7]] == list(recipes)
+    peaks = {line.split()[0]: float(line.split()[1]) for line in lines[2:7]}
+    largest = max(peaks, key=lambda arm: peaks[arm])
+    assert "rounds (mlabonne/Gemmalpaca-2B)  one GPU" in lines[2 + list(recipes).index(largest)]
+    assert lines[7] == f"the largest peak has {largest}:"
+    assert lines[8:] == describe_costs(recipes[largest]).splitlines()
+
+
+def test_arms_on_the_cpu_are_estimated_too(hub):
+    recipe = load_recipe("summarization/tldr", ["runtime.devices=[cpu]"])
+    lines = describe_arms({"FedBis": recipe}).splitlines()
+    assert "the CPU" in lines[2]
+
+
+def test_what_is_not_known_of_an_arm_is_named_in_its_line_and_its_reason_once(unreachable):
+    unknown = load_recipe("debug", ["selector.backbone.name=nobody/has-this-model"])
+    lines = describe_arms({"one": unknown, "two": unknown, "known": load_recipe("debug")}).splitlines()
+    assert lines[2].endswith("rounds, disk of the rounds")
+    assert lines[3].endswith("rounds, disk of the rounds")
+    assert lines[4].endswith("-")
+    (reason,) = [line for line in lines if line.startswith("not estimated: ")]
+    assert "nobody/has-this-model" in reason
+
+
+def test_a_benchmark_of_which_no_arm_is_known_says_why(tmp_path, monkeypatch):
+    monkeypatch.setenv("FED_RLHF_BACKBONES", str(tmp_path))
+    lines = describe_arms({"one": load_recipe("debug")}).splitlines()
+    assert lines[2].split()[:3] == ["one", "-", "-"]
+    assert lines[3].endswith(": the first run generates it")
+    assert len(lines) == 4
 
 
 def test_a_backbone_on_a_hub_that_cannot_be_reached_is_one_line_and_the_rest_is_given(unreachable):

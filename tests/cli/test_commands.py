@@ -191,6 +191,7 @@ def test_a_benchmark_is_checked_without_writing_anything(tmp_path, runs):
     result = fed_rlhf("benchmark", str(path), "--check")
     assert result.exit_code == 0
     assert "2 arms, 2 seeds" in result.stdout
+    assert [line.split()[0] for line in result.stdout.splitlines()[2:5]] == ["arm", "more", "one"]
     assert not runs.exists()
 
 
