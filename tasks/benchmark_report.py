@@ -139,7 +139,7 @@ def _client_numbers(results: BenchmarkResults) -> dict[str, dict[int, dict[str, 
             numbers.setdefault(arm, {})[seed] = {
                 figure: {"worst": units.worst, "spread": units.spread}
                 for figure, units in by_figure.items()
-                if units.kind == CLIENTS
+                if units.unit == CLIENTS
             }
     return numbers
 

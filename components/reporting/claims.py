@@ -319,7 +319,7 @@ def _drawn_by(seeds: Sequence[Sequence[_Term]]) -> str:
     measured = [term.units for terms in seeds for term in terms if term.units is not None]
     if not measured:
         return _drawn_words([1] * len(seeds), "")
-    words = _drawn_words([max(map(_unit_count, terms)) for terms in seeds], measured[0].kind)
+    words = _drawn_words([max(map(_unit_count, terms)) for terms in seeds], measured[0].unit)
     if len(seeds[0]) == 1:
         return words
     return words + (", paired" if all(map(_are_paired, seeds)) else ", not paired")

@@ -20,12 +20,12 @@ class Units:
     """A figure's values by unit.
 
     Attributes:
-        kind: CLIENTS, PROMPTS or QUESTIONS.
+        unit: CLIENTS, PROMPTS or QUESTIONS.
         groups: by group (a question set; else only one) and unit. The figure is the mean over the
             groups of their means.
     """
 
-    kind: str
+    unit: str
     groups: Mapping[str, Mapping[str, float]]
 
     @property
@@ -62,7 +62,7 @@ def client_range(runs: Mapping[int, UnitsByFigure], figure: str) -> tuple[float,
 
     None for a figure that is no mean over clients.
     """
-    clients = [run[figure] for run in runs.values() if figure in run and run[figure].kind == CLIENTS]
+    clients = [run[figure] for run in runs.values() if figure in run and run[figure].unit == CLIENTS]
     if not clients:
         return None
     return float(np.mean([units.worst for units in clients])), float(

@@ -86,7 +86,7 @@ def test_questions_are_units_by_set_and_every_set_counts_once():
         question("boolq", 1, "A", ["A", "A"]),
     ]
     units = run_units(federation_result(), evaluation_result(), {}, rows, None)
-    assert units["answer_accuracy"].kind == QUESTIONS
+    assert units["answer_accuracy"].unit == QUESTIONS
     assert units["answer_accuracy"].mean == pytest.approx((1 / 3 + 1) / 2)
     assert units["success"].mean == pytest.approx((1 / 3 + 1) / 2)
     assert units["answer_accuracy"].groups["csqa"] == {"1": 1.0, "2": 0.0, "3": 0.0}
