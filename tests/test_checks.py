@@ -133,8 +133,8 @@ def test_a_tokenizer_that_splits_the_answers_of_a_selector_is_refused_for_select
     validate_environment(load_recipe("debug", [f"policy.backbone.name={model}", *FEDDPO]))
 
 
-def test_a_selector_without_room_for_completions_is_refused():
-    error = refusal("check", "debug", "selector.max_length=20")
+def test_a_selector_without_room_for_completions_is_refused(model):
+    error = check(model, "selector.max_length=20")
     assert "template" in error
     assert "raise selector.max_length" in error
 

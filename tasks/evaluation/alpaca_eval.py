@@ -64,7 +64,7 @@ def annotate_answers(recipe: Recipe, answers: Path, folder: Path) -> AlpacaEvalR
         matched = _matched_outputs(alpaca.match_reference(reference, prompts, instructions), instructions)
         entries = [Entry(f"{name}_vs_reference", own, matched) for name, own in outputs.items()]
     return AlpacaEvalResult(
-        annotator=config.annotators_config,
+        annotator=config.annotators_config.name,
         contests={entry.name: _annotate(recipe, entry, all_instructions, folder) for entry in entries},
         note=None if config.calibration else alpaca.missing_rate_note(all_instructions),
     )

@@ -116,9 +116,8 @@ def test_dvc_repeats_the_stages_of_a_data_file_whose_labels_change(checkout):
         chosen, rejected = (answer.format(n) for answer in answers[n % 2])
         pairs.append({"prompt": f"Question {n}?", "chosen": chosen, "rejected": rejected})
     checkout.write_pairs(pairs)
-    assert checkout.repeated(own_data) == ["check_recipe", "prepare", "federate"]
-    first = checkout.result.read_text()
-    assert checkout.repeated(own_data) == ["check_recipe"]
+    checkout.set_overrides(own_data)
+    assert checkout.dvc("repro", "prepare") == ["check_recipe", "prepare"]
     checkout.write_pairs([pair | {"chosen": pair["rejected"], "rejected": pair["chosen"]} for pair in pairs])
-    assert checkout.repeated(own_data) == ["check_recipe", "prepare", "federate"]
-    assert checkout.result.read_text() != first
+    assert checkout.dvc("repro", "check_recipe") == ["check_recipe"]
+    assert checkout.repeated(own_data, "--dry") == ["check_recipe", "prepare", "federate"]
