@@ -1,19 +1,27 @@
-"""A paired hierarchical bootstrap: seeds with replacement, then the units within each drawn seed.
+"""A paired bootstrap over seeds and the units of a seed.
 
-Units are what a figure of one seed is a mean of: prompts, questions or clients. The interval is the 95%
-percentile interval of the resampled means. With few seeds it is too narrow: of three, it can reach no
-further than from the smallest to the largest one, which cover their mean with a probability of three
-quarters at most.
+Units are what a figure of one seed is a mean of: prompts, questions or clients. Seeds are resampled with
+replacement. Units that several seeds have in common (the same prompts) are resampled once for all of
+them, as the rows and columns of a table are (crossed): drawn anew for each seed, they would count as
+further units, and the interval would cover the mean the less often, the more seeds there are. Units
+that belong to one seed each are resampled within each drawn seed (nested).
+
+The interval is the 95% percentile interval of the resampled means. With few seeds it is too narrow: of
+three seeds with one value each, it reaches at most from the smallest to the largest one, which enclose
+their mean with a probability of three quarters at most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
+Group = Mapping[str, Sequence[float]]
+"""Values by unit, as many for each."""
 
 CELLS = 2**22
 """Values that are resampled at once."""
@@ -21,23 +29,65 @@ TAIL = 0.025
 """Share of the resamples on each side of an interval."""
 
 
-def resample_means(seeds: Sequence[Sequence[Array]], resamples: int, numbers: np.random.Generator) -> Array:
-    """Means over drawn seeds of the sums of their groups' means over drawn units, [resamples, C].
+def resample_means(
+    seeds: Sequence[Mapping[str, Group]], resamples: int, numbers: np.random.Generator
+) -> Array:
+    """Means over resampled seeds of the sums of their groups' means over resampled units, [resamples, C].
 
     Args:
-        seeds: of each seed, its groups of units, [N, C] each. The units of a group are drawn together,
-            so that the columns, and differences within a unit, stay paired; groups are drawn
-            independently. A group of one unit is a number that is known of the seed as a whole.
+        seeds: of each seed, its groups of units, by name. The values of a unit are drawn together,
+            so that differences within it stay paired; groups are drawn independently. A group of one
+            unit is a number that is known of the seed as a whole.
         resamples: number of resamples.
         numbers: draws them.
     """
     drawn = numbers.integers(len(seeds), size=(resamples, len(seeds)))
-    totals = np.zeros((resamples, seeds[0][0].shape[1]))
-    for position, groups in enumerate(seeds):
-        rows = np.nonzero(drawn == position)[0]
-        for units in groups:
-            np.add.at(totals, rows, _draw_means(units, len(rows), numbers))
-    return totals / len(seeds)
+    totals: Array | float = 0.0
+    for name in dict.fromkeys(name for groups in seeds for name in groups):
+        groups = {seed: own[name] for seed, own in enumerate(seeds) if name in own}
+        counts = Counter(unit for group in groups.values() for unit in group)
+        resample = _resample_shared if max(counts.values()) > 1 else _resample_nested
+        totals = totals + resample(groups, drawn, numbers)
+    return np.asarray(totals) / len(seeds)
+
+
+def _resample_nested(
+    groups: Mapping[int, Group], drawn: npt.NDArray[np.int64], numbers: np.random.Generator
+) -> Array:
+    """Sums over drawn seeds of means over units, which are drawn for each seed of a resample."""
+    tables = {seed: np.array(list(group.values()), dtype=np.float64) for seed, group in groups.items()}
+    totals = np.zeros((len(drawn), next(iter(tables.values())).shape[1]))
+    for position in range(drawn.shape[1]):
+        for seed, units in tables.items():
+            rows = np.nonzero(drawn[:, position] == seed)[0]
+            totals[rows] += _draw_means(units, len(rows), numbers)
+    return totals
+
+
+def _resample_shared(
+    groups: Mapping[int, Group], drawn: npt.NDArray[np.int64], numbers: np.random.Generator
+) -> Array:
+    """Sums over drawn seeds of means over units, which are drawn once per resample from all units.
+
+    A seed none of whose units was drawn, which may happen if seeds share a few only, draws its own.
+    """
+    places = {unit: n for n, unit in enumerate(dict.fromkeys(u for group in groups.values() for u in group))}
+    batch = max(1, CELLS // len(places))
+    parts = []
+    for start in range(0, len(drawn), batch):
+        seeds = drawn[start : start + batch]
+        weights = numbers.multinomial(len(places), [1 / len(places)] * len(places), size=len(seeds))
+        total: Array | float = 0.0
+        for seed, group in groups.items():
+            units = np.array(list(group.values()), dtype=np.float64)
+            own = weights[:, [places[unit] for unit in group]]
+            sizes = own.sum(axis=1, keepdims=True)
+            means = own @ units / np.maximum(sizes, 1)
+            empty = np.nonzero(sizes[:, 0] == 0)[0]
+            means[empty] = _draw_means(units, len(empty), numbers)
+            total = total + (seeds == seed).sum(axis=1, keepdims=True) * means
+        parts.append(np.asarray(total))
+    return np.concatenate(parts)
 
 
 def _draw_means(units: Array, draws: int, numbers: np.random.Generator) -> Array:
@@ -52,14 +102,14 @@ def _draw_means(units: Array, draws: int, numbers: np.random.Generator) -> Array
 
 
 def mean_interval(
-    seeds: Sequence[Sequence[Array]], resamples: int, numbers: np.random.Generator
+    seeds: Sequence[Mapping[str, Group]], resamples: int, numbers: np.random.Generator
 ) -> tuple[float, float]:
-    """The 95% interval of a mean; groups are [N, 1]."""
+    """The 95% interval of a mean; units have one value."""
     return _quantiles(resample_means(seeds, resamples, numbers)[:, 0])
 
 
 def share_interval(
-    seeds: Sequence[Sequence[Array]], decided: int, resamples: int, numbers: np.random.Generator
+    seeds: Sequence[Group], decided: int, resamples: int, numbers: np.random.Generator
 ) -> tuple[float, float]:
     """The 95% interval of wins / (wins + losses).
 
@@ -68,16 +118,16 @@ def share_interval(
     least to the exact binomial bound.
 
     Args:
-        seeds: of each seed, a group of [wins, losses] by prompt, [N, 2], each multiplied by N.
+        seeds: of each seed, its wins and losses by prompt, each multiplied by the number of prompts.
         decided: number of different prompts with a win or a loss.
         resamples, numbers: as of resample_means.
     """
-    wins, losses = resample_means(seeds, resamples, numbers).T
+    wins, losses = resample_means([{"": group} for group in seeds], resamples, numbers).T
     with np.errstate(invalid="ignore"):
         shares = wins / (wins + losses)
     low = _quantiles(np.nan_to_num(shares, nan=0.0))[0]
     high = _quantiles(np.nan_to_num(shares, nan=1.0))[1]
-    totals = sum(groups[0].sum(axis=0) for groups in seeds)
+    totals = np.array([unit for group in seeds for unit in group.values()]).sum(axis=0)
     bound = TAIL ** (1 / decided)
     if not totals[1]:
         low = min(low, bound)

@@ -15,7 +15,7 @@ import numpy as np
 
 from components.config.benchmark import WINS, Claim
 from components.evaluation.winrate import Verdict
-from components.reporting.bootstrap import Array, mean_interval, share_interval
+from components.reporting.bootstrap import Group, mean_interval, share_interval
 from components.reporting.contests import ContestVerdicts, PooledContest, format_equal_length
 from components.reporting.figures import EXACT_FIGURES, figure_label
 from components.reporting.tables import Figures, Table
@@ -28,7 +28,10 @@ UNDECIDED = "undecided"
 MAY_BE_CHANCE = "at equal length it may be chance"
 
 ROUNDING = 1e-9
-"""Tolerance of a comparison of a number with a limit."""
+"""Tolerance of a comparison of a number with a limit, and of a figure with its units' mean."""
+ENOUGH_SEEDS = 3
+"""Seeds that an interval of a figure with one value per seed needs."""
+ONE_SEED = "one seed"
 
 DECIDED = (Verdict.FIRST.value, Verdict.SECOND.value)
 """Verdicts that are no ties: a win and a loss."""
@@ -131,9 +134,10 @@ def claims_table(findings: Sequence[Finding]) -> Table:
         ],
         "Claims of the benchmark's file. A claim holds if the whole interval meets it, fails if none of it"
         " does, and is undecided otherwise, or without an interval. The interval is a 95% bootstrap: seeds"
-        " are drawn with replacement, then prompts (or clients, or questions) within each seed, the same ones"
-        " of both arms where they are paired. Of a figure with one value per seed, seeds are drawn alone. Of"
-        " few seeds the interval is too narrow: of three, it ends at the smallest and the largest at most.",
+        " are resampled with replacement, and prompts (or clients, or questions) too: once for all seeds that"
+        " have them, else within each seed; the same ones for both arms where they are paired. For a figure"
+        " with one value per seed, seeds alone are resampled. With few seeds the interval is too narrow. One"
+        " seed decides nothing but counts, and two decide no figure with one value per seed.",
     )
 
 
@@ -199,17 +203,23 @@ def _measure_wins(name: str, evidence: Evidence) -> _Measured:
         decided |= {prompt for prompt, verdict in outcomes if verdict in DECIDED}
     if not decided:
         return _Measured(by_seed, overall, reason="0 wins to 0 losses")
-    seeds = [[_outcomes(contest.verdicts)] for contest in contests.values() if contest.verdicts]
+    seeds = [_outcomes(contest) for contest in contests.values() if contest.verdicts]
+    if len(seeds) == 1:
+        return _Measured(by_seed, overall, reason=ONE_SEED)
     numbers = generator(evidence.seeds[0], "claim", WINS, name)
     interval = share_interval(seeds, len(decided), evidence.resamples, numbers)
-    drawn = _drawn_words([len(units) for (units,) in seeds], PROMPTS)
+    drawn = _drawn_words([len(prompts) for prompts in seeds], PROMPTS)
     return _Measured(by_seed, overall, interval, drawn=drawn)
 
 
-def _outcomes(verdicts: Sequence[str]) -> Array:
-    """Wins and losses by prompt, [N, 2], times N, so that their means are a seed's totals."""
-    outcomes = [[float(verdict == kind) for kind in DECIDED] for verdict in verdicts]
-    return len(verdicts) * np.array(outcomes)
+def _outcomes(contest: ContestVerdicts) -> Group:
+    """Wins and losses by prompt, times the number of prompts, so that their means are a seed's totals."""
+    prompts = len(set(contest.prompts))
+    outcomes = {prompt: [0, 0] for prompt in contest.prompts}
+    for prompt, verdict in zip(contest.prompts, contest.verdicts, strict=True):
+        if verdict in DECIDED:
+            outcomes[prompt][DECIDED.index(verdict)] += prompts
+    return outcomes
 
 
 def _decided_words(wins: int, losses: int) -> str:
@@ -227,6 +237,13 @@ class _Term:
     factor: float
     value: float
     units: Units | None
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether the value is the mean of the units, if it has any."""
+        return self.units is None or math.isclose(
+            self.units.mean, self.value, rel_tol=ROUNDING, abs_tol=ROUNDING
+        )
 
     def groups(self) -> dict[str, dict[str, float]]:
         """Its values by group and unit; their groups' means add up to the factor times the figure."""
@@ -264,8 +281,10 @@ def _measure_figure(claim: Claim, other: str | None, evidence: Evidence) -> _Mea
     if reason:
         return _Measured(by_seed, overall, reason=reason)
     numbers = generator(evidence.seeds[0], "claim", claim.figure, *factors)
-    interval = mean_interval([_draw_groups(own) for own in terms.values()], evidence.resamples, numbers)
-    return _Measured(by_seed, overall, interval, drawn=_drawn_by(list(terms.values())))
+    paired = all(map(_are_paired, terms.values()))
+    seeds = [_groups(own, paired) for own in terms.values()]
+    interval = mean_interval(seeds, evidence.resamples, numbers)
+    return _Measured(by_seed, overall, interval, drawn=_drawn_by(list(terms.values()), paired))
 
 
 def _seeds_with(evidence: Evidence, arm: str, figure: str) -> set[int]:
@@ -275,15 +294,22 @@ def _seeds_with(evidence: Evidence, arm: str, figure: str) -> set[int]:
 def _why_no_interval(figure: str, terms: Mapping[int, Sequence[_Term]], totals: Mapping[int, float]) -> str:
     """Why numbers have no interval; empty if they have one.
 
-    A single seed with a single value has none, unless the figure is exact.
+    One seed has none, nor have two with one value each, unless the figure is exact.
     """
     unknown = [str(seed) for seed, total in totals.items() if not math.isfinite(total)]
     if unknown:
         return f"not a finite number with seed {', '.join(unknown)}"
-    if len(terms) > 1 or figure in EXACT_FIGURES:
+    other = [str(seed) for seed, own in terms.items() if not all(term.is_mean for term in own)]
+    if other:
+        return f"not the mean of its units with seed {', '.join(other)}"
+    if figure in EXACT_FIGURES:
         return ""
-    (only,) = terms.values()
-    return "" if max(map(_unit_count, only)) > 1 else "one value, of one seed"
+    if len(terms) == 1:
+        return ONE_SEED
+    most = max(_unit_count(term) for own in terms.values() for term in own)
+    if most == 1 and len(terms) < ENOUGH_SEEDS:
+        return f"one value per seed, which needs {ENOUGH_SEEDS} seeds"
+    return ""
 
 
 def _unit_count(term: _Term) -> int:
@@ -296,33 +322,29 @@ def _are_paired(terms: Sequence[_Term]) -> bool:
     return all(names == unit_names[0] for names in unit_names)
 
 
-def _draw_groups(terms: Sequence[_Term]) -> list[Array]:
-    """The groups that are drawn of a seed: differences by unit where the arms are paired, else both arms'."""
+def _groups(terms: Sequence[_Term], paired: bool) -> dict[str, Group]:
+    """The groups of a seed that are resampled: differences by unit where arms are paired, else both arms'."""
     every = [term.groups() for term in terms]
-    if not _are_paired(terms):
-        unpaired: list[dict[str, float]] = []
-        for groups in every:
-            unpaired += groups.values()
-        return [_column(list(group.values())) for group in unpaired]
-    first = every[0]
-    return [
-        _column([sum(groups[name][unit] for groups in every) for unit in group])
-        for name, group in first.items()
-    ]
+    if paired:
+        return {
+            name: {unit: [sum(groups[name][unit] for groups in every)] for unit in group}
+            for name, group in every[0].items()
+        }
+    separate: dict[str, Group] = {}
+    for number, groups in enumerate(every):
+        for name, group in groups.items():
+            separate[f"{number} {name}"] = {unit: [value] for unit, value in group.items()}
+    return separate
 
 
-def _column(values: Sequence[float]) -> Array:
-    return np.array(values, dtype=np.float64)[:, None]
-
-
-def _drawn_by(seeds: Sequence[Sequence[_Term]]) -> str:
+def _drawn_by(seeds: Sequence[Sequence[_Term]], paired: bool) -> str:
     measured = [term.units for terms in seeds for term in terms if term.units is not None]
     if not measured:
         return _drawn_words([1] * len(seeds), "")
     words = _drawn_words([max(map(_unit_count, terms)) for terms in seeds], measured[0].unit)
     if len(seeds[0]) == 1:
         return words
-    return words + (", paired" if all(map(_are_paired, seeds)) else ", not paired")
+    return words + (", paired" if paired else ", not paired")
 
 
 def _drawn_words(counts: Sequence[int], kind: str) -> str:

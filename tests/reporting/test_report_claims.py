@@ -20,15 +20,19 @@ from components.reporting.units import CLIENTS, QUESTIONS, Units
 from tests.support.contests import LOSS, TIE, WIN, contest
 
 FIGURES = {
-    "FedBis": {0: {"common": 0.9, "own": 0.5}, 1: {"common": 0.8, "own": 0.6}},
-    "FedDPO": {0: {"common": 0.6}, 1: {"common": 0.5}},
+    "FedBis": {
+        0: {"common": 0.9, "own": 0.5},
+        1: {"common": 0.8, "own": 0.6},
+        2: {"common": 0.85, "own": 0.6},
+    },
+    "FedDPO": {0: {"common": 0.6}, 1: {"common": 0.5}, 2: {"common": 0.55}},
 }
 CONTEST = "FedBis against base policy"
 WINS = {"arm": "FedBis", "figure": "wins", "against": ["base policy"]}
 COMMON = {"arm": "FedBis", "figure": "common"}
 
 
-def evidence(figures=FIGURES, units=None, contests=None, seeds=(0, 1)):
+def evidence(figures=FIGURES, units=None, contests=None, seeds=(0, 1, 2)):
     contests = contests or {}
     pools = {name: pool_contest(by_seed, 500) for name, by_seed in contests.items()}
     return Evidence(figures, units or {}, contests, pools, seeds, 1000)
@@ -67,33 +71,36 @@ def by_client(figure, *seeds):
     ],
 )
 def test_a_claim_is_decided_where_the_whole_interval_is_on_one_side(limit, verdict):
-    """Of two seeds with one value each the interval reaches from one to the other."""
+    """Of three seeds with one value each the interval reaches from the smallest to the largest."""
     (finding,) = check(COMMON | limit)
     assert finding.verdict == verdict
     assert (finding.low, finding.high) == pytest.approx((0.8, 0.9))
-    assert finding.by_seed == "0: 0.900; 1: 0.800"
+    assert finding.by_seed == "0: 0.900; 1: 0.800; 2: 0.850"
     assert finding.overall == "mean 0.850"
-    assert finding.drawn == "2 seeds"
+    assert finding.drawn == "3 seeds"
 
 
 def test_a_claim_against_an_arm_is_on_the_difference_of_the_same_seed():
     """In binary, 0.9 - 0.6 is a little less than 0.3; the claim holds all the same."""
     (finding,) = check(COMMON | {"against": ["FedDPO"], "at_least": 0.3})
     assert finding.claim == "FedBis less FedDPO: common taste at least 0.3"
-    assert finding.by_seed == "0: 0.900 - 0.600 = 0.300; 1: 0.800 - 0.500 = 0.300"
+    assert finding.by_seed == "0: 0.900 - 0.600 = 0.300; 1: 0.800 - 0.500 = 0.300; 2: 0.850 - 0.550 = 0.300"
     assert finding.verdict == HOLDS
     assert str(finding) == "holds [0.300, 0.300]"
 
 
 def test_a_claim_may_be_that_a_figure_is_several_times_anothers():
     figures = {
-        "free": {0: {"lambda_drift": 0.4}, 1: {"lambda_drift": 0.5}},
-        "FIRM": {0: {"lambda_drift": 0.2}, 1: {"lambda_drift": 0.3}},
+        "free": {n: {"lambda_drift": value} for n, value in enumerate((0.4, 0.5, 0.5))},
+        "FIRM": {n: {"lambda_drift": value} for n, value in enumerate((0.2, 0.3, 0.3))},
     }
     claim = {"arm": "free", "figure": "lambda_drift", "against": ["FIRM"], "times": 2.0, "at_least": 0.0}
     (finding,) = check(claim, figures)
     assert finding.claim == "free less 2 x FIRM: distance of clients' weights at least 0"
-    assert finding.by_seed == "0: 0.400 - 2 x 0.200 = 0.000; 1: 0.500 - 2 x 0.300 = -0.100"
+    assert (
+        finding.by_seed
+        == "0: 0.400 - 2 x 0.200 = 0.000; 1: 0.500 - 2 x 0.300 = -0.100; 2: 0.500 - 2 x 0.300 = -0.100"
+    )
     assert (finding.low, finding.high) == pytest.approx((-0.1, 0.0))
     assert finding.verdict == UNDECIDED
 
@@ -119,13 +126,13 @@ def test_an_interval_is_a_function_of_the_benchmarks_seed():
 def test_a_mean_over_clients_is_drawn_by_clients_too():
     """The seeds are equal, and the clients are not: one value per seed would have no spread."""
     clients = {"a": 0.2, "b": 0.6, "c": 1.0}
-    figures, units = by_client("summed", clients, clients)
+    figures, units = by_client("summed", *[clients] * 3)
     claim = {"arm": "A", "figure": "summed", "above": 0.5}
     (finding,) = check(claim, {"A": figures}, units={"A": units})
     assert finding.verdict == UNDECIDED
     assert finding.low < 0.4
     assert finding.high > 0.8
-    assert finding.drawn == "2 seeds x 3 clients"
+    assert finding.drawn == "3 seeds x 3 clients"
     (alone,) = check(claim, {"A": figures})
     assert (alone.low, alone.high) == pytest.approx((0.6, 0.6))
 
@@ -156,9 +163,9 @@ def test_clients_of_other_names_are_not_paired():
 def test_questions_are_drawn_within_their_set_and_every_set_counts_once():
     """A set whose answers are all right adds half of the figure to every resample."""
     groups = {"boolq": {"1": 1.0}, "csqa": {"1": 1.0, "2": 0.0, "3": 0.0, "4": 1.0}}
-    units = {0: {"answer_accuracy": Units(QUESTIONS, groups)}}
+    units = {n: {"answer_accuracy": Units(QUESTIONS, groups)} for n in range(2)}
     claim = {"arm": "A", "figure": "answer_accuracy", "above": 0.4}
-    (finding,) = check(claim, {"A": {0: {"answer_accuracy": 0.75}}}, units={"A": units}, seeds=(0,))
+    (finding,) = check(claim, {"A": {n: {"answer_accuracy": 0.75} for n in units}}, units={"A": units})
     assert finding.low == pytest.approx(0.5)
     assert finding.high == pytest.approx(1.0)
     assert finding.verdict == HOLDS
@@ -167,27 +174,52 @@ def test_questions_are_drawn_within_their_set_and_every_set_counts_once():
 # --- no interval
 
 
-def test_one_seed_with_one_value_is_undecided():
+def test_one_seed_is_undecided_whatever_it_is_a_mean_of():
     (finding,) = check(COMMON | {"at_least": 0.1}, {"FedBis": {0: {"common": 0.9}}}, seeds=(0,))
     assert finding.verdict == UNDECIDED
     assert (finding.low, finding.high) == (None, None)
-    assert str(finding) == "undecided (one value, of one seed)"
-
-
-def test_one_seed_with_clients_has_an_interval_over_these():
+    assert str(finding) == "undecided (one seed)"
     figures, units = by_client("summed", {"a": 0.6, "b": 0.7, "c": 0.8})
     claim = {"arm": "A", "figure": "summed", "above": 0.5}
     (finding,) = check(claim, {"A": figures}, units={"A": units}, seeds=(0,))
-    assert finding.verdict == HOLDS
-    assert finding.drawn == "1 seed x 3 clients"
+    assert str(finding) == "undecided (one seed)"
+    assert str(check_contest({"above": 0.5}, {0: contest([WIN] * 20)})) == "undecided (one seed)"
 
 
-def test_one_seed_with_one_client_is_undecided():
-    figures, units = by_client("summed", {"a": 0.6})
-    (finding,) = check(
-        {"arm": "A", "figure": "summed", "above": 0.5}, {"A": figures}, units={"A": units}, seeds=(0,)
-    )
-    assert str(finding) == "undecided (one value, of one seed)"
+def test_one_seed_that_both_arms_have_is_one_seed():
+    figures = {"FedBis": FIGURES["FedBis"], "FedDPO": {1: {"common": 0.5}}}
+    (finding,) = check(COMMON | {"against": ["FedDPO"], "above": 0.0}, figures)
+    assert str(finding) == "undecided (one seed, 1 of 3 seeds)"
+
+
+def test_two_seeds_with_one_value_each_are_undecided():
+    figures = {"FedBis": {0: {"common": 0.9}, 1: {"common": 0.8}}}
+    (finding,) = check(COMMON | {"at_least": 0.1}, figures, seeds=(0, 1))
+    assert str(finding) == "undecided (one value per seed, which needs 3 seeds)"
+    figures, units = by_client("summed", {"a": 0.6}, {"a": 0.7})
+    claim = {"arm": "A", "figure": "summed", "above": 0.5}
+    (finding,) = check(claim, {"A": figures}, units={"A": units}, seeds=(0, 1))
+    assert str(finding) == "undecided (one value per seed, which needs 3 seeds)"
+
+
+def test_a_figure_that_is_not_the_mean_of_its_units_has_no_interval():
+    figures, units = by_client("summed", *[{"a": 0.6, "b": 0.8}] * 3)
+    figures[1] = {"summed": 0.71}
+    claim = {"arm": "A", "figure": "summed", "above": 0.5}
+    (finding,) = check(claim, {"A": figures}, units={"A": units})
+    assert str(finding) == "undecided (not the mean of its units with seed 1)"
+
+
+def test_common_clients_of_many_seeds_are_no_further_clients():
+    """As wide with ten seeds as with three: the seeds have the same clients with the same values."""
+    clients = {"a": 0.2, "b": 0.6, "c": 1.0}
+    widths = []
+    for count in (3, 10):
+        figures, units = by_client("summed", *[clients] * count)
+        claim = {"arm": "A", "figure": "summed", "above": 0.5}
+        (finding,) = check(claim, {"A": figures}, units={"A": units}, seeds=range(count))
+        widths.append(finding.high - finding.low)
+    assert widths == pytest.approx([0.8, 0.8])
 
 
 def test_one_seed_is_enough_for_what_is_counted():
@@ -198,8 +230,8 @@ def test_one_seed_is_enough_for_what_is_counted():
 
 
 def test_a_verdict_states_how_many_seeds_were_measured_where_some_are_missing():
-    (finding,) = check(COMMON | {"at_least": 0.3}, seeds=(0, 1, 2))
-    assert str(finding) == "holds [0.800, 0.900] (2 of 3 seeds)"
+    (finding,) = check(COMMON | {"at_least": 0.3}, seeds=(0, 1, 2, 3))
+    assert str(finding) == "holds [0.800, 0.900] (3 of 4 seeds)"
 
 
 def test_a_claim_on_a_figure_that_an_arm_does_not_have_is_undecided_and_names_it():
@@ -217,7 +249,7 @@ def test_arms_without_a_common_seed_are_undecided():
 
 def test_a_figure_that_is_no_number_is_undecided_and_names_the_seed():
     figures = {"FedBis": {0: {"common": 0.9}, 1: {"common": math.nan}}}
-    (finding,) = check(COMMON | {"at_least": 0.1}, figures)
+    (finding,) = check(COMMON | {"at_least": 0.1}, figures, seeds=(0, 1))
     assert str(finding) == "undecided (not a finite number with seed 1)"
     assert finding.by_seed == "0: 0.900; 1: nan"
 
@@ -241,7 +273,7 @@ def test_wins_on_nearly_all_prompts_of_all_seeds_hold():
 
 
 def test_losses_on_nearly_all_prompts_fail():
-    assert check_contest({"above": 0.5}, {0: contest([LOSS] * 9 + [WIN])}).verdict == FAILS
+    assert check_contest({"above": 0.5}, {n: contest([LOSS] * 9 + [WIN]) for n in range(2)}).verdict == FAILS
 
 
 @pytest.mark.parametrize("limit", [{"above": 0.5}, {"at_least": 0.0}])
@@ -254,7 +286,7 @@ def test_0_wins_to_0_losses_are_undecided(verdicts, limit):
 
 @pytest.mark.parametrize(("wins", "verdict"), [(1, UNDECIDED), (4, UNDECIDED), (6, HOLDS)])
 def test_a_few_wins_to_0_losses_are_undecided(wins, verdict):
-    assert check_contest({"above": 0.5}, {0: contest([WIN] * wins)}).verdict == verdict
+    assert check_contest({"above": 0.5}, {n: contest([WIN] * wins) for n in range(2)}).verdict == verdict
 
 
 def test_the_same_prompts_with_several_seeds_are_no_further_prompts():
@@ -265,7 +297,7 @@ def test_wins_by_length_alone_may_be_chance():
     """Of 18 longer answers 16 win, of 4 shorter ones one does."""
     verdicts = [WIN] * 16 + [LOSS] * 2 + [WIN] + [LOSS] * 3
     longer = ContestVerdicts(list("abcdefghijklmnopqrstuv"), verdicts, [9] * 18 + [1] * 4, [5] * 22)
-    finding = check_contest({"above": 0.5}, {0: longer})
+    finding = check_contest({"above": 0.5}, {0: longer, 1: longer})
     assert finding.verdict == HOLDS
     assert finding.reason == MAY_BE_CHANCE
 
@@ -285,8 +317,8 @@ def test_the_table_has_the_interval_in_the_cell_of_the_verdict():
     assert row == [
         "FedBis: common taste at least 0.8",
         "holds [0.800, 0.900]",
-        "2 seeds",
-        "0: 0.900; 1: 0.800",
+        "3 seeds",
+        "0: 0.900; 1: 0.800; 2: 0.850",
         "mean 0.850",
     ]
 
