@@ -122,15 +122,18 @@ def format_headline(metrics: Mapping[str, Any]) -> str:
     before = metrics["accuracy"]["before"]["mean"]
     after = metrics["accuracy"]["after"]["mean"]
     if before is not None and after is not None:
-        clients = metrics["accuracy"]["after"]
-        parts.append(
-            f"accuracy {before:.3f} -> {after:.3f} (worst client {clients['worst']:.3f}, spread"
-            f" {clients['spread']:.3f})"
-        )
+        parts.append(f"accuracy {before:.3f} -> {after:.3f}{_clients_words(metrics['accuracy']['after'])}")
     rate = metrics["win_rate"].get("aligned_vs_base", {}).get("win_rate")
     if rate is not None:
         parts.append(f"win rate {rate:.1%}")
     return ", ".join(parts)
+
+
+def _clients_words(accuracy: Mapping[str, Any]) -> str:
+    """The worst client and the spread, in brackets; empty for earlier reports, which have no spread."""
+    if "spread" not in accuracy:
+        return ""
+    return f" (worst client {accuracy['worst']:.3f}, spread {accuracy['spread']:.3f})"
 
 
 def format_age(seconds: float) -> str:

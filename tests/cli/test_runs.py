@@ -10,6 +10,7 @@ import pytest
 
 from components.inputs import store_inputs
 from components.recipes import load_recipe
+from tasks.run_table import format_headline
 from tasks.runs import Run, create_run, lock
 from tests.support.command_line import fed_rlhf, refusal
 from tests.support.pipeline import Workplace
@@ -125,6 +126,14 @@ def test_the_headline_figures_are_those_of_the_report(finished, copied):
     after = metrics["accuracy"]["after"]["mean"]
     assert f"accuracy {before:.3f} -> {after:.3f}" in headline
     assert f"win rate {metrics['win_rate']['aligned_vs_base']['win_rate']:.1%}" in headline
+
+
+def test_the_headline_of_an_earlier_report_without_a_spread_leaves_the_clients_out():
+    accuracy = {"before": {"mean": 0.5}, "after": {"mean": 0.75, "worst": 0.6}}
+    metrics = {"accuracy": accuracy, "win_rate": {}}
+    assert format_headline(metrics) == "accuracy 0.500 -> 0.750"
+    accuracy["after"]["spread"] = 0.1
+    assert format_headline(metrics) == "accuracy 0.500 -> 0.750 (worst client 0.600, spread 0.100)"
 
 
 @pytest.mark.slow

@@ -293,7 +293,7 @@ def test_the_table_has_the_accuracies_before_and_after_the_rounds(finished):
     table = summarize_run(finished(federation_result(evaluations=evaluations)))
     assert row_of(table, "clients' mean") == ["0.500", "0.600"]
     assert row_of(table, "worst client") == ["0.400", "0.300"]
-    assert row_of(table, "spread over clients") == ["0.200", "0.200"]
+    assert row_of(table, "standard deviation over clients") == ["0.200", "0.200"]
     assert row_of(table, "common-taste pairs") == ["0.900", "0.900"]
 
 
@@ -319,7 +319,7 @@ def test_the_table_has_accuracies_by_other_metrics(finished):
     assert row_of(table, "by log-likelihood, summed") == ["0.500", "0.700"]
     after_metric = table.split("by log-likelihood, summed")[1]
     assert row_of(after_metric, "worst client") == ["0.400", "0.600"]
-    assert row_of(after_metric, "spread over clients") == ["0.200", "0.200"]
+    assert row_of(after_metric, "standard deviation over clients") == ["0.200", "0.200"]
 
 
 def test_the_table_has_the_measures_of_the_method(finished):
@@ -346,7 +346,7 @@ def test_the_table_has_the_note_on_how_clients_are_measured_and_their_margins(fi
     assert row_of(table, "reward margin over beta, mean (nats)") == ["0.100", "0.100"]
     after_margin = table.split("reward margin over beta")[1]
     assert row_of(after_margin, "worst client") == ["0.100", "0.100"]
-    assert row_of(after_margin, "spread over clients") == ["0.000", "0.000"]
+    assert row_of(after_margin, "standard deviation over clients") == ["0.000", "0.000"]
 
 
 def test_the_table_has_each_contest_with_its_interval_counts_and_consistency(finished):

@@ -85,14 +85,14 @@ def _accuracy_lines(federation: FederationResult) -> list[str]:
         summaries = [report.by_metric[name] for report in shown]
         lines.append(_row(MARGIN_LABELS.get(name, name), [summary.mean for summary in summaries]))
         lines.append(_row("  worst client", [summary.worst for summary in summaries]))
-        lines.append(_row("  spread over clients", [summary.spread for summary in summaries]))
+        lines.append(_row("  standard deviation over clients", [summary.spread for summary in summaries]))
     if federation.accuracy_note:
         lines.append(f"  {federation.accuracy_note}")
         margins = [report.margin for report in shown]
         by_client = [report.margins.values() for report in shown]
         lines.append(_row("reward margin over beta, mean (nats)", margins))
         lines.append(_row("  worst client", list(map(min, by_client))))
-        lines.append(_row("  spread over clients", list(map(pstdev, by_client))))
+        lines.append(_row("  standard deviation over clients", list(map(pstdev, by_client))))
     if best is not None:
         lines.append(f"  best: after round {best.rounds_done}, chosen by these pairs")
     for name, measure in federation.after.measures.items():
@@ -116,7 +116,7 @@ def _accuracy_rows(reports: Sequence[AccuracyReport]) -> list[str]:
         _row("clients' mean", [report.mean for report in reports]),
         _row("worst client", [report.worst for report in reports]),
         _row("best client", [report.best for report in reports]),
-        _row("spread over clients (deviation)", [report.spread for report in reports]),
+        _row("standard deviation over clients", [report.spread for report in reports]),
     ]
     for name in shown_domains(reports[1]):
         rows.append(_row(_domain_label(name), [report.domains[name] for report in reports]))
