@@ -147,7 +147,7 @@ def _report(
         partition_train=partition.summarize([client.train for client in counts]),
         clients_without_train=[name for name, client in clients.items() if not client.train],
         expectations=expectations,
-        warnings=expectations.warnings,
+        warnings=[*source.warnings, *expectations.warnings],
         margins=_margins(pairs.pairs, pairs.judge),
     )
 

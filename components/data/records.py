@@ -125,6 +125,7 @@ class SourceData:
         judge: rows as pairs, of owners outside the federation; may have no rows.
         groups: group of annotators by client, where the source knows it (adjusted Rand index).
         dropped: raw rows that became neither a pair nor a pair of the judge, by reason.
+        warnings: what may be wrong with the rows, as sentences.
     """
 
     pairs: Dataset
@@ -132,6 +133,7 @@ class SourceData:
     judge: Dataset
     groups: dict[str, str] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

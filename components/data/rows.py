@@ -2,7 +2,8 @@
 
 Errors name the file and the line. A carriage return, alone or before a line feed, becomes a line
 feed, as Python reads text files: models and dialogues know one line end. Other separators, such as
-U+2028, are characters that tokenizers encode by themselves, and stay.
+U+2028, are characters that tokenizers encode by themselves, and stay. A byte order mark (U+FEFF) at
+the beginning of a file or of a text is removed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -89,7 +91,7 @@ def find_file(folder: Path, stem: str) -> Path | None:
             shards = f"{glob.escape(stem)}{_SHARD_PATTERN}{suffix}"
             if any(place.glob(shards)):
                 return place / shards
-        if is_saved(place / stem) or _row_files(place / stem):
+        if is_saved(place / stem) or _all_row_files(place / stem):
             return place / stem
     return None
 
@@ -130,10 +132,11 @@ def find_splits(path: Path) -> dict[str, Path]:
 
 
 def normalize_line_ends(value: T) -> T:
-    """A value of JSON with '\\n' in place of each '\\r\\n' and '\\r' of its texts."""
+    """A value of JSON with '\\n' for each '\\r\\n' and '\\r' of its texts, which begin with no U+FEFF."""
     changed: Any = value
     if isinstance(value, str):
-        changed = value.replace("\r\n", "\n").replace("\r", "\n") if "\r" in value else value
+        text = value.removeprefix("\ufeff")
+        changed = text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
     elif isinstance(value, Mapping):
         changed = {name: normalize_line_ends(item) for name, item in value.items()}
     elif isinstance(value, list | tuple):
@@ -281,6 +284,50 @@ def _row_files(folder: Path) -> list[Path]:
     ]
 
 
+def _all_row_files(folder: Path) -> list[Path]:
+    """Files with rows in a folder and in the folders below it, sorted."""
+    files = _row_files(folder)
+    for inner in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if inner.is_dir() and not inner.name.startswith((".", "_")) and not is_saved(inner):
+            files += _all_row_files(inner)
+    return files
+
+
+def _refuse_unclear(folder: Path, files: Sequence[Path]) -> None:
+    """Refuse rows of several levels of folders, or of several splits in folders below.
+
+    Raises:
+        DataError: naming two of the files.
+    """
+    first = {file.parent: file for file in reversed(files)}
+    for inner, file in first.items():
+        above = next((first[place] for place in inner.parents if place in first), None)
+        if above is not None:
+            raise DataError(
+                f"{folder}: {file.relative_to(folder)} lies in a folder beside"
+                f" {above.relative_to(folder)}, and either could be all rows: put all files into one folder,"
+                " or give one as data.path"
+            )
+    splits = {_split_of(file.relative_to(folder)): file for file in files}
+    if len(splits) > 1 and any(file.parent != folder for file in files):
+        one, other = (file.relative_to(folder) for file in list(splits.values())[:2])
+        raise DataError(
+            f"{folder}: {one} and {other} are of several splits, but one table of rows is expected here:"
+            " name files or folders by split at the first level, or give one split as data.path"
+        )
+
+
+def _split_of(path: Path) -> str:
+    """The split that a relative path names by its file or a folder; empty if none."""
+    shard = _SHARD.match(path.name)
+    stem = shard["stem"] if shard else path.name.partition(".")[0]
+    for part in (stem, *path.parts[:-1]):
+        for split, names in SPLIT_NAMES.items():
+            if part in names:
+                return split
+    return ""
+
+
 def _split_stems(folder: Path) -> list[str]:
     """Names of the splits that the files and folders in a folder, or in its folder data, are of."""
     stems: dict[str, None] = {}
@@ -289,7 +336,7 @@ def _split_stems(folder: Path) -> list[str]:
             shard = _SHARD.match(file.name)
             stems[shard["stem"] if shard else file.name.partition(".")[0]] = None
         for inner in sorted(place.iterdir()) if place.is_dir() else []:
-            if is_saved(inner) or (inner.name != "data" and _row_files(inner)):
+            if is_saved(inner) or (inner.name != "data" and _all_row_files(inner)):
                 stems[inner.name] = None
     return list(stems)
 
@@ -337,19 +384,21 @@ def _files_of_folder(folder: Path) -> list[Path]:
             f"{folder}: this folder holds the splits {', '.join(splits)}, but one table of rows is expected"
             " here: give the file or folder of one"
         )
+    files = _all_row_files(folder)
     if not files:
         _refuse_saved_splits(folder)
         raise DataError(
             f"{folder}: there is no file of rows ({', '.join(SUFFIXES)}) in this folder, nor a data set that"
             " save_to_disk of the package datasets wrote"
         )
+    _refuse_unclear(folder, files)
     kinds = {file.suffix for file in files}
     if len(kinds) > 1:
         raise DataError(
             f"{folder}: this folder holds files of several kinds ({', '.join(sorted(kinds))}), such as"
             f" {files[0].name} and {files[-1].name}: give one of them, or a folder of one kind"
         )
-    return _whole(files)
+    return [file for _, own in groupby(files, key=lambda file: file.parent) for file in _whole(list(own))]
 
 
 def _whole(files: list[Path]) -> list[Path]:
@@ -432,8 +481,8 @@ def _parse(text: str, path: Path, line: int, expected: str) -> Any:
 
 def _open_text(path: Path) -> IO[str]:
     if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8")
-    return path.open("rt", encoding="utf-8")
+        return gzip.open(path, "rt", encoding="utf-8-sig")
+    return path.open("rt", encoding="utf-8-sig")
 
 
 def _unreadable(path: Path, error: Exception) -> DataError:

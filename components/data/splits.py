@@ -49,6 +49,27 @@ def connected(pairs: Sequence[Pair]) -> list[int]:
     return [numbers.setdefault(sets["prompt", normal(pair.prompt)], len(numbers)) for pair in pairs]
 
 
+def connection_warning(pairs: Sequence[Pair]) -> str:
+    """A sentence on a prompt that connects groups to more than half of the pairs; empty if none does."""
+    components = connected(pairs)
+    (largest, size), *_ = Counter(components).most_common(1) or [(0, 0)]
+    if 2 * size <= len(pairs):
+        return ""
+    groups: dict[str, set[str]] = {}
+    for number, pair in zip(components, pairs, strict=True):
+        if number == largest and pair.group:
+            groups.setdefault(normal(pair.prompt), set()).add(pair.group)
+    most = max(groups, key=lambda prompt: (len(groups[prompt]), prompt), default="")
+    if len(groups.get(most, ())) < 2:
+        return ""
+    return (
+        f"{size} of {len(pairs)} pairs ({size / len(pairs):.0%}) stay together in one split and with one"
+        f" client, because prompts that occur in several groups connect these; the prompt {most[:80]!r} is in"
+        f" {len(groups[most])} groups: leave pairs of such prompts out, make the prompts distinct, or leave"
+        " out the column group"
+    )
+
+
 def grouped(pairs: Sequence[Pair]) -> list[Pair]:
     """Give connected pairs one group: the smallest of their own groups, or of their prompt's spellings.
 

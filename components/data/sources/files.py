@@ -23,7 +23,7 @@ from components.data.records import SPLITS, DataError, Pair, SourceData
 from components.data.rows import check_number, check_text, file_kinds, find_splits, read_file
 from components.data.sources.base import Source
 from components.data.sources.plain import in_splits
-from components.data.splits import assign, grouped
+from components.data.splits import assign, connection_warning, grouped
 
 REQUIRED = ("prompt", "chosen", "rejected")
 OPTIONAL = ("client_id", "domain", "group", "split")
@@ -67,7 +67,7 @@ class FileOptions(Source):
         in it are dropped and counted.
 
         Raises:
-            DataError: see read_pairs.
+            DataError: see read_pairs; or a prompt connects so many groups that a split is empty.
         """
         if data.path is None:
             raise DataError(f"the data source {self.name} reads your own pairs: give the file as data.path")
@@ -79,10 +79,23 @@ class FileOptions(Source):
         if whole is None:
             if "train" not in by_split:
                 raise DataError(f"{data.path}: there is no split train in this folder: bring its pairs too")
+            warning = connection_warning(by_split["train"])
             pairs, duplicates = in_splits(by_split, data, seed)
             dropped = {"prompt also in a held-out split": duplicates} if duplicates else {}
         else:
+            warning = connection_warning(whole)
             pairs, dropped = _in_own_splits(whole, data, seed), {}
+        if not warning:
+            return self._hold_out(pairs, seed, dropped)
+        try:
+            held = self._hold_out(pairs, seed, dropped)
+        except DataError:
+            held = None
+        if held is None or "test" not in held.pairs["split"]:
+            raise DataError(f"{data.path}: {warning}.")
+        return replace(held, warnings=(f"{data.path}: {warning}.",))
+
+    def _hold_out(self, pairs: Sequence[Pair], seed: int, dropped: Mapping[str, int]) -> SourceData:
         return hold_out(pairs, self.name, Shares(self.align_share, self.judge_clients), seed, dropped)
 
     def _check_kind(self, path: Path) -> None:
