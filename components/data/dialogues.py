@@ -73,6 +73,12 @@ def dialogue_turns(text: str, marker: re.Pattern[str] | None = None) -> list[Tur
     return turns or [Turn(role="user", content="")]
 
 
+def has_repeated_speaker(text: str) -> bool:
+    """Whether two turns in a row are of one speaker, as where a quotation looks like a turn."""
+    _, *parts = turn_marker(text).split(text)
+    return any(one == other for one, other in pairwise(parts[::2]))
+
+
 def is_unread_dialogue(text: str) -> bool:
     """Whether a text is one turn, although markers are in it."""
     turns = dialogue_turns(text)

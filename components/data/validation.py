@@ -162,6 +162,7 @@ def _with_balance(frame: pd.DataFrame) -> pd.DataFrame:
     frame["chosen_is_first"] = [
         float(label_free_first(*texts)) for texts in zip(chosen, rejected, strict=True)
     ]
+    frame.loc[~frame["chosen_differs"], "chosen_is_first"] = float("nan")
     return frame
 
 
@@ -173,7 +174,7 @@ def _pair_rules(
     for column in ("prompt", "chosen", "rejected"):
         rules += _text_rules(column, limits.max_characters)
     rules += [
-        _holds("chosen_differs", "chosen differs from rejected", 1 - limits.max_equal),
+        _holds("chosen_differs", "chosen differs from rejected (data.max_equal)", 1 - limits.max_equal),
         Rule("ExpectColumnValuesToNotBeNull", "every pair has a client", {"column": "client_id"}),
         Rule("ExpectColumnValuesToBeInSet", "the client is known", owners),
         _split_rule(SPLITS),

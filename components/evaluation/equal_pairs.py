@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from components.config import Recipe
-from components.data.dialogues import is_unread_dialogue
+from components.data.dialogues import has_repeated_speaker, is_unread_dialogue
 from components.data.records import DataError, Pairs, read_rows
 from components.data.report import EqualCompletions
 from components.evaluation.judges.base import judge_section
@@ -24,7 +24,7 @@ JUDGE = "judge.parquet"
 
 
 def count_equal_completions(
-    recipe: Recipe, folder: Path, known: Sequence[EqualCompletions] = ()
+    recipe: Recipe, folder: Path, known: Sequence[EqualCompletions] = (), refuse: bool = True
 ) -> list[EqualCompletions]:
     """Count the pairs that are equal to each model that trains on them.
 
@@ -32,16 +32,18 @@ def count_equal_completions(
         recipe: the recipe.
         folder: prepared data.
         known: counts on the same data, which are reused where the model's section is the same.
+        refuse: raise the error.
 
     Raises:
-        DataError: they are more than the share data.max_equal of a model's pairs.
+        DataError: with `refuse`, they are more than the share data.max_equal of a model's pairs.
     """
     counts_by_model = {(counts.model, counts.settings): counts for counts in known}
     counted: list[EqualCompletions] = []
     for reader, table in _readers(recipe):
         counts = counts_by_model.get((reader.model, reader.settings))
         counted.append(counts or _count(reader, read_rows(folder / table).to_list()))
-        _check_share(counted[-1], recipe.data.max_equal)
+        if refuse:
+            _check_share(counted[-1], recipe.data.max_equal)
     return counted
 
 
@@ -85,8 +87,8 @@ def _count(reader: PairReader, rows: Pairs) -> EqualCompletions:
 def _check_share(counts: EqualCompletions, limit: float) -> None:
     if counts.equal > limit * counts.pairs:
         raise DataError(
-            f"{describe_equal(counts)}, more than the share {limit:g} that may be: {_remedy(counts)}, or"
-            " raise data.max_equal."
+            f"{describe_equal(counts)}, more than the share {limit:g} that is allowed (data.max_equal):"
+            f" {_remedy(counts)}, or raise data.max_equal."
         )
 
 
@@ -112,23 +114,35 @@ def equal_warnings(counted: Sequence[EqualCompletions]) -> list[str]:
 
 
 def _remedy(counts: EqualCompletions) -> str:
-    if counts.same_text == counts.equal:
-        return "leave these pairs out of the data"
-    return f"raise {counts.key}"
+    remedies = ["leave pairs of the same text out of the data"] if counts.same_text else []
+    if counts.same_text < counts.equal:
+        remedies.append(f"raise {counts.key}")
+    return " and ".join(remedies)
 
 
 def dialogue_warnings(recipe: Recipe, folder: Path) -> list[str]:
-    """A sentence on the prompts that policy.chat 'turns' reads as one turn with a marker in its text."""
+    """Sentences on the prompts that policy.chat 'turns' may not read as they are meant.
+
+    They are one turn with a marker in its text, or have two turns of one speaker in a row.
+    """
     if recipe.policy.chat != "turns":
         return []
     prompts: set[str] = set()
     for table in (CLIENTS, "prompts.parquet"):
         prompts.update(read_rows(folder / table)["prompt"])
+    warnings = []
     unread = sorted(filter(is_unread_dialogue, prompts))
-    if not unread:
-        return []
-    return [
-        f"{len(unread)} of {len(prompts)} prompts are read as one turn of the user by policy.chat 'turns',"
-        f" although 'Human:' or 'Assistant:' is in their text, such as {unread[0][:80]!r}: begin each turn"
-        " with its marker at the start of a line, unless these are quotations."
-    ]
+    if unread:
+        warnings.append(
+            f"{len(unread)} of {len(prompts)} prompts are read as one turn of the user by policy.chat 'turns',"
+            f" although 'Human:' or 'Assistant:' is in their text, such as {unread[0][:80]!r}: begin each turn"
+            " with its marker at the start of a line, unless these are quotations."
+        )
+    repeated = sorted(prompt for prompt in set(prompts) - set(unread) if has_repeated_speaker(prompt))
+    if repeated:
+        warnings.append(
+            f"{len(repeated)} of {len(prompts)} prompts have two turns of one speaker in a row, which"
+            f" policy.chat 'turns' joins, such as {repeated[0][:80]!r}: if one is a quotation, remove the"
+            " empty line before its marker."
+        )
+    return warnings

@@ -338,11 +338,12 @@ def test_data_that_fail_leave_the_data_docs_and_the_earlier_folder_unchanged(own
     prepare(DataConfig(**own), 0, folder)
     before = (folder / "pairs.parquet").read_bytes()
     equal = write_pairs(tmp_path / "equal.jsonl", 80, chosen="no", rejected="no")
-    with pytest.raises(DataError, match="chosen differs from rejected") as error:
+    with pytest.raises(DataError, match=r"chosen differs from rejected \(data.max_equal\)") as error:
         data = DataConfig(source="jsonl", path=str(equal), partition="iid", clients=3)
         prepare(data, 0, folder, docs=True)
     equal.unlink()
     docs = tmp_path / "data.rejected" / "docs" / "index.html"
+    assert "label balance" not in str(error.value)
     assert docs.is_file()
     assert str(docs) in str(error.value)
     assert (folder / "pairs.parquet").read_bytes() == before
@@ -405,7 +406,7 @@ def test_good_data_pass_and_every_expectation_is_reported():
     assert {
         "no prompt in two splits",
         "no group in two clients",
-        "chosen differs from rejected",
+        "chosen differs from rejected (data.max_equal)",
         "the client is known",
     } <= names
     assert sum(name.startswith("label balance") for name in names) == 2
@@ -437,7 +438,9 @@ def test_each_expectation_can_fail_and_names_itself_and_its_rows(column, rows, v
 def test_a_pair_of_equal_completions_is_refused():
     pairs = good()
     pairs.loc[7, "rejected"] = pairs.loc[7, "chosen"] + " "
-    with pytest.raises(DataError, match=r"'chosen differs from rejected'.* fails in 1 of 60 rows"):
+    with pytest.raises(
+        DataError, match=r"'chosen differs from rejected .data.max_equal.'.* fails in 1 of 60 rows"
+    ):
         check(pairs)
 
 
@@ -447,7 +450,9 @@ def test_a_share_of_pairs_of_equal_completions_may_be_allowed():
     pairs.loc[:2, "rejected"] = pairs.loc[:2, "chosen"]
     tables = PreparedTables(pairs, pairs.iloc[:0], pairs.iloc[:0], ["c0", "c1", "c2"])
     assert validate(tables, Limits(200, True, max_equal=0.05), None).success
-    with pytest.raises(DataError, match=r"'chosen differs from rejected'.* fails in 3 of 60 rows"):
+    with pytest.raises(
+        DataError, match=r"'chosen differs from rejected .data.max_equal.'.* fails in 3 of 60 rows"
+    ):
         validate(tables, Limits(200, True, max_equal=0.04), None)
 
 

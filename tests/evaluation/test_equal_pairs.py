@@ -111,7 +111,7 @@ def test_more_equal_pairs_than_the_share_are_refused_with_the_key_that_cures_it(
     strict = [*short, "data.max_equal=0.05"]
     with pytest.raises(
         DataError,
-        match=r"^2 of 14 pairs .*most of client ada: 2 train\), more than the share 0\.05 that may be: raise"
+        match=r"^2 of 14 pairs .*most of client ada: 2 train\), more than the share 0\.05 that is allowed \(data\.max_equal\): raise"
         r" policy\.max_new_tokens, or raise data\.max_equal\.$",
     ):
         count_equal_completions(load_recipe("debug", strict), folder)
@@ -180,8 +180,12 @@ def test_preparation_counts_equal_pairs_and_keeps_them(tmp_path):
     assert [w for w in report.warnings if f"{counts.equal} of {counts.pairs} pairs" in w]
     assert report.metrics()["equal_completions/policy.max_new_tokens"] == counts.equal
     assert tasks.check_pairs.fn(loaded, tmp_path / "prepared") == []
+    strict = [*overrides, "data.max_equal=0"]
     with pytest.raises(DataError, match=r"raise policy\.max_new_tokens"):
-        tasks.check_pairs.fn(load_recipe("debug", [*overrides, "data.max_equal=0"]), tmp_path / "prepared")
+        tasks.prepare_data.fn(load_recipe("debug", strict), tmp_path / "strict", tmp_path / "trees")
+    changed = load_recipe("debug", [*strict, "policy.max_new_tokens=7"])
+    (warning,) = tasks.check_pairs.fn(changed, tmp_path / "prepared")
+    assert "raise policy.max_new_tokens" in warning
 
 
 def test_prompts_whose_turns_are_not_recognized_are_a_warning_with_their_number(tmp_path):
@@ -193,3 +197,21 @@ def test_prompts_whose_turns_are_not_recognized_are_a_warning_with_their_number(
     (warning,) = dialogue_warnings(recipe("policy.chat=turns"), folder)
     assert warning.startswith("2 of 20 prompts are read as one turn of the user")
     assert dialogue_warnings(recipe(), folder) == []
+
+
+def test_turns_of_one_speaker_in_a_row_are_a_warning_with_their_number(tmp_path):
+    quoted = "Human: Hi.\n\nAssistant: She said\n\nAssistant: is a word.\n\nHuman: Ok?"
+    rows = pairs_by_owner(OWNERS)
+    folder = write(tmp_path, [rows[0] | {"prompt": quoted}, *rows[1:]])
+    (warning,) = dialogue_warnings(recipe("policy.chat=turns"), folder)
+    assert " prompts have two turns of one speaker in a row" in warning
+    assert warning.startswith("1 of ")
+
+
+def test_equal_texts_and_cut_ones_have_both_remedies(tmp_path):
+    rows = pairs_by_owner(OWNERS)
+    same = rows[2] | {"rejected": rows[2]["chosen"]}
+    folder = write(tmp_path, [*(alike(row) for row in rows[:2]), same, *rows[3:]])
+    short = ["federation.method=feddpo", "federation.options={}", "policy.max_new_tokens=5"]
+    (warning,) = equal_warnings(count_equal_completions(recipe(*short), folder))
+    assert "leave pairs of the same text out of the data and raise policy.max_new_tokens" in warning
