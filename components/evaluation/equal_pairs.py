@@ -134,9 +134,9 @@ def dialogue_warnings(recipe: Recipe, folder: Path) -> list[str]:
     unread = sorted(filter(is_unread_dialogue, prompts))
     if unread:
         warnings.append(
-            f"{len(unread)} of {len(prompts)} prompts are read as one turn of the user by policy.chat 'turns',"
-            f" although 'Human:' or 'Assistant:' is in their text, such as {unread[0][:80]!r}: begin each turn"
-            " with its marker at the start of a line, unless these are quotations."
+            f"{len(unread)} of {len(prompts)} prompts are read as one turn of the user by policy.chat"
+            f" 'turns', although 'Human:' or 'Assistant:' is in their text, such as {unread[0][:80]!r}: begin each"
+            " turn with its marker at the start of a line, unless these are quotations."
         )
     repeated = sorted(prompt for prompt in set(prompts) - set(unread) if has_repeated_speaker(prompt))
     if repeated:

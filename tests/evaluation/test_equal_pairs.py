@@ -111,7 +111,8 @@ def test_more_equal_pairs_than_the_share_are_refused_with_the_key_that_cures_it(
     strict = [*short, "data.max_equal=0.05"]
     with pytest.raises(
         DataError,
-        match=r"^2 of 14 pairs .*most of client ada: 2 train\), more than the share 0\.05 that is allowed \(data\.max_equal\): raise"
+        match=r"^2 of 14 pairs .*most of client ada: 2 train\), more than the share 0\.05 that is"
+        r" allowed \(data\.max_equal\): raise"
         r" policy\.max_new_tokens, or raise data\.max_equal\.$",
     ):
         count_equal_completions(load_recipe("debug", strict), folder)
@@ -126,7 +127,7 @@ def test_pairs_of_the_same_text_are_counted_and_not_to_be_cured_by_a_length(tmp_
     folder = write(tmp_path, [rows[0] | {"rejected": rows[0]["chosen"]}, *rows[1:]])
     (warning,) = equal_warnings(count_equal_completions(recipe(), folder))
     assert "(1 the same text, 0 after the cut" in warning
-    assert "leave these pairs out" in warning
+    assert "leave pairs of the same text out" in warning
 
 
 def test_counts_are_taken_from_the_report_unless_the_models_section_has_changed(tmp_path):
