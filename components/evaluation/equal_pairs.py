@@ -135,7 +135,8 @@ def dialogue_warnings(recipe: Recipe, folder: Path) -> list[str]:
     if unread:
         warnings.append(
             f"{len(unread)} of {len(prompts)} prompts are read as one turn of the user by policy.chat"
-            f" 'turns', although 'Human:' or 'Assistant:' is in their text, such as {unread[0][:80]!r}: begin each"
+            f" 'turns', although 'Human:' or 'Assistant:' is in their text, such as"
+            f" {unread[0][:80]!r}: begin each"
             " turn with its marker at the start of a line, unless these are quotations."
         )
     repeated = sorted(prompt for prompt in set(prompts) - set(unread) if has_repeated_speaker(prompt))
