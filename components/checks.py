@@ -57,13 +57,13 @@ def check_models(recipe: Recipe) -> None:
         UserError: names the key, what is wrong with the model, and what to do.
     """
     for reward in recipe.rewards.values():
-        if isinstance(reward, ClassifierReward) and is_local(reward.name):
+        if isinstance(reward, ClassifierReward) and is_local(reward.location):
             reward.check_files()
     for use in model_uses(recipe):
         try:
             config = read_model_config(use.backbone)
         except BackboneError:
-            if is_local(use.backbone.name):
+            if is_local(use.backbone.location):
                 raise
             continue
         _check_positions(use, config)
@@ -97,7 +97,7 @@ def model_uses(recipe: Recipe) -> Iterator[ModelUse]:
     if evaluator is not None and evaluator.base_url is None:
         key = "thoughts.evaluator"
         settings = f"{key}.max_prompt_tokens and {key}.max_new_tokens"
-        backbone = BackboneConfig(name=evaluator.model, revision=evaluator.revision)
+        backbone = BackboneConfig(name=evaluator.location, revision=evaluator.revision)
         yield ModelUse(key, backbone, evaluator.max_prompt_tokens + evaluator.max_new_tokens, settings)
 
 

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -31,11 +32,15 @@ from components.config import (
     TemplateFile,
 )
 from components.data import templates
-from components.io import file_hash
+from components.io import file_hash, read_json, write_json
 
 T = TypeVar("T")
 Named = RecipeFile | NamedModel
 """A file, or a section that names a model."""
+
+
+MODELS = "models.json"
+"""File beside the copies: by hash, where the folders of local models are, absolute and from there."""
 
 
 def store_inputs(recipe: Recipe, folder: Path, known: dict[Path, Path] | None = None) -> Recipe:
@@ -75,7 +80,14 @@ def store_inputs(recipe: Recipe, folder: Path, known: dict[Path, Path] | None = 
         return replace(file, sha256=stored.parent.name)
 
     check_inputs(recipe)
-    return map_named(recipe, read)
+    stored = map_named(recipe, read)
+    models = [named for _, named in named_files(stored) if isinstance(named, NamedModel) and named.sha256]
+    if models:
+        places = {
+            str(model.sha256): [model.location, os.path.relpath(model.location, folder)] for model in models
+        }
+        write_json(folder / MODELS, places)
+    return stored
 
 
 def open_inputs(recipe: Recipe, folder: Path) -> Recipe:
@@ -86,7 +98,14 @@ def open_inputs(recipe: Recipe, folder: Path) -> Recipe:
         folder: of the copies.
     """
 
+    path = folder / MODELS
+    places: dict[str, list[str]] = read_json(path) if path.is_file() else {}
+
     def find(key: str, named: Named) -> Named:
+        if isinstance(named, NamedModel) and named.sha256 in places:
+            absolute, relative = places[named.sha256]
+            moved = (folder / relative).resolve()
+            return named.at(str(moved) if moved.is_dir() else absolute, named.sha256)
         if isinstance(named, InputFile) and named.sha256 is not None:
             return replace(named, copy=str(folder / named.sha256 / _copy_name(named)))
         return named
@@ -106,16 +125,28 @@ def check_inputs(recipe: Recipe) -> None:
                 pass
 
 
-def verify_models(recipe: Recipe) -> None:
-    """Refuse to go on with local models whose files have changed since the run started.
+def verify_inputs(recipe: BaseModel) -> None:
+    """Refuse to go on with files that are not those that the run has started with.
+
+    Args:
+        recipe: of a run, or one of its sections.
 
     Raises:
-        RecipeError: naming the key and the folder.
+        RecipeError: naming the key and the folder or file.
     """
-
     for key, named in named_files(recipe):
         if isinstance(named, NamedModel) and named.sha256 is not None:
             _record_model(key, named)
+        elif isinstance(named, TemplateFile) and named.text is None:
+            raise RecipeError(
+                f"{key}: the run was started by an earlier version of the project, which did not keep the texts"
+                " of its templates: start a new run."
+            )
+        elif isinstance(named, InputFile) and named.copy is not None:
+            with _readable(Path(named.copy), key):
+                digest = hash_path(Path(named.copy))
+            if digest != named.sha256:
+                raise RecipeError(f"{key}: the run's own copy {named.copy} has changed: start a new run.")
 
 
 def named_files(section: BaseModel) -> Iterator[tuple[str, Named]]:
@@ -188,28 +219,46 @@ def _readable(path: Path, key: str) -> Iterator[None]:
 
 
 def _visible_files(folder: Path) -> list[Path]:
-    paths = {path.relative_to(folder): path for path in folder.rglob("*") if path.is_file()}
-    return [paths[name] for name in sorted(paths) if not any(part.startswith(".") for part in name.parts)]
+    """The files below a folder but hidden ones, in the order of their names; links are followed."""
+    found: dict[Path, Path] = {}
+    seen: set[Path] = set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        seen.add(Path(place).resolve())
+        inner = [name for name in folders if not name.startswith(".")]
+        folders[:] = [name for name in inner if (Path(place) / name).resolve() not in seen]
+        paths = [Path(place) / name for name in names if not name.startswith(".")]
+        found |= {path.relative_to(folder): path for path in paths if path.is_file()}
+    return [found[name] for name in sorted(found)]
 
 
 def _record_model(key: str, section: NamedModel) -> NamedModel:
-    """The section with the absolute path and the hash of a local folder; one of a hub id as it is.
+    """The section with the place and the hash of a local folder; one of a hub id as it is.
 
     Raises:
         RecipeError: the section has a hash, and the folder another one.
     """
-    name = section.model_name
-    if name is None or (section.sha256 is None and not Path(name).is_dir()):
+    if section.model_name is None or (section.sha256 is None and not Path(section.location).is_dir()):
         return section
-    folder = Path(name).resolve()
+    folder = Path(section.location).resolve()
     with _readable(folder, f"{key}.{section.model_key}"):
-        digest = hash_path(folder)
+        digest = _hash_model(folder, tuple(map(_stamp, _visible_files(folder))))
     if section.sha256 not in (None, digest):
         raise RecipeError(
             f"{key}.{section.model_key}: the files of the folder {folder} are not those of {key}.sha256,"
             " as they were when the run started: restore them, or start a new run."
         )
-    return section.model_copy(update={section.model_key: str(folder), "sha256": digest})
+    return section.at(str(folder), digest)
+
+
+@lru_cache(maxsize=64)
+def _hash_model(folder: Path, stamps: tuple[tuple[str, int, int], ...]) -> str:
+    """The hash of a folder, computed once as long as no file has another size or time."""
+    return hash_path(folder)
+
+
+def _stamp(path: Path) -> tuple[str, int, int]:
+    status = path.stat()
+    return str(path), status.st_size, status.st_mtime_ns
 
 
 def _copy_name(file: InputFile) -> str:
@@ -220,13 +269,19 @@ def _copy_name(file: InputFile) -> str:
 
 def _store(path: Path, folder: Path, name: str, key: str, twin: Path | None) -> Path:
     """Copy a file or folder, or link the copy `twin`, to `<folder>/<sha256>/<name>`, whole or not at all."""
+    if folder.resolve().is_relative_to(path):
+        raise RecipeError(
+            f"{key}: the folder {path} contains the run, which keeps a copy of it ({folder}): put the data"
+            " into a folder of their own."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".copying-") as scratch, _readable(path, key):
-        building = Path(scratch) / "copy"
-        _copy(path if twin is None else twin, building / name, shutil.copyfile if twin is None else _link)
-        target = folder / hash_path(building / name) / name
+        building = Path(scratch) / name
+        _copy(path if twin is None else twin, building, shutil.copyfile if twin is None else _link)
+        target = folder / hash_path(building) / name
+        target.parent.mkdir(exist_ok=True)
         if not target.exists():
-            building.rename(target.parent)
+            building.rename(target)
         return target
 
 

@@ -275,9 +275,9 @@ def required_backbones(recipe: Recipe) -> list[str]:
     backbones += recipe.evaluation.judge.required_backbones()
     for reward in recipe.rewards.values():
         backbones += reward.required_backbones()
-    names = {backbone.name for backbone in backbones}
+    names = {backbone.location for backbone in backbones}
     if recipe.thoughts is not None and recipe.thoughts.evaluator.base_url is None:
-        names.add(recipe.thoughts.evaluator.model)
+        names.add(recipe.thoughts.evaluator.location)
     return sorted(names)
 
 

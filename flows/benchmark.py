@@ -13,7 +13,7 @@ from prefect import flow, get_run_logger, runtime
 from components.benchmarks import load_benchmark, read_benchmark
 from components.config.benchmark import Benchmark
 from components.environment import configure_libraries
-from components.inputs import verify_models
+from components.inputs import verify_inputs
 from flows.fed_rlhf import run_pipeline
 from tasks.benchmark import judge_contest, share_generations
 from tasks.benchmark_folder import arm_run, find_benchmark, open_benchmark
@@ -54,7 +54,7 @@ def verify_arms(folder: Path) -> None:
     """Refuse to resume with local models that have changed; the arms of a benchmark may share them."""
     plan = read_benchmark(str(folder / "benchmark.yaml"))
     for arm in plan.arms:
-        verify_models(arm_run(folder, arm, plan.seeds[0]).recipe())
+        verify_inputs(arm_run(folder, arm, plan.seeds[0]).recipe())
 
 
 def compare_arms(folder: Path) -> str:

@@ -22,7 +22,7 @@ from components.federation.commits import Commits
 from components.federation.outcome import load_outcome
 from components.federation.protocol import ServerState, Strategy, method_of
 from components.federation.rounds import run_rounds
-from components.inputs import verify_models
+from components.inputs import verify_inputs
 from components.models.policy import check_prompts
 from components.recipes import load_recipe, required_backbones, validate_environment
 from components.reporting.summary import (
@@ -87,7 +87,7 @@ def fed_rlhf(
         run = open_run(choose_workers(loaded))
     else:
         run = find_run(resume)
-        verify_models(run.recipe())
+        verify_inputs(run.recipe())
     with lock(run):
         return run_pipeline(run)
 

@@ -22,7 +22,7 @@ from components.environment import configure_libraries
 from components.federation.clients.private import private_root
 from components.federation.commits import CommitError
 from components.federation.protocol import method_of
-from components.inputs import verify_models
+from components.inputs import verify_inputs
 from components.recipes import required_backbones
 from flows.fed_rlhf import align, evaluate, federate, grow_trees, prepare
 from tasks import data, federation
@@ -53,7 +53,7 @@ def run_stage(stage: str, folder: str) -> None:
     """Run one stage of the pipeline in a run folder that holds a recipe."""
     configure_libraries()
     recipe = choose_workers(Run("pipeline", Path(folder)).recipe())
-    verify_models(recipe)
+    verify_inputs(recipe)
     run = Run(f"{recipe.name.replace('/', '-')}-pipeline", Path(folder))
     get_run_logger().info("stage %s: recipe %s, folder %s", stage, recipe.name, folder)
     if stage == "fetch_backbone":

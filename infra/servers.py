@@ -195,7 +195,13 @@ def _deployment_environment(prefect_url: str, mlflow_url: str) -> dict[str, str]
         "MLFLOW_TRACKING_URI": mlflow_url,
         "PYTHONPATH": os.pathsep.join(python_path),
     }
-    return dict(os.environ) | prefect_environment() | addresses
+    folders = {
+        name: str(Path(value).expanduser().absolute())
+        for name, value in os.environ.items()
+        if name
+        in ("FED_RLHF_HOME", "FED_RLHF_RUNS", "FED_RLHF_JUDGES", "FED_RLHF_TREES", "FED_RLHF_BACKBONES")
+    }
+    return dict(os.environ) | prefect_environment() | folders | addresses
 
 
 def _start_and_wait(

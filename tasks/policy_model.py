@@ -21,11 +21,13 @@ class PolicyModel(PythonModel):
     def load_context(self, context: PythonModelContext) -> None:
         """Load the backbone and the adapter."""
         from components.config import PolicyConfig
+        from components.inputs import verify_inputs
         from components.models.backbone import choose_devices
         from components.models.policy import ClientPolicySet, Policy, has_client_adapters
 
         section = json.loads(Path(context.artifacts["policy"]).read_text(encoding="utf-8"))
         config = PolicyConfig.model_validate(section)
+        verify_inputs(config)
         adapter = Path(context.artifacts["adapter"])
         device = choose_devices()[0]
         self.clients = ClientPolicySet(config, device, adapter) if has_client_adapters(adapter) else None

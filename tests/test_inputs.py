@@ -23,7 +23,7 @@ from components.config import (
     TemplateFile,
 )
 from components.data.templates import load as load_template
-from components.inputs import named_files, verify_models
+from components.inputs import named_files, verify_inputs
 from components.models.backbone import fetch_backbone
 from components.recipes import load_recipe
 from tasks.runs import Run, create_run, write_stage_inputs
@@ -55,10 +55,8 @@ NAMES_NO_FILE = {
     "weights": "names of objectives",
     "rewards": "their names",
     "request": "fields of a request to an endpoint; of the source aclsum, a kind of prompt",
-    "posts": "a data set of the hub",
     "posts_revision": "a commit or tag of the hub",
     "subset": "a folder of the hub's data set",
-    "dataset": "a data set of the hub",
     "Options.file": "a file of the hub's data set",
     "experiment": "an experiment of MLflow",
     "registered_model": "a model of MLflow",
@@ -131,6 +129,8 @@ def test_the_keys_that_name_files_are_found_in_the_schema():
         "DpoConfig.reference_adapter",
         "PartConfig.path",
         "PolicyConfig.template",
+        "Options.dataset",
+        "Options.posts",
         "PromptsConfig.path",
         "QuestionAnswersConfig.template",
         "QuestionsConfig.path",
@@ -179,6 +179,51 @@ def test_a_run_reads_its_files_wherever_its_folder_and_the_process_are(files, tm
     recipe = Run("moved", tmp_path / "moved").recipe()
     assert open(recipe.data.path).read() == PAIRS
     assert str(tmp_path) not in (tmp_path / "moved" / "recipe.yaml").read_text()
+
+
+def test_two_files_with_the_same_bytes_have_a_copy_each(files, tmp_path):
+    (files / "other.jsonl").write_text(PAIRS)
+    recipe = create_run(own_recipe("data.trees=other.jsonl"), tmp_path / "run").recipe()
+    assert open(recipe.data.trees).read() == open(recipe.data.path).read() == PAIRS
+    assert recipe.data.trees.copy != recipe.data.path.copy
+
+
+def test_a_folder_that_contains_the_run_is_refused(files, tmp_path):
+    with pytest.raises(RecipeError, match=r"data.trees: the folder .* contains the run"):
+        create_run(own_recipe("data.trees=."), files / "runs" / "run")
+
+
+def test_linked_folders_are_copied_and_counted(files, tmp_path):
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards" / "a.jsonl").write_text("{}")
+    (files / "trees").mkdir()
+    (files / "trees" / "linked").symlink_to(tmp_path / "shards")
+    (tmp_path / "shards" / "again").symlink_to(files / "trees")  # a circle
+    run = create_run(own_recipe("data.trees=trees"), tmp_path / "run")
+    assert [path.name for path in run.inputs.rglob("*.jsonl")].count("a.jsonl") == 1
+
+
+def test_a_copy_that_was_edited_is_refused(files, tmp_path):
+    run = create_run(own_recipe(), tmp_path / "run")
+    verify_inputs(run.recipe())
+    next(run.inputs.rglob("pairs.jsonl")).write_text("changed")
+    with pytest.raises(RecipeError, match=r"data.path: the run's own copy .* has changed"):
+        verify_inputs(run.recipe())
+
+
+def test_a_run_of_an_earlier_version_without_the_texts_of_its_templates_is_refused():
+    with pytest.raises(RecipeError, match=r"template: the run was started by an earlier version"):
+        verify_inputs(load_recipe("debug"))
+
+
+def test_a_local_model_is_found_where_a_project_has_moved_to(model_folder, tmp_path):
+    run = create_run(own_recipe("policy.backbone.name=model"), model_folder.parent / "runs" / "run")
+    before = run.recipe().fingerprint("policy")
+    model_folder.parent.rename(tmp_path / "moved")
+    recipe = Run("run", tmp_path / "moved" / "runs" / "run").recipe()
+    verify_inputs(recipe)
+    assert recipe.policy.backbone.location == str(tmp_path / "moved" / "model")
+    assert recipe.fingerprint("policy") == before
 
 
 @pytest.mark.parametrize("name", ["pairs.jsonl", "policy.txt"])
@@ -277,11 +322,12 @@ def model_folder(files):
 
 def test_a_local_model_is_known_by_its_hash_and_not_copied(model_folder, tmp_path):
     recipe = create_run(own_recipe("policy.backbone.name=model"), tmp_path / "run").recipe()
-    assert recipe.policy.backbone.name == str(model_folder)
+    assert recipe.policy.backbone.name == "model"
+    assert recipe.policy.backbone.location == str(model_folder)
     assert recipe.policy.backbone.sha256 is not None
     assert recipe.selector.backbone.sha256 is None
     assert not list((tmp_path / "run" / "inputs").rglob("config.json"))
-    verify_models(recipe)
+    verify_inputs(recipe)
 
 
 def test_a_run_does_not_resume_with_a_local_model_that_has_changed(model_folder, tmp_path):
@@ -290,10 +336,10 @@ def test_a_run_does_not_resume_with_a_local_model_that_has_changed(model_folder,
     with pytest.raises(
         RecipeError, match=r"policy.backbone.name: the files of the folder .*model are not those"
     ):
-        verify_models(recipe)
+        verify_inputs(recipe)
     shutil.rmtree(model_folder)
     with pytest.raises(RecipeError, match=r"policy.backbone.name: there is no file or folder"):
-        verify_models(recipe)
+        verify_inputs(recipe)
 
 
 def test_a_model_at_an_endpoint_is_a_name_even_where_a_folder_has_it(model_folder, tmp_path):

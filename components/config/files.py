@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
-from pydantic import Field, GetCoreSchemaHandler
+from pydantic import Field, GetCoreSchemaHandler, PrivateAttr
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from components.config.section import Section
@@ -108,6 +108,7 @@ class NamedModel(Section):
     """
 
     model_key: ClassVar[str] = "name"
+    _location: str | None = PrivateAttr(None)  # not part of the recipe, since a folder may be moved
 
     sha256: str | None = Field(
         None,
@@ -119,8 +120,20 @@ class NamedModel(Section):
 
     @property
     def model_name(self) -> str | None:
-        """The hub id or local folder; None for a model that does not run in this process."""
+        """The hub id or local folder as the author wrote it; None for a model at an endpoint."""
         if getattr(self, "base_url", None) is not None:
             return None
         name: str = getattr(self, self.model_key)
         return name
+
+    @property
+    def location(self) -> str:
+        """What the model is loaded from: the absolute path of a run's local folder, or the name."""
+        name: str = getattr(self, self.model_key)
+        return self._location or name
+
+    def at(self, location: str, sha256: str) -> Self:
+        """The section with the hash of a local folder, and where the folder is."""
+        section = self.model_copy(update={"sha256": sha256})
+        section._location = location
+        return section

@@ -351,7 +351,7 @@ def _load_tokenizer_and_config(backbone: BackboneConfig) -> tuple[PreTrainedToke
     try:
         tokenizer = load_tokenizer(backbone)
         shape = AutoConfig.from_pretrained(
-            fetch_backbone(backbone.name),
+            fetch_backbone(backbone.location),
             revision=backbone.revision or "main",
             trust_remote_code=False,
             num_labels=1,
@@ -375,7 +375,7 @@ def _load_classifier(backbone: BackboneConfig, shape: PretrainedConfig, seed: in
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed % 2**31)  # inner layers of the head are random
         model, loading = AutoModelForSequenceClassification.from_pretrained(
-            fetch_backbone(backbone.name),
+            fetch_backbone(backbone.location),
             config=shape,
             revision=backbone.revision or "main",
             dtype=torch.float32,

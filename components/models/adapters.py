@@ -511,7 +511,7 @@ def export_adapter(
     content: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": backbone.name,
+        "base_model_name_or_path": backbone.location,
         "r": config.r,
         "lora_alpha": config.alpha,
         "lora_dropout": config.dropout,

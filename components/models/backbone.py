@@ -72,8 +72,8 @@ def read_model_config(backbone: BackboneConfig, local_only: bool = False) -> dic
     try:
         if name in (EMBEDDED, TINY):
             text = (generated_folder(name) / "config.json").read_text(encoding="utf-8")
-        elif Path(name).is_dir():
-            text = (Path(name) / "config.json").read_text(encoding="utf-8")
+        elif Path(backbone.location).is_dir():
+            text = (Path(backbone.location) / "config.json").read_text(encoding="utf-8")
         else:
             text = _fetch_hub_config(name, backbone.revision or "main", local_only)
         content: dict[str, Any] = json.loads(text)
@@ -186,7 +186,7 @@ def load_tokenizer(config: BackboneConfig) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(
-        fetch_backbone(config.name), revision=config.revision or "main", trust_remote_code=False
+        fetch_backbone(config.location), revision=config.revision or "main", trust_remote_code=False
     )
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
@@ -219,7 +219,7 @@ def load_backbone(config: BackboneConfig, device: str) -> PreTrainedModel:
     disable_transformers_progress_bars()
     eight_bit.check_support("backbone.quantization", config.quantization, device)
     quantization = _quantization_arguments(config, device)
-    source = fetch_backbone(config.name)
+    source = fetch_backbone(config.location)
     revision = config.revision or "main"
     try:
         model_config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)

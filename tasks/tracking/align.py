@@ -84,7 +84,9 @@ def register_policy(run_id: str, recipe: Recipe, adapter: Path) -> RegisteredMod
     mlflow.set_registry_uri(tracking_uri())
     with tempfile.TemporaryDirectory() as scratch, mlflow.start_run(run_id=run_id):
         policy = Path(scratch) / "policy.json"
-        policy.write_text(json.dumps(recipe.policy.model_dump(mode="json")), encoding="utf-8")
+        section = recipe.policy.model_dump(mode="json")
+        section["backbone"]["name"] = recipe.policy.backbone.location
+        policy.write_text(json.dumps(section), encoding="utf-8")
         logged = mlflow.pyfunc.log_model(
             name="policy",
             python_model=str(Path(tasks.policy_model.__file__)),

@@ -74,7 +74,7 @@ class ModelEvaluator:
                 number_tokens.
         """
         config = PolicyConfig(
-            backbone=BackboneConfig(name=options.model, revision=options.revision),
+            backbone=BackboneConfig(name=options.location, revision=options.revision),
             template=TemplateFile("thoughts/policy"),
             chat_date=options.chat_date,
             max_prompt_tokens=options.max_prompt_tokens,

@@ -7,12 +7,13 @@ where each is in several rows) can be named instead.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 
 from pydantic import Field
 
-from components.config import PromptsConfig
+from components.config import NameOrFolder, PromptsConfig
 from components.data.records import DataError, PromptData
 from components.data.rows import check_columns, check_text, find_file, from_hub, read_file, text_of
 from components.data.sources.base import PromptSource
@@ -21,9 +22,8 @@ from components.data.sources.base import PromptSource
 class Options(PromptSource):
     """Options of the prompt source safe-rlhf."""
 
-    dataset: str = Field(
-        "PKU-Alignment/PKU-SafeRLHF-prompt",
-        min_length=1,
+    dataset: NameOrFolder = Field(
+        NameOrFolder("PKU-Alignment/PKU-SafeRLHF-prompt"),
         description="Hub data set whose column prompt is read, split train.",
     )
 
@@ -36,11 +36,11 @@ class Options(PromptSource):
         Raises:
             DataError: the data cannot be read, or have no prompt.
         """
-        where = str(prompts.path or "") or self.dataset
+        where = str(prompts.path or self.dataset)
         raw = (
             read_file(_train(Path(prompts.path)), ("prompt",))
             if prompts.path
-            else from_hub(self.dataset, split="train", revision=prompts.revision)
+            else from_hub(os.fspath(self.dataset), split="train", revision=prompts.revision)
         )
         texts: dict[str, str] = {}
         dropped: Counter[str] = Counter()

@@ -151,7 +151,7 @@ class Options(NamedModel, Source):
 
     def _shorten(self, by_split: Mapping[str, Sequence[Vote]]) -> tuple[dict[str, list[Vote]], int]:
         """The pairs of at most max_tokens tokens, and the number of dropped ones."""
-        tokenizer = _tokenizer(self.tokenizer)
+        tokenizer = _tokenizer(self.location)
         short: dict[str, list[Vote]] = {}
         limit = self.max_tokens or 0
         for split, votes in by_split.items():

@@ -13,6 +13,7 @@ is read instead.
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +23,7 @@ from typing import Any
 
 from pydantic import Field
 
-from components.config import DataConfig
+from components.config import DataConfig, NameOrFolder
 from components.data.records import DataError, Pair, SourceData
 from components.data.rows import (
     CONVERSION,
@@ -72,8 +73,8 @@ class Comparison:
 class Options(Source):
     """Options of the source tldr."""
 
-    posts: str = Field(
-        "trl-lib/tldr",
+    posts: NameOrFolder = Field(
+        NameOrFolder("trl-lib/tldr"),
         description=(
             "Hub data set of the TL;DR posts with columns prompt and completion (or label), or title, post,"
             " subreddit, summary."
@@ -179,7 +180,7 @@ class Options(Source):
                 revision = data.revision or CONVERSION
                 rows = from_hub(HUB, split=split, revision=revision, data_dir="comparisons")
                 return RawSplit(rows, f"{HUB} (split {split})")
-            rows = from_hub(self.posts, split=split, revision=self.posts_revision)
+            rows = from_hub(os.fspath(self.posts), split=split, revision=self.posts_revision)
             return RawSplit(rows, f"{self.posts} (split {split})")
         folder = Path(data.path)
         if not folder.is_dir():

@@ -166,7 +166,7 @@ class ClassifierReward(NamedModel, ResponseReward):
 
         try:
             config = AutoConfig.from_pretrained(
-                self.name, revision=self.revision or "main", trust_remote_code=False
+                self.location, revision=self.revision or "main", trust_remote_code=False
             )
         except (OSError, ConnectionError, ValueError) as error:
             raise _unreadable(self, error) from None
@@ -210,10 +210,10 @@ class RewardModel:
         revision = config.revision or "main"
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(
-                config.name, revision=revision, trust_remote_code=False, truncation_side="left"
+                config.location, revision=revision, trust_remote_code=False, truncation_side="left"
             )
             model, loading = AutoModelForSequenceClassification.from_pretrained(
-                config.name,
+                config.location,
                 revision=revision,
                 dtype=torch.float32,
                 trust_remote_code=False,

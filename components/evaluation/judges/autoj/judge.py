@@ -88,7 +88,7 @@ class AutoJSection(EndpointOptions, NamedModel, JudgeSection):
     def with_chat_date(self, day: str) -> AutoJSection:
         """The section with the day that the model's chat template prints, if it prints one."""
         prints_day = self.chat_template and self.base_url is None and self.chat_date is None
-        if prints_day and reads_clock(BackboneConfig(name=self.model, revision=self.revision)):
+        if prints_day and reads_clock(BackboneConfig(name=self.location, revision=self.revision)):
             return self.model_copy(update={"chat_date": day})
         return self
 

@@ -47,7 +47,7 @@ class LocalModel:
         self.shortened = 0
         self.template = load_template(options.prompt_file, "pairwise")
         config = read_model_config(options)
-        backbone = BackboneConfig(name=options.model, revision=options.revision, dtype=options.dtype)
+        backbone = BackboneConfig(name=options.location, revision=options.revision, dtype=options.dtype)
         self.tokenizer = load_tokenizer(backbone)
         if options.chat_template and not self.tokenizer.chat_template:
             raise JudgeError(
@@ -89,7 +89,7 @@ def read_model_config(options: AutoJSection) -> PreTrainedConfig:
 
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
-            fetch_backbone(options.model), revision=options.revision or "main", trust_remote_code=False
+            fetch_backbone(options.location), revision=options.revision or "main", trust_remote_code=False
         )
     except (OSError, ValueError) as error:
         raise JudgeError(
@@ -129,7 +129,7 @@ def _load_quantized(options: AutoJSection, device: str) -> PreTrainedModel:
 
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
-            options.model,
+            options.location,
             revision=options.revision or "main",
             dtype="float16" if device.startswith("cuda") else "float32",
             device_map={"": device},
