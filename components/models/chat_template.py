@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from components.config import BackboneConfig, UserError
@@ -20,7 +21,12 @@ Message = dict[str, Any]
 CLOCK = "strftime_now"
 """The function by which a chat template asks for the present day, e.g. that of Llama 3.2."""
 CLOCK_CALL = re.compile(CLOCK + r"\s*\(")
-DATED_CALL = re.compile(CLOCK_CALL.pattern + r"""\s*(['"])(.*?)\1\s*\)""")
+DATED_CALL = re.compile(
+    CLOCK_CALL.pattern
+    + r"""\s*(?:format\s*=\s*)?(?P<quote>['"])(?P<text>(?:(?!(?P=quote)).)*)(?P=quote)\s*,?\s*\)"""
+)
+PROBES = ("Qzvkwx", "Jhgpfy")
+"""Two answers that end in different letters, to find where a template writes an answer."""
 
 
 class ChatTemplateError(UserError, ValueError):
@@ -73,7 +79,7 @@ class ChatTemplate:
 
     def _dated(self) -> str:
         """The template with the day in place of the calls that ask for the present one."""
-        template = self.tokenizer.get_chat_template()
+        template = _default_template(self.tokenizer)
         if not _has_clock(template):
             return template
         name = self.tokenizer.name_or_path
@@ -83,7 +89,9 @@ class ChatTemplate:
                 " chat_date: 2026-01-31 (policy.chat_date, for a judge evaluation.judge.chat_date)"
             )
         day = date.fromisoformat(self.date)
-        dated = DATED_CALL.sub(lambda call: repr(day.strftime(call[2])), template)
+        dated = DATED_CALL.sub(
+            lambda call: f"{call['quote']}{day.strftime(call['text'])}{call['quote']}", template
+        )
         if _has_clock(dated):
             raise ChatTemplateError(
                 f"the chat template of {name} calls {CLOCK} with something else than a text in quotes, so"
@@ -95,22 +103,35 @@ class ChatTemplate:
         """The token that ends an answer; None if the template writes no such token.
 
         It is the first token after the content of an assistant's turn that a text cannot contain,
-        such as <|im_end|>.
+        such as <|im_end|>. What follows the content is what the texts of two dialogues with different
+        answers have in common at their end, so no word of the template is taken for an answer.
 
         Raises:
             ChatTemplateError: the template does not show the content of an answer.
         """
-        content = "answer"
         question = {"role": "user", "content": "question"}
-        text = self.render([question, {"role": "assistant", "content": content}], add_generation_prompt=False)
-        _, found, end = text.rpartition(content)
-        if not found:
+        one, other = (
+            self.render([question, {"role": "assistant", "content": content}], add_generation_prompt=False)
+            for content in PROBES
+        )
+        if one == other:
             raise ChatTemplateError(
                 f"the chat template of {self.tokenizer.name_or_path} does not show the content of an"
                 " assistant's turn: use another one, or policy.chat=none"
             )
+        end = one[len(one) - _common_prefix(one[::-1], other[::-1]) :]
         ids: list[int] = self.tokenizer.encode(end, add_special_tokens=False)
-        return next((token for token in ids if token in special_ids(self.tokenizer)), None)
+        return next((token for token in ids if token in self._marks), None)
+
+    @cached_property
+    def _marks(self) -> set[int]:
+        """The tokens that can end a turn: added ones, but those of white space that stand for indents."""
+        added = special_ids(self.tokenizer)
+        return {token for token in added if self.tokenizer.convert_ids_to_tokens(token).strip()}
+
+    @cached_property
+    def _writes_end(self) -> bool:
+        return self.end_of_turn() is not None
 
     def encode_answers(
         self, messages: Sequence[Message], prompt: str, prompt_ids: list[int], answers: Sequence[str]
@@ -149,10 +170,10 @@ class ChatTemplate:
         return prompt_ids[:start], *(ids[start:] for ids in dialogues)
 
     def _encode_turn(self, before: str, turn: str) -> list[int]:
-        """Token ids of the end of a dialogue, with the white space after the end of its last turn."""
-        ids = encode_continuation(self.tokenizer, before, turn.rstrip())
-        if ids and ids[-1] in special_ids(self.tokenizer):
+        """Token ids of the end of a dialogue, with the end of its last turn and what follows that."""
+        if self._writes_end:
             return encode_continuation(self.tokenizer, before, turn)
+        ids = encode_continuation(self.tokenizer, before, turn.rstrip())
         return [*ids, cast("int", self.tokenizer.eos_token_id)]
 
 
@@ -176,14 +197,30 @@ def reads_clock(backbone: BackboneConfig) -> bool:
             f"the tokenizer of '{backbone.name}' cannot be read: {str(error).splitlines()[0]} Use 'embedded',"
             " a folder with the files of a model, or a hub id that this machine can reach."
         ) from None
-    return bool(tokenizer.chat_template) and _has_clock(tokenizer.get_chat_template())
+    return bool(tokenizer.chat_template) and _has_clock(_default_template(tokenizer))
+
+
+def _default_template(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The chat template for dialogues without tools.
+
+    Raises:
+        ChatTemplateError: the tokenizer has several templates, and none is named default.
+    """
+    try:
+        return cast("str", tokenizer.get_chat_template())
+    except ValueError:
+        raise ChatTemplateError(
+            f"the tokenizer of {tokenizer.name_or_path} has several chat templates"
+            f" ({', '.join(sorted(tokenizer.chat_template or ()))}), and none of them is named 'default': name"
+            " the one to use so, or set policy.chat=none"
+        ) from None
 
 
 def _has_clock(template: str) -> bool:
     return CLOCK_CALL.search(template) is not None
 
 
-def _common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """Number of tokens that two sequences begin with in common."""
+def _common_prefix(one: Sequence[object], other: Sequence[object]) -> int:
+    """Number of tokens or letters that two sequences begin with in common."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((n for n, (left, right) in pairs if left != right), min(len(one), len(other)))

@@ -189,6 +189,7 @@ class PolicyTexts:
         self.config = config
         self.tokenizer = load_tokenizer(config.backbone)
         self.template = load_template(config.template, "policy")
+        self.chat = chat_template_of(self.tokenizer, config)
 
     def encode(self, prompt: str) -> list[int]:
         """Token ids of one prompt, see `render_prompt`."""
@@ -211,10 +212,9 @@ class PolicyTexts:
         their own ids are trained on.
         """
         rendered = self._render(prompt)
-        chat = chat_template_of(self.tokenizer, self.config)
-        if chat is not None and rendered.messages is not None:
+        if self.chat is not None and rendered.messages is not None:
             answers = [completion.strip() for completion in completions]
-            return chat.encode_answers(rendered.messages, rendered.text, rendered.ids, answers)
+            return self.chat.encode_answers(rendered.messages, rendered.text, rendered.ids, answers)
         before = "" if self.template.pieces[-1] else trailing_space(prompt)
         texts = [before + text if text else text for text in map(str.rstrip, completions)]
         ends = [cast("int", self.tokenizer.eos_token_id)]
@@ -257,8 +257,7 @@ class Policy(PolicyTexts):
         super().__init__(config)
         self.device = device
         backbone = load_backbone(config.backbone, device)
-        chat = chat_template_of(self.tokenizer, config)
-        end_of_turn = None if chat is None else chat.end_of_turn()
+        end_of_turn = None if self.chat is None else self.chat.end_of_turn()
         stop_ids = find_stop_ids(backbone, self.tokenizer, end_of_turn)
         backbone.generation_config = generation_config(eos_token_id=stop_ids)
         self.model: PreTrainedModel | PeftModel = backbone

@@ -14,6 +14,7 @@ from components.models.chat_template import ChatTemplate, ChatTemplateError
 from components.models.generation import ContinuousBatch
 from components.models.policy import Policy, PolicyError, check_prompts
 from tests.support.chat_templates import (
+    Family,
     build_chat_tokenizer,
     family,
     open_chat_policy,
@@ -92,6 +93,44 @@ def test_a_template_that_writes_no_end_of_a_turn_gets_the_end_of_sequence_token(
     assert chat.end_of_turn() is None
 
 
+def chat_of(template, *marks, date=None):
+    """A chat template whose tokenizer ends texts with </s>, and has these marks besides."""
+    return ChatTemplate(build_chat_tokenizer(Family(template, None, "</s>", marks, "</s>")), {}, date)
+
+
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [
+        (
+            "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|answer_end|>{% endfor %}",
+            "<|answer_end|>",
+        ),
+        (
+            "{% for m in messages %}{{ m.role }}: {{ m.content }}<|end|>{% endfor %}"
+            "{% if not add_generation_prompt %}no further answer{% endif %}",
+            "<|end|>",
+        ),
+        ("{% for m in messages %}{{ m.role }}: {{ m.content | upper }}<|end|>{% endfor %}", "<|end|>"),
+        ("{% for m in messages %}{{ m.role + ': ' + m.content + '\n    ' }}{% endfor %}", None),
+    ],
+    ids=["a mark with the word answer", "a text after the end", "changed content", "an indent"],
+)
+def test_the_end_of_a_turn_is_found_whatever_the_template_says(template, end):
+    chat = chat_of(template, "<|answer_end|>", "<|end|>", "    ")
+    found = chat.end_of_turn()
+    assert (None if found is None else chat.tokenizer.convert_ids_to_tokens(found)) == end
+
+
+def test_an_answer_that_ends_in_an_added_token_gets_its_end_like_all_others():
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    chat = chat_of(template, "<tool_call>", "</tool_call>")
+    answers = ["<tool_call>f()</tool_call>", "yes"]
+    messages = [{"role": "user", "content": "p"}]
+    prompt = "user: p\n"
+    _, *encoded = chat.encode_answers(messages, prompt, chat.tokenizer.encode(prompt), answers)
+    assert [chat.tokenizer.decode(ids) for ids in encoded] == [f"assistant: {text}</s>" for text in answers]
+
+
 # --- generation
 
 
@@ -156,6 +195,32 @@ def test_a_clock_that_is_read_in_an_unknown_format_is_refused():
     shape = family("llama-3")._replace(template="{% set f = '%d' %}{{ strftime_now(f) }}")
     with pytest.raises(ChatTemplateError, match="so that its day cannot be set"):
         render_on(build_chat_tokenizer(shape), "2026-03-01")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        'strftime_now("%d %b %Y", )',
+        "strftime_now( format = '%d %b %Y' )",
+        "strftime_now (\n'%d %b %Y'\n,\n)",
+    ],
+)
+def test_a_clock_is_found_however_its_format_is_written(call):
+    chat = chat_of("{{ " + call + " }}", date="2026-03-01")
+    assert chat.render([{"role": "user", "content": "p"}], False) == "01 Mar 2026"
+
+
+def test_a_clock_whose_format_is_put_together_is_refused():
+    chat = chat_of('{{ strftime_now("%d" ~ "%b") }}', date="2026-03-01")
+    with pytest.raises(ChatTemplateError, match="so that its day cannot be set"):
+        chat.render([{"role": "user", "content": "p"}], False)
+
+
+def test_several_chat_templates_without_a_default_are_refused():
+    chat = chat_of("unused")
+    chat.tokenizer.chat_template = {"rag": "{{ messages }}", "tool_use": "{{ messages }}"}
+    with pytest.raises(ChatTemplateError, match=r"\(rag, tool_use\), and none of them is named 'default'"):
+        chat.end_of_turn()
 
 
 # --- the recipe
