@@ -139,8 +139,8 @@ def verify_inputs(recipe: BaseModel) -> None:
             _record_model(key, named)
         elif isinstance(named, TemplateFile) and named.text is None:
             raise RecipeError(
-                f"{key}: the run was started by an earlier version of the project, which did not keep the texts"
-                " of its templates: start a new run."
+                f"{key}: the run was started by an earlier version of the project, which did not keep the"
+                " texts of its templates: start a new run."
             )
         elif isinstance(named, InputFile) and named.copy is not None:
             with _readable(Path(named.copy), key):
