@@ -120,9 +120,17 @@ def check_inputs(recipe: Recipe) -> None:
         RecipeError: naming the key and the file.
     """
     for key, named in named_files(recipe):
+        if isinstance(named, NamedModel) and named.model_name is not None and _is_path(named.location):
+            with _readable(Path(named.location), f"{key}.{named.model_key}"):
+                pass
         if isinstance(named, InputFile) and not isinstance(named, NameOrFolder):
             with _readable(Path(named), key):
                 pass
+
+
+def _is_path(name: str) -> bool:
+    """Whether the name of a model can only be a path, because it is no id of the hub."""
+    return name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
 def verify_inputs(recipe: BaseModel) -> None:

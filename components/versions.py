@@ -8,7 +8,7 @@ that an artifact of the earlier code is not taken for one of the present code.
 ROUNDS = 5
 """What clients compute in the rounds (components/federation/clients, components/learning)."""
 
-SELECTOR_JUDGE = 4
+SELECTOR_JUDGE = 5
 """Selectors that are trained as judges (components/evaluation/judges/selector.py)."""
 
 TRAINED_REWARD = 5

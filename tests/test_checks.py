@@ -145,6 +145,26 @@ def test_a_chat_template_that_refuses_the_system_turn_is_found(model):
     assert "no system turn" in check(model, *FEDDPO, "policy.system=Be kind.")
 
 
+@pytest.mark.parametrize("key", ["policy.backbone.name", "selector.backbone.name"])
+@pytest.mark.parametrize("name", ["./no/such/folder", "/nonexistent", "a/b/c"])
+def test_a_local_model_that_does_not_exist_is_refused(key, name):
+    assert f"{key}: there is no file or folder" in refusal("check", "debug", f"{key}={name}")
+
+
+@pytest.mark.parametrize("content", [None, "{"], ids=["missing", "damaged"])
+def test_a_tokenizer_that_cannot_be_read_is_refused_in_a_sentence(model, content):
+    for path in model.glob("*token*"):
+        path.unlink()
+    if content is not None:
+        (model / "tokenizer.json").write_text(content)
+    assert "cannot be read" in check(model)
+
+
+def test_a_config_that_is_no_mapping_is_refused(model):
+    (model / "config.json").write_text("[]")
+    assert "expected a mapping" in check(model)
+
+
 def test_a_folder_without_a_readable_config_is_refused(model):
     (model / "config.json").write_text("{")
     assert "config.json" in check(model)

@@ -77,6 +77,8 @@ def read_model_config(backbone: BackboneConfig, local_only: bool = False) -> dic
         else:
             text = _fetch_hub_config(name, backbone.revision or "main", local_only)
         content: dict[str, Any] = json.loads(text)
+        if not isinstance(content, dict):
+            raise ValueError("expected a mapping of settings")
     except (OSError, ValueError) as error:  # those of huggingface_hub are among them
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if name in (EMBEDDED, TINY):
@@ -181,13 +183,20 @@ def load_tokenizer(config: BackboneConfig) -> PreTrainedTokenizerBase:
     """Load the backbone's tokenizer. Its padding token is EOS if the model defines none.
 
     Raises:
-        BackboneError: it has neither.
+        BackboneError: it has neither, or cannot be read.
     """
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(
-        fetch_backbone(config.location), revision=config.revision or "main", trust_remote_code=False
-    )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            fetch_backbone(config.location), revision=config.revision or "main", trust_remote_code=False
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:  # of a missing or a damaged file
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise BackboneError(
+            f"the tokenizer of '{config.name}' cannot be read: {reason} Use 'embedded', a folder with the"
+            " files of a model, or a hub id that this machine can reach."
+        ) from None
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
             raise BackboneError(

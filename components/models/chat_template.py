@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from components.config import BackboneConfig, UserError
-from components.models.backbone import EMBEDDED, TINY, BackboneError, load_tokenizer
+from components.models.backbone import EMBEDDED, TINY, load_tokenizer
 from components.models.tokens import encode_continuation
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class ChatTemplate:
     def _marks(self) -> set[int]:
         """The tokens that can end a turn: added ones, but those of white space that stand for indents."""
         added = special_ids(self.tokenizer)
-        return {token for token in added if self.tokenizer.convert_ids_to_tokens(token).strip()}
+        return {token for token in added if str(self.tokenizer.convert_ids_to_tokens(token)).strip()}
 
     @cached_property
     def _writes_end(self) -> bool:
@@ -190,13 +190,7 @@ def reads_clock(backbone: BackboneConfig) -> bool:
     """
     if backbone.name in (EMBEDDED, TINY):  # their templates do not, and the models may not exist yet
         return False
-    try:
-        tokenizer = load_tokenizer(backbone)
-    except (OSError, ValueError) as error:
-        raise BackboneError(
-            f"the tokenizer of '{backbone.name}' cannot be read: {str(error).splitlines()[0]} Use 'embedded',"
-            " a folder with the files of a model, or a hub id that this machine can reach."
-        ) from None
+    tokenizer = load_tokenizer(backbone)
     return bool(tokenizer.chat_template) and _has_clock(_default_template(tokenizer))
 
 
@@ -207,12 +201,12 @@ def _default_template(tokenizer: PreTrainedTokenizerBase) -> str:
         ChatTemplateError: the tokenizer has several templates, and none is named default.
     """
     try:
-        return cast("str", tokenizer.get_chat_template())
+        return tokenizer.get_chat_template()
     except ValueError:
         raise ChatTemplateError(
             f"the tokenizer of {tokenizer.name_or_path} has several chat templates"
-            f" ({', '.join(sorted(tokenizer.chat_template or ()))}), and none of them is named 'default': name"
-            " the one to use so, or set policy.chat=none"
+            f" ({', '.join(sorted(tokenizer.chat_template or ()))}), and none of them is named 'default':"
+            " name the one to use so, or set policy.chat=none"
         ) from None
 
 
