@@ -58,10 +58,13 @@ def sample_completions(recipe: Recipe, prepared: Path, path: Path) -> SamplingRe
 def label_completions(
     record: OutcomeRecord, workspace: Workspace, completions: Path, path: Path
 ) -> LabellingResult:
-    """Label all pairs of distinct completions by the selectors; stored as parquet, a row per pair."""
+    """Label all pairs of distinct completions by the selectors, and choose those that are trained on.
+
+    The latter are stored as parquet, a row per pair.
+    """
     from datasets import Dataset
 
-    from components.alignment.label import candidate_pairs, label_pairs, label_shares
+    from components.alignment.label import candidate_pairs, choose_ranked_pairs, label_pairs, label_shares
     from components.models.generation import Completion
     from components.models.selector import Comparison
 
@@ -78,6 +81,9 @@ def label_completions(
         Comparison(candidate.prompt, candidate.first.text, candidate.second.text) for candidate in candidates
     ]
     labeled = label_pairs(load_outcome(record).compare(comparisons, workspace), candidates)
+    limit = workspace.recipe.alignment.pairs_per_prompt
+    if limit is not None:
+        labeled = choose_ranked_pairs(labeled, limit)
     path.parent.mkdir(parents=True, exist_ok=True)
     if labeled:
         Dataset.from_list([dict(row) for row in labeled]).to_parquet(path)

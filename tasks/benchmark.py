@@ -50,7 +50,8 @@ def _shared_files(recipe: Recipe, other: Run) -> list[str]:
     keys = ("prompts", "completions", "temperature")
     if all(getattr(recipe.alignment, key) == getattr(theirs.alignment, key) for key in keys):
         files.append("alignment/completions.json")
-    if recipe.evaluation.prompts == theirs.evaluation.prompts:
+    keys = ("prompts", "answers_per_prompt", "answer_temperature")
+    if all(getattr(recipe.evaluation, key) == getattr(theirs.evaluation, key) for key in keys):
         files.append("evaluation/answers-base.json")
     if recipe.evaluation.questions == theirs.evaluation.questions:
         paths = sorted((other.evaluation / "questions").glob("base-*.json"))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from components.config import Recipe
+from components.data.records import answered_prompt
 from components.data.report import read_report
 from components.environment import PRIVATE_PREFECT
 from components.io import read_json, write_atomically, write_json
@@ -56,12 +57,13 @@ def write_report(run: Run, recipe: Recipe) -> None:
     adapters = {
         name: _relative(run.federation / adapter.folder) for name, adapter in federation.adapters.items()
     }
+    answers = read_json(run.evaluation / "answers.json")
     finished = FinishedRun(
         recipe,
         federation,
         alignment,
         evaluation,
-        prompts=len(read_json(run.evaluation / "answers.json")),
+        prompts=len({answered_prompt(row["prompt_id"]) for row in answers}),
         references=(prompts["test"].references if "test" in prompts else "") or "human text",
         adapters=adapters | {"aligned": _relative(run.alignment / alignment.policy.folder)},
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from components.alignment.dpo_model import AlignmentError, DpoPair, Progress, save_adapter
+from components.alignment.dpo_model import AlignmentError, DpoPair, Ends, Progress, save_adapter
 from components.alignment.kl import kl_to_reference
 from components.alignment.packed_trainer import train_packed
 from components.alignment.trl_trainer import train_with_trl
@@ -16,8 +16,11 @@ from components.models.head import check_lm_head
 from components.models.policy import Policy
 
 if TYPE_CHECKING:
+    from peft import PeftModel
     from transformers import PreTrainedModel
 
+ROUNDING = 1e-3
+"""Tolerance of a number of epochs, which TRL rounds."""
 TRAINERS = {"packed": train_packed, "trl": train_with_trl}
 """Trainers by the name in alignment.dpo.trainer."""
 
@@ -48,7 +51,8 @@ class DpoResult:
         checkpoints: optimizer step by PEFT folder: after each epoch, and every `checkpoint_every`
             steps.
         history: metrics by optimizer step, see TrainedPolicy.
-        metrics: pairs, steps, and the KL to the reference, see kl_to_reference.
+        metrics: pairs, steps, epochs (where max_kl limits them), and the KL to the reference, see
+            kl_to_reference.
     """
 
     adapter: Path
@@ -89,28 +93,54 @@ def align_policy(
     # Without an adapter, the policy's model is the backbone itself.
     check_lm_head(cast("PreTrainedModel", policy.model), settings.policy.backbone.name)
     cuda_devices = [torch.device(settings.device)] if settings.device.startswith("cuda") else []
+    ends = _kl_limit(policy, settings, kl_prompts) if config.max_kl is not None else None
     with torch.random.fork_rng(devices=cuda_devices):
-        trained = TRAINERS[config.trainer](policy, pairs, config, folder, settings.seed, progress)
+        trained = TRAINERS[config.trainer](policy, pairs, config, folder, settings.seed, progress, ends)
     policy.model = trained.model
     steps = len(trained.history)
+    epochs = trained.history[-1]["epoch"] if ends is not None else float(config.epochs)
     metrics = {
         "pairs": len(pairs),
         "steps": steps,
+        **({"epochs": epochs} if ends is not None else {}),
         **kl_to_reference(policy, kl_prompts, settings.seed),
     }
     return DpoResult(
         adapter=save_adapter(trained.model, settings.policy, config, folder / "final"),
-        checkpoints=_checkpoint_steps(config, folder, steps),
+        checkpoints=_checkpoint_steps(config, folder, steps, epochs),
         history=trained.history,
         metrics=metrics,
     )
 
 
-def _checkpoint_steps(config: DpoConfig, folder: Path, steps: int) -> dict[Path, int]:
+def _kl_limit(policy: Policy, settings: DpoSettings, prompts: Sequence[str]) -> Ends:
+    """Whether a model's KL to the reference is above alignment.dpo.max_kl.
+
+    Raises:
+        AlignmentError: there are no prompts.
+    """
+    limit = settings.dpo.max_kl or 0.0
+    if not prompts:
+        raise AlignmentError(
+            "alignment.dpo.max_kl is measured on held-out prompts, and there are none: leave it out, or"
+            " hold out prompts (data.test)"
+        )
+
+    def ends(model: PeftModel) -> bool:
+        backbone, policy.model = policy.model, model.eval()
+        try:
+            return kl_to_reference(policy, prompts, settings.seed)["kl_sequence"] > limit
+        finally:
+            policy.model = backbone
+
+    return ends
+
+
+def _checkpoint_steps(config: DpoConfig, folder: Path, steps: int, epochs: float) -> dict[Path, int]:
     """Optimizer step of each checkpoint that the training has saved."""
     checkpoints = {
-        folder / f"epoch-{epoch}": round(epoch * steps / config.epochs)
-        for epoch in range(1, config.epochs + 1)
+        folder / f"epoch-{epoch}": round(epoch * steps / epochs)
+        for epoch in range(1, int(epochs + ROUNDING) + 1)
     }
     if config.checkpoint_every:
         saved_steps = range(config.checkpoint_every, steps + 1, config.checkpoint_every)

@@ -32,6 +32,10 @@ Progress = Callable[[int, int, Mapping[str, float]], None]
 """Called with (step, number of steps, metrics of the step) after each optimizer step."""
 
 
+Ends = Callable[["PeftModel"], bool]
+"""Called with the model at each checkpoint; the training ends there if it gives True."""
+
+
 class AlignmentError(UserError, ValueError):
     """Pairs or a reference that the policy cannot be aligned with."""
 

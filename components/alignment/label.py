@@ -26,6 +26,7 @@ __all__ = [
     "LabelShares",
     "LabeledPair",
     "candidate_pairs",
+    "choose_ranked_pairs",
     "label_pairs",
     "label_shares",
     "majority_vote",
@@ -170,6 +171,32 @@ def label_pairs(margins: npt.NDArray[np.float64], candidates: Sequence[Candidate
     return [
         _labeled(candidate, int(label), float(margin))
         for candidate, label, margin in zip(candidates, labels, mean_margins, strict=True)
+    ]
+
+
+def choose_ranked_pairs(pairs: Sequence[LabeledPair], count: int) -> list[LabeledPair]:
+    """Choose pairs of each prompt by the selectors' order of its completions.
+
+    Completions are ranked by the pairs that they win, of equal ones by the summed log-odds of these.
+    The first is paired with the last, the second with the last but one, and so on.
+
+    Args:
+        pairs: all labeled pairs of the prompts' distinct completions.
+        count: pairs per prompt, at most; a prompt with n completions has n // 2.
+    """
+    scores: dict[str, dict[str, tuple[int, float]]] = {}
+    for pair in pairs:
+        own = scores.setdefault(pair["prompt_id"], {})
+        wins, odds = own.get(pair["chosen"], (0, 0.0))
+        own[pair["chosen"]] = (wins + 1, odds + (-pair["margin"] if pair["label"] else pair["margin"]))
+        own.setdefault(pair["rejected"], (0, 0.0))
+    chosen: set[tuple[str, frozenset[str]]] = set()
+    for prompt, own in scores.items():
+        ranked = sorted(own, key=lambda text: own[text], reverse=True)
+        for rank in range(min(count, len(ranked) // 2)):
+            chosen.add((prompt, frozenset((ranked[rank], ranked[-1 - rank]))))
+    return [
+        pair for pair in pairs if (pair["prompt_id"], frozenset((pair["chosen"], pair["rejected"]))) in chosen
     ]
 
 

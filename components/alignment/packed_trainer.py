@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 from components.alignment.dpo_model import (
     AlignmentError,
     DpoPair,
+    Ends,
     Progress,
     TrainedPolicy,
     initialize_adapter,
@@ -93,6 +94,7 @@ def train_packed(
     folder: Path,
     seed: int,
     progress: Progress | None = None,
+    ends: Ends | None = None,
 ) -> TrainedPolicy:
     """Train a policy by DPO on packed pairs.
 
@@ -103,6 +105,7 @@ def train_packed(
         folder: receives the checkpoints.
         seed: determines the initial values of a new adapter, the order of the pairs, and dropout.
         progress: called after each optimizer step.
+        ends: says at each checkpoint whether it is the last one; None: all epochs are trained.
 
     Raises:
         AlignmentError: a loss is not finite, or the reference adapter cannot be read.
@@ -126,6 +129,8 @@ def train_packed(
                     save_adapter(model, policy.config, config, folder / name)
                 if progress is not None:
                     progress(step.number, len(steps), entry)
+            if ends is not None and any(_checkpoint_names(step, config)) and ends(model):
+                break
     accelerator.wait_for_everyone()
     return TrainedPolicy(model.eval(), history)
 

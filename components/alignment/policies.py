@@ -25,8 +25,10 @@ from components.federation.outcome import Workspace, score_by_client
 from components.models.adapters import read_adapter
 from components.models.generation import Completion
 from components.models.policy import (
+    GREEDY,
     ClientPolicySet,
     Policy,
+    Sampling,
     assign_round_robin,
     client_adapter_folders,
 )
@@ -47,7 +49,7 @@ class StoredPolicyError(UserError, ValueError):
 
 @dataclass(frozen=True)
 class Answer:
-    """A greedy answer to a prompt.
+    """An answer to a prompt.
 
     Attributes:
         completion: the answer.
@@ -81,8 +83,14 @@ class PolicySet(ABC):
         """
 
     @abstractmethod
-    def answer(self, prompts: Sequence[str], seed: int, progress: Progress | None = None) -> list[Answer]:
-        """Greedy answers to prompts; clients with policies of their own answer them round-robin."""
+    def answer(
+        self,
+        prompts: Sequence[str],
+        seed: int,
+        progress: Progress | None = None,
+        sampling: Sampling = GREEDY,
+    ) -> list[list[Answer]]:
+        """Answers to each prompt; clients with policies of their own take the prompts round-robin."""
 
     @abstractmethod
     def assign_questions(self, count: int, question_set: str) -> list[str]:
@@ -113,10 +121,18 @@ class SharedPolicySet(PolicySet):
         """The shared policy."""
         return self._policy
 
-    def answer(self, prompts: Sequence[str], seed: int, progress: Progress | None = None) -> list[Answer]:
+    def answer(
+        self,
+        prompts: Sequence[str],
+        seed: int,
+        progress: Progress | None = None,
+        sampling: Sampling = GREEDY,
+    ) -> list[list[Answer]]:
         """Answers of the shared policy."""
-        completions = self._policy.generate(prompts, seed, progress=progress)
-        return [Answer(completion, "") for (completion,) in completions]
+        completions = self._policy.generate(
+            prompts, seed, sampling.temperature, sampling.count, progress=progress
+        )
+        return [[Answer(completion, "") for completion in samples] for samples in completions]
 
     def assign_questions(self, count: int, question_set: str) -> list[str]:
         """All questions to the shared policy."""
@@ -143,12 +159,19 @@ class OwnPolicySet(PolicySet):
         """
         return self._policies.select(client)
 
-    def answer(self, prompts: Sequence[str], seed: int, progress: Progress | None = None) -> list[Answer]:
+    def answer(
+        self,
+        prompts: Sequence[str],
+        seed: int,
+        progress: Progress | None = None,
+        sampling: Sampling = GREEDY,
+    ) -> list[list[Answer]]:
         """Answers of the clients' policies, round-robin."""
         clients = assign_round_robin(len(prompts), self.clients)
-        completions = self._policies.generate(prompts, clients, seed, progress)
+        completions = self._policies.generate(prompts, clients, seed, progress, sampling)
         return [
-            Answer(completion, client) for (completion,), client in zip(completions, clients, strict=True)
+            [Answer(completion, client) for completion in samples]
+            for samples, client in zip(completions, clients, strict=True)
         ]
 
     def assign_questions(self, count: int, question_set: str) -> list[str]:

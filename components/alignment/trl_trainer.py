@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from components.alignment.dpo_model import (
     AlignmentError,
     DpoPair,
+    Ends,
     Progress,
     TrainedPolicy,
     initialize_adapter,
@@ -44,6 +45,7 @@ def train_with_trl(
     folder: Path,
     seed: int,
     progress: Progress | None = None,
+    ends: Ends | None = None,
 ) -> TrainedPolicy:
     """Train a policy by TRL's DPOTrainer; arguments and errors as of `build_trainer`.
 
@@ -51,7 +53,7 @@ def train_with_trl(
         AlignmentError: a loss is not finite.
     """
     with completion_positions_only():
-        trainer = build_trainer(policy, pairs, config, folder, seed, progress)
+        trainer = build_trainer(policy, pairs, config, folder, seed, progress, ends)
         trainer.train()
     history = [entry for entry in trainer.state.log_history if "loss" in entry]
     if not all(math.isfinite(entry["loss"]) for entry in history):
@@ -66,6 +68,7 @@ def build_trainer(
     folder: Path,
     seed: int,
     progress: Progress | None = None,
+    ends: Ends | None = None,
 ) -> DPOTrainer:
     """Build a DPOTrainer for tokenized pairs; its `model` is the PEFT model that is trained.
 
@@ -76,6 +79,7 @@ def build_trainer(
         folder: receives the checkpoints.
         seed: see DpoSettings.
         progress: called after each optimizer step.
+        ends: says at each checkpoint whether it is the last one; None: all epochs are trained.
 
     Raises:
         AlignmentError: the reference adapter cannot be read.
@@ -99,7 +103,7 @@ def build_trainer(
         args=_training_arguments(policy, config, folder, seed),
         train_dataset=_tokenized(policy, pairs),
         processing_class=policy.tokenizer,
-        callbacks=[_checkpoint_callback(policy.config, config, folder, progress)],
+        callbacks=[_checkpoint_callback(policy.config, config, folder, progress, ends)],
         peft_config=to_peft_config(policy.config.lora) if has_new_adapter else None,
     )
     trainer.remove_callback(PrinterCallback)
@@ -158,18 +162,28 @@ def _training_arguments(policy: Policy, config: DpoConfig, folder: Path, seed: i
 
 
 def _checkpoint_callback(
-    policy: PolicyConfig, config: DpoConfig, folder: Path, progress: Progress | None
+    policy: PolicyConfig,
+    config: DpoConfig,
+    folder: Path,
+    progress: Progress | None,
+    ends: Ends | None,
 ) -> TrainerCallback:
-    """Callback that saves the adapter as PEFT folders during the training, and reports progress."""
+    """Callback that saves the adapter as PEFT folders, reports progress, and may end the training."""
     from transformers import TrainerCallback
 
     class Checkpoints(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
             if config.checkpoint_every and state.global_step % config.checkpoint_every == 0:
                 save_adapter(objects["model"], policy, config, folder / f"step-{state.global_step}")
+                self._check_end(control, objects["model"])
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
             save_adapter(objects["model"], policy, config, folder / f"epoch-{round(state.epoch)}")
+            self._check_end(control, objects["model"])
+
+        def _check_end(self, control: Any, model: PeftModel) -> None:
+            if ends is not None and not control.should_training_stop and ends(model):
+                control.should_training_stop = True
 
         def on_log(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
             logs = objects.get("logs")

@@ -61,6 +61,14 @@ class DpoConfig(Section):
         ge=0,
         description="Held-out prompts on which the KL to the reference is estimated after training.",
     )
+    max_kl: float | None = Field(
+        None,
+        gt=0,
+        description=(
+            "Training ends at the first checkpoint (checkpoint_every, or an epoch's end) whose KL to the"
+            " reference, estimated on kl_prompts, is above this (nats per completion); null: after epochs."
+        ),
+    )
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
@@ -68,6 +76,8 @@ class DpoConfig(Section):
             raise ValueError(
                 f"batch_size {self.batch_size} must be a multiple of micro_batch_size {self.micro_batch_size}"
             )
+        if self.max_kl is not None and not self.kl_prompts:
+            raise ValueError("max_kl is measured on held-out prompts: set kl_prompts above 0")
         if self.reference != "base" and not self.reference_adapter:
             raise ValueError(
                 f"reference '{self.reference}' needs reference_adapter, the folder of a PEFT adapter"
@@ -90,6 +100,15 @@ class AlignmentConfig(Section):
     )
     completions: int = Field(
         2, ge=2, description="Completions sampled per prompt (n); all n (n - 1) / 2 pairs are labeled."
+    )
+    pairs_per_prompt: int | None = Field(
+        None,
+        ge=1,
+        description=(
+            "Labeled pairs of a prompt that are trained on: its completions are ranked by the pairs that they"
+            " win, and the first is paired with the last, the second with the last but one, and so on. null"
+            " takes all pairs."
+        ),
     )
     temperature: float = Field(0.7, gt=0, description="Sampling temperature; FedBiscuit B.1: 0.7.")
     dpo: DpoConfig = Field(default_factory=DpoConfig, description="The alignment.")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import Field, SerializeAsAny
+from pydantic import Field, SerializeAsAny, model_validator
 
 from components.config.files import InputFile, NameOrFolder, TemplateFile
 from components.config.models import BackboneConfig
@@ -132,9 +132,20 @@ class EvaluationConfig(Section):
         None,
         ge=1,
         description=(
-            "Held-out prompts that the base and the aligned policy answer greedily; null uses all. FedBiscuit"
+            "Held-out prompts that the base and the aligned policy answer; null uses all. FedBiscuit"
             " section 7.1: 6,553."
         ),
+    )
+    answers_per_prompt: int = Field(
+        1,
+        ge=1,
+        description=(
+            "Answers of each policy to a prompt. One is greedy; several are sampled, and each is compared"
+            " with the other side's answer of the same number. Intervals then draw whole prompts."
+        ),
+    )
+    answer_temperature: float = Field(
+        0.7, gt=0, description="Sampling temperature of several answers per prompt."
     )
     judge: Annotated[SerializeAsAny[JudgeConfig], registered_section(JUDGES, "selector")] = Field(
         default_factory=lambda: JUDGES.load("selector").model_validate({}), description="The judge."
@@ -174,3 +185,12 @@ class EvaluationConfig(Section):
         None,
         description="Questions with a right answer, for the policies' accuracy; null leaves them out.",
     )
+
+    @model_validator(mode="after")
+    def _check_answers(self) -> Self:
+        if self.alpaca_eval is not None and self.answers_per_prompt > 1:
+            raise ValueError(
+                f"alpaca_eval compares one answer to each prompt, but answers_per_prompt is"
+                f" {self.answers_per_prompt}: set it to 1, or leave alpaca_eval out"
+            )
+        return self

@@ -157,6 +157,16 @@ def pair_id(*parts: str) -> str:
     return hashlib.blake2b("\x1f".join(parts).encode(), digest_size=8).hexdigest()
 
 
+def answer_id(prompt_id: str, number: int) -> str:
+    """Id of the answer of this number (from 0) to a prompt; that of the first one is the prompt's."""
+    return prompt_id if number == 0 else f"{prompt_id}#{number}"
+
+
+def answered_prompt(answer: str) -> str:
+    """The prompt's id in the id of an answer."""
+    return answer.partition("#")[0]
+
+
 def trailing_space(text: str) -> str:
     """The white space at the end of a text; empty if there is none."""
     return text[len(text.rstrip()) :]

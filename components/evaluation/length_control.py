@@ -16,13 +16,13 @@ of fits of two coefficients, which are done in batches here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from components.evaluation.winrate import Verdict
+from components.evaluation.winrate import Verdict, unit_indices
 from components.seeding import generator
 
 PENALTY = 0.01
@@ -68,6 +68,7 @@ def fit_length_controlled_rate(
     second_lengths: Sequence[int],
     resamples: int = 2000,
     seed: int = 0,
+    prompts: Sequence[Hashable] | None = None,
 ) -> LengthControlledRate:
     """Fit the length-controlled win rate of response 1 with a 95% percentile-bootstrap interval.
 
@@ -86,6 +87,7 @@ def fit_length_controlled_rate(
         resamples: number of bootstrap resamples. Each is a complete estimate, including the
             standard deviation of the differences.
         seed: determines the resamples.
+        prompts: prompt of each label; those of a prompt are drawn together. None: each has its own.
 
     Raises:
         ValueError: the numbers of labels and lengths differ, or a label is outside [0, 1].
@@ -103,7 +105,8 @@ def fit_length_controlled_rate(
     if not n:
         return LengthControlledRate(*[float("nan")] * 5)
     (rate,), (effect,) = _fit_rates(y, d, np.ones((1, n)))
-    low, high = (np.nan, np.nan) if np.isnan(rate) else _bootstrap_interval(y, d, resamples, seed)
+    units = np.array(unit_indices(range(n) if prompts is None else prompts))
+    low, high = (np.nan, np.nan) if np.isnan(rate) else _bootstrap_interval(y, d, units, resamples, seed)
     return LengthControlledRate(float(rate), low, high, float(y.mean()), float(effect))
 
 
@@ -113,6 +116,7 @@ def length_controlled_rate(
     second_texts: Sequence[str],
     resamples: int = 2000,
     seed: int = 0,
+    prompts: Sequence[Hashable] | None = None,
 ) -> LengthControlledRate:
     """Compute the length-controlled win rate of response 1; unparsable verdicts are left out.
 
@@ -121,6 +125,7 @@ def length_controlled_rate(
         first_texts, second_texts: the judged responses 1 and 2; their lengths are counted in
             characters.
         resamples, seed: of the bootstrap.
+        prompts: see fit_length_controlled_rate.
     """
     return length_controlled_rate_from_lengths(
         verdicts,
@@ -128,6 +133,7 @@ def length_controlled_rate(
         [len(text) for text in second_texts],
         resamples,
         seed,
+        prompts,
     )
 
 
@@ -137,31 +143,36 @@ def length_controlled_rate_from_lengths(
     second_lengths: Sequence[int],
     resamples: int = 2000,
     seed: int = 0,
+    prompts: Sequence[Hashable] | None = None,
 ) -> LengthControlledRate:
     """The same as length_controlled_rate, from the lengths of the responses (characters)."""
+    units = range(len(verdicts)) if prompts is None else prompts
     rows = [
-        (LABELS[verdict], first, second)
-        for verdict, first, second in zip(verdicts, first_lengths, second_lengths, strict=True)
+        (LABELS[verdict], first, second, unit)
+        for verdict, first, second, unit in zip(verdicts, first_lengths, second_lengths, units, strict=True)
         if verdict in LABELS
     ]
     return fit_length_controlled_rate(
-        [label for label, _, _ in rows],
-        [first for _, first, _ in rows],
-        [second for _, _, second in rows],
+        [label for label, _, _, _ in rows],
+        [first for _, first, _, _ in rows],
+        [second for _, _, second, _ in rows],
         resamples,
         seed,
+        [unit for _, _, _, unit in rows],
     )
 
 
-def _bootstrap_interval(y: Array, d: Array, resamples: int, seed: int) -> tuple[float, float]:
-    n = len(y)
+def _bootstrap_interval(
+    y: Array, d: Array, units: npt.NDArray[np.int64], resamples: int, seed: int
+) -> tuple[float, float]:
+    n = int(units.max()) + 1
     numbers = generator(seed, "bootstrap", "length-controlled")
-    batch = max(1, CELLS // n)
+    batch = max(1, CELLS // len(y))
     rates = []
     for start in range(0, resamples, batch):
         size = min(batch, resamples - start)
         counts = numbers.multinomial(n, np.full(n, 1 / n), size=size).astype(float)
-        rates.append(_fit_rates(y, d, counts)[0])
+        rates.append(_fit_rates(y, d, counts if n == len(y) else counts[:, units])[0])
     determined = np.concatenate(rates)
     determined = determined[~np.isnan(determined)]
     if not len(determined):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -33,7 +33,8 @@ class WinRate:
         wins, ties, losses, unparsable: number of verdicts.
         rate: wins / (wins + ties + losses). Ties count in the denominator, as in FedBiscuit (table
             1); unparsable verdicts count in neither part. NaN if no verdict could be parsed.
-        low, high: 95% percentile-bootstrap interval of the rate over the verdicts.
+        low, high: 95% percentile-bootstrap interval of the rate over the verdicts, or over the prompts
+            where there are several answers to each.
     """
 
     wins: int
@@ -48,20 +49,31 @@ class WinRate:
         return f"{self.rate:.1%} [{self.low:.1%}, {self.high:.1%}]"
 
 
-def win_rate(verdicts: Sequence[Verdict], resamples: int = 2000, seed: int = 0) -> WinRate:
+def win_rate(
+    verdicts: Sequence[Verdict],
+    resamples: int = 2000,
+    seed: int = 0,
+    prompts: Sequence[Hashable] | None = None,
+) -> WinRate:
     """Compute the win rate of response 1 with its 95% percentile-bootstrap interval.
 
     Args:
-        verdicts: one for each prompt.
+        verdicts: one for each answer.
         resamples: number of bootstrap resamples.
         seed: determines the resamples.
+        prompts: prompt of each answer; those of a prompt are drawn together. None: each has its own.
     """
     verdicts = [Verdict(verdict) for verdict in verdicts]
     counts = {kind: sum(verdict is kind for verdict in verdicts) for kind in Verdict}
-    wins = np.array([v is Verdict.FIRST for v in verdicts if v is not Verdict.UNPARSABLE], dtype=float)
+    parsed = [n for n, verdict in enumerate(verdicts) if verdict is not Verdict.UNPARSABLE]
+    wins = np.array([verdicts[n] is Verdict.FIRST for n in parsed], dtype=float)
     if not len(wins):
         return WinRate(0, 0, 0, counts[Verdict.UNPARSABLE], float("nan"), float("nan"), float("nan"))
-    low, high = bootstrap_interval(wins, resamples, seed)
+    units = unit_indices([prompts[n] if prompts is not None else n for n in parsed])
+    if len(set(units)) == len(units):
+        low, high = bootstrap_interval(wins, resamples, seed)
+    else:
+        low, high = cluster_interval(wins, units, resamples, seed)
     return WinRate(
         counts[Verdict.FIRST],
         counts[Verdict.TIE],
@@ -90,6 +102,33 @@ def bootstrap_interval(
     shares = generator(seed, "bootstrap").binomial(rows, np.mean(outcomes), size=resamples) / rows
     low, high = np.quantile(shares, [0.025, 0.975])
     return float(low), float(high)
+
+
+def cluster_interval(
+    outcomes: npt.NDArray[np.float64], units: Sequence[int], resamples: int = 2000, seed: int = 0
+) -> tuple[float, float]:
+    """Compute the 95% percentile-bootstrap interval of a share over units of several rows.
+
+    Args:
+        outcomes: [N], 1 where the property holds.
+        units: index of each row's unit, from 0. Units are drawn with all of their rows.
+        resamples: number of bootstrap resamples.
+        seed: determines the resamples.
+    """
+    rows = np.bincount(units).astype(float)
+    held = np.bincount(units, weights=outcomes)
+    count = len(rows)
+    drawn = generator(seed, "bootstrap", "clusters").multinomial(
+        count, np.full(count, 1 / count), size=resamples
+    )
+    low, high = np.quantile(drawn @ held / (drawn @ rows), [0.025, 0.975])
+    return float(low), float(high)
+
+
+def unit_indices(units: Sequence[Hashable]) -> list[int]:
+    """Index of each row's unit, in the order in which units occur first."""
+    indices: dict[Hashable, int] = {}
+    return [indices.setdefault(unit, len(indices)) for unit in units]
 
 
 def combine_orders(original: Verdict, swapped: Verdict) -> Verdict:

@@ -319,6 +319,22 @@ class Policy(PolicyTexts):
         return generate_completions(self.model, self.tokenizer, encoded, settings, seed, progress)
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """How prompts are answered.
+
+    Attributes:
+        count: answers to each prompt; more than one need a temperature above 0.
+        temperature: 0 is greedy search.
+    """
+
+    count: int = 1
+    temperature: float = 0.0
+
+
+GREEDY = Sampling()
+
+
 class ClientPolicySet:
     """Policies of several clients on one backbone, whose slot holds the selected client's adapter.
 
@@ -374,20 +390,23 @@ class ClientPolicySet:
         clients: Sequence[str],
         seed: int,
         progress: GenerationProgress | None = None,
+        sampling: Sampling = GREEDY,
     ) -> list[list[Completion]]:
-        """Greedy answers, each by the policy of the prompt's client; see `Policy.generate`.
+        """Answers, each by the policy of the prompt's client; see `Policy.generate`.
 
         Args:
             prompts: N texts.
             clients: client of each prompt.
             seed: as in `Policy.generate`.
             progress: called with (prompts done, prompts in total) after each client.
+            sampling: number of answers to each prompt, and their temperature.
         """
         result: list[list[Completion]] = [[] for _ in prompts]
         done = 0
         for name in sorted(set(clients)):
             rows = [n for n, client in enumerate(clients) if client == name]
-            answers = self.select(name).generate([prompts[n] for n in rows], seed)
+            policy = self.select(name)
+            answers = policy.generate([prompts[n] for n in rows], seed, sampling.temperature, sampling.count)
             for n, answer in zip(rows, answers, strict=True):
                 result[n] = answer
             done += len(rows)

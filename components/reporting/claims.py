@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from components.config.benchmark import WINS, Claim
+from components.data.records import answered_prompt
 from components.evaluation.winrate import Verdict
 from components.reporting.bootstrap import Group, mean_interval, share_interval
 from components.reporting.contests import ContestVerdicts, PooledContest, format_equal_length
@@ -200,7 +201,7 @@ def _measure_wins(name: str, evidence: Evidence) -> _Measured:
     decided: set[str] = set()
     for contest in contests.values():
         outcomes = zip(contest.prompts, contest.verdicts, strict=True)
-        decided |= {prompt for prompt, verdict in outcomes if verdict in DECIDED}
+        decided |= {answered_prompt(answer) for answer, verdict in outcomes if verdict in DECIDED}
     if not decided:
         return _Measured(by_seed, overall, reason="0 wins to 0 losses")
     seeds = [_outcomes(contest) for contest in contests.values() if contest.verdicts]
@@ -214,11 +215,11 @@ def _measure_wins(name: str, evidence: Evidence) -> _Measured:
 
 def _outcomes(contest: ContestVerdicts) -> Group:
     """Wins and losses by prompt, times the number of prompts, so that their means are a seed's totals."""
-    prompts = len(set(contest.prompts))
-    outcomes = {prompt: [0, 0] for prompt in contest.prompts}
-    for prompt, verdict in zip(contest.prompts, contest.verdicts, strict=True):
+    prompts = [answered_prompt(answer) for answer in contest.prompts]
+    outcomes = {prompt: [0, 0] for prompt in prompts}
+    for prompt, verdict in zip(prompts, contest.verdicts, strict=True):
         if verdict in DECIDED:
-            outcomes[prompt][DECIDED.index(verdict)] += prompts
+            outcomes[prompt][DECIDED.index(verdict)] += len(outcomes)
     return outcomes
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from components.data.records import answered_prompt
 from components.evaluation.length_control import LengthControlledRate, length_controlled_rate_from_lengths
 from components.evaluation.winrate import Verdict, WinRate, win_rate
 
@@ -17,9 +18,9 @@ class ContestVerdicts:
     """A judge's verdicts on the answers of two policies, with one seed.
 
     Attributes:
-        prompts: ids of the prompts.
-        verdicts: values of Verdict, one per prompt.
-        ours, theirs: lengths of the answers (characters), one per prompt.
+        prompts: ids of the answers, see components.data.records.answer_id.
+        verdicts: values of Verdict, one per answer.
+        ours, theirs: lengths of the answers (characters).
         consistency: share of the pairs on which the judge's verdicts in both orders agree; None if
             it was not stored.
     """
@@ -36,8 +37,8 @@ class PooledContest:
     """A contest over the answers of all seeds.
 
     Attributes:
-        rate: over all answers, with a bootstrap interval over them, which holds for these policies
-            and for no other seed.
+        rate: over all answers, with a bootstrap interval over them (over a seed's prompts, where they
+            have several answers each), which holds for these policies and for no other seed.
         equal_length: the rate at equal length, a tie half a win, with its interval.
         by_seed: the rate of each seed.
         answers: number of answers.
@@ -67,18 +68,20 @@ def pool_contest(
     ours: list[int] = []
     theirs: list[int] = []
     prompts: set[str] = set()
-    for contest in by_seed.values():
+    units: list[tuple[int, str]] = []
+    rates: dict[int, WinRate] = {}
+    for number, contest in by_seed.items():
         verdicts += [Verdict(verdict) for verdict in contest.verdicts]
         ours += contest.ours
         theirs += contest.theirs
-        prompts |= set(contest.prompts)
-    rates = {
-        number: win_rate([Verdict(verdict) for verdict in contest.verdicts], resamples, seed)
-        for number, contest in by_seed.items()
-    }
+        answered = [answered_prompt(answer) for answer in contest.prompts]
+        prompts |= set(answered)
+        units += [(number, prompt) for prompt in answered]
+        own = [Verdict(verdict) for verdict in contest.verdicts]
+        rates[number] = win_rate(own, resamples, seed, answered)
     return PooledContest(
-        rate=win_rate(verdicts, resamples, seed),
-        equal_length=length_controlled_rate_from_lengths(verdicts, ours, theirs, resamples, seed),
+        rate=win_rate(verdicts, resamples, seed, units),
+        equal_length=length_controlled_rate_from_lengths(verdicts, ours, theirs, resamples, seed, units),
         by_seed=rates,
         answers=len(verdicts),
         prompts=len(prompts),

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from components.data.records import answered_prompt
 from components.results import AccuracyReport, EvaluationResult, FederationResult, RoundEvaluation
 
 CLIENTS = "clients"
@@ -84,7 +85,7 @@ def run_units(
 
     Args:
         federation, evaluation: results of the phases.
-        answers: of the aligned policy, by prompt.
+        answers: of the aligned policy, by id of the answer.
         questions: the aligned policy's answered questions.
         scale: of the implicit reward, as of reward_curve; None where selectors were trained.
     """
@@ -94,8 +95,11 @@ def run_units(
     if evaluation.implicit_reward is not None:
         units["implicit_reward"] = _by_client(evaluation.implicit_reward.clients)
     if answers:
-        lengths = {prompt: float(len(text)) for prompt, text in answers.items()}
-        units["characters"] = Units(PROMPTS, {"": lengths})
+        lengths: dict[str, list[int]] = {}
+        for answer, text in answers.items():
+            lengths.setdefault(answered_prompt(answer), []).append(len(text))
+        means = {prompt: float(np.mean(own)) for prompt, own in lengths.items()}
+        units["characters"] = Units(PROMPTS, {"": means})
     units |= _question_units(questions)
     return {name: measured for name, measured in units.items() if measured.values}
 

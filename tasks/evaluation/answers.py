@@ -10,11 +10,12 @@ from typing import Any
 from prefect import get_run_logger
 
 from components.alignment.policies import PolicySet, load_policy, open_base_policy
-from components.config import Recipe
-from components.data.records import PairRow, PromptRow, choose_prompts, read_rows
+from components.config import EvaluationConfig, Recipe
+from components.data.records import PairRow, PromptRow, answer_id, choose_prompts, read_rows
 from components.federation.outcome import Workspace
 from components.io import read_json, write_json
 from components.learning.preference_scores import PreferenceScores
+from components.models.policy import GREEDY, Sampling
 from components.results import AccuracyReport, PolicyRecord
 from components.seeding import derive, generator
 from tasks.devices import POOL
@@ -49,7 +50,9 @@ class EvaluatedPolicy:
 def answer_prompts(
     policy: EvaluatedPolicy, workspace: Workspace, prepared: Path, path: Path, limit: int | None = None
 ) -> dict[str, float]:
-    """Greedy answers of a policy to the held-out prompts, stored as JSON, and read if they are stored.
+    """Answers of a policy to the held-out prompts, stored as JSON, and read if they are stored.
+
+    With several answers per prompt, both policies sample from the same random numbers.
 
     Args:
         policy: the policy.
@@ -83,7 +86,10 @@ def _evaluation_prompts(recipe: Recipe, prepared: Path, limit: int | None) -> li
 def _answer_rows(
     policy: EvaluatedPolicy, workspace: Workspace, prompts: Sequence[PromptRow]
 ) -> list[dict[str, Any]]:
-    """The prompts with a policy's answers, and with the answering client where clients have own policies."""
+    """The prompts with a policy's answers, and with the answering client where clients have own policies.
+
+    There is a row for each answer; its prompt_id is that of the answer, see answer_id.
+    """
     recipe = workspace.recipe
     log = get_run_logger()
     with POOL.borrow(recipe.runtime) as device:
@@ -91,18 +97,25 @@ def _answer_rows(
             [row["prompt"] for row in prompts],
             derive(recipe.seed, "answers"),
             lambda done, total: log.info("%s policy: %d of %d answers", policy.name, done, total),
+            _sampling(recipe.evaluation),
         )
     rows = []
-    for row, answer in zip(prompts, answers, strict=True):
-        completion = answer.completion
-        client = {"client_id": answer.client} if answer.client else {}
-        text = {
-            "text": completion.text,
-            "finished": completion.finished,
-            "tokens": len(completion.ids),
-        }
-        rows.append(row | client | text)
+    for row, samples in zip(prompts, answers, strict=True):
+        for number, answer in enumerate(samples):
+            completion = answer.completion
+            own = {
+                "prompt_id": answer_id(row["prompt_id"], number),
+                "text": completion.text,
+                "finished": completion.finished,
+                "tokens": len(completion.ids),
+            }
+            rows.append(row | ({"client_id": answer.client} if answer.client else {}) | own)
     return rows
+
+
+def _sampling(evaluation: EvaluationConfig) -> Sampling:
+    count = evaluation.answers_per_prompt
+    return GREEDY if count == 1 else Sampling(count, evaluation.answer_temperature)
 
 
 @task()

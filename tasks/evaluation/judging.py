@@ -169,7 +169,9 @@ def contest_result(judged: JudgedPairs, contest: Contest, resamples: int, seed: 
     from components.evaluation.length_control import length_controlled_rate
 
     rate = judged.rate
-    controlled = length_controlled_rate(judged.verdicts, contest.ours, contest.theirs, resamples, seed)
+    controlled = length_controlled_rate(
+        judged.verdicts, contest.ours, contest.theirs, resamples, seed, contest.prompts
+    )
     return ContestResult(
         win_rate=rate.rate,
         low=rate.low,
@@ -238,7 +240,8 @@ def draw_reward_hacking_curve(
             rate = judge_pairs(judge, contest, recipe.evaluation.bootstrap, seed).rate
             parsed = rate.wins + rate.ties + rate.losses
             score = (rate.wins + rate.ties / 2) / parsed if parsed else float("nan")
-            point = CurvePoint(step=step, prompts=len(contest.prompts), proxy=proxies[step], judge=score)
+            prompts = len(set(contest.prompts))
+            point = CurvePoint(step=step, prompts=prompts, proxy=proxies[step], judge=score)
             curve.append(point)
     plot_hacking_curve(curve, plot)
     return curve

@@ -107,6 +107,13 @@ class Options(Source):
     )
     align_prompts: int = Field(60, ge=0, description="Papers that serve as the server's unlabeled prompts.")
     judge_papers: int = Field(45, ge=0, description="Papers of the judge, four fifths of them to train on.")
+    judge_own_taste: bool = Field(
+        True,
+        description=(
+            "Whether the judge's annotators also judge by their own tastes, which contradict each other;"
+            " false: by the common taste alone."
+        ),
+    )
     evaluation_prompts: int = Field(
         40, ge=1, description="Held-out papers that policies are asked to summarize."
     )
@@ -154,7 +161,7 @@ class Options(Source):
             pairs += self._annotator_pairs(annotator, sets, seed)
         judged: list[Pair] = []
         for annotator in self._annotators("judge", self.judge_annotators):
-            judged += _judge_pairs(annotator, sets["judge"], seed)
+            judged += _judge_pairs(annotator, sets["judge"], seed, self.judge_own_taste)
         return SourceData(
             pairs_dataset(pairs, "aclsum"),
             prompts_dataset(self._prompts(sets, seed), "aclsum"),
@@ -214,11 +221,13 @@ class Options(Source):
         return rows
 
 
-def _judge_pairs(annotator: Annotator, papers: Sequence[Paper], seed: int) -> Iterator[Pair]:
+def _judge_pairs(annotator: Annotator, papers: Sequence[Paper], seed: int, own_taste: bool) -> Iterator[Pair]:
     """The pairs of one of the judge's annotators, with four fifths of the papers to train on."""
     train = len(papers) * 4 // 5
     for i, paper in enumerate(papers):
-        yield from judge_paper(paper, annotator, "train" if i < train else "test", seed)
+        for pair in judge_paper(paper, annotator, "train" if i < train else "test", seed):
+            if own_taste or pair.domain == "common":
+                yield pair
 
 
 def read_papers(request: str = "", abstract_words: int | None = None) -> list[Paper]:

@@ -138,7 +138,8 @@ class Contest:
     """Two policies' responses to the same prompts.
 
     Attributes:
-        prompts, ours, theirs: N texts each.
+        prompts, ours, theirs: N texts each. Pairs of responses to the same prompt are drawn together
+            in the bootstrap.
     """
 
     prompts: Sequence[str]
@@ -174,6 +175,6 @@ def judge_pairs(judge: Judge, contest: Contest, resamples: int, seed: int) -> Ju
         original=original,
         swapped=swapped,
         consistency=sum(agreements) / len(agreements) if agreements else float("nan"),
-        rate=win_rate(verdicts, resamples, seed),
-        single_order_rate=win_rate(original, resamples, seed),
+        rate=win_rate(verdicts, resamples, seed, contest.prompts),
+        single_order_rate=win_rate(original, resamples, seed, contest.prompts),
     )

@@ -141,7 +141,8 @@ def _contest_names(run: FinishedRun) -> dict[str, str]:
 
 
 def _contest_lines(run: FinishedRun) -> list[str]:
-    header = f"Win rate on {run.prompts} held-out prompts"
+    samples = run.recipe.evaluation.answers_per_prompt
+    header = f"Win rate on {run.prompts} held-out prompts" + (f" x {samples} answers" if samples > 1 else "")
     names = _contest_names(run)
     lines = [f"{header}         rate  [95% interval]  wins/ties/losses  consistency"]
     lines += [_contest_row(names[name], contest) for name, contest in run.evaluation.contests.items()]

@@ -1,0 +1,157 @@
+"""The results of a campaign: a JSON line for each finished or failed run, a file for each family."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from components.config import UserError
+from components.config.benchmark import Benchmark
+from components.io import read_json, write_atomically
+from components.results import finite_or_none
+
+FINISHED = "finished"
+FAILED = "failed"
+RUN = "run"
+CONTESTS = "contests"
+"""Kinds of lines: a run, and the contests between the arms of a seed."""
+PUBLISHED = Path("docs", "results", "data")
+"""Folder of the collected lines in a checkout."""
+
+Line = dict[str, Any]
+
+
+class CampaignError(UserError):
+    """A campaign that cannot be run, paused or collected."""
+
+
+def read_lines(path: Path) -> list[Line]:
+    """The lines of a file; none if there is no file.
+
+    Raises:
+        CampaignError: a line is not JSON.
+    """
+    rows: list[Line] = []
+    if not path.is_file():
+        return rows
+    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            rows.append(json.loads(text))
+        except ValueError:
+            raise CampaignError(
+                f"{path}, line {number} is not JSON: restore the file from git, or delete the line"
+            ) from None
+    return rows
+
+
+def append_line(path: Path, line: Mapping[str, Any]) -> None:
+    """Append a line; after a crash the file has it whole or not at all."""
+    text = json.dumps(finite_or_none(line), sort_keys=True, default=str)
+    earlier = path.read_bytes() if path.is_file() else b""
+    write_atomically(path, earlier + text.encode() + b"\n")
+
+
+def collect(source: Path, checkout: Path) -> dict[str, int]:
+    """Copy the lines of finished runs and contests into docs/results/data/ of a checkout.
+
+    Lines that are there already are not copied again.
+
+    Args:
+        source: folder of the campaign's lines.
+        checkout: of the project.
+
+    Returns:
+        number of new lines by family.
+
+    Raises:
+        CampaignError: it is no checkout of the project.
+    """
+    if not (checkout / "pyproject.toml").is_file() or not (checkout / "docs" / "results").is_dir():
+        raise CampaignError(
+            f"{checkout} is no checkout of the project: name the folder that has pyproject.toml"
+        )
+    counts = {}
+    for path in sorted(source.glob("*.jsonl")):
+        target = checkout / PUBLISHED / path.name
+        known = set(target.read_text(encoding="utf-8").splitlines()) if target.is_file() else set()
+        new = [
+            text
+            for text in path.read_text(encoding="utf-8").splitlines()
+            if text not in known and json.loads(text)["status"] == FINISHED
+        ]
+        if new:
+            earlier = target.read_bytes() if target.is_file() else b""
+            write_atomically(target, earlier + "".join(f"{text}\n" for text in new).encode())
+        counts[path.stem] = len(new)
+    return counts
+
+
+def run_results(folder: Path, benchmark: Benchmark, arm: str, seed: int, measure: str = "") -> Line:
+    """The figures of a finished run, what they are means of, and its verdicts by answer.
+
+    Args:
+        folder: of the family, which holds its runs.
+        benchmark: of the family.
+        arm, seed: of the run.
+        measure: see Family.
+    """
+    from tasks.benchmark_folder import arm_run
+    from tasks.benchmark_results import read_results
+
+    alone = benchmark.model_copy(
+        update={
+            "arms": {arm: benchmark.arms[arm]},
+            "seeds": [seed],
+            "contests": [],
+            "fronts": {},
+        }
+    )
+    results = read_results(folder, alone)
+    run = arm_run(folder, arm, seed)
+    line: Line = {
+        "commits": results.commits[f"{arm}-seed-{seed}"],
+        "metrics": read_json(run.report / "metrics.json"),
+        "figures": results.figures[arm][seed],
+        "units": {name: asdict(units) for name, units in results.units[arm][seed].items()},
+        "base": results.base[seed],
+        "judge": results.judges[seed],
+        "contests": {name: _contest(asdict(by_seed[seed])) for name, by_seed in results.contests.items()},
+    }
+    fronts = [asdict(point) for point in _front_points(results.diagnostics, arm, seed)]
+    if fronts:
+        line["front"] = fronts[0]
+    if measure:
+        module, _, name = measure.partition(":")
+        line["measured"] = getattr(importlib.import_module(module), name)(run.folder)
+    return line
+
+
+def _front_points(diagnostics: Mapping[str, Any], arm: str, seed: int) -> Iterator[Any]:
+    for summaries in diagnostics.values():
+        point = summaries[arm][seed].front
+        if point is not None:
+            yield point
+
+
+def contest_results(folder: Path, benchmark: Benchmark, seed: int) -> Line:
+    """The verdicts of the contests between the arms of a seed."""
+    from tasks.benchmark_results import read_contest
+
+    return {
+        "contests": {
+            f"{ours} against {theirs}": _contest(asdict(read_contest(folder, ours, theirs, seed)))
+            for ours, theirs in benchmark.contests
+        }
+    }
+
+
+def _contest(contest: Line) -> Line:
+    """A contest with the counts of its verdicts."""
+    counts: dict[str, int] = {}
+    for verdict in contest["verdicts"]:
+        counts[verdict] = counts.get(verdict, 0) + 1
+    return {**contest, "counts": counts}
