@@ -1,4 +1,4 @@
-"""Clients' pairs that the policy itself has sampled, labeled by a gold rule: `python -m perf.gold_pairs FILE`.
+"""Pairs that the policy itself has sampled, labeled by a gold rule: `python -m perf.gold_pairs FILE`.
 
 In the literature on gold reward models (Gao et al. 2023, section 2) a known reward labels pairs of
 the policy's own samples, a proxy is trained on them, and a policy that is optimized for the proxy is
@@ -157,6 +157,7 @@ def papers_of(recipe: Recipe) -> list[Paper]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Sample completions, label pairs of them, and write the file."""
+    from components.models.backbone import fetch_backbone
     from components.models.policy import Policy
 
     parser = argparse.ArgumentParser(
@@ -172,6 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--completions", type=int, default=GoldSettings.completions, help="of each paper")
     parsed = parser.parse_args(arguments)
     recipe, device = prepare_process(parsed.recipe)
+    fetch_backbone(recipe.policy.backbone.name)
     settings = GoldSettings(parsed.papers, parsed.completions, recipe.alignment.temperature, recipe.seed)
     papers = papers_of(recipe)
 

@@ -391,3 +391,55 @@ def test_a_missing_reference_adapter_is_refused_with_its_folder(debug, config_wi
     config = config_with("sft", tmp_path / "nowhere")
     with pytest.raises(AdapterError, match=r"reference_adapter .*nowhere: this is not a PEFT adapter folder"):
         load_initial_model(Policy(debug.policy, "cpu"), config)
+
+
+# --- The limit of the KL
+
+
+def test_training_ends_at_the_first_checkpoint_whose_kl_is_above_the_limit(debug, dpo, tmp_path):
+    config = dpo.model_copy(
+        update={"epochs": 6, "batch_size": 2, "micro_batch_size": 2, "checkpoint_every": 3, "lr": 3e-2}
+    )
+    settings = DpoSettings(debug.policy, config.model_copy(update={"max_kl": 1e-4}), "cpu", 0)
+    result = align_policy(settings, PAIRS, tmp_path / "limited", ["paper 1", "paper 2"])
+    assert result.metrics["kl_sequence"] > 1e-4
+    assert result.metrics["steps"] == len(result.history) == 2
+    assert result.metrics["epochs"] == 1
+    assert {path.name: step for path, step in result.checkpoints.items()} == {"epoch-1": 2}
+    assert all(path.is_dir() for path in result.checkpoints)
+
+
+def test_a_step_between_epochs_may_be_the_last_one(debug, dpo, tmp_path):
+    sizes = {"batch_size": 1, "micro_batch_size": 1, "checkpoint_every": 3, "lr": 3e-2, "max_kl": 1e-4}
+    settings = DpoSettings(debug.policy, dpo.model_copy(update=sizes), "cpu", 0)
+    result = align_policy(settings, PAIRS, tmp_path, ["paper 1"])
+    assert result.metrics["epochs"] == pytest.approx(0.75)
+    assert {path.name for path in result.checkpoints} == {"step-3"}
+
+
+def test_a_limit_that_is_not_reached_changes_nothing(debug, dpo, tmp_path):
+    results = []
+    for limit in (None, 1e6):
+        config = dpo.model_copy(update={"max_kl": limit, "epochs": 2})
+        settings = DpoSettings(debug.policy, config, "cpu", 0)
+        results.append(align_policy(settings, PAIRS, tmp_path / str(limit), ["paper 1"]))
+    free, limited = results
+    assert free.history == limited.history
+    weights = [load_file(result.adapter / "adapter_model.safetensors") for result in results]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+@pytest.mark.slow
+def test_trls_trainer_ends_at_the_same_step(debug, dpo, tmp_path):
+    config = dpo.model_copy(update={"trainer": "trl", "epochs": 6, "lr": 3e-2, "max_kl": 1e-4})
+    result = align_policy(
+        DpoSettings(debug.policy, config, "cpu", 0), PAIRS, tmp_path, ["paper 1", "paper 2"]
+    )
+    assert (result.metrics["steps"], result.metrics["epochs"]) == (1, pytest.approx(1))
+    assert [path.name for path in result.checkpoints] == ["epoch-1"]
+
+
+def test_a_limit_without_prompts_to_measure_it_on_is_refused(debug, dpo, tmp_path):
+    settings = DpoSettings(debug.policy, dpo.model_copy(update={"max_kl": 1.0}), "cpu", 0)
+    with pytest.raises(AlignmentError, match="max_kl is measured on held-out prompts"):
+        align_policy(settings, PAIRS, tmp_path, [])

@@ -6,7 +6,13 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from components.alignment.label import candidate_pairs, label_pairs, label_shares, majority_vote
+from components.alignment.label import (
+    candidate_pairs,
+    choose_ranked_pairs,
+    label_pairs,
+    label_shares,
+    majority_vote,
+)
 from components.models.generation import Completion
 from components.models.selector import Comparison
 
@@ -201,3 +207,40 @@ def test_shares_of_labeled_pairs_are_those_of_a_hand_computed_example():
 
 def test_shares_without_pairs_are_nan():
     assert all(np.isnan(value) for value in asdict(label_shares([])).values())
+
+
+# --- Pairs by rank
+
+
+def ranked(names, limit, **scores):
+    """Texts of the chosen pairs of one prompt, labeled by the texts' scores."""
+    candidates, _ = candidate_pairs({"q": "text"}, {"q": completions(*names)})
+    labeled = label_by(candidates, lambda first, second: scores[first] - scores[second])
+    return [(pair["chosen"], pair["rejected"]) for pair in choose_ranked_pairs(labeled, limit)]
+
+
+def test_the_best_completion_is_paired_with_the_worst_and_the_second_with_the_last_but_one():
+    scores = {"a": 1, "b": 9, "c": 5, "d": 3, "e": 7}
+    assert ranked("abcde", 1, **scores) == [("b", "a")]
+    assert sorted(ranked("abcde", 2, **scores)) == [("b", "a"), ("e", "d")]
+
+
+def test_a_prompt_has_at_most_half_as_many_ranked_pairs_as_completions():
+    assert len(ranked("abcde", 9, a=1, b=9, c=5, d=3, e=7)) == 2
+
+
+def test_completions_with_equally_many_wins_are_ranked_by_the_log_odds_of_these():
+    """Each of three completions wins once: x by 5, y by 2, z by 1."""
+    candidates, _ = candidate_pairs({"q": "text"}, {"q": completions("x", "y", "z")})
+    odds = {("x", "y"): 5, ("y", "z"): 2, ("x", "z"): -1}
+    labeled = label_by(candidates, lambda first, second: odds[first, second])
+    (pair,) = choose_ranked_pairs(labeled, 1)
+    assert (pair["chosen"], pair["rejected"]) == ("z", "x")
+
+
+def test_pairs_are_chosen_for_each_prompt():
+    candidates, _ = candidate_pairs(PROMPTS, COMPLETIONS)
+    labeled = label_by(candidates, prefer_longer)
+    chosen = choose_ranked_pairs(labeled, 1)
+    assert {pair["prompt_id"] for pair in chosen} == {pair["prompt_id"] for pair in labeled}
+    assert len(chosen) == len({pair["prompt_id"] for pair in chosen})

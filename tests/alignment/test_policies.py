@@ -20,7 +20,7 @@ from components.config import InputFile
 from components.federation.outcome import Workspace
 from components.models.adapters import AdapterSlot, attach_lora, export_adapter
 from components.models.backbone import load_backbone
-from components.models.policy import Policy, PolicyError, save_client_adapters
+from components.models.policy import Policy, PolicyError, Sampling, save_client_adapters
 from components.recipes import load_recipe
 from components.results import PolicyRecord
 from tests.support.adapters import random_tensors
@@ -77,7 +77,8 @@ def client_policies(per_client, workspace):
 
 
 def texts(answers):
-    return [answer.completion.text for answer in answers]
+    """The only answer to each prompt."""
+    return [answer.completion.text for (answer,) in answers]
 
 
 # --- Records
@@ -105,7 +106,7 @@ def test_a_single_policy_answers_all_prompts_for_no_client(single_policies, alig
     answers = single_policies.answer(PROMPTS, 0)
     policy = Policy(recipe.policy, "cpu", alignment / "single")
     assert texts(answers) == [completion.text for (completion,) in policy.generate(PROMPTS, 0)]
-    assert [answer.client for answer in answers] == ["", "", ""]
+    assert [answer.client for (answer,) in answers] == ["", "", ""]
     assert single_policies.clients == []
 
 
@@ -149,9 +150,28 @@ def test_the_implicit_reward_is_relative_to_the_reference_adapter(after_sft, wor
 
 def test_clients_with_own_policies_answer_round_robin_each_by_its_own(client_policies):
     answers = client_policies.answer(PROMPTS, 0)
-    assert [answer.client for answer in answers] == ["ada", "bea", "ada"]
+    assert [answer.client for (answer,) in answers] == ["ada", "bea", "ada"]
     expected = client_policies.select("ada").generate([PROMPTS[0], PROMPTS[2]], 0)
-    assert [answers[0].completion, answers[2].completion] == [own for (own,) in expected]
+    assert [answers[0][0].completion, answers[2][0].completion] == [own for (own,) in expected]
+
+
+def test_several_answers_of_a_single_policy_are_samples_of_it(single_policies, alignment, recipe):
+    answers = single_policies.answer(PROMPTS, 0, sampling=Sampling(3, 0.7))
+    policy = Policy(recipe.policy, "cpu", alignment / "single")
+    expected = policy.generate(PROMPTS, 0, temperature=0.7, count=3)
+    assert [[answer.completion for answer in samples] for samples in answers] == expected
+    assert len({answer.completion.text for answer in answers[0]}) > 1
+
+
+def test_several_answers_of_clients_with_own_policies_are_samples_of_the_prompts_client(client_policies):
+    answers = client_policies.answer(PROMPTS, 0, sampling=Sampling(2, 0.7))
+    assert [[answer.client for answer in samples] for samples in answers] == [
+        ["ada", "ada"],
+        ["bea", "bea"],
+        ["ada", "ada"],
+    ]
+    (expected,) = client_policies.select("bea").generate([PROMPTS[1]], 0, temperature=0.7, count=2)
+    assert [answer.completion for answer in answers[1]] == expected
 
 
 def test_progress_of_answers_ends_with_all_prompts(client_policies):

@@ -254,3 +254,12 @@ def test_a_prompt_has_the_request_and_the_first_words_of_the_abstract(annotators
         r["prompt"].startswith("Sum up.\n\nTITLE: ") and len(r["prompt"].split("ABSTRACT: ")[1].split()) <= 6
         for r in short.pairs
     )
+
+
+def test_judges_of_the_common_taste_alone_give_no_pairs_of_their_own_tastes():
+    both, common = (
+        sources.load(data_config(options={"judge_own_taste": own_taste}), 0).judge.to_list()
+        for own_taste in (True, False)
+    )
+    assert {row["domain"] for row in common} == {"common"}
+    assert common == [row for row in both if row["domain"] == "common"]

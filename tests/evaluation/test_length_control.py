@@ -204,3 +204,19 @@ def test_unparsable_verdicts_only_leave_the_rate_undetermined():
 def test_lengths_are_counted_in_characters_and_include_white_space():
     estimate = length_controlled_rate([FIRST, SECOND, FIRST], [" ä ", "b", "ccc"], ["aa", "b", "c\n"], 100)
     assert estimate == fit_length_controlled_rate([1, 0, 1], [3, 1, 3], [2, 1, 2], 100)
+
+
+def test_labels_of_one_prompt_are_drawn_together():
+    labels, first, second = simulated(-0.4, 1.0, n=50)
+    once = fit_length_controlled_rate(labels, first, second, 300)
+    lists = [[value for value in values for _ in range(3)] for values in (labels, first, second)]
+    together = fit_length_controlled_rate(*lists, 300, prompts=[n // 3 for n in range(150)])
+    apart = fit_length_controlled_rate(*lists, 300)
+    assert together.rate == pytest.approx(once.rate, abs=0.02)
+    assert together.high - together.low == pytest.approx(once.high - once.low, rel=0.1)
+    assert apart.high - apart.low < 0.75 * (together.high - together.low)
+
+
+def test_one_label_for_each_prompt_gives_the_interval_of_independent_labels():
+    data = simulated(-0.4, 1.0, n=50)
+    assert fit_length_controlled_rate(*data, 100, 1, range(50)) == fit_length_controlled_rate(*data, 100, 1)

@@ -87,3 +87,25 @@ def test_the_agreement_of_both_orders_is_counted_over_pairs_that_were_parsed_in_
     original = [row[0] for row in ORDERS]
     swapped = [row[1] for row in ORDERS]
     assert orders_agree(original, swapped) == [True, True, False, False, True, False, False]
+
+
+def test_answers_to_one_prompt_are_drawn_together():
+    once = [FIRST] * 30 + [SECOND] * 20
+    repeated = [verdict for verdict in once for _ in range(4)]
+    prompts = [n // 4 for n in range(200)]
+    rate = win_rate(repeated, 20_000, prompts=prompts)
+    single = win_rate(once, 20_000)
+    assert rate.rate == single.rate
+    assert (rate.low, rate.high) == pytest.approx((single.low, single.high), abs=0.021)
+    assert win_rate(repeated, 20_000).low > rate.low + 0.05
+
+
+def test_prompts_with_one_answer_each_have_the_interval_of_independent_answers():
+    verdicts = [FIRST, SECOND, TIE, FIRST]
+    assert win_rate(verdicts, 300, 1, prompts="abcd") == win_rate(verdicts, 300, 1)
+
+
+def test_unparsable_answers_leave_the_others_of_their_prompt():
+    rate = win_rate([FIRST, UNPARSABLE, SECOND, SECOND], 100, prompts=["a", "a", "b", "b"])
+    assert (rate.wins, rate.losses, rate.unparsable) == (1, 2, 1)
+    assert (rate.low, rate.high) == (0.0, 1.0)

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from components.config.benchmark import Claim
+from components.data.records import answer_id
 from components.reporting.claims import (
     FAILS,
     HOLDS,
@@ -332,3 +333,18 @@ def test_the_html_report_marks_verdicts_by_class():
     for verdict in (HOLDS, UNDECIDED, FAILS):
         assert f"<td class={verdict}>{verdict} [0.800, 0.900]</td>" in html
     assert "<td class=undecided>undecided (not measured)</td>" in html
+
+
+def test_a_claim_draws_prompts_and_not_their_answers():
+    answers = [answer_id(prompt, number) for prompt in "abcdefgh" for number in range(4)]
+    verdicts = [WIN] * 24 + [LOSS] * 8
+    repeated = {seed: ContestVerdicts(answers, verdicts, [5] * 32, [5] * 32) for seed in (0, 1)}
+    apart = {
+        seed: ContestVerdicts([f"{seed}{n}" for n in range(32)], verdicts, [5] * 32, [5] * 32)
+        for seed in (0, 1)
+    }
+    finding = check_contest({"above": 0.5}, repeated)
+    independent = check_contest({"above": 0.5}, apart)
+    assert finding.drawn == "2 seeds x 8 prompts"
+    assert finding.low < independent.low - 0.05
+    assert "24 to 8" in finding.by_seed

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from components.data.records import answer_id
 from components.evaluation.length_control import length_controlled_rate
 from components.evaluation.winrate import Verdict
 from components.reporting.contests import ContestVerdicts, format_counts, format_equal_length, pool_contest
@@ -81,3 +82,14 @@ def test_a_contest_without_answers_has_no_lengths_and_no_rate():
     assert math.isnan(pooled.theirs)
     assert math.isnan(pooled.rate.rate)
     assert format_equal_length(pooled.equal_length) == "-"
+
+
+def test_several_answers_to_a_prompt_are_one_unit_of_the_interval():
+    answers = [answer_id(prompt, number) for prompt in "abcdefgh" for number in range(4)]
+    verdicts = [WIN] * 16 + [LOSS] * 16
+    pooled = pool_contest({0: ContestVerdicts(answers, verdicts, [5] * 32, [5] * 32)}, 2000)
+    independent = pool_contest({0: ContestVerdicts(list(map(str, range(32))), verdicts, [5] * 32, [5] * 32)})
+    assert (pooled.answers, pooled.prompts) == (32, 8)
+    assert pooled.rate.rate == 0.5
+    assert pooled.rate.high - pooled.rate.low > 1.5 * (independent.rate.high - independent.rate.low)
+    assert pooled.by_seed[0] == pooled.rate
