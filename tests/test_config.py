@@ -273,6 +273,11 @@ def test_a_round_of_up_to_all_clients_is_accepted(clients):
         (["alignment.dpo.batch_size=3"], "micro_batch_size 2"),
         (["alignment.dpo.reference=sft"], "reference_adapter"),
         (["alignment.dpo.reference_adapter=somewhere"], "reference_adapter"),
+        (["alignment.dpo.max_kl=3.0", "alignment.dpo.kl_prompts=0"], "set kl_prompts above 0"),
+        (
+            ["evaluation.alpaca_eval={}", "evaluation.answers_per_prompt=4"],
+            "alpaca_eval compares one answer to each prompt, but answers_per_prompt is 4",
+        ),
     ],
 )
 def test_values_that_do_not_fit_each_other_are_refused(overrides, part):

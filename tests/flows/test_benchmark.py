@@ -311,6 +311,7 @@ ANSWERS = "evaluation/answers-base.json"
         (["data.max_pairs=50"], []),
         (["alignment.temperature=0.5"], [ANSWERS]),
         (["evaluation.prompts=2"], [COMPLETIONS]),
+        (["evaluation.answers_per_prompt=2"], [COMPLETIONS]),
         (["alignment.dpo.reference=sft", "alignment.dpo.reference_adapter=."], []),
     ],
     ids=lambda value: ", ".join(value),

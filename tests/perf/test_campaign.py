@@ -274,7 +274,9 @@ def test_a_family_whose_preparation_fails_does_not_stop_the_others(work, write_l
 def test_arms_take_the_settings_that_an_earlier_family_chose(work, write_list, monkeypatch):
     scores = {"FedBis-low": 0.6, "FedBis-high": 0.8}
     monkeypatch.setattr(
-        module, "run_results", lambda folder, plan, arm, *rest: {"figures": {"accuracy": scores.get(arm, 0.0)}}
+        module,
+        "run_results",
+        lambda folder, plan, arm, *rest: {"figures": {"accuracy": scores.get(arm, 0.0)}},
     )
     final = PLAN | {"arms": {"FedBis": [], "ablation": ["federation.local_steps=1"]}}
     families = {
