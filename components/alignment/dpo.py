@@ -93,10 +93,13 @@ def align_policy(
     # Without an adapter, the policy's model is the backbone itself.
     check_lm_head(cast("PreTrainedModel", policy.model), settings.policy.backbone.name)
     cuda_devices = [torch.device(settings.device)] if settings.device.startswith("cuda") else []
-    ends = _kl_limit(policy, settings, kl_prompts) if config.max_kl is not None else None
+    kl: dict[int, float] = {}
+    ends = _kl_limit(policy, settings, kl_prompts, kl) if config.max_kl is not None else None
     with torch.random.fork_rng(devices=cuda_devices):
         trained = TRAINERS[config.trainer](policy, pairs, config, folder, settings.seed, progress, ends)
     policy.model = trained.model
+    for step, value in kl.items():
+        trained.history[step - 1]["kl_sequence"] = value
     steps = len(trained.history)
     epochs = trained.history[-1]["epoch"] if ends is not None else float(config.epochs)
     metrics = {
@@ -113,8 +116,16 @@ def align_policy(
     )
 
 
-def _kl_limit(policy: Policy, settings: DpoSettings, prompts: Sequence[str]) -> Ends:
+def _kl_limit(
+    policy: Policy, settings: DpoSettings, prompts: Sequence[str], measured: dict[int, float]
+) -> Ends:
     """Whether a model's KL to the reference is above alignment.dpo.max_kl.
+
+    Args:
+        policy: opens prompts; its model is the reference.
+        settings: of the alignment.
+        prompts: on which the KL is estimated.
+        measured: receives the KL by step.
 
     Raises:
         AlignmentError: there are no prompts.
@@ -126,12 +137,14 @@ def _kl_limit(policy: Policy, settings: DpoSettings, prompts: Sequence[str]) -> 
             " hold out prompts (data.test)"
         )
 
-    def ends(model: PeftModel) -> bool:
-        backbone, policy.model = policy.model, model.eval()
+    def ends(model: PeftModel, step: int) -> bool:
+        backbone = policy.model
+        policy.model = model.eval()
         try:
-            return kl_to_reference(policy, prompts, settings.seed)["kl_sequence"] > limit
+            measured[step] = kl_to_reference(policy, prompts, settings.seed)["kl_sequence"]
         finally:
             policy.model = backbone
+        return measured[step] > limit
 
     return ends
 

@@ -32,8 +32,8 @@ Progress = Callable[[int, int, Mapping[str, float]], None]
 """Called with (step, number of steps, metrics of the step) after each optimizer step."""
 
 
-Ends = Callable[["PeftModel"], bool]
-"""Called with the model at each checkpoint; the training ends there if it gives True."""
+Ends = Callable[["PeftModel", int], bool]
+"""Called with the model and the step at each checkpoint; the training ends there if it gives True."""
 
 
 class AlignmentError(UserError, ValueError):
@@ -56,7 +56,8 @@ class TrainedPolicy:
         model: the trained model, in evaluation mode.
         history: metrics of each optimizer step, under the names of TRL: loss, grad_norm,
             learning_rate, rewards/chosen, rewards/rejected, rewards/accuracies, rewards/margins,
-            logps/chosen, logps/rejected, step and epoch.
+            logps/chosen, logps/rejected, step and epoch. With max_kl, steps of a checkpoint have
+            kl_sequence, see kl_to_reference.
     """
 
     model: PeftModel

@@ -129,7 +129,7 @@ def train_packed(
                     save_adapter(model, policy.config, config, folder / name)
                 if progress is not None:
                     progress(step.number, len(steps), entry)
-            if ends is not None and any(_checkpoint_names(step, config)) and ends(model):
+            if ends is not None and any(_checkpoint_names(step, config)) and ends(model, step.number):
                 break
     accelerator.wait_for_everyone()
     return TrainedPolicy(model.eval(), history)

@@ -175,14 +175,14 @@ def _checkpoint_callback(
         def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
             if config.checkpoint_every and state.global_step % config.checkpoint_every == 0:
                 save_adapter(objects["model"], policy, config, folder / f"step-{state.global_step}")
-                self._check_end(control, objects["model"])
+                self._check_end(control, objects["model"], state.global_step)
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
             save_adapter(objects["model"], policy, config, folder / f"epoch-{round(state.epoch)}")
-            self._check_end(control, objects["model"])
+            self._check_end(control, objects["model"], state.global_step)
 
-        def _check_end(self, control: Any, model: PeftModel) -> None:
-            if ends is not None and not control.should_training_stop and ends(model):
+        def _check_end(self, control: Any, model: PeftModel, step: int) -> None:
+            if ends is not None and not control.should_training_stop and ends(model, step):
                 control.should_training_stop = True
 
         def on_log(self, args: Any, state: Any, control: Any, **objects: Any) -> None:

@@ -414,6 +414,8 @@ def test_a_step_between_epochs_may_be_the_last_one(debug, dpo, tmp_path):
     settings = DpoSettings(debug.policy, dpo.model_copy(update=sizes), "cpu", 0)
     result = align_policy(settings, PAIRS, tmp_path, ["paper 1"])
     assert result.metrics["epochs"] == pytest.approx(0.75)
+    assert result.history[2]["kl_sequence"] == pytest.approx(result.metrics["kl_sequence"])
+    assert "kl_sequence" not in result.history[1]
     assert {path.name for path in result.checkpoints} == {"step-3"}
 
 
@@ -424,7 +426,10 @@ def test_a_limit_that_is_not_reached_changes_nothing(debug, dpo, tmp_path):
         settings = DpoSettings(debug.policy, config, "cpu", 0)
         results.append(align_policy(settings, PAIRS, tmp_path / str(limit), ["paper 1"]))
     free, limited = results
-    assert free.history == limited.history
+    assert all("kl_sequence" in entry for entry in limited.history)
+    assert free.history == [
+        {name: value for name, value in entry.items() if name != "kl_sequence"} for entry in limited.history
+    ]
     weights = [load_file(result.adapter / "adapter_model.safetensors") for result in results]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
