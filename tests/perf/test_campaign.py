@@ -53,8 +53,8 @@ def work(tmp_path, monkeypatch):
     Its last argument maps an arm to what its process ends with.
     """
     place = Place(tmp_path / "home")
-    for name in (*module.OWN_PLACES, "FED_RLHF_HOME"):
-        monkeypatch.delenv(name, raising=False)
+    for name in (*module.OWN_PLACES, "FED_RLHF_HOME"):  # set, so that all of them are restored
+        monkeypatch.setenv(name, "")
     monkeypatch.setattr(module, "run_results", lambda folder, benchmark, arm, seed, measure: {"figures": {}})
     monkeypatch.setattr(module, "contest_results", lambda folder, benchmark, seed: {"contests": {}})
 
