@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from components.config.benchmark import BASE_POLICY
+from components.data.records import answered_prompt
 from components.evaluation.plotting import Image
 from components.reporting.contests import ContestVerdicts, PooledContest, format_counts, format_equal_length
 from components.reporting.figures import REWARD_PREFIX, all_figure_labels, figure_label
@@ -198,10 +199,12 @@ def samples_table(
     Args:
         name: of the front.
         answers: by arm, rows with prompt_id, prompt, and the texts of aligned and base.
-        max_prompts: number of prompts, the first ones by id that all arms answered.
+        max_prompts: number of prompts, the first ones by id that all arms answered; of several answers
+            to a prompt, the first is shown.
     """
     by_arm = {arm: {row["prompt_id"]: row for row in rows} for arm, rows in answers.items()}
-    shared = sorted(set.intersection(*map(set, by_arm.values())))[:max_prompts]
+    shared = set.intersection(*map(set, by_arm.values()))
+    prompts = sorted(answer for answer in shared if answered_prompt(answer) == answer)[:max_prompts]
     first = next(iter(by_arm.values()))
     rows = [
         [
@@ -209,7 +212,7 @@ def samples_table(
             first[prompt]["base"]["text"],
             *(rows[prompt]["aligned"]["text"] for rows in by_arm.values()),
         ]
-        for prompt in shared
+        for prompt in prompts
     ]
     return Table(
         f"Answers by preference, {name}",

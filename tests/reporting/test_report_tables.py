@@ -186,6 +186,12 @@ def test_a_fronts_policies_answer_the_first_prompts_that_all_answered_side_by_si
     ]
 
 
+def test_of_several_answers_to_a_prompt_the_first_is_shown():
+    by_arm = {"FIRM-1-9": answers("one", ["a", "a#1", "b"]), "FIRM-9-1": answers("nine", ["a", "a#1", "b"])}
+    table = samples_table("FIRM, seed 0", by_arm, max_prompts=2)
+    assert [row[1] for row in table.rows] == ["base a", "base b"]
+
+
 def test_a_cell_with_several_lines_and_bars_is_one_cell_of_markdown(samples_of_two):
     lines = to_markdown("B", [samples_of_two], []).splitlines()
     assert "| to a \\| line | base a | one a | nine a |" in lines
