@@ -165,6 +165,10 @@ def test_a_config_that_is_no_mapping_is_refused(model):
     assert "expected a mapping" in check(model)
 
 
+def test_a_day_that_is_none_is_refused_with_an_example():
+    assert "give a date such as 2026-01-31" in refusal("check", "debug", "policy.chat_date=today")
+
+
 def test_a_folder_without_a_readable_config_is_refused(model):
     (model / "config.json").write_text("{")
     assert "config.json" in check(model)

@@ -88,15 +88,18 @@ def _read_date(value: object) -> object:
         ValueError: a text that is no day.
     """
     if isinstance(value, str):
-        return date.fromisoformat(value).isoformat()
+        try:
+            return date.fromisoformat(value).isoformat()
+        except ValueError:
+            raise ValueError("give a date such as 2026-01-31") from None
     return value.isoformat() if type(value) is date else value
 
 
 ChatDate = Annotated[str | None, BeforeValidator(_read_date)]
 """The day that a chat template prints; null before a run has chosen it."""
 CHAT_DATE = (
-    "Day (such as 2026-01-31) that a chat template prints which asks for the present one, as Llama 3.2's"
-    " does. null: the day on which the run starts, which is stored with the run."
+    "The date, such as 2026-01-31, given to chat templates that print today's date (Llama 3.2). null: the"
+    " date on which the run starts, which is stored with the run."
 )
 
 RENDERING_OPTIONS = (

@@ -127,8 +127,8 @@ def check_room(tokenizer: PreTrainedTokenizerBase, template: Template, max_lengt
     room = max_length - len(leading) - sum(len(literals[piece]) for piece in template.pieces[::2])
     if room < 2 * MIN_COMPLETION_TOKENS:
         raise SelectorError(
-            f"the template '{template.name}' takes {max_length - room} of the {max_length} tokens of "
-            "max_length: raise selector.max_length."
+            f"the template '{template.name}' needs {max_length - room} tokens besides the texts, but "
+            f"max_length is {max_length}: raise selector.max_length."
         )
     return room
 

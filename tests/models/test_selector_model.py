@@ -158,7 +158,7 @@ def test_the_prompt_has_a_limit_of_its_own(tokenizer):
 
 def test_a_template_that_leaves_no_room_is_refused_with_both_lengths(tokenizer):
     size = template_length(tokenizer)
-    with pytest.raises(SelectorError, match=rf"takes {size} of the {size + 15} .*selector.max_length"):
+    with pytest.raises(SelectorError, match=rf"needs {size} tokens .*is {size + 15}: raise selector.max"):
         encode_comparison(tokenizer, TEMPLATE, COMPARISON, size + 15, None)
 
 
