@@ -13,6 +13,7 @@ import components
 import tasks.policy_model
 from components.config import BackboneConfig, Recipe
 from components.data.records import read_rows
+from components.data.templates import with_text
 from components.models.policy import has_client_adapters
 from components.results import AlignmentResult
 from tasks.tracking.client import RunLog, mlflow_client, tracking_uri
@@ -86,6 +87,7 @@ def register_policy(run_id: str, recipe: Recipe, adapter: Path) -> RegisteredMod
         policy = Path(scratch) / "policy.json"
         section = recipe.policy.model_dump(mode="json")
         section["backbone"]["name"] = recipe.policy.backbone.location
+        section["template"] = with_text(recipe.policy.template).dump()
         policy.write_text(json.dumps(section), encoding="utf-8")
         logged = mlflow.pyfunc.log_model(
             name="policy",

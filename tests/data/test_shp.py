@@ -223,7 +223,7 @@ def test_an_unavailable_tokenizer_is_one_sentence_with_the_alternatives(fixtures
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", unreachable)
     with pytest.raises(
         DataError,
-        match=r"'google/flan-t5-xl' \(data.options.tokenizer\) .*hub\. .*'embedded'; .*max_tokens to null",
+        match=r"data.options.tokenizer: .*'google/flan-t5-xl' .*the hub.* 'embedded'.*; .*max_tokens to null",
     ):
         sources.load(DataConfig(source="shp", path=str(fixtures / "shp")), 0)
 

@@ -113,9 +113,8 @@ def test_the_report_has_the_commit_of_each_run_and_the_verdict_on_each_claim(fin
     assert {run: len(commits) for run, commits in numbers["commits"].items()} == dict.fromkeys(RUNS, 1)
     (claim,) = numbers["claims"]
     assert claim["claim"] == "FedBiscuit: worst client at least 0"
-    assert (claim["verdict"], claim["drawn"]) == ("holds", "2 seeds")
-    worst = [runs["worst"] for runs in numbers["figures"]["FedBiscuit"].values()]
-    assert (claim["low"], claim["high"]) == (min(worst), max(worst))
+    assert (claim["verdict"], claim["reason"]) == ("undecided", "one value per seed, which needs 3 seeds")
+    assert (claim["low"], claim["high"]) == (None, None)
 
 
 @pytest.mark.slow
@@ -168,8 +167,8 @@ def test_the_mlflow_run_of_the_benchmark_has_the_report_and_the_means(finished, 
     paths = finished.arm("FedDPO", 0).artifacts(parent.info.run_id, "report")
     assert "report/report.html" in paths
     assert "FedDPO/common" in parent.data.metrics
-    assert parent.data.tags["claim/1"].startswith("FedBiscuit: worst client at least 0: holds [")
-    assert {"claim/1/low", "claim/1/high"} <= set(parent.data.metrics)
+    assert parent.data.tags["claim/1"].startswith("FedBiscuit: worst client at least 0: undecided (")
+    assert not {"claim/1/low", "claim/1/high"} & set(parent.data.metrics)
 
 
 @pytest.mark.slow

@@ -239,7 +239,7 @@ def test_more_layers_than_the_backbone_has_are_refused_with_both_numbers():
 
 def test_a_backbone_that_does_not_exist_is_refused_by_name():
     section = build_section(backbone={"name": "/nowhere/at/all"})
-    with pytest.raises(BackboneError, match="backbone '/nowhere/at/all' of a reward could not be loaded"):
+    with pytest.raises(BackboneError, match="the tokenizer of '/nowhere/at/all' cannot be read"):
         train_reward(section, pairs(8, "train"), 0, "cpu")
 
 

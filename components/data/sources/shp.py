@@ -301,15 +301,11 @@ def _tokenizer(name: str) -> PreTrainedTokenizerBase:
 
     try:
         return load_tokenizer(BackboneConfig(name=name))
-    except BackboneError:
-        raise
-    except (OSError, ValueError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+    except BackboneError as error:
         raise DataError(
-            f"the tokenizer '{name}' (data.options.tokenizer) cannot be loaded: {reason.rstrip('.')}. Name a"
-            " hub id that can be reached from here, a folder, or 'embedded'; or set data.options.max_tokens"
-            " to null, and no tokens are counted."
-        ) from error
+            f"data.options.tokenizer: {str(error).rstrip('.')}; or set data.options.max_tokens to null, and"
+            " no tokens are counted."
+        ) from None
 
 
 def _raw(data: DataConfig, split: str) -> Iterable[Mapping[str, Any]]:
