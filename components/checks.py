@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
-from components.config import BackboneConfig, PolicyConfig, Recipe, SelectorConfig
+from components.config import BackboneConfig, PolicyConfig, Recipe, RewardConfig, SelectorConfig
 from components.data.templates import load as load_template
+from components.evaluation.judges.autoj import AutoJSection
+from components.evaluation.judges.autoj.local import read_model_config as read_judge_config
+from components.evaluation.judges.reward import RewardJudgeSection
 from components.evaluation.judges.selector import SelectorJudgeSection
 from components.learning.reward_model import TrainedReward
 from components.models.backbone import (
@@ -19,13 +23,14 @@ from components.models.backbone import (
     TINY,
     BackboneError,
     check_architecture,
+    check_layers,
     is_local,
     load_tokenizer,
     read_model_config,
 )
-from components.models.policy import check_prompts
+from components.models.policy import check_prompts, used_ids
 from components.models.rewards.classifier import ClassifierReward
-from components.models.selector import check_room, find_choice_tokens
+from components.models.selector import check_room, find_choice_tokens, template_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -56,9 +61,12 @@ def check_models(recipe: Recipe) -> None:
     Raises:
         UserError: names the key, what is wrong with the model, and what to do.
     """
-    for reward in recipe.rewards.values():
+    for _, reward in _rewards(recipe):
         if isinstance(reward, ClassifierReward) and is_local(reward.location):
             reward.check_files()
+    judge = recipe.evaluation.judge
+    if isinstance(judge, AutoJSection) and judge.base_url is None and is_local(judge.location):
+        read_judge_config(judge)
     for use in model_uses(recipe):
         try:
             config = read_model_config(use.backbone)
@@ -66,18 +74,13 @@ def check_models(recipe: Recipe) -> None:
             if is_local(use.backbone.location):
                 raise
             continue
-        _check_positions(use, config)
+        _check_size(use, config)
         if use.backbone.name in (EMBEDDED, TINY):
             continue  # they fit, and importing transformers takes seconds
         check_architecture(use.backbone.name, config)
         tokenizer = load_tokenizer(use.backbone)
         _check_special_tokens(use, config, tokenizer)
-        if isinstance(use.section, PolicyConfig):
-            check_prompts(use.section)
-        elif use.section is not None:
-            template = load_template(use.section.template, "selector")
-            find_choice_tokens(tokenizer, template.pieces[-1])
-            check_room(tokenizer, template, use.section.max_length)
+        _check_used_tokens(use, config, tokenizer)
 
 
 def model_uses(recipe: Recipe) -> Iterator[ModelUse]:
@@ -88,9 +91,8 @@ def model_uses(recipe: Recipe) -> Iterator[ModelUse]:
     judge = recipe.evaluation.judge
     if isinstance(judge, SelectorJudgeSection):
         yield _selector_use("evaluation.judge.selector", judge.selector)
-    for name, reward in recipe.rewards.items():
+    for key, reward in _rewards(recipe):
         if isinstance(reward, TrainedReward):
-            key = f"rewards.{name}"
             backbone = reward.training.backbone
             yield ModelUse(f"{key}.training", backbone, reward.max_length, f"{key}.max_length")
     evaluator = recipe.thoughts.evaluator if recipe.thoughts else None
@@ -99,6 +101,15 @@ def model_uses(recipe: Recipe) -> Iterator[ModelUse]:
         settings = f"{key}.max_prompt_tokens and {key}.max_new_tokens"
         backbone = BackboneConfig(name=evaluator.location, revision=evaluator.revision)
         yield ModelUse(key, backbone, evaluator.max_prompt_tokens + evaluator.max_new_tokens, settings)
+
+
+def _rewards(recipe: Recipe) -> Iterator[tuple[str, RewardConfig]]:
+    """The rewards of a recipe and that of its judge, with their keys."""
+    for name, reward in recipe.rewards.items():
+        yield f"rewards.{name}", reward
+    judge = recipe.evaluation.judge
+    if isinstance(judge, RewardJudgeSection) and judge.reward not in recipe.rewards.values():
+        yield "evaluation.judge.reward", judge.reward
 
 
 def _selector_use(key: str, section: SelectorConfig) -> ModelUse:
@@ -118,7 +129,11 @@ def _policy_uses(recipe: Recipe) -> Iterator[ModelUse]:
     yield ModelUse("policy", policy.backbone, policy.max_prompt_tokens + longest, settings, policy)
 
 
-def _check_positions(use: ModelUse, config: Mapping[str, Any]) -> None:
+def _check_size(use: ModelUse, config: Mapping[str, Any]) -> None:
+    """Refuse inputs longer than the positions, and more layers than the model has."""
+    depth = config.get("num_hidden_layers", config.get("n_layer", config.get("num_layers")))
+    if isinstance(depth, int):
+        check_layers(use.backbone, depth)
     positions = config.get("max_position_embeddings", config.get("n_positions"))
     if isinstance(positions, int) and use.length > positions:
         raise BackboneError(
@@ -140,3 +155,26 @@ def _check_special_tokens(
                 f" id {token_id}, but the embedding has {rows} rows: resize the embedding and save the model"
                 f" again, or remove {role} from tokenizer_config.json."
             )
+
+
+def _check_used_tokens(use: ModelUse, config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse texts that do not fit, and tokens of a template beyond the rows of the embedding."""
+    if isinstance(use.section, PolicyConfig):
+        day = use.section.chat_date or date.today().isoformat()  # a run without one begins by choosing it
+        section = use.section.model_copy(update={"chat_date": day})
+        check_prompts(section)
+        used = used_ids(section)
+    elif use.section is not None:
+        template = load_template(use.section.template, "selector")
+        check_room(tokenizer, template, use.section.max_length)
+        used = {*find_choice_tokens(tokenizer, template.pieces[-1]), *template_ids(tokenizer, template)}
+    else:
+        return
+    rows = config.get("vocab_size")
+    beyond = sorted(token for token in used if isinstance(rows, int) and token >= rows)
+    if beyond:
+        raise BackboneError(
+            f"{use.key}.backbone '{use.backbone.name}': its inputs have the token"
+            f" {tokenizer.convert_ids_to_tokens(beyond[0])!r} of the id {beyond[0]}, but the embedding has"
+            f" {rows} rows: resize the embedding and save the model again, or use another template."
+        )

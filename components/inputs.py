@@ -114,23 +114,41 @@ def open_inputs(recipe: Recipe, folder: Path) -> Recipe:
 
 
 def check_inputs(recipe: Recipe) -> None:
-    """Refuse a recipe that names a missing file.
+    """Refuse a recipe that names a missing file, or a missing folder of a model.
 
     Raises:
         RecipeError: naming the key and the file.
     """
     for key, named in named_files(recipe):
-        if isinstance(named, NamedModel) and named.model_name is not None and _is_path(named.location):
-            with _readable(Path(named.location), f"{key}.{named.model_key}"):
-                pass
+        if isinstance(named, NamedModel) and named.model_name is not None:
+            _check_model_name(f"{key}.{named.model_key}", named.location)
         if isinstance(named, InputFile) and not isinstance(named, NameOrFolder):
             with _readable(Path(named), key):
                 pass
 
 
-def _is_path(name: str) -> bool:
-    """Whether the name of a model can only be a path, because it is no id of the hub."""
-    return name.startswith((".", "/", "~")) or name.count("/") > 1
+def _check_model_name(key: str, name: str) -> None:
+    """Require that the name of a model is a folder, unless it can be a hub id.
+
+    Raises:
+        RecipeError: naming the key and the path.
+    """
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    path = Path(name)
+    if path.is_dir():
+        return
+    if path.exists():
+        raise RecipeError(f"{key}: '{name}' is a file, and a model is a folder: give the folder.")
+    is_path = name.startswith((".", "/", "~"))
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        is_path = True
+    if is_path:
+        with _readable(path, key):
+            pass
 
 
 def verify_inputs(recipe: BaseModel) -> None:

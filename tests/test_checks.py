@@ -7,8 +7,9 @@ import pytest
 
 from components.checks import model_uses
 from components.config import BackboneConfig
-from components.models.backbone import BackboneError, fetch_backbone, load_backbone
+from components.models.backbone import BackboneError, check_architecture, fetch_backbone, load_backbone
 from components.recipes import load_recipe, validate_environment
+from tests.support.chat_templates import write_chat_policy
 from tests.support.command_line import fed_rlhf, refusal
 from tests.support.tokenizers import build_tokenizer, write_backbone
 
@@ -58,6 +59,157 @@ def test_a_token_beyond_the_embedding_that_is_not_used_is_accepted(model):
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
     tokenizer.save_pretrained(model)
     validate_environment(load_recipe("debug", [f"policy.backbone.name={model}"]))
+
+
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("where", ["policy", "selector"])
+def test_a_template_with_tokens_beyond_the_embedding_is_refused(model, tmp_path, where):
+    from transformers import AutoTokenizer
+
+    rows = json.loads((model / "config.json").read_text())["vocab_size"]
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    overrides = []
+    if where == "policy":
+        tokenizer.chat_template = CHAT
+        overrides = FEDDPO
+    else:
+        file = tmp_path / "selector.txt"
+        file.write_text("<|im_start|>{prompt}\nA: {response_a}\nB: {response_b}\nBetter:")
+        overrides = [f"selector.template={file}"]
+    tokenizer.save_pretrained(model)
+    error = check(model, *overrides)
+    assert f"{where}.backbone" in error
+    assert f"the token '<|im_start|>' of the id {rows}, but the embedding has {rows} rows" in error
+
+
+def test_an_end_of_a_turn_beyond_the_embedding_is_refused(model):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+    tokenizer.chat_template = CHAT.replace("<|im_start|>", "")
+    tokenizer.save_pretrained(model)
+    assert "the token '<|im_end|>'" in check(model, *FEDDPO)
+
+
+def test_a_policy_whose_chat_template_prints_the_present_day_is_accepted(tmp_path):
+    policy = write_chat_policy("llama-3.2", tmp_path)
+    name = f"policy.backbone.name={policy.backbone.name}"
+    validate_environment(load_recipe("debug", [name, *FEDDPO]))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["policy.backbone.name=./no/model"], "policy.backbone.name"),
+        (["policy.backbone.name=/no/model"], "policy.backbone.name"),
+        (["policy.backbone.name=~/no-model"], "policy.backbone.name"),
+        (["selector.backbone.name=no/such/model"], "selector.backbone.name"),
+        (["evaluation.judge.selector.backbone.name=../no-model"], "evaluation.judge.selector.backbone.name"),
+        (
+            ["federation.options={objective: ppo}", FEDDPO[0], "rewards={r: {name: ./no-model}}"],
+            "rewards.r.name",
+        ),
+        (["evaluation.judge={kind: reward, reward: {name: ./no-model}}"], "evaluation.judge.reward.name"),
+        (["evaluation.judge={kind: autoj, model: ./no-model}"], "evaluation.judge.model"),
+        (
+            ["thoughts={questions: [{set: csqa}], evaluator: {model: ./no-model}}"],
+            "thoughts.evaluator.model",
+        ),
+        (["data={source: shp, options: {tokenizer: ./no-model}}"], "data.options.tokenizer"),
+        (
+            [*FEDDPO, "alignment.dpo={reference: sft, reference_adapter: ./no-model}"],
+            "alignment.dpo.reference_adapter",
+        ),
+    ],
+)
+def test_a_path_of_a_model_that_does_not_exist_is_refused(overrides, key):
+    error = refusal("check", "debug", *overrides)
+    assert f"{key}: there is no file or folder" in error
+    assert "correct the path" in error
+
+
+def test_a_file_is_no_model(model):
+    assert "is a file, and a model is a folder" in check(model / "config.json")
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("tokenizer.json", "{"), ("tokenizer.json", "{}"), ("tokenizer.json", None), ("config.json", "[]")],
+)
+def test_a_folder_with_a_damaged_file_is_refused(model, file, text):
+    if text is None:
+        for path in model.glob("*token*"):
+            path.unlink()
+    else:
+        (model / file).write_text(text)
+    error = check(model)
+    assert f"{'the tokenizer' if 'token' in file else 'the config.json'} of '{model}' cannot be read" in error
+
+
+def test_more_layers_than_the_model_has_are_refused(model):
+    assert "has 2 layers, but 9 were requested" in check(model, "selector.backbone.layers=9")
+    embedded = ["policy.backbone.name=tiny-random", "policy.backbone.layers=9", *FEDDPO]
+    assert "has 2 layers, but 9 were requested" in refusal("check", "debug", *embedded)
+
+
+@pytest.mark.parametrize(
+    ("reward", "words"),
+    [
+        ("{{kind: classifier, name: '{model}', max_length: 512}}", "has 64 positions, but max_length is 512"),
+        (
+            "{{kind: trained, template: '{{prompt}}|{{response}}', max_length: 512,"
+            " training: {{backbone: {{name: '{model}'}}}}}}",
+            "evaluation.judge.reward.training.backbone",
+        ),
+    ],
+)
+def test_the_reward_of_a_judge_is_checked(tmp_path, reward, words):
+    config = {"model_type": "bert", "max_position_embeddings": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    judge = "{kind: reward, reward: " + reward.format(model=tmp_path) + "}"
+    assert words in refusal("check", "debug", f"evaluation.judge={judge}")
+
+
+def test_a_local_model_of_an_autoj_judge_is_checked(model):
+    edit(model / "config.json", max_position_embeddings=64)
+    error = refusal("check", "debug", f"evaluation.judge={{kind: autoj, model: '{model}'}}")
+    assert "has a context of at most 64 tokens" in error
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "bert"}, "is an encoder"),
+        ({"model_type": "xlm-roberta", "is_decoder": False}, "is an encoder"),
+        ({"model_type": "bert-generation"}, "is an encoder"),
+        ({"model_type": "bart"}, "an encoder and a decoder"),
+        ({"model_type": "llama", "is_encoder_decoder": True}, "an encoder and a decoder"),
+        ({"model_type": "whisper"}, "an encoder and a decoder"),
+        ({"model_type": "musicgen"}, "an encoder and a decoder"),
+        ({"model_type": "git"}, "reads images or sounds"),
+        ({"model_type": "fuyu"}, "reads images or sounds"),
+        ({"model_type": "xlnet"}, "another order"),
+    ],
+)
+def test_models_that_only_load_as_causal_language_models_are_refused(config, words):
+    with pytest.raises(BackboneError, match=words):
+        check_architecture("a", config)
+
+
+def test_decoders_of_text_are_accepted():
+    kinds = (
+        "llama qwen2 qwen3 qwen2_moe gemma gemma2 gemma3_text mistral mixtral phi3 gpt2 gpt_neox falcon opt"
+    )
+    for kind in [*kinds.split(), "bloom", "mpt", "gptj", "mamba", "openai-gpt", "biogpt", "gemma4_text"]:
+        check_architecture(kind, {"model_type": kind})
+    check_architecture("bert", {"model_type": "bert", "is_decoder": True})
 
 
 @pytest.mark.parametrize(

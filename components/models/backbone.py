@@ -39,6 +39,11 @@ TINY_CHAT_TEMPLATE = (
 )
 
 
+_ENCODER_DECODERS = ("musicgen", "musicgen_melody", "whisper", "trocr")
+_ENCODERS = ("bert-generation",)
+"""Kinds that transformers lists as causal language models, and of which no other of its lists says more."""
+
+
 class BackboneError(UserError, ValueError):
     """A backbone that cannot be loaded. The message is written for the author of the recipe."""
 
@@ -187,11 +192,12 @@ def load_tokenizer(config: BackboneConfig) -> PreTrainedTokenizerBase:
     """
     from transformers import AutoTokenizer
 
+    source = fetch_backbone(config.location)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            fetch_backbone(config.location), revision=config.revision or "main", trust_remote_code=False
+            source, revision=config.revision or "main", trust_remote_code=False
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:  # of a missing or a damaged file
+    except Exception as error:  # damaged files raise many types, and `tokenizers` raises Exception itself
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise BackboneError(
             f"the tokenizer of '{config.name}' cannot be read: {reason} Use 'embedded', a folder with the"
@@ -290,6 +296,49 @@ def check_architecture(name: str, config: Mapping[str, Any]) -> None:
             f"'{name}' (model_type {kind}) is no causal language model that transformers knows without code"
             " from the hub: use another backbone."
         )
+    reason = _other_architecture(kind, config)
+    if reason is not None:
+        raise BackboneError(
+            f"'{name}' (model_type {kind}) {reason}, although transformers can load it as a causal language"
+            " model: use a decoder of text alone."
+        )
+
+
+def _other_architecture(kind: str, config: Mapping[str, Any]) -> str | None:
+    """What else a model is that transformers can load as a causal language model; None if nothing."""
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto import modeling_auto as names
+
+    defaults = CONFIG_MAPPING[kind]
+    if config.get("is_encoder_decoder", getattr(defaults, "is_encoder_decoder", False)):
+        return "is a model of an encoder and a decoder"
+    if kind in _ENCODER_DECODERS or kind in names.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
+        return "is a model of an encoder and a decoder"
+    encodes = kind in _ENCODERS or kind in names.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    if encodes and not config.get("is_decoder", False):
+        return "is an encoder, since is_decoder is not true in its config.json"
+    others = {**names.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES, **names.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES}
+    if kind in others or any(
+        name in ("text_config", "vision_config", "audio_config", "audio_encoder_config")
+        for name in defaults.sub_configs
+    ):
+        return "reads images or sounds"
+    if kind == "xlnet":
+        return "predicts tokens in another order than that of the text"
+    return None
+
+
+def check_layers(config: BackboneConfig, depth: int) -> None:
+    """Require that a model has as many layers as a recipe requests.
+
+    Raises:
+        BackboneError: the model has only `depth` layers.
+    """
+    if config.layers and config.layers > depth:
+        raise BackboneError(
+            f"backbone '{config.name}' has {depth} layers, but {config.layers} were requested (layers): "
+            f"use at most {depth}."
+        )
 
 
 def truncate_layers(model_config: PreTrainedConfig, config: BackboneConfig) -> None:
@@ -299,11 +348,7 @@ def truncate_layers(model_config: PreTrainedConfig, config: BackboneConfig) -> N
         BackboneError: the model has fewer layers.
     """
     depth = model_config.num_hidden_layers
-    if config.layers and config.layers > depth:
-        raise BackboneError(
-            f"backbone '{config.name}' has {depth} layers, but {config.layers} were requested (layers): "
-            f"use at most {depth}."
-        )
+    check_layers(config, depth)
     model_config.num_hidden_layers = config.layers or depth
     if getattr(model_config, "layer_types", None):
         model_config.layer_types = model_config.layer_types[: model_config.num_hidden_layers]

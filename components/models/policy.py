@@ -182,6 +182,20 @@ def check_prompts(config: PolicyConfig) -> None:
         )
 
 
+def used_ids(config: PolicyConfig) -> set[int]:
+    """The tokens of a short prompt with an answer and of the end of a turn, without loading the model.
+
+    Raises:
+        UserError: see `check_prompts`.
+    """
+    texts = PolicyTexts(config)
+    end = None if texts.chat is None else texts.chat.end_of_turn()
+    return {
+        *(token for ids in texts.encode_texts("a", "a") for token in ids),
+        *([] if end is None else [end]),
+    }
+
+
 class PolicyTexts:
     """How a policy reads texts: its tokenizer, its template, and its longest prompt and completion."""
 

@@ -133,6 +133,12 @@ def check_room(tokenizer: PreTrainedTokenizerBase, template: Template, max_lengt
     return room
 
 
+def template_ids(tokenizer: PreTrainedTokenizerBase, template: Template) -> set[int]:
+    """The ids that every comparison in a template has."""
+    leading, literals = _fixed_ids(tokenizer, template)
+    return {*leading, *(token for ids in literals.values() for token in ids)}
+
+
 @lru_cache(maxsize=8)
 def _fixed_ids(
     tokenizer: PreTrainedTokenizerBase, template: Template
