@@ -55,8 +55,11 @@ class ModelUse:
     section: SelectorConfig | PolicyConfig | None = None
 
 
-def check_models(recipe: Recipe) -> None:
+def check_models(recipe: Recipe) -> list[str]:
     """Refuse models that a run would fail with.
+
+    Returns:
+        names of the models of the hub that cannot be read from here, and were not checked.
 
     Raises:
         UserError: names the key, what is wrong with the model, and what to do.
@@ -67,12 +70,15 @@ def check_models(recipe: Recipe) -> None:
     judge = recipe.evaluation.judge
     if isinstance(judge, AutoJSection) and judge.base_url is None and is_local(judge.location):
         read_judge_config(judge)
+    unread: dict[str, None] = {}
     for use in model_uses(recipe):
         try:
             config = read_model_config(use.backbone)
         except BackboneError:
             if is_local(use.backbone.location):
                 raise
+            if use.backbone.name not in (EMBEDDED, TINY):
+                unread[use.backbone.name] = None
             continue
         _check_size(use, config)
         if use.backbone.name in (EMBEDDED, TINY):
@@ -81,6 +87,7 @@ def check_models(recipe: Recipe) -> None:
         tokenizer = load_tokenizer(use.backbone)
         _check_special_tokens(use, config, tokenizer)
         _check_used_tokens(use, config, tokenizer)
+    return list(unread)
 
 
 def model_uses(recipe: Recipe) -> Iterator[ModelUse]:

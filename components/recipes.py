@@ -236,11 +236,14 @@ def _check_lora(recipe: Recipe) -> None:
         raise RecipeError(str(error)) from None
 
 
-def validate_environment(recipe: Recipe) -> None:
+def validate_environment(recipe: Recipe) -> list[str]:
     """Refuse a recipe whose files, models, or AlpacaEval package, annotator or key are missing or do not fit.
 
     It is called before a run starts. load_recipe does not call it, since it also reads recipes of
     finished runs.
+
+    Returns:
+        names of the models of the hub that cannot be read from here, and were not checked.
 
     Raises:
         UserError: in one sentence; of a file, a model, its tokenizer, LoRA's targets, or the reference
@@ -254,7 +257,7 @@ def validate_environment(recipe: Recipe) -> None:
         from components.evaluation.alpaca import check_alpaca_eval
 
         check_alpaca_eval(recipe.evaluation.alpaca_eval)
-    check_models(recipe)
+    return check_models(recipe)
 
 
 def _check_adapters(recipe: Recipe) -> None:

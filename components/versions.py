@@ -11,7 +11,7 @@ ROUNDS = 5
 SELECTOR_JUDGE = 5
 """Selectors that are trained as judges (components/evaluation/judges/selector.py)."""
 
-TRAINED_REWARD = 5
+TRAINED_REWARD = 6
 """Reward models that are trained here (components/learning/reward_model.py)."""
 
 THOUGHT_TREES = {"text": 4, "expected": 4}

@@ -94,8 +94,10 @@ def exit_status(command: Callable[[], int]) -> int:
 
 def check_recipe(request: RunRequest) -> int:
     """Check the recipe of a request, and what it needs, and print an estimate of its costs."""
-    name = resolve_recipe(request)
+    name, unread = resolve_recipe(request)
     print(f"{name}: the recipe is valid")
+    if unread:
+        print(f"not checked, since they cannot be read from here: model and tokenizer of {', '.join(unread)}")
     if request.resume is None:
         from components.estimates import describe_costs
 
@@ -103,19 +105,18 @@ def check_recipe(request: RunRequest) -> int:
     return 0
 
 
-def resolve_recipe(request: RunRequest) -> str:
+def resolve_recipe(request: RunRequest) -> tuple[str, list[str]]:
     """Check the recipe of a request, and what it needs.
 
     Returns:
-        the recipe's name or path.
+        the recipe's name or path, and the names of the models that could not be checked.
 
     Raises:
         RecipeError, DataError: naming what is wrong.
     """
     if request.resume is None:
         name = request.recipe or DEFAULT_RECIPE
-        validate_environment(load_recipe(name, request.overrides))
-        return name
+        return name, validate_environment(load_recipe(name, request.overrides))
     if request.recipe or request.overrides:
         raise RecipeError(
             "a resumed run continues with its own recipe: leave out the recipe and the overrides, or"
@@ -125,9 +126,8 @@ def resolve_recipe(request: RunRequest) -> str:
 
     run = find_run(request.resume)
     recipe = run.recipe()
-    if not (run.evaluation / RESULT).is_file():
-        validate_environment(recipe)
-    return recipe.name
+    complete = (run.evaluation / RESULT).is_file()
+    return recipe.name, [] if complete else validate_environment(recipe)
 
 
 def run_recipe(request: RunRequest, call: Callable[[str], State[Any]]) -> int:
@@ -137,7 +137,7 @@ def run_recipe(request: RunRequest, call: Callable[[str], State[Any]]) -> int:
         request: what to run.
         call: runs the flow with the recipe's name or path, and gives its final state.
     """
-    name = resolve_recipe(request)
+    name, _ = resolve_recipe(request)
     status, folder = run_flow(lambda: call(name))
     if status == 0:
         print("\n" + (Path(folder) / "report" / "summary.txt").read_text(encoding="utf-8"))

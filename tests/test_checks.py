@@ -8,6 +8,7 @@ import pytest
 from components.checks import model_uses
 from components.config import BackboneConfig
 from components.models.backbone import BackboneError, check_architecture, fetch_backbone, load_backbone
+from components.models.rewards.classifier import ClassifierReward
 from components.recipes import load_recipe, validate_environment
 from tests.support.chat_templates import write_chat_policy
 from tests.support.command_line import fed_rlhf, refusal
@@ -350,6 +351,45 @@ def test_a_classifier_with_fewer_positions_than_its_inputs_is_refused(tmp_path, 
         return
     with pytest.raises(BackboneError, match=f"has {positions} positions, but max_length is 97"):
         validate_environment(recipe)
+
+
+@pytest.mark.parametrize(
+    ("kind", "offset"),
+    [
+        ("roberta", 2),
+        ("xlm-roberta", 2),
+        ("camembert", 2),
+        ("mpnet", 2),
+        ("longformer", 2),
+        ("data2vec-text", 2),
+        ("ibert", 2),
+        ("luke", 2),
+        ("bert", 0),
+        ("electra", 0),
+    ],
+)
+def test_the_first_position_of_a_classifier_is_that_of_its_embedding(tmp_path, kind, offset):
+    sizes = {"vocab_size": 32, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8}
+    more = {"attention_window": [8], "num_hidden_layers": 1, "entity_vocab_size": 8, "pad_token_id": 1}
+    config = {"model_type": kind, "max_position_embeddings": 98} | sizes | more
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ClassifierReward(name=str(tmp_path), max_length=98 - offset).check_files()
+    with pytest.raises(BackboneError, match=f"has {98 - offset} positions"):
+        ClassifierReward(name=str(tmp_path), max_length=99 - offset).check_files()
+
+
+def test_a_classifier_without_a_padding_token_is_read(tmp_path):
+    config = {"model_type": "roberta", "max_position_embeddings": 98, "pad_token_id": None}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ClassifierReward(name=str(tmp_path), max_length=98).check_files()
+
+
+def test_a_model_of_the_hub_that_cannot_be_read_is_named(monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    result = fed_rlhf("check", "debug", "selector.backbone.name=nobody/no-model")
+    assert result.exit_code == 0, result.output
+    line = "not checked, since they cannot be read from here: model and tokenizer of nobody/no-model"
+    assert line in result.stdout.splitlines()
 
 
 def test_every_backbone_of_a_recipe_is_checked():

@@ -50,6 +50,8 @@ NEUTRAL_LORA_OPTIONS = (
     "megatron_core",
     "qalora_group_size",
     "runtime_config",
+    "eva_config",  # of an initialization that leaves the weights of the backbone as they are
+    "ensure_weight_tying",  # of embeddings and output layers, whose tensors are refused
     "fan_in_fan_out",  # PEFT sets it by the type of each layer, whose weight GPT-2 stores transposed
 )
 """Options of PEFT's LoraConfig that do not change what the tensors of an adapter mean."""
@@ -307,6 +309,30 @@ def from_peft_options(options: Mapping[str, Any], names: Iterable[str]) -> LoraC
         AdapterError: it uses an option that a recipe does not have, such as rank-stabilized
             scaling.
     """
+    used = check_peft_options(options)
+    targets = options["target_modules"]
+    if used & set(LAYER_OPTIONS):
+        targets = {_module_name(name) for name in names}
+    return LoraConfig(
+        r=options["r"],
+        alpha=float(options["lora_alpha"]),
+        dropout=float(options.get("lora_dropout", 0.0)),
+        target_modules="all-linear" if targets == "all-linear" else sorted(targets),
+    )
+
+
+def check_peft_options(options: Mapping[str, Any]) -> set[str]:
+    """Require that PEFT's LoRA configuration has no option that a recipe does not have.
+
+    Args:
+        options: as in an adapter_config.json.
+
+    Returns:
+        names of the options that are used.
+
+    Raises:
+        AdapterError: it has.
+    """
     used = {name for name, value in options.items() if _is_used(value)}
     unsupported = sorted(
         used - {*SUPPORTED_LORA_OPTIONS, *LAYER_OPTIONS, *NEUTRAL_LORA_OPTIONS, "init_lora_weights"}
@@ -321,14 +347,7 @@ def from_peft_options(options: Mapping[str, Any], names: Iterable[str]) -> LoraC
             f"the adapter's LoRA uses {', '.join(unsupported)}, which is not supported: "
             "use an adapter that has only r, lora_alpha, lora_dropout and a list of target_modules"
         )
-    if used & set(LAYER_OPTIONS):
-        targets = {_module_name(name) for name in names}
-    return LoraConfig(
-        r=options["r"],
-        alpha=float(options["lora_alpha"]),
-        dropout=float(options.get("lora_dropout", 0.0)),
-        target_modules="all-linear" if targets == "all-linear" else sorted(targets or []),
-    )
+    return used
 
 
 def _is_used(value: object) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.config import BackboneConfig, LoraConfig
-from components.models.adapters import BASE_LAYERS, AdapterError, from_peft_options
+from components.models.adapters import BASE_LAYERS, AdapterError, check_peft_options, from_peft_options
 from components.models.backbone import BackboneError, read_model_config
 from components.models.lora_targets import check_targets, is_head_or_embedding, refusal
 from components.models.memory import ModelShape, ShapeError
@@ -44,6 +44,7 @@ def check_adapter_folder(folder: Path, key: str, backbone: BackboneConfig) -> Sh
     """
     try:
         options = read_options(folder)
+        check_peft_options(options)
         shapes = read_shapes(folder / "adapter_model.safetensors")
         lora = from_peft_options(options, shapes)
         _check_tensors(shapes, lora)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from components.alignment.dpo_model import load_initial_model, save_adapter
 from components.alignment.packed_trainer import train_packed
-from components.config import BackboneConfig, LoraConfig
+from components.config import BackboneConfig, LoraConfig, RecipeError
 from components.models.adapters import AdapterError, export_adapter, read_adapter
 from components.models.backbone import load_backbone
 from components.models.peft_folder import check_adapter_folder, read_shapes
@@ -52,6 +52,21 @@ def validate(folder: Path, *overrides: str) -> None:
     """What `fed-rlhf check` does with a recipe that names a reference adapter."""
     dpo = [f"alignment.dpo.reference_adapter={folder}", "alignment.dpo.reference=sft"]
     validate_environment(load_recipe("debug", [*dpo, *overrides]))
+
+
+def test_options_without_an_effect_on_the_tensors_are_accepted(folder):
+    path = folder / "adapter_config.json"
+    neutral = {"init_lora_weights": "eva", "eva_config": {"rho": 1.0}, "ensure_weight_tying": True}
+    path.write_text(json.dumps(json.loads(path.read_text()) | neutral))
+    validate(folder)
+
+
+def test_an_option_is_reported_before_missing_tensors(folder):
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"use_rslora": True}))
+    (folder / "adapter_model.safetensors").unlink()
+    with pytest.raises(AdapterError, match="uses use_rslora, which is not supported"):
+        validate(folder)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +140,7 @@ def test_an_adapter_of_another_selection_of_layers_is_trained_and_saved(debug, t
 
 
 def test_a_missing_folder_is_refused_by_the_check(tmp_path):
-    with pytest.raises(AdapterError, match="nowhere: this is not a PEFT adapter folder"):
+    with pytest.raises(RecipeError, match="reference_adapter: there is no file or folder .*nowhere"):
         validate(tmp_path / "nowhere")
 
 

@@ -119,6 +119,18 @@ def test_an_end_that_the_tokenizer_writes_too_is_read_once(tmp_path, template):
     assert RewardModel(section, "cpu").score(PROMPTS, RESPONSES) == pytest.approx(expected, abs=1e-5)
 
 
+def test_a_line_break_after_the_end_of_a_template_gives_no_second_end(tmp_path):
+    shape = family("llama-3")
+    tokenizer = build_tokenizer(shape, "eos", True, adds_eos=True)
+    name = write_classifier(tmp_path, "llama", tokenizer)
+    template = fill_marks(TEMPLATES["bos-eos"], shape)
+    encoded = [
+        ClassifierReward(name=name, template=text).format.encode(tokenizer, [("why?", "so")])["input_ids"]
+        for text in (template, template + "\n")
+    ]
+    assert encoded[0].tolist() == encoded[1].tolist()
+
+
 @pytest.mark.parametrize("adds_bos", [True, False])
 def test_a_text_that_is_truncated_begins_with_bos_and_ends_in_the_end(tmp_path, adds_bos):
     shape = family("llama-3")

@@ -100,7 +100,10 @@ def _without_added_tokens(tokenizer: PreTrainedTokenizerBase, template: str) -> 
     first, last = (
         "".join(cast("list[str]", tokenizer.convert_ids_to_tokens(ids))) for ids in surrounding_ids(tokenizer)
     )
-    return template.removeprefix(first).removesuffix(last)
+    ended = template.rstrip()  # a block of YAML ends in a line break
+    if last and ended.endswith(last):
+        template = ended.removesuffix(last)
+    return template.removeprefix(first)
 
 
 def check_template(template: str | None) -> None:
@@ -170,7 +173,7 @@ class ClassifierReward(NamedModel, ResponseReward):
             )
         except (OSError, ConnectionError, ValueError) as error:
             raise _unreadable(self, error) from None
-        positions = _absolute_positions(config.get_text_config())
+        positions = _absolute_positions(config, self.max_length)
         if positions is not None and self.max_length > positions:
             raise BackboneError(
                 f"the classifier '{self.name}' has {positions} positions, but max_length is"
@@ -182,14 +185,41 @@ class ClassifierReward(NamedModel, ResponseReward):
         return RewardModel(self, device).score
 
 
-def _absolute_positions(config: PreTrainedConfig) -> int | None:
-    """Longest input of a model with a vector for each position; None for other models."""
-    positions: int | None = getattr(config, "max_position_embeddings", None)
-    if positions is None or not getattr(config, "position_biased_input", True):  # DeBERTa v2 and v3
+def _absolute_positions(config: PreTrainedConfig, length: int) -> int | None:
+    """Longest input of a model with a vector for each position; None for other models.
+
+    Some models, such as RoBERTa, give the first token the position after the padding token's id. The
+    model shows it, whose positions have a padding index then. It is built without weights, and only
+    if it matters for inputs of this length.
+    """
+    text = config.get_text_config()
+    positions: int | None = getattr(text, "max_position_embeddings", None)
+    if positions is None or not getattr(text, "position_biased_input", True):  # DeBERTa v2 and v3
         return None
-    if "roberta" in config.model_type or config.model_type == "camembert":
-        return positions - int(config.pad_token_id) - 1  # the first position is that after the pad token's
+    pad = getattr(text, "pad_token_id", None)
+    has_vectors = getattr(text, "rope_parameters", None) is None
+    if has_vectors and pad is not None and positions - pad - 1 < length <= positions:
+        return positions - _first_position(config)
     return positions
+
+
+def _first_position(config: PreTrainedConfig) -> int:
+    """The position of the first token of a classifier's inputs; 0 if the classifier cannot be built."""
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    automatic: Any = AutoModelForSequenceClassification
+    try:
+        with torch.device("meta"):
+            model = automatic.from_config(config)
+    except ValueError:  # loading it says why
+        return 0
+    indices = (
+        getattr(module, "padding_idx", None)
+        for name, module in model.named_modules()
+        if name.endswith("position_embeddings")
+    )
+    return next((int(index) + 1 for index in indices if index is not None), 0)
 
 
 class RewardModel:
