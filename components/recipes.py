@@ -251,12 +251,12 @@ def validate_environment(recipe: Recipe) -> list[str]:
     """
     from components.checks import check_models
 
-    check_inputs(recipe)
-    _check_adapters(recipe)
     if recipe.evaluation.alpaca_eval:
         from components.evaluation.alpaca import check_alpaca_eval
 
         check_alpaca_eval(recipe.evaluation.alpaca_eval)
+    check_inputs(recipe)
+    _check_adapters(recipe)
     return check_models(recipe)
 
 
