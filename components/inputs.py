@@ -134,7 +134,7 @@ def _check_model_name(key: str, name: str) -> None:
         RecipeError: naming the key and the path.
     """
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils._validators import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     path = Path(name)
     if path.is_dir():

@@ -59,6 +59,7 @@ def test_a_token_beyond_the_embedding_that_is_not_used_is_accepted(model):
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
     tokenizer.save_pretrained(model)
+    assert len(tokenizer) > json.loads((model / "config.json").read_text())["vocab_size"]
     validate_environment(load_recipe("debug", [f"policy.backbone.name={model}"]))
 
 

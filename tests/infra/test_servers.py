@@ -228,6 +228,13 @@ def test_the_server_of_a_run_ends_when_the_run_is_killed(tmp_path, background):
     assert eventually(lambda: processes.start_time(pid) is None, 5)  # before the guard would kill it
 
 
+def test_servers_get_the_folders_of_the_project_by_their_absolute_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FED_RLHF_HOME", "here")
+    environment = servers._deployment_environment("http://127.0.0.1:1", "http://127.0.0.1:2")
+    assert environment["FED_RLHF_HOME"] == str(tmp_path / "here"), "they start in the checkout"
+
+
 def test_loopback_never_goes_through_a_proxy(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "intranet.example")
     environment = servers.prefect_environment()

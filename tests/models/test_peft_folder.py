@@ -242,4 +242,6 @@ def test_an_adapter_of_a_familys_own_backbone_fits(tmp_path, family):
 
 
 def test_a_method_without_alignment_on_the_server_does_not_use_the_reference_adapter(tmp_path):
+    with pytest.raises(AdapterError):
+        validate(tmp_path)
     validate(tmp_path, "federation.method=drift", "federation.options={}")
