@@ -2,6 +2,7 @@
 
     <run>/recipe.yaml                     templates with their text, other files with their hash
     <run>/inputs/<sha256>/<file name>     copies of data files, question files, adapters and the like
+    <run>/inputs/models.json              where the folders of local models are
 
 A folder is copied with all its files, but hidden ones. The folder of a model is not copied, because
 weights are large: its hash is part of the recipe, and a run does not resume with another one.
@@ -37,8 +38,6 @@ from components.io import file_hash, read_json, write_json
 T = TypeVar("T")
 Named = RecipeFile | NamedModel
 """A file, or a section that names a model."""
-
-
 MODELS = "models.json"
 """File beside the copies: by hash, where the folders of local models are, absolute and from there."""
 
@@ -97,7 +96,6 @@ def open_inputs(recipe: Recipe, folder: Path) -> Recipe:
         recipe: with the hashes of its files.
         folder: of the copies.
     """
-
     path = folder / MODELS
     places: dict[str, list[str]] = read_json(path) if path.is_file() else {}
 
