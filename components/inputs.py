@@ -31,6 +31,7 @@ from components.config import (
     RecipeError,
     RecipeFile,
     TemplateFile,
+    UserError,
 )
 from components.data import templates
 from components.io import file_hash, read_json, write_json
@@ -109,6 +110,19 @@ def open_inputs(recipe: Recipe, folder: Path) -> Recipe:
         return named
 
     return map_named(recipe, find)
+
+
+@contextmanager
+def original_names(recipe: Recipe) -> Iterator[None]:
+    """Let errors about a run's copies name the files as the recipe's author wrote them."""
+    try:
+        yield
+    except UserError as error:
+        message = str(error)
+        for _, named in named_files(recipe):
+            if isinstance(named, InputFile) and named.copy is not None:
+                message = message.replace(named.copy, named.name)
+        raise type(error)(message) from error
 
 
 def check_inputs(recipe: Recipe) -> None:

@@ -22,7 +22,7 @@ from components.federation.commits import Commits
 from components.federation.outcome import load_outcome
 from components.federation.protocol import ServerState, Strategy, method_of
 from components.federation.rounds import run_rounds
-from components.inputs import verify_inputs
+from components.inputs import original_names, verify_inputs
 from components.models.policy import check_prompts
 from components.recipes import load_recipe, required_backbones, validate_environment
 from components.reporting.summary import (
@@ -110,7 +110,8 @@ def run_pipeline(run: Run, benchmark: str | None = None) -> str:
     try:
         for phase in (prepare, federate, align, evaluate):
             if not run.is_done(phase.name):
-                phase.with_options(task_runner=task_runner(recipe.runtime))(run, recipe)
+                with original_names(recipe):
+                    phase.with_options(task_runner=task_runner(recipe.runtime))(run, recipe)
                 run.mark_done(phase.name)
         write_report(run, recipe)
         log_report(parent, run.report)

@@ -22,7 +22,7 @@ from components.environment import configure_libraries
 from components.federation.clients.private import private_root
 from components.federation.commits import CommitError
 from components.federation.protocol import method_of
-from components.inputs import verify_inputs
+from components.inputs import original_names, verify_inputs
 from components.recipes import required_backbones
 from flows.fed_rlhf import align, evaluate, federate, grow_trees, prepare
 from tasks import data, federation
@@ -61,9 +61,10 @@ def run_stage(stage: str, folder: str) -> None:
         data.record_backbones(sources, run.folder / "backbones.json")
         return
     if stage == "grow_trees":
-        grow_trees(run, recipe)
+        with original_names(recipe):
+            grow_trees(run, recipe)
         return
-    with _tracked(run, recipe, stage) as parent:
+    with original_names(recipe), _tracked(run, recipe, stage) as parent:
         if stage == "report":
             _report(run, recipe, parent)
             return

@@ -22,8 +22,9 @@ from components.config import (
     Registry,
     TemplateFile,
 )
+from components.data.records import DataError
 from components.data.templates import load as load_template
-from components.inputs import named_files, verify_inputs
+from components.inputs import named_files, original_names, verify_inputs
 from components.models.backbone import fetch_backbone
 from components.recipes import load_recipe
 from tasks.runs import Run, create_run, write_stage_inputs
@@ -179,6 +180,15 @@ def test_a_run_reads_its_files_wherever_its_folder_and_the_process_are(files, tm
     recipe = Run("moved", tmp_path / "moved").recipe()
     assert open(recipe.data.path).read() == PAIRS
     assert str(tmp_path) not in (tmp_path / "moved" / "recipe.yaml").read_text()
+
+
+def test_an_error_about_a_copy_names_the_file_as_its_author_wrote_it(files, tmp_path):
+    recipe = create_run(own_recipe(), tmp_path / "run").recipe()
+    with (
+        pytest.raises(DataError, match=r"^pairs.jsonl, row 1: column 'group' is missing$"),
+        original_names(recipe),
+    ):
+        raise DataError(f"{recipe.data.path.copy}, row 1: column 'group' is missing")
 
 
 def test_two_files_with_the_same_bytes_have_a_copy_each(files, tmp_path):
