@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from components.config.errors import UserError
 from components.io import write_atomically
@@ -27,6 +27,12 @@ class Result(BaseModel):
     """A frozen result; unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+
+
+class _Version(BaseModel):
+    """The version of a file of any layout; None where it has none."""
+
+    schema_version: int | None = None
 
 
 class StoredResult(Result):
@@ -51,12 +57,16 @@ class StoredResult(Result):
             ResultError: the file was written by another version of the project, or is damaged.
         """
         try:
-            result = cls.model_validate_json(path.read_bytes())
-            if result.schema_version != RESULTS:
-                raise ValueError(f"it has schema_version {result.schema_version}, expected {RESULTS}")
-            return result
+            content = path.read_bytes()
+            version = _Version.model_validate_json(content).schema_version
+            if version != RESULTS:
+                raise ValueError(f"it has schema_version {version}, expected {RESULTS}")
+            return cls.model_validate_json(content)
         except ValueError as error:
-            reason = str(error).splitlines()[0]
+            reason = str(error)
+            if isinstance(error, ValidationError):
+                first = error.errors()[0]
+                reason = f"{'.'.join(map(str, first['loc']))} {first['msg']}".strip()
             raise ResultError(
                 f"{path} cannot be read as a result of this version of the project ({reason}): use the"
                 " version that wrote it, or start a new run."
@@ -372,18 +382,14 @@ class AlignmentResult(StoredResult):
     model_version: str = ""
 
 
-class SingleOrderResult(Result):
-    """Verdicts of a judge that saw each pair in one order only, our answer first.
+class WinRate(Result):
+    """How often our answer was preferred, see components.evaluation.winrate; NaN without a parsed verdict.
 
-    A judge that favours the first answer favours ours here, which the verdicts of both orders cancel.
-
-    Attributes:
-        win_rate, low, high: wins / (wins + ties + losses), with its 95% bootstrap interval.
-        wins, ties, losses, unparsable: number of prompts.
+    Ties count in the denominator, as in FedBiscuit (table 1); unparsable verdicts count in neither part.
     """
 
-    win_rate: float
-    low: float
+    win_rate: float  # wins / (wins + ties + losses)
+    low: float  # 95% bootstrap interval over prompts
     high: float
     wins: int
     ties: int
@@ -391,34 +397,16 @@ class SingleOrderResult(Result):
     unparsable: int
 
 
-class ContestResult(Result):
-    """Verdicts of a judge on the answers of two policies to the same prompts.
+class ContestFigures(WinRate):
+    """The figures of a contest by the verdicts of both orders, see components.evaluation.contests."""
 
-    Attributes:
-        win_rate, low, high: wins / (wins + ties + losses), with its 95% bootstrap interval.
-        wins, ties, losses, unparsable: number of prompts.
-        consistency: share of pairs on which the judge's verdicts in both orders agree.
-        ties_half: rate with a tie as half a win.
-        length_controlled, length_controlled_low, length_controlled_high: that rate at equal length,
-            and its interval.
-        length_effect: coefficient of the length difference.
-        single_order: the verdicts of the first order alone; None in results of earlier versions.
-    """
-
-    win_rate: float
-    low: float
-    high: float
-    wins: int
-    ties: int
-    losses: int
-    unparsable: int
-    consistency: float
-    ties_half: float
-    length_controlled: float
+    consistency: float  # share of the judged pairs on which the verdicts in both orders agree
+    ties_half: float  # rate with a tie as half a win
+    length_controlled: float  # that rate at equal length
     length_controlled_low: float
     length_controlled_high: float
-    length_effect: float
-    single_order: SingleOrderResult | None = None
+    length_effect: float  # coefficient of the length difference
+    single_order: WinRate  # our answer shown first alone; a judge that favours the first favours ours
 
 
 class CurvePoint(Result):
@@ -496,8 +484,8 @@ class EvaluationResult(StoredResult):
         answers: figures of the answers themselves, e.g. aligned_tokens.
         judge: description of the judge.
         judge_figures: numbers about the judge itself, e.g. its accuracy on held-out pairs.
-        contests: by name: aligned_vs_base, aligned_vs_human, base_vs_human.
-        verdicts: verdict by prompt id, by contest.
+        contests: by name: aligned_vs_base, aligned_vs_human, base_vs_human; their verdicts are in
+            files of their own (components/evaluation/contests.py).
         rouge: ROUGE by policy and kind.
         alpaca_eval, implicit_reward, questions, curve: None, or empty, where the recipe does not
             ask for them.
@@ -506,8 +494,7 @@ class EvaluationResult(StoredResult):
     answers: dict[str, float]
     judge: str
     judge_figures: dict[str, float]
-    contests: dict[str, ContestResult]
-    verdicts: dict[str, dict[str, str]]
+    contests: dict[str, ContestFigures]
     rouge: dict[str, dict[str, float]]
     alpaca_eval: AlpacaEvalResult | None = None
     implicit_reward: AccuracyReport | None = None

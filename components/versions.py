@@ -20,5 +20,5 @@ THOUGHT_TREES = {"text": 4, "expected": 4}
 The rounding of expected scores belongs to their trees, so a change of their batches is a version.
 """
 
-RESULTS = 1
-"""Layout of the result files of a run (components/results.py)."""
+RESULTS = 2
+"""Layout of the result files of a run or benchmark (components/results.py, evaluation/contests.py)."""

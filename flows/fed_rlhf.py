@@ -312,23 +312,18 @@ def evaluate_policies(run: Run, recipe: Recipe) -> EvaluationResult:
     joined = run.evaluation / "answers.json"
     answers.join_answers(files, joined)
     POOL.release()
-    judged = judging.judge_answers(JudgedRun(recipe, run.prepared, judges_root()), joined)
+    result = judging.judge_answers(JudgedRun(recipe, run.prepared, judges_root()), joined, figures)
     annotated = None
     if recipe.evaluation.alpaca_eval is not None:
         annotated = alpaca_eval.annotate_answers(recipe, joined, run.evaluation / "alpaca_eval")
     POOL.release()
-    return EvaluationResult(
-        answers=figures,
-        judge=judged.judge,
-        judge_figures=judged.figures,
-        contests=judged.contests,
-        verdicts=judged.verdicts,
-        rouge=judged.rouge,
-        alpaca_eval=annotated,
-        implicit_reward=measure_implicit_reward(run, recipe),
-        questions=answer_questions(run, recipe),
-        curve=draw_reward_hacking_curve(run, recipe),
-    )
+    optional = {
+        "alpaca_eval": annotated,
+        "implicit_reward": measure_implicit_reward(run, recipe),
+        "questions": answer_questions(run, recipe),
+        "curve": draw_reward_hacking_curve(run, recipe),
+    }
+    return result.model_copy(update=optional)
 
 
 def evaluated_policies(run: Run) -> list[EvaluatedPolicy]:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from components.alignment.policies import base_adapter
 from components.config import Recipe
-from components.evaluation.judges.base import Contest, judge_pairs
+from components.evaluation import contests
 from components.federation.protocol import method_of
-from components.io import write_atomically, write_json
-from components.seeding import derive
+from components.io import write_atomically
+from components.models.selector import Comparison
 from tasks.benchmark_folder import answers_by_prompt, arm_run, contest_path
 from tasks.devices import POOL
 from tasks.evaluation.judging import JudgedRun
@@ -78,19 +78,10 @@ def judge_contest(folder: Path, ours: str, theirs: str, seed: int) -> None:
     recipe = run.recipe()
     first = answers_by_prompt(run)
     second = answers_by_prompt(arm_run(folder, theirs, seed))
-    prompts = sorted(set(first) & set(second))
-    contest = Contest(
-        [first[prompt]["prompt"] for prompt in prompts],
-        [first[prompt]["text"] for prompt in prompts],
-        [second[prompt]["text"] for prompt in prompts],
-    )
+    pairs = {
+        name: Comparison(first[name]["prompt"], first[name]["text"], second[name]["text"])
+        for name in sorted(first.keys() & second.keys())
+    }
     with POOL.borrow(recipe.runtime) as device:
         judge = JudgedRun(recipe, run.prepared, judges_root()).build_judge(device)
-        bootstrap_seed = derive(seed, "bootstrap", ours, theirs)
-        judged = judge_pairs(judge, contest, recipe.evaluation.bootstrap, bootstrap_seed)
-    content = {
-        "prompts": prompts,
-        "verdicts": [verdict.value for verdict in judged.verdicts],
-        "consistency": judged.consistency,
-    }
-    write_json(path, content)
+        contests.judge_contest(judge, pairs).write(path)

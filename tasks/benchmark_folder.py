@@ -4,7 +4,7 @@ runs/<benchmark>/
     benchmark.yaml   the benchmark as it was started
     run.json         id of its MLflow run
     <arm>-seed-<n>/  a run folder each
-    contests/        verdicts of each contest and seed
+    contests/        each contest and seed (components/evaluation/contests.py)
     report/          report.html, report.md, figures.json, plots
 """
 
@@ -60,7 +60,7 @@ def arm_run(folder: Path, arm: str, seed: int) -> Run:
 
 
 def contest_path(folder: Path, ours: str, theirs: str, seed: int) -> Path:
-    """File of a contest's verdicts."""
+    """File of a contest between two arms."""
     return folder / "contests" / ours / theirs / f"seed-{seed}.json"
 
 

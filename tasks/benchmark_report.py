@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from components.config.benchmark import Benchmark
+from components.evaluation.contests import Contest
 from components.evaluation.diagnostics import load_diagnostics
 from components.evaluation.plotting import Image
 from components.io import read_json, write_json
 from components.reporting.choices import ChosenArm, choices_table, choose_arms
 from components.reporting.claims import Evidence, Finding, check_claims, claims_table
-from components.reporting.contests import PooledContest, pool_contest
 from components.reporting.figures import mean_figures
 from components.reporting.tables import Table
 from components.reporting.units import CLIENTS
+from components.results import ContestFigures
 from tasks.benchmark_folder import arm_run
 from tasks.benchmark_results import BenchmarkResults, read_results
 from tasks.runs import git_commit
@@ -27,38 +28,23 @@ Parts = list[Table | Image]
 
 @dataclass(frozen=True)
 class BenchmarkReport:
-    """A written report.
+    """A written report."""
 
-    Attributes:
-        folder: report.html, report.md, figures.json and plots.
-        means: means over seeds of each arm's figures.
-        findings: the checked claims.
-    """
-
-    folder: Path
-    means: dict[str, dict[str, float]]
-    findings: Sequence[Finding]
+    folder: Path  # report.html, report.md, figures.json and plots
+    means: dict[str, dict[str, float]]  # means over seeds of each arm's figures
+    findings: Sequence[Finding]  # the checked claims
 
 
 @dataclass(frozen=True)
 class ReportedBenchmark:
-    """What a report shows.
+    """What a report shows."""
 
-    Attributes:
-        folder: of the benchmark.
-        benchmark: its arms, seeds and claims.
-        results: of the finished runs.
-        pools: contests, pooled over seeds.
-        findings: the checked claims.
-        chosen: the choices.
-    """
-
-    folder: Path
-    benchmark: Benchmark
-    results: BenchmarkResults
-    pools: Mapping[str, PooledContest]
-    findings: Sequence[Finding]
-    chosen: Sequence[ChosenArm]
+    folder: Path  # of the benchmark
+    benchmark: Benchmark  # its arms, seeds and claims
+    results: BenchmarkResults  # of the finished runs
+    pools: Mapping[str, ContestFigures]  # figures of the contests over all seeds
+    findings: Sequence[Finding]  # the checked claims
+    chosen: Sequence[ChosenArm]  # the choices
 
 
 @task()
@@ -68,7 +54,7 @@ def write_benchmark_report(folder: Path, benchmark: Benchmark) -> BenchmarkRepor
     from components.reporting.tables import to_markdown
 
     results = read_results(folder, benchmark)
-    pools = {name: pool_contest(by_seed) for name, by_seed in results.contests.items()}
+    pools = {name: Contest.pooled(by_seed).figures() for name, by_seed in results.contests.items()}
     evidence = Evidence(
         results.figures, results.units, results.contests, pools, benchmark.seeds, results.resamples
     )
@@ -109,7 +95,7 @@ def _numbers(reported: ReportedBenchmark) -> dict[str, Any]:
         "clients": _client_numbers(results),
         "base": results.base,
         "contests": {
-            name: {seed: asdict(contest) for seed, contest in by_seed.items()}
+            name: {seed: contest.combined() for seed, contest in by_seed.items()}
             for name, by_seed in results.contests.items()
         },
         "judges": results.judges,
@@ -125,7 +111,7 @@ def _numbers(reported: ReportedBenchmark) -> dict[str, Any]:
             for name, by_seed in results.fronts.items()
         },
         "commits": results.commits,
-        "pooled": {name: asdict(pool) for name, pool in reported.pools.items()},
+        "pooled": {name: pool.model_dump() for name, pool in reported.pools.items()},
         "claims": [asdict(finding) for finding in reported.findings],
         "choices": [asdict(choice) for choice in reported.chosen],
     }
@@ -151,13 +137,13 @@ def _parts(reported: ReportedBenchmark, out: Path) -> Parts:
 
     results = reported.results
     means, single = figures_tables(results.figures, results.base, results.units)
-    plot_overview(results.figures, reported.pools, out / "benchmark.png")
+    plot_overview(results.figures, results.contests, reported.pools, out / "benchmark.png")
     parts: Parts = [claims_table(reported.findings)] if reported.findings else []
     if reported.chosen:
         parts.append(choices_table(reported.chosen))
     parts += [
         means,
-        contests_table(reported.pools),
+        contests_table(results.contests, reported.pools),
         Image("Accuracies and win rates", out / "benchmark.png", "Dots: seeds."),
         judges_table(results.contests, results.judges),
     ]

@@ -10,21 +10,25 @@ from typing import Any
 from components.config import Recipe, implicit_reward_scale
 from components.config.benchmark import BASE_POLICY, REFERENCES, Benchmark
 from components.data.records import known_groups
+from components.evaluation.contests import Contest
 from components.evaluation.diagnostics import load_diagnostics
 from components.evaluation.diagnostics.base import DiagnosedRun, Summary
 from components.evaluation.plotting import Point
 from components.federation.protocol import method_of
 from components.io import read_json
-from components.reporting.contests import ContestVerdicts
 from components.reporting.figures import answer_figures, reward_curve, run_figures
 from components.reporting.fronts import Front, front_figures, worst_rewards
 from components.reporting.units import Units, run_units
-from components.results import CurvePoint, EvaluationResult, FederationResult, ResultError
-from tasks.benchmark_folder import answers_by_prompt, arm_run, contest_path
-from tasks.runs import Run
+from components.results import CurvePoint, EvaluationResult, FederationResult
+from tasks.benchmark_folder import arm_run, contest_path
+from tasks.runs import Run, contest_file
 
-OPPONENT_OF = {"aligned_vs_base": BASE_POLICY, "aligned_vs_human": REFERENCES}
-"""Opponents of the aligned policy in a run's own contests."""
+OWN_CONTESTS = {
+    "aligned_vs_base": f"{{arm}} against {BASE_POLICY}",
+    "aligned_vs_human": f"{{arm}} against {REFERENCES}",
+    "base_vs_human": f"{BASE_POLICY} against {REFERENCES}",
+}
+"""Names of a run's own contests in a benchmark."""
 
 
 @dataclass
@@ -49,7 +53,7 @@ class BenchmarkResults:
     units: dict[str, dict[int, dict[str, Units]]] = field(default_factory=dict)
     resamples: int = 0
     base: dict[int, dict[str, float]] = field(default_factory=dict)
-    contests: dict[str, dict[int, ContestVerdicts]] = field(default_factory=dict)
+    contests: dict[str, dict[int, Contest]] = field(default_factory=dict)
     judges: dict[int, dict[str, float]] = field(default_factory=dict)
     rewards: dict[str, dict[int, list[Point]]] = field(default_factory=dict)
     hacking: dict[str, dict[int, list[CurvePoint]]] = field(default_factory=dict)
@@ -70,9 +74,9 @@ def read_results(folder: Path, benchmark: Benchmark) -> BenchmarkResults:
         _add_fronts(results, benchmark, seed)
     for ours, theirs in benchmark.contests:
         for seed in benchmark.seeds:
-            if contest_path(folder, ours, theirs, seed).is_file():
-                contest = read_contest(folder, ours, theirs, seed)
-                results.contests.setdefault(f"{ours} against {theirs}", {})[seed] = contest
+            path = contest_path(folder, ours, theirs, seed)
+            if path.is_file():
+                results.contests.setdefault(f"{ours} against {theirs}", {})[seed] = Contest.read(path)
     return results
 
 
@@ -97,13 +101,9 @@ def _add_run(results: BenchmarkResults, run: Run, arm: str, seed: int) -> None:
     results.base.setdefault(seed, {name: value for name, value in base.items() if value is not None})
     results.judges.setdefault(seed, evaluation.judge_figures)
     results.commits[f"{arm}-seed-{seed}"] = run.metadata().get("commits", [])
-    for key, opponent in OPPONENT_OF.items():
-        if key in evaluation.verdicts:
-            contest = _own_contest(evaluation, key, "aligned", answers)
-            results.contests.setdefault(f"{arm} against {opponent}", {})[seed] = contest
-    if "base_vs_human" in evaluation.verdicts:
-        contest = _own_contest(evaluation, "base_vs_human", "base", answers)
-        results.contests.setdefault(f"{BASE_POLICY} against {REFERENCES}", {})[seed] = contest
+    for key in evaluation.contests:
+        contest = Contest.read(contest_file(run.evaluation, key))
+        results.contests.setdefault(OWN_CONTESTS[key].format(arm=arm), {})[seed] = contest
 
 
 def _read_units(
@@ -155,48 +155,3 @@ def _add_fronts(results: BenchmarkResults, benchmark: Benchmark, seed: int) -> N
     for name, front in fronts.items():
         results.figures.setdefault(name, {})[seed] = front_figures(front, worst_rewards(fronts))
         results.fronts.setdefault(name, {})[seed] = front
-
-
-def _own_contest(
-    evaluation: EvaluationResult, key: str, ours: str, answers: Sequence[Mapping[str, Any]]
-) -> ContestVerdicts:
-    """A contest of a run's own evaluation, with the base policy or the references."""
-    rows = {row["prompt_id"]: row for row in answers}
-    verdicts = evaluation.verdicts[key]
-    theirs = [
-        rows[prompt]["references"][0] if key.endswith("_vs_human") else rows[prompt]["base"]["text"]
-        for prompt in verdicts
-    ]
-    return ContestVerdicts(
-        list(verdicts),
-        list(verdicts.values()),
-        [len(rows[prompt][ours]["text"]) for prompt in verdicts],
-        [len(text) for text in theirs],
-        evaluation.contests[key].consistency,
-    )
-
-
-def read_contest(folder: Path, ours: str, theirs: str, seed: int) -> ContestVerdicts:
-    """A contest between two arms' policies.
-
-    Raises:
-        ResultError: the number of verdicts differs from that of the prompts.
-    """
-    path = contest_path(folder, ours, theirs, seed)
-    content = read_json(path)
-    prompts = content["prompts"]
-    verdicts = content["verdicts"]
-    if len(prompts) != len(verdicts):
-        raise ResultError(
-            f"{path}: {len(verdicts)} verdicts for {len(prompts)} prompts; delete the file and resume the"
-            " benchmark"
-        )
-    first = answers_by_prompt(arm_run(folder, ours, seed))
-    second = answers_by_prompt(arm_run(folder, theirs, seed))
-    return ContestVerdicts(
-        prompts,
-        verdicts,
-        [len(first[prompt]["text"]) for prompt in prompts],
-        [len(second[prompt]["text"]) for prompt in prompts],
-        content["consistency"],
-    )

@@ -26,16 +26,8 @@ from tasks.tracking.client import tracking_uri
 from tasks.tracking.report import LOCAL_UI, run_page, run_url
 from tasks.uncached import task
 
-WIN_RATE_KEYS = (
-    "win_rate",
-    "low",
-    "high",
-    "consistency",
-    "ties_half",
-    "length_controlled",
-    "length_controlled_low",
-    "length_controlled_high",
-)
+COUNTS = {"wins", "ties", "losses", "unparsable", "length_effect"}
+"""Figures of a contest that are left out of metrics.json."""
 
 
 @task()
@@ -82,11 +74,7 @@ def headline_metrics(federation: FederationResult, evaluation: EvaluationResult)
         accuracy[moment] = {name.removeprefix("accuracy/"): value for name, value in figures.items()}
     if federation.best is not None:
         accuracy["best"]["round"] = federation.best.rounds_done
-    win_rate: dict[str, dict[str, Any]] = {}
-    for name, contest in evaluation.contests.items():
-        win_rate[name] = {key: getattr(contest, key) for key in WIN_RATE_KEYS}
-        if contest.single_order is not None:
-            win_rate[name]["single_order"] = contest.single_order.model_dump()
+    win_rate = {name: contest.model_dump(exclude=COUNTS) for name, contest in evaluation.contests.items()}
     judge = {
         name.removeprefix("judge_"): value
         for name, value in evaluation.judge_figures.items()

@@ -12,8 +12,8 @@
                          final/ (PEFT folders), result.json
         federation-clients/   the clients' private stores (components/federation/clients/private.py)
         alignment/       completions.json, pairs.parquet, epoch-1/ ..., final/ (PEFT folders), result.json
-        evaluation/      answers.json, judgements.json (of a judge that writes), questions/ (answers),
-                         result.json, plots
+        evaluation/      answers.json, contests/ (components/evaluation/contests.py), judgements.json
+                         (of a judge that writes), questions/ (answers), result.json, plots
         report/          metrics.json, summary.txt, tables for `dvc plots`
 
 A phase's result.json (components/results.py) is written when its work is complete, and <phase>.done
@@ -144,6 +144,11 @@ class Run:
         commits = self.metadata().get("commits", [])
         if commits[-1:] != [commit]:
             self.update_metadata(commits=[*commits, commit])
+
+
+def contest_file(evaluation: Path, name: str) -> Path:
+    """File of a run's own contest, in its folder of the phase evaluate."""
+    return evaluation / "contests" / f"{name}.json"
 
 
 def judges_root() -> Path:

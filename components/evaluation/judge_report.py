@@ -169,7 +169,7 @@ def position_consistency(
     """Compute the share of pairs with equal verdicts in both orders; needs no human verdicts.
 
     Args:
-        original, swapped: verdicts on each order, see components.evaluation.winrate.combine_orders.
+        original, swapped: verdicts on each order, see components.evaluation.winrate.orders_agree.
             Pairs with an unparsable verdict are left out.
         resamples, seed: of the bootstrap interval.
     """

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from components.evaluation.winrate import Verdict, unit_indices
+from components.evaluation.winrate import unit_indices
 from components.seeding import generator
 
 PENALTY = 0.01
@@ -34,32 +34,18 @@ penalizes the absolute values of both coefficients with the same weight (its C =
 CELLS = 1 << 20
 """Number of resamples x prompts that are fitted in one batch: 8 MB per array."""
 
-LABELS = {
-    Verdict.FIRST: 1.0,
-    Verdict.TIE: 0.5,
-    Verdict.SECOND: 0.0,
-}
-"""Soft labels of the verdicts; unparsable verdicts have none."""
-
 Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class LengthControlledRate:
-    """How often response 1 would win at equal length; a tie is half a win.
+    """How often response 1 would win at equal length; a tie is half a win."""
 
-    Attributes:
-        rate: in [0, 1]; NaN if it is not determined, see fit_length_controlled_rate.
-        low, high: 95% percentile-bootstrap interval of the rate over prompts.
-        uncontrolled: mean label, which is the rate at the lengths as they are.
-        effect: coefficient phi; positive if the longer response is preferred.
-    """
-
-    rate: float
-    low: float
+    rate: float  # in [0, 1]; NaN if it is not determined, see fit_length_controlled_rate
+    low: float  # 95% percentile-bootstrap interval of the rate over prompts
     high: float
-    uncontrolled: float
-    effect: float
+    uncontrolled: float  # mean label, which is the rate at the lengths as they are
+    effect: float  # coefficient phi; positive if the longer response is preferred
 
 
 def fit_length_controlled_rate(
@@ -108,58 +94,6 @@ def fit_length_controlled_rate(
     units = np.array(unit_indices(range(n) if prompts is None else prompts))
     low, high = (np.nan, np.nan) if np.isnan(rate) else _bootstrap_interval(y, d, units, resamples, seed)
     return LengthControlledRate(float(rate), low, high, float(y.mean()), float(effect))
-
-
-def length_controlled_rate(
-    verdicts: Sequence[Verdict],
-    first_texts: Sequence[str],
-    second_texts: Sequence[str],
-    resamples: int = 2000,
-    seed: int = 0,
-    prompts: Sequence[Hashable] | None = None,
-) -> LengthControlledRate:
-    """Compute the length-controlled win rate of response 1; unparsable verdicts are left out.
-
-    Args:
-        verdicts: one for each prompt.
-        first_texts, second_texts: the judged responses 1 and 2; their lengths are counted in
-            characters.
-        resamples, seed: of the bootstrap.
-        prompts: see fit_length_controlled_rate.
-    """
-    return length_controlled_rate_from_lengths(
-        verdicts,
-        [len(text) for text in first_texts],
-        [len(text) for text in second_texts],
-        resamples,
-        seed,
-        prompts,
-    )
-
-
-def length_controlled_rate_from_lengths(
-    verdicts: Sequence[Verdict],
-    first_lengths: Sequence[int],
-    second_lengths: Sequence[int],
-    resamples: int = 2000,
-    seed: int = 0,
-    prompts: Sequence[Hashable] | None = None,
-) -> LengthControlledRate:
-    """The same as length_controlled_rate, from the lengths of the responses (characters)."""
-    units = range(len(verdicts)) if prompts is None else prompts
-    rows = [
-        (LABELS[verdict], first, second, unit)
-        for verdict, first, second, unit in zip(verdicts, first_lengths, second_lengths, units, strict=True)
-        if verdict in LABELS
-    ]
-    return fit_length_controlled_rate(
-        [label for label, _, _, _ in rows],
-        [first for _, first, _, _ in rows],
-        [second for _, _, second, _ in rows],
-        resamples,
-        seed,
-        [unit for _, _, _, unit in rows],
-    )
 
 
 def _bootstrap_interval(

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from components.evaluation.contests import Contest
 from components.evaluation.plotting import Curves, label, plot_bands, save_figure
-from components.reporting.contests import PooledContest
 from components.reporting.figures import FIGURES
 from components.reporting.tables import Figures
+from components.results import ContestFigures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,12 +27,18 @@ REWARD_PANELS = {
 }
 
 
-def plot_overview(figures: Figures, pools: Mapping[str, PooledContest], path: Path) -> None:
+def plot_overview(
+    figures: Figures,
+    contests: Mapping[str, Mapping[int, Contest]],
+    pools: Mapping[str, ContestFigures],
+    path: Path,
+) -> None:
     """Accuracies by arm, and win rates over all seeds with their intervals; a dot is a seed.
 
     Args:
         figures: by arm and seed.
-        pools: the contests, by name.
+        contests: by name and seed.
+        pools: their figures over all seeds.
         path: PNG to write.
     """
     size = (14, max(4.5, 1.5 + 0.3 * len(pools)))
@@ -40,7 +47,7 @@ def plot_overview(figures: Figures, pools: Mapping[str, PooledContest], path: Pa
         handles, labels = left.get_legend_handles_labels()
         if handles:
             figure.legend(handles, labels, fontsize=8, loc="outside lower left", ncols=4)
-        _draw_win_rates(right, pools)
+        _draw_win_rates(right, contests, pools)
         handles, labels = right.get_legend_handles_labels()
         if handles:
             figure.legend(handles, labels, fontsize=8, loc="outside lower right", ncols=3)
@@ -80,11 +87,12 @@ def _draw_accuracies(axes: Axes, figures: Figures) -> None:
     )
 
 
-def _draw_win_rates(axes: Axes, pools: Mapping[str, PooledContest]) -> None:
+def _draw_win_rates(
+    axes: Axes, contests: Mapping[str, Mapping[int, Contest]], pools: Mapping[str, ContestFigures]
+) -> None:
     labeled = False
-    for row, pool in enumerate(pools.values()):
-        rate = pool.rate
-        if math.isnan(rate.rate):
+    for row, (name, rate) in enumerate(pools.items()):
+        if math.isnan(rate.win_rate):
             continue
         names = (
             ("", "", "")
@@ -92,11 +100,13 @@ def _draw_win_rates(axes: Axes, pools: Mapping[str, PooledContest]) -> None:
             else ("wins, all seeds, 95% over answers", "losses, all seeds", "wins, each seed")
         )
         labeled = True
-        error = [[rate.rate - rate.low], [rate.high - rate.rate]]
-        axes.errorbar([rate.rate], [row], xerr=error, fmt="o", color="tab:blue", capsize=3, label=names[0])
+        error = [[rate.win_rate - rate.low], [rate.high - rate.win_rate]]
+        axes.errorbar(
+            [rate.win_rate], [row], xerr=error, fmt="o", color="tab:blue", capsize=3, label=names[0]
+        )
         losses = rate.losses / (rate.wins + rate.ties + rate.losses)
         axes.scatter([losses], [row], marker="x", color="tab:red", zorder=3, label=names[1])
-        seeds = [single.rate for single in pool.by_seed.values()]
+        seeds = [contest.win_rate().win_rate for contest in contests[name].values()]
         axes.scatter(seeds, [row + 0.22] * len(seeds), color="black", s=10, zorder=3, label=names[2])
     axes.set_yticks(range(len(pools)), [label(name) for name in pools], fontsize=8)
     axes.invert_yaxis()

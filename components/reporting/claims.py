@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from components.config.benchmark import WINS, Claim
-from components.data.records import answered_prompt
+from components.evaluation.contests import Contest
 from components.evaluation.winrate import Verdict
 from components.reporting.bootstrap import Group, mean_interval, share_interval
-from components.reporting.contests import ContestVerdicts, PooledContest, format_equal_length
 from components.reporting.figures import EXACT_FIGURES, figure_label
-from components.reporting.tables import Figures, Table
+from components.reporting.tables import Figures, Table, format_equal_length
 from components.reporting.units import PROMPTS, Units, UnitsByFigure
+from components.results import ContestFigures
 from components.seeding import generator
 
 HOLDS = "holds"
@@ -34,7 +34,7 @@ ENOUGH_SEEDS = 3
 """Seeds that an interval of a figure with one value per seed needs."""
 ONE_SEED = "one seed"
 
-DECIDED = (Verdict.FIRST.value, Verdict.SECOND.value)
+DECIDED = (Verdict.FIRST, Verdict.SECOND)
 """Verdicts that are no ties: a win and a loss."""
 
 
@@ -46,40 +46,31 @@ class Evidence:
         figures: by arm (or front) and seed.
         units: what these are means of, by arm and seed; figures without units have one value per
             seed.
-        contests: verdicts, by name and seed.
-        pools: the same contests over all seeds.
+        contests: by name and seed.
+        pools: their figures over all seeds.
         seeds: of the benchmark; the bootstrap is a function of the first one.
         resamples: of the bootstrap.
     """
 
     figures: Figures
     units: Mapping[str, Mapping[int, UnitsByFigure]]
-    contests: Mapping[str, Mapping[int, ContestVerdicts]]
-    pools: Mapping[str, PooledContest]
+    contests: Mapping[str, Mapping[int, Contest]]
+    pools: Mapping[str, ContestFigures]
     seeds: Sequence[int]
     resamples: int = 2000
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim and its numbers.
+    """A claim and its numbers."""
 
-    Attributes:
-        claim: as text.
-        verdict: HOLDS, FAILS or UNDECIDED.
-        low, high: the 95% interval; None without one.
-        reason: why there is no interval, or what else a reader of the verdict must know.
-        drawn: what the interval is over.
-        by_seed, overall: the numbers, as text.
-    """
-
-    claim: str
-    verdict: str
-    low: float | None
+    claim: str  # as text
+    verdict: str  # HOLDS, FAILS or UNDECIDED
+    low: float | None  # the 95% interval; None without one
     high: float | None
-    reason: str
-    drawn: str
-    by_seed: str
+    reason: str  # why there is no interval, or what else a reader of the verdict must know
+    drawn: str  # what the interval is over
+    by_seed: str  # the numbers, as text
     overall: str
 
     def __str__(self) -> str:
@@ -99,20 +90,13 @@ def verdict_class(text: str) -> str:
 
 @dataclass(frozen=True)
 class _Measured:
-    """What a claim is on, over the seeds that have it.
+    """What a claim is on, over the seeds that have it."""
 
-    Attributes:
-        by_seed, overall: the numbers, as text.
-        interval: None if there is none.
-        reason: why there is none.
-        drawn: what the interval is over.
-    """
-
-    by_seed: Mapping[int, str]
+    by_seed: Mapping[int, str]  # the numbers, as text
     overall: str = "-"
-    interval: tuple[float, float] | None = None
-    reason: str = ""
-    drawn: str = "-"
+    interval: tuple[float, float] | None = None  # None if there is none
+    reason: str = ""  # why there is none
+    drawn: str = "-"  # what the interval is over
 
 
 def check_claims(claims: Sequence[Claim], evidence: Evidence) -> list[Finding]:
@@ -156,7 +140,7 @@ def _check(claim: Claim, other: str | None, evidence: Evidence) -> Finding:
     remarks = [measured.reason] if measured.reason else []
     if 0 < len(measured.by_seed) < len(evidence.seeds):
         remarks.append(f"{len(measured.by_seed)} of {len(evidence.seeds)} seeds")
-    if claim.figure == WINS and verdict == HOLDS and not evidence.pools[name].equal_length.low > 0.5:
+    if claim.figure == WINS and verdict == HOLDS and not evidence.pools[name].length_controlled_low > 0.5:
         remarks.append(MAY_BE_CHANCE)
     low, high = measured.interval or (None, None)
     return Finding(
@@ -195,16 +179,17 @@ def _measure_wins(name: str, evidence: Evidence) -> _Measured:
     if not contests:
         return _Measured({}, reason="not measured")
     pool = evidence.pools[name]
-    by_seed = {seed: _decided_words(rate.wins, rate.losses) for seed, rate in pool.by_seed.items()}
-    counts = _decided_words(pool.rate.wins, pool.rate.losses)
-    overall = f"{counts}; at equal length, a tie half, {format_equal_length(pool.equal_length)}"
+    by_seed: dict[int, str] = {}
     decided: set[str] = set()
-    for contest in contests.values():
-        outcomes = zip(contest.prompts, contest.verdicts, strict=True)
-        decided |= {answered_prompt(answer) for answer, verdict in outcomes if verdict in DECIDED}
+    for seed, contest in contests.items():
+        verdicts = contest.verdicts
+        by_seed[seed] = _decided_words(*map(verdicts.count, DECIDED))
+        decided |= {unit for unit, verdict in zip(contest.units, verdicts, strict=True) if verdict in DECIDED}
+    counts = _decided_words(pool.wins, pool.losses)
+    overall = f"{counts}; at equal length, a tie half, {format_equal_length(pool)}"
     if not decided:
         return _Measured(by_seed, overall, reason="0 wins to 0 losses")
-    seeds = [_outcomes(contest) for contest in contests.values() if contest.verdicts]
+    seeds = [_outcomes(contest) for contest in contests.values() if contest.prompts]
     if len(seeds) == 1:
         return _Measured(by_seed, overall, reason=ONE_SEED)
     numbers = generator(evidence.seeds[0], "claim", WINS, name)
@@ -213,11 +198,10 @@ def _measure_wins(name: str, evidence: Evidence) -> _Measured:
     return _Measured(by_seed, overall, interval, drawn=drawn)
 
 
-def _outcomes(contest: ContestVerdicts) -> Group:
+def _outcomes(contest: Contest) -> Group:
     """Wins and losses by prompt, times the number of prompts, so that their means are a seed's totals."""
-    prompts = [answered_prompt(answer) for answer in contest.prompts]
-    outcomes = {prompt: [0, 0] for prompt in prompts}
-    for prompt, verdict in zip(prompts, contest.verdicts, strict=True):
+    outcomes = {prompt: [0, 0] for prompt in contest.units}
+    for prompt, verdict in zip(contest.units, contest.verdicts, strict=True):
         if verdict in DECIDED:
             outcomes[prompt][DECIDED.index(verdict)] += len(outcomes)
     return outcomes

@@ -11,10 +11,11 @@ import numpy as np
 
 from components.config.benchmark import BASE_POLICY
 from components.data.records import answered_prompt
+from components.evaluation.contests import Contest
 from components.evaluation.plotting import Image
-from components.reporting.contests import ContestVerdicts, PooledContest, format_counts, format_equal_length
 from components.reporting.figures import REWARD_PREFIX, all_figure_labels, figure_label
 from components.reporting.units import UnitsByArm, UnitsByFigure, client_range
+from components.results import ContestFigures, WinRate
 
 Figures = Mapping[str, Mapping[int, Mapping[str, float]]]
 """Figures by name, by arm and seed."""
@@ -22,18 +23,12 @@ Figures = Mapping[str, Mapping[int, Mapping[str, float]]]
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the report.
+    """A table of the report."""
 
-    Attributes:
-        title: heading.
-        header, rows: cells.
-        caption: what the numbers cover.
-    """
-
-    title: str
-    header: list[str]
+    title: str  # heading
+    header: list[str]  # cells
     rows: list[list[str]]
-    caption: str = ""
+    caption: str = ""  # what the numbers cover
 
 
 def format_mean(values: Sequence[float]) -> str:
@@ -46,6 +41,23 @@ def format_mean(values: Sequence[float]) -> str:
 def format_share(value: float | None) -> str:
     """A share in [0, 1]."""
     return "-" if value is None or math.isnan(value) else f"{value:.3f}"
+
+
+def format_interval(rate: float, low: float, high: float) -> str:
+    """A rate and its interval in percent; '-' if it is not determined."""
+    return "-" if math.isnan(rate) else f"{rate:.1%} [{low:.1%}, {high:.1%}]"
+
+
+def format_equal_length(figures: ContestFigures) -> str:
+    """The rate at equal length, a tie half a win, and its interval."""
+    return format_interval(
+        figures.length_controlled, figures.length_controlled_low, figures.length_controlled_high
+    )
+
+
+def format_counts(rate: WinRate) -> str:
+    """Wins, ties and losses."""
+    return f"{rate.wins}/{rate.ties}/{rate.losses}"
 
 
 def figures_tables(
@@ -109,24 +121,39 @@ def format_client_range(worst_and_spread: tuple[float, float] | None) -> str:
     return f" ({worst:.3f}; {spread:.3f})"
 
 
-def contests_table(pools: Mapping[str, PooledContest]) -> Table:
-    """Win rates, uncorrected and at equal length, over the answers of all seeds, and by seed."""
+def contests_table(
+    contests: Mapping[str, Mapping[int, Contest]], pools: Mapping[str, ContestFigures]
+) -> Table:
+    """Win rates, uncorrected and at equal length, over the answers of all seeds, and by seed.
+
+    Args:
+        contests: by name and seed.
+        pools: their figures over all seeds.
+    """
     rows = []
     for name, pool in pools.items():
-        known = not math.isnan(pool.rate.rate)
-        by_seed = [
-            f"{seed}: " + ("-" if math.isnan(rate.rate) else f"{rate.rate:.1%} ({format_counts(rate)})")
-            for seed, rate in pool.by_seed.items()
-        ]
+        known = not math.isnan(pool.win_rate)
+        by_seed = []
+        prompts: set[str] = set()
+        ours: list[int] = []
+        theirs: list[int] = []
+        for seed, contest in contests[name].items():
+            rate = contest.win_rate()
+            text = "-" if math.isnan(rate.win_rate) else f"{rate.win_rate:.1%} ({format_counts(rate)})"
+            by_seed.append(f"{seed}: {text}")
+            prompts |= set(contest.units)
+            ours += contest.ours
+            theirs += contest.theirs
+        rate_text = format_interval(pool.win_rate, pool.low, pool.high)
         rows.append(
             [
                 name,
-                f"{pool.answers} ({pool.prompts})",
-                f"{pool.rate} ({format_counts(pool.rate)})" if known else "-",
+                f"{len(ours)} ({len(prompts)})",
+                f"{rate_text} ({format_counts(pool)})" if known else "-",
                 "; ".join(by_seed),
-                f"{pool.equal_length.uncontrolled:.1%}" if known else "-",
-                format_equal_length(pool.equal_length),
-                f"{pool.ours:.0f}, {pool.theirs:.0f}" if pool.answers else "-",
+                f"{pool.ties_half:.1%}" if known else "-",
+                format_equal_length(pool),
+                f"{np.mean(ours):.0f}, {np.mean(theirs):.0f}" if ours else "-",
             ]
         )
     header = [
@@ -151,7 +178,7 @@ def contests_table(pools: Mapping[str, PooledContest]) -> Table:
 
 
 def judges_table(
-    contests: Mapping[str, Mapping[int, ContestVerdicts]], judges: Mapping[int, Mapping[str, float]]
+    contests: Mapping[str, Mapping[int, Contest]], judges: Mapping[int, Mapping[str, float]]
 ) -> Table:
     """The judge's position consistency in each contest and seed, and its own accuracy.
 
@@ -162,17 +189,16 @@ def judges_table(
     seeds = sorted(set[int]().union(*contests.values()))
     rows = []
     for name, by_seed in contests.items():
-        if any(contest.consistency is not None for contest in by_seed.values()):
-            cells = [format_share(by_seed[seed].consistency) if seed in by_seed else "-" for seed in seeds]
-            rows.append([f"position consistency, {name}", *cells])
+        cells = [format_share(by_seed[seed].consistency) if seed in by_seed else "-" for seed in seeds]
+        rows.append([f"position consistency, {name}", *cells])
     if any(judges.values()):
         rows += _judge_accuracy_rows(judges, seeds)
     return Table(
         "The judge",
         ["", *(f"seed {seed}" for seed in seeds)],
         rows,
-        "Position consistency: the share of pairs on which the verdicts in both orders agree; contests"
-        " without a stored one are left out. The judge's own accuracy is on held-out pairs of owners outside"
+        "Position consistency: the share of pairs on which the verdicts in both orders agree. The"
+        " judge's own accuracy is on held-out pairs of owners outside"
         " the federation.",
     )
 

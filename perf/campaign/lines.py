@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from components.config import UserError
 from components.config.benchmark import Benchmark
 from components.io import read_json, write_atomically
 from components.results import finite_or_none
+
+if TYPE_CHECKING:
+    from components.evaluation.contests import Contest
 
 FINISHED = "finished"
 FAILED = "failed"
@@ -119,7 +123,7 @@ def run_results(folder: Path, benchmark: Benchmark, arm: str, seed: int, measure
         "units": {name: asdict(units) for name, units in results.units[arm][seed].items()},
         "base": results.base[seed],
         "judge": results.judges[seed],
-        "contests": {name: _contest(asdict(by_seed[seed])) for name, by_seed in results.contests.items()},
+        "contests": {name: _contest_line(by_seed[seed]) for name, by_seed in results.contests.items()},
     }
     fronts = [asdict(point) for point in _front_points(results.diagnostics, arm, seed)]
     if fronts:
@@ -139,19 +143,18 @@ def _front_points(diagnostics: Mapping[str, Any], arm: str, seed: int) -> Iterat
 
 def contest_results(folder: Path, benchmark: Benchmark, seed: int) -> Line:
     """The verdicts of the contests between the arms of a seed."""
-    from tasks.benchmark_results import read_contest
+    from components.evaluation.contests import Contest
+    from tasks.benchmark_folder import contest_path
 
     return {
         "contests": {
-            f"{ours} against {theirs}": _contest(asdict(read_contest(folder, ours, theirs, seed)))
+            f"{ours} against {theirs}": _contest_line(Contest.read(contest_path(folder, ours, theirs, seed)))
             for ours, theirs in benchmark.contests
         }
     }
 
 
-def _contest(contest: Line) -> Line:
+def _contest_line(contest: Contest) -> Line:
     """A contest with the counts of its verdicts."""
-    counts: dict[str, int] = {}
-    for verdict in contest["verdicts"]:
-        counts[verdict] = counts.get(verdict, 0) + 1
-    return {**contest, "counts": counts}
+    line = contest.combined()
+    return line | {"counts": Counter(line["verdicts"])}

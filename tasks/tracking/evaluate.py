@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from components.evaluation.contests import Contest
 from components.io import read_json
 from components.reporting.summary import accuracy_metrics, question_figures
-from components.results import ContestResult, EvaluationResult, QuestionResult
-from tasks.runs import RESULT
+from components.results import EvaluationResult, QuestionResult
+from tasks.runs import RESULT, contest_file
 from tasks.tracking.client import RunLog
 from tasks.uncached import task
 
@@ -35,6 +36,8 @@ def log_evaluation(run_id: str, folder: Path, result: EvaluationResult) -> None:
     for name in (RESULT, "judgements.json"):
         if (folder / name).is_file():
             log.log_file(folder / name, "evaluation")
+    for name in result.contests:
+        log.log_file(contest_file(folder, name), "evaluation/contests")
     log.log_table(_generation_columns(folder, result), "generations.json")
 
 
@@ -44,7 +47,9 @@ def result_metrics(result: EvaluationResult) -> dict[str, Any]:
     for name, value in result.judge_figures.items():
         metrics[f"judge/{name.removeprefix('judge_')}"] = value
     for contest, figures in result.contests.items():
-        metrics |= {f"{contest}/{name}": value for name, value in _contest_metrics(figures).items()}
+        values = figures.model_dump()
+        values |= {f"single_order/{name}": value for name, value in values.pop("single_order").items()}
+        metrics |= {f"{contest}/{name}": value for name, value in values.items()}
     for policy, kinds in result.rouge.items():
         metrics |= {f"rouge/{policy}/{kind}": value for kind, value in kinds.items()}
     if result.alpaca_eval is not None:
@@ -58,14 +63,6 @@ def result_metrics(result: EvaluationResult) -> dict[str, Any]:
     if result.implicit_reward is not None:
         for name, value in accuracy_metrics(result.implicit_reward).items():
             metrics[name.replace("accuracy", "implicit_reward", 1)] = value
-    return metrics
-
-
-def _contest_metrics(contest: ContestResult) -> dict[str, float]:
-    metrics = contest.model_dump(exclude={"single_order"})
-    if contest.single_order is not None:
-        single = contest.single_order.model_dump()
-        metrics |= {f"single_order/{name}": value for name, value in single.items()}
     return metrics
 
 
@@ -94,6 +91,8 @@ def _generation_columns(folder: Path, result: EvaluationResult) -> dict[str, lis
         "aligned": [row["aligned"]["text"] for row in rows],
         "human": [row["references"][0] if row["references"] else "" for row in rows],
     }
-    for contest, verdicts in result.verdicts.items():
-        columns[contest] = [verdicts.get(row["prompt_id"], "") for row in rows]
+    for name in result.contests:
+        contest = Contest.read(contest_file(folder, name))
+        verdicts = dict(zip(contest.prompts, contest.verdicts, strict=True))
+        columns[name] = [str(verdicts.get(row["prompt_id"], "")) for row in rows]
     return columns

@@ -14,10 +14,11 @@ import pytest
 from components.config import RecipeError
 from components.data.templates import load as load_template
 from components.data.templates import user_message
+from components.evaluation.contests import judge_contest
 from components.evaluation.judges import parse_autoj
 from components.evaluation.judges.autoj import AutoJSection, local
 from components.evaluation.judges.autoj.prompts import encode_question, prompt_fields
-from components.evaluation.judges.base import Contest, JudgeError, JudgeResources, judge_pairs
+from components.evaluation.judges.base import JudgeError, JudgeResources
 from components.evaluation.winrate import Verdict
 from components.models.selector import Comparison
 from components.recipes import dump_recipe, load_recipe
@@ -442,10 +443,7 @@ def test_the_verdict_is_parsed_from_the_models_judgment(local_judge, replace_gen
         return f"So, the final decision is Response {2 if shows_original_order else 1}"
 
     replace_generation(prefer_second)
-    prompts = [comparison.prompt for comparison in COMPARISONS]
-    first = [comparison.first for comparison in COMPARISONS]
-    second = [comparison.second for comparison in COMPARISONS]
-    judged = judge_pairs(local_judge, Contest(prompts, first, second), 100, 0)
+    judged = judge_contest(local_judge, {f"p{n}": pair for n, pair in enumerate(COMPARISONS)})
     assert judged.verdicts == [SECOND] * 12
     assert judged.consistency == 1.0
     assert len(local_judge.texts) == 24

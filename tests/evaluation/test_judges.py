@@ -7,17 +7,13 @@ import pytest
 from pydantic import Field
 
 from components.config import JUDGES, JudgeConfig
+from components.evaluation.contests import judge_contest
 from components.evaluation.judges import parse_autoj
-from components.evaluation.judges.base import (
-    Contest,
-    JudgeResources,
-    JudgeSection,
-    judge_pairs,
-    judge_section,
-)
-from components.evaluation.winrate import Verdict, WinRate, win_rate
+from components.evaluation.judges.base import JudgeResources, JudgeSection, judge_section
+from components.evaluation.winrate import Verdict, win_rate
 from components.models.selector import Comparison
 from components.recipes import load_recipe
+from components.results import WinRate
 
 FIRST, SECOND, TIE, UNPARSABLE = Verdict
 PROMPTS = ["p0", "p1", "p2", "p3"]
@@ -46,11 +42,16 @@ def prefer_good(comparison):
     return FIRST if comparison.first.startswith("good") else SECOND
 
 
+def pairs(ours=OURS, theirs=THEIRS):
+    """Pairs of answers by the prompt's id."""
+    rows = zip(PROMPTS, ours, theirs, strict=False)
+    return {prompt: Comparison(prompt, one, other) for prompt, one, other in rows}
+
+
 def judge_scripted(decide, ours=OURS, theirs=THEIRS):
-    """What a scripted judge says, and the judge."""
+    """The contest by a scripted judge, and the judge."""
     judge = ScriptedJudge(decide)
-    contest = Contest(PROMPTS[: len(ours)], ours, theirs)
-    return judge_pairs(judge, contest, 200, 0), judge
+    return judge_contest(judge, pairs(ours, theirs)), judge
 
 
 # --- Public names
@@ -77,7 +78,9 @@ def test_a_judge_of_the_text_is_consistent_and_its_wins_are_ours():
     judged, _ = judge_scripted(prefer_good)
     assert judged.verdicts == [FIRST, FIRST, SECOND, FIRST]
     assert judged.consistency == 1.0
-    assert (judged.rate.wins, judged.rate.losses, judged.rate.ties) == (3, 1, 0)
+    assert judged.prompts == PROMPTS
+    assert judged.ours == [len(text) for text in OURS]
+    assert judged.theirs == [len(text) for text in THEIRS]
 
 
 @pytest.mark.parametrize("position", [FIRST, SECOND])
@@ -86,8 +89,6 @@ def test_a_judge_of_the_position_gives_ties_and_no_consistency(position):
     judged, _ = judge_scripted(lambda comparison: position)
     assert judged.verdicts == [TIE] * 4
     assert judged.consistency == 0.0
-    assert judged.rate.rate == 0.0
-    assert judged.rate.ties == 4
 
 
 def test_exchanging_the_responses_exchanges_wins_and_losses():
@@ -100,6 +101,8 @@ def test_exchanging_the_responses_exchanges_wins_and_losses():
 def test_equal_responses_are_ties_and_are_not_put_to_the_judge():
     judged, judge = judge_scripted(prefer_good, ["good", "same", "bad"], ["bad", " same \n", "good"])
     assert judged.verdicts == [FIRST, TIE, SECOND]
+    assert judged.equal == [False, True, False]
+    assert judged.theirs == [3, 7, 4]
     assert judged.consistency == 1.0
     assert len(judge.comparisons) == 4
     assert "same" not in {comparison.first.strip() for comparison in judge.comparisons}
@@ -119,8 +122,6 @@ def test_an_unparsable_verdict_is_counted_and_is_left_out_of_the_consistency():
 
     judged, _ = judge_scripted(decide)
     assert judged.verdicts == [FIRST, UNPARSABLE, SECOND, FIRST]
-    assert judged.rate.unparsable == 1
-    assert judged.rate.wins == 2
     assert judged.consistency == 1.0
     assert judged.original[1] is UNPARSABLE
     assert judged.swapped[1] is SECOND
@@ -154,7 +155,7 @@ def test_a_new_judge_needs_no_more_than_its_name_in_the_registry(monkeypatch, tm
     monkeypatch.setitem(JUDGES.builtin, "scripted", f"{__name__}:ScriptedSection")
     section = judge_section(load_recipe("debug", ["evaluation.judge=scripted"]).evaluation.judge)
     judge = section.build(JudgeResources(tmp_path, tmp_path, 0, "cpu"))
-    assert judge_pairs(judge, Contest(PROMPTS, OURS, THEIRS), 200, 0).rate.wins == 3
+    assert judge_contest(judge, pairs()).win_rate().wins == 3
 
 
 def test_a_registered_section_that_builds_no_judge_is_refused():

@@ -6,11 +6,8 @@ import numpy as np
 import pytest
 
 from components.evaluation import length_control
-from components.evaluation.length_control import fit_length_controlled_rate, length_controlled_rate
-from components.evaluation.winrate import Verdict
+from components.evaluation.length_control import fit_length_controlled_rate
 from components.seeding import generator
-
-FIRST, SECOND, TIE, UNPARSABLE = Verdict
 
 
 def logistic(z):
@@ -186,24 +183,7 @@ def test_labels_outside_0_to_1_are_refused(label):
         fit_length_controlled_rate([1, label], [1, 3], [1, 2])
 
 
-# --- from verdicts
-
-
-def test_verdicts_become_labels_and_unparsable_ones_are_left_out():
-    verdicts = [FIRST, SECOND, TIE, UNPARSABLE, FIRST]
-    first = ["aaaa", "b", "cc", "d" * 99, "e"]
-    second = ["x", "xx", "xxx", "x", "xxx"]
-    expected = fit_length_controlled_rate([1, 0, 0.5, 1], [4, 1, 2, 1], [1, 2, 3, 3], 100, 3)
-    assert length_controlled_rate(verdicts, first, second, 100, 3) == expected
-
-
-def test_unparsable_verdicts_only_leave_the_rate_undetermined():
-    assert math.isnan(length_controlled_rate([UNPARSABLE], ["a"], ["b"], 100).rate)
-
-
-def test_lengths_are_counted_in_characters_and_include_white_space():
-    estimate = length_controlled_rate([FIRST, SECOND, FIRST], [" ä ", "b", "ccc"], ["aa", "b", "c\n"], 100)
-    assert estimate == fit_length_controlled_rate([1, 0, 1], [3, 1, 3], [2, 1, 2], 100)
+# --- several labels of a prompt
 
 
 def test_labels_of_one_prompt_are_drawn_together():

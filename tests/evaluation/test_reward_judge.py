@@ -6,7 +6,8 @@ from datasets import Dataset
 
 from components.config import RecipeError, UserError
 from components.data.records import DataError, read_rows
-from components.evaluation.judges.base import Contest, JudgeResources, judge_pairs
+from components.evaluation.contests import judge_contest
+from components.evaluation.judges.base import JudgeResources
 from components.evaluation.judges.pair_reward import JudgeReward
 from components.evaluation.judges.reward import RewardJudgeSection
 from components.evaluation.winrate import Verdict
@@ -71,15 +72,14 @@ def test_no_comparisons_have_no_verdicts(resources):
 
 def test_a_reward_gives_the_same_verdict_in_both_orders(resources):
     judge = section_with(LENGTH).build(resources)
-    contest = Contest(["p0", "p1", "p2"], ["aaa", "a", "aa"], ["bb", "bb", "bb"])
-    judged = judge_pairs(judge, contest, 200, 0)
-    assert (judged.rate.wins, judged.rate.losses, judged.rate.ties) == (1, 1, 1)
-    assert judged.consistency == 1.0
+    contest = judge_contest(judge, {ours: Comparison("p", ours, "bb") for ours in ("aaa", "a", "aa")})
+    assert contest.verdicts == [FIRST, SECOND, TIE]
+    assert contest.consistency == 1.0
 
 
 def test_each_response_to_a_prompt_is_scored_once_although_both_orders_are_compared(resources, scored):
     judge = section_with(LENGTH).build(resources)
-    judge_pairs(judge, Contest(["p0", "p1"], ["a", "aaa"], ["bb", "bb"]), 200, 0)
+    judge_contest(judge, {ours: Comparison(f"to {ours}", ours, "bb") for ours in ("a", "aaa")})
     assert sorted(scored) == ["a", "aaa", "bb", "bb"]
 
 

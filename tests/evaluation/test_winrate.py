@@ -1,10 +1,10 @@
-"""Win rates, their bootstrap intervals, and verdicts that are combined from both orders."""
+"""Win rates and their bootstrap intervals."""
 
 import math
 
 import pytest
 
-from components.evaluation.winrate import Verdict, combine_orders, orders_agree, win_rate
+from components.evaluation.winrate import Verdict, win_rate
 
 FIRST, SECOND, TIE, UNPARSABLE = Verdict
 
@@ -12,7 +12,7 @@ FIRST, SECOND, TIE, UNPARSABLE = Verdict
 def test_the_win_rate_is_wins_over_wins_ties_and_losses():
     rate = win_rate([FIRST] * 5 + [TIE] * 2 + [SECOND] * 3 + [UNPARSABLE] * 4)
     assert (rate.wins, rate.ties, rate.losses, rate.unparsable) == (5, 2, 3, 4)
-    assert rate.rate == 0.5
+    assert rate.win_rate == 0.5
 
 
 def test_the_interval_is_that_of_the_percentile_bootstrap():
@@ -37,8 +37,8 @@ def test_the_interval_is_a_function_of_the_seed():
 def test_unparsable_verdicts_do_not_narrow_the_interval():
     without = win_rate([FIRST, SECOND] * 10)
     with_unparsable = win_rate([FIRST, SECOND] * 10 + [UNPARSABLE] * 500)
-    assert (without.rate, without.low, without.high) == (
-        with_unparsable.rate,
+    assert (without.win_rate, without.low, without.high) == (
+        with_unparsable.win_rate,
         with_unparsable.low,
         with_unparsable.high,
     )
@@ -46,47 +46,19 @@ def test_unparsable_verdicts_do_not_narrow_the_interval():
 
 def test_wins_only_give_a_rate_of_1_with_an_interval_of_no_width():
     rate = win_rate([FIRST] * 7)
-    assert (rate.rate, rate.low, rate.high) == (1, 1, 1)
-    assert str(rate) == "100.0% [100.0%, 100.0%]"
+    assert (rate.win_rate, rate.low, rate.high) == (1, 1, 1)
 
 
 def test_without_a_parsed_verdict_the_rate_is_nan():
     rate = win_rate([UNPARSABLE] * 3)
     assert rate.unparsable == 3
-    assert math.isnan(rate.rate)
+    assert math.isnan(rate.win_rate)
     assert math.isnan(rate.low)
-    assert math.isnan(win_rate([]).rate)
+    assert math.isnan(win_rate([]).win_rate)
 
 
 def test_a_swapped_verdict_names_the_other_response():
     assert [verdict.swapped() for verdict in Verdict] == [SECOND, FIRST, TIE, UNPARSABLE]
-
-
-ORDERS = [
-    (FIRST, SECOND, FIRST),
-    (SECOND, FIRST, SECOND),
-    (FIRST, FIRST, TIE),
-    (SECOND, SECOND, TIE),
-    (TIE, TIE, TIE),
-    (FIRST, TIE, TIE),
-    (TIE, FIRST, TIE),
-    (FIRST, UNPARSABLE, UNPARSABLE),
-    (UNPARSABLE, SECOND, UNPARSABLE),
-    (UNPARSABLE, UNPARSABLE, UNPARSABLE),
-]
-"""Verdict on the original order, verdict on the swapped order, combined verdict."""
-
-
-@pytest.mark.parametrize(("original", "swapped", "combined"), ORDERS)
-def test_verdicts_on_both_orders_are_combined_into_one(original, swapped, combined):
-    """The second verdict is on swapped responses, so that its 'response 2' is our response 1."""
-    assert combine_orders(original, swapped) is combined
-
-
-def test_the_agreement_of_both_orders_is_counted_over_pairs_that_were_parsed_in_both():
-    original = [row[0] for row in ORDERS]
-    swapped = [row[1] for row in ORDERS]
-    assert orders_agree(original, swapped) == [True, True, False, False, True, False, False]
 
 
 def test_answers_to_one_prompt_are_drawn_together():
@@ -95,7 +67,7 @@ def test_answers_to_one_prompt_are_drawn_together():
     prompts = [n // 4 for n in range(200)]
     rate = win_rate(repeated, 20_000, prompts=prompts)
     single = win_rate(once, 20_000)
-    assert rate.rate == single.rate
+    assert rate.win_rate == single.win_rate
     assert (rate.low, rate.high) == pytest.approx((single.low, single.high), abs=0.021)
     assert win_rate(repeated, 20_000).low > rate.low + 0.05
 

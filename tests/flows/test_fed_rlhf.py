@@ -221,7 +221,9 @@ def test_a_run_killed_within_the_alignment_ends_with_the_policy_of_one_that_was_
     name = "alignment/final/adapter_model.safetensors"
     assert (resumed.folder / name).read_bytes() == (complete.folder / name).read_bytes(), kill_moments
     assert resumed.alignment.metrics == complete.alignment.metrics, kill_moments
-    assert resumed.evaluation.verdicts == complete.evaluation.verdicts, kill_moments
+    for contest in CONTESTS:
+        name = f"evaluation/contests/{contest}.json"
+        assert (resumed.folder / name).read_bytes() == (complete.folder / name).read_bytes(), kill_moments
     assert "round 1 of" not in resumed.output, kill_moments
     assert not NOISE.findall(resumed.output), kill_moments
 

@@ -3,8 +3,7 @@
 import pytest
 
 from components.reporting.benchmark_plots import accuracy_kinds, plot_overview, plot_rewards
-from components.reporting.contests import pool_contest
-from tests.support.contests import LOSS, WIN, contest
+from tests.support.contests import LOSS, WIN, contest, pools
 from tests.support.plots import drawn_figure
 
 BY_TASTE = [
@@ -34,7 +33,7 @@ def test_accuracies_are_shown_by_taste_if_they_have_tastes_and_none_twice(runs, 
 @pytest.mark.parametrize(("runs", "kinds"), RUNS)
 def test_the_overview_has_a_bar_for_each_accuracy_and_a_dot_for_each_seed(tmp_path, runs, kinds):
     figures = {"a method": dict(enumerate(runs)), "front": {0: {"rank": 1.0}}}
-    figure = drawn_figure(lambda: plot_overview(figures, {}, tmp_path / "overview.png"))
+    figure = drawn_figure(lambda: plot_overview(figures, {}, {}, tmp_path / "overview.png"))
     accuracies = figure.axes[0]
     assert len(accuracies.patches) == len(kinds)
     dots = sum(len(points.get_offsets()) for points in accuracies.collections)
@@ -43,8 +42,8 @@ def test_the_overview_has_a_bar_for_each_accuracy_and_a_dot_for_each_seed(tmp_pa
 
 @pytest.mark.slow
 def test_the_overview_shows_win_rates_with_their_losses_and_seeds(tmp_path):
-    pools = {"A against B": pool_contest({0: contest([WIN, WIN]), 1: contest([WIN, LOSS])}, 500)}
-    figure = drawn_figure(lambda: plot_overview({}, pools, tmp_path / "overview.png"))
+    contests = {"A against B": {0: contest([WIN, WIN]), 1: contest([WIN, LOSS])}}
+    figure = drawn_figure(lambda: plot_overview({}, contests, pools(contests), tmp_path / "overview.png"))
     losses, seeds = figure.axes[1].collections[-2:]
     assert losses.get_offsets().tolist() == [[0.25, 0.0]]
     assert [point[0] for point in seeds.get_offsets().tolist()] == [1.0, 0.5]

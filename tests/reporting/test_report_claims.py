@@ -15,10 +15,9 @@ from components.reporting.claims import (
     check_claims,
     claims_table,
 )
-from components.reporting.contests import ContestVerdicts, pool_contest
 from components.reporting.html import to_html
 from components.reporting.units import CLIENTS, QUESTIONS, Units
-from tests.support.contests import LOSS, TIE, WIN, contest
+from tests.support.contests import LOSS, TIE, WIN, contest, pools
 
 FIGURES = {
     "FedBis": {
@@ -35,8 +34,7 @@ COMMON = {"arm": "FedBis", "figure": "common"}
 
 def evidence(figures=FIGURES, units=None, contests=None, seeds=(0, 1, 2)):
     contests = contests or {}
-    pools = {name: pool_contest(by_seed, 500) for name, by_seed in contests.items()}
-    return Evidence(figures, units or {}, contests, pools, seeds, 1000)
+    return Evidence(figures, units or {}, contests, pools(contests), seeds, 1000)
 
 
 def check(claim, figures=FIGURES, **parts):
@@ -297,7 +295,7 @@ def test_the_same_prompts_with_several_seeds_are_no_further_prompts():
 def test_wins_by_length_alone_may_be_chance():
     """Of 18 longer answers 16 win, of 4 shorter ones one does."""
     verdicts = [WIN] * 16 + [LOSS] * 2 + [WIN] + [LOSS] * 3
-    longer = ContestVerdicts(list("abcdefghijklmnopqrstuv"), verdicts, [9] * 18 + [1] * 4, [5] * 22)
+    longer = contest(verdicts, ours=[9] * 18 + [1] * 4)
     finding = check_contest({"above": 0.5}, {0: longer, 1: longer})
     assert finding.verdict == HOLDS
     assert finding.reason == MAY_BE_CHANCE
@@ -338,11 +336,8 @@ def test_the_html_report_marks_verdicts_by_class():
 def test_a_claim_draws_prompts_and_not_their_answers():
     answers = [answer_id(prompt, number) for prompt in "abcdefgh" for number in range(4)]
     verdicts = [WIN] * 24 + [LOSS] * 8
-    repeated = {seed: ContestVerdicts(answers, verdicts, [5] * 32, [5] * 32) for seed in (0, 1)}
-    apart = {
-        seed: ContestVerdicts([f"{seed}{n}" for n in range(32)], verdicts, [5] * 32, [5] * 32)
-        for seed in (0, 1)
-    }
+    repeated = {seed: contest(verdicts, answers) for seed in (0, 1)}
+    apart = {seed: contest(verdicts, [f"{seed}{n}" for n in range(32)]) for seed in (0, 1)}
     finding = check_contest({"above": 0.5}, repeated)
     independent = check_contest({"above": 0.5}, apart)
     assert finding.drawn == "2 seeds x 8 prompts"

@@ -3,27 +3,26 @@
 import pytest
 
 from components.reporting.benchmark_plots import plot_overview
-from components.reporting.contests import format_equal_length, pool_contest
 from components.reporting.html import to_html
 from components.reporting.tables import (
     Image,
     contests_table,
     figures_tables,
+    format_equal_length,
     format_mean,
     judges_table,
     samples_table,
     to_markdown,
 )
 from components.reporting.units import CLIENTS, PROMPTS, Units
-from tests.support.contests import LOSS, TIE, WIN, contest
+from tests.support.contests import LOSS, TIE, WIN, contest, pools
 
 FIGURES = {
     "FedBis": {0: {"common": 0.9, "own": 0.5}, 1: {"common": 0.8, "own": 0.6}},
     "FedDPO": {0: {"common": 0.6}},
 }
-POOLS = {
-    "FedBis against base policy": pool_contest({0: contest([WIN, WIN, TIE]), 1: contest([LOSS])}, 500),
-}
+CONTESTS = {"FedBis against base policy": {0: contest([WIN, WIN, TIE]), 1: contest([LOSS])}}
+POOLS = pools(CONTESTS)
 BASE = {0: {"rougeLsum": 0.2}, 1: {"rougeLsum": 0.4}}
 
 
@@ -101,34 +100,35 @@ def test_rewards_of_objectives_have_a_column_each_and_fronts_a_row_of_their_own(
 
 
 def test_the_table_of_contests_has_the_pooled_rate_with_its_interval_and_each_seeds():
-    (row,) = contests_table(POOLS).rows
+    (row,) = contests_table(CONTESTS, POOLS).rows
     assert row[:3] == ["FedBis against base policy", "4 (3)", "50.0% [0.0%, 100.0%] (2/1/1)"]
     assert row[3] == "0: 66.7% (2/1/0); 1: 0.0% (0/0/1)"
 
 
 def test_the_table_of_contests_has_the_rate_at_equal_length_and_mean_lengths():
     pool = POOLS["FedBis against base policy"]
-    (row,) = contests_table(POOLS).rows
+    (row,) = contests_table(CONTESTS, POOLS).rows
     assert row[4:] == [
-        f"{pool.equal_length.uncontrolled:.1%}",
-        format_equal_length(pool.equal_length),
+        f"{pool.ties_half:.1%}",
+        format_equal_length(pool),
         "5, 5",
     ]
 
 
 def test_the_caption_of_the_contests_states_over_what_the_intervals_are():
-    caption = contests_table(POOLS).caption
+    caption = contests_table(CONTESTS, POOLS).caption
     assert "over the answers" in caption
     assert "no other seed" in caption
 
 
 def test_a_contest_without_answers_has_dashes():
-    (row,) = contests_table({"A against B": pool_contest({0: contest([])}, 500)}).rows
+    empty = {"A against B": {0: contest([])}}
+    (row,) = contests_table(empty, pools(empty)).rows
     assert set(row[2:]) == {"-", "0: -"}
 
 
 JUDGED = {
-    "A against base policy": {0: contest([WIN], consistency=0.75), 1: contest([WIN], consistency=0.5)},
+    "A against base policy": {0: contest([WIN] * 4, opposed=1), 1: contest([WIN] * 4, opposed=2)},
     "A against B": {0: contest([WIN])},
 }
 
@@ -146,6 +146,7 @@ def test_the_judges_table_has_its_consistency_and_its_own_accuracy_on_a_number_o
     assert table.header == ["", "seed 0", "seed 1"]
     assert table.rows == [
         ["position consistency, A against base policy", "0.750", "0.500"],
+        ["position consistency, A against B", "1.000", "-"],
         ["own accuracy", "0.700", "0.600"],
         ["own accuracy, pairs of domain own", "0.500", "-"],
         ["own accuracy, held-out pairs", "84", "not recorded"],
@@ -153,7 +154,7 @@ def test_the_judges_table_has_its_consistency_and_its_own_accuracy_on_a_number_o
 
 
 def test_a_judge_that_was_not_trained_has_no_accuracy():
-    assert len(judges_table(JUDGED, {0: {}, 1: {}}).rows) == 1
+    assert len(judges_table(JUDGED, {0: {}, 1: {}}).rows) == 2
 
 
 # --- Answers of a front's policies
@@ -204,9 +205,9 @@ def test_a_cell_with_several_lines_and_bars_is_one_cell_of_markdown(samples_of_t
 def report(tmp_path_factory):
     """The report of two arms, as markdown and as HTML."""
     plot = tmp_path_factory.mktemp("report") / "overview.png"
-    plot_overview(FIGURES, POOLS, plot)
+    plot_overview(FIGURES, CONTESTS, POOLS, plot)
     means, single = figures_tables(FIGURES, BASE, {})
-    parts = [means, contests_table(POOLS), Image("shown", plot, "what <it> shows"), single]
+    parts = [means, contests_table(CONTESTS, POOLS), Image("shown", plot, "what <it> shows"), single]
     return to_markdown("B", parts, ["a note"]), to_html("B <1>", parts, ["a note"])
 
 

@@ -32,11 +32,11 @@ from components.results import (
     AlpacaEvalContest,
     AlpacaEvalFigures,
     AlpacaEvalResult,
-    ContestResult,
+    ContestFigures,
     CurvePoint,
     ExportedAdapter,
     Metrics,
-    SingleOrderResult,
+    WinRate,
 )
 from tests.support.results import (
     accuracy_report,
@@ -251,7 +251,7 @@ def test_rows_without_a_preference_are_counted():
 # --- The table at the end
 
 
-def contest_result(**values):
+def contest_figures(**values):
     defaults = {
         "win_rate": 0.5,
         "low": 0.4,
@@ -266,8 +266,9 @@ def contest_result(**values):
         "length_controlled_low": 0.45,
         "length_controlled_high": 0.65,
         "length_effect": 0.1,
+        "single_order": WinRate(win_rate=0.9, low=0.7, high=1.0, wins=9, ties=1, losses=0, unparsable=0),
     }
-    return ContestResult(**defaults | values)
+    return ContestFigures(**defaults | values)
 
 
 @pytest.fixture
@@ -279,7 +280,7 @@ def finished(debug):
             debug,
             federation or federation_result(),
             alignment or alignment_result(),
-            evaluation or evaluation_result(contests={"aligned_vs_base": contest_result()}),
+            evaluation or evaluation_result(contests={"aligned_vs_base": contest_figures()}),
             prompts=10,
             references="human summaries",
             adapters={"adapter": "runs/1/adapter", "aligned": "runs/1/final"},
@@ -357,25 +358,22 @@ def test_the_table_has_each_contest_with_its_interval_counts_and_consistency(fin
 
 
 def test_the_table_has_each_contest_at_equal_length(finished):
-    _, at_equal_length = summarize_run(finished()).split("Win rate at equal length")
+    table, _ = summarize_run(finished()).split("Win rate, our answer shown first only")
+    _, at_equal_length = table.split("Win rate at equal length")
     assert row_of(at_equal_length, "aligned against base policy") == ["60.0", "55.0", "45.0", "65.0"]
 
 
 def test_the_table_has_the_verdicts_of_the_first_order_alone(finished):
-    single = SingleOrderResult(win_rate=0.9, low=0.7, high=1.0, wins=9, ties=1, losses=0, unparsable=0)
-    contests = {"aligned_vs_base": contest_result(single_order=single), "aligned_vs_human": contest_result()}
-    table = summarize_run(finished(evaluation=evaluation_result(contests=contests)))
-    (lines,) = table.split("our answer shown first only")[1:]
+    (lines,) = summarize_run(finished()).split("our answer shown first only")[1:]
     assert row_of(lines, "aligned against base policy") == ["90.0", "70.0", "100.0", "9", "1", "0"]
-    assert "aligned against human" not in lines
 
 
-def test_the_table_has_no_verdicts_of_one_order_where_no_contest_has_them(finished):
-    assert "shown first only" not in summarize_run(finished())
+def test_the_table_has_no_verdicts_of_one_order_without_a_contest(finished):
+    assert "shown first only" not in summarize_run(finished(evaluation=evaluation_result()))
 
 
 def test_the_table_counts_unparsable_verdicts_and_shows_missing_rates_as_dashes(finished):
-    contest = contest_result(unparsable=4, consistency=math.nan, length_controlled=math.nan)
+    contest = contest_figures(unparsable=4, consistency=math.nan, length_controlled=math.nan)
     table = summarize_run(finished(evaluation=evaluation_result(contests={"base_vs_human": contest})))
     assert "base against human summaries" in table
     assert "5/2/3 (4 unparsable)" in table

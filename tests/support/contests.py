@@ -2,16 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+from components.evaluation.contests import Contest
 from components.evaluation.winrate import Verdict
-from components.reporting.contests import ContestVerdicts
+from components.results import ContestFigures
 
-WIN = Verdict.FIRST.value
-TIE = Verdict.TIE.value
-LOSS = Verdict.SECOND.value
+WIN = Verdict.FIRST
+TIE = Verdict.TIE
+LOSS = Verdict.SECOND
 
 
-def contest(verdicts: list[str], consistency: float | None = None) -> ContestVerdicts:
-    """A contest on the prompts a, b, c, ..., with answers of 5 characters each."""
+def contest(
+    verdicts: Sequence[Verdict],
+    prompts: Sequence[str] = "abcdefghijklmnopqrstuvwxyz",
+    ours: Sequence[int] = (),
+    theirs: Sequence[int] = (),
+    opposed: int = 0,
+) -> Contest:
+    """A contest in which a judge gives these verdicts in both orders.
+
+    Args:
+        verdicts: of both orders; the judge favours the first answer in the last `opposed` of them,
+            which are then ties.
+        prompts: ids of the answers, of which as many are used as there are verdicts.
+        ours, theirs: lengths of the answers, 5 characters each where they are left out.
+        opposed: number of pairs on which the orders do not agree.
+    """
     count = len(verdicts)
-    prompts = list("abcdefghijklmnopqrstuvwxyz"[:count])
-    return ContestVerdicts(prompts, verdicts, [5] * count, [5] * count, consistency)
+    agreed = [verdict.swapped() for verdict in verdicts[: count - opposed]]
+    return Contest(
+        prompts=list(prompts[:count]),
+        original=[*verdicts[: count - opposed], *[Verdict.FIRST] * opposed],
+        swapped=[*agreed, *[Verdict.FIRST] * opposed],
+        equal=[False] * count,
+        ours=list(ours) or [5] * count,
+        theirs=list(theirs) or [5] * count,
+    )
+
+
+def pools(contests: Mapping[str, Mapping[int, Contest]]) -> dict[str, ContestFigures]:
+    """The figures of contests over all seeds, by name."""
+    return {name: Contest.pooled(by_seed).figures(500) for name, by_seed in contests.items()}

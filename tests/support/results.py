@@ -111,7 +111,6 @@ def evaluation_result(**values: Any) -> EvaluationResult:
         "judge": "a judge",
         "judge_figures": {},
         "contests": {},
-        "verdicts": {},
         "rouge": {"aligned": {}, "base": {}},
     }
     return EvaluationResult(**defaults | values)

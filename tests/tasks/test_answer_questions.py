@@ -473,7 +473,6 @@ def logged(base, debug, tmp_path, mlflow_store):
         judge="a judge",
         judge_figures={},
         contests={},
-        verdicts={},
         rouge={},
         questions={"base": base.result, "aligned": base.result},
     )

@@ -14,22 +14,21 @@ from components.results import (
     AccuracyReport,
     AlignmentResult,
     ClientRecord,
-    ContestResult,
     CurvePoint,
     EvaluationResult,
     FederationResult,
     Metrics,
     OutcomeRecord,
     PolicyRecord,
-    ResultError,
     RoundEvaluation,
     StepRecord,
 )
 from tasks import benchmark_report
 from tasks.benchmark_folder import arm_run, contest_path
 from tasks.benchmark_report import commits_line, short_commit, write_benchmark_report
-from tasks.benchmark_results import read_contest, read_results
-from tasks.runs import RESULT, Run, create_run
+from tasks.benchmark_results import read_results
+from tasks.runs import RESULT, Run, contest_file, create_run
+from tests.support.contests import LOSS, TIE, WIN, contest
 
 CLEAN = "abc" * 13 + "a"
 DIRTY = "def" * 13 + "d-dirty"
@@ -108,21 +107,8 @@ ACCURACY = AccuracyReport(
     reward=1.0,
     rewards={"a": 1.0},
 )
-CONTEST = ContestResult(
-    win_rate=0.5,
-    low=0.0,
-    high=1.0,
-    wins=1,
-    ties=1,
-    losses=0,
-    unparsable=0,
-    consistency=0.75,
-    ties_half=0.75,
-    length_controlled=0.75,
-    length_controlled_low=0.5,
-    length_controlled_high=1.0,
-    length_effect=0.0,
-)
+OWN = contest([WIN, TIE], ["p2", "p1"], [8, 8], [2, 1], opposed=1)
+BETWEEN = contest([LOSS, TIE], ["p1", "p2"])
 
 
 def federation_result(arm):
@@ -163,8 +149,7 @@ EVALUATION = EvaluationResult(
     answers={},
     judge="a judge",
     judge_figures={"judge_accuracy": 0.7, "judge_held_out_pairs": 84},
-    contests={"aligned_vs_base": CONTEST},
-    verdicts={"aligned_vs_base": {"p2": "response 1", "p1": "tie"}},
+    contests={"aligned_vs_base": OWN.figures()},
     rouge={"base": {"rougeLsum": 0.1}, "aligned": {"rougeLsum": 0.2}},
     curve=[CurvePoint(step=1, prompts=2, proxy=0.7, judge=0.6)],
 )
@@ -192,6 +177,7 @@ def write_run(run, recipe, arm):
         policy=PolicyRecord(kind="single", folder="final"), reference="base", metrics={"kl_sequence": 1.0}
     ).write(run.alignment / RESULT)
     EVALUATION.write(run.evaluation / RESULT)
+    OWN.write(contest_file(run.evaluation, "aligned_vs_base"))
     rows = answer_rows(arm.characters)
     write_json(run.evaluation / "answers.json", rows)
     own = [{"prompt_id": row["prompt_id"], "text": row["aligned"]["text"]} for row in rows]
@@ -205,8 +191,7 @@ def write_benchmark(folder, plan, arms):
     for name, arm in arms.items():
         write_run(arm_run(folder, name, 0), arm_recipe(plan, name, 0), arm)
     for ours, theirs in plan.contests:
-        content = {"prompts": ["p1", "p2"], "verdicts": ["response 2", "tie"], "consistency": 1.0}
-        write_json(contest_path(folder, ours, theirs, 0), content)
+        BETWEEN.write(contest_path(folder, ours, theirs, 0))
     return folder
 
 
@@ -243,7 +228,7 @@ def test_the_report_has_the_commits_the_judge_the_base_policy_and_the_claims(fin
         "| FedBis against FedDPO: share of wins among wins and losses above 0.5 | undecided (one seed,"
         " 1 of 2 seeds) | - |",
         "(worst client; spread)",
-        "| position consistency, FedBis against base policy | 0.750 |",
+        "| position consistency, FedBis against base policy | 0.500 |",
         "| own accuracy, held-out pairs | 84 |",
         "| base policy | 1 |",
     ):
@@ -258,13 +243,12 @@ def results(finished):
     return read_results(finished, PLAN)
 
 
-def test_the_lengths_of_a_runs_own_contest_are_those_of_the_answers_to_its_prompts(results):
-    contest = results.contests["FedBis against base policy"][0]
-    assert contest.prompts == ["p2", "p1"]
-    assert contest.verdicts == ["response 1", "tie"]
-    assert contest.ours == [8, 8]
-    assert contest.theirs == [2, 1]
-    assert contest.consistency == 0.75
+def test_the_contests_of_runs_and_between_arms_are_read_by_seed(results):
+    assert results.contests == {
+        "FedBis against base policy": {0: OWN},
+        "FedDPO against base policy": {0: OWN},
+        "FedBis against FedDPO": {0: BETWEEN},
+    }
 
 
 def test_the_base_policy_has_the_figures_of_its_answers_for_each_seed(results):
@@ -275,22 +259,17 @@ def test_a_seed_without_a_finished_run_has_no_figures(results):
     assert {arm: set(by_seed) for arm, by_seed in results.figures.items()} == {"FedBis": {0}, "FedDPO": {0}}
 
 
-def test_the_lengths_of_a_contest_between_arms_are_those_of_the_answers_to_its_prompts(finished):
-    path = contest_path(finished, "FedBis", "FedDPO", 0)
-    write_json(path, {"prompts": ["p2"], "verdicts": ["tie"], "consistency": 0.5})
-    contest = read_contest(finished, "FedBis", "FedDPO", 0)
-    assert contest.prompts == ["p2"]
-    assert contest.ours == [8]
-    assert contest.theirs == [4]
-    assert contest.consistency == 0.5
-
-
-def test_a_contest_with_another_number_of_verdicts_than_prompts_is_refused_with_the_remedy(finished):
-    path = contest_path(finished, "FedBis", "FedDPO", 0)
-    write_json(path, {"prompts": ["p1", "p2"], "verdicts": ["tie"], "consistency": 0.5})
-    with pytest.raises(ResultError, match=r"seed-0.json.*1 verdicts.* 2 prompts.*delete") as error:
-        read_contest(finished, "FedBis", "FedDPO", 0)
-    assert str(path) in str(error.value)
+@pytest.mark.slow
+def test_the_numbers_of_a_report_have_each_contests_verdicts_and_its_figures_over_all_seeds(finished):
+    figures = write_report(finished, PLAN).figures
+    assert figures["contests"]["FedBis against base policy"]["0"] == {
+        "prompts": ["p2", "p1"],
+        "verdicts": ["response 1", "tie"],
+        "ours": [8, 8],
+        "theirs": [2, 1],
+        "consistency": 0.5,
+    }
+    assert figures["pooled"]["FedBis against base policy"]["win_rate"] == 0.5
 
 
 # --- fronts

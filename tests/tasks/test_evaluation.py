@@ -13,8 +13,7 @@ from components.data import prepare
 from components.data.records import DataError
 from components.evaluation import alpaca
 from components.evaluation.alpaca import checks
-from components.evaluation.length_control import length_controlled_rate
-from components.evaluation.winrate import Verdict
+from components.evaluation.length_control import fit_length_controlled_rate
 from components.io import read_json, write_json
 from components.recipes import load_recipe
 from components.reporting.summary.optional_parts import alpaca_lines
@@ -108,7 +107,7 @@ def test_a_policy_of_the_clients_has_no_reward_hacking_curve_and_the_log_says_wh
 @pytest.fixture
 def judged(debug, answers, prepared, tmp_path):
     recipe = with_judge(debug, LengthSection())
-    return judging.judge_answers.fn(judging.JudgedRun(recipe, prepared, tmp_path), answers)
+    return judging.judge_answers.fn(judging.JudgedRun(recipe, prepared, tmp_path), answers, {})
 
 
 def opponent(name, row):
@@ -119,10 +118,13 @@ def opponent(name, row):
 def test_every_contest_has_its_rate_at_equal_length_beside_its_win_rate(judged, debug, answers, name):
     rows = [row for row in read_json(answers) if row["references"] or name == "aligned_vs_base"]
     contest = judged.contests[name]
-    expected = length_controlled_rate(
-        [Verdict(judged.verdicts[name][row["prompt_id"]]) for row in rows],
-        [row[name.partition("_")[0]]["text"] for row in rows],
-        [opponent(name, row) for row in rows],
+    ours = [len(row[name.partition("_")[0]]["text"]) for row in rows]
+    theirs = [len(opponent(name, row)) for row in rows]
+    labels = [0.5 if one == other else float(one > other) for one, other in zip(ours, theirs, strict=True)]
+    expected = fit_length_controlled_rate(
+        labels,
+        ours,
+        theirs,
         debug.evaluation.bootstrap,
         derive(debug.seed, "bootstrap", name),
     )
@@ -220,7 +222,6 @@ class TestAlpacaEval:
             judge="a judge",
             judge_figures={},
             contests={},
-            verdicts={},
             rouge={},
             alpaca_eval=annotate(),
         )

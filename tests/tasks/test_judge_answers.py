@@ -10,20 +10,22 @@ import pytest
 import torch
 
 from components.config import RecipeError
+from components.evaluation.contests import Contest
 from components.evaluation.judges import autoj
 from components.evaluation.judges.autoj import local, prompts
 from components.federation.clients.context import ClientContexts
 from components.federation.outcome import Workspace, load_outcome
 from components.io import read_json, write_json
 from components.models.adapters import AdapterStore
+from components.models.selector import Comparison
 from components.results import OutcomeRecord
+from components.seeding import derive
 from tasks import benchmark
 from tasks.benchmark_folder import contest_path
 from tasks.evaluation import judging
-from tasks.evaluation.judging import Contest, JudgedRun, policy_contests
+from tasks.evaluation.judging import JudgedRun, policy_pairs
 from tasks.tracking.evaluate import result_metrics
 from tests.support.judges import AlphabetSection, FirstSection, with_judge
-from tests.support.results import evaluation_result
 
 SUMMARIZE = "Write a summary of the text in one paragraph of at most 50 words.\n\n"
 """The instruction of the debug recipe's template."""
@@ -52,7 +54,7 @@ def answers(tmp_path):
 
 
 def judge(recipe, answers):
-    return judging.judge_answers.fn(JudgedRun(recipe, answers.parent, answers.parent), answers)
+    return judging.judge_answers.fn(JudgedRun(recipe, answers.parent, answers.parent), answers, {})
 
 
 def test_both_orders_and_the_first_alone_are_counted(debug, answers):
@@ -67,7 +69,7 @@ def test_both_orders_and_the_first_alone_are_counted(debug, answers):
 
 def test_the_verdicts_of_the_first_order_are_metrics_of_their_own(debug, answers):
     judged = judge(with_judge(debug, FirstSection()), answers)
-    metrics = result_metrics(evaluation_result(contests=judged.contests))
+    metrics = result_metrics(judged)
     assert metrics["aligned_vs_human/single_order/wins"] == 3
     assert metrics["aligned_vs_human/wins"] == 0
     assert "aligned_vs_human/single_order" not in metrics
@@ -77,18 +79,30 @@ def test_only_the_contests_of_the_recipe_are_judged(debug, answers):
     recipe = with_judge(debug, AlphabetSection())
     evaluation = recipe.evaluation.model_copy(update={"contests": ["aligned_vs_human"]})
     result = judge(recipe.model_copy(update={"evaluation": evaluation}), answers)
-    assert result.contests.keys() == result.verdicts.keys() == {"aligned_vs_human"}
+    assert result.contests.keys() == {"aligned_vs_human"}
+    assert [path.name for path in (answers.parent / "contests").iterdir()] == ["aligned_vs_human.json"]
+
+
+def test_the_verdicts_of_a_contest_are_stored_and_give_its_figures(debug, answers):
+    result = judge(with_judge(debug, FirstSection()), answers)
+    contest = Contest.read(answers.parent / "contests" / "aligned_vs_base.json")
+    assert contest.prompts == ["p0", "p1", "p2"]
+    assert contest.original == contest.swapped == ["response 1"] * 3
+    assert (contest.ours, contest.theirs) == ([9] * 3, [7] * 3)
+    seed = derive(debug.seed, "bootstrap", "aligned_vs_base")
+    figures = contest.figures(debug.evaluation.bootstrap, seed)
+    assert figures.model_dump_json() == result.contests["aligned_vs_base"].model_dump_json()
 
 
 def test_a_contest_with_references_that_do_not_exist_is_refused(debug, answers):
     rows = [row | {"references": []} for row in read_json(answers)]
     with pytest.raises(RecipeError, match=r"evaluation\.contests names base_vs_human.*reference"):
-        policy_contests(rows, ["aligned_vs_base", "base_vs_human"])
+        policy_pairs(rows, ["aligned_vs_base", "base_vs_human"])
 
 
 def test_a_judge_without_figures_or_texts_gives_win_rates(debug, answers):
     result = judge(with_judge(debug, AlphabetSection()), answers)
-    assert result.figures == {}
+    assert result.judge_figures == {}
     assert not answers.with_name("judgements.json").exists()
     rates = {name: contest.win_rate for name, contest in result.contests.items()}
     assert rates == {"aligned_vs_base": 1.0, "aligned_vs_human": 1.0, "base_vs_human": 0.0}
@@ -99,7 +113,7 @@ def test_the_texts_of_a_judge_are_stored_beside_the_answers(debug, answers):
     texts = read_json(answers.with_name("judgements.json"))
     assert len(texts) == 18
     assert texts[0] == {"prompt": "query 0", "text": "because"}
-    assert result.figures == {"judge_shortened": 0}
+    assert result.judge_figures == {"judge_shortened": 0}
 
 
 @pytest.fixture
@@ -141,9 +155,10 @@ def test_a_contest_of_two_arms_is_judged_with_the_instruction_of_both(in_words, 
         ),
     )
     benchmark.judge_contest.fn(tmp_path, "ours", "theirs", 0)
-    content = read_json(contest_path(tmp_path, "ours", "theirs", 0))
-    assert content["verdicts"] == ["tie"]
-    assert content["prompts"] == ["p"]
+    contest = Contest.read(contest_path(tmp_path, "ours", "theirs", 0))
+    assert contest.verdicts == ["tie"]
+    assert contest.prompts == ["p"]
+    assert (contest.ours, contest.theirs) == ([4], [6])
     assert queries == [f"{SUMMARIZE}a post"] * 2
 
 
@@ -221,8 +236,8 @@ def test_the_proxy_of_selectors_that_label_in_one_order_is_measured_in_both(debu
     single = debug.selector.model_copy(update={"orders": "single"})
     recipe = debug.model_copy(update={"selector": single})
     workspace = replace(workspace, recipe=recipe, lend_trainer=lend_trainer)
-    contest = Contest(["q0", "q1"], ["ours 0", "ours 1"], ["theirs 0", "theirs 1"])
-    assert judging._selector_score(load_outcome(record), contest, workspace) == 0.5
+    pairs = [Comparison(f"q{n}", f"ours {n}", f"theirs {n}") for n in range(2)]
+    assert judging._selector_score(load_outcome(record), pairs, workspace) == 0.5
 
 
 def test_the_judges_share_counts_a_tie_half(curve):

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from components.data.records import answered_prompt
+from components.evaluation.contests import Contest
 from components.federation.clients.context import ClientContexts
 from components.federation.outcome import Workspace
 from components.io import read_json
@@ -64,6 +65,7 @@ def test_every_sampled_answer_is_judged_and_prompts_are_the_unit_of_the_interval
     files = dict.fromkeys(("base", "aligned"), tmp_path / "answers-base.json")
     join_answers.fn(files, tmp_path / "answers.json")
     recipe = with_judge(load_recipe("debug", SAMPLED), AlphabetSection())
-    judged = judging.judge_answers.fn(JudgedRun(recipe, prepared, tmp_path), tmp_path / "answers.json")
-    assert list(judged.verdicts["aligned_vs_base"]) == [row["prompt_id"] for row in rows]
+    judged = judging.judge_answers.fn(JudgedRun(recipe, prepared, tmp_path), tmp_path / "answers.json", {})
+    contest = Contest.read(tmp_path / "contests" / "aligned_vs_base.json")
+    assert contest.prompts == [row["prompt_id"] for row in rows]
     assert judged.contests["aligned_vs_base"].ties == len(rows)

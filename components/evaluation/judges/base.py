@@ -1,4 +1,4 @@
-"""The protocol of a judge, its section of a recipe, and the comparison of pairs in both orders."""
+"""The protocol of a judge, and its section of a recipe."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Protocol
 from components.config import JudgeConfig
 from components.data.records import DataError
 from components.data.templates import Template
-from components.evaluation.winrate import Verdict, WinRate, combine_orders, orders_agree, win_rate
+from components.evaluation.winrate import Verdict
 from components.models.pair_reader import PairReader
 from components.models.selector import Comparison
 
@@ -108,73 +108,3 @@ def judge_section(section: JudgeConfig) -> JudgeSection:
             f"the judge '{section.kind}' does not derive from {JudgeSection.__module__}.JudgeSection"
         )
     return section
-
-
-@dataclass(frozen=True)
-class JudgedPairs:
-    """Verdicts on N pairs of responses, from both orders.
-
-    Attributes:
-        verdicts: N; the verdict of both orders, a tie if they disagree or the responses are equal.
-        original: N verdicts with the first response shown first.
-        swapped: N verdicts with the second response shown first, as the judge stated them. Equal
-            responses are not put to the judge; they are ties in both orders.
-        consistency: share of the pairs put to the judge, and parsed in both orders, on which the
-            orders agree; NaN without such pairs.
-        rate: win rate of the first responses.
-        single_order_rate: their win rate by the verdicts with the first response shown first alone.
-    """
-
-    verdicts: list[Verdict]
-    original: list[Verdict]
-    swapped: list[Verdict]
-    consistency: float
-    rate: WinRate
-    single_order_rate: WinRate
-
-
-@dataclass(frozen=True)
-class Contest:
-    """Two policies' responses to the same prompts.
-
-    Attributes:
-        prompts, ours, theirs: N texts each. Pairs of responses to the same prompt are drawn together
-            in the bootstrap.
-    """
-
-    prompts: Sequence[str]
-    ours: Sequence[str]
-    theirs: Sequence[str]
-
-
-def judge_pairs(judge: Judge, contest: Contest, resamples: int, seed: int) -> JudgedPairs:
-    """Put each pair of responses to the judge in both orders.
-
-    Args:
-        judge: the judge.
-        contest: the responses.
-        resamples, seed: of the bootstrap interval of the win rate.
-    """
-    count = len(contest.prompts)
-    different = [n for n in range(count) if contest.ours[n].strip() != contest.theirs[n].strip()]
-    judged_original = judge.compare(
-        [Comparison(contest.prompts[n], contest.ours[n], contest.theirs[n]) for n in different]
-    )
-    judged_swapped = judge.compare(
-        [Comparison(contest.prompts[n], contest.theirs[n], contest.ours[n]) for n in different]
-    )
-    original = [Verdict.TIE] * count
-    swapped = [Verdict.TIE] * count
-    for n, first, second in zip(different, judged_original, judged_swapped, strict=True):
-        original[n] = first
-        swapped[n] = second
-    verdicts = [combine_orders(first, second) for first, second in zip(original, swapped, strict=True)]
-    agreements = orders_agree(judged_original, judged_swapped)
-    return JudgedPairs(
-        verdicts=verdicts,
-        original=original,
-        swapped=swapped,
-        consistency=sum(agreements) / len(agreements) if agreements else float("nan"),
-        rate=win_rate(verdicts, resamples, seed, contest.prompts),
-        single_order_rate=win_rate(original, resamples, seed, contest.prompts),
-    )

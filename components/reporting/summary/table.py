@@ -12,7 +12,7 @@ from components.reporting.summary.optional_parts import alpaca_lines, format_per
 from components.results import (
     AccuracyReport,
     AlignmentResult,
-    ContestResult,
+    ContestFigures,
     EvaluationResult,
     FederationResult,
     RoundEvaluation,
@@ -155,7 +155,7 @@ def _contest_lines(run: FinishedRun) -> list[str]:
     return [*lines, f"  judge: {run.evaluation.judge}{accuracy}"]
 
 
-def _contest_row(name: str, contest: ContestResult) -> str:
+def _contest_row(name: str, contest: ContestFigures) -> str:
     counts = f"{contest.wins}/{contest.ties}/{contest.losses}"
     if contest.unparsable:
         counts += f" ({contest.unparsable} unparsable)"
@@ -202,12 +202,12 @@ def _single_order_lines(run: FinishedRun) -> list[str]:
     names = _contest_names(run)
     lines = ["", "Win rate, our answer shown first only              rate  [95% interval]  wins/ties/losses"]
     for name, contest in run.evaluation.contests.items():
-        if (single := contest.single_order) is not None:
-            counts = f"{single.wins}/{single.ties}/{single.losses}"
-            interval = f"[{format_percent(single.low)}, {format_percent(single.high)}]"
-            rate = format_percent(single.win_rate)
-            lines.append(f"  {names[name]:<43} {rate:>8}  {interval}  {counts:>16}")
-    return lines if len(lines) > 2 else []
+        single = contest.single_order
+        counts = f"{single.wins}/{single.ties}/{single.losses}"
+        interval = f"[{format_percent(single.low)}, {format_percent(single.high)}]"
+        rate = format_percent(single.win_rate)
+        lines.append(f"  {names[name]:<43} {rate:>8}  {interval}  {counts:>16}")
+    return lines if run.evaluation.contests else []
 
 
 def _adapter_lines(run: FinishedRun) -> list[str]:
