@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: install  ## the whole pipeline on the recipe summarization/demo
-	@$(BIN)/python -m flows.fed_rlhf --recipe summarization/demo
+	@$(BIN)/fed-rlhf run summarization/demo
 
 test: install  ## all tests, in two processes; PYTEST_ARGS are passed to pytest
 	@$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)

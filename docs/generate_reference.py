@@ -105,6 +105,7 @@ def pages() -> dict[str, str]:
     return {
         "recipe.md": recipe_page(),
         "cli.md": cli_page(),
+        "json.md": json_page(),
     }
 
 
@@ -338,11 +339,49 @@ def cli_page() -> str:
             rows.append(f"| `{spelling}` | {help_text.replace('|', chr(92) + '|')} |")
         if rows:
             parts.append("\n".join(["| argument | meaning |", "|---|---|", *rows]) + "\n")
-    parts.append(
-        "The pipeline also runs as a module: `python -m flows.fed_rlhf --recipe NAME [--resume RUN] [--check]"
-        " [KEY.PATH=VALUE ...]`.\n"
-    )
     return "\n".join(parts)
+
+
+JSON_OUTPUTS: dict[str, tuple[str, str]] = {
+    "runs": ("a list of objects, one for each run", "RunStatus"),
+    "show": ("an object", "RunDetails"),
+    "check": ("an object; a recipe that is not valid is an error with exit status 2", "RecipeCheck"),
+    "recipes": ("a list of objects, one for each recipe", "RecipeRow"),
+    "methods": ("a list of objects, one for each method", "MethodRow"),
+}
+"""What each command prints with --json: in words, and the model of its objects."""
+
+
+def json_page() -> str:
+    """The fields of what commands print with --json."""
+    from flows import outputs
+    from tasks import run_table
+
+    parts = [
+        NOTICE,
+        "# JSON output\n",
+        "With `--json` these commands print JSON on the standard output. Sizes are in bytes, and times are in"
+        " UTC (ISO 8601). Errors are a sentence on the standard error, with exit status 2. New fields may be"
+        " added; scripts should ignore those that they do not know.\n",
+    ]
+    for command, (words, name) in JSON_OUTPUTS.items():
+        model = getattr(outputs, name, None) or getattr(run_table, name)
+        parts.append(f"## fed-rlhf {command} --json\n")
+        parts.append(f"Prints {words}.\n")
+        parts.append(fields_table(model))
+    parts.append("## Objects of the list `memory`\n")
+    parts.append(fields_table(outputs.StageMemory))
+    return "\n".join(parts)
+
+
+def fields_table(model: type[BaseModel]) -> str:
+    """The fields of a model as a Markdown table, with their types in JSON."""
+    rows = ["| field | type | meaning |", "|---|---|---|"]
+    properties = model.model_json_schema(mode="serialization")["properties"]
+    for name, schema in properties.items():
+        types = " or ".join(one.get("type", "object") for one in schema.get("anyOf", [schema]))
+        rows.append(f"| `{name}` | {types} | {schema.get('description', '')} |")
+    return "\n".join(rows) + "\n"
 
 
 if __name__ == "__main__":

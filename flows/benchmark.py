@@ -14,6 +14,7 @@ from components.benchmarks import load_benchmark, read_benchmark
 from components.config.benchmark import Benchmark
 from components.environment import configure_libraries
 from components.inputs import verify_inputs
+from components.progress import Milestone, PhaseStarted, progress
 from flows.fed_rlhf import run_pipeline
 from tasks.benchmark import judge_contest, share_generations
 from tasks.benchmark_folder import arm_run, find_benchmark, open_benchmark
@@ -61,7 +62,8 @@ def compare_arms(folder: Path) -> str:
     """Run all arms and contests that are not complete; the report is rewritten after each seed."""
     plan = read_benchmark(str(folder / "benchmark.yaml"))
     log = get_run_logger()
-    log.info("benchmark: %d arms, %d seeds, folder %s", len(plan.arms), len(plan.seeds), folder)
+    sizes = (len(plan.arms), len(plan.seeds))
+    log.info("benchmark: %d arms, %d seeds, folder %s", *sizes, folder, extra=progress(Milestone()))
     parent = open_benchmark_tracking(
         Run(folder.name, folder),
         arm_run(folder, next(iter(plan.arms)), plan.seeds[0]).recipe(),
@@ -101,6 +103,8 @@ def run_seed(folder: Path, plan: Benchmark, seed: int, parent: str) -> None:
             summary = (run.report / "summary.txt").read_text(encoding="utf-8")
             log.info("%s, seed %d:\n%s", arm, seed, summary)
         runs.append(run)
+    if plan.contests:
+        log.info("contests, seed %d ...", seed, extra=progress(PhaseStarted(f"contests, seed {seed}")))
     for ours, theirs in plan.contests:
         judge_contest(folder, ours, theirs, seed)
     POOL.release()

@@ -5,16 +5,19 @@ Heavy packages are imported inside the commands, so that `--help` and completion
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from enum import StrEnum
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
+    from pydantic import BaseModel
 
-    from flows.process import RunRequest
+P = ParamSpec("P")
 
 app = typer.Typer(
     name="fed-rlhf",
@@ -71,71 +74,109 @@ RecipeArgument = Annotated[
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="Id or folder of a run.", autocompletion=_complete_run)
 ]
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Print the log instead of the live view.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON; the reference has its fields.")]
 
 
-@app.command()
-def run(recipe: RecipeArgument, overrides: Overrides = None) -> None:
+def command(function: Callable[P, int | None]) -> Callable[P, None]:
+    """Make a function a command; a UserError is printed as a sentence, and gives status 2."""
+
+    @app.command()
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> None:
+        from flows.process import exit_status
+
+        raise typer.Exit(exit_status(lambda: function(*args, **kwargs)))
+
+    return call
+
+
+@command
+def run(recipe: RecipeArgument, overrides: Overrides = None, verbose: VerboseOption = False) -> int:
     """Run a recipe from its data to its report."""
-    from flows.process import RunRequest
+    from components.recipes import load_recipe, validate_environment
 
-    _run(RunRequest(recipe, tuple(overrides or [])))
+    validate_environment(load_recipe(recipe, overrides or []))
+    return _run_pipeline(verbose, recipe=recipe, overrides=overrides or [])
 
 
-@app.command()
-def resume(run: RunArgument) -> None:
+@command
+def resume(run: RunArgument, verbose: VerboseOption = False) -> int:
     """Resume a stopped run with its own recipe.
 
     It continues after its last committed step.
     """
-    from flows.process import RunRequest
+    from components.recipes import validate_environment
+    from tasks.runs import RESULT, find_run
 
-    _run(RunRequest(None, (), run))
+    found = find_run(run)
+    recipe = found.recipe()
+    if not (found.evaluation / RESULT).is_file():
+        validate_environment(recipe)
+    return _run_pipeline(verbose, recipe=recipe.name, resume=run)
 
 
-def _run(request: RunRequest) -> None:
-    from flows.process import exit_status, run_recipe
+def _run_pipeline(verbose: bool, **parameters: Any) -> int:
+    """Run the flow, and print the table of the finished run, and where to look next."""
+    from flows.process import run_flow
 
-    def call(name: str) -> State[Any]:
+    def call() -> State[Any]:
         from flows.fed_rlhf import fed_rlhf
 
-        state: State[Any] = fed_rlhf(
-            recipe=name, overrides=list(request.overrides), resume=request.resume, return_state=True
-        )
+        state: State[Any] = fed_rlhf(**parameters, return_state=True)
         return state
 
-    raise typer.Exit(exit_status(lambda: run_recipe(request, call)))
+    status, folder = run_flow(call, verbose)
+    if status == 0:
+        from tasks.run_table import next_steps
+        from tasks.runs import Run
+
+        finished = Run(Path(folder).name, Path(folder))
+        print("\n" + (finished.report / "summary.txt").read_text(encoding="utf-8"))
+        print(next_steps(finished))
+    return status
 
 
-@app.command()
-def check(recipe: RecipeArgument, overrides: Overrides = None) -> None:
+@command
+def check(recipe: RecipeArgument, overrides: Overrides = None, json: JsonOption = False) -> None:
     """Check a recipe and what it needs; estimate memory and disk."""
-    from flows.process import RunRequest, check_recipe, exit_status
+    from components.estimates import Shapes, describe_costs, estimate_costs
+    from components.recipes import load_recipe, validate_environment
 
-    raise typer.Exit(exit_status(lambda: check_recipe(RunRequest(recipe, tuple(overrides or [])))))
+    loaded = load_recipe(recipe, overrides or [])
+    unread = validate_environment(loaded)
+    if json:
+        from flows.outputs import RecipeCheck
+
+        _print_json(RecipeCheck.of(recipe, unread, estimate_costs(loaded, Shapes())))
+        return
+    print(f"{recipe}: the recipe is valid")
+    if unread:
+        print(f"not checked, since they cannot be read from here: model and tokenizer of {', '.join(unread)}")
+    print(describe_costs(loaded))
 
 
-@app.command()
-def runs() -> None:
+@command
+def runs(json: JsonOption = False) -> None:
     """List past runs, the latest last.
 
     The columns are recipe, method, state, headline figures, age and size.
     """
-    from flows.process import exit_status
-
-    raise typer.Exit(exit_status(_list_runs))
-
-
-def _list_runs() -> int:
     from components.paths import runs_root
     from tasks.run_table import format_size, run_statuses
 
     statuses = run_statuses()
+    if json:
+        _print_json(statuses)
+        return
     if not statuses:
         print(f"there are no runs under {runs_root()}")
-        return 0
+        return
     rows = [
         [
-            status.id,
+            status.run,
             status.recipe,
             status.method,
             status.state,
@@ -146,25 +187,22 @@ def _list_runs() -> int:
         for status in statuses
     ]
     _print_table(["run", "recipe", "method", "state", "headline", "age", "size"], rows)
-    return 0
 
 
-@app.command()
-def show(run: RunArgument) -> None:
+@command
+def show(run: RunArgument, json: JsonOption = False) -> None:
     """Show the table of a finished run, or where a run stopped."""
-    from flows.process import exit_status
+    from tasks.run_table import describe_run, run_details
+    from tasks.runs import find_run
 
-    def command() -> int:
-        from tasks.run_table import describe_run
-        from tasks.runs import find_run
-
-        print(describe_run(find_run(run)))
-        return 0
-
-    raise typer.Exit(exit_status(command))
+    found = find_run(run)
+    if json:
+        _print_json(run_details(found))
+    else:
+        print(describe_run(found))
 
 
-@app.command()
+@command
 def delete(
     run: Annotated[
         str,
@@ -175,71 +213,32 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Delete the folder of a run or a benchmark. What it logged to MLflow stays."""
-    from flows.process import exit_status
+    from tasks.run_table import delete_folder, find_deletable
 
-    def command() -> int:
-        from tasks.run_table import delete_folder, find_deletable
-
-        folder = find_deletable(run)
-        if not yes:
-            typer.confirm(f"Delete {folder}?", abort=True)
-        delete_folder(folder)
-        print(f"deleted {folder}")
-        return 0
-
-    raise typer.Exit(exit_status(command))
+    folder = find_deletable(run)
+    if not yes:
+        typer.confirm(f"Delete {folder}?", abort=True)
+    delete_folder(folder)
+    print(f"deleted {folder}")
 
 
-@app.command()
-def recipes() -> None:
+@command
+def recipes(json: JsonOption = False) -> None:
     """List the recipes of the package."""
-    from flows.process import exit_status
+    from flows.outputs import list_recipes
 
-    raise typer.Exit(exit_status(_list_recipes))
-
-
-def _list_recipes() -> int:
-    from components.recipes import load_recipe, recipe_names
-
-    rows = []
-    for name in recipe_names():
-        recipe = load_recipe(name)
-        rows.append(
-            [
-                name,
-                recipe.federation.method,
-                recipe.data.source,
-                str(recipe.federation.rounds),
-                recipe.policy.backbone.name,
-            ]
-        )
-    _print_table(["recipe", "method", "source", "rounds", "policy"], rows)
-    return 0
+    _print_rows(list_recipes(), json)
 
 
-@app.command()
-def methods() -> None:
+@command
+def methods(json: JsonOption = False) -> None:
     """List the federated methods, including those of plug-ins."""
-    from flows.process import exit_status
+    from flows.outputs import list_methods
 
-    raise typer.Exit(exit_status(_list_methods))
-
-
-def _list_methods() -> int:
-    import sys
-
-    from components.config.federation import METHODS
-
-    rows = []
-    for name in METHODS.names():
-        options = METHODS.load(name)
-        lines = (sys.modules[options.__module__].__doc__ or "").strip().splitlines()
-        rows.append([name, options.trained_model, lines[0] if lines else ""])
-    _print_table(["method", "trains", "description"], rows)
-    return 0
+    _print_rows(list_methods(), json)
 
 
-@app.command()
+@command
 def benchmark(
     name: Annotated[
         str | None,
@@ -256,18 +255,9 @@ def benchmark(
     check: Annotated[
         bool, typer.Option("--check", help="Check the benchmark and its recipes; estimate memory and disk.")
     ] = False,
-) -> None:
+    verbose: VerboseOption = False,
+) -> int:
     """Compare methods over several seeds in one report."""
-    from flows.process import exit_status
-
-    if name is not None and "=" in name:  # an override; the name was left out
-        overrides = [name, *(overrides or [])]
-        name = None
-    settings = overrides or []
-    raise typer.Exit(exit_status(lambda: _benchmark(name, settings, resume, check)))
-
-
-def _benchmark(name: str | None, overrides: list[str], resume: str | None, check: bool) -> int:
     from components.benchmarks import arm_recipe, load_benchmark, read_benchmark
     from components.config import RecipeError
     from components.estimates import describe_arms
@@ -275,6 +265,10 @@ def _benchmark(name: str | None, overrides: list[str], resume: str | None, check
     from flows.process import DEFAULT_BENCHMARK, run_flow
     from tasks.benchmark_folder import find_benchmark
 
+    overrides = overrides or []
+    if name is not None and "=" in name:  # an override; the name was left out
+        overrides = [name, *overrides]
+        name = None
     if resume is not None:
         if name or overrides:
             raise RecipeError(
@@ -301,7 +295,7 @@ def _benchmark(name: str | None, overrides: list[str], resume: str | None, check
         state: State[Any] = benchmark(benchmark=name, overrides=overrides, resume=resume, return_state=True)
         return state
 
-    status, report = run_flow(call)
+    status, report = run_flow(call, verbose)
     if status == 0:
         folder = Path(report)
         print("\n" + (folder / "report.md").read_text(encoding="utf-8"))
@@ -309,7 +303,7 @@ def _benchmark(name: str | None, overrides: list[str], resume: str | None, check
     return status
 
 
-@app.command()
+@command
 def stage(
     name: Annotated[Stage, typer.Argument(metavar="STAGE", help=f"One of: {', '.join(Stage)}.")],
     overrides: Overrides = None,
@@ -317,17 +311,12 @@ def stage(
         str | None, typer.Option(help="Recipe of the pipeline; only for the stage check_recipe.")
     ] = None,
     folder: Annotated[Path, typer.Option(help="Run folder of the pipeline.")] = Path("data/pipeline"),
-) -> None:
+    verbose: VerboseOption = False,
+) -> int:
     """Run one stage of the DVC pipeline.
 
     `dvc repro` runs all stages in their order.
     """
-    from flows.process import exit_status
-
-    raise typer.Exit(exit_status(lambda: _stage(name, folder, recipe, overrides or [])))
-
-
-def _stage(name: Stage, folder: Path, recipe: str | None, overrides: list[str]) -> int:
     from components.config import RecipeError
     from components.recipes import load_recipe, validate_environment
     from flows.process import DEFAULT_RECIPE, run_flow
@@ -335,7 +324,7 @@ def _stage(name: Stage, folder: Path, recipe: str | None, overrides: list[str]) 
     if name is Stage.CHECK_RECIPE:
         from tasks.runs import write_stage_inputs
 
-        loaded = load_recipe(recipe or DEFAULT_RECIPE, overrides)
+        loaded = load_recipe(recipe or DEFAULT_RECIPE, overrides or [])
         validate_environment(loaded)
         write_stage_inputs(loaded, folder)
         print(f"{loaded.name}: the recipe is valid")
@@ -358,28 +347,41 @@ def _stage(name: Stage, folder: Path, recipe: str | None, overrides: list[str]) 
         state: State[Any] = run_stage(name.value, str(folder.resolve()), return_state=True)
         return state
 
-    return run_flow(call)[0]
+    return run_flow(call, verbose)[0]
 
 
-@app.command()
+@command
 def up() -> None:
     """Start servers of Prefect and MLflow, and a worker.
 
     They listen on loopback. The deployments of prefect.yaml are registered.
     """
-    from flows.process import exit_status
     from infra.servers import start_servers
 
-    raise typer.Exit(exit_status(start_servers))
+    start_servers()
 
 
-@app.command()
+@command
 def down() -> None:
     """Stop what `up` started."""
-    from flows.process import exit_status
     from infra.servers import stop_servers
 
-    raise typer.Exit(exit_status(stop_servers))
+    stop_servers()
+
+
+def _print_json(output: BaseModel | Sequence[BaseModel]) -> None:
+    from pydantic_core import to_json
+
+    print(to_json(output, indent=2).decode())
+
+
+def _print_rows(rows: Sequence[BaseModel], json: bool) -> None:
+    """Print rows as JSON, or as a table with their fields."""
+    if json:
+        _print_json(rows)
+    else:
+        cells = [[str(value) for value in row.model_dump().values()] for row in rows]
+        _print_table(list(type(rows[0]).model_fields), cells)
 
 
 def _print_table(header: list[str], rows: list[list[str]]) -> None:

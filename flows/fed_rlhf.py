@@ -1,20 +1,15 @@
 """The pipeline: private preferences -> federated rounds -> aligned policy -> evaluation -> report.
 
-python -m flows.fed_rlhf --recipe summarization/demo [key.path=value ...] [--resume RUN]
+fed-rlhf run summarization/demo [key.path=value ...]
 prefect deployment run 'fed-rlhf/summarization' [-p recipe=NAME]
 """
 
 from __future__ import annotations
 
-# The arguments are checked, and the API is started, before Prefect is imported.
-if __name__ == "__main__":
-    from flows.process import main
-
-    raise SystemExit(main("flows.fed_rlhf.fed_rlhf"))
-
+import time
 from typing import Any
 
-from prefect import flow, get_run_logger, runtime
+from prefect import Flow, flow, get_run_logger, runtime
 
 from components.config import FederationConfig, Recipe
 from components.environment import configure_libraries
@@ -24,6 +19,7 @@ from components.federation.protocol import ServerState, Strategy, method_of
 from components.federation.rounds import run_rounds
 from components.inputs import original_names, verify_inputs
 from components.models.policy import check_prompts
+from components.progress import ROUNDS, Milestone, PhaseStarted, Work, progress
 from components.recipes import load_recipe, required_backbones, validate_environment
 from components.reporting.summary import (
     accuracy_line,
@@ -47,6 +43,7 @@ from tasks.devices import POOL, choose_workers
 from tasks.evaluation import alpaca_eval, answers, judging, questions
 from tasks.evaluation.answers import EvaluatedPolicy
 from tasks.evaluation.judging import JudgedRun
+from tasks.phase_lines import phase_line
 from tasks.report import link_artifacts, write_report
 from tasks.runner import task_runner
 from tasks.runs import RESULT, Run, find_run, judges_root, lock, open_run, trees_root
@@ -103,16 +100,17 @@ def run_pipeline(run: Run, benchmark: str | None = None) -> str:
         the folder of the run.
     """
     recipe = run.recipe()
-    get_run_logger().info("run %s: recipe %s, folder %s", run.id, recipe.name, run.folder)
+    log = get_run_logger()
+    log.info("run %s: recipe %s, folder %s", run.id, recipe.name, run.folder, extra=progress(Milestone()))
     link = FlowRunLink(str(runtime.flow_run.id), runtime.flow_run.ui_url)
     parent = open_run_tracking(run, recipe, link, benchmark)
     link_artifacts(run, recipe.name)
     try:
         for phase in (prepare, federate, align, evaluate):
             if not run.is_done(phase.name):
-                with original_names(recipe):
-                    phase.with_options(task_runner=task_runner(recipe.runtime))(run, recipe)
+                run_phase(phase, run, recipe, prefix=f"{run.folder.name}, " if benchmark else "")
                 run.mark_done(phase.name)
+        log.info("report ...", extra=progress(PhaseStarted("report")))
         write_report(run, recipe)
         log_report(parent, run.report)
         link_artifacts(run, recipe.name)
@@ -122,6 +120,25 @@ def run_pipeline(run: Run, benchmark: str | None = None) -> str:
     close_run(parent)
     run.mark_done("report")
     return str(run.folder)
+
+
+def run_phase(phase: Flow[[Run, Recipe], None], run: Run, recipe: Recipe, prefix: str = "") -> None:
+    """Run a phase; its line says how long it took, and its main figure.
+
+    Args:
+        phase: the phase.
+        run: the run.
+        recipe: its recipe.
+        prefix: of the line; the run's name in a benchmark.
+    """
+    log = get_run_logger()
+    name = f"{prefix}{phase.name}"
+    log.info("%s ...", name, extra=progress(PhaseStarted(name)))
+    start = time.perf_counter()
+    with original_names(recipe):
+        phase.with_options(task_runner=task_runner(recipe.runtime))(run, recipe)
+    line = phase_line(run, phase.name, time.perf_counter() - start)
+    log.info("%s: %s", name, line, extra=progress(Milestone()))
 
 
 @flow(name="prepare", flow_run_name="prepare", persist_result=False)
@@ -192,7 +209,9 @@ def federate_rounds(run: Run, recipe: Recipe, target: FederationLog) -> Federati
     def after_step(state: ServerState[Any], record: StepRecord) -> None:
         records.append(record)
         log_steps(target, records, len(records) - 1)
-        log.info("round %d of %d: %s", record.round + 1, recipe.federation.rounds, round_line(record))
+        done = Work(ROUNDS, record.rounds_done, recipe.federation.rounds, record.client_means().get("loss"))
+        line = round_line(record)
+        log.info("round %d of %d: %s", record.round + 1, done.total, line, extra=progress(done))
         if is_eval_round(recipe.federation, record):
             log_round_evaluation(target.run_id, measure(state))
 
@@ -225,7 +244,8 @@ def start_rounds(
     committed = commits.latest(strategy.memory_type)
     if committed is not None:
         done = committed[0].round
-        get_run_logger().info("resuming after round %d of %d", done, recipe.federation.rounds)
+        resumed = "resuming after round %d of %d"
+        get_run_logger().info(resumed, done, recipe.federation.rounds, extra=progress(Milestone()))
         return committed
     formed = federation.form_federation(recipe, run.prepared, commits)
     state = strategy.init(formed, recipe.seed)

@@ -24,11 +24,10 @@ from components.federation.commits import CommitError
 from components.federation.protocol import method_of
 from components.inputs import original_names, verify_inputs
 from components.recipes import required_backbones
-from flows.fed_rlhf import align, evaluate, federate, grow_trees, prepare
+from flows.fed_rlhf import align, evaluate, federate, grow_trees, prepare, run_phase
 from tasks import data, federation
 from tasks.devices import choose_workers
 from tasks.report import link_artifacts, write_report
-from tasks.runner import task_runner
 from tasks.runs import RESULT, Run
 from tasks.tracking.client import tracking_uri
 from tasks.tracking.report import log_report
@@ -70,7 +69,7 @@ def run_stage(stage: str, folder: str) -> None:
             return
         if stage == "federate":
             _remove_finished_rounds(run, recipe)
-        PHASES[stage].with_options(task_runner=task_runner(recipe.runtime))(run, recipe)
+        run_phase(PHASES[stage], run, recipe)
 
 
 def _report(run: Run, recipe: Recipe, parent: str) -> None:

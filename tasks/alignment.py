@@ -13,6 +13,7 @@ from components.data.records import choose_prompts, read_rows
 from components.federation.outcome import Workspace, load_outcome
 from components.federation.protocol import method_of
 from components.io import read_json, write_json
+from components.progress import Work, progress
 from components.results import AlignmentResult, LabellingResult, OutcomeRecord, PolicyRecord, SamplingResult
 from components.seeding import derive
 from tasks.devices import POOL
@@ -40,7 +41,12 @@ def sample_completions(recipe: Recipe, prepared: Path, path: Path) -> SamplingRe
                 derive(recipe.seed, "completions"),
                 recipe.alignment.temperature,
                 recipe.alignment.completions,
-                progress=lambda done, total: log.info("sampled %d of %d completions", done, total),
+                progress=lambda done, total: log.info(
+                    "sampled %d of %d completions",
+                    done,
+                    total,
+                    extra=progress(Work("completions", done, total)),
+                ),
             )
         rows = [
             row | {"completions": [asdict(completion) for completion in answers]}
@@ -103,13 +109,15 @@ def train_dpo(recipe: Recipe, pairs: Path, prepared: Path, folder: Path) -> Alig
         for row in (read_rows(pairs).to_list() if pairs.is_file() else [])
     ]
 
-    def progress(step: int, steps: int, logs: Mapping[str, float]) -> None:
-        margin = logs.get("rewards/margins", float("nan"))
-        log.info("DPO step %d of %d: loss %.4f, reward margin %.4f", step, steps, logs["loss"], margin)
+    def log_step(step: int, steps: int, logs: Mapping[str, float]) -> None:
+        loss, margin = logs["loss"], logs.get("rewards/margins", float("nan"))
+        work = Work("DPO step", step, steps, loss)
+        line = "DPO step %d of %d: loss %.4f, reward margin %.4f"
+        log.info(line, step, steps, loss, margin, extra=progress(work))
 
     with POOL.borrow(recipe.runtime) as device:
         settings = DpoSettings(recipe.policy, recipe.alignment.dpo, device, derive(recipe.seed, "dpo"))
-        result = align_policy(settings, rows, folder, [row["prompt"] for row in prompts], progress)
+        result = align_policy(settings, rows, folder, [row["prompt"] for row in prompts], log_step)
     return AlignmentResult(
         policy=PolicyRecord(kind="single", folder=result.adapter.relative_to(folder).as_posix()),
         reference=recipe.alignment.dpo.reference,

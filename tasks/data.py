@@ -14,6 +14,7 @@ from components.config import InputFile, PolicyConfig, Recipe, ThoughtsConfig
 from components.data.records import DataError, read_rows
 from components.data.report import PreparationReport, read_report, write_report
 from components.io import file_hash, write_atomically, write_json
+from components.progress import Work, progress
 from tasks.devices import POOL
 from tasks.uncached import task
 
@@ -228,10 +229,11 @@ def _refuse_repeated_questions(questions_by_set: Mapping[str, Sequence[Question]
 def _log_trees(name: str) -> Callable[[int, int], None]:
     log = get_run_logger()
 
-    def progress(done: int, total: int) -> None:
-        log.info("trees of %s: %d of %d", name, done, total)
+    def log_tree(done: int, total: int) -> None:
+        work = Work(f"trees of {name}", done, total)
+        log.info("%s: %d of %d", work.name, done, total, extra=progress(work))
 
-    return progress
+    return log_tree
 
 
 @task()

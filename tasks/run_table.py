@@ -8,43 +8,52 @@ import os
 import shutil
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel, Field
 
 from components.config import RecipeError
 from components.io import read_json
 from components.paths import runs_root
 from tasks.benchmark_folder import find_benchmark
-from tasks.runs import Run, find_run, list_runs, lock
+from tasks.runs import Run, find_run, list_runs, lock, run_id
 
 PHASES = ("prepare", "federate", "align", "evaluate")
 
 
-@dataclass(frozen=True)
-class RunStatus:
-    """A run in the table of runs.
+class RunStatus(BaseModel):
+    """A run in the table of runs."""
 
-    Attributes:
-        id: its id, by which it is resumed.
-        recipe: name of its recipe.
-        method: its federated method.
-        state: 'finished', 'running: <phase>' or 'stopped: <phase>', with the first phase that is
-            not complete.
-        headline: held-out accuracy before and after the rounds, and win rate against the base
-            policy; empty before the report.
-        age: time since it last wrote, as a short text.
-        size: bytes of its folder.
-    """
+    run: str = Field(description="its id, by which it is shown and resumed")
+    recipe: str = Field(description="name of its recipe; `?` if it is of another version of the project")
+    method: str = Field(description="its federated method")
+    state: str = Field(
+        description="`finished`, `running: PHASE` or `stopped: PHASE`: the first phase that is not complete"
+    )
+    headline: str = Field(
+        description="held-out accuracy before and after the rounds, and win rate against the base policy;"
+        " empty before the report"
+    )
+    written: datetime = Field(description="when it last wrote a file (UTC)")
+    size: int = Field(description="bytes of its folder")
+    folder: Path = Field(description="its folder")
 
-    id: str
-    recipe: str
-    method: str
-    state: str
-    headline: str
-    age: str
-    size: int
+    @property
+    def age(self) -> str:
+        """Time since it last wrote, as a short text."""
+        return format_age((datetime.now(UTC) - self.written).total_seconds())
+
+
+class RunDetails(RunStatus):
+    """A run."""
+
+    mlflow_run_id: str | None = Field(description="its MLflow run; null before it has one")
+    flow_run_url: str | None = Field(description="page of its flow run in Prefect's UI; null without one")
+    commits: list[str] = Field(description="commits of the code that ran it")
+    committed_steps: int | None = Field(description="committed steps of the rounds; null before the first")
+    metrics: dict[str, Any] | None = Field(description="the content of report/metrics.json; null before it")
 
 
 def run_statuses() -> list[RunStatus]:
@@ -63,13 +72,29 @@ def run_status(run: Run) -> RunStatus:
     files = file_statuses(run.folder)
     changed = max((file.st_mtime for file in files), default=0.0)
     return RunStatus(
-        run.id,
-        name,
-        method,
-        run_state(run),
-        headline(run),
-        format_age(datetime.now(UTC).timestamp() - changed),
-        sum(file.st_size for file in files),
+        run=run.id,
+        recipe=name,
+        method=method,
+        state=run_state(run),
+        headline=headline(run),
+        written=datetime.fromtimestamp(changed, UTC),
+        size=sum(file.st_size for file in files),
+        folder=run.folder,
+    )
+
+
+def run_details(run: Run) -> RunDetails:
+    """All that is known of a run without its adapters."""
+    metadata = run.metadata()
+    commits = sorted((run.federation / "commits").glob("[0-9]*.json"))
+    metrics = run.report / "metrics.json"
+    return RunDetails(
+        **run_status(run).model_dump(),
+        mlflow_run_id=metadata.get("mlflow_run_id"),
+        flow_run_url=metadata.get("flow_run_url"),
+        commits=metadata.get("commits", []),
+        committed_steps=int(commits[-1].stem) if commits else None,
+        metrics=read_json(metrics) if metrics.is_file() else None,
     )
 
 
@@ -154,24 +179,36 @@ def format_size(size: int) -> str:
 
 def describe_run(run: Run) -> str:
     """The state of a run, its folder and MLflow run, and the table of a finished one."""
-    status = run_status(run)
+    status = run_details(run)
     lines = [
-        f"{status.id}: {status.recipe}, {status.method}, {status.state}",
+        f"{status.run}: {status.recipe}, {status.method}, {status.state}",
         f"  folder      {run.folder} ({format_size(status.size)}, last written {status.age} ago)",
     ]
-    metadata = run.metadata()
-    if metadata.get("mlflow_run_id"):
-        lines.append(f"  MLflow run  {metadata['mlflow_run_id']}")
-    if metadata.get("commits"):
-        lines.append(f"  commits     {', '.join(metadata['commits'])}")
-    commits = sorted((run.federation / "commits").glob("[0-9]*.json"))
-    if commits:
-        lines.append(f"  committed   {int(commits[-1].stem)} steps of the rounds")
+    if status.mlflow_run_id:
+        lines.append(f"  MLflow run  {status.mlflow_run_id}")
+    if status.commits:
+        lines.append(f"  commits     {', '.join(status.commits)}")
+    if status.committed_steps is not None:
+        lines.append(f"  committed   {status.committed_steps} steps of the rounds")
     summary = run.report / "summary.txt"
     if summary.is_file():
         lines += ["", summary.read_text(encoding="utf-8").rstrip()]
     elif status.state != "finished":
-        lines.append(f"  resume it   fed-rlhf resume {status.id}")
+        lines.append(f"  resume it   fed-rlhf resume {status.run}")
+    return "\n".join(lines)
+
+
+def next_steps(run: Run) -> str:
+    """Where to look after a run: its report, its table, and how to use its policy."""
+    adapter = run.alignment / run.alignment_result().policy.folder
+    pages = [path for name in ("report.html", "summary.txt") if (path := run.report / name).is_file()]
+    lines = [
+        "Next",
+        f"  report             {pages[0]}",
+        f"  this table again   fed-rlhf show {run_id(run.folder)}",
+    ]
+    if (adapter / "adapter_config.json").is_file():  # one policy; else there is a folder for each client
+        lines.append(f'  use the policy     peft.PeftModel.from_pretrained(backbone, "{adapter}")')
     return "\n".join(lines)
 
 

@@ -534,9 +534,9 @@ def test_another_kind_of_judge_takes_the_place_of_the_whole_section():
 def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The command line in a process of its own, which prints at its end what it has imported."""
     code = (
-        f"import sys, runpy, atexit; sys.argv = ['fed_rlhf', *{list(arguments)!r}]\n"
+        f"import sys, runpy, atexit; sys.argv = ['fed-rlhf', *{list(arguments)!r}]\n"
         f"atexit.register(lambda: print('IMPORTED', [m for m in {HEAVY!r} if m in sys.modules]))\n"
-        "runpy.run_module('flows.fed_rlhf', run_name='__main__')"
+        "runpy.run_module('flows.cli', run_name='__main__')"
     )
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
 
@@ -548,16 +548,15 @@ ANNOTATOR = "evaluation.alpaca_eval={annotators_config: foo}"
 @pytest.mark.parametrize(
     ("arguments", "status", "part"),
     [
-        (["--help"], 0, "--resume"),
-        (["--check", "--recipe", "debug"], 0, "debug"),
-        (["--check", "--recipe", "summarization/tldr"], 0, "summarization/tldr"),
-        (["--recipe", "debug", "federation.round=3"], 2, "did you mean 'federation.rounds'?"),
-        (["--recipe", "debug", "federation.clients_per_round=5", "data.clients=3"], 2, "use at most 3"),
-        (["--check", "--recipe", "debug", ANNOTATOR], 2, "evaluation.alpaca_eval"),
-        (["--recipe", "debug", ANNOTATOR], 2, "evaluation.alpaca_eval"),
-        (["--recipe", "nowhere"], 2, "recipe 'nowhere' is not known"),
-        (["--resume", "RUN", "seed=1"], 2, "own recipe"),
-        (["--resume", "RUN", "--recipe", "debug"], 2, "own recipe"),
+        (["--help"], 0, "resume"),
+        (["check", "debug"], 0, "debug"),
+        (["check", "summarization/tldr"], 0, "summarization/tldr"),
+        (["run", "debug", "federation.round=3"], 2, "did you mean 'federation.rounds'?"),
+        (["run", "debug", "federation.clients_per_round=5", "data.clients=3"], 2, "use at most 3"),
+        (["check", "debug", ANNOTATOR], 2, "evaluation.alpaca_eval"),
+        (["run", "debug", ANNOTATOR], 2, "evaluation.alpaca_eval"),
+        (["run", "nowhere"], 2, "recipe 'nowhere' is not known"),
+        (["resume", "RUN"], 2, "there is no run 'RUN'"),
     ],
 )
 def test_help_and_checks_answer_without_heavy_imports_and_without_a_stack_trace(arguments, status, part):

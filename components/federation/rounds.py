@@ -32,6 +32,7 @@ from components.federation.protocol import (
 )
 from components.federation.transport import InProcessTransport, Transport
 from components.models.adapters import AdapterError, AdapterStore, check_adapter
+from components.progress import CLIENTS, ROUNDS, Work, progress
 from components.results import ClientRecord, StepRecord
 
 if TYPE_CHECKING:
@@ -64,8 +65,13 @@ def run_rounds(
         after_step: called with the state and the record of each step, once it is committed.
     """
     processing = processing_key(postprocessors_of(config))
+    if state.round < config.rounds:
+        rounds = Work(ROUNDS, state.round, config.rounds)
+        log.info("%d of %d rounds are done", state.round, config.rounds, extra=progress(rounds))
     while state.round < config.rounds:
         jobs = [replace(job, processing=processing) for job in strategy.plan(state)]
+        clients = Work(CLIENTS, 0, len(jobs))
+        log.info("round %d: %d clients", state.round + 1, len(jobs), extra=progress(clients))
         commits.discard(jobs, config.keep_every)
         answers = transport.run(jobs)
         state, record = close_step(strategy, state, jobs, answers, config.quorum, commits)

@@ -7,6 +7,7 @@ message.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
@@ -15,10 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 from components.config import EndpointOptions
+from components.progress import Work, report_work
 
 if TYPE_CHECKING:
     import httpx
 
+log = logging.getLogger(__name__)
 MAX_WAIT_SECONDS = 60.0
 """Longest pause between two requests."""
 TRUNCATED_REASONS = ("length", "content_filter")
@@ -77,8 +80,12 @@ class ChatEndpoint:
             ThreadPoolExecutor(self.options.concurrency) as pool,
         ):
             replies = [pool.submit(self._request, client, text, temperature, stopped) for text in texts]
+            answers = []
             try:
-                return [reply.result() for reply in replies]
+                for reply in replies:
+                    answers.append(reply.result())
+                    report_work(log, Work(f"replies of {self.description}", len(answers), len(texts)))
+                return answers
             except BaseException:
                 stopped.set()
                 pool.shutdown(wait=False, cancel_futures=True)

@@ -298,7 +298,7 @@ class Worker:
         if (folder / "report.done").is_file():
             return
         log = self.place.log(item.family, folder.name)
-        command = ["flows.fed_rlhf", "--resume", str(folder)]
+        command = ["flows.cli", "resume", str(folder)]
         status, was_stopped = self._call(command, log, folder / "campaign.json")
         if status and was_stopped:  # a connection may have timed out meanwhile
             status, _ = self._call(command, log, folder / "campaign.json")

@@ -16,6 +16,7 @@ from components.federation.outcome import Workspace
 from components.io import read_json, write_json
 from components.learning.preference_scores import PreferenceScores
 from components.models.policy import GREEDY, Sampling
+from components.progress import Work, progress
 from components.results import AccuracyReport, PolicyRecord
 from components.seeding import derive, generator
 from tasks.devices import POOL
@@ -96,7 +97,13 @@ def _answer_rows(
         answers = policy.open(device, workspace).answer(
             [row["prompt"] for row in prompts],
             derive(recipe.seed, "answers"),
-            lambda done, total: log.info("%s policy: %d of %d answers", policy.name, done, total),
+            lambda done, total: log.info(
+                "%s policy: %d of %d answers",
+                policy.name,
+                done,
+                total,
+                extra=progress(Work(f"answer of the {policy.name} policy", done, total)),
+            ),
             _sampling(recipe.evaluation),
         )
     rows = []

@@ -12,6 +12,7 @@ from components.alignment.policies import PolicySet
 from components.config import QuestionAnswersConfig
 from components.federation.outcome import Workspace
 from components.io import read_json, write_json
+from components.progress import Work, progress
 from components.results import QuestionResult
 from components.seeding import derive
 from tasks.devices import POOL
@@ -92,5 +93,7 @@ def _answer_set(
         answers = generate_answers(policies.select(client), [questions[n] for n in own], config, seed)
         for n, row in zip(own, answers, strict=True):
             rows[n] = dict(row) | ({"client_id": client} if client else {})
-        log.info("%s policy: %d of %d questions of %s", policy_name, len(rows), len(questions), name)
+        work = Work(f"questions of {name}, {policy_name} policy", len(rows), len(questions))
+        line = "%s policy: %d of %d questions of %s"
+        log.info(line, policy_name, work.done, work.total, name, extra=progress(work))
     return [rows[n] for n in range(len(questions))]

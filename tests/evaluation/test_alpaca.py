@@ -35,9 +35,8 @@ from components.evaluation.alpaca import (
 )
 from components.evaluation.length_control import fit_length_controlled_rate
 from components.recipes import load_recipe
-from flows import process
+from tests.support.command_line import fed_rlhf, refusal
 
-ENTRYPOINT = "flows/fed_rlhf.py:fed_rlhf"
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "alpaca_eval"
 PROMPTS = [f"question {i}" for i in range(40)]
 OURS = model_outputs(PROMPTS, [f"ours {i}" for i in range(40)], "ours", "written")
@@ -280,16 +279,14 @@ def test_a_missing_calibration_file_is_refused_with_the_place_to_get_it(tmp_path
         ),
     ],
 )
-def test_the_check_of_a_recipe_refuses_what_would_fail_in_a_run(capsys, settings, message):
-    arguments = ["--check", "--recipe", "debug", f"evaluation.alpaca_eval={settings}"]
-    assert process.main(ENTRYPOINT, arguments) == process.WRONG_INPUT
-    assert message in capsys.readouterr().err
+def test_the_check_of_a_recipe_refuses_what_would_fail_in_a_run(settings, message):
+    assert message in refusal("check", "debug", f"evaluation.alpaca_eval={settings}")
 
 
 @installed
 def test_the_check_of_a_recipe_accepts_a_local_annotator():
     settings = f"evaluation.alpaca_eval={{annotators_config: {FIXTURES / 'always_second'}}}"
-    assert process.main(ENTRYPOINT, ["--check", "--recipe", "debug", settings]) == 0
+    assert fed_rlhf("check", "debug", settings).exit_code == 0
 
 
 @installed

@@ -24,10 +24,10 @@ CONTESTS = {"aligned_vs_base", "aligned_vs_human", "base_vs_human"}
 
 
 def command(arguments):
-    """Exit status of `python -m flows.fed_rlhf`."""
-    from flows.process import main
+    """Exit status of `fed-rlhf`, whose output goes to the streams of this process."""
+    from flows.cli import app
 
-    return main("flows.fed_rlhf.fed_rlhf", arguments)
+    return app(arguments, standalone_mode=False)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def place(new_workplace):
 @pytest.fixture(scope="module")
 def complete(place):
     """A run of the command, in this process, from its data to its report."""
-    status, output = place.main(command, "--recipe", "debug", *OVERRIDES)
+    status, output = place.main(command, "run", "debug", *OVERRIDES)
     assert status == 0, output
     return place.newest(output)
 
@@ -175,7 +175,7 @@ def killed_in_rounds(killed_place, kill_moments):
 @pytest.fixture(scope="module")
 def killed_in_alignment(killed_place, killed_in_rounds, kill_moments):
     """The same run, resumed by a process that got SIGKILL while it aligned the policy."""
-    arguments = ("--resume", str(killed_in_rounds.folder))
+    arguments = ("resume", str(killed_in_rounds.folder))
 
     def is_labeled(run):
         return (run.folder / "alignment" / "pairs.parquet").is_file()
@@ -245,7 +245,7 @@ def test_data_that_fail_their_expectations_stop_the_command_with_a_sentence_befo
     file.write_text("\n".join(json.dumps(pair) for pair in pairs), encoding="utf-8")
     own = ["data.source=jsonl", f"data.path={file}", "data.options={}", "data.partition=iid"]
     overrides = [*own, "runtime.data_docs=true"]
-    status, output = place.main(command, "--recipe", "debug", *overrides)
+    status, output = place.main(command, "run", "debug", *overrides)
     docs = place.newest().folder / "prepared.rejected" / "docs" / "index.html"
     assert status == 2
     assert "chosen comes first in a label-free order" in output

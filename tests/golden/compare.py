@@ -199,7 +199,7 @@ def run_variant(checkout: Path, folder: Path, overrides: list[str], environment:
     database = folder / "mlflow.db"
     places = {"FED_RLHF_RUNS": str(folder / "runs"), "MLFLOW_TRACKING_URI": f"sqlite:///{database}"}
     done = subprocess.run(
-        [sys.executable, "-m", "flows.fed_rlhf", "--recipe", "debug", *overrides],
+        [sys.executable, "-m", "flows.cli", "run", "debug", *overrides],
         cwd=checkout,
         env=environment | places,
         capture_output=True,

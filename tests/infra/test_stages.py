@@ -221,16 +221,6 @@ def test_a_missing_annotator_is_reported_before_anything_is_written(tmp_path, mo
     assert [path.name for path in tmp_path.iterdir()] == ["plan.yaml"]
 
 
-@pytest.mark.parametrize("options", [["--check"], []], ids=["check", "run"])
-def test_the_module_of_the_flow_refuses_a_missing_annotator_as_the_command_does(capsys, options):
-    arguments = [*options, "--recipe", "debug", MISSING_ANNOTATOR]
-    assert process.main("flows.fed_rlhf.fed_rlhf", arguments) == 2
-    captured = capsys.readouterr()
-    assert "evaluation.alpaca_eval" in captured.err
-    assert captured.err.count("\n") == 1
-    assert captured.out == ""
-
-
 def test_a_run_of_a_deployment_is_refused_before_it_has_a_folder(monkeypatch):
     from flows import fed_rlhf
 
@@ -239,14 +229,13 @@ def test_a_run_of_a_deployment_is_refused_before_it_has_a_folder(monkeypatch):
         fed_rlhf.fed_rlhf.fn("debug", [MISSING_ANNOTATOR])
 
 
-def test_a_resumed_run_needs_the_annotator_only_until_it_is_evaluated(tmp_path, capsys):
+def test_a_resumed_run_needs_the_annotator_only_until_it_is_evaluated(tmp_path, monkeypatch):
     run = create_run(load_recipe("debug", [MISSING_ANNOTATOR]), tmp_path)
-    arguments = ["--check", "--resume", str(tmp_path)]
-    assert process.main("flows.fed_rlhf.fed_rlhf", arguments) == 2
-    assert "evaluation.alpaca_eval" in capsys.readouterr().err
+    monkeypatch.setattr(process, "run_flow", lambda call, verbose: (1, None))
+    assert "evaluation.alpaca_eval" in refusal("resume", str(tmp_path))
     run.evaluation.mkdir()
     (run.evaluation / "result.json").write_text("{}")
-    assert process.main("flows.fed_rlhf.fed_rlhf", arguments) == 0
+    assert fed_rlhf("resume", str(tmp_path)).exit_code == 1
 
 
 def test_a_stage_without_a_checked_recipe_is_refused_with_the_remedy(tmp_path):

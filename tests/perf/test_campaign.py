@@ -64,7 +64,7 @@ def work(tmp_path, monkeypatch):
 
         class Scripted(Worker):
             def _call(self, command, log, session=None):
-                name = Path(command[-1]).name if command[0] == "flows.fed_rlhf" else command[0]
+                name = Path(command[-1]).name if command[:2] == ["flows.cli", "resume"] else command[0]
                 done.append(name)
                 log.parent.mkdir(parents=True, exist_ok=True)
                 log.write_text("error: it broke\n")

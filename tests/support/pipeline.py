@@ -209,19 +209,19 @@ class Workplace:
         return status, log + printed.getvalue()
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start `python -m flows.fed_rlhf` with the recipe `debug`, or to resume a run.
+        """Start the command with the recipe `debug`, or to resume a run.
 
         Args:
-            arguments: overrides, or --resume and a run.
+            arguments: overrides, or `resume` and a run.
         """
         inherited = environment_without("PREFECT_", "MLFLOW_", "FED_RLHF_")
         if "FED_RLHF_BACKBONES" in os.environ:
             inherited["FED_RLHF_BACKBONES"] = os.environ["FED_RLHF_BACKBONES"]
         home = {"PREFECT_HOME": str(self.folder / "prefect"), "OMP_NUM_THREADS": "1"}
         api = {"PREFECT_API_URL": self.prefect_url}
-        recipe = [] if "--resume" in arguments else ["--recipe", "debug"]
+        command = [] if "resume" in arguments else ["run", "debug"]
         return subprocess.Popen(
-            [sys.executable, "-m", "flows.fed_rlhf", *recipe, *arguments],
+            [sys.executable, "-m", "flows.cli", *command, *arguments],
             cwd=ROOT,
             env=inherited | home | api | self.variables,
             text=True,

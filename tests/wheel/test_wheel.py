@@ -101,8 +101,8 @@ def test_the_script_is_the_command_line(wheel, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_module_of_the_flow_checks_recipes(wheel, tmp_path):
-    command = [sys.executable, "-m", "flows.fed_rlhf", "--recipe", "summarization/demo", "--check"]
+def test_the_module_of_the_command_checks_recipes(wheel, tmp_path):
+    command = [sys.executable, "-m", "flows.cli", "check", "summarization/demo"]
     output = wheel.run(command, tmp_path)
     assert output.splitlines()[0] == "summarization/demo: the recipe is valid"
 

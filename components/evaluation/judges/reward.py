@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,7 +16,9 @@ from components.evaluation.winrate import Verdict
 from components.models.pair_reader import PairReader
 from components.models.rewards.base import RewardResources, check_scores, response_reward
 from components.models.selector import Comparison
+from components.progress import Work, report_work
 
+log = logging.getLogger(__name__)
 KEY = "evaluation.judge.reward"
 
 
@@ -110,6 +113,7 @@ class RewardJudge:
         # Each response is scored once, although it is compared in both orders.
         new = [pair for pair in dict.fromkeys(responses) if pair not in self._scores]
         if new:
+            report_work(log, Work("answers scored by the judge", 0, len(new)))
             scores = check_scores(KEY, self._reward, [prompt for prompt, _ in new], [text for _, text in new])
             self._scores.update(zip(new, scores.tolist(), strict=True))
         return [

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -23,12 +24,14 @@ from components.io import write_atomically
 from components.models.adapters import AdapterStore
 from components.models.pair_reader import PairReader, selector_pair_reader
 from components.models.selector import Comparison
+from components.progress import Work, report_work
 from components.versions import SELECTOR_JUDGE
 
 if TYPE_CHECKING:
     from components.models.adapters import Adapter
     from components.models.selector import Selector
 
+log = logging.getLogger(__name__)
 PURPOSE = "a 'selector' judge"
 
 
@@ -111,6 +114,7 @@ class SelectorJudge:
 
     def compare(self, comparisons: Sequence[Comparison]) -> list[Verdict]:
         """The completion with the larger logit, in the order of each comparison; [N] verdicts."""
+        report_work(log, Work("comparisons by the judge", 0, len(comparisons)))
         margins = self.selector.margins_as_shown(comparisons)
         return [
             Verdict.FIRST if margin > 0 else Verdict.SECOND if margin < 0 else Verdict.TIE
@@ -154,13 +158,18 @@ def train_judge(
     from components.learning.local import LocalTraining
     from components.learning.selector import accuracy, score_pairs, train_selector
 
+    def progress(step: int, loss: float) -> None:
+        report_work(log, Work("judge's training step", step + 1, section.steps, loss))
+        if resources.progress is not None:
+            resources.progress(step, loss)
+
     rows, held_out = read_judges_rows(resources.prepared, PURPOSE)
     training = LocalTraining(
         section.steps,
         section.batch_size,
         section.optimizer,
         resources.seed,
-        progress=resources.progress,
+        progress=progress,
         micro_batch_size=section.micro_batch_size,
     )
     initial = selector.slot.initial_adapter(resources.seed)

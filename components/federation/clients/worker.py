@@ -6,6 +6,7 @@ A retried or resumed shard of clients continues with those that have no update y
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +18,10 @@ from components.federation.postprocessing import PostProcessor, process_update
 from components.federation.protocol import GradientJob, Job, TrainJob, Update, method_of
 from components.io import write_atomically
 from components.models.adapters import AdapterRef, AdapterStore
+from components.progress import CLIENTS, UnitDone, progress
 from components.results import Metrics, Traffic
+
+log = logging.getLogger(__name__)
 
 
 def build_trainer(recipe: Recipe, device: str) -> Trainer:
@@ -39,10 +43,15 @@ def run_job(
     Raises:
         AdapterError, TrainingError: an adapter is damaged, or training does not stay finite.
     """
+    update = finished_update(job, contexts.adapters) or _carry_out(job, trainer, contexts, postprocessors)
+    log.info("client %s is done", job.client, extra=progress(UnitDone(CLIENTS, job.client)))
+    return update
+
+
+def _carry_out(
+    job: Job, trainer: Trainer, contexts: ClientContexts, postprocessors: Sequence[PostProcessor]
+) -> Update:
     store = contexts.adapters
-    finished = finished_update(job, store)
-    if finished is not None:
-        return finished
     previous_job_key = job.previous_job_key if isinstance(job, TrainJob | GradientJob) else ""
     result = trainer.run(job, contexts.open(job.client, previous_job_key))
     sent = _store_result(job, result, store, postprocessors)

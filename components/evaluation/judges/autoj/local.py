@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,12 +15,14 @@ from components.models.backbone import fetch_backbone, load_backbone, load_token
 from components.models.chat_template import ChatTemplate
 from components.models.generation import GenerationSettings, find_stop_ids, generate_completions
 from components.models.selector import Comparison
+from components.progress import Work, report_work
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from components.evaluation.judges.autoj.judge import AutoJSection
 
+log = logging.getLogger(__name__)
 GPTQ_LIBRARIES = {"optimum": "1.24.0", "gptqmodel": "1.4.3"}
 """Libraries that transformers 5.23 needs for a GPTQ checkpoint, with their oldest supported
 versions.
@@ -74,7 +77,14 @@ class LocalModel:
             self.shortened += truncated
             encoded.append(ids)
         settings = GenerationSettings(self.options.batch_size, self.options.max_new_tokens)
-        written = generate_completions(self.model, self.tokenizer, encoded, settings, seed=0)
+        written = generate_completions(
+            self.model,
+            self.tokenizer,
+            encoded,
+            settings,
+            seed=0,
+            progress=lambda done, total: report_work(log, Work("judgments", done, total)),
+        )
         return [completions[0].text for completions in written]
 
 

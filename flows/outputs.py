@@ -1,0 +1,106 @@
+"""What `check`, `recipes` and `methods` print with --json; runs are described in tasks/run_table.py."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import Self
+
+from pydantic import BaseModel, Field
+
+from components.config.federation import METHODS
+from components.estimates import Costs
+from components.recipes import load_recipe, recipe_names
+
+
+class RecipeRow(BaseModel):
+    """A recipe of the package."""
+
+    recipe: str = Field(description="its name")
+    method: str = Field(description="federated method")
+    source: str = Field(description="source of the data")
+    rounds: int = Field(description="number of rounds")
+    policy: str = Field(description="backbone of the policy")
+
+
+class MethodRow(BaseModel):
+    """A federated method."""
+
+    method: str = Field(description="its name, for `federation.method`")
+    trains: str = Field(description="what the clients train: `selector` or `policy`")
+    description: str = Field(description="what it is")
+
+
+class StageMemory(BaseModel):
+    """Estimated peak memory of a training step."""
+
+    stage: str = Field(description="`rounds`, `alignment` or `judge`")
+    model: str = Field(description="the backbone")
+    rows: int = Field(description="rows that go through the model at once")
+    tokens: int = Field(description="tokens per row")
+    bytes: dict[str, int] = Field(description="the terms of the table, and their `total`")
+
+
+class RecipeCheck(BaseModel):
+    """A recipe that is valid; one that is not is an error with exit status 2."""
+
+    recipe: str = Field(description="its name or path")
+    unread_models: list[str] = Field(description="models that cannot be read from here, and were not checked")
+    place: str = Field(description="what the memory is of")
+    memory: list[StageMemory] = Field(description="peak memory by training stage")
+    disk: dict[str, int] | None = Field(
+        description="bytes on disk of the rounds' adapters, and their `total`; null if it is not known"
+    )
+    not_estimated: dict[str, list[str]] = Field(description="what is not estimated, by reason")
+
+    @classmethod
+    def of(cls, recipe: str, unread_models: list[str], costs: Costs) -> Self:
+        """The output of the check of a recipe with these estimates."""
+        memory = [
+            StageMemory(
+                stage=stage.name,
+                model=stage.backbone.name,
+                rows=stage.step.rows,
+                tokens=stage.step.tokens,
+                bytes=asdict(estimate) | {"total": estimate.total},
+            )
+            for stage, estimate in costs.memory
+        ]
+        disk = costs.disk
+        return cls(
+            recipe=recipe,
+            unread_models=unread_models,
+            place=costs.place,
+            memory=memory,
+            disk=None if disk is None else asdict(disk) | {"total": disk.total},
+            not_estimated=costs.problems,
+        )
+
+
+def list_recipes() -> list[RecipeRow]:
+    """The recipes of the package."""
+    rows = []
+    for name in recipe_names():
+        recipe = load_recipe(name)
+        rows.append(
+            RecipeRow(
+                recipe=name,
+                method=recipe.federation.method,
+                source=recipe.data.source,
+                rounds=recipe.federation.rounds,
+                policy=recipe.policy.backbone.name,
+            )
+        )
+    return rows
+
+
+def list_methods() -> list[MethodRow]:
+    """The federated methods, including those of plug-ins."""
+    rows = []
+    for name in METHODS.names():
+        options = METHODS.load(name)
+        lines = (sys.modules[options.__module__].__doc__ or "").strip().splitlines()
+        rows.append(
+            MethodRow(method=name, trains=options.trained_model, description=lines[0] if lines else "")
+        )
+    return rows

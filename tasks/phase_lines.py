@@ -1,0 +1,42 @@
+"""The line of a finished phase: how long it took, and its main figure."""
+
+from __future__ import annotations
+
+from components.data.report import read_report
+from components.progress import format_duration
+from tasks.runs import Run
+
+
+def phase_line(run: Run, phase: str, seconds: float) -> str:
+    """What a phase did, in how long, and its main figure: '8 rounds in 42 s, accuracy 0.612 -> 0.750'."""
+    done, figure = PHASE_FIGURES[phase](run)
+    return f"{done} in {format_duration(seconds)}" + (f", {figure}" if figure else "")
+
+
+def _prepared(run: Run) -> tuple[str, str]:
+    partition = read_report(run.prepared).partition
+    return f"{partition.samples:,} pairs of {partition.clients:,} clients", ""
+
+
+def _federated(run: Run) -> tuple[str, str]:
+    result = run.federation_result()
+    before, after = result.before.accuracy.mean, result.after.accuracy.mean
+    return f"{result.rounds} rounds", f"accuracy {before:.3f} -> {after:.3f}"
+
+
+def _aligned(run: Run) -> tuple[str, str]:
+    result = run.alignment_result()
+    done = f"{len(result.history)} steps of DPO" if result.history else "the clients' policy"
+    kl = result.metrics.get("kl_sequence")
+    return done, "" if kl is None else f"KL to the reference {kl:.2f} nats per completion"
+
+
+def _evaluated(run: Run) -> tuple[str, str]:
+    contest = run.evaluation_result().contests.get("aligned_vs_base")
+    if contest is None:
+        return "evaluated", ""
+    prompts = contest.wins + contest.ties + contest.losses + contest.unparsable
+    return f"{prompts} answers judged", f"win rate against the base policy {contest.win_rate:.1%}"
+
+
+PHASE_FIGURES = {"prepare": _prepared, "federate": _federated, "align": _aligned, "evaluate": _evaluated}

@@ -1,0 +1,100 @@
+"""What commands print with --json, and the reference page of its fields."""
+
+import json
+import re
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from components.recipes import load_recipe, recipe_names
+from tasks.runs import create_run
+from tests.support.command_line import fed_rlhf, refusal
+from tests.support.pipeline import ROOT
+
+REFERENCE = ROOT / "docs" / "reference" / "json.md"
+
+
+@pytest.fixture(autouse=True)
+def opened(tmp_path, monkeypatch):
+    """A run that has its recipe only, in a folder of runs of the test's own."""
+    monkeypatch.setenv("FED_RLHF_RUNS", str(tmp_path))
+    return create_run(load_recipe("debug"), tmp_path / "debug-1")
+
+
+def printed(*arguments):
+    """The JSON that a command prints."""
+    result = fed_rlhf(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def documented_fields(heading):
+    """The fields and types below a heading of the reference page."""
+    _, _, section = REFERENCE.read_text(encoding="utf-8").partition(f"## {heading}\n")
+    rows = re.findall(r"^\| `(\w+)` \| ([\w ]+) \|", section.partition("\n## ")[0], re.M)
+    assert rows
+    return dict(rows)
+
+
+def json_type(value):
+    names = {str: "string", int: "integer", list: "array", dict: "object", type(None): "null"}
+    return names[type(value)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_list"),
+    [
+        (["runs"], True),
+        (["show", "debug-1"], False),
+        (["check", "debug"], False),
+        (["recipes"], True),
+        (["methods"], True),
+    ],
+    ids=["runs", "show", "check", "recipes", "methods"],
+)
+def test_a_command_prints_the_documented_fields_with_their_types(arguments, is_list):
+    output = printed(*arguments)
+    fields = documented_fields(f"fed-rlhf {arguments[0]} --json")
+    assert isinstance(output, list) == is_list
+    for row in output if is_list else [output]:
+        assert list(row) == list(fields)
+        for name, value in row.items():
+            assert json_type(value) in fields[name].split(" or "), name
+
+
+def test_a_stage_of_a_check_has_the_documented_fields_and_a_total():
+    stages = printed("check", "debug")["memory"]
+    assert {stage["stage"] for stage in stages} == {"rounds", "alignment", "judge"}
+    for stage in stages:
+        assert list(stage) == list(documented_fields("Objects of the list `memory`"))
+        terms = dict(stage["bytes"])
+        assert terms.pop("total") == sum(terms.values())
+
+
+def test_a_run_has_its_state_folder_and_time(opened):
+    (run,) = printed("runs")
+    assert run["run"] == "debug-1"
+    assert run["state"] == "stopped: prepare"
+    assert run["folder"] == str(opened.folder)
+    assert datetime.now(UTC) - datetime.fromisoformat(run["written"]) < timedelta(minutes=1)
+    assert run["size"] == sum(path.stat().st_size for path in opened.folder.rglob("*") if path.is_file())
+
+
+def test_a_shown_run_has_the_metrics_of_its_report(opened):
+    assert printed("show", "debug-1")["metrics"] is None
+    opened.report.mkdir()
+    (opened.report / "metrics.json").write_text('{"a": {"b": null}}')
+    assert printed("show", "debug-1")["metrics"] == {"a": {"b": None}}
+
+
+def test_the_lists_are_those_of_the_tables():
+    assert [row["recipe"] for row in printed("recipes")] == recipe_names()
+
+
+def test_no_runs_are_an_empty_list(tmp_path, monkeypatch):
+    monkeypatch.setenv("FED_RLHF_RUNS", str(tmp_path / "empty"))
+    assert printed("runs") == []
+
+
+def test_an_error_is_a_sentence_with_json_too():
+    assert "'federation.rounds'" in refusal("check", "debug", "federation.round=3", "--json")
