@@ -11,7 +11,7 @@ from components.config.benchmark import WINS, Benchmark
 from components.config.loading import read_yaml
 from components.federation.protocol import method_of
 from components.recipes import RECIPES, load_recipe
-from components.reporting.figures import REWARD_PREFIX, all_figure_labels
+from components.reporting.metrics import ALIASES, REWARD_ALIAS
 
 BENCHMARKS = RECIPES.parent / "benchmarks"
 
@@ -53,14 +53,17 @@ def arm_recipe(benchmark: Benchmark, arm: str, seed: int) -> Recipe:
 
 
 def _check_figures(benchmark: Benchmark, where: str) -> None:
-    """Refuse claims on, and choices by, figures that do not exist."""
+    """Refuse claims on, and choices by, aliases that do not exist; paths are names of metrics."""
     for choice in benchmark.choices.values():
-        if choice.figure not in all_figure_labels():
-            raise RecipeError(f"{where}: {unknown_name('figure', choice.figure, all_figure_labels())}")
-    figures = (*all_figure_labels(), WINS)
+        _check_figure(choice.figure, tuple(ALIASES), where)
     for claim in benchmark.claims:
-        if claim.figure not in figures and not claim.figure.startswith(REWARD_PREFIX):
-            raise RecipeError(f"{where}: {unknown_name('figure', claim.figure, figures)}")
+        if not claim.figure.startswith(REWARD_ALIAS):
+            _check_figure(claim.figure, (*ALIASES, WINS), where)
+
+
+def _check_figure(name: str, known: Sequence[str], where: str) -> None:
+    if "/" not in name and name not in known:
+        raise RecipeError(f"{where}: {unknown_name('figure', name, known)}")
 
 
 def _check_arm(benchmark: Benchmark, arm: str, where: str) -> Recipe:
@@ -91,9 +94,9 @@ def _check_objectives(benchmark: Benchmark, recipes: dict[str, Recipe], where: s
                 " (federation.options.objectives)."
             )
     for claim in benchmark.claims:
-        if not claim.figure.startswith(REWARD_PREFIX):
+        if not claim.figure.startswith(REWARD_ALIAS):
             continue
-        objective = claim.figure.removeprefix(REWARD_PREFIX)
+        objective = claim.figure.removeprefix(REWARD_ALIAS)
         for arm in (claim.arm, *claim.against):
             own = objectives.get(arm, set())
             if objective not in own:

@@ -190,13 +190,21 @@ def runs(json: JsonOption = False) -> None:
 
 
 @command
-def show(run: RunArgument, json: JsonOption = False) -> None:
+def show(
+    run: RunArgument,
+    json: JsonOption = False,
+    open_report: Annotated[bool, typer.Option("--open", help="Open its report in a browser.")] = False,
+) -> None:
     """Show the table of a finished run, or where a run stopped."""
-    from tasks.run_table import describe_run, run_details
+    from tasks.run_table import describe_run, report_page, run_details
     from tasks.runs import find_run
 
     found = find_run(run)
-    if json:
+    if open_report:
+        page = report_page(found)
+        print(page)
+        typer.launch(page.as_uri())
+    elif json:
         _print_json(run_details(found))
     else:
         print(describe_run(found))

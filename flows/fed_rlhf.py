@@ -21,7 +21,7 @@ from components.inputs import original_names, verify_inputs
 from components.models.policy import check_prompts
 from components.progress import ROUNDS, Milestone, PhaseStarted, Work, progress
 from components.recipes import load_recipe, required_backbones, validate_environment
-from components.reporting.summary import (
+from components.reporting.lines import (
     accuracy_line,
     margins_line,
     measure_line,
@@ -112,7 +112,7 @@ def run_pipeline(run: Run, benchmark: str | None = None) -> str:
                 run.mark_done(phase.name)
         log.info("report ...", extra=progress(PhaseStarted("report")))
         write_report(run, recipe)
-        log_report(parent, run.report)
+        log_report(parent, run)
         link_artifacts(run, recipe.name)
     except BaseException:
         close_failed(run)
@@ -135,7 +135,7 @@ def run_phase(phase: Flow[[Run, Recipe], None], run: Run, recipe: Recipe, prefix
     name = f"{prefix}{phase.name}"
     log.info("%s ...", name, extra=progress(PhaseStarted(name)))
     start = time.perf_counter()
-    with original_names(recipe):
+    with original_names(recipe), run.timed(phase.name):
         phase.with_options(task_runner=task_runner(recipe.runtime))(run, recipe)
     line = phase_line(run, phase.name, time.perf_counter() - start)
     log.info("%s: %s", name, line, extra=progress(Milestone()))
@@ -157,7 +157,7 @@ def prepare(run: Run, recipe: Recipe) -> None:
     for warning in report.warnings:
         log.warning("%s", warning)
     child = open_phase(run, recipe.tracking, "prepare")
-    log_data(child, run.prepared, report)
+    log_data(child, run.metadata()["mlflow_run_id"], run.prepared, recipe.data, report)
     close_phase(run, child)
 
 
@@ -213,14 +213,14 @@ def federate_rounds(run: Run, recipe: Recipe, target: FederationLog) -> Federati
         line = round_line(record)
         log.info("round %d of %d: %s", record.round + 1, done.total, line, extra=progress(done))
         if is_eval_round(recipe.federation, record):
-            log_round_evaluation(target.run_id, measure(state))
+            log_round_evaluation(target, measure(state))
 
     for warning in strategy.warnings(state.federation, recipe.seed):
         log.warning("%s", warning)
     measure(strategy.init(state.federation, recipe.seed))
     # A run may have been stopped between a step and its measurement.
     if records and is_eval_round(recipe.federation, records[-1]):
-        log_round_evaluation(target.run_id, measure(state))
+        log_round_evaluation(target, measure(state))
     transport = federation.PrefectTransport(recipe, run.prepared / "pairs.parquet", commits.store)
     state = run_rounds(strategy, state, transport, commits, recipe.federation, after_step)
     measure(state)
@@ -275,7 +275,7 @@ def align(run: Run, recipe: Recipe) -> None:
     child = open_phase(run, recipe.tracking, "align")
     if not (run.alignment / RESULT).is_file():
         align_policy(run, recipe, child)
-    log_alignment(child, run.alignment, run.alignment_result())
+    log_alignment(child, run.metadata()["mlflow_run_id"], run.alignment, run.alignment_result())
     close_phase(run, child)
     POOL.release()
 
@@ -410,5 +410,4 @@ def draw_reward_hacking_curve(run: Run, recipe: Recipe) -> list[CurvePoint]:
         workspace,
         files,
         run.evaluation / "answers-base.json",
-        run.evaluation / "reward-hacking.png",
     )

@@ -74,7 +74,7 @@ def run_stage(stage: str, folder: str) -> None:
 
 def _report(run: Run, recipe: Recipe, parent: str) -> None:
     write_report(run, recipe)
-    log_report(parent, run.report)
+    log_report(parent, run)
     tag_reused_phases(parent, run)
     link_artifacts(run, recipe.name)
     print("\n" + (run.report / "summary.txt").read_text(encoding="utf-8"))

@@ -1,6 +1,6 @@
 """The cost of a round of DRIFT at the server by the number of clients, against a double loop over pairs.
 
-    python -m perf.graph_costs [--clients 2 4 8 16 32] [--loop 16] [--plot costs.png]
+    python -m perf.graph_costs [--clients 2 4 8 16 32] [--loop 16] [--plot costs.html]
 
 Adapters have the shape of rank-16 LoRA on all attention projections of Llama-3.1-8B (DRIFT section 7
 and appendix A), and random values around a common adapter. They are in memory, or, above --in-memory
@@ -131,7 +131,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--rank", type=int, default=16, help="rank of the adapters")
     parser.add_argument("--layers", type=int, default=LAYERS, help="layers of the model")
-    parser.add_argument("--plot", type=Path, help="PNG to write")
+    parser.add_argument("--plot", type=Path, help="HTML page to write")
     parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
@@ -298,29 +298,22 @@ def double_loop(adapters: Adapters) -> Matrix:
 
 def plot(costs: Sequence[GraphCost], path: Path) -> None:
     """Draw seconds by the number of clients, on logarithmic axes."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from components.charts import Line, line_chart, write_charts
 
     counts = [cost.clients for cost in costs]
-    loops = {cost.clients: cost.loop for cost in costs if cost.loop is not None}
-    figure, axes = pyplot.subplots(figsize=(6.5, 4.2), layout="constrained")
-    axes.plot(counts, [cost.divergences for cost in costs], marker="o", label="divergences of all pairs")
-    axes.plot(
-        counts, [cost.graph for cost in costs], marker="o", label="spanning tree and all shortest paths"
-    )
-    axes.plot(counts, [cost.average for cost in costs], marker="o", label="weighted averages")
+    loops = [cost for cost in costs if cost.loop is not None]
+    lines = [
+        Line("divergences of all pairs", counts, [cost.divergences for cost in costs]),
+        Line("spanning tree and all shortest paths", counts, [cost.graph for cost in costs]),
+        Line("weighted averages", counts, [cost.average for cost in costs]),
+    ]
     if loops:
-        axes.plot(list(loops), list(loops.values()), marker="o", label="double loop over pairs (scipy)")
-    axes.set(
-        xscale="log", yscale="log", xlabel="clients", ylabel="seconds", title="A round of DRIFT at the server"
-    )
-    axes.set_xticks(counts, [str(count) for count in counts])
-    axes.minorticks_off()
-    axes.legend(fontsize=8)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+        seconds = [cost.loop or 0.0 for cost in loops]
+        lines.append(Line("double loop over pairs (scipy)", [cost.clients for cost in loops], seconds))
+    figure = line_chart("A round of DRIFT at the server", "clients", "seconds", lines)
+    figure.update_xaxes(type="log", tickvals=counts)
+    figure.update_yaxes(type="log")
+    write_charts([figure], path)
 
 
 def _resident_bytes() -> int:

@@ -90,7 +90,7 @@ class Rounds:
     def _log(self, run_id: str, commits: Commits) -> FederationLog:
         from tasks.tracking.federate import FederationLog
 
-        return FederationLog(run_id, self.recipe, commits.store, {})
+        return FederationLog(run_id, run_id, self.recipe, commits.store, {})
 
     def run_loop(self, name: str) -> None:
         """Run the rounds without Prefect and MLflow."""

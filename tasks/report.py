@@ -1,108 +1,118 @@
-"""Tasks of a run's report: its table, figures for `dvc metrics`, and links between the two UIs."""
+"""Tasks of a run's report: its page, numbers for `dvc metrics`, and links between the two UIs."""
 
 from __future__ import annotations
 
 import csv
 import os
+import platform
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from components.config import Recipe
-from components.data.records import answered_prompt
-from components.data.report import read_report
+from components.data.records import known_groups, read_rows
+from components.data.report import read_client_counts, read_report
 from components.environment import PRIVATE_PREFECT
+from components.evaluation.contests import Contest
+from components.evaluation.diagnostics import load_diagnostics
+from components.evaluation.diagnostics.base import DiagnosedRun
+from components.federation.protocol import method_of
 from components.io import read_json, write_atomically, write_json
 from components.paths import home
-from components.reporting.summary import (
-    FinishedRun,
-    accuracy_metrics,
-    question_figures,
-    summarize_run,
-)
-from components.results import EvaluationResult, FederationResult, finite_or_none
-from tasks.runs import Run
+from components.recipes import dump_recipe
+from components.reporting.metrics import RunResults
+from components.results import FederationResult
+from tasks.runs import Run, contest_file
 from tasks.tracking.client import tracking_uri
-from tasks.tracking.report import LOCAL_UI, run_page, run_url
+from tasks.tracking.report import LOCAL_UI, run_page_path, run_url
 from tasks.uncached import task
 
-COUNTS = {"wins", "ties", "losses", "unparsable", "length_effect"}
-"""Figures of a contest that are left out of metrics.json."""
+if TYPE_CHECKING:
+    from components.reporting.run import RunDescription
+
+PACKAGES = ("torch", "transformers", "peft", "trl", "datasets", "prefect", "mlflow")
+"""Whose versions the report shows."""
 
 
 @task()
 def write_report(run: Run, recipe: Recipe) -> None:
-    """Write report/metrics.json, summary.txt, and the tables for `dvc plots`."""
-    federation = run.federation_result()
-    alignment = run.alignment_result()
-    evaluation = run.evaluation_result()
+    """Write report/report.html, summary.txt, metrics.json, and the tables for `dvc plots`."""
+    from components.reporting.page import to_html
+    from components.reporting.run import run_page, run_summary
+
+    results = read_results(run, recipe)
     run.report.mkdir(parents=True, exist_ok=True)
-    kl = {
-        name.removeprefix("kl_"): value for name, value in alignment.metrics.items() if name.startswith("kl_")
-    }
-    metrics = headline_metrics(federation, evaluation) | {"kl": kl}
-    write_json(run.report / "metrics.json", finite_or_none(metrics))
-    write_tables(run, federation)
-    dpo = [[entry["step"], entry["loss"], entry.get("rewards/margins", "")] for entry in alignment.history]
+    write_json(run.report / "metrics.json", results.metrics)
+    write_tables(run, results.federation)
+    history = results.alignment.history
+    dpo = [[entry["step"], entry["loss"], entry.get("rewards/margins", "")] for entry in history]
     _write_csv(run.report / "dpo.csv", ["step", "loss", "margin"], dpo)
-    prompts = read_report(run.prepared).prompts
-    adapters = {
-        name: _relative(run.federation / adapter.folder) for name, adapter in federation.adapters.items()
-    }
-    answers = read_json(run.evaluation / "answers.json")
-    finished = FinishedRun(
+    description = describe(run, results)
+    write_atomically(run.report / "summary.txt", (run_summary(results, description) + "\n").encode())
+    write_atomically(run.report / "report.html", to_html(run_page(results, description)).encode())
+
+
+def read_results(run: Run, recipe: Recipe) -> RunResults:
+    """The results of a finished run, and the summaries by its method's diagnostics."""
+    federation = run.federation_result()
+    diagnosed = diagnosed_run(run, recipe)
+    diagnostics = zip(federation.diagnostics, load_diagnostics(federation.diagnostics), strict=True)
+    evaluation = run.evaluation_result()
+    return RunResults(
         recipe,
         federation,
-        alignment,
+        run.alignment_result(),
         evaluation,
-        prompts=len({answered_prompt(row["prompt_id"]) for row in answers}),
-        references=(prompts["test"].references if "test" in prompts else "") or "human text",
-        adapters=adapters | {"aligned": _relative(run.alignment / alignment.policy.folder)},
+        read_json(run.evaluation / "answers.json"),
+        {name: diagnostic.summarize(federation, diagnosed) for name, diagnostic in diagnostics},
+        {name: Contest.read(contest_file(run.evaluation, name)) for name in evaluation.contests},
     )
-    summary = "\n".join([summarize_run(finished), "", *ui_commands(run)]) + "\n"
-    write_atomically(run.report / "summary.txt", summary.encode())
 
 
-def headline_metrics(federation: FederationResult, evaluation: EvaluationResult) -> dict[str, Any]:
-    """The figures of metrics.json, by topic."""
-    moments = {"before": federation.before, "after": federation.after}
-    if federation.best is not None:
-        moments["best"] = federation.best
-    accuracy: dict[str, dict[str, float]] = {}
-    for moment, measured in moments.items():
-        figures = accuracy_metrics(measured.accuracy)
-        accuracy[moment] = {name.removeprefix("accuracy/"): value for name, value in figures.items()}
-    if federation.best is not None:
-        accuracy["best"]["round"] = federation.best.rounds_done
-    win_rate = {name: contest.model_dump(exclude=COUNTS) for name, contest in evaluation.contests.items()}
-    judge = {
-        name.removeprefix("judge_"): value
-        for name, value in evaluation.judge_figures.items()
-        if "accuracy" in name
-    }
-    metrics: dict[str, Any] = {
-        "accuracy": accuracy,
-        "win_rate": win_rate,
-        "judge": judge,
-        "rouge": evaluation.rouge,
-    }
-    measures = {
-        moment: {name: measure.scalars for name, measure in getattr(federation, moment).measures.items()}
-        for moment in ("before", "after")
-    }
-    if measures["after"]:
-        metrics["measures"] = measures
-    if evaluation.alpaca_eval is not None:
-        metrics["alpaca_eval"] = evaluation.alpaca_eval.contests
-    if evaluation.questions:
-        metrics["questions"] = {
-            policy: {
-                name: figures.model_dump(exclude_none=True)
-                for name, figures in question_figures(result).items()
-            }
-            for policy, result in evaluation.questions.items()
-        }
-    return metrics
+def diagnosed_run(run: Run, recipe: Recipe) -> DiagnosedRun:
+    """What diagnostics know of a run."""
+    method = method_of(recipe.federation)
+    return DiagnosedRun(
+        recipe.federation.method, recipe.seed, known_groups(run.prepared), method.preferences()
+    )
+
+
+def describe(run: Run, results: RunResults) -> RunDescription:
+    """What the report says about a run beside its results."""
+    from components.reporting.run import RunDescription
+
+    clients = read_client_counts(run.prepared)
+    federation = results.federation
+    prompts = read_report(run.prepared).prompts
+    adapters = {name: _relative(run.federation / one.folder) for name, one in federation.adapters.items()}
+    partition: dict[str, dict[str, int]] = {name: {} for name in clients}
+    for row in read_rows(run.prepared / "pairs.parquet"):
+        counts = partition[row["client_id"]]
+        counts[row["domain"]] = counts.get(row["domain"], 0) + 1
+    diagnosed = diagnosed_run(run, results.recipe)
+    charts = [
+        figure
+        for diagnostic in load_diagnostics(federation.diagnostics)
+        for figure in diagnostic.run_charts(federation, diagnosed)
+    ]
+    metadata = run.metadata()
+    return RunDescription(
+        id=run.id,
+        clients=clients,
+        references=(prompts["test"].references if "test" in prompts else "") or "human text",
+        partition=partition,
+        adapters=adapters | {"aligned": _relative(run.alignment / results.alignment.policy.folder)},
+        links=ui_links(run),
+        phases=metadata.get("seconds", {}),
+        environment={
+            "commits": ", ".join(metadata.get("commits", [])),
+            "python": platform.python_version(),
+            **{name: version(name) for name in PACKAGES},
+        },
+        recipe=dump_recipe(results.recipe),
+        charts=charts,
+    )
 
 
 def write_tables(run: Run, federation: FederationResult) -> None:
@@ -124,14 +134,14 @@ def _write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]])
 
 
 def _relative(path: Path) -> str:
-    """A path for the table: relative to the project's home if it is inside it."""
+    """A path for the report: relative to the project's home if it is inside it."""
     return str(path.relative_to(home())) if path.is_relative_to(home()) else str(path)
 
 
-def ui_commands(run: Run) -> list[str]:
-    """The commands that open both UIs on a run."""
+def ui_links(run: Run) -> dict[str, str]:
+    """Where to open a run: its report, and its pages in both UIs with the command that starts them."""
     metadata = run.metadata()
-    page = run_page(metadata["mlflow_run_id"])
+    page = run_page_path(metadata["mlflow_run_id"])
     if tracking_uri().startswith("http"):
         mlflow = f"{tracking_uri()}/{page}"
     else:
@@ -139,12 +149,12 @@ def ui_commands(run: Run) -> list[str]:
     prefect = metadata.get("flow_run_url") or ""
     if os.environ.get(PRIVATE_PREFECT):  # that server ends with the run, its database stays
         prefect = f"make prefect-ui     then open http://127.0.0.1:4200/{prefect.split('/', 3)[-1]}"
-    return ["Open this run", f"  MLflow:   {mlflow}", f"  Prefect:  {prefect}"]
+    return {"Report": _relative(run.report / "report.html"), "MLflow": mlflow, "Prefect": prefect}
 
 
 @task()
 def link_artifacts(run: Run, recipe: str) -> None:
-    """Prefect artifacts of the flow run: a link to its MLflow run, and the table of a finished run.
+    """Prefect artifacts of the flow run: links to its MLflow run and its report, and the summary.
 
     Args:
         run: the run.
@@ -158,6 +168,13 @@ def link_artifacts(run: Run, recipe: str) -> None:
         key="mlflow-run",
         description=recipe,
     )
+    if (run.report / "report.html").is_file():
+        create_link_artifact(
+            run_url(run.metadata()["mlflow_run_id"], "report/report.html"),
+            link_text=f"Report of {run.id}",
+            key="report-page",
+            description=recipe,
+        )
     table = run.report / "summary.txt"
     if table.is_file():
         text = f"```\n{table.read_text(encoding='utf-8')}\n```"

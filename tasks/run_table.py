@@ -10,7 +10,6 @@ import stat
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, Field
 
@@ -53,7 +52,7 @@ class RunDetails(RunStatus):
     flow_run_url: str | None = Field(description="page of its flow run in Prefect's UI; null without one")
     commits: list[str] = Field(description="commits of the code that ran it")
     committed_steps: int | None = Field(description="committed steps of the rounds; null before the first")
-    metrics: dict[str, Any] | None = Field(description="the content of report/metrics.json; null before it")
+    metrics: dict[str, float] | None = Field(description="the content of report/metrics.json; null before it")
 
 
 def run_statuses() -> list[RunStatus]:
@@ -136,29 +135,24 @@ def headline(run: Run) -> str:
     if not path.is_file():
         return ""
     try:
-        return format_headline(read_json(path))
-    except (KeyError, TypeError, ValueError):
+        return format_headline(read_json(path)) or "?"
+    except (AttributeError, ValueError):
         return "?"
 
 
-def format_headline(metrics: Mapping[str, Any]) -> str:
-    """Accuracy before and after the rounds, and the win rate, of a report's metrics."""
+def format_headline(metrics: Mapping[str, float]) -> str:
+    """Accuracy before and after the rounds, with the worst client and the spread, and the win rate."""
+    before = metrics.get("before/accuracy/mean")
+    after, worst, spread = (metrics.get(f"after/accuracy/{name}") for name in ("mean", "worst", "spread"))
     parts = []
-    before = metrics["accuracy"]["before"]["mean"]
-    after = metrics["accuracy"]["after"]["mean"]
     if before is not None and after is not None:
-        parts.append(f"accuracy {before:.3f} -> {after:.3f}{_clients_words(metrics['accuracy']['after'])}")
-    rate = metrics["win_rate"].get("aligned_vs_base", {}).get("win_rate")
+        parts.append(f"accuracy {before:.3f} -> {after:.3f}")
+        if worst is not None and spread is not None:
+            parts[-1] += f" (worst client {worst:.3f}, spread {spread:.3f})"
+    rate = metrics.get("aligned_vs_base/win_rate")
     if rate is not None:
         parts.append(f"win rate {rate:.1%}")
     return ", ".join(parts)
-
-
-def _clients_words(accuracy: Mapping[str, Any]) -> str:
-    """The worst client and the spread, in brackets; empty for earlier reports, which have no spread."""
-    if "spread" not in accuracy:
-        return ""
-    return f" (worst client {accuracy['worst']:.3f}, spread {accuracy['spread']:.3f})"
 
 
 def format_age(seconds: float) -> str:
@@ -198,16 +192,26 @@ def describe_run(run: Run) -> str:
     return "\n".join(lines)
 
 
+def report_page(run: Run) -> Path:
+    """The report of a finished run.
+
+    Raises:
+        RecipeError: the run has none.
+    """
+    page = run.report / "report.html"
+    if not page.is_file():
+        raise RecipeError(
+            f"run '{run.id}' has no report.html, it is {run_state(run)}: finish it with"
+            f" `fed-rlhf resume {run.id}`, or show a finished run (`fed-rlhf runs`)."
+        )
+    return page
+
+
 def next_steps(run: Run) -> str:
-    """Where to look after a run: its report, its table, and how to use its policy."""
+    """How to see the report of a run, and how to use its policy."""
     adapter = run.alignment / run.alignment_result().policy.folder
-    pages = [path for name in ("report.html", "summary.txt") if (path := run.report / name).is_file()]
-    lines = [
-        "Next",
-        f"  report             {pages[0]}",
-        f"  this table again   fed-rlhf show {run_id(run.folder)}",
-    ]
-    if (adapter / "adapter_config.json").is_file():  # one policy; else there is a folder for each client
+    lines = ["Next", f"  open the report    fed-rlhf show {run_id(run.folder)} --open"]
+    if (adapter / "adapter_config.json").is_file():
         lines.append(f'  use the policy     peft.PeftModel.from_pretrained(backbone, "{adapter}")')
     return "\n".join(lines)
 

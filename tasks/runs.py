@@ -13,8 +13,8 @@
         federation-clients/   the clients' private stores (components/federation/clients/private.py)
         alignment/       completions.json, pairs.parquet, epoch-1/ ..., final/ (PEFT folders), result.json
         evaluation/      answers.json, contests/ (components/evaluation/contests.py), judgements.json
-                         (of a judge that writes), questions/ (answers), result.json, plots
-        report/          metrics.json, summary.txt, tables for `dvc plots`
+                         (of a judge that writes), questions/ (answers), result.json
+        report/          report.html, metrics.json, summary.txt, tables for `dvc plots`
 
 A phase's result.json (components/results.py) is written when its work is complete, and <phase>.done
 when the result is logged too. A resumed run skips phases that are done, logs those that are only
@@ -27,6 +27,7 @@ import contextlib
 import fcntl
 import os
 import subprocess
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -144,6 +145,17 @@ class Run:
         commits = self.metadata().get("commits", [])
         if commits[-1:] != [commit]:
             self.update_metadata(commits=[*commits, commit])
+
+    @contextlib.contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Add the wall time of a phase to the recorded seconds, those of a stopped run included."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            seconds = self.metadata().get("seconds", {})
+            spent = seconds.get(phase, 0.0) + time.monotonic() - start
+            self.update_metadata(seconds=seconds | {phase: spent})
 
 
 def contest_file(evaluation: Path, name: str) -> Path:

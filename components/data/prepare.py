@@ -13,7 +13,6 @@ from components.config import DataConfig
 from components.data import partition
 from components.data.lengths import drop_long_rows
 from components.data.pairs import PreparedPairs, prepare_pairs
-from components.data.plots import plot_partition
 from components.data.prompts import ServerPrompts, server_prompts
 from components.data.records import SPLITS, DataError, SourceData
 from components.data.report import (
@@ -66,7 +65,6 @@ def prepare(data: DataConfig, seed: int, folder: Path, docs: bool = False) -> Pr
         write_tables(building, tables)
         write_client_counts(building, clients)
         write_report(building, report)
-        plot_partition(_domains_by_client(pairs), building / "partition.png")
     shutil.rmtree(_rejected(folder), ignore_errors=True)
     return report
 
@@ -96,14 +94,6 @@ def _client_counts(pairs: PreparedPairs, source: SourceData, data: DataConfig) -
         )
         for client in pairs.clients
     }
-
-
-def _domains_by_client(pairs: PreparedPairs) -> dict[str, dict[str, int]]:
-    """Number of pairs by client and domain, in the order of the rows."""
-    domains: dict[str, dict[str, int]] = {client: {} for client in pairs.clients}
-    for client, domain in zip(pairs.pairs["client_id"], pairs.pairs["domain"], strict=True):
-        domains[client][domain] = domains[client].get(domain, 0) + 1
-    return domains
 
 
 def _validate(

@@ -10,7 +10,6 @@ parquet files on disk and `datasets.Dataset` in memory. A prepared folder contai
     clients.json       {client_id: {"train": rows, "validation": rows, "test": rows, "group": str |
                        null}}
     report.json        components.data.report.PreparationReport
-    partition.png      plot of the partition
     docs/              Great Expectations Data Docs (runtime.data_docs)
 """
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from components.config.benchmark import Choice
-from components.reporting.figures import figure_label
-from components.reporting.tables import CLIENT_RANGE, Figures, Table, format_client_range
+from components.reporting.formats import format_client_range
+from components.reporting.metrics import MetricsByArm, alias_of, named
+from components.reporting.page import Table
 from components.reporting.units import UnitsByArm, client_range
 
 
@@ -33,13 +34,13 @@ class ChosenArm:
 
 
 def choose_arms(
-    choices: Mapping[str, Choice], figures: Figures, units: UnitsByArm, seeds: Sequence[int]
+    choices: Mapping[str, Choice], metrics: MetricsByArm, units: UnitsByArm, seeds: Sequence[int]
 ) -> list[ChosenArm]:
     """Choose the arm with the largest mean over the seeds; of equal ones, that which is named first.
 
     Args:
         choices: of the benchmark.
-        figures: by arm and seed.
+        metrics: by arm and seed.
         units: what these are means of.
         seeds: of the benchmark.
     """
@@ -48,8 +49,8 @@ def choose_arms(
         means = {}
         clients = {}
         for arm in choice.among:
-            runs = figures.get(arm, {})
-            values = [runs[seed][choice.figure] for seed in seeds if choice.figure in runs.get(seed, {})]
+            runs = [metrics.get(arm, {}).get(seed, {}) for seed in seeds]
+            values = [value for run in runs if (value := named(run, choice.figure)) is not None]
             if len(values) == len(seeds):
                 means[arm] = float(np.mean(values))
                 if (of_clients := client_range(units.get(arm, {}), choice.figure)) is not None:
@@ -68,12 +69,12 @@ def choices_table(chosen: Sequence[ChosenArm]) -> Table:
             f"{arm}: {mean:.3f}{format_client_range(choice.clients.get(arm))}"
             for arm, mean in choice.means.items()
         )
-        rows.append([choice.name, choice.arm or "not measured", figure_label(choice.figure), means or "-"])
+        rows.append([choice.name, choice.arm or "not measured", alias_of(choice.figure).label, means or "-"])
     return Table(
         "Choices",
         ["for", "chosen arm", "by", "means over the seeds"],
         rows,
         "The arm with the largest mean over the seeds; of equal ones, the one that the benchmark's file names"
         " first. Nothing is chosen before every arm is measured with every seed. In brackets, beside a mean"
-        f" over clients: {CLIENT_RANGE}.",
+        " over clients: worst client; spread.",
     )

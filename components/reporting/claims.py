@@ -7,7 +7,6 @@ fails if none of the interval does, and is undecided otherwise.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,9 +16,10 @@ from components.config.benchmark import WINS, Claim
 from components.evaluation.contests import Contest
 from components.evaluation.winrate import Verdict
 from components.reporting.bootstrap import Group, mean_interval, share_interval
-from components.reporting.figures import EXACT_FIGURES, figure_label
-from components.reporting.tables import Figures, Table, format_equal_length
-from components.reporting.units import PROMPTS, Units, UnitsByFigure
+from components.reporting.formats import format_equal_length
+from components.reporting.metrics import MetricsByArm, alias_of, named
+from components.reporting.page import Table
+from components.reporting.units import PROMPTS, Units, UnitsByArm
 from components.results import ContestFigures
 from components.seeding import generator
 
@@ -43,8 +43,8 @@ class Evidence:
     """What claims are checked against.
 
     Attributes:
-        figures: by arm (or front) and seed.
-        units: what these are means of, by arm and seed; figures without units have one value per
+        metrics: by arm (or front) and seed.
+        units: what these are means of, by arm and seed; metrics without units have one value per
             seed.
         contests: by name and seed.
         pools: their figures over all seeds.
@@ -52,8 +52,8 @@ class Evidence:
         resamples: of the bootstrap.
     """
 
-    figures: Figures
-    units: Mapping[str, Mapping[int, UnitsByFigure]]
+    metrics: MetricsByArm
+    units: UnitsByArm
     contests: Mapping[str, Mapping[int, Contest]]
     pools: Mapping[str, ContestFigures]
     seeds: Sequence[int]
@@ -76,16 +76,6 @@ class Finding:
     def __str__(self) -> str:
         interval = "" if self.low is None or self.high is None else f" [{self.low:.3f}, {self.high:.3f}]"
         return f"{self.verdict}{interval}" + (f" ({self.reason})" if self.reason else "")
-
-
-VERDICT_TEXT = re.compile(rf"({HOLDS}|{FAILS}|{UNDECIDED}) [\[(]")
-"""Beginning of a finding's text."""
-
-
-def verdict_class(text: str) -> str:
-    """The verdict that a cell of the HTML report shows, as its class; empty for other cells."""
-    match = VERDICT_TEXT.match(text)
-    return match[1] if match else ""
 
 
 @dataclass(frozen=True)
@@ -134,7 +124,7 @@ def _check(claim: Claim, other: str | None, evidence: Evidence) -> Finding:
     else:
         factor = "" if claim.times == 1 else f"{claim.times:g} x "
         difference = f" less {factor}{other}" if other else ""
-        words = f"{claim.arm}{difference}: {figure_label(claim.figure)}"
+        words = f"{claim.arm}{difference}: {alias_of(claim.figure).label}"
         measured = _measure_figure(claim, other, evidence)
     verdict = UNDECIDED if measured.interval is None else _verdict(claim, *measured.interval)
     remarks = [measured.reason] if measured.reason else []
@@ -254,8 +244,8 @@ def _measure_figure(claim: Claim, other: str | None, evidence: Evidence) -> _Mea
         terms[seed] = [
             _Term(
                 factor,
-                evidence.figures[arm][seed][claim.figure],
-                evidence.units.get(arm, {}).get(seed, {}).get(claim.figure),
+                named(evidence.metrics[arm][seed], claim.figure),
+                named(evidence.units.get(arm, {}).get(seed, {}), claim.figure),
             )
             for arm, factor in factors.items()
         ]
@@ -273,7 +263,8 @@ def _measure_figure(claim: Claim, other: str | None, evidence: Evidence) -> _Mea
 
 
 def _seeds_with(evidence: Evidence, arm: str, figure: str) -> set[int]:
-    return {seed for seed, run in evidence.figures.get(arm, {}).items() if figure in run}
+    runs = evidence.metrics.get(arm, {})
+    return {seed for seed, run in runs.items() if named(run, figure) is not None}
 
 
 def _why_no_interval(figure: str, terms: Mapping[int, Sequence[_Term]], totals: Mapping[int, float]) -> str:
@@ -287,7 +278,7 @@ def _why_no_interval(figure: str, terms: Mapping[int, Sequence[_Term]], totals: 
     other = [str(seed) for seed, own in terms.items() if not all(term.is_mean for term in own)]
     if other:
         return f"not the mean of its units with seed {', '.join(other)}"
-    if figure in EXACT_FIGURES:
+    if alias_of(figure).is_exact:
         return ""
     if len(terms) == 1:
         return ONE_SEED

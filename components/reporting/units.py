@@ -1,4 +1,4 @@
-"""What a run's figures are means of: clients, prompts or questions, for intervals and spreads."""
+"""What a run's metrics are means of: clients, prompts or questions, for intervals and spreads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from components.data.records import answered_prompt
-from components.results import AccuracyReport, EvaluationResult, FederationResult, RoundEvaluation
+from components.reporting.metrics import RunResults, named
+from components.results import AccuracyReport, FederationResult, RoundEvaluation
 
 CLIENTS = "clients"
 PROMPTS = "prompts"
@@ -18,11 +19,11 @@ QUESTIONS = "questions"
 
 @dataclass(frozen=True)
 class Units:
-    """A figure's values by unit.
+    """A metric's values by unit.
 
     Attributes:
         unit: CLIENTS, PROMPTS or QUESTIONS.
-        groups: by group (a question set; else only one) and unit. The figure is the mean over the
+        groups: by group (a question set; else only one) and unit. The metric is the mean over the
             groups of their means.
     """
 
@@ -39,7 +40,7 @@ class Units:
 
     @property
     def mean(self) -> float:
-        """The figure."""
+        """The metric."""
         return float(np.mean([np.mean(list(group.values())) for group in self.groups.values()]))
 
     @property
@@ -53,53 +54,42 @@ class Units:
         return float(np.std(self.values))
 
 
-UnitsByFigure = Mapping[str, Units]
-UnitsByArm = Mapping[str, Mapping[int, UnitsByFigure]]
-"""Units by arm, seed and figure."""
+UnitsByMetric = Mapping[str, Units]
+UnitsByArm = Mapping[str, Mapping[int, UnitsByMetric]]
+"""Units by arm, seed and metric."""
 
 
-def client_range(runs: Mapping[int, UnitsByFigure], figure: str) -> tuple[float, float] | None:
+def client_range(runs: Mapping[int, UnitsByMetric], name: str) -> tuple[float, float] | None:
     """The worst client and the spread over clients, as means over the seeds.
 
-    None for a figure that is no mean over clients.
+    None for a metric (or alias) that is no mean over clients.
     """
-    clients = [run[figure] for run in runs.values() if figure in run and run[figure].unit == CLIENTS]
-    if not clients:
+    units = [own for run in runs.values() if (own := named(run, name)) is not None and own.unit == CLIENTS]
+    if not units:
         return None
-    return float(np.mean([units.worst for units in clients])), float(
-        np.mean([units.spread for units in clients])
-    )
+    return float(np.mean([own.worst for own in units])), float(np.mean([own.spread for own in units]))
 
 
-def run_units(
-    federation: FederationResult,
-    evaluation: EvaluationResult,
-    answers: Mapping[str, str],
-    questions: Sequence[Mapping[str, Any]],
-    scale: float | None,
-) -> dict[str, Units]:
-    """The units of those figures of run_figures that are means of stored values.
+def run_units(results: RunResults, questions: Sequence[Mapping[str, Any]]) -> dict[str, Units]:
+    """The units of those metrics of a run that are means of stored values.
 
-    Other figures have one value per seed: accuracies by taste are over pairs, whose verdicts are not
+    Other metrics have one value per seed: accuracies by taste are over pairs, whose verdicts are not
     stored; a worst client, ROUGE and the KL are no means of what is stored either.
 
     Args:
-        federation, evaluation: results of the phases.
-        answers: of the aligned policy, by id of the answer.
+        results: of the run.
         questions: the aligned policy's answered questions.
-        scale: of the implicit reward, as of reward_curve; None where selectors were trained.
     """
-    units = _accuracy_units(federation)
-    if scale is not None:
-        units |= _reward_units(federation.evaluations, scale)
-    if evaluation.implicit_reward is not None:
-        units["implicit_reward"] = _by_client(evaluation.implicit_reward.clients)
-    if answers:
-        lengths: dict[str, list[int]] = {}
-        for answer, text in answers.items():
-            lengths.setdefault(answered_prompt(answer), []).append(len(text))
-        means = {prompt: float(np.mean(own)) for prompt, own in lengths.items()}
-        units["characters"] = Units(PROMPTS, {"": means})
+    units = _accuracy_units(results.federation)
+    if results.scale is not None:
+        units |= _reward_units(results.federation.evaluations, results.scale)
+    if results.evaluation.implicit_reward is not None:
+        units["implicit_reward/mean"] = _by_client(results.evaluation.implicit_reward.clients)
+    lengths: dict[str, list[int]] = {}
+    for row in results.answers:
+        lengths.setdefault(answered_prompt(row["prompt_id"]), []).append(len(row["aligned"]["text"]))
+    means = {prompt: float(np.mean(own)) for prompt, own in lengths.items()}
+    units["answers/aligned_characters"] = Units(PROMPTS, {"": means})
     units |= _question_units(questions)
     return {name: measured for name, measured in units.items() if measured.values}
 
@@ -110,18 +100,20 @@ def _by_client(values: Mapping[str, float], scale: float = 1.0) -> Units:
 
 def _accuracy_units(federation: FederationResult) -> dict[str, Units]:
     after = federation.after.accuracy
-    units = {name: _by_client(summary.clients) for name, summary in after.by_metric.items()}
+    units = {"after/accuracy/mean": _by_client(after.clients)}
+    for name, summary in after.by_metric.items():
+        units[f"after/accuracy/{name}/mean"] = _by_client(summary.clients)
     if federation.best is not None:
-        units["best_accuracy"] = _by_client(federation.best.accuracy.clients)
+        units["best/accuracy/mean"] = _by_client(federation.best.accuracy.clients)
         measured = [evaluation.accuracy.by_metric for evaluation in federation.evaluations[1:]]
         for name in after.by_metric.keys() & {"summed", "per_token"}:
             best = max((by_metric[name] for by_metric in measured), key=lambda summary: summary.mean)
-            units[f"{name}_best"] = _by_client(best.clients)
+            units[f"largest/accuracy/{name}/mean"] = _by_client(best.clients)
     return units
 
 
 def _reward_units(evaluations: Sequence[RoundEvaluation], scale: float) -> dict[str, Units]:
-    """Units of the figures of the implicit reward."""
+    """Units of the metrics of the implicit reward."""
     measured = [one.accuracy for one in evaluations if one.accuracy.rewards is not None]
     if not measured:
         return {}
@@ -132,10 +124,9 @@ def _reward_units(evaluations: Sequence[RoundEvaluation], scale: float) -> dict[
     best = max(measured, key=reward)
     last = measured[-1]
     return {
-        "accuracy": _by_client(evaluations[-1].accuracy.clients),
-        "margin": _by_client(last.margins, scale),
-        "reward": _by_client(last.rewards or {}, scale),
-        "best_reward": _by_client(best.rewards or {}, scale),
+        "after/reward_margin": _by_client(last.margins, scale),
+        "after/reward": _by_client(last.rewards or {}, scale),
+        "largest/reward": _by_client(best.rewards or {}, scale),
     }
 
 
@@ -148,5 +139,6 @@ def _question_units(rows: Sequence[Mapping[str, Any]]) -> dict[str, Units]:
         if row["samples"]:
             success = any(sample["answer"] == row["key"] for sample in row["samples"])
             succeeded.setdefault(row["set"], {})[row["id"]] = float(success)
-    figures = {"answer_accuracy": right, "success": succeeded}
+    prefix = "questions/aligned/mean"
+    figures = {f"{prefix}/accuracy": right, f"{prefix}/success": succeeded}
     return {name: Units(QUESTIONS, groups) for name, groups in figures.items() if groups}

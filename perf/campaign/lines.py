@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.config import UserError
 from components.config.benchmark import Benchmark
-from components.io import read_json, write_atomically
+from components.io import write_atomically
 from components.results import finite_or_none
 
 if TYPE_CHECKING:
@@ -118,8 +118,7 @@ def run_results(folder: Path, benchmark: Benchmark, arm: str, seed: int, measure
     run = arm_run(folder, arm, seed)
     line: Line = {
         "commits": results.commits[f"{arm}-seed-{seed}"],
-        "metrics": read_json(run.report / "metrics.json"),
-        "figures": results.figures[arm][seed],
+        "metrics": results.metrics[arm][seed],
         "units": {name: asdict(units) for name, units in results.units[arm][seed].items()},
         "base": results.base[seed],
         "judge": results.judges[seed],

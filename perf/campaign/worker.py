@@ -455,7 +455,7 @@ def family_benchmark(campaign: Campaign, place: Place, name: str) -> Benchmark |
     figures: dict[str, dict[int, dict[str, float]]] = {}
     for line in read_lines(place.lines_of(source)):
         if line["kind"] == RUN and line["status"] == FINISHED:
-            measured = {key: value for key, value in line["figures"].items() if value is not None}
+            measured = {key: value for key, value in line["metrics"].items() if value is not None}
             figures.setdefault(line["arm"], {})[line["seed"]] = measured
     chosen = {choice.name: choice.arm for choice in choose_arms(plan.choices, figures, {}, plan.seeds)}
     return campaign.benchmark(name, chosen) if all(chosen.values()) else None

@@ -77,7 +77,7 @@ def _time_steps(recipe: Recipe, folder: Path, federation: Path, run_id: str) -> 
     with POOL.borrow_trainer(recipe):  # the model is resident from here on
         strategy = method_of(recipe.federation).build(recipe.federation, commits.store)
     state = strategy.init(open_federation(recipe, folder, commits.store), recipe.seed)
-    log = FederationLog(run_id, recipe, commits.store, {})
+    log = FederationLog(run_id, run_id, recipe, commits.store, {})
     records: list[StepRecord] = []
     times = [time.perf_counter()]
 

@@ -102,7 +102,7 @@ def _answer_rows(
                 policy.name,
                 done,
                 total,
-                extra=progress(Work(f"answer of the {policy.name} policy", done, total)),
+                extra=progress(Work(f"answers of the {policy.name} policy", done, total)),
             ),
             _sampling(recipe.evaluation),
         )

@@ -133,7 +133,6 @@ def draw_reward_hacking_curve(
     workspace: Workspace,
     answers: dict[int, Path],
     base: Path,
-    plot: Path,
 ) -> list[CurvePoint]:
     """Selectors' and judge's scores of a policy over DPO's steps, against the base policy.
 
@@ -147,10 +146,7 @@ def draw_reward_hacking_curve(
         workspace: the run.
         answers: file of the answers at each step.
         base: file of the base policy's answers.
-        plot: PNG to write.
     """
-    from components.evaluation.hacking_curve import plot_hacking_curve
-
     contests = checkpoint_pairs(answers, base)
     outcome = load_outcome(record)
     proxies = {
@@ -167,7 +163,6 @@ def draw_reward_hacking_curve(
             score = (rate.wins + rate.ties / 2) / parsed if parsed else float("nan")
             prompts = len(set(contest.units))
             curve.append(CurvePoint(step=step, prompts=prompts, proxy=proxies[step], judge=score))
-    plot_hacking_curve(curve, plot)
     return curve
 
 

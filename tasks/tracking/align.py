@@ -22,6 +22,8 @@ from tasks.uncached import task
 SHOWN_PAIRS = 100
 """Labeled pairs of the logged table."""
 PAIR_COLUMNS = ("prompt_id", "prompt", "chosen", "rejected", "label", "margin")
+MAIN = ("loss", "rewards/margins")
+"""Curves of DPO that are at the parent run and not at the phase."""
 REQUIREMENTS = (
     "torch",
     "transformers",
@@ -36,13 +38,21 @@ REQUIREMENTS = (
 
 
 @task()
-def log_alignment(run_id: str, folder: Path, result: AlignmentResult) -> None:
-    """Log the curves of DPO, the KL to the reference, the labeled pairs, and the checkpoints' adapters."""
+def log_alignment(run_id: str, parent: str, folder: Path, result: AlignmentResult) -> None:
+    """Log the curves of DPO, the KL to the reference, the labeled pairs, and the checkpoints' adapters.
+
+    The loss and the margin of DPO are at the parent run.
+    """
     log = RunLog.open(run_id)
     log.set_tags({"dpo.reference": result.reference, "model_uri": result.model_uri})
+    main: list[tuple[str, float, int]] = []
+    other: list[tuple[str, float, int]] = []
     for entry in result.history:
-        curves = {f"dpo/{name}": value for name, value in entry.items() if name != "step"}
-        log.log_metrics(curves, int(entry["step"]))
+        for name, value in entry.items():
+            if name != "step":
+                (main if name in MAIN else other).append((f"dpo/{name}", value, int(entry["step"])))
+    RunLog.open(parent).log_points(main)
+    log.log_points(other)
     log.log_metrics({f"align/{name}": value for name, value in result.metrics.items()}, 0)
     for group, values in (("sampling", result.sampling), ("labelling", result.labelling)):
         if values is not None:

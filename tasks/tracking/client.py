@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,11 +18,14 @@ from components.paths import home
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from plotly.graph_objects import Figure
 
 BATCH = 1000
 """Metrics that MLflow takes in one call."""
 MAX_METRIC_NAME = 250
 """Characters that MLflow allows in the name of a metric."""
+EXPERIMENT_KIND = {"mlflow.experimentKind": "custom_model_development"}
+"""Tag of experiments; without it, MLflow opens its pages for generative applications, which are empty."""
 
 
 def tracking_uri() -> str:
@@ -50,17 +54,44 @@ def find_or_create_experiment(client: MlflowClient, name: str) -> str:
 
     experiment = client.get_experiment_by_name(name)
     if experiment is not None:
+        for key, value in EXPERIMENT_KIND.items():
+            if key not in experiment.tags:
+                client.set_experiment_tag(experiment.experiment_id, key, value)
         return str(experiment.experiment_id)
     location = (
         None if tracking_uri().startswith("http") else (artifact_root() / name.replace("/", "-")).as_uri()
     )
     try:
-        return client.create_experiment(name, artifact_location=location)
+        return client.create_experiment(name, artifact_location=location, tags=EXPERIMENT_KIND)
     except MlflowException:  # another run has created it in the meantime
         experiment = client.get_experiment_by_name(name)
         if experiment is None:
             raise
         return str(experiment.experiment_id)
+
+
+MAX_DIGEST = 36
+"""Characters that MLflow allows in the digest of a data set."""
+
+
+@dataclass(frozen=True)
+class LoggedData:
+    """A data set of a run.
+
+    Attributes:
+        name: what it is.
+        digest: hash of its file.
+        source_type, source: where its rows are from.
+        rows: number of rows.
+        context: what it is read for: training, alignment or evaluation.
+    """
+
+    name: str
+    digest: str
+    source_type: str
+    source: str
+    rows: int
+    context: str
 
 
 @dataclass(frozen=True)
@@ -80,17 +111,17 @@ class RunLog:
         """A log of a run in the tracking store."""
         return cls(mlflow_client(), run_id)
 
-    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log numbers at a step."""
-        self.log_points((name, value, step) for name, value in metrics.items())
+    def log_metrics(self, metrics: Mapping[str, float], step: int, model_id: str | None = None) -> None:
+        """Log numbers at a step, of a logged model where one is given."""
+        self.log_points(((name, value, step) for name, value in metrics.items()), model_id)
 
-    def log_points(self, points: Iterable[tuple[str, Any, int]]) -> None:
+    def log_points(self, points: Iterable[tuple[str, Any, int]], model_id: str | None = None) -> None:
         """Log (name, value, step) in batches; values that are no finite numbers are skipped."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
         metrics = [
-            Metric(metric_name(name), float(value), now, step)
+            Metric(metric_name(name), float(value), now, step, model_id=model_id)
             for name, value, step in points
             if isinstance(value, int | float) and math.isfinite(value)
         ]
@@ -101,11 +132,13 @@ class RunLog:
         """Log a JSON document as an artifact."""
         self.client.log_dict(self.run_id, content, path)
 
-    def log_plot(self, draw: Callable[[Path], None], path: str) -> None:
-        """Log a plot as an artifact; `draw` writes the PNG."""
+    def log_charts(self, figures: Sequence[Figure], path: str) -> None:
+        """Log charts as an artifact, one HTML page that needs no network."""
+        from components.charts import write_charts
+
         with tempfile.TemporaryDirectory() as scratch:
             file = Path(scratch) / Path(path).name
-            draw(file)
+            write_charts(figures, file)
             self.log_file(file, str(Path(path).parent))
 
     def log_file(self, file: Path, folder: str | None = None) -> None:
@@ -120,6 +153,29 @@ class RunLog:
         """Log a table for the MLflow UI; a table with this name stays, as MLflow would append rows."""
         if file not in {info.path for info in self.client.list_artifacts(self.run_id)}:
             self.client.log_table(self.run_id, {name: list(cells) for name, cells in columns.items()}, file)
+
+    def log_data(self, data: Sequence[LoggedData]) -> None:
+        """Log the data sets that a run reads."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        inputs = [
+            DatasetInput(
+                Dataset(
+                    one.name,
+                    one.digest[:MAX_DIGEST],
+                    source_type=one.source_type,
+                    source=json.dumps({"uri": one.source}),
+                    profile=json.dumps({"num_rows": one.rows}),
+                ),
+                [InputTag("mlflow.data.context", one.context)],
+            )
+            for one in data
+        ]
+        self.client.log_inputs(self.run_id, inputs)
+
+    def describe(self, text: str) -> None:
+        """Set the description of the run, as markdown."""
+        self.client.set_tag(self.run_id, "mlflow.note.content", text)
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags of the run."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from components.evaluation.contests import Contest
 from components.io import read_json
-from components.reporting.summary import accuracy_metrics, question_figures
+from components.reporting.metrics import result_metrics
+from components.reporting.run import CONTESTS, verdict_words
 from components.results import EvaluationResult, QuestionResult
 from tasks.runs import RESULT, contest_file
 from tasks.tracking.client import RunLog
@@ -25,8 +26,6 @@ def log_evaluation(run_id: str, folder: Path, result: EvaluationResult) -> None:
             {"reward_hacking/proxy": point.proxy, "reward_hacking/judge": point.judge}, point.step
         )
     log.set_tags({"judge": result.judge})
-    if result.curve:
-        log.log_file(folder / "reward-hacking.png", "evaluation")
     if result.alpaca_eval is not None:
         log.set_tags({"alpaca_eval": result.alpaca_eval.annotator})
         log.log_folder(folder / "alpaca_eval", "evaluation/alpaca_eval")
@@ -38,32 +37,9 @@ def log_evaluation(run_id: str, folder: Path, result: EvaluationResult) -> None:
             log.log_file(folder / name, "evaluation")
     for name in result.contests:
         log.log_file(contest_file(folder, name), "evaluation/contests")
-    log.log_table(_generation_columns(folder, result), "generations.json")
-
-
-def result_metrics(result: EvaluationResult) -> dict[str, Any]:
-    """The figures of an evaluation as metrics."""
-    metrics: dict[str, Any] = {f"answers/{name}": value for name, value in result.answers.items()}
-    for name, value in result.judge_figures.items():
-        metrics[f"judge/{name.removeprefix('judge_')}"] = value
-    for contest, figures in result.contests.items():
-        values = figures.model_dump()
-        values |= {f"single_order/{name}": value for name, value in values.pop("single_order").items()}
-        metrics |= {f"{contest}/{name}": value for name, value in values.items()}
-    for policy, kinds in result.rouge.items():
-        metrics |= {f"rouge/{policy}/{kind}": value for kind, value in kinds.items()}
-    if result.alpaca_eval is not None:
-        for contest, annotated in result.alpaca_eval.contests.items():
-            values = annotated.figures.model_dump(exclude_none=True)
-            metrics |= {f"alpaca_eval/{contest}/{name}": value for name, value in values.items()}
-    for policy, answers in result.questions.items():
-        for name, shares in question_figures(answers).items():
-            values = shares.model_dump(exclude_none=True)
-            metrics |= {f"questions/{policy}/{name}/{key}": value for key, value in values.items()}
-    if result.implicit_reward is not None:
-        for name, value in accuracy_metrics(result.implicit_reward).items():
-            metrics[name.replace("accuracy", "implicit_reward", 1)] = value
-    return metrics
+    log.log_table(_generation_columns(folder), "generations.json")
+    if result.contests:
+        log.log_table(verdict_columns(folder, result.contests), "verdicts.json")
 
 
 def _question_columns(folder: Path, answers: Mapping[str, QuestionResult]) -> dict[str, list[Any]]:
@@ -83,16 +59,55 @@ def _question_columns(folder: Path, answers: Mapping[str, QuestionResult]) -> di
     return columns
 
 
-def _generation_columns(folder: Path, result: EvaluationResult) -> dict[str, list[Any]]:
+def _generation_columns(folder: Path) -> dict[str, list[Any]]:
+    """The answers of the policies to the same prompts, side by side."""
     rows = read_json(folder / "answers.json")
-    columns: dict[str, list[Any]] = {
+    return {
         "prompt": [row["prompt"] for row in rows],
         "base": [row["base"]["text"] for row in rows],
         "aligned": [row["aligned"]["text"] for row in rows],
         "human": [row["references"][0] if row["references"] else "" for row in rows],
     }
-    for name in result.contests:
+
+
+def verdict_columns(folder: Path, contests: Iterable[str]) -> dict[str, list[Any]]:
+    """A row for each verdict of each contest: the two answers, who wrote the better one, and why.
+
+    The reasons are the texts of a judge that writes, in both orders of presentation; empty for others.
+    """
+    rows = {row["prompt_id"]: row for row in read_json(folder / "answers.json")}
+    written = folder / "judgements.json"
+    texts = read_json(written) if written.is_file() else []
+    names = ("contest", "prompt", "ours", "theirs", "better", "ours first", "theirs first")
+    columns: dict[str, list[Any]] = {name: [] for name in names}
+    for name in contests:
         contest = Contest.read(contest_file(folder, name))
-        verdicts = dict(zip(contest.prompts, contest.verdicts, strict=True))
-        columns[name] = [str(verdicts.get(row["prompt_id"], "")) for row in rows]
+        label = CONTESTS[name].format(references="human")
+        for answer, verdict in zip(contest.prompts, contest.verdicts, strict=True):
+            row = rows[answer]
+            ours, theirs = (_text_of(row, who) for who in name.split("_vs_"))
+            values = (
+                label,
+                row["prompt"],
+                ours,
+                theirs,
+                verdict_words(verdict, label),
+                _reason(texts, row["prompt"], ours, theirs),
+                _reason(texts, row["prompt"], theirs, ours),
+            )
+            for column, value in zip(names, values, strict=True):
+                columns[column].append(value)
     return columns
+
+
+def _reason(texts: Sequence[Mapping[str, str]], prompt: str, first: str, second: str) -> str:
+    """What a judge wrote on two answers in this order; it saw the prompt within the policy's instruction."""
+    for text in texts:
+        if (text["response_1"], text["response_2"]) == (first, second) and prompt in text["prompt"]:
+            return text["text"]
+    return ""
+
+
+def _text_of(row: Mapping[str, Any], who: str) -> str:
+    """An answer of a policy, or the first reference."""
+    return str(row["references"][0] if who == "human" else row[who]["text"])

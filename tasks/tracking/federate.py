@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from components.config import Recipe
 from components.data.records import known_groups
@@ -13,12 +15,19 @@ from components.evaluation.diagnostics import load_diagnostics
 from components.evaluation.diagnostics.base import DiagnosedRun, Groups
 from components.federation.protocol import method_of
 from components.models.adapters import AdapterStore, export_adapter
-from components.reporting.run_plots import plot_accuracy, plot_learning_curves
-from components.reporting.summary import evaluation_metrics
+from components.reporting.metrics import evaluation_metrics
 from components.results import FederationResult, Metrics, RoundEvaluation, StepRecord, Traffic
 from tasks.runs import RESULT, Run
 from tasks.tracking.client import RunLog
 from tasks.uncached import task
+
+MAIN = re.compile(
+    r"accuracy(_assigned)?/(mean|worst|best|domain/.*)|train/loss.*|server/(.*/)?server_step|round/bytes_sent"
+)
+"""Names of the curves that people compare, which are at the parent run and not at the phase."""
+
+CLIENT_COLUMNS = ("rows", "loss", "loss_first", "loss_last", "steps", "seconds", "sent", "received", "kept")
+"""Columns of the table of clients, after round and client."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +36,14 @@ class FederationLog:
 
     Attributes:
         run_id: MLflow run of the phase.
+        parent: MLflow run of the whole run, which has the main curves; in a benchmark it is the same.
         recipe: the recipe.
         store: the adapter store.
         groups: the clients' true groups, where the source knows them.
     """
 
     run_id: str
+    parent: str
     recipe: Recipe
     store: AdapterStore
     groups: Groups
@@ -40,7 +51,18 @@ class FederationLog:
     @classmethod
     def of_run(cls, run_id: str, run: Run, recipe: Recipe) -> FederationLog:
         """The log of a run."""
-        return cls(run_id, recipe, AdapterStore(run.federation / "adapters"), known_groups(run.prepared))
+        parent = run.metadata()["mlflow_run_id"]
+        store = AdapterStore(run.federation / "adapters")
+        return cls(run_id, parent, recipe, store, known_groups(run.prepared))
+
+    def log_points(self, points: Iterable[tuple[str, float, int]]) -> None:
+        """Log (name, value, step): the main curves at the parent, all others at the phase."""
+        main: list[tuple[str, float, int]] = []
+        other: list[tuple[str, float, int]] = []
+        for point in points:
+            (main if MAIN.fullmatch(point[0]) else other).append(point)
+        RunLog.open(self.parent).log_points(main)
+        RunLog.open(self.run_id).log_points(other)
 
 
 @task()
@@ -57,7 +79,7 @@ def log_steps(target: FederationLog, records: Sequence[StepRecord], start: int) 
     diagnostics = load_diagnostics(list(method_of(federation).diagnostics))
     for position, record in enumerate(records[start:], start):
         log.log_json(record.model_dump(mode="json"), f"rounds/{record.step:05d}.json")
-        log.log_points(step_points(records[: position + 1]))
+        target.log_points(step_points(records[: position + 1]))
         for diagnostic in diagnostics:
             diagnostic.log(record, target.groups, log)
         last = record.rounds_done == federation.rounds
@@ -76,7 +98,7 @@ def step_points(records: Sequence[StepRecord]) -> list[tuple[str, float, int]]:
     step = record.logged_at
     if record.ends_round:
         metrics = {f"server/{name}": value for name, value in record.server.scalars.items()}
-        metrics |= {f"train/{name}": value for name, value in record.client_means().items()}
+        metrics |= {f"train/{name}": value for name, value in client_ranges(record).items()}
         metrics |= _traffic_metrics(traffic_of_round(records))
         metrics["round/participants"] = len(record.clients)
         metrics["round/failed"] = len(record.failed)
@@ -85,23 +107,21 @@ def step_points(records: Sequence[StepRecord]) -> list[tuple[str, float, int]]:
     else:
         phase = record.phase
         metrics = {f"{phase}/{name}": value for name, value in record.server.scalars.items()}
-        metrics |= {f"{phase}/clients/{name}": value for name, value in record.client_means().items()}
+        metrics |= {f"{phase}/clients/{name}": value for name, value in client_ranges(record).items()}
         metrics[f"{phase}/participants"] = len(record.clients)
         metrics[f"{phase}/failed"] = len(record.failed)
-    prefix = "" if record.ends_round else f"{record.phase}/"
-    for name, client in record.clients.items():
-        metrics |= {f"clients/{name}/{prefix}{key}": value for key, value in client.metrics.scalars.items()}
     points = [(name, value, step) for name, value in metrics.items()]
-    return points + _series_points(records)
+    return points + _indexed_points("server/series", [record.server for record in records])
 
 
-def _series_points(records: Sequence[StepRecord]) -> list[tuple[str, float, int]]:
-    """The series of the last step, at the running index of their values over all rounds."""
-    points = _indexed_points("server/series", [record.server for record in records])
-    for name in records[-1].clients:
-        metrics = [record.clients[name].metrics for record in records if name in record.clients]
-        points += _indexed_points(f"series/{name}", metrics)
-    return points
+def client_ranges(record: StepRecord) -> dict[str, float]:
+    """Mean, smallest and largest value over the clients of each of their scalars."""
+    ranges: dict[str, float] = {}
+    for name, mean in record.client_means().items():
+        scalars = [client.metrics.scalars for client in record.clients.values()]
+        values = [numbers[name] for numbers in scalars if name in numbers]
+        ranges |= {name: mean, f"{name}_min": min(values), f"{name}_max": max(values)}
+    return ranges
 
 
 def _indexed_points(prefix: str, metrics: Sequence[Metrics]) -> list[tuple[str, float, int]]:
@@ -132,21 +152,33 @@ def traffic_of_round(records: Sequence[StepRecord]) -> dict[str, Traffic]:
 
 
 def _traffic_metrics(traffic: Mapping[str, Traffic]) -> dict[str, float]:
-    metrics: dict[str, float] = {}
-    for kind in ("received", "sent", "kept"):
-        values = {name: getattr(client, kind) for name, client in traffic.items()}
-        metrics |= {f"clients/{name}/bytes_{kind}": value for name, value in values.items()}
-        metrics[f"round/bytes_{kind}"] = sum(values.values())
-    return metrics
+    return {
+        f"round/bytes_{kind}": sum(getattr(client, kind) for client in traffic.values())
+        for kind in ("received", "sent", "kept")
+    }
+
+
+def client_table(records: Sequence[StepRecord]) -> dict[str, list[Any]]:
+    """A row for each client of each step: what it reported, and its bytes."""
+    columns: dict[str, list[Any]] = {name: [] for name in ("round", "phase", "client", *CLIENT_COLUMNS)}
+    for record in records:
+        for name, client in record.clients.items():
+            values = client.metrics.scalars | client.traffic.model_dump() | {"rows": client.rows}
+            columns["round"].append(record.round + 1)
+            columns["phase"].append(record.phase)
+            columns["client"].append(name)
+            for column in CLIENT_COLUMNS:
+                columns[column].append(values.get(column))
+    return columns
 
 
 @task(name="log evaluation after {evaluation.rounds_done} rounds")
-def log_round_evaluation(run_id: str, evaluation: RoundEvaluation) -> None:
+def log_round_evaluation(target: FederationLog, evaluation: RoundEvaluation) -> None:
     """Log a measurement between two rounds; series under a name with the number of complete rounds."""
-    log = RunLog.open(run_id)
-    log.log_metrics(evaluation_metrics(evaluation), evaluation.rounds_done)
+    step = evaluation.rounds_done
+    target.log_points((name, value, step) for name, value in evaluation_metrics(evaluation).items())
     for name, measure in evaluation.measures.items():
-        log.log_points(_indexed_points(f"{name}/after_round_{evaluation.rounds_done}", [measure]))
+        target.log_points(_indexed_points(f"{name}/after_round_{evaluation.rounds_done}", [measure]))
 
 
 @task()
@@ -154,13 +186,10 @@ def log_federation(target: FederationLog, folder: Path, result: FederationResult
     """Log the finished rounds: measurements, plots, final adapters, and diagnostics."""
     log = RunLog.open(target.run_id)
     for evaluation in (result.before, result.after):
-        log.log_metrics(evaluation_metrics(evaluation), evaluation.rounds_done)
-    plot_learning_curves(result.records, folder / "learning-curves.png")
-    plot_accuracy(
-        result.before.accuracy, result.after.accuracy, result.accuracy_label, folder / "accuracy.png"
-    )
-    for name in ("learning-curves.png", "accuracy.png", RESULT):
-        log.log_file(folder / name, "federation")
+        numbers = evaluation_metrics(evaluation)
+        target.log_points((name, value, evaluation.rounds_done) for name, value in numbers.items())
+    log.log_table(client_table(result.records), "clients.json")
+    log.log_file(folder / RESULT, "federation")
     log.log_folder(folder / "final", "federation/adapters")
     method = method_of(target.recipe.federation)
     run = DiagnosedRun(

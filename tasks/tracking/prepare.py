@@ -1,22 +1,38 @@
-"""Logging of the phase prepare: the partition, the data's hashes, and Data Docs."""
+"""Logging of the phase prepare: the data sets, the partition, and Data Docs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from components.config import DataConfig
 from components.data.report import PreparationReport
 from components.io import file_hash
-from tasks.tracking.client import RunLog
+from tasks.tracking.client import LoggedData, RunLog
 from tasks.uncached import task
 
 
 @task()
-def log_data(run_id: str, prepared: Path, report: PreparationReport) -> None:
-    """Log the partition (counts, plot, Data Docs) and the hashes of the prepared files."""
+def log_data(run_id: str, parent: str, prepared: Path, data: DataConfig, report: PreparationReport) -> None:
+    """Log the prepared files as data sets of the parent run, and the partition at the phase's run."""
+    RunLog.open(parent).log_data(
+        [
+            LoggedData(
+                name,
+                file_hash(prepared / f"{name}.parquet"),
+                data.source,
+                str(data.path.name) if data.path is not None else data.source,
+                rows,
+                context,
+            )
+            for name, rows, context in (
+                ("pairs", report.rows.pairs, "training"),
+                ("prompts", sum(report.rows.prompts.values()), "evaluation"),
+                ("judge", report.rows.judge, "judge"),
+            )
+        ]
+    )
     log = RunLog.open(run_id)
-    for name in ("pairs.parquet", "prompts.parquet", "judge.parquet"):
-        log.set_tags({f"data.sha256.{name}": file_hash(prepared / name)})
-    for name in ("partition.png", "clients.json", "report.json"):
+    for name in ("clients.json", "report.json"):
         log.log_file(prepared / name, "data")
     if (prepared / "docs").is_dir():
         log.log_folder(prepared / "docs", "data/docs")

@@ -7,19 +7,72 @@ from pathlib import Path
 
 from components.io import read_json
 from components.reporting.claims import Finding
-from tasks.tracking.client import RunLog, flatten, mlflow_client, tracking_uri
+from tasks.runs import Run
+from tasks.tracking.client import RunLog, mlflow_client, tracking_uri
 from tasks.uncached import task
 
 LOCAL_UI = "http://127.0.0.1:5000"
 """Address of the MLflow UI that `make mlflow-ui` starts."""
 
+HEADLINE = (
+    *(f"{moment}/accuracy/mean" for moment in ("before", "after", "best")),
+    "after/accuracy/worst",
+    "after/accuracy/spread",
+    *(
+        f"aligned_vs_{other}/{name}"
+        for other in ("base", "human")
+        for name in ("win_rate", "length_controlled")
+    ),
+    "judge/accuracy",
+    "align/kl_sequence",
+    "rouge/aligned/rougeLsum",
+    "implicit_reward/mean",
+    "questions/aligned/mean/accuracy",
+    *(f"cost/{name}" for name in ("client_steps", "train_seconds", "sent_mb")),
+)
+"""Metrics of the parent run and of the registered model; all others are at the phases and in metrics.json."""
+
 
 @task()
-def log_report(run_id: str, folder: Path) -> None:
-    """Log a run's headline figures and its report at the parent run."""
+def log_report(run_id: str, run: Run) -> None:
+    """Log a run's headline numbers and its report at the parent run, and describe what it registered."""
     log = RunLog.open(run_id)
-    log.log_points((name, value, 0) for name, value in flatten(read_json(folder / "metrics.json")))
-    log.log_folder(folder, "report")
+    metrics = read_json(run.report / "metrics.json")
+    headline = {name: metrics[name] for name in HEADLINE if name in metrics}
+    alignment = run.alignment_result()
+    name, version = alignment.model_uri.removeprefix("models:/").split("/")
+    registered = log.client.get_model_version(name, version)
+    log.log_metrics(headline, 0, registered.model_id)
+    log.log_folder(run.report, "report")
+    summary = (run.report / "summary.txt").read_text(encoding="utf-8")
+    log.describe(description(run, summary))
+    log.client.update_model_version(name, version, f"{registered_words(run)}\n\n```\n{summary}\n```")
+    for metric, value in headline.items():
+        log.client.set_model_version_tag(name, version, metric.replace("/", "."), f"{value:.4g}")
+
+
+def registered_words(run: Run) -> str:
+    """What a registered version is, with a link to its run."""
+    metadata = run.metadata()
+    url = run_url(metadata["mlflow_run_id"])
+    return f"The aligned policy of [{run.id}]({url}), a PEFT adapter that `mlflow.pyfunc.load_model` loads."
+
+
+def description(run: Run, summary: str = "") -> str:
+    """The description of a run: where to look, and the summary of a finished one."""
+    metadata = run.metadata()
+    phases = metadata.get("mlflow_phases", {})
+    parent = metadata["mlflow_run_id"]
+    links = [f"[{phase}]({run_url(run_id)})" for phase, run_id in phases.items() if run_id != parent]
+    lines = []
+    if summary:
+        page = run_url(parent, "report/report.html")
+        lines += [f"**[Report]({page})**, with charts and answers side by side", ""]
+    if links:
+        lines += [f"Phases: {' · '.join(links)}", ""]
+    if metadata.get("flow_run_url"):
+        lines += [f"Prefect: [flow run]({metadata['flow_run_url']})", ""]
+    return "\n".join([*lines, f"```\n{summary}\n```" if summary else "The run is not finished."])
 
 
 @task()
@@ -40,13 +93,14 @@ def log_benchmark_report(
     log.log_folder(folder, "report")
 
 
-def run_page(run_id: str) -> str:
-    """Path of a run's page in the MLflow UI."""
+def run_page_path(run_id: str, artifact: str = "") -> str:
+    """Path of a run's page in the MLflow UI, or of the page of one of its artifacts."""
     experiment = mlflow_client().get_run(run_id).info.experiment_id
-    return f"#/experiments/{experiment}/runs/{run_id}"
+    tab = f"/artifacts/{artifact}" if artifact else ""
+    return f"#/experiments/{experiment}/runs/{run_id}{tab}?workflowType=machine_learning"
 
 
-def run_url(run_id: str) -> str:
-    """Address of a run's page: at the tracking server, or at the UI of `make mlflow-ui`."""
+def run_url(run_id: str, artifact: str = "") -> str:
+    """Address of that page: at the tracking server, or at the UI of `make mlflow-ui`."""
     base = tracking_uri() if tracking_uri().startswith("http") else LOCAL_UI
-    return f"{base}/{run_page(run_id)}"
+    return f"{base}/{run_page_path(run_id, artifact)}"

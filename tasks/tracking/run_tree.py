@@ -31,8 +31,11 @@ class FlowRunLink:
     url: str | None
 
     def tags(self) -> dict[str, str]:
-        """The link as tags of an MLflow run."""
-        return {"prefect.flow_run_id": self.id, "prefect.flow_run_url": self.url or ""}
+        """The link as tags of an MLflow run, and as its description until the run is finished."""
+        tags = {"prefect.flow_run_id": self.id, "prefect.flow_run_url": self.url or ""}
+        if self.url:
+            tags["mlflow.note.content"] = f"Not finished. Prefect: [flow run]({self.url})"
+        return tags
 
 
 @task()

@@ -2,14 +2,13 @@
 
 import json
 from collections import Counter, defaultdict
-from itertools import pairwise, product
+from itertools import product
 
 import pandas as pd
 import pytest
 
 from components.config import DataConfig
 from components.data import sources
-from components.data.plots import plot_partition, shown_clients
 from components.data.prepare import prepare
 from components.data.records import DataError, Pair, read_clients, read_rows
 from components.data.report import read_report
@@ -202,11 +201,9 @@ def test_the_prepared_folder_has_the_files_that_records_describes(own, tmp_path)
         "prompts.parquet",
         "clients.json",
         "report.json",
-        "partition.png",
         "docs",
     }
     assert (folder / "docs" / "index.html").is_file()
-    assert (folder / "partition.png").read_bytes().startswith(b"\x89PNG")
     assert read_report(folder) == report
     clients = read_clients(folder)
     for client, row in clients.items():
@@ -511,50 +508,6 @@ def test_a_failure_shows_five_shortened_rows_and_prints_nothing(capfd):
     assert "…" in lines[2]
     assert "word " * 20 not in lines[2]
     assert capfd.readouterr() == ("", "")  # no progress bars, no log lines
-
-
-def test_the_plot_of_a_partition_shows_all_clients_or_forty_of_them_by_size_at_even_distances():
-    counts = {f"client-{c:03d}": {"a": c, "b": 1} for c in range(200)}
-    shown = shown_clients(counts)
-    ranks = [199 - int(client[-3:]) for client in shown]
-    assert len(shown) == 40
-    assert ranks[0] == 0
-    assert ranks[-1] == 199
-    assert {b - a for a, b in pairwise(ranks)} == {5, 6}
-    assert shown_clients(dict(list(counts.items())[:12])) == [f"client-{c:03d}" for c in reversed(range(12))]
-
-
-def test_the_plot_of_a_partition_stacks_the_shares_of_the_domains_and_names_them(tmp_path, monkeypatch):
-    from matplotlib.figure import Figure
-
-    drawn = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure.axes))
-    plot_partition({"ada": {"tea": 3, "coffee": 1}, "bea": {"tea": 1}, "cyd": {}}, tmp_path / "p.png")
-    above, below = drawn[0]
-    assert [bar.get_height() for bar in above.patches] == [4, 1, 0]
-    assert [label.get_text() for label in below.get_legend().get_texts()] == ["coffee", "tea"]
-    assert [bar.get_height() for bar in below.patches] == [0.75, 1, 0, 0.25, 0, 0]
-    plot_partition(
-        {f"client-{c}": {f"domain {d}": (c * d) % 7 for d in range(30)} for c in range(1, 7)},
-        tmp_path / "p.png",
-    )
-    above, below = drawn[1]
-    assert len(below.get_legend().get_texts()) == 20
-    assert below.get_legend().get_texts()[0].get_text() == "all others"
-    for client in range(6):
-        assert sum(bar.get_height() for bar in below.patches[client::6]) == pytest.approx(1)
-
-
-@pytest.mark.slow
-def test_a_partition_with_many_clients_and_special_characters_is_plotted(tmp_path):
-    plot_partition(
-        {
-            f"$client_{c}$": {f"_domain {d} of $\\x$ {'and more ' * d}": (c * d) % 7 for d in range(30)}
-            for c in range(200)
-        },
-        tmp_path / "p.png",
-    )
-    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_client_that_is_an_owner_of_the_judges_pairs_too_is_refused(tmp_path):

@@ -20,7 +20,7 @@ from components.data.trees import (
     thought_template,
     tree_pairs,
 )
-from components.reporting.summary import margins_line
+from components.reporting.lines import margins_line
 from tests.support.sources import prepared_rows
 
 TEMPLATE = thought_template("csqa")

@@ -4,10 +4,9 @@ import networkx as nx
 import pytest
 
 from components.evaluation.diagnostics.base import DiagnosedRun
-from components.evaluation.diagnostics.client_graph import ClientGraphDiagnostic, plot_client_graph
+from components.evaluation.diagnostics.client_graph import ClientGraphDiagnostic, networks
 from components.federation.methods.drift import GraphMemory
 from tests.support.diagnostics import RecordingSink
-from tests.support.plots import drawn_figure
 from tests.support.results import federation_result, step_record
 
 GROUPS = {
@@ -43,16 +42,15 @@ def graph_step(round_index, weights):
 
 
 @pytest.fixture(scope="module")
-def logged(tmp_path_factory):
+def logged():
     """What is logged of a round with known groups."""
-    sink = RecordingSink(tmp_path_factory.mktemp("sink"))
+    sink = RecordingSink()
     ClientGraphDiagnostic().log(graph_step(0, FIRST), GROUPS, sink)
     return sink
 
 
-def test_the_graph_of_a_round_is_logged_as_a_document_and_as_a_plot(logged):
+def test_the_graph_of_a_round_is_logged_as_a_document(logged):
     assert logged.documents == {"graphs/00001.json": graph_memory(FIRST).graph}
-    assert logged.plots == ["graphs/00001.png"]
 
 
 def test_the_share_of_own_group_neighbors_is_logged_at_the_round(logged):
@@ -69,7 +67,7 @@ def test_without_true_groups_no_share_is_logged():
     sink = RecordingSink()
     ClientGraphDiagnostic().log(graph_step(0, FIRST), UNKNOWN, sink)
     assert sink.metrics == {}
-    assert sink.plots == ["graphs/00001.png"]
+    assert sink.documents.keys() == {"graphs/00001.json"}
 
 
 def test_own_group_neighbors_are_the_mean_over_rounds_beside_the_share_by_chance():
@@ -90,43 +88,46 @@ def test_without_true_groups_the_summary_is_empty():
     assert ClientGraphDiagnostic().summarize(result, DiagnosedRun("DRIFT", 0, UNKNOWN)).figures == {}
 
 
+def test_trees_and_paths_of_all_rounds_are_logged_as_one_page():
+    result = federation_result(records=[graph_step(0, FIRST), graph_step(1, SECOND)])
+    sink = RecordingSink()
+    ClientGraphDiagnostic().log_result(result, DiagnosedRun("DRIFT", 0, GROUPS), sink)
+    titles = [figure.layout.title.text for figure in sink.charts["graphs/graphs.html"]]
+    assert [title.partition(":")[0] for title in titles] == ["Round 1", "Round 1", "Round 2", "Round 2"]
+
+
 @pytest.fixture(scope="module")
-def panels(tmp_path_factory):
-    """The three panels of the plot: all pairs, the tree, the paths of the first client."""
-    path = tmp_path_factory.mktemp("plots") / "graph.png"
-    return drawn_figure(lambda: plot_client_graph(graph_memory(FIRST), GROUPS, path)).axes[:3]
+def drawn():
+    """The three drawn graphs of a round: all pairs, the tree, the paths of the first client."""
+    return networks(graph_step(0, FIRST), GROUPS)
 
 
-def names_of(axes):
-    return {text.get_text() for text in axes.texts} & set(GROUPS)
+def test_the_drawn_graphs_have_all_divergences_those_of_the_tree_and_those_of_the_paths(drawn):
+    tree = {("a", "b"): 1.0, ("b", "c"): 2.0}
+    assert [network.edges for network in drawn] == [tree | {("a", "c"): 4.0}, tree, tree]
+    assert all(network.labeled for network in drawn)
 
 
-def weights_of(axes):
-    return {text.get_text() for text in axes.texts} - set(GROUPS)
+def test_the_clients_that_the_first_one_is_aggregated_with_have_a_ring(drawn):
+    assert [network.ringed for network in drawn] == [frozenset(), frozenset(), {"a", "b"}]
 
 
-def test_each_panel_of_the_plot_names_all_clients(panels):
-    assert all(names_of(axes) == set(GROUPS) for axes in panels)
+def test_groups_are_those_of_the_source_and_unknown_ones_are_empty(drawn):
+    assert drawn[0].groups == GROUPS
+    assert set(networks(graph_step(0, FIRST), UNKNOWN)[0].groups.values()) == {""}
 
 
-def test_the_panels_label_all_divergences_those_of_the_tree_and_those_of_the_paths(panels):
-    assert [weights_of(axes) for axes in panels] == [{"1", "2", "4"}, {"1", "2"}, {"1", "2"}]
+def test_the_report_of_a_run_has_the_graph_of_the_last_round():
+    result = federation_result(records=[graph_step(0, FIRST), graph_step(1, SECOND)])
+    charts = ClientGraphDiagnostic().run_charts(result, DiagnosedRun("DRIFT", 0, GROUPS))
+    assert [chart.layout.title.text.partition(":")[0] for chart in charts] == ["Round 2"] * 3
 
 
-def test_the_clients_that_the_first_one_is_aggregated_with_have_a_red_ring(panels):
-    red = [tuple(color)[:3] == (1.0, 0.0, 0.0) for color in panels[2].collections[0].get_edgecolors()]
-    assert red == [True, True, False]
-
-
-def test_the_plot_has_a_legend_of_the_true_groups(panels):
-    assert [text.get_text() for text in panels[0].get_legend().get_texts()] == ["x", "y"]
-
-
-@pytest.mark.slow
-def test_a_graph_of_two_clients_is_drawn(tmp_path):
+def test_a_graph_of_two_clients_without_divergence_is_drawn():
     graph = nx.Graph()
     graph.add_edge("a", "b", weight=0.0)
     data = nx.node_link_data(graph, edges="edges")
     memory = GraphMemory(graph=data, tree=[["a", "b"]], weights={"a": {"a": 1.0}, "b": {"b": 1.0}})
-    plot_client_graph(memory, {}, tmp_path / "two.png")
-    assert (tmp_path / "two.png").is_file()
+    record = step_record(0, memory=memory.model_dump(mode="json"))
+    run = DiagnosedRun("DRIFT", 0, {})
+    assert len(ClientGraphDiagnostic().run_charts(federation_result(records=[record]), run)) == 3

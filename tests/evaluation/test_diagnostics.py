@@ -3,7 +3,7 @@
 import pytest
 
 from components.config import METHODS, RecipeError
-from components.evaluation.diagnostics import DIAGNOSTICS, figure_labels, load_diagnostics
+from components.evaluation.diagnostics import DIAGNOSTICS, load_diagnostics
 from components.evaluation.diagnostics.base import DiagnosedRun, Diagnostic, Summary
 from tests.support.diagnostics import RecordingSink
 from tests.support.results import federation_result, step_record
@@ -24,20 +24,13 @@ def test_the_diagnostics_of_each_method_are_registered(method):
     assert set(METHODS.load(method).diagnostics) <= set(DIAGNOSTICS.names())
 
 
-def test_the_labels_are_those_of_all_diagnostics():
-    expected = {}
-    for diagnostic in load_diagnostics(DIAGNOSTICS.names()):
-        expected |= diagnostic.figure_labels
-    assert figure_labels() == expected
-    assert expected
-
-
-def test_a_diagnostic_without_parts_of_its_own_logs_and_summarizes_nothing(tmp_path):
+def test_a_diagnostic_without_parts_of_its_own_logs_and_summarizes_nothing():
     diagnostic = Diagnostic()
     sink = RecordingSink()
     run = DiagnosedRun("an arm", 0, {})
     diagnostic.log(step_record(), {}, sink)
     diagnostic.log_result(federation_result(), run, sink)
-    assert (sink.metrics, sink.documents, sink.plots) == ({}, {}, [])
+    assert (sink.metrics, sink.documents, sink.charts) == ({}, {}, {})
     assert diagnostic.summarize(federation_result(), run) == Summary()
-    assert diagnostic.plot_benchmark({"an arm": {0: Summary()}}, tmp_path) == []
+    assert diagnostic.run_charts(federation_result(), run) == []
+    assert diagnostic.benchmark_charts({"an arm": {0: Summary()}}) == []

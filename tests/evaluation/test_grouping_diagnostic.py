@@ -1,15 +1,13 @@
-"""The diagnostic of the clients' grouping: heat maps, and agreement with the true groups."""
+"""The diagnostic of the clients' grouping: losses, and agreement with the true groups."""
 
 import math
 
-import numpy as np
 import pytest
 
 from components.evaluation.diagnostics.base import DiagnosedRun
-from components.evaluation.diagnostics.grouping import GroupingDiagnostic, plot_losses, plot_rand_index
+from components.evaluation.diagnostics.grouping import GroupingDiagnostic, loss_map
 from components.results import OutcomeRecord
 from tests.support.diagnostics import RecordingSink
-from tests.support.plots import drawn_figure
 from tests.support.results import client_record, federation_result, step_record
 
 TRUE = {
@@ -73,25 +71,20 @@ def sink():
     return RecordingSink()
 
 
-@pytest.mark.slow
 def test_a_grouping_is_logged_with_its_agreement_at_its_round(sink):
     GroupingDiagnostic().log(grouping(2, HALF_RIGHT), TRUE, sink)
     assert sink.metrics == {2: {"grouping/adjusted_rand_index": pytest.approx(-0.5)}}
-    assert sink.plots == ["grouping/00003.png"]
 
 
-def test_without_true_groups_a_grouping_is_logged_as_a_plot_only(tmp_path):
-    sink = RecordingSink(tmp_path)
+def test_without_true_groups_nothing_is_logged(sink):
     GroupingDiagnostic().log(grouping(2, RIGHT), UNKNOWN, sink)
     assert sink.metrics == {}
-    assert sink.plots == ["grouping/00003.png"]
 
 
 @pytest.mark.parametrize("record", [WARMUP, TRAINED, LATER], ids=["warm-up", "same round", "later round"])
 def test_a_step_that_does_not_group_is_not_logged(sink, record):
     GroupingDiagnostic().log(record, TRUE, sink)
     assert sink.metrics == {}
-    assert sink.plots == []
 
 
 @pytest.fixture
@@ -121,50 +114,50 @@ def test_an_outcome_without_groups_has_no_agreement():
     assert summary.figures == {}
 
 
-def test_the_benchmark_has_a_plot_of_the_arms_with_groupings(grouped, tmp_path):
+def test_the_benchmark_has_a_line_of_agreement_for_each_arm_and_seed_with_groupings(grouped):
     diagnostic = GroupingDiagnostic()
     known = diagnostic.summarize(grouped, DiagnosedRun("FedBiscuit", 0, TRUE))
     unknown = diagnostic.summarize(grouped, DiagnosedRun("other", 0, UNKNOWN))
-    (image,) = diagnostic.plot_benchmark({"FedBiscuit": {0: known}, "other": {0: unknown}}, tmp_path)
-    assert image.path.is_file()
-    assert diagnostic.plot_benchmark({"other": {0: unknown}}, tmp_path) == []
+    (chart,) = diagnostic.benchmark_charts({"FedBiscuit": {0: known, 1: known}, "other": {0: unknown}})
+    assert [trace.name for trace in chart.data] == ["FedBiscuit, seed 0", "FedBiscuit, seed 1"]
+    assert list(chart.data[0].y) == [pytest.approx(-0.5), 1.0]
+    assert diagnostic.benchmark_charts({"other": {0: unknown}}) == []
 
 
-def test_the_plot_of_the_agreement_has_a_line_for_each_arm_and_seed(tmp_path):
-    curve = [(2, -0.5), (4, 1.0)]
-    figure = drawn_figure(lambda: plot_rand_index({"FedBiscuit": {0: curve, 1: curve}}, tmp_path / "r.png"))
-    first, second = figure.axes[0].get_lines()[:2]
-    assert (first.get_label(), second.get_label()) == ("FedBiscuit, seed 0", "FedBiscuit, seed 1")
-    assert list(first.get_ydata()) == [-0.5, 1.0]
+def test_the_report_of_a_run_has_the_losses_of_the_last_grouping_and_the_agreement(grouped):
+    losses, agreement = GroupingDiagnostic().run_charts(grouped, DiagnosedRun("FedBiscuit", 0, TRUE))
+    assert "after round 4" in losses.layout.title.text
+    assert list(agreement.data[0].x) == [2, 4]
+    (losses,) = GroupingDiagnostic().run_charts(grouped, DiagnosedRun("FedBiscuit", 0, UNKNOWN))
+    assert GroupingDiagnostic().run_charts(federation_result(), DiagnosedRun("FedBis", 0, TRUE)) == []
 
 
 @pytest.fixture(scope="module")
-def heat_map(tmp_path_factory):
-    """The axes of a heat map of twelve selectors, with a client that has no vote."""
-    slots = [f"selector-{number}" for number in range(12)]
-    losses = {"ada": [0.1 * number for number in range(12)], "bea": [math.nan] * 12}
-    assignment = {
-        "ada": "selector-10",
-        "bea": "selector-2",
-        "cyd": "selector-2",
-    }
-    path = tmp_path_factory.mktemp("plots") / "heat.png"
-    figure = drawn_figure(lambda: plot_losses(slots, losses, assignment, {"ada": "x", "bea": None}, path))
-    return figure.axes[0]
+def loss_chart():
+    """The losses on twelve selectors, with two clients that reported none."""
+    slots = {f"selector-{number}": "0" for number in range(12)}
+    assignment = {"ada": "selector-10", "bea": "selector-2", "cyd": "selector-2"}
+    record = step_record(
+        2,
+        {"ada": client_record(losses=[0.1 * number for number in range(12)])},
+        rounds_done=2,
+        adapters=slots,
+        memory=memory(assignment, 2),
+    )
+    return loss_map(record, {"ada": "x", "bea": None})
 
 
-def test_the_heat_map_has_a_row_for_each_client_and_a_column_for_each_selector_in_the_order_of_the_losses(
-    heat_map,
-):
-    assert heat_map.images[0].get_array().shape == (3, 12)
-    assert [text.get_text() for text in heat_map.get_xticklabels()] == [f"selector-{n}" for n in range(12)]
-    np.testing.assert_allclose(heat_map.images[0].get_array()[2], [0.1 * n for n in range(12)])
+def test_losses_have_a_row_for_each_client_and_a_column_for_each_selector_in_their_order(loss_chart):
+    cells = loss_chart.data[0]
+    assert list(cells.x) == [f"selector-{n}" for n in range(12)]
+    assert list(cells.z[2]) == pytest.approx([0.1 * n for n in range(12)])
+    assert set(cells.z[0]) == {None}
 
 
-def test_the_heat_map_marks_the_selector_of_each_client(heat_map):
-    marks = {tuple(point) for point in heat_map.collections[0].get_offsets().tolist()}
-    assert marks == {(2.0, 0.0), (2.0, 1.0), (10.0, 2.0)}
-
-
-def test_the_heat_map_sorts_clients_by_their_true_group_and_names_it(heat_map):
-    assert [text.get_text() for text in heat_map.get_yticklabels()] == ["bea", "cyd", "ada (x)"]
+def test_the_selector_of_each_client_has_a_frame_and_clients_are_sorted_by_their_true_group(loss_chart):
+    frames = loss_chart.data[1]
+    assert list(zip(frames.y, frames.x, strict=True)) == [
+        ("bea", "selector-2"),
+        ("cyd", "selector-2"),
+        ("ada (x)", "selector-10"),
+    ]

@@ -1,6 +1,7 @@
 """A benchmark on the recipe `debug`: arms and seeds side by side, contests and one report."""
 
 import json
+import re
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -51,7 +52,7 @@ class FinishedBenchmark:
         return PipelineRun(self.place.tracking, self.folder / f"{arm}-seed-{seed}", self.output)
 
     def figures(self) -> dict:
-        return json.loads((self.folder / "report" / "figures.json").read_text())
+        return json.loads((self.folder / "report" / "metrics.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,7 @@ def finished(new_workplace):
 def test_every_arm_runs_with_every_seed_and_the_report_has_the_figures_of_all(finished):
     assert "Traceback" not in finished.output
     assert [folder.name[:15] for folder in finished.place.runs.glob("benchmark-*")] == ["benchmark-plan-"]
-    figures = finished.figures()["figures"]
+    figures = finished.figures()["metrics"]
     assert {arm: set(runs) for arm, runs in figures.items()} == {arm: {"0", "1"} for arm in ARMS}
 
 
@@ -80,12 +81,12 @@ def test_every_arm_runs_with_every_seed_and_the_report_has_the_figures_of_all(fi
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("arm", ARMS)
 def test_the_figures_of_an_arm_are_those_of_its_run(finished, arm, seed):
-    figures = finished.figures()["figures"][arm][str(seed)]
+    figures = finished.figures()["metrics"][arm][str(seed)]
     accuracy = finished.arm(arm, seed).federation.after.accuracy
-    assert figures["worst"] == accuracy.worst
-    assert figures["common"] == accuracy.domains["common"]
-    assert figures["client_steps"] == STEPS[arm]
-    assert ("adjusted_rand_index" in figures) == (arm == "FedBiscuit")
+    assert figures["after/accuracy/worst"] == accuracy.worst
+    assert figures["after/accuracy/domain/common"] == accuracy.domains["common"]
+    assert figures["cost/client_steps"] == STEPS[arm]
+    assert ("grouping/adjusted_rand_index" in figures) == (arm == "FedBiscuit")
 
 
 @pytest.mark.slow
@@ -104,7 +105,7 @@ def test_a_contest_has_a_verdict_for_each_prompt_and_the_judges_consistency(fini
         for contest in by_seed.values():
             assert len(contest["verdicts"]) == 4
             assert len(contest["ours"]) == 4
-            assert contest["consistency"] is not None
+            assert "consistency" in contest  # null where all answers were equal
 
 
 @pytest.mark.slow
@@ -121,8 +122,8 @@ def test_the_report_has_the_commit_of_each_run_and_the_verdict_on_each_claim(fin
 def test_the_page_of_the_report_has_plots_and_needs_no_network(finished):
     page = (finished.folder / "report" / "report.html").read_text()
     assert "FedBiscuit" in page
-    assert page.count("data:image/png;base64,") == 4
-    assert "http" not in page.replace("http-equiv", "")
+    assert page.count("data-chart=") == 9
+    assert not re.search(r"<(script|link|img)[^>]+(src|href)=", page)
 
 
 @pytest.mark.slow
@@ -166,7 +167,7 @@ def test_the_mlflow_run_of_the_benchmark_has_the_report_and_the_means(finished, 
     parent, _ = mlflow_runs
     paths = finished.arm("FedDPO", 0).artifacts(parent.info.run_id, "report")
     assert "report/report.html" in paths
-    assert "FedDPO/common" in parent.data.metrics
+    assert "FedDPO/after/accuracy/domain/common" in parent.data.metrics
     assert parent.data.tags["claim/1"].startswith("FedBiscuit: worst client at least 0: undecided (")
     assert not {"claim/1/low", "claim/1/high"} & set(parent.data.metrics)
 
@@ -199,11 +200,10 @@ def test_an_ensemble_ends_with_its_selectors_and_the_one_of_each_client(finished
 
 
 @pytest.mark.slow
-def test_each_grouping_is_logged_with_its_plot(finished):
+def test_each_grouping_is_logged(finished):
     run = finished.arm("FedBiscuit", 0)
     for name in ("adjusted_rand_index", "moved", "without_vote", "selector-0/size"):
         assert list(run.history(run.mlflow_id, f"grouping/{name}")) == [3, 4], name
-    assert run.artifacts(run.mlflow_id, "grouping") == {"grouping/00004.png", "grouping/00006.png"}
     metrics = run.mlflow.get_run(run.mlflow_id).data.metrics
     assert {"accuracy_assigned/mean", "accuracy_assigned/domain/own"} <= set(metrics)
 

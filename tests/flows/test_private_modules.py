@@ -1,5 +1,8 @@
 """FedPDPO, whose clients have private modules, through the whole pipeline."""
 
+import json
+from pathlib import Path
+
 import pytest
 from safetensors import safe_open
 
@@ -52,7 +55,7 @@ def test_accuracy_is_measured_by_the_log_likelihood_and_by_the_reward_head_too(c
     assert accuracy.by_metric["summed"].clients.keys() == clients
     for line in ("by log-likelihood, summed", "by log-likelihood per token", "by the reward head"):
         assert line in complete.summary, line
-    assert complete.metrics["accuracy"]["after"]["summed/worst"] == accuracy.by_metric["summed"].worst
+    assert complete.metrics["after/accuracy/summed/worst"] == accuracy.by_metric["summed"].worst
 
 
 def test_the_clients_answer_round_robin(complete, clients):
@@ -78,20 +81,19 @@ def test_no_private_module_is_outside_the_clients_stores_or_in_mlflow(complete, 
 
 
 @pytest.mark.parametrize("kind", ["sent", "received", "kept"])
-def test_the_bytes_of_each_client_and_round_are_metrics(complete, kind):
+def test_bytes_are_metrics_by_round_and_in_the_table_of_clients(complete, kind):
     federate = complete.phase_run("federate").info.run_id
-    records = complete.federation.records
-    client = next(iter(records[0].clients))
-    recorded = {
-        record.rounds_done: getattr(record.clients[client].traffic, kind)
-        for record in records
-        if client in record.clients
+    run = complete.mlflow_id if kind == "sent" else federate
+    totals = {
+        record.rounds_done: sum(getattr(update.traffic, kind) for update in record.clients.values())
+        for record in complete.federation.records
     }
-    history = complete.history(federate, f"clients/{client}/bytes_{kind}")
-    assert history == recorded
-    assert min(history.values()) > 0
-    total = sum(getattr(update.traffic, kind) for update in records[0].clients.values())
-    assert complete.history(federate, f"round/bytes_{kind}")[records[0].rounds_done] == total
+    assert complete.history(run, f"round/bytes_{kind}") == totals
+    assert min(totals.values()) > 0
+    table = json.loads(Path(complete.mlflow.download_artifacts(federate, "clients.json")).read_text())
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    by_round = {n: sum(row[kind] for row in rows if row["round"] == n) for n in totals}
+    assert by_round == totals
 
 
 def test_the_losses_of_the_private_modules_are_metrics(complete):

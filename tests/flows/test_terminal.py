@@ -243,7 +243,7 @@ def test_a_run_without_a_terminal_prints_known_lines_without_control_characters_
 @pytest.mark.slow
 def test_the_standard_output_of_a_run_is_its_table_and_where_to_look_next(piped):
     assert piped.stdout.lstrip().startswith("debug, seed 0: fedbis, 3 rounds")
-    assert re.search(r"Next\n  report +\S+\n  this table again +fed-rlhf show debug-", piped.stdout)
+    assert re.search(r"Next\n  open the report +fed-rlhf show debug-\S+ --open\n", piped.stdout)
 
 
 @pytest.mark.slow

@@ -55,7 +55,7 @@ def work(tmp_path, monkeypatch):
     place = Place(tmp_path / "home")
     for name in (*module.OWN_PLACES, "FED_RLHF_HOME"):  # set, so that all of them are restored
         monkeypatch.setenv(name, "")
-    monkeypatch.setattr(module, "run_results", lambda folder, benchmark, arm, seed, measure: {"figures": {}})
+    monkeypatch.setattr(module, "run_results", lambda folder, benchmark, arm, seed, measure: {"metrics": {}})
     monkeypatch.setattr(module, "contest_results", lambda folder, benchmark, seed: {"contests": {}})
 
     def run(campaign, outcomes=None, **options):
@@ -276,7 +276,7 @@ def test_arms_take_the_settings_that_an_earlier_family_chose(work, write_list, m
     monkeypatch.setattr(
         module,
         "run_results",
-        lambda folder, plan, arm, *rest: {"figures": {"accuracy": scores.get(arm, 0.0)}},
+        lambda folder, plan, arm, *rest: {"metrics": {"after/accuracy/mean": scores.get(arm, 0.0)}},
     )
     final = PLAN | {"arms": {"FedBis": [], "ablation": ["federation.local_steps=1"]}}
     families = {
@@ -471,7 +471,7 @@ def test_a_killed_campaign_resumes_its_run_and_records_it_once(write_list, tmp_p
     base = first["contests"]["FedBis against base policy"]
     assert sum(base["counts"].values()) == len(base["prompts"]) == 8
     assert len({answer.partition("#")[0] for answer in base["prompts"]}) == 4
-    assert len(first["units"]["characters"]["groups"][""]) == 4
+    assert len(first["units"]["answers/aligned_characters"]["groups"][""]) == 4
     assert first["seconds"] > 0
     assert len(lines[2]["contests"]["FedBis against FedDPO"]["verdicts"]) == 8
     assert (place.family("all") / "report" / "report.md").is_file()

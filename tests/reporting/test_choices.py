@@ -12,7 +12,7 @@ CHOICES = {"FedPer": Choice(among=["slow", "fast"], figure="accuracy")}
 def figures(slow, fast):
     """Accuracies of two arms by seed."""
     return {
-        arm: {seed: {"accuracy": value} for seed, value in enumerate(values)}
+        arm: {seed: {"after/accuracy/mean": value} for seed, value in enumerate(values)}
         for arm, values in (("slow", slow), ("fast", fast))
     }
 
@@ -51,7 +51,9 @@ def test_a_choice_that_is_not_measured_is_shown_as_such():
 
 def test_beside_a_mean_over_clients_are_the_worst_client_and_the_spread():
     clients = [{"ada": 0.4, "bea": 0.6}, {"ada": 0.2, "bea": 1.0}]
-    units = {"slow": {seed: {"accuracy": Units(CLIENTS, {"": own})} for seed, own in enumerate(clients)}}
+    units = {
+        "slow": {seed: {"after/accuracy/mean": Units(CLIENTS, {"": own})} for seed, own in enumerate(clients)}
+    }
     chosen = choose_arms(CHOICES, figures([0.5, 0.6], [0.4, 0.8]), units, [0, 1])
     (row,) = choices_table(chosen).rows
     assert row[3] == "slow: 0.550 (0.300; 0.250); fast: 0.600"

@@ -15,7 +15,8 @@ from components.reporting.claims import (
     check_claims,
     claims_table,
 )
-from components.reporting.html import to_html
+from components.reporting.metrics import alias_of
+from components.reporting.page import Page, Section, to_html
 from components.reporting.units import CLIENTS, QUESTIONS, Units
 from tests.support.contests import LOSS, TIE, WIN, contest, pools
 
@@ -32,9 +33,18 @@ WINS = {"arm": "FedBis", "figure": "wins", "against": ["base policy"]}
 COMMON = {"arm": "FedBis", "figure": "common"}
 
 
+def by_metric(numbers):
+    """What is given by arm, seed and alias, by the names of metrics."""
+
+    def renamed(run):
+        return {alias_of(name).metrics[0]: value for name, value in run.items()}
+
+    return {arm: {seed: renamed(run) for seed, run in runs.items()} for arm, runs in numbers.items()}
+
+
 def evidence(figures=FIGURES, units=None, contests=None, seeds=(0, 1, 2)):
     contests = contests or {}
-    return Evidence(figures, units or {}, contests, pools(contests), seeds, 1000)
+    return Evidence(by_metric(figures), by_metric(units or {}), contests, pools(contests), seeds, 1000)
 
 
 def check(claim, figures=FIGURES, **parts):
@@ -327,10 +337,10 @@ def test_the_html_report_marks_verdicts_by_class():
     findings += check(COMMON | {"at_least": 0.85})
     findings += check(COMMON | {"at_least": 0.95})
     findings += check(WINS | {"above": 0.5})
-    html = to_html("B", [claims_table(findings)], [])
+    html = to_html(Page("B", "", [Section("Claims", "", [claims_table(findings)])]))
     for verdict in (HOLDS, UNDECIDED, FAILS):
-        assert f"<td class={verdict}>{verdict} [0.800, 0.900]</td>" in html
-    assert "<td class=undecided>undecided (not measured)</td>" in html
+        assert f'<td class="{verdict}">{verdict} [0.800, 0.900]</td>' in html
+    assert '<td class="undecided">undecided (not measured)</td>' in html
 
 
 def test_a_claim_draws_prompts_and_not_their_answers():

@@ -1,12 +1,9 @@
-"""Fronts of preferences: hypervolume, rank correlation, and their plot."""
-
-import itertools
+"""Fronts of preferences: hypervolume, rank correlation, and their charts."""
 
 import pytest
 
 from components.evaluation.diagnostics.base import FrontPoint
-from components.reporting.fronts import front_figures, plot_fronts, worst_rewards
-from tests.support.plots import drawn_figure
+from components.reporting.fronts import front_charts, front_metrics, worst_rewards
 
 POINTS = {
     "a": {"x": 3.0, "y": 1.0},
@@ -27,15 +24,15 @@ def front_of(points, preferences=PREFERENCES, base=ORIGIN):
 
 def figures(points, preferences=PREFERENCES):
     objectives = next(iter(points.values()))
-    return front_figures(front_of(points, preferences), dict.fromkeys(objectives, 0.0))
+    return front_metrics(front_of(points, preferences), dict.fromkeys(objectives, 0.0))
 
 
 def test_a_fronts_figures_are_its_volume_and_its_smallest_rank_correlation():
-    assert figures(POINTS) == {"hypervolume": pytest.approx(6.0), "rank": pytest.approx(1.0)}
+    assert figures(POINTS) == {"front/hypervolume": pytest.approx(6.0), "front/rank": pytest.approx(1.0)}
 
 
 def test_the_rank_correlation_is_the_smallest_over_the_objectives():
-    assert figures(POINTS | {"c": {"x": 2.5, "y": 3.0}})["rank"] == pytest.approx(0.5)
+    assert figures(POINTS | {"c": {"x": 2.5, "y": 3.0}})["front/rank"] == pytest.approx(0.5)
 
 
 def test_an_objective_with_equal_shares_has_no_part_in_the_rank_correlation():
@@ -53,12 +50,12 @@ def test_an_objective_with_equal_shares_has_no_part_in_the_rank_correlation():
         }
         for arm, share in shares.items()
     }
-    assert figures(points, preferences)["rank"] == pytest.approx(1.0)
+    assert figures(points, preferences)["front/rank"] == pytest.approx(1.0)
 
 
 def test_an_objective_whose_reward_is_the_same_in_all_arms_has_a_correlation_of_zero():
     constant = {arm: scores | {"y": 1.0} for arm, scores in POINTS.items()}
-    assert figures(constant)["rank"] == 0
+    assert figures(constant)["front/rank"] == 0
 
 
 def test_shares_that_differ_by_a_rounding_error_are_equal():
@@ -81,11 +78,11 @@ def test_shares_that_differ_by_a_rounding_error_are_equal():
         },
     }
     assert len({sum(shares.values()) for shares in preferences.values()}) > 1
-    assert figures(points, preferences)["rank"] == pytest.approx(1.0)
+    assert figures(points, preferences)["front/rank"] == pytest.approx(1.0)
 
 
 def test_arms_with_equal_preferences_have_no_rank_correlation():
-    assert figures(POINTS, {arm: {"x": 1.0, "y": 1.0} for arm in POINTS}).keys() == {"hypervolume"}
+    assert figures(POINTS, {arm: {"x": 1.0, "y": 1.0} for arm in POINTS}).keys() == {"front/hypervolume"}
 
 
 def test_the_worst_rewards_are_over_all_policies_of_all_fronts_and_the_base_policy():
@@ -97,35 +94,24 @@ def test_the_worst_rewards_are_over_all_policies_of_all_fronts_and_the_base_poli
 
 
 @pytest.fixture(scope="module")
-def fronts_figure(tmp_path_factory):
+def charts():
     """A front with two seeds, and one with the second seed only; one point is dominated."""
     front = front_of(POINTS | {"c": {"x": 1.0, "y": 1.0}})
-    figure = drawn_figure(
-        lambda: plot_fronts(
-            {"FIRM": {0: front, 1: front}, "FedCMOO-A": {1: front}}, tmp_path_factory.mktemp("f") / "f.png"
-        )
-    )
-    return figure
+    return front_charts({"FIRM": {0: front, 1: front}, "FedCMOO-A": {1: front}})
 
 
-def test_fronts_are_drawn_in_a_panel_per_seed(fronts_figure):
-    assert [axes.get_title() for axes in fronts_figure.axes] == ["seed 0", "seed 1"]
+def test_fronts_have_a_chart_per_seed(charts):
+    assert [chart.layout.title.text for chart in charts] == ["Fronts, seed 0", "Fronts, seed 1"]
+    assert [[trace.name for trace in chart.data if trace.name] for chart in charts] == [
+        ["FIRM", "base policy"],
+        ["FIRM", "FedCMOO-A", "base policy"],
+    ]
 
 
-def test_the_legend_also_names_a_front_that_the_first_seed_lacks(fronts_figure):
-    names = [text.get_text() for text in fronts_figure.legends[0].get_texts()]
-    assert names == ["FIRM", "base policy", "FedCMOO-A"]
+def test_a_dominated_point_is_on_no_line(charts):
+    assert [len(trace.x) for trace in charts[1].data if trace.mode == "lines"] == [2, 2]
 
 
-def test_a_dominated_point_is_on_no_line(fronts_figure):
-    assert [len(line.get_xdata()) for line in fronts_figure.axes[1].get_lines()] == [2, 2]
-
-
-def test_points_are_named_in_the_color_of_their_front(fronts_figure):
-    names = [(name.get_text(), name.get_color()) for name in fronts_figure.axes[1].texts]
-    assert names == [*((arm, "C0") for arm in "abc"), *((arm, "C1") for arm in "abc")]
-
-
-def test_names_of_two_fronts_with_equal_points_do_not_overlap(fronts_figure):
-    boxes = [name.get_window_extent() for name in fronts_figure.axes[1].texts]
-    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+def test_names_of_two_fronts_with_equal_points_are_on_two_sides(charts):
+    places = [trace.textposition for trace in charts[1].data if trace.mode == "markers+text"]
+    assert places == ["top right", "bottom left"]

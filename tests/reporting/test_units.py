@@ -1,21 +1,22 @@
-"""What figures are means of: the units' mean is the figure, for every figure that has units."""
+"""What metrics are means of: the units' mean is the metric, for every metric that has units."""
 
 import pytest
 
-from components.reporting.figures import answer_figures, reward_curve, run_figures
+from components.recipes import load_recipe
 from components.reporting.units import CLIENTS, QUESTIONS, Units, client_range, run_units
 from components.results import AccuracySummary
 from tests.support.results import (
     accuracy_report,
-    alignment_result,
     evaluation_result,
     federation_result,
-    question_result,
     round_evaluation,
+    run_results,
 )
 
-SCALE = 0.5
-ANSWERS = {"p1": "four", "p2": "seven77"}
+ANSWERS = [
+    {"prompt_id": name, "aligned": {"text": text}, "base": {"text": ""}}
+    for name, text in (("p1", "four"), ("p2", "seven77"))
+]
 
 
 def measured(rounds, ada, bea):
@@ -53,56 +54,55 @@ def question(name, number, answer, samples):
     }
 
 
-def test_the_mean_of_a_figures_units_is_the_figure():
-    curve = reward_curve(FEDERATION, SCALE)
-    figures = run_figures(FEDERATION, alignment_result(), EVALUATION, list(ANSWERS.values()), curve)
-    units = run_units(FEDERATION, EVALUATION, ANSWERS, [], SCALE)
+def test_the_mean_of_a_metrics_units_is_the_metric():
+    recipe = load_recipe("debug", ["federation.method=feddpo", "federation.options={}"])
+    results = run_results(recipe, federation=FEDERATION, evaluation=EVALUATION, answers=ANSWERS)
+    units = run_units(results, [])
     assert set(units) == {
-        "accuracy",
-        "best_accuracy",
-        "margin",
-        "reward",
-        "best_reward",
-        "summed",
-        "summed_best",
-        "explicit",
-        "implicit_reward",
-        "characters",
+        "after/accuracy/mean",
+        "after/accuracy/summed/mean",
+        "after/accuracy/explicit/mean",
+        "after/reward",
+        "after/reward_margin",
+        "best/accuracy/mean",
+        "largest/accuracy/summed/mean",
+        "largest/reward",
+        "implicit_reward/mean",
+        "answers/aligned_characters",
     }
     for name, own in units.items():
-        assert own.mean == pytest.approx(figures[name]), name
+        assert own.mean == pytest.approx(results.metrics[name]), name
 
 
-def test_selectors_have_no_units_of_implicit_rewards():
-    units = run_units(federation_result(), evaluation_result(), {}, [], None)
-    assert units == {}
+def test_selectors_have_no_units_of_implicit_rewards(debug):
+    assert set(run_units(run_results(debug), [])) == {"after/accuracy/mean"}
 
 
-def test_questions_are_units_by_set_and_every_set_counts_once():
+ACCURACY, SUCCESS = (f"questions/aligned/mean/{name}" for name in ("accuracy", "success"))
+
+
+def test_questions_are_units_by_set_and_every_set_counts_once(debug):
     rows = [
         question("csqa", 1, "A", ["B", "A"]),
         question("csqa", 2, "B", ["B", "B"]),
         question("csqa", 3, "B", ["B", "B"]),
         question("boolq", 1, "A", ["A", "A"]),
     ]
-    units = run_units(federation_result(), evaluation_result(), {}, rows, None)
-    assert units["answer_accuracy"].unit == QUESTIONS
-    assert units["answer_accuracy"].mean == pytest.approx((1 / 3 + 1) / 2)
-    assert units["success"].mean == pytest.approx((1 / 3 + 1) / 2)
-    assert units["answer_accuracy"].groups["csqa"] == {"1": 1.0, "2": 0.0, "3": 0.0}
+    units = run_units(run_results(debug), rows)
+    assert units[ACCURACY].unit == QUESTIONS
+    assert units[ACCURACY].mean == pytest.approx((1 / 3 + 1) / 2)
+    assert units[SUCCESS].mean == pytest.approx((1 / 3 + 1) / 2)
+    assert units[ACCURACY].groups["csqa"] == {"1": 1.0, "2": 0.0, "3": 0.0}
 
 
-def test_questions_without_samples_have_no_success():
-    rows = [question("csqa", 1, "A", [])]
-    result = evaluation_result(questions={"aligned": question_result(1.0)})
-    assert set(run_units(federation_result(), result, {}, rows, None)) == {"answer_accuracy"}
-    assert answer_figures(result, "aligned", [])["success"] is None
+def test_questions_without_samples_have_no_success(debug):
+    assert SUCCESS not in run_units(run_results(debug), [question("csqa", 1, "A", [])])
 
 
 def test_the_range_of_clients_is_the_mean_over_seeds():
     runs = {
-        0: {"summed": Units(CLIENTS, {"": {"ada": 0.4, "bea": 0.6}})},
-        1: {"summed": Units(CLIENTS, {"": {"ada": 0.2, "bea": 1.0}})},
+        0: {"after/accuracy/summed/mean": Units(CLIENTS, {"": {"ada": 0.4, "bea": 0.6}})},
+        1: {"after/accuracy/summed/mean": Units(CLIENTS, {"": {"ada": 0.2, "bea": 1.0}})},
     }
     assert client_range(runs, "summed") == pytest.approx((0.3, 0.25))
     assert client_range(runs, "kl") is None

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
 class RecordingSink:
-    """Records metrics, documents and the paths of plots.
+    """Records metrics, documents and charts.
 
     Attributes:
-        folder: plots are drawn into it; None does not draw them.
         metrics: value by name, by step.
         documents: JSON documents by path.
-        plots: paths of the plots, as artifacts.
+        charts: figures by path.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder
+    def __init__(self) -> None:
         self.metrics: dict[int, dict[str, float]] = {}
         self.documents: dict[str, Any] = {}
-        self.plots: list[str] = []
+        self.charts: dict[str, Sequence[Any]] = {}
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         self.metrics.setdefault(step, {}).update(metrics)
@@ -29,9 +26,5 @@ class RecordingSink:
     def log_json(self, content: Any, path: str) -> None:
         self.documents[path] = content
 
-    def log_plot(self, draw: Callable[[Path], None], path: str) -> None:
-        self.plots.append(path)
-        if self.folder is not None:
-            target = self.folder / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            draw(target)
+    def log_charts(self, figures: Sequence[Any], path: str) -> None:
+        self.charts[path] = figures

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from components.config import Recipe
+from components.reporting.metrics import RunResults
 from components.results import (
     AccuracyReport,
     AlignmentResult,
@@ -114,6 +116,17 @@ def evaluation_result(**values: Any) -> EvaluationResult:
         "rouge": {"aligned": {}, "base": {}},
     }
     return EvaluationResult(**defaults | values)
+
+
+def run_results(recipe: Recipe, **values: Any) -> RunResults:
+    """All results of a run of a recipe."""
+    defaults: dict[str, Any] = {
+        "federation": federation_result(),
+        "alignment": alignment_result(),
+        "evaluation": evaluation_result(),
+        "answers": [],
+    }
+    return RunResults(recipe, **defaults | values)
 
 
 def question_result(

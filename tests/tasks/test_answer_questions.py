@@ -24,8 +24,8 @@ from components.models.backbone import load_backbone
 from components.models.generation import Completion
 from components.models.policy import Policy, save_client_adapters
 from components.recipes import load_recipe
-from components.reporting.summary import questions_line
-from components.reporting.summary.optional_parts import question_lines
+from components.reporting.lines import questions_line
+from components.reporting.run import questions_table
 from components.results import EvaluationResult, PolicyRecord, QuestionFigures, QuestionResult
 from tasks import data
 from tasks.benchmark import share_generations
@@ -37,6 +37,7 @@ from tasks.tracking.client import mlflow_client
 from tasks.tracking.evaluate import log_evaluation
 from tasks.tracking.run_tree import FlowRunLink, open_phase, open_run_tracking
 from tests.support.adapters import random_tensors
+from tests.support.results import evaluation_result, run_results
 
 SETS = ("csqa", "aqua")
 CSQA = [
@@ -65,6 +66,12 @@ AQUA = [
 def plain_log(monkeypatch):
     for module in (questions_task, data):
         monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
+
+
+def table_of(questions):
+    """The report's table of answers to questions."""
+    evaluation = evaluation_result(questions=questions)
+    return questions_table(run_results(load_recipe("debug"), evaluation=evaluation))
 
 
 def write_rows(path, rows):
@@ -290,8 +297,8 @@ def test_without_samples_there_is_no_success_rate(truncated):
 def test_truncated_prompts_are_counted_and_the_table_names_the_setting(truncated):
     assert truncated.result.all.cut == 13
     assert all(row["cut"] for row in truncated.rows["csqa"])
-    lines = "\n".join(question_lines({"base": truncated.result}))
-    assert re.search(r"\b13 questions .*policy.max_prompt_tokens", lines)
+    caption = table_of({"base": truncated.result}).caption
+    assert re.search(r"\b13 questions .*policy.max_prompt_tokens", caption)
 
 
 def test_a_long_context_is_truncated_and_its_question_is_not(tmp_path):
@@ -541,7 +548,7 @@ TWO_SETS = QuestionResult(
 
 @pytest.fixture
 def table():
-    return question_lines({"base": TWO_SETS, "aligned": TWO_SETS})
+    return table_of({"base": TWO_SETS, "aligned": TWO_SETS})
 
 
 def test_the_table_has_a_row_for_each_set_and_policy_and_for_the_totals(table):
@@ -549,23 +556,23 @@ def test_the_table_has_a_row_for_each_set_and_policy_and_for_the_totals(table):
     rows = []
     for label in labels:
         rows += [f"{label}, base", f"{label}, aligned"]
-    assert [line.split("  ")[1] for line in table[1:]] == rows
+    assert [row[0] for row in table.rows] == rows
 
 
 def test_a_row_of_the_table_has_shares_their_intervals_and_the_shares_by_chance(table):
-    shares = ["25.0%", "[12.5%,", "40.0%]", "20.0%", "10.0%"]
-    success = ["75.0%", "[60.0%,", "87.5%]", "67.2%"]
-    assert table[1].split() == ["aqua", "(40),", "base", *shares, *success]
-    assert "success at 5" in table[0]
-    assert table[-1].split()[-5:] == ["25.0%", "20.0%", "10.0%", "75.0%", "67.2%"]
+    shares = ["25.0% [12.5%, 40.0%]", "20.0%", "10.0%"]
+    success = ["75.0% [60.0%, 87.5%]", "67.2%"]
+    assert table.rows[0] == ["aqua (40), base", *shares, *success]
+    assert table.header[4] == "success at 5 [95%]"
+    assert table.rows[-1][1:] == ["25.0%", "20.0%", "10.0%", "75.0%", "67.2%"]
 
 
 def test_a_table_of_one_set_without_samples_has_neither_totals_nor_success():
     figures = without_success(FIGURES)
     alone = QuestionResult(samples=0, sets={"aqua": figures}, all=figures, mean=without_success(MEAN))
-    lines = question_lines({"base": alone, "aligned": alone})
-    assert len(lines) == 3
-    assert "success" not in "\n".join(lines)
+    table = table_of({"base": alone, "aligned": alone})
+    assert len(table.rows) == 2
+    assert "success" not in " ".join(table.filled().header)
 
 
 def without_success(figures):

@@ -10,6 +10,7 @@ from components.benchmarks import arm_recipe
 from components.config.benchmark import Benchmark
 from components.federation.multi_objective import weight_series
 from components.io import write_json
+from components.reporting.benchmark import commits_line, short_commit
 from components.results import (
     AccuracyReport,
     AlignmentResult,
@@ -25,7 +26,7 @@ from components.results import (
 )
 from tasks import benchmark_report
 from tasks.benchmark_folder import arm_run, contest_path
-from tasks.benchmark_report import commits_line, short_commit, write_benchmark_report
+from tasks.benchmark_report import write_benchmark_report
 from tasks.benchmark_results import read_results
 from tasks.runs import RESULT, Run, contest_file, create_run
 from tests.support.contests import LOSS, TIE, WIN, contest
@@ -214,7 +215,7 @@ def write_report(folder: Path, plan: Benchmark) -> WrittenReport:
     return WrittenReport(
         (out / "report.md").read_text(),
         (out / "report.html").read_text(),
-        json.loads((out / "figures.json").read_text()),
+        json.loads((out / "metrics.json").read_text()),
     )
 
 
@@ -224,17 +225,20 @@ def test_the_report_has_the_commits_the_judge_the_base_policy_and_the_claims(fin
     report = write_report(finished, PLAN)
     for line in (
         "- commit of the runs: abcabcabcabc\n- report written by commit defdefdefdef-dirty\n",
-        "| FedBis: common taste at least 0.9 | undecided (one seed, 1 of 2 seeds) | - |",
+        "| FedBis: common taste at least 0.9 | undecided (one seed, 1 of 2 seeds) |",
         "| FedBis against FedDPO: share of wins among wins and losses above 0.5 | undecided (one seed,"
-        " 1 of 2 seeds) | - |",
-        "(worst client; spread)",
+        " 1 of 2 seeds) |",
+        "the worst client and the spread",
         "| position consistency, FedBis against base policy | 0.500 |",
         "| own accuracy, held-out pairs | 84 |",
         "| base policy | 1 |",
     ):
         assert line in report.text, line
-    assert report.page.count("data:image/png") == 3
-    for title in ("Selectors and judge over the alignment", "Rewards over the rounds"):
+    assert report.page.count("data-chart=") == 7
+    for title in (
+        "Selectors and judge over the alignment: FedBis, seed 0",
+        "Reward of the chosen completions",
+    ):
         assert title in report.page, title
 
 
@@ -252,11 +256,11 @@ def test_the_contests_of_runs_and_between_arms_are_read_by_seed(results):
 
 
 def test_the_base_policy_has_the_figures_of_its_answers_for_each_seed(results):
-    assert results.base == {0: {"rougeLsum": 0.1, "characters": 1.5}}
+    assert results.base == {0: {"rouge/aligned/rougeLsum": 0.1, "answers/aligned_characters": 1.5}}
 
 
 def test_a_seed_without_a_finished_run_has_no_figures(results):
-    assert {arm: set(by_seed) for arm, by_seed in results.figures.items()} == {"FedBis": {0}, "FedDPO": {0}}
+    assert {arm: set(by_seed) for arm, by_seed in results.metrics.items()} == {"FedBis": {0}, "FedDPO": {0}}
 
 
 @pytest.mark.slow
@@ -320,15 +324,15 @@ def test_the_volume_of_a_front_is_above_the_smallest_rewards_of_all_policies_the
 
     good: (4 - 1)(2 - 0.5) + (2 - 1)(5 - 2); poor: (3 - 1)(1 - 0.5), to which (1, 1.5) adds nothing.
     """
-    figures = read_results(fronts, FRONTS).figures
-    assert figures["good"][0]["hypervolume"] == pytest.approx(7.5)
-    assert figures["poor"][0]["hypervolume"] == pytest.approx(1.0)
+    figures = read_results(fronts, FRONTS).metrics
+    assert figures["good"][0]["front/hypervolume"] == pytest.approx(7.5)
+    assert figures["poor"][0]["front/hypervolume"] == pytest.approx(1.0)
 
 
 def test_the_rank_of_a_front_correlates_each_arms_preference_with_its_reward(fronts):
-    figures = read_results(fronts, FRONTS).figures
-    assert figures["good"][0]["rank"] == pytest.approx(1.0)
-    assert figures["poor"][0]["rank"] == pytest.approx(-1.0)
+    figures = read_results(fronts, FRONTS).metrics
+    assert figures["good"][0]["front/rank"] == pytest.approx(1.0)
+    assert figures["poor"][0]["front/rank"] == pytest.approx(-1.0)
 
 
 def test_a_front_has_the_scores_of_its_arms_and_of_the_base_policy(fronts):
@@ -344,6 +348,6 @@ def test_a_front_has_the_scores_of_its_arms_and_of_the_base_policy(fronts):
 def test_the_report_shows_fronts_their_claims_and_answers_of_their_policies(fronts):
     report = write_report(fronts, FRONTS)
     assert report.figures["claims"][0]["verdict"] == "undecided"
-    assert report.figures["figures"]["good"]["0"]["hypervolume"] == pytest.approx(7.5)
+    assert report.figures["metrics"]["good"]["0"]["front/hypervolume"] == pytest.approx(7.5)
     assert "Fronts" in report.page
     assert "good, seed 0" in report.text

@@ -16,7 +16,8 @@ from components.evaluation.alpaca import checks
 from components.evaluation.length_control import fit_length_controlled_rate
 from components.io import read_json, write_json
 from components.recipes import load_recipe
-from components.reporting.summary.optional_parts import alpaca_lines
+from components.reporting import run
+from components.reporting.page import text_table
 from components.results import (
     AlignmentResult,
     AlpacaEvalContest,
@@ -35,6 +36,7 @@ from tasks.tracking.evaluate import log_evaluation
 from tasks.tracking.run_tree import FlowRunLink, open_phase, open_run_tracking
 from tests.support.judges import LengthSection, with_judge
 from tests.support.preparation import preparation_report
+from tests.support.results import evaluation_result, run_results
 
 ANNOTATOR = str(Path(__file__).resolve().parents[1] / "fixtures" / "alpaca_eval" / "always_second")
 PROMPTS = [f"question {i}" for i in range(12)]
@@ -258,7 +260,10 @@ FIGURES = AlpacaEvalFigures(
 def alpaca_table(figures, note):
     contest = AlpacaEvalContest(baseline="gpt4_1106_preview", figures=figures)
     contests = {"aligned_vs_reference": contest}
-    return "\n".join(alpaca_lines(AlpacaEvalResult(annotator="weighted", contests=contests, note=note)))
+    result = AlpacaEvalResult(annotator="weighted", contests=contests, note=note)
+    evaluation = evaluation_result(alpaca_eval=result)
+    table = run.alpaca_table(run_results(load_recipe("debug"), evaluation=evaluation))
+    return "\n".join([*text_table(table), table.caption])
 
 
 def test_the_table_of_alpaca_eval_shows_the_figures_and_why_one_is_missing():
@@ -268,9 +273,9 @@ def test_the_table_of_alpaca_eval_shows_the_figures_and_why_one_is_missing():
         " 3.40 ",
         " 0.54 ",
         " 2.86 ",
-        " - ",
-        "6.61  [4.43, 9.26]",
-        "23 wins, 0 draws, 782 losses; 1,041 characters",
+        "6.61 [4.43, 9.26]",
+        "23/0/782",
+        "1,041",
         "annotator: weighted",
         "It needs a file.",
     ):
@@ -290,7 +295,7 @@ def test_the_table_of_alpaca_eval_shows_a_dash_for_what_is_not_finite():
     table = alpaca_table(complete, None)
     assert " 5.44 " in table
     assert "2 without a preference" in table
-    assert "-  [-, -]" in table
+    assert "- [-, -]" in table
     assert "None" not in table
 
 

@@ -205,14 +205,11 @@ def curve(debug, selectors, tmp_path):
     base = write_answers(tmp_path / "base.json", ["m", "good m", "m", "a prompt of no checkpoint"])
     run = JudgedRun(with_judge(debug, AlphabetSection()), tmp_path, tmp_path)
     record, workspace = selectors
-    return judging.draw_reward_hacking_curve.fn(
-        run, record, workspace, answers, base, tmp_path / "reward-hacking.png"
-    )
+    return judging.draw_reward_hacking_curve.fn(run, record, workspace, answers, base)
 
 
-def test_the_curve_has_a_point_for_each_checkpoint_on_the_prompts_with_all_answers(curve, tmp_path):
+def test_the_curve_has_a_point_for_each_checkpoint_on_the_prompts_with_all_answers(curve):
     assert [(point.step, point.prompts) for point in curve] == [(4, 3), (8, 3)]
-    assert (tmp_path / "reward-hacking.png").is_file()
 
 
 def test_the_proxy_is_the_share_of_prompts_that_most_selectors_prefer_and_equal_answers_count_half(curve):

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from components.reporting.summary import accuracy_line, partition_line
+from components.reporting.lines import accuracy_line, partition_line
 from components.results import AccuracyReport
 from tasks.report import write_tables
 from tasks.runs import Run

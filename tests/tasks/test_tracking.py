@@ -18,7 +18,7 @@ from tasks.runs import create_run
 from tasks.tracking import run_tree
 from tasks.tracking.align import register_policy
 from tasks.tracking.client import RunLog, metric_name, mlflow_client, tracking_uri
-from tasks.tracking.federate import FederationLog, log_round_evaluation, log_steps
+from tasks.tracking.federate import FederationLog, client_table, log_round_evaluation, log_steps
 from tasks.tracking.prepare import log_data
 from tasks.tracking.report import log_benchmark_report
 from tasks.tracking.run_tree import FlowRunLink, close_failed, close_run, open_phase, open_run_tracking
@@ -42,8 +42,12 @@ def client(mlflow_store):
 
 
 @pytest.fixture
-def phase(run, debug, client):
-    open_run_tracking.fn(run, debug, LINK)
+def parent(run, debug, client):
+    return open_run_tracking.fn(run, debug, LINK)
+
+
+@pytest.fixture
+def phase(run, debug, parent):
     return open_phase.fn(run, debug.tracking, "federate")
 
 
@@ -83,8 +87,8 @@ def records(store, random_adapter):
 
 
 @pytest.fixture
-def target(phase, debug, store):
-    return FederationLog(phase, debug, store, {})
+def target(phase, parent, debug, store):
+    return FederationLog(phase, parent, debug, store, {})
 
 
 def history(client, run_id, key):
@@ -129,28 +133,43 @@ def test_a_resumed_run_reopens_its_mlflow_runs_and_records_a_new_commit(run, deb
     assert client.get_run(first[0]).info.status == "FINISHED"
 
 
-def test_the_step_of_a_metric_is_the_round_and_clients_are_series_of_one_run(target, client, records):
+def test_the_main_curves_are_at_the_parent_with_the_range_of_clients_and_all_else_at_the_phase(
+    target, client, records
+):
     log_steps.fn(target, records, 0)
-    run_id = target.run_id
-    assert dict(history(client, run_id, "server/server_step")) == pytest.approx({1: 0.1, 2: 0.2, 3: 0.3})
-    assert dict(history(client, run_id, "clients/ada/loss")) == pytest.approx({1: 0.7, 2: 0.35, 3: 0.7 / 3})
-    assert dict(history(client, run_id, "train/loss"))[2] == pytest.approx((0.35 + 0.5) / 2)
-    assert history(client, run_id, "round/failed") == [(1, 1), (2, 1), (3, 1)]
+    parent = target.parent
+    assert dict(history(client, parent, "server/server_step")) == pytest.approx({1: 0.1, 2: 0.2, 3: 0.3})
+    assert dict(history(client, parent, "train/loss"))[2] == pytest.approx((0.35 + 0.5) / 2)
+    assert dict(history(client, parent, "train/loss_min")) == pytest.approx({1: 0.5, 2: 0.35, 3: 0.7 / 3})
+    assert dict(history(client, parent, "train/loss_max")) == pytest.approx({1: 0.7, 2: 0.5, 3: 0.5})
+    assert history(client, target.run_id, "round/failed") == [(1, 1), (2, 1), (3, 1)]
+    names = [set(client.get_run(run_id).data.metrics) for run_id in (parent, target.run_id)]
+    assert not names[0] & names[1]
+    assert not [name for name in names[1] if "ada" in name]
 
 
-def test_a_measure_between_rounds_is_logged_with_its_scalars_and_its_series(phase, client):
+def test_the_table_of_clients_has_a_row_for_each_client_of_each_step(records):
+    columns = client_table(records)
+    assert columns["round"] == [1, 1, 2, 2, 3, 3]
+    assert columns["client"] == ["ada", "bea"] * 3
+    assert columns["loss"][2:4] == [0.35, 0.5]
+    assert columns["steps"] == [None] * 6
+
+
+def test_a_measure_between_rounds_is_logged_with_its_scalars_and_its_series(target, client):
     evaluation = round_evaluation(2)
     measures = {"rewards": Metrics(scalars={"mean": 0.5}, series={"prompts": [0.25, 0.75]})}
-    log_round_evaluation.fn(phase, evaluation.model_copy(update={"measures": measures}))
-    assert history(client, phase, "rewards/mean") == [(2, 0.5)]
-    assert history(client, phase, "rewards/after_round_2/prompts") == [(1, 0.25), (2, 0.75)]
+    log_round_evaluation.fn(target, evaluation.model_copy(update={"measures": measures}))
+    assert history(client, target.parent, "accuracy/mean") == [(2, 0.6)]
+    assert history(client, target.run_id, "rewards/mean") == [(2, 0.5)]
+    assert history(client, target.run_id, "rewards/after_round_2/prompts") == [(1, 0.25), (2, 0.75)]
 
 
 @pytest.mark.parametrize(
     ("phase_name", "rounds_done", "names"),
     [
-        ("train", 1, ["clients/ada/new", "train/new", "server/new"]),
-        ("gradients", 0, ["clients/ada/gradients/new", "gradients/clients/new", "gradients/new"]),
+        ("train", 1, ["train/new_min", "train/new", "server/new"]),
+        ("gradients", 0, ["gradients/clients/new_max", "gradients/clients/new", "gradients/new"]),
     ],
 )
 def test_a_number_that_no_built_in_method_has_is_logged(target, client, phase_name, rounds_done, names):
@@ -165,13 +184,6 @@ def test_a_number_that_no_built_in_method_has_is_logged(target, client, phase_na
 def test_a_value_that_is_not_finite_is_not_logged(target, client, records):
     log_steps.fn(target, records, 0)
     assert not any("odd" in key for key in client.get_run(target.run_id).data.metrics)
-
-
-def test_the_series_of_a_client_continue_over_the_rounds(target, client):
-    first = step_record(1, clients={"ada": client_record(0.7, reward=[1.0, 2.0])})
-    second = step_record(2, clients={"ada": client_record(0.7, reward=[3.0])})
-    log_steps.fn(target, [first, second], 0)
-    assert history(client, target.run_id, "series/ada/reward") == [(1, 1.0), (2, 2.0), (3, 3.0)]
 
 
 def test_the_series_of_the_server_continue_over_the_rounds(target, client):
@@ -206,14 +218,12 @@ def test_bytes_sent_in_a_round_are_summed_over_its_steps_and_bytes_kept_are_not(
     for start in range(3):
         log_steps.fn(target, records[: start + 1], start)
     expected = {
-        "clients/ada/bytes_sent": [(1, 5), (2, 25)],
-        "clients/ada/bytes_kept": [(1, 7), (2, 7)],
-        "round/bytes_sent": [(1, 5), (2, 45)],
         "round/bytes_received": [(1, 2), (2, 6)],
         "round/bytes_kept": [(1, 7), (2, 7)],
         "gradients/lambda/clean": [(2, 0.25)],
     }
     assert {name: history(client, target.run_id, name) for name in expected} == expected
+    assert history(client, target.parent, "round/bytes_sent") == [(1, 5), (2, 45)]
 
 
 @pytest.mark.slow
@@ -222,7 +232,7 @@ def test_steps_that_are_logged_twice_have_the_values_of_steps_logged_once(target
     for _ in range(2):
         log_steps.fn(target, records, 0)
     assert len(logged_models(client, target.run_id)) == 3
-    assert [step for step, _ in history(client, target.run_id, "train/loss")] == [1, 2, 3]
+    assert [step for step, _ in history(client, target.parent, "train/loss")] == [1, 2, 3]
     paths = sorted(info.path for info in client.list_artifacts(target.run_id, "rounds"))
     assert paths == [f"rounds/{step:05d}.json" for step in (1, 2, 3)]
 
@@ -278,16 +288,21 @@ def prepared_copy(prepared, tmp_path):
     shutil.copytree(prepared, folder)
     (folder / "docs").mkdir()
     (folder / "docs" / "index.html").write_text("docs")
-    for name in ("partition.png", "report.json"):
-        (folder / name).write_text("{}")
+    (folder / "report.json").write_text("{}")
     return folder
 
 
-def test_the_data_are_logged_with_their_hashes_and_the_partition(phase, client, prepared_copy):
-    log_data.fn(phase, prepared_copy, preparation_report())
+def test_the_data_are_logged_as_data_sets_of_the_parent_and_the_partition_at_the_phase(
+    phase, parent, debug, client, prepared_copy
+):
+    log_data.fn(phase, parent, prepared_copy, debug.data, preparation_report())
     data = client.get_run(phase).data
     digest = hashlib.sha256((prepared_copy / "pairs.parquet").read_bytes()).hexdigest()
-    assert data.tags["data.sha256.pairs.parquet"] == digest
+    inputs = {one.dataset.name: one for one in client.get_run(parent).inputs.dataset_inputs}
+    assert set(inputs) == {"pairs", "prompts", "judge"}
+    assert inputs["pairs"].dataset.digest == digest[:36]
+    assert inputs["pairs"].dataset.source_type == debug.data.source
+    assert [(tag.key, tag.value) for tag in inputs["pairs"].tags] == [("mlflow.data.context", "training")]
     expected = {
         "partition/clients": 4,
         "partition/std": 2.24,
@@ -297,7 +312,7 @@ def test_the_data_are_logged_with_their_hashes_and_the_partition(phase, client, 
     }
     assert {name: data.metrics[name] for name in expected} == expected
     paths = {info.path for info in client.list_artifacts(phase, "data")}
-    assert paths == {"data/partition.png", "data/clients.json", "data/report.json", "data/docs"}
+    assert paths == {"data/clients.json", "data/report.json", "data/docs"}
 
 
 @pytest.fixture

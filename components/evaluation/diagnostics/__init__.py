@@ -20,11 +20,3 @@ DIAGNOSTICS: Registry[type[Diagnostic]] = Registry(
 def load_diagnostics(names: list[str]) -> list[Diagnostic]:
     """Diagnostics of a method, in the order of their names in its options."""
     return [DIAGNOSTICS.load(name)() for name in names]
-
-
-def figure_labels() -> dict[str, str]:
-    """Labels of the figures of all diagnostics, by name."""
-    labels: dict[str, str] = {}
-    for diagnostic in load_diagnostics(DIAGNOSTICS.names()):
-        labels |= diagnostic.figure_labels
-    return labels

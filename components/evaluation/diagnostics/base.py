@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from components.evaluation.plotting import Image
 from components.results import FederationResult, StepRecord
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
 
 Groups = Mapping[str, str | None]
 """True group by client; None if the source does not know it."""
@@ -25,8 +26,8 @@ class DiagnosticSink(Protocol):
         """Log a JSON document as an artifact."""
         ...
 
-    def log_plot(self, draw: Callable[[Path], None], path: str) -> None:
-        """Log a plot as an artifact; `draw` writes the PNG."""
+    def log_charts(self, figures: Sequence[Figure], path: str) -> None:
+        """Log charts as an artifact, one HTML page."""
         ...
 
 
@@ -50,8 +51,8 @@ class Summary:
     """A diagnostic of one run.
 
     Attributes:
-        figures: numbers for the tables of a benchmark, by name.
-        data: input of the diagnostic's plots of a benchmark; each diagnostic has its own type.
+        figures: metrics of the run, by name; the name of the diagnostic precedes it elsewhere.
+        data: input of the diagnostic's charts of a benchmark; each diagnostic has its own type.
         front: the run's point in a front of preferences; None for methods with one objective.
     """
 
@@ -78,13 +79,7 @@ class DiagnosedRun:
 
 
 class Diagnostic:
-    """Logs and summarizes what is specific to a method. All parts are optional.
-
-    Attributes:
-        figure_labels: labels of its figures in tables, by name.
-    """
-
-    figure_labels: ClassVar[dict[str, str]] = {}
+    """Logs, summarizes and draws what is specific to a method. All parts are optional."""
 
     def log(self, record: StepRecord, groups: Groups, sink: DiagnosticSink) -> None:
         """Log a committed step."""
@@ -93,14 +88,17 @@ class Diagnostic:
         """Log the finished rounds."""
 
     def summarize(self, result: FederationResult, run: DiagnosedRun) -> Summary:
-        """Summarize the finished rounds for a benchmark."""
+        """Summarize the finished rounds."""
         return Summary()
 
-    def plot_benchmark(self, summaries: Mapping[str, Mapping[int, Summary]], folder: Path) -> list[Image]:
-        """Plots of a benchmark.
+    def run_charts(self, result: FederationResult, run: DiagnosedRun) -> list[Figure]:
+        """Charts of a run's report."""
+        return []
+
+    def benchmark_charts(self, summaries: Mapping[str, Mapping[int, Summary]]) -> list[Figure]:
+        """Charts of a benchmark's report.
 
         Args:
             summaries: by arm and seed, for the arms whose method declares the diagnostic.
-            folder: receives the PNG files.
         """
         return []

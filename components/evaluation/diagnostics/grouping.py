@@ -2,51 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import cycle
-from pathlib import Path
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from components.evaluation.diagnostics.base import (
-    DiagnosedRun,
-    Diagnostic,
-    DiagnosticSink,
-    Groups,
-    Summary,
-)
-from components.evaluation.plotting import Image, integer_ticks, label, save_figure
+from components.charts import Line, heat_map, line_chart
+from components.evaluation.diagnostics.base import DiagnosedRun, Diagnostic, DiagnosticSink, Groups, Summary
 from components.federation.grouping import adjusted_rand_index
 from components.federation.methods.fedbiscuit import GroupingMemory
 from components.results import FederationResult, StepRecord
 
-FOLDER = "grouping"
-"""Prefix of the logged metrics, and folder of the logged plots."""
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
 
 RandCurve = list[tuple[int, float]]
 """(rounds done, adjusted Rand index) of each grouping."""
 
 
 class GroupingDiagnostic(Diagnostic):
-    """Heat map of the losses, and adjusted Rand index if the true groups are known."""
-
-    figure_labels: ClassVar[dict[str, str]] = {"adjusted_rand_index": "adjusted Rand index"}
+    """The losses by which clients are grouped, and adjusted Rand index if the true groups are known."""
 
     def log(self, record: StepRecord, groups: Groups, sink: DiagnosticSink) -> None:
-        """Log a grouping; other steps have none."""
+        """Log the agreement of a grouping; other steps have none."""
         assignment = grouping_of(record)
-        if assignment is None:
-            return
-        if any(groups.values()):
+        if assignment is not None and any(groups.values()):
             index = adjusted_rand_index(assignment, groups)
-            sink.log_metrics({f"{FOLDER}/adjusted_rand_index": index}, record.logged_at)
-        losses = {name: client.losses for name, client in record.clients.items()}
-        slots = list(record.adapters)
-        sink.log_plot(
-            lambda path: plot_losses(slots, losses, assignment, groups, path),
-            f"{FOLDER}/{record.step:05d}.png",
-        )
+            sink.log_metrics({"grouping/adjusted_rand_index": index}, record.logged_at)
 
     def summarize(self, result: FederationResult, run: DiagnosedRun) -> Summary:
         """Agreement of the last grouping, and of each."""
@@ -62,18 +42,28 @@ class GroupingDiagnostic(Diagnostic):
             figures["adjusted_rand_index"] = adjusted_rand_index(result.outcome.assignment, run.groups)
         return Summary(figures, curve)
 
-    def plot_benchmark(self, summaries: Mapping[str, Mapping[int, Summary]], folder: Path) -> list[Image]:
-        """Agreement over the rounds."""
-        curves = {
-            arm: {seed: summary.data for seed, summary in runs.items() if summary.data}
+    def run_charts(self, result: FederationResult, run: DiagnosedRun) -> list[Figure]:
+        """The losses of the last grouping, and the agreement over the rounds."""
+        groupings = [record for record in result.records if grouping_of(record) is not None]
+        charts = [loss_map(groupings[-1], run.groups)] if groupings else []
+        return charts + self.benchmark_charts({run.name: {run.seed: self.summarize(result, run)}})
+
+    def benchmark_charts(self, summaries: Mapping[str, Mapping[int, Summary]]) -> list[Figure]:
+        """Agreement over the rounds, a line per arm and seed."""
+        lines = [
+            Line(
+                f"{arm}, seed {seed}",
+                [done for done, _ in summary.data],
+                [index for _, index in summary.data],
+            )
             for arm, runs in summaries.items()
-        }
-        curves = {arm: runs for arm, runs in curves.items() if runs}
-        if not curves:
+            for seed, summary in runs.items()
+            if summary.data
+        ]
+        if not lines:
             return []
-        path = folder / "grouping.png"
-        plot_rand_index(curves, path)
-        return [Image("Groups over the rounds", path, "Every grouping of all clients.")]
+        title = "Agreement with the true groups (1: equal)"
+        return [line_chart(title, "rounds done", "adjusted Rand index", lines, reference=(0.0, "chance"))]
 
 
 def grouping_of(record: StepRecord) -> dict[str, str] | None:
@@ -83,70 +73,24 @@ def grouping_of(record: StepRecord) -> dict[str, str] | None:
     return memory.assignment if is_grouping else None
 
 
-def plot_losses(
-    slots: Sequence[str],
-    losses: Mapping[str, Sequence[float]],
-    assignment: Mapping[str, str],
-    groups: Groups,
-    path: Path,
-) -> None:
-    """Clients' validation losses on all selectors, with the group of each client.
+def loss_map(record: StepRecord, groups: Groups) -> Figure:
+    """Clients' validation losses on all selectors (nats), with a frame around the selector of each.
 
     Args:
-        slots: names of the selectors, in the order of the losses.
-        losses: by client, one per selector (nats); clients that reported none are missing.
-        assignment: selector by client.
+        record: a step that grouped the clients; those that reported no losses have no colors.
         groups: the clients' true groups, by which the rows are sorted.
-        path: PNG to write.
     """
+    assignment = grouping_of(record) or {}
+    slots = list(record.adapters)
     names = sorted(assignment, key=lambda name: (groups.get(name) or "", name))
-    no_vote = [float("nan")] * len(slots)
-    table = np.array([losses.get(name, no_vote) for name in names], dtype=float)
-    size = (2.5 + 1.1 * len(slots), 1.2 + min(0.28 * len(names), 12))
-    with save_figure(path, dpi=120, figsize=size) as (figure, axes):
-        image = axes.imshow(table, aspect="auto", cmap="viridis")
-        figure.colorbar(image, ax=axes, label="validation loss (nats)")
-        columns = [slots.index(assignment[name]) for name in names]
-        axes.scatter(
-            columns,
-            range(len(names)),
-            marker="s",
-            s=60,
-            facecolors="none",
-            edgecolors="red",
-            linewidths=1.5,
-        )
-        axes.set_xticks(range(len(slots)), slots, rotation=30, ha="right", fontsize=8)
-        labels = [label(name + (f" ({groups[name]})" if groups.get(name) else "")) for name in names]
-        axes.set_yticks(range(len(names)), labels if len(names) <= 60 else [""] * len(names), fontsize=7)
-        axes.set_title("Client grouping (red: the client's group)", fontsize=9)
-
-
-def plot_rand_index(curves: Mapping[str, Mapping[int, RandCurve]], path: Path) -> None:
-    """Adjusted Rand index of each grouping by the rounds done, a line per arm and seed.
-
-    Args:
-        curves: by arm and seed.
-        path: PNG to write.
-    """
-    with save_figure(path, figsize=(9, 4)) as (figure, axes):
-        for (arm, runs), style in zip(curves.items(), cycle(["-", "--", ":", "-."]), strict=False):
-            for position, (seed, curve) in enumerate(runs.items()):
-                axes.plot(
-                    [rounds for rounds, _ in curve],
-                    [index for _, index in curve],
-                    linestyle=style,
-                    marker="o",
-                    markersize=4,
-                    color=f"C{position % 10}",
-                    label=label(f"{arm}, seed {seed}"),
-                )
-        for level in (0, 1):
-            axes.axhline(level, color="grey", linewidth=0.8, linestyle="--")
-        axes.set(
-            xlabel="rounds done",
-            ylabel="adjusted Rand index",
-            title="Agreement of the groups with the clients' true ones (1: equal, 0: chance)",
-        )
-        integer_ticks(axes)
-        figure.legend(fontsize=8, loc="outside right upper")
+    labels = {name: name + (f" ({groups[name]})" if groups.get(name) else "") for name in names}
+    losses = {name: client.losses for name, client in record.clients.items()}
+    unknown = [float("nan")] * len(slots)
+    return heat_map(
+        f"Client grouping after round {record.rounds_done} (frame: the client's selector)",
+        "validation loss (nats)",
+        list(labels.values()),
+        slots,
+        [losses.get(name, unknown) for name in names],
+        {label: assignment[name] for name, label in labels.items()},
+    )

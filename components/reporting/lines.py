@@ -8,7 +8,7 @@ from components.data.report import PartitionSummary, PreparationReport
 from components.results import AccuracyReport, Metrics, QuestionResult, StepRecord
 
 MAX_DOMAINS = 20
-"""Maximum number of domains that a line or a table shows; with more it shows none.
+"""Number of domains beyond which a line or a table shows none.
 
 metrics.json has all of them. SHP has 18 domains (FedBiscuit section 6)."""
 

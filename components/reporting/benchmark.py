@@ -1,0 +1,388 @@
+"""The report of a benchmark: claims, tables of means over seeds, win rates, charts and answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from components.charts import Interval, bar_chart, curve_charts, interval_chart
+from components.config.benchmark import BASE_POLICY, WINS, Benchmark
+from components.data.records import answered_prompt
+from components.evaluation.contests import Contest
+from components.evaluation.diagnostics.base import Summary
+from components.reporting.choices import ChosenArm, choices_table
+from components.reporting.claims import Finding, claims_table
+from components.reporting.formats import (
+    format_client_range,
+    format_counts,
+    format_equal_length,
+    format_mean,
+    format_number,
+    format_percent,
+    format_rate,
+)
+from components.reporting.fronts import Front, front_charts
+from components.reporting.metrics import ALIASES, alias_of, named
+from components.reporting.page import Answers, Chart, Notes, Page, Part, Section, Table
+from components.reporting.run import hacking_chart
+from components.reporting.units import Units, UnitsByMetric, client_range
+from components.results import ContestFigures, CurvePoint
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+REWARD_TITLES = {
+    "reward": "Reward of the chosen completions",
+    "margin": "Reward margin",
+    "accuracy": "Accuracy by the implicit reward",
+    "summed": "Accuracy by log-likelihood",
+}
+SHOWN_PROMPTS = 4
+"""Prompts whose answers are shown for each front."""
+
+
+@dataclass
+class BenchmarkResults:
+    """The finished runs, by arm (or name of a contest or front) and seed.
+
+    Attributes:
+        metrics: numbers by name; fronts have some too.
+        units: what metrics are means of.
+        resamples: of the bootstrap intervals; the most of any run.
+        base: the base policy's metrics, by seed.
+        contests: verdicts.
+        judges: numbers of the judges, by seed.
+        rewards: implicit rewards by round.
+        hacking: reward-hacking curves.
+        diagnostics: summaries of the methods' diagnostics, by name of the diagnostic first.
+        commits: commits of each run.
+        fronts: policies in the space of the objectives.
+        answers: rows of answers.json of the arms of fronts, of a front's first complete seed.
+    """
+
+    metrics: dict[str, dict[int, dict[str, float]]] = field(default_factory=dict)
+    units: dict[str, dict[int, dict[str, Units]]] = field(default_factory=dict)
+    resamples: int = 0
+    base: dict[int, dict[str, float]] = field(default_factory=dict)
+    contests: dict[str, dict[int, Contest]] = field(default_factory=dict)
+    judges: dict[int, dict[str, float]] = field(default_factory=dict)
+    rewards: dict[str, dict[int, Sequence[Mapping[str, float]]]] = field(default_factory=dict)
+    hacking: dict[str, dict[int, list[CurvePoint]]] = field(default_factory=dict)
+    diagnostics: dict[str, dict[str, dict[int, Summary]]] = field(default_factory=dict)
+    commits: dict[str, list[str]] = field(default_factory=dict)
+    fronts: dict[str, dict[int, Front]] = field(default_factory=dict)
+    answers: dict[str, dict[str, list[dict[str, Any]]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ReportedBenchmark:
+    """What a report shows.
+
+    Attributes:
+        name: of the benchmark's folder.
+        benchmark: its arms, seeds and claims.
+        results: of the finished runs.
+        pools: contests, pooled over seeds.
+        findings: the checked claims.
+        chosen: the choices.
+        charts: of the methods' diagnostics.
+        commit: of the code that writes the report.
+    """
+
+    name: str
+    benchmark: Benchmark
+    results: BenchmarkResults
+    pools: Mapping[str, ContestFigures]
+    findings: Sequence[Finding]
+    chosen: Sequence[ChosenArm]
+    charts: Sequence[Figure]
+    commit: str
+
+
+def benchmark_page(reported: ReportedBenchmark) -> Page:
+    """The report of a benchmark."""
+    benchmark, results = reported.benchmark, reported.results
+    claims: list[Part] = [claims_table(reported.findings)] if reported.findings else []
+    if reported.chosen:
+        claims.append(choices_table(reported.chosen))
+    first = [claim.figure for claim in benchmark.claims if claim.figure != WINS]
+    means, single = metrics_tables(
+        results, [*first, *(choice.figure for choice in benchmark.choices.values())]
+    )
+    curves = [*curve_charts(results.rewards, REWARD_TITLES), *_hacking_charts(results), *reported.charts]
+    if results.fronts and len(_front_point(results.fronts).scores) > 1:
+        curves += front_charts(results.fronts)
+    seeds = ", ".join(map(str, benchmark.seeds))
+    return Page(
+        reported.name,
+        f"recipe {benchmark.recipe}, {len(benchmark.arms)} arms, seeds {seeds}",
+        [
+            Section("Claims", "What the benchmark is expected to show, and whether it does.", claims),
+            Section(
+                "Methods",
+                "Means over the seeds, with the worst client beside the mean.",
+                [means, *_bars(results)],
+            ),
+            Section(
+                "Win rates",
+                "What the judge says of the answers of two policies to the same prompts.",
+                [
+                    *_win_rates(results.contests, reported.pools),
+                    contests_table(results.contests, reported.pools),
+                    judges_table(results),
+                ],
+            ),
+            Section("Curves", "How the numbers went over the rounds.", [Chart(figure) for figure in curves]),
+            Section("Answers", "Answers by preference, of the first prompts by id.", list(_answers(results))),
+            Section("Each seed", "The numbers that the means are of.", [single]),
+            Section("Settings and commits", "What the runs can be repeated from.", [Notes(_notes(reported))]),
+        ],
+    )
+
+
+def _notes(reported: ReportedBenchmark) -> list[str]:
+    """The settings and the commits, a line each."""
+    benchmark = reported.benchmark
+    notes = [
+        commits_line(reported.results.commits),
+        f"report written by commit {short_commit(reported.commit)}",
+        "accuracies are of the selectors' majority, or of the trained policy's implicit reward; a client"
+        " step is an optimizer step of the arm's own batch size",
+    ]
+    if benchmark.settings:
+        notes.append(f"all arms: {'; '.join(benchmark.settings)}")
+    return notes + [f"{arm}: {'; '.join(settings)}" for arm, settings in benchmark.arms.items()]
+
+
+def short_commit(commit: str) -> str:
+    """The first 12 digits of a commit, with '-dirty' where files differed from it."""
+    return commit[:12] + ("-dirty" if commit.endswith("-dirty") else "")
+
+
+def commits_line(commits: Mapping[str, Sequence[str]]) -> str:
+    """The commits of the runs, and which run is of which where they differ.
+
+    Args:
+        commits: by run, the commits of the code that worked on it; empty where none was recorded.
+    """
+    runs_of: dict[str, list[str]] = {}
+    for run, own in commits.items():
+        runs_of.setdefault(", then ".join(map(short_commit, own)) or "not recorded", []).append(run)
+    if len(runs_of) == 1:
+        return f"commit of the runs: {next(iter(runs_of))}"
+    parts = [f"{commit} ({', '.join(runs)})" for commit, runs in runs_of.items()]
+    return f"commits of the runs: {'; '.join(parts)}"
+
+
+# --- tables
+
+
+def metrics_tables(results: BenchmarkResults, first: Sequence[str] = ()) -> tuple[Table, Table]:
+    """Means over seeds, and the numbers of each seed.
+
+    Args:
+        results: of the finished runs.
+        first: aliases or metrics that come first, e.g. those of claims.
+    """
+    arms = results.metrics | ({BASE_POLICY: results.base} if any(results.base.values()) else {})
+    runs = [run for by_seed in arms.values() for run in by_seed.values()]
+    known = set[str]().union(*runs)
+    names = [
+        name
+        for name in dict.fromkeys([*first, *ALIASES, *_reward_names(runs)])
+        if alias_of(name).metrics[0] in known  # an accuracy of assigned adapters only where some are assigned
+    ]
+    labels = [alias_of(name).label for name in names]
+    means, single = [], []
+    for arm, by_seed in arms.items():
+        units = results.units.get(arm, {})
+        means.append([arm, str(len(by_seed)), *(_cell(name, by_seed, units) for name in names)])
+        for seed, run in by_seed.items():
+            cells = (_cell(name, {seed: run}, {seed: units.get(seed, {})}) for name in names)
+            single.append([arm, str(seed), *cells])
+    caption = (
+        "Mean ± sample standard deviation over seeds. In brackets, beside a mean over clients: the worst"
+        " client and the spread, as means over seeds. The spread is the standard deviation over the clients"
+        " of a seed."
+    )
+    return (
+        Table("Means over seeds", ["method", "seeds", *labels], means, caption),
+        Table("Each seed", ["method", "seed", *labels], single),
+    )
+
+
+def _reward_names(runs: Sequence[Mapping[str, float]]) -> list[str]:
+    """Aliases of the single objectives' rewards."""
+    prefix = "after/rewards/"
+    names = {name.removeprefix(prefix) for run in runs for name in run if name.startswith(prefix)}
+    return [f"reward:{name}" for name in sorted(names - {"kl"})]
+
+
+def _has(runs: Sequence[Mapping[str, float]], name: str) -> bool:
+    return any(named(run, name) is not None for run in runs)
+
+
+def _cell(name: str, runs: Mapping[int, Mapping[str, float]], units: Mapping[int, UnitsByMetric]) -> str:
+    values = [value for run in runs.values() if (value := named(run, name)) is not None]
+    return format_mean(values) + format_client_range(client_range(units, name)) if values else "-"
+
+
+def contests_table(
+    contests: Mapping[str, Mapping[int, Contest]], pools: Mapping[str, ContestFigures]
+) -> Table:
+    """Win rates, uncorrected and at equal length, over the answers of all seeds, and by seed.
+
+    Args:
+        contests: by name and seed.
+        pools: their numbers over all seeds.
+    """
+    rows = []
+    for name, pool in pools.items():
+        by_seed = contests[name]
+        ours = [length for contest in by_seed.values() for length in contest.ours]
+        theirs = [length for contest in by_seed.values() for length in contest.theirs]
+        prompts = {prompt for contest in by_seed.values() for prompt in contest.units}
+        rates = {seed: contest.win_rate() for seed, contest in by_seed.items()}
+        rows.append(
+            [
+                name,
+                f"{len(ours)} ({len(prompts)})",
+                format_rate(pool.win_rate, pool.low, pool.high)
+                + (f" ({format_counts(pool)})" if ours else ""),
+                format_equal_length(pool),
+                format_percent(pool.ties_half),
+                f"{np.mean(ours):.0f}, {np.mean(theirs):.0f}" if ours else "-",
+                "; ".join(
+                    f"{seed}: {format_percent(rate.win_rate)}" + (f" ({format_counts(rate)})" if ours else "")
+                    for seed, rate in rates.items()
+                ),
+            ]
+        )
+    header = [
+        "contest",
+        "answers (different prompts)",
+        "win rate [95%] (wins/ties/losses)",
+        "a tie half, at equal length [95%]",
+        "a tie half",
+        "characters",
+        "by seed",
+    ]
+    return Table(
+        "Win rates over the answers of all seeds",
+        header,
+        rows,
+        "A win rate is wins / (wins + ties + losses). Intervals are 95% bootstraps over the answers (the same"
+        " prompt with two seeds counts as two): they concern these policies, one per seed, and no other seed."
+        " Where the seeds are further apart than the interval is wide, the seed decides and not the method."
+        " At equal length: what a logistic model of the length difference predicts for answers of equal"
+        " length (components/evaluation/length_control.py).",
+    )
+
+
+def judges_table(results: BenchmarkResults) -> Table:
+    """The judge's position consistency in each contest and seed, and its own accuracy."""
+    contests, judges = results.contests, results.judges
+    seeds = sorted(set[int]().union(*contests.values()))
+    rows = []
+    for name, by_seed in contests.items():
+        cells = [format_number(by_seed[seed].consistency) if seed in by_seed else "-" for seed in seeds]
+        rows.append([f"position consistency, {name}", *cells])
+    if any(judges.values()):
+        rows += _judge_accuracy_rows(judges, seeds)
+    return Table(
+        "The judge",
+        ["", *(f"seed {seed}" for seed in seeds)],
+        rows,
+        "Position consistency: the share of pairs on which the verdicts in both orders agree. The judge's own"
+        " accuracy is on held-out pairs of owners outside the federation.",
+    )
+
+
+def _judge_accuracy_rows(judges: Mapping[int, Mapping[str, float]], seeds: Sequence[int]) -> list[list[str]]:
+    prefix = "judge_accuracy"
+    keys = set[str]().union(*judges.values())
+    domains = sorted(key for key in keys if key.startswith(f"{prefix}/"))
+    rows = []
+    for key in (prefix, *domains):
+        domain = key.removeprefix(prefix).removeprefix("/")
+        name = f"own accuracy, pairs of domain {domain}" if domain else "own accuracy"
+        rows.append([name, *(format_number(judges.get(seed, {}).get(key)) for seed in seeds)])
+    pairs = [judges.get(seed, {}).get("judge_held_out_pairs") for seed in seeds]
+    cells = ["not recorded" if count is None else f"{count:.0f}" for count in pairs]
+    return [*rows, ["own accuracy, held-out pairs", *cells]]
+
+
+# --- charts and answers
+
+
+def accuracy_names(runs: Sequence[Mapping[str, float]]) -> list[str]:
+    """Aliases of the accuracies that are shown for these runs.
+
+    Runs with tastes: by taste, and with the clients' own adapters if that differs. Other runs: by
+    the metric that scores a pair.
+    """
+    by_taste = [name for name in ("common", "own") if _has(runs, name)]
+    if by_taste:
+        differs = any(named(run, "own_assigned") != named(run, "own") for run in runs)
+        return [*by_taste, "own_assigned"] if differs else by_taste
+    return [name for name in ("accuracy", "summed", "per_token", "explicit") if _has(runs, name)]
+
+
+def _bars(results: BenchmarkResults) -> list[Chart]:
+    runs = [run for by_seed in results.metrics.values() for run in by_seed.values()]
+    bars: dict[str, dict[str, float]] = {}
+    singles: dict[str, dict[str, list[float]]] = {}
+    for name in accuracy_names(runs):
+        label = alias_of(name).label
+        for arm, by_seed in results.metrics.items():
+            values = [value for run in by_seed.values() if (value := named(run, name)) is not None]
+            if values:
+                bars.setdefault(label, {})[arm] = float(np.mean(values))
+                singles.setdefault(label, {})[arm] = values
+    if not bars:
+        return []
+    title = "Accuracy on held-out pairs (points: seeds)"
+    return [Chart(bar_chart(title, "accuracy", bars, reference=(0.5, "chance"), singles=singles))]
+
+
+def _win_rates(
+    contests: Mapping[str, Mapping[int, Contest]], pools: Mapping[str, ContestFigures]
+) -> list[Chart]:
+    rows = []
+    for name, pool in pools.items():
+        if math.isfinite(pool.win_rate):
+            singles = [contest.win_rate().win_rate for contest in contests[name].values()]
+            rows.append(Interval(name, pool.win_rate, pool.low, pool.high, singles))
+    if not rows:
+        return []
+    caption = "Over the answers of all seeds. A tie is neither a win nor a loss, so both may be below half."
+    return [Chart(interval_chart("Win rates, 95% intervals", "win rate", rows, 0.5), caption)]
+
+
+def _hacking_charts(results: BenchmarkResults) -> list[Figure]:
+    return [
+        hacking_chart(f"Selectors and judge over the alignment: {arm}, seed {seed}", curve)
+        for arm, by_seed in results.hacking.items()
+        for seed, curve in by_seed.items()
+    ]
+
+
+def _front_point(fronts: Mapping[str, Mapping[int, Front]]) -> Any:
+    return next(iter(next(iter(next(iter(fronts.values())).values())).values()))
+
+
+def _answers(results: BenchmarkResults) -> Iterator[Answers]:
+    """Answers of the policies of each front to the first prompts that all of them answered."""
+    for name, by_arm in results.answers.items():
+        rows = {arm: {row["prompt_id"]: row for row in answers} for arm, answers in by_arm.items()}
+        shared = set.intersection(*map(set, rows.values()))
+        first = next(iter(rows.values()))
+        prompts = sorted(answer for answer in shared if answered_prompt(answer) == answer)[:SHOWN_PROMPTS]
+        for prompt in prompts:
+            texts = {BASE_POLICY: first[prompt]["base"]["text"]}
+            texts |= {f"{name}: {arm}": own[prompt]["aligned"]["text"] for arm, own in rows.items()}
+            yield Answers(first[prompt]["prompt"], texts)

@@ -1,0 +1,246 @@
+"""A report as sections of tables, charts and texts; rendered as HTML, markdown or text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from html import unescape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+SHOWN_COLUMNS = 8
+"""Columns of a table that are in view; the others are in a second table, which a reader opens."""
+EMPTY = ("", "-")
+"""Cells without content; a column of them is left out."""
+NUMBER = re.compile(r"[-+]?\d[\d,/]*(\.\d+)?( ?%| s| MB)?( (±|→) [\d.,%]+)?( \[[^\]]*\])?")
+"""Cells that are aligned to the right."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table.
+
+    Attributes:
+        title: heading.
+        header, rows: cells.
+        caption: what the numbers cover.
+    """
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+    caption: str = ""
+
+    def filled(self) -> Table:
+        """The table without the columns in which no row has anything; the first one stays."""
+        kept = [
+            number
+            for number in range(len(self.header))
+            if number == 0 or any(row[number] not in EMPTY for row in self.rows)
+        ]
+        return Table(
+            self.title,
+            [self.header[number] for number in kept],
+            [[row[number] for number in kept] for row in self.rows],
+            self.caption,
+        )
+
+    def split(self) -> list[Table]:
+        """The columns in view; and where there are more, a second table with all of them."""
+        if len(self.header) <= SHOWN_COLUMNS:
+            return [self]
+        view = Table(
+            self.title, self.header[:SHOWN_COLUMNS], [row[:SHOWN_COLUMNS] for row in self.rows], self.caption
+        )
+        return [view, Table(f"All {len(self.header)} columns", self.header, self.rows)]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart, and what it shows."""
+
+    figure: Figure
+    caption: str = ""
+
+    @property
+    def title(self) -> str:
+        """Its heading as plain text."""
+        return unescape(self.figure.layout.title.text)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers of policies to the same prompt, and verdicts on them.
+
+    Attributes:
+        prompt: the prompt.
+        texts: by policy.
+        verdicts: by contest, who wrote the better answer.
+    """
+
+    prompt: str
+    texts: dict[str, str]
+    verdicts: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Code:
+    """A text in a fixed-width font, e.g. commands.
+
+    Attributes:
+        title: heading; empty without one.
+        text: the lines.
+        is_folded: whether a reader opens it.
+    """
+
+    title: str
+    text: str
+    is_folded: bool = False
+
+
+@dataclass(frozen=True)
+class Notes:
+    """Sentences, as a list."""
+
+    lines: Sequence[str]
+
+
+Part = Table | Chart | Answers | Code | Notes
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of a report.
+
+    Attributes:
+        title: heading.
+        lead: a sentence that says what the section tells.
+        parts: in their order.
+    """
+
+    title: str
+    lead: str
+    parts: Sequence[Part]
+
+    @property
+    def has_only_charts(self) -> bool:
+        """Whether all parts are charts, which then stand side by side."""
+        return all(isinstance(part, Chart) for part in self.parts)
+
+
+@dataclass(frozen=True)
+class Page:
+    """A report.
+
+    Attributes:
+        title, subtitle: what it is of.
+        sections: in their order; those without parts are left out.
+    """
+
+    title: str
+    subtitle: str
+    sections: Sequence[Section]
+
+    def tables(self) -> Iterator[Table]:
+        """All tables."""
+        for section in self.sections:
+            yield from (part for part in section.parts if isinstance(part, Table))
+
+
+def cell_class(text: str) -> str:
+    """The class of a cell in the HTML: a claim's verdict, a number, or empty for other cells."""
+    first = text.split(" ", 1)[0]
+    if first in ("holds", "fails", "undecided"):
+        return first
+    return "number" if NUMBER.fullmatch(text) else ""
+
+
+def to_html(page: Page) -> str:
+    """The report as one HTML file, which needs no network: charts are drawn by plotly.js inside it."""
+    from jinja2 import Environment, FileSystemLoader
+    from plotly.offline import get_plotlyjs
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"cell_class": cell_class, "anchor": _anchor}
+    environment.tests |= {
+        name.lower(): lambda part, kind=kind: isinstance(part, kind)
+        for name, kind in (("Table", Table), ("Chart", Chart), ("Answers", Answers), ("Code", Code))
+    }
+    shown = [section for section in page.sections if section.parts]
+    has_charts = any(isinstance(part, Chart) for section in shown for part in section.parts)
+    template = environment.get_template("page.html.j2")
+    return template.render(page=page, sections=shown, plotly=get_plotlyjs() if has_charts else "")
+
+
+def _anchor(title: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+
+
+def to_markdown(page: Page) -> str:
+    """The report as markdown, without charts."""
+    lines = [f"# {page.title}", "", page.subtitle]
+    for section in page.sections:
+        if not section.parts:
+            continue
+        lines += ["", f"## {section.title}", "", section.lead]
+        for part in section.parts:
+            lines += ["", *_markdown(part)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _markdown(part: Part) -> list[str]:
+    if isinstance(part, Table):
+        return [f"### {part.title}", "", *markdown_table(part), *(["", part.caption] if part.caption else [])]
+    if isinstance(part, Answers):
+        texts = [f"- **{_one_line(policy)}**: {_one_line(text)}" for policy, text in part.texts.items()]
+        verdicts = [f"- {contest}: {verdict}" for contest, verdict in part.verdicts.items()]
+        return [f"> {_one_line(part.prompt)}", "", *texts, *verdicts]
+    if isinstance(part, Code):
+        return [*([part.title, ""] if part.title else []), "```", part.text, "```"]
+    if isinstance(part, Notes):
+        return [f"- {line}" for line in part.lines]
+    return []
+
+
+def markdown_table(table: Table) -> list[str]:
+    """The lines of a table without its empty columns."""
+    filled = table.filled()
+    rows = [filled.header, ["---"] * len(filled.header), *filled.rows]
+    return ["| " + " | ".join(_one_line(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def text_table(table: Table, width: int = 0) -> list[str]:
+    """The lines of a table without its empty columns, for a terminal.
+
+    Args:
+        table: the table; its title is the heading of the first column.
+        width: least width of the first column, so that several tables have it in common.
+    """
+    filled = table.filled()
+    rows = [[table.title, *filled.header[1:]], *([f"  {row[0]}", *row[1:]] for row in filled.rows)]
+    widths = [max(len(row[number]) for row in rows) for number in range(len(filled.header))]
+    widths[0] = max(widths[0], width)
+    lines = []
+    for row in rows:
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(size) for cell, size in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def first_column_width(tables: Sequence[Table]) -> int:
+    """The width that the first columns of several tables have in common."""
+    return max(
+        (len(text) for table in tables for text in (table.title, *(f"  {row[0]}" for row in table.rows))),
+        default=0,
+    )

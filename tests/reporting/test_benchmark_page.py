@@ -1,0 +1,264 @@
+"""The report of a benchmark: its tables, charts and answers."""
+
+import pytest
+
+from components.benchmarks import read_benchmark
+from components.evaluation.contests import Contest
+from components.reporting.benchmark import (
+    BenchmarkResults,
+    ReportedBenchmark,
+    accuracy_names,
+    benchmark_page,
+    commits_line,
+    contests_table,
+    judges_table,
+    metrics_tables,
+)
+from components.reporting.claims import HOLDS, Finding
+from components.reporting.formats import format_equal_length, format_mean
+from components.reporting.page import to_html, to_markdown
+from components.reporting.units import CLIENTS, PROMPTS, Units
+from tests.support.contests import LOSS, TIE, WIN, contest
+
+COMMON = "after/accuracy/domain/common"
+OWN = "after/accuracy/domain/own"
+SUMMED = "after/accuracy/summed/mean"
+METRICS = {
+    "FedBis": {0: {COMMON: 0.9, OWN: 0.5}, 1: {COMMON: 0.8, OWN: 0.6}},
+    "FedDPO": {0: {COMMON: 0.6}},
+}
+CONTESTS = {"FedBis against base policy": {0: contest([WIN, WIN, TIE]), 1: contest([LOSS])}}
+BASE = {0: {"rouge/aligned/rougeLsum": 0.2}, 1: {"rouge/aligned/rougeLsum": 0.4}}
+
+
+def pools_of(contests):
+    return {name: Contest.pooled(by_seed).figures(500) for name, by_seed in contests.items()}
+
+
+# --- metrics
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [([0.9, 0.8], "0.850 ± 0.071"), ([0.5], "0.500"), ([100.0, 300.0], "200 ± 141")],
+)
+def test_means_are_over_seeds_with_the_sample_standard_deviation(values, text):
+    assert format_mean(values) == text
+
+
+def test_the_means_have_a_row_for_each_arm_and_for_the_base_policy():
+    means, single = metrics_tables(BenchmarkResults(metrics=METRICS, base=BASE))
+    assert means.header == ["method", "seeds", "common taste", "own taste", "ROUGE-L"]
+    assert means.rows == [
+        ["FedBis", "2", "0.850 ± 0.071", "0.550 ± 0.071", "-"],
+        ["FedDPO", "1", "0.600", "-", "-"],
+        ["base policy", "2", "-", "-", "0.300 ± 0.141"],
+    ]
+    assert [row[:3] for row in single.rows] == [
+        ["FedBis", "0", "0.900"],
+        ["FedBis", "1", "0.800"],
+        ["FedDPO", "0", "0.600"],
+        ["base policy", "0", "-"],
+        ["base policy", "1", "-"],
+    ]
+
+
+def test_what_claims_are_on_comes_first():
+    means, _ = metrics_tables(BenchmarkResults(metrics=METRICS), ["own"])
+    assert means.header[2:4] == ["own taste", "common taste"]
+
+
+def test_beside_a_mean_over_clients_are_the_worst_client_and_the_spread():
+    metrics = {
+        "FedPer": {0: {SUMMED: 0.5, "align/kl_sequence": 1.0}, 1: {SUMMED: 0.6}},
+        "front": {0: {"front/rank": 1.0}},
+    }
+    clients = [{"ada": 0.4, "bea": 0.6}, {"ada": 0.2, "bea": 1.0}]
+    units = {"FedPer": {seed: {SUMMED: Units(CLIENTS, {"": own})} for seed, own in enumerate(clients)}}
+    means, single = metrics_tables(BenchmarkResults(metrics=metrics, units=units))
+    assert means.header[2] == "accuracy by log-likelihood"
+    assert [row[2] for row in means.rows] == ["0.550 ± 0.071 (0.300; 0.250)", "-"]
+    assert [row[2] for row in single.rows] == ["0.500 (0.400; 0.100)", "0.600 (0.200; 0.400)", "-"]
+    assert "standard deviation over the clients" in means.caption
+
+
+def test_means_over_prompts_have_no_worst_client():
+    name = "answers/aligned_characters"
+    units = {"FedPer": {0: {name: Units(PROMPTS, {"": {"a": 1.0, "b": 3.0}})}}}
+    means, _ = metrics_tables(BenchmarkResults(metrics={"FedPer": {0: {name: 2.0}}}, units=units))
+    assert means.rows == [["FedPer", "1", "2.000"]]
+
+
+def test_times_of_aggregation_are_shown_to_the_millisecond():
+    metrics = {
+        "A": {0: {"cost/aggregation_seconds": 0.0206}, 1: {"cost/aggregation_seconds": 0.0306}},
+        "B": {0: {"cost/train_seconds": 4.0}},
+    }
+    means, single = metrics_tables(BenchmarkResults(metrics=metrics))
+    assert means.header[-2:] == ["training (s)", "aggregation (s per round)"]
+    assert [row[-1] for row in means.rows] == ["0.026 ± 0.007", "-"]
+    assert [row[-1] for row in single.rows] == ["0.021", "0.031", "-"]
+
+
+def test_rewards_of_objectives_have_a_column_each_and_fronts_a_row_of_their_own():
+    rewards = {"after/rewards/helpful": 0.5, "after/rewards/clean": 2.5, "after/rewards/kl": 0.1}
+    metrics = {"FIRM": {0: rewards}, "front": {0: {"front/hypervolume": 1.0}}}
+    means, _ = metrics_tables(BenchmarkResults(metrics=metrics))
+    assert means.header[2:] == [
+        "hypervolume",
+        "KL of sampled answers (nats)",
+        "reward, clean",
+        "reward, helpful",
+    ]
+    assert means.rows == [
+        ["FIRM", "1", "-", "0.100", "2.500", "0.500"],
+        ["front", "1", "1.000", "-", "-", "-"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("runs", "names"),
+    [
+        ([{COMMON: 0.9, OWN: 0.5, "after/accuracy/mean": 0.7}], ["common", "own"]),
+        ([{OWN: 0.5, "after/accuracy_assigned/domain/own": 0.6}], ["own", "own_assigned"]),
+        ([{"after/accuracy/mean": 0.7}, {SUMMED: 0.5}], ["accuracy", "summed"]),
+        ([{"front/hypervolume": 1.0}], []),
+    ],
+)
+def test_accuracies_are_shown_by_taste_if_they_have_tastes_and_none_twice(runs, names):
+    assert accuracy_names(runs) == names
+
+
+# --- contests and judges
+
+
+def test_the_table_of_contests_has_the_pooled_rate_its_corrections_and_each_seed():
+    pools = pools_of(CONTESTS)
+    (row,) = contests_table(CONTESTS, pools).rows
+    pool = pools["FedBis against base policy"]
+    assert row[:3] == ["FedBis against base policy", "4 (3)", "50.0% [0.0%, 100.0%] (2/1/1)"]
+    assert row[3:6] == [format_equal_length(pool), f"{pool.ties_half:.1%}", "5, 5"]
+    assert row[6] == "0: 66.7% (2/1/0); 1: 0.0% (0/0/1)"
+
+
+def test_the_caption_of_the_contests_states_over_what_the_intervals_are():
+    caption = contests_table(CONTESTS, pools_of(CONTESTS)).caption
+    assert "over the answers" in caption
+    assert "no other seed" in caption
+
+
+def test_a_contest_without_answers_has_dashes():
+    contests = {"A against B": {0: contest([])}}
+    (row,) = contests_table(contests, pools_of(contests)).rows
+    assert set(row[2:]) == {"-", "0: -"}
+
+
+def test_the_judges_table_has_its_consistency_and_its_own_accuracy_on_a_number_of_pairs():
+    contests = {"A against base policy": {0: contest([WIN] * 4, opposed=1), 1: contest([WIN] * 2, opposed=1)}}
+    judges = {
+        0: {"judge_accuracy": 0.7, "judge_accuracy/own": 0.5, "judge_held_out_pairs": 84},
+        1: {"judge_accuracy": 0.6},
+    }
+    table = judges_table(BenchmarkResults(contests=contests, judges=judges))
+    assert table.header == ["", "seed 0", "seed 1"]
+    assert table.rows == [
+        ["position consistency, A against base policy", "0.750", "0.500"],
+        ["own accuracy", "0.700", "0.600"],
+        ["own accuracy, pairs of domain own", "0.500", "-"],
+        ["own accuracy, held-out pairs", "84", "not recorded"],
+    ]
+
+
+def test_a_judge_that_was_not_trained_has_no_accuracy():
+    table = judges_table(BenchmarkResults(contests=CONTESTS, judges={0: {}, 1: {}}))
+    assert len(table.rows) == 1
+
+
+# --- the page
+
+
+def answers(text, prompts):
+    """Rows of stored answers to prompts in any order."""
+    return [
+        {
+            "prompt_id": prompt,
+            "prompt": f"to {prompt}",
+            "aligned": {"text": f"{text} {prompt}"},
+            "base": {"text": f"base {prompt}"},
+        }
+        for prompt in prompts
+    ]
+
+
+@pytest.fixture(scope="module")
+def page():
+    """The report of two arms."""
+    finding = Finding("FedBis: own taste at least 0.5", HOLDS, 0.5, 0.6, "", "2 seeds", "0: 0.5", "mean 0.5")
+    curve = [{"round": 0, "reward": 0.0}, {"round": 2, "reward": 1.0}]
+    samples = {"one": answers("one", ["d", "a", "a#1", "b"]), "two": answers("two", ["a#1", "a"])}
+    results = BenchmarkResults(
+        metrics=METRICS,
+        base=BASE,
+        contests=CONTESTS,
+        rewards={"FedDPO": {0: curve}},
+        commits={"FedBis-seed-0": ["a" * 40, "b" * 40 + "-dirty"], "FedDPO-seed-0": []},
+        answers={"FIRM, seed 0": samples},
+    )
+    return benchmark_page(
+        ReportedBenchmark(
+            "B <1>",
+            read_benchmark("summarization"),
+            results,
+            pools_of(CONTESTS),
+            [finding],
+            [],
+            [],
+            "c" * 40,
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["0.850 ± 0.071", "FedBis against base policy", "(2/1/1)", "cccccccccccc", "Intervals are", HOLDS]
+)
+def test_numbers_contests_notes_captions_and_verdicts_are_in_both_forms_of_the_report(page, text):
+    assert text in to_markdown(page)
+    assert text in to_html(page)
+
+
+def test_sections_without_content_are_not_shown(page):
+    html = to_html(page)
+    assert 'id="claims"' in html
+    assert 'id="curves"' in html
+
+
+def test_policies_of_a_front_answer_the_first_prompts_that_all_answered(page):
+    (section,) = [section for section in page.sections if section.title == "Answers"]
+    assert [(part.prompt, part.texts) for part in section.parts] == [
+        ("to a", {"base policy": "base a", "FIRM, seed 0: one": "one a", "FIRM, seed 0: two": "two a"})
+    ]
+
+
+def test_charts_show_accuracies_win_rates_and_rewards(page):
+    charts = [part.figure for section in page.sections for part in section.parts if hasattr(part, "figure")]
+    bars, rates, rewards = charts
+    assert bars.data[0].y == pytest.approx((0.85, 0.6))
+    assert rates.data[0].x == (0.5,)
+    assert list(rewards.data[0].y) == [0.0, 1.0]
+
+
+def test_the_commits_of_runs_are_listed_where_they_differ(page):
+    runs = {"A-seed-0": ["a" * 40], "A-seed-1": ["a" * 40], "B-seed-0": ["b" * 40 + "-dirty"]}
+    assert commits_line(runs) == (
+        "commits of the runs: aaaaaaaaaaaa (A-seed-0, A-seed-1); bbbbbbbbbbbb-dirty (B-seed-0)"
+    )
+    assert commits_line({"A-seed-0": []}) == "commit of the runs: not recorded"
+
+
+def test_the_assigned_adapters_have_a_column_where_some_are_assigned():
+    assigned = "after/accuracy_assigned/domain/own"
+    means, _ = metrics_tables(
+        BenchmarkResults(metrics={"A": {0: {OWN: 0.5, assigned: 0.7}}, "B": {0: {OWN: 0.6}}})
+    )
+    assert means.header[2:] == ["own taste", "own taste, own adapter"]
+    assert [row[2:] for row in means.rows] == [["0.500", "0.700"], ["0.600", "0.600"]]

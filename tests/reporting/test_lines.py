@@ -1,0 +1,115 @@
+"""Lines of a run's log."""
+
+import re
+
+from components.data.report import (
+    MarginSummary,
+    PartitionSummary,
+    PreparationReport,
+    RowCounts,
+    TreeCounts,
+    ValidationSummary,
+)
+from components.reporting.lines import (
+    accuracy_line,
+    margins_line,
+    measure_line,
+    partition_line,
+    questions_line,
+    round_line,
+)
+from components.results import Metrics
+from tests.support.results import accuracy_report, client_record, question_result, step_record
+
+
+def numbers_of(text):
+    """The numbers in a text, in their order."""
+    return re.findall(r"\d[\d,.]*\d|\d", text)
+
+
+# --- Prepared data
+
+
+def preparation(**values):
+    """A report of prepared data with the partition of FedBiscuit's table 5."""
+    every = PartitionSummary(samples=92858, clients=53, max=12985, min=1, std=2284.33)
+    train = PartitionSummary(samples=65000, clients=53, max=9100, min=0, std=1600.5)
+    defaults = {
+        "rows": RowCounts(source=0, pairs=0, left_out={}, judge=0, prompts={}, dropped={}),
+        "splits": {},
+        "partition": every,
+        "partition_train": train,
+        "clients_without_train": [],
+        "expectations": ValidationSummary(success=True, expectations=[]),
+    }
+    return PreparationReport(**defaults | values)
+
+
+def test_the_partition_is_a_line_with_the_columns_of_table_5_over_all_pairs_and_over_training_pairs():
+    every = ["92,858", "53", "12,985", "1", "2,284.33"]
+    train = ["65,000", "9,100", "0", "1,600.50"]
+    assert numbers_of(partition_line(preparation())) == [*every, *train]
+
+
+def test_margins_of_thoughts_are_a_line_with_the_number_of_tied_siblings():
+    rows = preparation().rows.model_copy(
+        update={"trees": TreeCounts(pairs=3, questions=1, dropped={"same score": 7})}
+    )
+    report = preparation(rows=rows, margins=MarginSummary(pairs=1234, min=1, median=2, max=9))
+    assert numbers_of(margins_line(report)) == ["1,234", "1", "2", "9", "7"]
+
+
+def test_without_pairs_of_thoughts_the_line_of_margins_is_empty():
+    assert margins_line(preparation()) == ""
+
+
+# --- Accuracies
+
+
+def test_the_accuracy_is_a_line_with_its_domains():
+    line = accuracy_line(accuracy_report())
+    assert numbers_of(line) == ["0.600", "0.400", "0.800", "0.200", "0.900", "0.500"]
+    assert line.endswith("common 0.900, own 0.500")
+
+
+def test_the_line_of_an_accuracy_over_many_domains_leaves_them_out():
+    domains = {f"Question {n}?": 0.5 for n in range(36)}
+    assert numbers_of(accuracy_line(accuracy_report(domains=domains))) == ["0.600", "0.400", "0.800", "0.200"]
+
+
+def test_the_line_of_an_accuracy_also_has_that_of_assigned_adapters():
+    assigned = accuracy_report(mean=0.7, domains={})
+    line = accuracy_line(accuracy_report(domains={}, assigned=assigned))
+    assert numbers_of(line) == ["0.600", "0.400", "0.800", "0.200", "0.700", "0.400", "0.800", "0.200"]
+
+
+def test_a_measure_of_a_method_is_a_line():
+    assert measure_line("rewards", Metrics(scalars={"helpful": 1.5, "kl": 0.25})) == (
+        "rewards: helpful 1.500, kl 0.250"
+    )
+
+
+# --- Steps of the federation
+
+
+def test_a_round_is_a_line_with_the_clients_their_mean_loss_and_the_servers_steps():
+    clients = {"ada": client_record({"loss": 0.5}), "bea": client_record({"loss": 0.7})}
+    line = round_line(step_record(clients=clients, server={"s0/server_step": 0.25, "s0/members": 2}))
+    assert line == "2 clients, training loss 0.600, server moved 0.250"
+
+
+def test_a_step_within_a_round_is_a_line_with_its_name_and_all_numbers_of_the_server():
+    record = step_record(phase="grouping", rounds_done=0, server={"moved": 3.0, "loss_of_group": 0.5})
+    assert round_line(record) == "grouping: 0 clients, moved 3, loss_of_group 0.5"
+
+
+def test_clients_that_failed_or_were_refused_are_named_with_the_reason():
+    line = round_line(step_record(failed={"ada": "no memory"}, refused={"bea": "NaN in A"}))
+    assert line == "0 clients, failed: ada (no memory), refused: bea (NaN in A)"
+
+
+def test_the_answers_to_questions_are_a_line_with_the_means_over_sets_by_policy():
+    line = questions_line({"base": question_result(0.3), "aligned": question_result(0.5, 0.8)})
+    base, aligned = line.split(" | ")
+    assert numbers_of(base) == ["0.300", "0.250", "0.100"]
+    assert numbers_of(aligned) == ["0.500", "0.250", "5", "0.800", "0.400", "0.100"]

@@ -1,0 +1,160 @@
+"""Pages: tables, charts and answers as HTML, markdown and text."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from components.charts import Line, line_chart
+from components.reporting.page import (
+    Answers,
+    Chart,
+    Code,
+    Notes,
+    Page,
+    Section,
+    Table,
+    cell_class,
+    text_table,
+    to_html,
+    to_markdown,
+)
+
+WIDE = Table("Means", ["method", *(f"c{n}" for n in range(10)), "empty"], [["A", *map(str, range(10)), "-"]])
+PARTS = [
+    Table("Counts <1>", ["", "before", "after"], [["worst | client", "0.5", "0.6"]], "what <it> shows"),
+    WIDE,
+    Chart(line_chart("Loss </script>", "round", "nats", [Line("<b>ada</b>", [1, 2], [1.0, 0.5])]), "a chart"),
+    Answers(
+        "a <prompt>\nof two lines",
+        {"base": "<i>one</i>", "aligned": "two"},
+        {"aligned against base": "aligned"},
+    ),
+    Code("Recipe", "seed: 0", is_folded=True),
+    Notes(["a note"]),
+]
+PAGE = Page(
+    "B <1>", "of a test", [Section("All parts", "What it tells.", PARTS), Section("Nothing", "No.", [])]
+)
+
+
+class Elements(HTMLParser):
+    """The elements of a page, and the texts outside of scripts and styles."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements = []
+        self.texts = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        if self.elements and self.elements[-1][0] not in ("script", "style"):
+            self.texts.append(data.strip())
+
+    def of(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+@pytest.fixture(scope="module")
+def html():
+    return Elements(to_html(PAGE))
+
+
+def test_columns_without_content_are_left_out_but_for_the_first():
+    table = Table("t", ["", "a", "b"], [["", "-", "1"], ["", "", "2"]])
+    assert table.filled().header == ["", "b"]
+    assert table.filled().rows == [["", "1"], ["", "2"]]
+
+
+def test_a_table_has_eight_columns_in_view_and_all_of_them_to_open():
+    view, every = WIDE.filled().split()
+    assert len(view.header) == 8
+    assert every.header == WIDE.header[:-1]
+    assert every.title == "All 11 columns"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("holds [0.1, 0.2]", "holds"),
+        ("undecided (one seed)", "undecided"),
+        ("0.850 ± 0.071", "number"),
+        ("65.6% [50.0%, 81.2%]", "number"),
+        ("21/9/2", "number"),
+        ("1,234", "number"),
+        ("12.5 s", "number"),
+        ("holdings", ""),
+        ("3 rounds", ""),
+    ],
+)
+def test_the_class_of_a_cell_is_its_verdict_or_that_it_is_a_number(text, kind):
+    assert cell_class(text) == kind
+
+
+def test_the_html_needs_no_other_file(html):
+    assert not [one for one in html.of("script") if "src" in one]
+    assert not html.of("link") + html.of("img")
+
+
+def test_texts_are_escaped(html):
+    for text in ("B <1>", "Counts <1>", "what <it> shows", "a <prompt>\nof two lines", "<i>one</i>"):
+        assert text in html.texts
+
+
+def test_a_chart_has_a_description_and_data_that_end_no_script(html):
+    (chart,) = [one for one in html.of("div") if one.get("role") == "img"]
+    assert chart["aria-label"] == "Loss </script>. a chart"
+    data = re.search(r'<script type="application/json"[^>]*>(.*?)</script>', to_html(PAGE), re.DOTALL)[1]
+    assert json.loads(data)["layout"]["title"]["text"] == "Loss &lt;/script&gt;"
+
+
+def test_rows_and_columns_have_headers_with_a_scope(html):
+    scopes = [one.get("scope") for one in html.of("th")]
+    assert None not in scopes
+    assert scopes.count("row") == 3
+
+
+def test_pages_are_in_a_language_and_fit_narrow_screens(html):
+    assert html.of("html") == [{"lang": "en"}]
+    assert any(one.get("name") == "viewport" for one in html.of("meta"))
+    style = to_html(PAGE)
+    assert "prefers-color-scheme: dark" in style
+    assert "@media print" in style
+
+
+def test_sections_have_links_and_those_without_parts_are_left_out(html):
+    assert [one["href"] for one in html.of("a")] == ["#all-parts"]
+    assert [one["id"] for one in html.of("section")] == ["all-parts"]
+
+
+def test_a_page_without_charts_has_no_scripts():
+    page = Page("t", "", [Section("S", "", [Notes(["a note"])])])
+    assert not Elements(to_html(page)).of("script")
+
+
+def test_the_markdown_has_all_but_the_charts():
+    lines = to_markdown(PAGE).splitlines()
+    assert "| worst \\| client | 0.5 | 0.6 |" in lines
+    assert "> a <prompt> of two lines" in lines
+    assert "- **aligned**: two" in lines
+    assert "- aligned against base: aligned" in lines
+    assert "seed: 0" in lines
+    assert "- a note" in lines
+    assert "## Nothing" not in lines
+
+
+def test_a_table_of_text_has_aligned_columns_and_its_title_above_the_first():
+    table = Table(
+        "Accuracy",
+        ["", "before", "x", "after"],
+        [["mean", "0.5", "", "0.75"], ["worst client", "-", "", "1"]],
+    )
+    assert text_table(table) == [
+        "Accuracy        before  after",
+        "  mean             0.5   0.75",
+        "  worst client       -      1",
+    ]

@@ -1,0 +1,363 @@
+"""The report of a run: its tables, charts and answers, and its summary for a terminal."""
+
+import math
+
+import pytest
+
+from components.data.report import ClientCounts
+from components.evaluation.winrate import Verdict
+from components.reporting.page import to_html
+from components.reporting.run import (
+    RunDescription,
+    accuracy_table,
+    alpaca_table,
+    clients_table,
+    contests_table,
+    headline_tables,
+    questions_table,
+    run_page,
+    run_summary,
+    verdict_words,
+)
+from components.results import (
+    AccuracySummary,
+    AlpacaEvalContest,
+    AlpacaEvalFigures,
+    AlpacaEvalResult,
+    CurvePoint,
+    ExportedAdapter,
+)
+from tests.support.contests import LOSS, TIE, WIN, contest
+from tests.support.results import (
+    accuracy_report,
+    alignment_result,
+    client_record,
+    evaluation_result,
+    federation_result,
+    question_result,
+    round_evaluation,
+    run_results,
+    step_record,
+)
+
+CONTEST = contest([WIN, WIN, TIE, LOSS], prompts=["a", "b", "c", "d"], opposed=1)
+ANSWERS = [
+    {
+        "prompt_id": name,
+        "prompt": f"prompt {name}",
+        "references": ["a reference"],
+        "base": {"text": "one"},
+        "aligned": {"text": "three"},
+    }
+    for name in "abcd"
+]
+
+
+def rows_of(table):
+    """The cells of a table by the name of the row."""
+    return {row[0]: row[1:] for row in table.rows}
+
+
+def results_of(debug, evaluations=None, contests=None, **values):
+    federation = {} if evaluations is None else {"evaluations": evaluations}
+    contests = {"aligned_vs_base": CONTEST} if contests is None else contests
+    evaluation = values.pop("evaluation", {})
+    figures = {name: one.figures(500) for name, one in contests.items()}
+    return run_results(
+        debug,
+        federation=federation_result(**federation | values.pop("federation", {})),
+        evaluation=evaluation_result(contests=figures, **evaluation),
+        answers=ANSWERS,
+        contests=contests,
+        **values,
+    )
+
+
+# --- accuracies
+
+
+def test_accuracies_are_before_and_after_the_rounds(debug):
+    table = accuracy_table(results_of(debug, [round_evaluation(0, mean=0.5), round_evaluation(1, worst=0.3)]))
+    assert table.title == "Accuracy of the policy on 20 held-out pairs"
+    assert table.header == ["", "before", "after"]
+    assert rows_of(table) == {
+        "clients' mean": ["0.500", "0.600"],
+        "worst client": ["0.400", "0.300"],
+        "best client": ["0.800", "0.800"],
+        "standard deviation over clients": ["0.200", "0.200"],
+        "common-taste pairs": ["0.900", "0.900"],
+        "own-taste pairs": ["0.500", "0.500"],
+    }
+
+
+def test_the_best_round_is_shown_where_rounds_between_were_measured(debug):
+    means = (0.9, 0.5, 0.8, 0.8, 0.6)
+    table = accuracy_table(
+        results_of(debug, [round_evaluation(n, mean=mean, worst=mean / 2) for n, mean in enumerate(means)])
+    )
+    assert table.header[1:] == ["before", "after", "best"]
+    assert rows_of(table)["worst client"] == ["0.450", "0.300", "0.400"]
+    assert table.caption == "best: after round 2, chosen by these pairs"
+
+
+def test_the_domains_of_many_are_left_out(debug):
+    domains = {f"Question {n}?": 0.5 for n in range(36)}
+    table = accuracy_table(results_of(debug, [round_evaluation(n, domains=domains) for n in range(2)]))
+    assert len(table.rows) == 4
+
+
+def test_accuracies_by_other_metrics_have_the_range_of_clients(debug):
+    summaries = [
+        AccuracySummary(mean=mean, worst=mean - 0.1, best=1.0, clients={"ada": 0.5, "bea": 0.9})
+        for mean in (0.5, 0.7)
+    ]
+    evaluations = [round_evaluation(n, by_metric={"summed": one}) for n, one in enumerate(summaries)]
+    rows = rows_of(accuracy_table(results_of(debug, evaluations)))
+    assert rows["by log-likelihood, summed: clients' mean"] == ["0.500", "0.700"]
+    assert rows["by log-likelihood, summed: worst client"] == ["0.400", "0.600"]
+    assert rows["by log-likelihood, summed: standard deviation over clients"] == ["0.200", "0.200"]
+
+
+def test_where_clients_have_models_of_their_own_their_margins_and_a_note_are_shown(debug):
+    table = accuracy_table(results_of(debug, federation={"accuracy_note": "each client by its own model"}))
+    rows = rows_of(table)
+    assert rows["reward margin over beta, mean (nats)"] == ["0.100", "0.100"]
+    assert rows["its worst client"] == ["0.100", "0.100"]
+    assert rows["its standard deviation over clients"] == ["0.000", "0.000"]
+    assert table.caption == "each client by its own model"
+
+
+def test_assigned_adapters_and_measures_of_the_method_have_tables(debug):
+    evaluations = [
+        round_evaluation(0, measures={"rewards": {"helpful": 1.0}}),
+        round_evaluation(1, assigned=accuracy_report(mean=0.7), measures={"rewards": {"helpful": 2.0}}),
+    ]
+    _, assigned, rewards, *_ = headline_tables(results_of(debug, evaluations), "human text")
+    assert rows_of(assigned)["clients' mean"] == ["0.600", "0.700"]
+    assert rewards.title == "Rewards, on held-out prompts"
+    assert rows_of(rewards) == {"helpful": ["1.000", "2.000"]}
+
+
+# --- the policy
+
+
+def test_a_contest_has_its_rate_counts_consistency_and_both_corrections(debug):
+    table = contests_table(results_of(debug), "human summaries")
+    (row,) = table.rows
+    figures = CONTEST.figures(500)
+    assert table.title == "Win rate on 4 held-out prompts"
+    assert row[0] == "aligned against base policy"
+    assert row[1].startswith("50.0% [")
+    assert row[2] == "2/2/0"
+    assert row[3].startswith(f"{figures.length_controlled:.1%}")
+    assert row[4:6] == ["75.0%", "75.0%"]
+    assert row[6].startswith("75.0% [")
+
+
+def test_unparsable_verdicts_are_counted_and_unknown_rates_are_dashes(debug):
+    contests = {"base_vs_human": contest([Verdict.UNPARSABLE] * 2)}
+    (row,) = contests_table(results_of(debug, contests=contests), "human summaries").rows
+    assert row == ["base against human summaries", "-", "0/0/0 (2 unparsable)", "-", "-", "-", "-"]
+
+
+def test_the_judge_is_named_with_its_accuracy(debug):
+    figures = {"judge_accuracy": 0.75, "judge_held_out_pairs": 84}
+    table = contests_table(results_of(debug, evaluation={"judge": "the judge", "judge_figures": figures}), "")
+    assert table.caption == "judge: the judge; its own accuracy 0.750 on 84 held-out pairs"
+
+
+def test_the_policy_has_its_kl_rouge_reward_lengths_and_the_curve_over_dpo(debug):
+    evaluation = {
+        "implicit_reward": accuracy_report(pairs=12),
+        "curve": [CurvePoint(step=4, prompts=3, proxy=0.6, judge=0.4)],
+        "rouge": {"aligned": {"rougeLsum": 0.3}, "base": {"rougeLsum": 0.2}},
+    }
+    results = results_of(
+        debug, evaluation=evaluation, alignment=alignment_result(metrics={"kl_sequence": 1.5})
+    )
+    (policy,) = [table for table in headline_tables(results, "") if table.title == "Policy"]
+    assert rows_of(policy) == {
+        "KL to the reference (base), nats per completion": ["", "1.50"],
+        "ROUGE-L": ["0.200", "0.300"],
+        "accuracy of its implicit reward on 12 pairs": ["", "0.600"],
+        "its worst client": ["", "0.400"],
+        "characters per answer": ["3", "5"],
+        "step 4: preferred to base by selectors / judge": ["", "0.60 / 0.40"],
+    }
+
+
+def test_what_a_run_does_not_have_is_left_out(debug):
+    titles = [table.title for table in headline_tables(results_of(debug), "")]
+    assert titles == [
+        "Accuracy of the policy on 20 held-out pairs",
+        "Win rate on 4 held-out prompts",
+        "Policy",
+    ]
+
+
+# --- questions and AlpacaEval
+
+
+def test_a_single_question_set_has_no_rows_of_totals(debug):
+    questions = {"base": question_result(0.3), "aligned": question_result(0.5)}
+    table = questions_table(results_of(debug, evaluation={"questions": questions}))
+    assert [row[0] for row in table.rows] == ["csqa (10), base", "csqa (10), aligned"]
+    assert table.rows[1][1:] == ["50.0% [20.0%, 90.0%]", "25.0%", "10.0%", "-", "-"]
+
+
+def test_several_question_sets_have_totals_and_cut_ones_the_remedy(debug):
+    result = question_result(0.5, 0.8)
+    cut = result.all.model_copy(update={"cut": 3})
+    several = result.model_copy(update={"sets": {"csqa": result.all, "piqa": result.all}, "all": cut})
+    table = questions_table(results_of(debug, evaluation={"questions": {"aligned": several}}))
+    assert [row[0] for row in table.rows[2:]] == [
+        "all questions (10), aligned",
+        "mean over the sets, aligned",
+    ]
+    assert table.rows[-1][4:] == ["80.0%", "40.0%"]
+    assert table.caption.startswith("3 questions did not fit policy.max_prompt_tokens")
+
+
+def alpaca_result(**values):
+    figures = AlpacaEvalFigures(
+        win_rate=12.345,
+        standard_error=1.5,
+        n_wins=1,
+        n_wins_base=2,
+        n_draws=3,
+        n_total=6,
+        discrete_win_rate=20.0,
+        avg_length=1234,
+        n_missing=0,
+        equal_length_win_rate=30.0,
+        equal_length_low=10.0,
+        equal_length_high=math.nan,
+    )
+    contest = AlpacaEvalContest(baseline="base policy", figures=figures.model_copy(update=values))
+    return AlpacaEvalResult(annotator="an annotator", contests={"aligned_vs_base": contest}, note="a note")
+
+
+def test_alpaca_evals_numbers_are_in_its_units_and_missing_ones_are_dashes(debug):
+    table = alpaca_table(results_of(debug, evaluation={"alpaca_eval": alpaca_result(n_missing=4)}))
+    assert table.rows == [
+        [
+            "aligned against base policy",
+            *("12.35", "1.50", "20.00", "-", "30.00 [10.00, -]"),
+            *("1/3/2 (4 without a preference)", "1,234"),
+        ]
+    ]
+    assert table.caption == "annotator: an annotator\na note"
+
+
+# --- the page
+
+
+@pytest.fixture
+def described():
+    """What the report says about a run beside its results."""
+    return RunDescription(
+        id="run-1",
+        clients={
+            "ada": ClientCounts(train=12, validation=1, test=2, group="x"),
+            "bea": ClientCounts(train=5, validation=1, test=2),
+        },
+        references="human summaries",
+        partition={"ada": {"news": 12}, "bea": {"news": 2, "mail": 3}},
+        adapters={"adapter": "runs/1/adapter", "aligned": "runs/1/final"},
+        links={"MLflow": "make mlflow-ui"},
+        phases={"federate": 12.5},
+        environment={"torch": "2.13.0"},
+        recipe="seed: 0",
+    )
+
+
+@pytest.fixture
+def complete(debug):
+    """A run with losses, traffic and a history of DPO."""
+    scalars = {"loss_first": 0.7, "loss_last": 0.5, "steps": 4.0}
+    clients = {name: client_record(scalars, sent=2_000_000, received=3_000_000) for name in ("ada", "bea")}
+    return results_of(
+        debug,
+        federation={
+            "records": [step_record(n, clients, adapters={"adapter": "0" * 64}) for n in range(2)],
+            "adapters": {"adapter": ExportedAdapter(hash="0123456789abcdef", folder="adapter")},
+        },
+        alignment=alignment_result(
+            model_uri="models:/fed-rlhf/1",
+            history=[{"step": n, "loss": 0.6, "rewards/margins": 0.1} for n in (1, 2)],
+        ),
+    )
+
+
+def test_clients_have_a_row_with_their_pairs_accuracy_steps_and_bytes(complete, described):
+    table = clients_table(complete, described.clients)
+    assert table.rows[0] == ["ada", "x", "12", "0.400", "0.400", "8", "4.00", "6.00", "", ""]
+    assert table.rows[1][:3] == ["bea", "", "5"]
+
+
+def test_the_sections_of_the_page_say_what_they_tell(complete, described):
+    page = run_page(complete, described)
+    assert page.subtitle == f"{complete.recipe.federation.method}, 1 rounds with 2 clients · run run-1"
+    assert [section.title for section in page.sections] == [
+        "Result",
+        "Learning",
+        "Answers",
+        "Clients",
+        "Method",
+        "What left the clients",
+        "Cost",
+        "Use it",
+        "Recipe and environment",
+    ]
+    assert all(section.lead.endswith(".") for section in page.sections)
+
+
+def test_the_learning_section_has_accuracy_losses_and_dpo(complete, described):
+    (section,) = [one for one in run_page(complete, described).sections if one.title == "Learning"]
+    accuracy, losses, loss, margin = (part.figure for part in section.parts)
+    assert [list(trace.y) for trace in accuracy.data if trace.name] == [[0.6, 0.6], [0.9, 0.9], [0.5, 0.5]]
+    assert [list(trace.y) for trace in losses.data if trace.name] == [[0.7, 0.7], [0.5, 0.5]]
+    assert (list(loss.data[0].y), list(margin.data[0].y)) == ([0.6, 0.6], [0.1, 0.1])
+
+
+def test_answers_stand_side_by_side_with_the_names_of_the_winners(complete, described):
+    (section,) = [one for one in run_page(complete, described).sections if one.title == "Answers"]
+    first, *_, last = section.parts
+    assert first.texts == {"base": "one", "aligned": "three", "human summaries": "a reference"}
+    assert first.verdicts == {"aligned against base policy": "aligned"}
+    assert last.verdicts == {"aligned against base policy": "tie"}
+
+
+def test_what_left_the_clients_is_counted_by_the_phase_of_a_round(complete, described):
+    (section,) = [
+        one for one in run_page(complete, described).sections if one.title == "What left the clients"
+    ]
+    assert section.parts[0].rows == [["train", "4", "2.000", "number of rows, loss_first, loss_last, steps"]]
+
+
+def test_the_page_has_the_recipe_the_versions_and_how_to_load_the_policy(complete, described):
+    html = to_html(run_page(complete, described))
+    for text in ("seed: 0", "2.13.0", "models:/fed-rlhf/1", "runs/1/final", "phase federate", "12.5 s"):
+        assert text in html
+
+
+def test_the_summary_ends_with_the_adapters_and_where_to_look_next(complete, described):
+    lines = run_summary(complete, described).splitlines()
+    assert lines[0] == f"debug, seed 0: {complete.recipe.federation.method}, 1 rounds"
+    end = [line.split() for line in lines[-6:]]
+    assert end == [
+        ["Adapters"],
+        ["adapter", "runs/1/adapter", "(sha256", "0123456789ab)"],
+        ["aligned", "runs/1/final", "(registered", "as", "models:/fed-rlhf/1)"],
+        [],
+        ["Open", "this", "run"],
+        ["MLflow:", "make", "mlflow-ui"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "words"),
+    [(WIN, "aligned"), (LOSS, "base policy"), (TIE, "tie"), (Verdict.UNPARSABLE, "unparsable")],
+)
+def test_a_verdict_names_who_wrote_the_better_answer(verdict, words):
+    assert verdict_words(verdict, "aligned against base policy") == words
