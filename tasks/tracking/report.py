@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from components.environment import PRIVATE_PREFECT
 from components.io import read_json
 from components.reporting.claims import Finding
 from tasks.runs import Run
@@ -13,6 +15,8 @@ from tasks.uncached import task
 
 LOCAL_UI = "http://127.0.0.1:5000"
 """Address of the MLflow UI that `make mlflow-ui` starts."""
+LOCAL_PREFECT = "http://127.0.0.1:4200"
+"""Address of the Prefect UI that `make prefect-ui` starts."""
 
 HEADLINE = (
     *(f"{moment}/accuracy/mean" for moment in ("before", "after", "best")),
@@ -71,7 +75,8 @@ def description(run: Run, summary: str = "") -> str:
     if links:
         lines += [f"Phases: {' · '.join(links)}", ""]
     if metadata.get("flow_run_url"):
-        lines += [f"Prefect: [flow run]({metadata['flow_run_url']})", ""]
+        words = "flow run, after `make prefect-ui`" if os.environ.get(PRIVATE_PREFECT) else "flow run"
+        lines += [f"Prefect: [{words}]({prefect_page(metadata['flow_run_url'])})", ""]
     return "\n".join([*lines, f"```\n{summary}\n```" if summary else "The run is not finished."])
 
 
@@ -91,6 +96,11 @@ def log_benchmark_report(
         if finding.low is not None and finding.high is not None:
             log.log_metrics({f"claim/{number}/low": finding.low, f"claim/{number}/high": finding.high}, 0)
     log.log_folder(folder, "report")
+
+
+def prefect_page(url: str) -> str:
+    """Address of a flow run's page; for a private server, which has ended, at `make prefect-ui`."""
+    return f"{LOCAL_PREFECT}/{url.split('/', 3)[-1]}" if os.environ.get(PRIVATE_PREFECT) and url else url
 
 
 def run_page_path(run_id: str, artifact: str = "") -> str:

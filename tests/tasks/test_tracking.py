@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from components.environment import PRIVATE_PREFECT
 from components.models.adapters import AdapterSlot, AdapterStore, attach_lora, export_adapter
 from components.models.backbone import load_backbone
 from components.models.policy import Policy
@@ -20,7 +21,7 @@ from tasks.tracking.align import register_policy
 from tasks.tracking.client import RunLog, metric_name, mlflow_client, tracking_uri
 from tasks.tracking.federate import FederationLog, client_table, log_round_evaluation, log_steps
 from tasks.tracking.prepare import log_data
-from tasks.tracking.report import log_benchmark_report
+from tasks.tracking.report import description, log_benchmark_report
 from tasks.tracking.run_tree import FlowRunLink, close_failed, close_run, open_phase, open_run_tracking
 from tests.support.adapters import random_tensors
 from tests.support.preparation import preparation_report
@@ -403,3 +404,14 @@ def test_a_benchmarks_claims_are_tags_with_their_intervals_whose_bounds_are_metr
         "claim/1/low": 0.1,
         "claim/1/high": 0.25,
     }
+
+
+def test_the_description_of_a_run_has_links_to_its_report_its_phases_and_prefect(run, phase, monkeypatch):
+    assert "The run is not finished." in description(run)
+    text = description(run, "a summary")
+    assert "report/report.html?workflowType=machine_learning" in text
+    assert f"/runs/{phase}?workflowType=machine_learning)" in text
+    assert "[flow run](http://127.0.0.1:4200/flow)" in text
+    assert text.endswith("a summary\n```")
+    monkeypatch.setenv(PRIVATE_PREFECT, "1")
+    assert "[flow run, after `make prefect-ui`](http://127.0.0.1:4200/flow)" in description(run, "a summary")
