@@ -143,5 +143,5 @@ def test_a_run_is_written_under_the_working_folder(first_run, wheel):
 def test_a_run_prints_its_progress_and_no_warning(first_run):
     _, output = first_run
     assert "round 1 of 1" in output
-    assert "DPO step" in output
+    assert "steps of DPO in " in output
     assert not NOISE.findall(output)
