@@ -45,8 +45,9 @@ def log_report(run_id: str, run: Run) -> None:
     headline = {name: metrics[name] for name in HEADLINE if name in metrics}
     alignment = run.alignment_result()
     name, version = alignment.model_uri.removeprefix("models:/").split("/")
-    registered = log.client.get_model_version(name, version)
-    log.log_metrics(headline, 0, registered.model_id)
+    # The version's own model_id is empty in MLflow 3.17; its source is models:/<id of the logged model>.
+    model_id = str(log.client.get_model_version(name, version).source).removeprefix("models:/")
+    log.log_metrics(headline, 0, model_id)
     log.log_folder(run.report, "report")
     summary = (run.report / "summary.txt").read_text(encoding="utf-8")
     log.describe(description(run, summary))
@@ -62,22 +63,24 @@ def registered_words(run: Run) -> str:
     return f"The aligned policy of [{run.id}]({url}), a PEFT adapter that `mlflow.pyfunc.load_model` loads."
 
 
-def description(run: Run, summary: str = "") -> str:
-    """The description of a run: where to look, and the summary of a finished one."""
+def description(run: Run, summary: str) -> str:
+    """The description of a finished run: where to look, and its summary."""
     metadata = run.metadata()
     phases = metadata.get("mlflow_phases", {})
     parent = metadata["mlflow_run_id"]
     links = [f"[{phase}]({run_url(run_id)})" for phase, run_id in phases.items() if run_id != parent]
-    lines = []
-    if summary:
-        page = run_url(parent, "report/report.html")
-        lines += [f"**[Report]({page})**, with charts and answers side by side", ""]
+    lines = [f"{report_link(parent)}, with charts and answers side by side", ""]
     if links:
         lines += [f"Phases: {' · '.join(links)}", ""]
     if metadata.get("flow_run_url"):
         words = "flow run, after `make prefect-ui`" if os.environ.get(PRIVATE_PREFECT) else "flow run"
         lines += [f"Prefect: [{words}]({prefect_page(metadata['flow_run_url'])})", ""]
-    return "\n".join([*lines, f"```\n{summary}\n```" if summary else "The run is not finished."])
+    return "\n".join([*lines, f"```\n{summary}\n```"])
+
+
+def report_link(run_id: str) -> str:
+    """A link to the report of a run or a benchmark, as markdown."""
+    return f"**[Report]({run_url(run_id, 'report/report.html')})**"
 
 
 @task()
@@ -96,6 +99,8 @@ def log_benchmark_report(
         if finding.low is not None and finding.high is not None:
             log.log_metrics({f"claim/{number}/low": finding.low, f"claim/{number}/high": finding.high}, 0)
     log.log_folder(folder, "report")
+    claims = [f"- {finding.claim}: {finding}" for finding in findings]
+    log.describe("\n".join([f"{report_link(run_id)}, of the seeds that are finished", "", *claims]))
 
 
 def prefect_page(url: str) -> str:

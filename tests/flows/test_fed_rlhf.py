@@ -130,6 +130,16 @@ def test_mlflow_has_the_loss_of_each_round_and_the_registered_policy(complete):
 
 
 @pytest.mark.slow
+def test_the_registered_version_has_the_headline_as_tags_and_its_model_has_it_as_metrics(complete):
+    version = complete.mlflow.get_model_version_by_alias("debug-policy", "latest-aligned")
+    after = complete.metrics["after/accuracy/mean"]
+    assert version.tags["after.accuracy.mean"] == f"{after:.4g}"
+    assert complete.summary.splitlines()[0] in version.description
+    model = complete.mlflow.get_logged_model(version.source.removeprefix("models:/"))
+    assert {metric.key: metric.value for metric in model.metrics}["after/accuracy/mean"] == after
+
+
+@pytest.mark.slow
 def test_the_flow_gives_the_bytes_of_the_bare_loop(complete, tmp_path):
     """Prefect's mapping, retries and logs change no bit of the result."""
     bare = run_bare_loop(load_recipe("debug", OVERRIDES), complete.folder / "prepared", tmp_path)

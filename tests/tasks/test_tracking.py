@@ -15,15 +15,17 @@ from components.models.backbone import load_backbone
 from components.models.policy import Policy
 from components.reporting.claims import Finding
 from components.results import ClientRecord, Metrics, StepRecord, Traffic
-from tasks.runs import create_run
+from tasks.runs import contest_file, create_run
 from tasks.tracking import run_tree
 from tasks.tracking.align import register_policy
 from tasks.tracking.client import RunLog, metric_name, mlflow_client, tracking_uri
+from tasks.tracking.evaluate import verdict_columns
 from tasks.tracking.federate import FederationLog, client_table, log_round_evaluation, log_steps
 from tasks.tracking.prepare import log_data
 from tasks.tracking.report import description, log_benchmark_report
 from tasks.tracking.run_tree import FlowRunLink, close_failed, close_run, open_phase, open_run_tracking
 from tests.support.adapters import random_tensors
+from tests.support.contests import LOSS, TIE, WIN, contest
 from tests.support.preparation import preparation_report
 from tests.support.recipes import with_section
 from tests.support.results import round_evaluation
@@ -398,6 +400,9 @@ def test_a_benchmarks_claims_are_tags_with_their_intervals_whose_bounds_are_metr
     (tmp_path / "report").mkdir()
     log_benchmark_report.fn(parent, tmp_path / "report", {"A": {"summed": 0.5}}, [decided, unknown])
     data = client.get_run(parent).data
+    note = data.tags["mlflow.note.content"]
+    assert "/artifacts/report/report.html?workflowType=machine_learning" in note
+    assert "- A less B: summed above 0: holds [0.100, 0.250]" in note
     assert data.tags["claim/1"] == "A less B: summed above 0: holds [0.100, 0.250]"
     assert data.tags["claim/2"] == "A: own above 0: undecided (not measured: A)"
     assert {name: value for name, value in data.metrics.items() if name.startswith("claim")} == {
@@ -407,7 +412,6 @@ def test_a_benchmarks_claims_are_tags_with_their_intervals_whose_bounds_are_metr
 
 
 def test_the_description_of_a_run_has_links_to_its_report_its_phases_and_prefect(run, phase, monkeypatch):
-    assert "The run is not finished." in description(run)
     text = description(run, "a summary")
     assert "report/report.html?workflowType=machine_learning" in text
     assert f"/runs/{phase}?workflowType=machine_learning)" in text
@@ -415,3 +419,35 @@ def test_the_description_of_a_run_has_links_to_its_report_its_phases_and_prefect
     assert text.endswith("a summary\n```")
     monkeypatch.setenv(PRIVATE_PREFECT, "1")
     assert "[flow run, after `make prefect-ui`](http://127.0.0.1:4200/flow)" in description(run, "a summary")
+
+
+def test_the_table_of_verdicts_has_both_answers_the_better_one_and_the_judges_reasons(tmp_path):
+    rows = [
+        {
+            "prompt_id": name,
+            "prompt": f"prompt {name}",
+            "references": ["human text"],
+            "base": {"text": "short"},
+            "aligned": {"text": "long"},
+        }
+        for name in "ab"
+    ]
+    (tmp_path / "answers.json").write_text(json.dumps(rows))
+    texts = [
+        ("a", "long", "short", "why"),
+        ("a", "short", "long", "why not"),
+        ("b", "long", "short", "other"),
+    ]
+    written = [
+        {"prompt": f"Answer: prompt {name}", "response_1": first, "response_2": second, "text": text}
+        for name, first, second, text in texts
+    ]
+    (tmp_path / "judgements.json").write_text(json.dumps(written))
+    contest([WIN, LOSS], prompts="ab").write(contest_file(tmp_path, "aligned_vs_base"))
+    contest([TIE], prompts="a").write(contest_file(tmp_path, "base_vs_human"))
+    columns = verdict_columns(tmp_path, ["aligned_vs_base", "base_vs_human"])
+    assert columns["better"] == ["aligned", "base policy", "tie"]
+    assert columns["ours"] == ["long", "long", "short"]
+    assert columns["theirs"] == ["short", "short", "human text"]
+    assert columns["ours first"] == ["why", "other", ""]
+    assert columns["theirs first"] == ["why not", "", ""]
