@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components.io import file_hash
 from components.paths import home
 
 if TYPE_CHECKING:
@@ -70,8 +71,9 @@ def find_or_create_experiment(client: MlflowClient, name: str) -> str:
         return str(experiment.experiment_id)
 
 
-MAX_DIGEST = 36
-"""Characters that MLflow allows in the digest of a data set."""
+def data_digest(file: Path) -> str:
+    """Digest of a data set by its file, as long as MLflow allows."""
+    return file_hash(file)[:36]
 
 
 @dataclass(frozen=True)
@@ -111,17 +113,22 @@ class RunLog:
         """A log of a run in the tracking store."""
         return cls(mlflow_client(), run_id)
 
-    def log_metrics(self, metrics: Mapping[str, float], step: int, model_id: str | None = None) -> None:
-        """Log numbers at a step, of a logged model where one is given."""
-        self.log_points(((name, value, step) for name, value in metrics.items()), model_id)
+    def log_metrics(self, metrics: Mapping[str, float], step: int, **of: str) -> None:
+        """Log numbers at a step; see log_points."""
+        self.log_points(((name, value, step) for name, value in metrics.items()), **of)
 
-    def log_points(self, points: Iterable[tuple[str, Any, int]], model_id: str | None = None) -> None:
-        """Log (name, value, step) in batches; values that are no finite numbers are skipped."""
+    def log_points(self, points: Iterable[tuple[str, Any, int]], **of: str) -> None:
+        """Log (name, value, step) in batches; values that are no finite numbers are skipped.
+
+        Args:
+            points: the numbers.
+            of: what they measure: model_id of a logged model, dataset_name and dataset_digest.
+        """
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
         metrics = [
-            Metric(metric_name(name), float(value), now, step, model_id=model_id)
+            Metric(metric_name(name), float(value), now, step, **of)
             for name, value, step in points
             if isinstance(value, int | float) and math.isfinite(value)
         ]
@@ -162,7 +169,7 @@ class RunLog:
             DatasetInput(
                 Dataset(
                     one.name,
-                    one.digest[:MAX_DIGEST],
+                    one.digest,
                     source_type=one.source_type,
                     source=json.dumps({"uri": one.source}),
                     profile=json.dumps({"num_rows": one.rows}),

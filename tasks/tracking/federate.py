@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from components.config import Recipe
 from components.data.records import known_groups
@@ -18,8 +18,11 @@ from components.models.adapters import AdapterStore, export_adapter
 from components.reporting.metrics import evaluation_metrics
 from components.results import FederationResult, Metrics, RoundEvaluation, StepRecord, Traffic
 from tasks.runs import RESULT, Run
-from tasks.tracking.client import RunLog
+from tasks.tracking.client import RunLog, data_digest
 from tasks.uncached import task
+
+if TYPE_CHECKING:
+    from mlflow.entities import LoggedModel
 
 MAIN = re.compile(
     r"accuracy(_assigned)?/(mean|worst|best|domain/.*)|train/loss.*|server/(.*/)?server_step|round/bytes_sent"
@@ -40,6 +43,7 @@ class FederationLog:
         recipe: the recipe.
         store: the adapter store.
         groups: the clients' true groups, where the source knows them.
+        data: name and digest of the data set that accuracy is measured on, by MLflow's names.
     """
 
     run_id: str
@@ -47,22 +51,32 @@ class FederationLog:
     recipe: Recipe
     store: AdapterStore
     groups: Groups
+    data: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of_run(cls, run_id: str, run: Run, recipe: Recipe) -> FederationLog:
         """The log of a run."""
         parent = run.metadata()["mlflow_run_id"]
         store = AdapterStore(run.federation / "adapters")
-        return cls(run_id, parent, recipe, store, known_groups(run.prepared))
+        pairs = {"dataset_name": "pairs", "dataset_digest": data_digest(run.prepared / "pairs.parquet")}
+        return cls(run_id, parent, recipe, store, known_groups(run.prepared), pairs)
 
-    def log_points(self, points: Iterable[tuple[str, float, int]]) -> None:
+    def log_points(self, points: Iterable[tuple[str, float, int]], **of: str) -> None:
         """Log (name, value, step): the main curves at the parent, all others at the phase."""
         main: list[tuple[str, float, int]] = []
         other: list[tuple[str, float, int]] = []
         for point in points:
             (main if MAIN.fullmatch(point[0]) else other).append(point)
-        RunLog.open(self.parent).log_points(main)
-        RunLog.open(self.run_id).log_points(other)
+        RunLog.open(self.parent).log_points(main, **of)
+        RunLog.open(self.run_id).log_points(other, **of)
+
+    def log_evaluation(self, evaluation: RoundEvaluation) -> None:
+        """Log a measurement, as one of the adapter that was logged for its round, if it was a single one."""
+        done = evaluation.rounds_done
+        log = RunLog.open(self.run_id)
+        adapters = find_adapters(log, f"params.round = '{done}'")
+        of = {"model_id": str(adapters[0].model_id), **self.data} if len(adapters) == 1 else {}
+        self.log_points(((name, value, done) for name, value in evaluation_metrics(evaluation).items()), **of)
 
 
 @task()
@@ -175,8 +189,7 @@ def client_table(records: Sequence[StepRecord]) -> dict[str, list[Any]]:
 @task(name="log evaluation after {evaluation.rounds_done} rounds")
 def log_round_evaluation(target: FederationLog, evaluation: RoundEvaluation) -> None:
     """Log a measurement between two rounds; series under a name with the number of complete rounds."""
-    step = evaluation.rounds_done
-    target.log_points((name, value, step) for name, value in evaluation_metrics(evaluation).items())
+    target.log_evaluation(evaluation)
     for name, measure in evaluation.measures.items():
         target.log_points(_indexed_points(f"{name}/after_round_{evaluation.rounds_done}", [measure]))
 
@@ -186,8 +199,7 @@ def log_federation(target: FederationLog, folder: Path, result: FederationResult
     """Log the finished rounds: measurements, plots, final adapters, and diagnostics."""
     log = RunLog.open(target.run_id)
     for evaluation in (result.before, result.after):
-        numbers = evaluation_metrics(evaluation)
-        target.log_points((name, value, evaluation.rounds_done) for name, value in numbers.items())
+        target.log_evaluation(evaluation)
     log.log_table(client_table(result.records), "clients.json")
     log.log_file(folder / RESULT, "federation")
     log.log_folder(folder / "final", "federation/adapters")
@@ -199,6 +211,14 @@ def log_federation(target: FederationLog, folder: Path, result: FederationResult
         diagnostic.log_result(result, run, log)
 
 
+def find_adapters(log: RunLog, condition: str) -> list[LoggedModel]:
+    """The completely logged adapters of a run that meet a condition."""
+    experiment = log.client.get_run(log.run_id).info.experiment_id
+    condition = f"{condition} AND source_run_id = '{log.run_id}'"
+    found = log.client.search_logged_models([experiment], filter_string=condition)
+    return [model for model in found if str(model.status).endswith("READY")]
+
+
 def log_adapter(log: RunLog, target: FederationLog, name: str, digest: str, step: int) -> None:
     """Log an adapter as an MLflow model with PEFT's own files, once for each run, step and name."""
     from mlflow.entities import LoggedModelOutput
@@ -206,9 +226,7 @@ def log_adapter(log: RunLog, target: FederationLog, name: str, digest: str, step
     client = log.client
     experiment = client.get_run(log.run_id).info.experiment_id
     title = f"{name}-round-{step}"
-    condition = f"name = '{title}' AND source_run_id = '{log.run_id}'"
-    existing = client.search_logged_models([experiment], filter_string=condition)
-    if any(str(model.status).upper().endswith("READY") for model in existing):
+    if find_adapters(log, f"name = '{title}'"):
         return
     config = target.recipe.federation.options.trained_section(target.recipe)
     model = client.create_logged_model(

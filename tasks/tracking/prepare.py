@@ -6,8 +6,7 @@ from pathlib import Path
 
 from components.config import DataConfig
 from components.data.report import PreparationReport
-from components.io import file_hash
-from tasks.tracking.client import LoggedData, RunLog
+from tasks.tracking.client import LoggedData, RunLog, data_digest
 from tasks.uncached import task
 
 
@@ -18,7 +17,7 @@ def log_data(run_id: str, parent: str, prepared: Path, data: DataConfig, report:
         [
             LoggedData(
                 name,
-                file_hash(prepared / f"{name}.parquet"),
+                data_digest(prepared / f"{name}.parquet"),
                 data.source,
                 str(data.path.name) if data.path is not None else data.source,
                 rows,

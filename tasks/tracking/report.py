@@ -47,7 +47,7 @@ def log_report(run_id: str, run: Run) -> None:
     name, version = alignment.model_uri.removeprefix("models:/").split("/")
     # The version's own model_id is empty in MLflow 3.17; its source is models:/<id of the logged model>.
     model_id = str(log.client.get_model_version(name, version).source).removeprefix("models:/")
-    log.log_metrics(headline, 0, model_id)
+    log.log_metrics(headline, 0, model_id=model_id)
     log.log_folder(run.report, "report")
     summary = (run.report / "summary.txt").read_text(encoding="utf-8")
     log.describe(description(run, summary))

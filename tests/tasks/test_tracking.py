@@ -240,6 +240,27 @@ def test_steps_that_are_logged_twice_have_the_values_of_steps_logged_once(target
     assert paths == [f"rounds/{step:05d}.json" for step in (1, 2, 3)]
 
 
+@pytest.mark.parametrize("adapters", [["selector"], ["selector-0", "selector-1"]])
+def test_accuracy_is_linked_to_the_adapter_of_its_round_and_its_data_if_there_is_one_adapter(
+    target, client, store, random_adapter, adapters
+):
+    recipe = with_section(target.recipe, "federation", keep_every=1)
+    data = {"dataset_name": "pairs", "dataset_digest": "0a1b"}
+    target = replace(target, recipe=recipe, data=data)
+    record = step_record(2, {name: store.put(random_adapter(2)).hash for name in adapters})
+    log_steps.fn(target, [record], 0)
+    log_round_evaluation.fn(target, round_evaluation(2))
+    linked = [
+        (metric.key, metric.step, metric.dataset_name, metric.dataset_digest, metric.run_id)
+        for model in logged_models(client, target.run_id).values()
+        for metric in model.metrics or []
+        if metric.key == "accuracy/mean"
+    ]
+    expected = [("accuracy/mean", 2, "pairs", "0a1b", target.parent)]
+    assert linked == (expected if len(adapters) == 1 else [])
+    assert history(client, target.parent, "accuracy/mean") == [(2, 0.6)]
+
+
 @pytest.mark.parametrize(("every", "rounds"), [(1, {1, 2, 3}), (2, {2, 3}), (5, {3})])
 def test_adapters_are_logged_at_the_recipes_cadence_and_after_the_last_round(
     target, client, records, every, rounds
