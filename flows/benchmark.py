@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from prefect import flow, get_run_logger, runtime
+from prefect import flow, get_run_logger, tags
 
 from components.benchmarks import load_benchmark, read_benchmark
 from components.config.benchmark import Benchmark
@@ -20,12 +20,13 @@ from tasks.benchmark import judge_contest, share_generations
 from tasks.benchmark_folder import arm_run, find_benchmark, open_benchmark
 from tasks.benchmark_report import write_benchmark_report
 from tasks.devices import POOL
+from tasks.flow_runs import claim_flow_run, retried_run
 from tasks.runs import Run, lock
 from tasks.tracking.report import log_benchmark_report
-from tasks.tracking.run_tree import FlowRunLink, close_run, open_benchmark_tracking
+from tasks.tracking.run_tree import ending, open_run_tracking
 
 
-@flow(name="benchmark", flow_run_name="{benchmark}", persist_result=False)
+@flow(name="benchmark", persist_result=False)
 def benchmark(
     benchmark: str = "summarization", overrides: list[str] | None = None, resume: str | None = None
 ) -> str:
@@ -42,6 +43,8 @@ def benchmark(
         the folder of the report.
     """
     configure_libraries()
+    if (retried := retried_run()) is not None:
+        resume = str(retried.folder)
     if resume is not None:
         folder = find_benchmark(resume)
         verify_arms(folder)
@@ -64,22 +67,16 @@ def compare_arms(folder: Path) -> str:
     log = get_run_logger()
     sizes = (len(plan.arms), len(plan.seeds))
     log.info("benchmark: %d arms, %d seeds, folder %s", *sizes, folder, extra=progress(Milestone()))
-    parent = open_benchmark_tracking(
-        Run(folder.name, folder),
-        arm_run(folder, next(iter(plan.arms)), plan.seeds[0]).recipe(),
-        FlowRunLink(str(runtime.flow_run.id), runtime.flow_run.ui_url),
-    )
+    whole = Run(folder.name, folder)
+    recipe = arm_run(folder, next(iter(plan.arms)), plan.seeds[0]).recipe()
+    parent = open_run_tracking(whole, recipe, claim_flow_run(whole))
     out = folder
-    try:
+    with ending(whole):
         for seed in plan.seeds:
             run_seed(folder, plan, seed, parent)
             report = write_benchmark_report(folder, plan)
             log_benchmark_report(parent, report.folder, report.means, report.findings)
             out = report.folder
-    except BaseException:
-        close_run(parent, "FAILED")
-        raise
-    close_run(parent)
     return str(out)
 
 
@@ -98,7 +95,7 @@ def run_seed(folder: Path, plan: Benchmark, seed: int, parent: str) -> None:
         run = arm_run(folder, arm, seed)
         if not run.is_done("report"):
             share_generations(run, runs)
-            with lock(run):
+            with lock(run), tags(arm, f"seed {seed}"):
                 run_pipeline(run, parent)
             summary = (run.report / "summary.txt").read_text(encoding="utf-8")
             log.info("%s, seed %d:\n%s", arm, seed, summary)

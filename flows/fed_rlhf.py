@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from prefect import Flow, flow, get_run_logger, runtime
+from prefect import Flow, flow, get_run_logger
 
 from components.config import FederationConfig, Recipe
 from components.environment import configure_libraries
@@ -43,6 +43,7 @@ from tasks.devices import POOL, choose_workers
 from tasks.evaluation import alpaca_eval, answers, judging, questions
 from tasks.evaluation.answers import EvaluatedPolicy
 from tasks.evaluation.judging import JudgedRun
+from tasks.flow_runs import claim_flow_run, retried_run
 from tasks.phase_lines import phase_line
 from tasks.report import link_artifacts, write_report
 from tasks.runner import task_runner
@@ -52,22 +53,15 @@ from tasks.tracking.evaluate import log_evaluation
 from tasks.tracking.federate import FederationLog, log_federation, log_round_evaluation, log_steps
 from tasks.tracking.prepare import log_data
 from tasks.tracking.report import log_report
-from tasks.tracking.run_tree import (
-    FlowRunLink,
-    close_failed,
-    close_phase,
-    close_run,
-    open_phase,
-    open_run_tracking,
-)
+from tasks.tracking.run_tree import ending, open_run_tracking, phase_tracking
 from tasks.workspace import open_workspace
 
 
-@flow(name="fed-rlhf", flow_run_name="{recipe}", persist_result=False)
+@flow(name="fed-rlhf", persist_result=False)
 def fed_rlhf(
     recipe: str = "summarization/demo", overrides: list[str] | None = None, resume: str | None = None
 ) -> str:
-    """Run a recipe from its data to its report, or resume a stopped run.
+    """Run a recipe from its data to its report, or resume a stopped run; a retry resumes its own run.
 
     Args:
         recipe: name or path.
@@ -78,13 +72,13 @@ def fed_rlhf(
         the folder of the run.
     """
     configure_libraries()
-    if resume is None:
+    run = retried_run() if resume is None else find_run(resume)
+    if run is not None:
+        verify_inputs(run.recipe())
+    else:
         loaded = load_recipe(recipe, overrides or [])
         validate_environment(loaded)
         run = open_run(choose_workers(loaded))
-    else:
-        run = find_run(resume)
-        verify_inputs(run.recipe())
     with lock(run):
         return run_pipeline(run)
 
@@ -102,10 +96,10 @@ def run_pipeline(run: Run, benchmark: str | None = None) -> str:
     recipe = run.recipe()
     log = get_run_logger()
     log.info("run %s: recipe %s, folder %s", run.id, recipe.name, run.folder, extra=progress(Milestone()))
-    link = FlowRunLink(str(runtime.flow_run.id), runtime.flow_run.ui_url)
+    link = claim_flow_run(run, is_named=benchmark is None)
     parent = open_run_tracking(run, recipe, link, benchmark)
-    link_artifacts(run, recipe.name)
-    try:
+    with ending(run):
+        link_artifacts(run, recipe.name)
         for phase in (prepare, federate, align, evaluate):
             if not run.is_done(phase.name):
                 run_phase(phase, run, recipe, prefix=f"{run.folder.name}, " if benchmark else "")
@@ -114,10 +108,6 @@ def run_pipeline(run: Run, benchmark: str | None = None) -> str:
         write_report(run, recipe)
         log_report(parent, run)
         link_artifacts(run, recipe.name)
-    except BaseException:
-        close_failed(run)
-        raise
-    close_run(parent)
     run.mark_done("report")
     return str(run.folder)
 
@@ -136,12 +126,12 @@ def run_phase(phase: Flow[[Run, Recipe], None], run: Run, recipe: Recipe, prefix
     log.info("%s ...", name, extra=progress(PhaseStarted(name)))
     start = time.perf_counter()
     with original_names(recipe), run.timed(phase.name):
-        phase.with_options(task_runner=task_runner(recipe.runtime))(run, recipe)
+        phase.with_options(flow_run_name=name, task_runner=task_runner(recipe.runtime))(run, recipe)
     line = phase_line(run, phase.name, time.perf_counter() - start)
     log.info("%s: %s", name, line, extra=progress(Milestone()))
 
 
-@flow(name="prepare", flow_run_name="prepare", persist_result=False)
+@flow(name="prepare", persist_result=False)
 def prepare(run: Run, recipe: Recipe) -> None:
     """Fetch the backbones, and prepare and validate the data before anything trains."""
     data.check_eight_bit(recipe)
@@ -156,9 +146,8 @@ def prepare(run: Run, recipe: Recipe) -> None:
         log.info("thoughts: %s", margins_line(report))
     for warning in report.warnings:
         log.warning("%s", warning)
-    child = open_phase(run, recipe.tracking, "prepare")
-    log_data(child, run.metadata()["mlflow_run_id"], run.prepared, recipe.data, report)
-    close_phase(run, child)
+    with phase_tracking(run, recipe.tracking, "prepare") as child:
+        log_data(child, run.metadata()["mlflow_run_id"], run.prepared, recipe.data, report)
 
 
 def grow_trees(run: Run, recipe: Recipe) -> None:
@@ -169,18 +158,17 @@ def grow_trees(run: Run, recipe: Recipe) -> None:
     (run.trees / "done").touch()
 
 
-@flow(name="federate", flow_run_name="federate", persist_result=False)
+@flow(name="federate", persist_result=False)
 def federate(run: Run, recipe: Recipe) -> None:
     """Run the federated rounds; a stopped run resumes from its last committed step."""
     check_prompts(recipe.policy)
     for warning in data.check_pairs(recipe, run.prepared):
         get_run_logger().warning("%s", warning)
-    child = open_phase(run, recipe.tracking, "federate")
-    target = FederationLog.of_run(child, run, recipe)
-    rewards.prepare_rewards(recipe, rewards.RewardPlace.of_run(run))
-    result = federate_rounds(run, recipe, target)
-    log_federation(target, run.federation, result)
-    close_phase(run, child)
+    with phase_tracking(run, recipe.tracking, "federate") as child:
+        target = FederationLog.of_run(child, run, recipe)
+        rewards.prepare_rewards(recipe, rewards.RewardPlace.of_run(run))
+        result = federate_rounds(run, recipe, target)
+        log_federation(target, run.federation, result)
     POOL.release()
 
 
@@ -269,14 +257,13 @@ def is_eval_round(config: FederationConfig, record: StepRecord) -> bool:
     return every is not None and record.ends_round and done % every == 0 and done < config.rounds
 
 
-@flow(name="align", flow_run_name="align", persist_result=False)
+@flow(name="align", persist_result=False)
 def align(run: Run, recipe: Recipe) -> None:
     """Align the policy by DPO on pairs that the selectors label, or adopt the clients' policy."""
-    child = open_phase(run, recipe.tracking, "align")
-    if not (run.alignment / RESULT).is_file():
-        align_policy(run, recipe, child)
-    log_alignment(child, run.metadata()["mlflow_run_id"], run.alignment, run.alignment_result())
-    close_phase(run, child)
+    with phase_tracking(run, recipe.tracking, "align") as child:
+        if not (run.alignment / RESULT).is_file():
+            align_policy(run, recipe, child)
+        log_alignment(child, run.metadata()["mlflow_run_id"], run.alignment, run.alignment_result())
     POOL.release()
 
 
@@ -308,16 +295,15 @@ def align_policy(run: Run, recipe: Recipe, child: str) -> None:
     result.write(run.alignment / RESULT)
 
 
-@flow(name="evaluate", flow_run_name="evaluate", persist_result=False)
+@flow(name="evaluate", persist_result=False)
 def evaluate(run: Run, recipe: Recipe) -> None:
     """Answers of the base and the aligned policy to held-out prompts, judged in both orders."""
     for warning in data.check_pairs(recipe, run.prepared):
         get_run_logger().warning("%s", warning)
-    child = open_phase(run, recipe.tracking, "evaluate")
-    if not (run.evaluation / RESULT).is_file():
-        evaluate_policies(run, recipe).write(run.evaluation / RESULT)
-    log_evaluation(child, run.evaluation, run.evaluation_result())
-    close_phase(run, child)
+    with phase_tracking(run, recipe.tracking, "evaluate") as child:
+        if not (run.evaluation / RESULT).is_file():
+            evaluate_policies(run, recipe).write(run.evaluation / RESULT)
+        log_evaluation(child, run.evaluation, run.evaluation_result())
     POOL.release()
 
 

@@ -48,25 +48,30 @@ def run_flow(call: Callable[[], State[Any]], verbose: bool = False) -> tuple[int
     Raises:
         ServerError: a server that the environment names does not answer.
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     tracking = os.environ.get("MLFLOW_TRACKING_URI", "")
     if tracking.startswith("http") and not is_up(f"{tracking.rstrip('/')}/health"):
         raise ServerError(
             f"MLFLOW_TRACKING_URI is {tracking}, but no MLflow server answers there: start it, or unset the"
             " variable to log to the project's own file."
         )
+    from flows.stopping import stop_runs, stopping_on_signals
     from flows.terminal import View  # imports Rich
 
     with ExitStack() as stack:
         view = None if verbose else stack.enter_context(View())
         stack.enter_context(prefect_api())
+        end_view = view.end if view is not None else lambda: None
+        stack.enter_context(stopping_on_signals(end_view))
         from prefect.events.worker import EventsWorker
+        from prefect.exceptions import TerminationSignal
         from prefect.logging.handlers import APILogWorker
 
         if view is not None:
             view.replace_console_log()
         try:
             state = call()
+        except TerminationSignal:  # Prefect takes SIGTERM while a flow runs
+            stop_runs(end_view, 128 + signal.SIGTERM)
         finally:  # before a private server stops, since unsent events would be retried for a minute
             APILogWorker.drain_all(timeout=10)
             EventsWorker.drain_all(timeout=10)

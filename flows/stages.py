@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from prefect import flow, get_run_logger, runtime
+from prefect import flow, get_run_logger
 
 from components.config import Recipe
 from components.environment import configure_libraries
@@ -27,17 +27,12 @@ from components.recipes import required_backbones
 from flows.fed_rlhf import align, evaluate, federate, grow_trees, prepare, run_phase
 from tasks import data, federation
 from tasks.devices import choose_workers
+from tasks.flow_runs import claim_flow_run
 from tasks.report import link_artifacts, write_report
-from tasks.runs import RESULT, Run
+from tasks.runs import RESULT, Run, lock
 from tasks.tracking.client import tracking_uri
 from tasks.tracking.report import log_report
-from tasks.tracking.run_tree import (
-    FlowRunLink,
-    close_run,
-    is_known,
-    open_run_tracking,
-    tag_reused_phases,
-)
+from tasks.tracking.run_tree import ending, is_known, open_run_tracking, tag_reused_phases
 
 PHASES = {
     "prepare": prepare,
@@ -63,7 +58,7 @@ def run_stage(stage: str, folder: str) -> None:
         with original_names(recipe):
             grow_trees(run, recipe)
         return
-    with original_names(recipe), _tracked(run, recipe, stage) as parent:
+    with lock(run), original_names(recipe), _tracked(run, recipe, stage) as parent:
         if stage == "report":
             _report(run, recipe, parent)
             return
@@ -84,20 +79,17 @@ def _report(run: Run, recipe: Recipe, parent: str) -> None:
 def _tracked(run: Run, recipe: Recipe, stage: str) -> Iterator[str]:
     """The parent MLflow run of the pipeline's present state, open while the stage runs."""
     state = [recipe.fingerprint(*type(recipe).model_fields), tracking_uri()]
+    link = claim_flow_run(run, is_named=False)
     metadata = run.metadata()
     parent = metadata.get("mlflow_run_id")
     if metadata.get("state") != state or stage in metadata["done"] or parent is None or not is_known(parent):
         reused = metadata.get("reused", {}) | metadata.get("mlflow_phases", {})
-        run.replace_metadata(state=state, done=[], reused=reused)
-    link = FlowRunLink(str(runtime.flow_run.id), runtime.flow_run.ui_url)
+        kept = {name: metadata[name] for name in ("flow_run_id", "flow_run_url")}
+        run.replace_metadata(**kept, state=state, done=[], reused=reused)
     parent = open_run_tracking(run, recipe, link)
-    link_artifacts(run, recipe.name)
-    try:
+    with ending(run):
+        link_artifacts(run, recipe.name)
         yield parent
-    except BaseException:
-        close_run(parent, "FAILED")
-        raise
-    close_run(parent)
     run.update_metadata(done=[*run.metadata()["done"], stage])
 
 

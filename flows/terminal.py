@@ -20,6 +20,8 @@ from rich.text import Text
 from components.config import UserError
 from components.progress import CLIENTS, ROUNDS, Milestone, PhaseStarted, UnitDone, Work, format_duration
 
+INTERNAL = "prefect._internal"
+"""Logger of Prefect's own threads; a lost server is reported by flows/stopping.py."""
 LOGGERS = ("components", "flows", "tasks")
 """Loggers of the project that do not belong to Prefect; their progress is below the level of other logs."""
 
@@ -109,8 +111,13 @@ class View(logging.Handler):
             root.addHandler(handler)
         for name, level in self._levels.items():
             logging.getLogger(name).setLevel(level)
+        self.end()
+
+    def end(self) -> None:
+        """End the live line, and print nothing more."""
         if self._live is not None:
             self._live.stop()
+        self._console = Console(quiet=True)
 
     def replace_console_log(self) -> None:
         """Take the place of the handlers by which Prefect logs to the console, until the block ends.
@@ -150,7 +157,7 @@ class View(logging.Handler):
                 self._report(event, record)
             case UnitDone(_, unit) if self._clients is not None:
                 self._clients.add(unit)
-            case None if record.levelno >= logging.WARNING:
+            case None if record.levelno >= logging.WARNING and not record.name.startswith(INTERNAL):
                 self._warn(record)
 
     def _report(self, work: Work, record: logging.LogRecord) -> None:
@@ -169,7 +176,7 @@ class View(logging.Handler):
         """Print a warning, or an error that does not end the command with a sentence of its own."""
         message = record.getMessage()
         error = record.exc_info[1] if record.exc_info else None
-        if message.startswith("Finished in state ") or isinstance(error, UserError):
+        if message.startswith(("Finished in state ", "Crash detected!")) or isinstance(error, UserError):
             return
         if error is not None:  # each enclosing flow logs it again
             if id(error) in self._shown_errors:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import signal
 import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import psutil
 
 from components.config import UserError
 from components.paths import PACKAGE, home
@@ -39,18 +40,21 @@ class ProcessRecord:
 
     Attributes:
         pid: its id.
-        started: its start time, see start_time.
+        started: its start time (seconds since the epoch).
         mark: value of MARK in its environment.
     """
 
     pid: int
-    started: str | None
+    started: float
     mark: str
 
-    def is_alive(self) -> bool:
-        """Whether the process runs and has the recorded start time, since process ids are reused."""
-        now = start_time(self.pid)
-        return now is not None and now == self.started
+    def find(self) -> psutil.Process | None:
+        """The process, if it runs and has the recorded start time, since process ids are reused."""
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self.pid)
+            if abs(process.create_time() - self.started) < 1 and process.status() != psutil.STATUS_ZOMBIE:
+                return process
+        return None
 
 
 def state_folder() -> Path:
@@ -77,7 +81,7 @@ def read_record(name: str) -> ProcessRecord | None:
 def is_started(name: str) -> bool:
     """Whether a process was started and is alive."""
     record = read_record(name)
-    return record is not None and record.is_alive()
+    return record is not None and record.find() is not None
 
 
 @contextmanager
@@ -107,12 +111,8 @@ def start(name: str, command: Sequence[str], environment: dict[str, str]) -> sub
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    content = {
-        "pid": process.pid,
-        "started": start_time(process.pid),
-        "mark": mark,
-    }
-    record_path(name).write_text(json.dumps(content), encoding="utf-8")
+    record = ProcessRecord(process.pid, psutil.Process(process.pid).create_time(), mark)
+    record_path(name).write_text(json.dumps(asdict(record)), encoding="utf-8")
     return process
 
 
@@ -142,21 +142,35 @@ def stop(name: str, first_signal: signal.Signals = signal.SIGINT) -> bool:
     record = read_record(name)
     if record is None:
         return False
-    alive = record.is_alive()
-    if alive:
-        send_signal(record.pid, first_signal)
-        _wait_for_end(record.is_alive, 15)
-        if record.is_alive():
-            send_signal(record.pid, signal.SIGKILL)
-            _wait_for_end(record.is_alive, 5)
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for pid in find_marked(record.mark):
-            send_signal(pid, number)
-        _wait_for_end(lambda: bool(find_marked(record.mark)), 5)
+    process = record.find()
+    if process is not None:
+        end_processes([process], first_signal, 15)
+    end_processes(find_marked(record.mark), signal.SIGTERM, 5)
     record_path(name).unlink()
-    if alive:
+    if process is not None:
         print(f"stopped {name} (process {record.pid})")
-    return alive
+    return process is not None
+
+
+def find_marked(mark: str) -> list[psutil.Process]:
+    """The processes whose environment has a mark, of those whose environment may be read."""
+    return [
+        process
+        for process in psutil.process_iter(["environ"])
+        if (process.info["environ"] or {}).get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE
+    ]
+
+
+def end_processes(processes: Sequence[psutil.Process], first_signal: signal.Signals, seconds: float) -> None:
+    """Send a signal to processes, and end those that have not ended after some seconds."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(first_signal)
+    _, alive = psutil.wait_procs(processes, timeout=seconds)
+    for process in alive:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(alive, timeout=5)
 
 
 def wait_until(ready: Callable[[], bool], process: subprocess.Popen[bytes], name: str, log: Path) -> None:
@@ -182,50 +196,3 @@ def _log_excerpt(log: Path) -> str:
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return f" ({lines[-1][:LOG_EXCERPT]}); see {log}." if lines else f"; see {log}."
-
-
-def start_time(pid: int) -> str | None:
-    """When a process was started; None if it does not exist or is a zombie.
-
-    Clock ticks since boot on Linux, and the date that `ps` gives elsewhere.
-    """
-    if Path("/proc/self/stat").is_file():
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        except (OSError, ValueError):
-            return None
-        state, *fields = stat.rpartition(")")[2].split()
-        return None if state in "ZX" else fields[18]
-    done = subprocess.run(
-        ["ps", "-o", "lstart=,stat=", "-p", str(pid)],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"LC_ALL": "C"},
-    )
-    words = done.stdout.split()
-    return " ".join(words[:-1]) if words and not words[-1].startswith("Z") else None
-
-
-def find_marked(mark: str) -> list[int]:
-    """Ids of the processes whose environment has a mark; empty on systems without /proc."""
-    variable = f"{MARK}={mark}".encode()
-    pids = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if variable in path.read_bytes().split(b"\0") and start_time(int(path.parent.name)):
-                pids.append(int(path.parent.name))
-        except OSError:  # it has ended, or belongs to another user
-            continue
-    return pids
-
-
-def send_signal(pid: int, number: signal.Signals) -> None:
-    """Send a signal to a process, if it exists."""
-    with suppress(ProcessLookupError):
-        os.kill(pid, number)
-
-
-def _wait_for_end(is_alive: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while is_alive() and time.monotonic() < deadline:
-        time.sleep(0.1)

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from prefect import State, flow, get_run_logger, runtime
+from prefect import State, flow, get_run_logger
 from prefect.artifacts import create_link_artifact, create_table_artifact
 from prefect.states import Completed, Failed
 
@@ -32,10 +32,10 @@ from perf.policy_costs import compare_dpo_trainers, compare_generation
 from perf.ratios import Conditions, Measured, Rule, Verdict, judge, regression_tag, summarize
 from perf.selector_costs import compare_scoring, compare_steps
 from tasks.devices import POOL, available_cores
+from tasks.flow_runs import current_flow_run
 from tasks.runs import git_commit
 from tasks.tracking.client import RunLog, find_or_create_experiment, mlflow_client
 from tasks.tracking.report import run_url
-from tasks.tracking.run_tree import FlowRunLink
 from tasks.uncached import task
 
 EXPERIMENT = "performance"
@@ -217,7 +217,7 @@ def log_ratios(run: PerformanceRun) -> str:
     from mlflow.entities import Param
 
     client = mlflow_client()
-    link = FlowRunLink(str(runtime.flow_run.id), runtime.flow_run.ui_url)
+    link = current_flow_run()
     tags = link.tags() | {"git.commit": git_commit(), "regressions": regression_tag(run.verdicts)}
     created = client.create_run(
         find_or_create_experiment(client, EXPERIMENT),

@@ -153,28 +153,25 @@ def _measure(recipe: Recipe, folder: Path, repeats: int) -> RoundTimes:
 
 def _alternate(recipe: Recipe, folder: Path, repeats: int) -> RoundTimes:
     """Run the rounds in both ways, each first in turn."""
-    from prefect import runtime
-
+    from tasks.flow_runs import current_flow_run
     from tasks.runs import create_run
-    from tasks.tracking.run_tree import FlowRunLink, close_run, open_phase, open_run_tracking
+    from tasks.tracking.run_tree import ending, open_run_tracking, phase_tracking
 
     run = create_run(recipe, folder / "run")
-    parent = open_run_tracking(run, recipe, FlowRunLink(str(runtime.flow_run.id), None))
-    child = open_phase(run, recipe.tracking, "federate")
+    open_run_tracking(run, recipe, current_flow_run())
     rounds = _form(recipe, folder)
     times = RoundTimes()
-    for number in range(repeats):
-        for kind in ("flow", "loop") if number % 2 else ("loop", "flow"):
-            start = time.perf_counter()
-            if kind == "loop":
-                rounds.run_loop(f"loop-{number}")
-                times.loop.append(time.perf_counter() - start)
-                continue
-            records = rounds.run_flow(f"flow-{number}", child)
-            times.flow.append(time.perf_counter() - start)
-            times.work += _client_seconds(records)
-    close_run(child)
-    close_run(parent)
+    with ending(run), phase_tracking(run, recipe.tracking, "federate") as child:
+        for number in range(repeats):
+            for kind in ("flow", "loop") if number % 2 else ("loop", "flow"):
+                start = time.perf_counter()
+                if kind == "loop":
+                    rounds.run_loop(f"loop-{number}")
+                    times.loop.append(time.perf_counter() - start)
+                    continue
+                records = rounds.run_flow(f"flow-{number}", child)
+                times.flow.append(time.perf_counter() - start)
+                times.work += _client_seconds(records)
     return times
 
 

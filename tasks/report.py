@@ -152,7 +152,6 @@ def ui_links(run: Run) -> dict[str, str]:
     return {"Report": _relative(run.report / "report.html"), "MLflow": mlflow, "Prefect": prefect}
 
 
-@task()
 def link_artifacts(run: Run, recipe: str) -> None:
     """Prefect artifacts of the flow run: links to its MLflow run and its report, and the summary.
 

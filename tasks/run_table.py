@@ -19,8 +19,6 @@ from components.paths import runs_root
 from tasks.benchmark_folder import find_benchmark
 from tasks.runs import Run, find_run, list_runs, lock, run_id
 
-PHASES = ("prepare", "federate", "align", "evaluate")
-
 
 class RunStatus(BaseModel):
     """A run in the table of runs."""
@@ -112,8 +110,7 @@ def run_state(run: Run) -> str:
     """Whether a run is finished, or the phase that it is in."""
     if run.is_done("report"):
         return "finished"
-    phase = next((phase for phase in PHASES if not run.is_done(phase)), "report")
-    return f"{'running' if is_locked(run) else 'stopped'}: {phase}"
+    return f"{'running' if is_locked(run) else 'stopped'}: {run.phase()}"
 
 
 def is_locked(run: Run) -> bool:

@@ -44,6 +44,9 @@ from components.recipes import dump_recipe, load_recipe, required_backbones, set
 from components.results import AlignmentResult, EvaluationResult, FederationResult
 
 RESULT = "result.json"
+PHASES = ("prepare", "federate", "align", "evaluate")
+HELD: list[Run] = []
+"""Runs and benchmarks that this process works on or was stopped in; a benchmark is before its run."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,16 @@ class Run:
         """Folder of the copies of the files that the recipe names."""
         return self.folder / "inputs"
 
+    @property
+    def is_benchmark(self) -> bool:
+        """Whether the folder is that of a benchmark, which has runs in it."""
+        return (self.folder / "benchmark.yaml").is_file()
+
+    @property
+    def plan_name(self) -> str:
+        """Name of the file that the run was started with."""
+        return "benchmark.yaml" if self.is_benchmark else "recipe.yaml"
+
     def recipe(self) -> Recipe:
         """The recipe that the run was started with; its files are read as they were then."""
         return open_inputs(load_recipe(str(self.folder / "recipe.yaml")), self.inputs)
@@ -116,6 +129,15 @@ class Run:
     def mark_done(self, phase: str) -> None:
         """Record that a phase, or the report, is complete and logged."""
         (self.folder / f"{phase}.done").touch()
+
+    def phase(self) -> str:
+        """The first phase that is not done, or the report."""
+        return next((phase for phase in PHASES if not self.is_done(phase)), "report")
+
+    def committed_round(self) -> int | None:
+        """Number of rounds that are committed; None before the rounds."""
+        commits = sorted((self.federation / "commits").glob("[0-9]*.json"))
+        return int(read_json(commits[-1])["state"]["round"]) if commits else None
 
     def metadata(self) -> dict[str, Any]:
         """The recorded ids and commits.
@@ -260,7 +282,7 @@ def find_run(name: str) -> Run:
 
 @contextlib.contextmanager
 def lock(run: Run) -> Iterator[None]:
-    """Lock a run for this process; the lock ends with the process, however it ends.
+    """Lock a run, or a benchmark, for this process; the lock ends with the process, however it ends.
 
     Raises:
         RecipeError: another process works on the run.
@@ -272,7 +294,13 @@ def lock(run: Run) -> Iterator[None]:
             raise RecipeError(
                 f"another process works on run {run.id}: wait for it, or stop it, and then resume the run."
             ) from None
-        yield
+        HELD.append(run)
+        try:
+            yield
+        except Exception:
+            HELD.remove(run)
+            raise
+        HELD.remove(run)
 
 
 def git_commit() -> str:

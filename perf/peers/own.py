@@ -50,18 +50,14 @@ def _measure_rounds(folder: Path, scratch: Path) -> list[TimedWork]:
 
 def _run_rounds(recipe: Recipe, folder: Path, scratch: Path) -> list[TimedWork]:
     """Run the rounds, and log them to an MLflow run."""
-    from prefect import runtime
-
+    from tasks.flow_runs import current_flow_run
     from tasks.runs import create_run
-    from tasks.tracking.run_tree import FlowRunLink, close_run, open_phase, open_run_tracking
+    from tasks.tracking.run_tree import ending, open_run_tracking, phase_tracking
 
     run = create_run(recipe, scratch / "run")
-    parent = open_run_tracking(run, recipe, FlowRunLink(str(runtime.flow_run.id), None))
-    child = open_phase(run, recipe.tracking, "federate")
-    work = _time_steps(recipe, folder, scratch / "federation", child)
-    close_run(child)
-    close_run(parent)
-    return work
+    open_run_tracking(run, recipe, current_flow_run())
+    with ending(run), phase_tracking(run, recipe.tracking, "federate") as child:
+        return _time_steps(recipe, folder, scratch / "federation", child)
 
 
 def _time_steps(recipe: Recipe, folder: Path, federation: Path, run_id: str) -> list[TimedWork]:

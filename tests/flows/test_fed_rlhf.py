@@ -4,6 +4,7 @@ import hashlib
 import json
 import random
 import re
+import signal
 import subprocess
 import sys
 
@@ -234,6 +235,34 @@ def test_a_run_killed_within_the_alignment_ends_with_the_policy_of_one_that_was_
         assert (resumed.folder / name).read_bytes() == (complete.folder / name).read_bytes(), kill_moments
     assert "round 1 of" not in resumed.output, kill_moments
     assert not NOISE.findall(resumed.output), kill_moments
+
+
+@pytest.mark.slow
+def test_a_resumed_run_leaves_no_flow_run_and_no_mlflow_run_without_an_end(resumed):
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter
+
+    with get_client(sync_client=True) as client:
+        runs = client.read_flow_runs(flow_run_filter=FlowRunFilter(name={"any_": [resumed.folder.name]}))
+        parents = {"any_": [run.id for run in runs]}
+        phases = client.read_flow_runs(flow_run_filter=FlowRunFilter(parent_flow_run_id=parents))
+    assert len(phases) > 4
+    assert all(phase.state.is_final() for phase in phases)
+    assert sorted(run.state.type.value for run in runs) == ["COMPLETED", "CRASHED", "CRASHED"]
+    assert {run.info.status for run in resumed.mlflow_runs()} == {"FINISHED"}
+
+
+@pytest.mark.slow
+def test_a_run_that_is_interrupted_says_where_it_stopped_and_ends_as_killed(new_workplace):
+    place = new_workplace("interrupted")
+    run = place.kill_when(lambda run: run.commits >= 2, "federation.rounds=40", number=signal.SIGINT)
+    (line,) = [line for line in run.output.splitlines() if line.startswith("Stopped")]
+    assert re.fullmatch(
+        rf"Stopped after round \d+ of 40; resume with: fed-rlhf resume {run.folder.name}", line
+    )
+    assert "Traceback" not in run.output
+    statuses = {each.data.tags.get("phase"): each.info.status for each in run.mlflow_runs()}
+    assert statuses == {None: "KILLED", "prepare": "FINISHED", "federate": "KILLED"}
 
 
 # --- data

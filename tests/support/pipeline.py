@@ -235,14 +235,19 @@ class Workplace:
         return PipelineRun(self.tracking, folder, output)
 
     def kill_when(
-        self, is_reached: Callable[[PipelineRun], bool], *arguments: str, wait: float = 0.0
+        self,
+        is_reached: Callable[[PipelineRun], bool],
+        *arguments: str,
+        wait: float = 0.0,
+        number: signal.Signals = signal.SIGKILL,
     ) -> PipelineRun:
-        """A run of the command that gets SIGKILL.
+        """A run of the command that gets a signal.
 
         Args:
-            is_reached: whether the run has reached the place of the kill.
+            is_reached: whether the run has reached the place of the signal.
             arguments: of the command, see start.
-            wait: seconds from that place to the kill.
+            wait: seconds from that place to the signal.
+            number: the signal; the process must end within 10 s of it.
         """
         process = self.start(*arguments)
         output: list[str] = []
@@ -257,6 +262,8 @@ class Workplace:
                     raise AssertionError(f"the place of the kill was not reached: {''.join(output)}")
                 time.sleep(0.01)
             time.sleep(wait)
+            process.send_signal(number)
+            process.wait(10)
         finally:
             process.kill()
             process.wait()

@@ -32,10 +32,11 @@ from tasks.benchmark import share_generations
 from tasks.devices import POOL
 from tasks.evaluation import questions as questions_task
 from tasks.evaluation.answers import EvaluatedPolicy
+from tasks.flow_runs import FlowRunLink
 from tasks.runs import create_run
 from tasks.tracking.client import mlflow_client
 from tasks.tracking.evaluate import log_evaluation
-from tasks.tracking.run_tree import FlowRunLink, open_phase, open_run_tracking
+from tasks.tracking.run_tree import open_run_tracking, phase_tracking
 from tests.support.adapters import random_tensors
 from tests.support.results import evaluation_result, run_results
 
@@ -485,8 +486,8 @@ def logged(base, debug, tmp_path, mlflow_store):
     )
     result.write(run.evaluation / "result.json")
     open_run_tracking.fn(run, debug, FlowRunLink("flow-run", None))
-    child = open_phase.fn(run, debug.tracking, "evaluate")
-    log_evaluation.fn(child, run.evaluation, result)
+    with phase_tracking(run, debug.tracking, "evaluate") as child:
+        log_evaluation.fn(child, run.evaluation, result)
     return child
 
 

@@ -30,10 +30,11 @@ from components.seeding import derive
 from flows import fed_rlhf
 from tasks import data
 from tasks.evaluation import alpaca_eval, judging
+from tasks.flow_runs import FlowRunLink
 from tasks.runs import RESULT, Run, create_run
 from tasks.tracking.client import mlflow_client
 from tasks.tracking.evaluate import log_evaluation
-from tasks.tracking.run_tree import FlowRunLink, open_phase, open_run_tracking
+from tasks.tracking.run_tree import open_run_tracking, phase_tracking
 from tests.support.judges import LengthSection, with_judge
 from tests.support.preparation import preparation_report
 from tests.support.results import evaluation_result, run_results
@@ -229,8 +230,8 @@ class TestAlpacaEval:
         )
         result.write(tmp_path / RESULT)
         open_run_tracking.fn(run, debug, FlowRunLink("flow-run", None))
-        child = open_phase.fn(run, debug.tracking, "evaluate")
-        log_evaluation.fn(child, tmp_path, result)
+        with phase_tracking(run, debug.tracking, "evaluate") as child:
+            log_evaluation.fn(child, tmp_path, result)
         logged = mlflow_client().get_run(child).data
         figures = result.alpaca_eval.contests["aligned_vs_base"].figures
         for name in ("win_rate", "standard_error", "discrete_win_rate", "n_wins", "equal_length_win_rate"):

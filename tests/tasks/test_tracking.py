@@ -15,7 +15,8 @@ from components.models.backbone import load_backbone
 from components.models.policy import Policy
 from components.reporting.claims import Finding
 from components.results import ClientRecord, Metrics, StepRecord, Traffic
-from tasks.runs import contest_file, create_run
+from tasks.flow_runs import FlowRunLink
+from tasks.runs import PHASES, contest_file, create_run
 from tasks.tracking import run_tree
 from tasks.tracking.align import register_policy
 from tasks.tracking.client import RunLog, metric_name, mlflow_client, tracking_uri
@@ -23,7 +24,7 @@ from tasks.tracking.evaluate import verdict_columns
 from tasks.tracking.federate import FederationLog, client_table, log_round_evaluation, log_steps
 from tasks.tracking.prepare import log_data
 from tasks.tracking.report import description, log_benchmark_report
-from tasks.tracking.run_tree import FlowRunLink, close_failed, close_run, open_phase, open_run_tracking
+from tasks.tracking.run_tree import ending, open_run_tracking, phase_tracking
 from tests.support.adapters import random_tensors
 from tests.support.contests import LOSS, TIE, WIN, contest
 from tests.support.preparation import preparation_report
@@ -31,7 +32,6 @@ from tests.support.recipes import with_section
 from tests.support.results import round_evaluation
 
 LINK = FlowRunLink("flow-run", "http://127.0.0.1:4200/flow")
-PHASES = ("prepare", "federate", "align", "evaluate")
 
 
 @pytest.fixture
@@ -51,7 +51,8 @@ def parent(run, debug, client):
 
 @pytest.fixture
 def phase(run, debug, parent):
-    return open_phase.fn(run, debug.tracking, "federate")
+    with phase_tracking(run, debug.tracking, "federate") as child:
+        yield child
 
 
 def client_record(loss, traffic=None, **series):
@@ -105,7 +106,12 @@ def logged_models(client, run_id):
 
 def test_a_run_has_a_parent_with_its_recipe_and_a_child_for_each_phase(run, debug, client):
     parent = open_run_tracking.fn(run, debug, LINK)
-    children = {phase: open_phase.fn(run, debug.tracking, phase) for phase in PHASES}
+    children = {}
+    for phase in PHASES:
+        with phase_tracking(run, debug.tracking, phase) as child:
+            children[phase] = child
+            assert client.get_run(child).info.status == "RUNNING"
+        assert client.get_run(child).info.status == "FINISHED"
     data = client.get_run(parent).data
     assert data.params["federation.rounds"] == "3"
     assert data.params["selector.lora.r"] == "2"
@@ -118,22 +124,25 @@ def test_a_run_has_a_parent_with_its_recipe_and_a_child_for_each_phase(run, debu
 
 
 def test_a_resumed_run_reopens_its_mlflow_runs_and_records_a_new_commit(run, debug, client, monkeypatch):
-    def open_both(commit, flow_run):
+    def work(commit, flow_run):
         monkeypatch.setattr(run_tree, "git_commit", lambda: commit)
         parent = open_run_tracking.fn(run, debug, FlowRunLink(flow_run, None))
-        return parent, open_phase.fn(run, debug.tracking, "federate")
+        with ending(run), phase_tracking(run, debug.tracking, "federate") as child:
+            yield parent, child
 
-    first = open_both("abc", "one")
-    for run_id in first:
-        close_run.fn(run_id, "FAILED")
-    second = open_both("def", "two")
-    assert first == second
-    assert all(client.get_run(run_id).info.status == "RUNNING" for run_id in second)
-    assert client.get_run(first[0]).data.tags["prefect.flow_run_id"] == "two"
-    assert client.get_run(first[0]).data.tags["git.commit"] == "def"
+    first = work("abc", "one")
+    opened = next(first)
+    with pytest.raises(ValueError, match="a fault"):
+        first.throw(ValueError("a fault"))
+    assert {client.get_run(run_id).info.status for run_id in opened} == {"FAILED"}
+    second = work("def", "two")
+    assert next(second) == opened
+    assert {client.get_run(run_id).info.status for run_id in opened} == {"RUNNING"}
+    assert client.get_run(opened[0]).data.tags["prefect.flow_run_id"] == "two"
+    assert client.get_run(opened[0]).data.tags["git.commit"] == "def"
     assert run.metadata()["commits"] == ["abc", "def"]
-    close_run.fn(first[0])
-    assert client.get_run(first[0]).info.status == "FINISHED"
+    assert next(second, None) is None
+    assert {client.get_run(run_id).info.status for run_id in opened} == {"FINISHED"}
 
 
 def test_the_main_curves_are_at_the_parent_with_the_range_of_clients_and_all_else_at_the_phase(
@@ -406,10 +415,19 @@ def test_metrics_of_clients_with_long_names_are_logged_under_different_names(cli
     assert set(names) <= set(client.get_run(phase).data.metrics)
 
 
-def test_a_failed_run_closes_its_open_phases_as_failed(run, client, phase):
-    close_failed.fn(run)
-    runs = (phase, run.metadata()["mlflow_run_id"])
-    assert {client.get_run(run_id).info.status for run_id in runs} == {"FAILED"}
+@pytest.mark.parametrize(
+    ("error", "status"), [(RuntimeError, "FAILED"), (KeyboardInterrupt, "KILLED"), (SystemExit, "KILLED")]
+)
+def test_a_run_that_fails_or_is_stopped_ends_its_open_mlflow_runs(run, debug, client, parent, error, status):
+    with phase_tracking(run, debug.tracking, "prepare") as done:
+        pass
+    with pytest.raises(error), ending(run), phase_tracking(run, debug.tracking, "federate") as child:
+        raise error
+    assert [client.get_run(run_id).info.status for run_id in (parent, child, done)] == [
+        status,
+        status,
+        "FINISHED",
+    ]
 
 
 def test_a_benchmarks_claims_are_tags_with_their_intervals_whose_bounds_are_metrics(
@@ -433,6 +451,7 @@ def test_a_benchmarks_claims_are_tags_with_their_intervals_whose_bounds_are_metr
 
 
 def test_the_description_of_a_run_has_links_to_its_report_its_phases_and_prefect(run, phase, monkeypatch):
+    run.update_metadata(flow_run_url=LINK.url)
     text = description(run, "a summary")
     assert "report/report.html?workflowType=machine_learning" in text
     assert f"/runs/{phase}?workflowType=machine_learning)" in text

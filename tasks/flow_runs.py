@@ -1,0 +1,94 @@
+"""Prefect's flow runs of a run: their name, and the end of those whose process has ended."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from prefect import runtime
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
+from prefect.exceptions import ObjectNotFound
+from prefect.states import Crashed
+
+from components.paths import runs_root
+from tasks.runs import Run
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import State
+
+
+@dataclass(frozen=True)
+class FlowRunLink:
+    """The Prefect flow run that works on a run.
+
+    Attributes:
+        id: its id.
+        url: its page in the Prefect UI; None without one.
+    """
+
+    id: str
+    url: str | None
+
+    def tags(self) -> dict[str, str]:
+        """The link as tags of an MLflow run, and as its description until the run is finished."""
+        tags = {"prefect.flow_run_id": self.id, "prefect.flow_run_url": self.url or ""}
+        if self.url:
+            tags["mlflow.note.content"] = f"Not finished. Prefect: [flow run]({self.url})"
+        return tags
+
+
+def current_flow_run() -> FlowRunLink:
+    """The flow run that calls."""
+    return FlowRunLink(str(runtime.flow_run.id), runtime.flow_run.ui_url)
+
+
+def retried_run() -> Run | None:
+    """The run or benchmark that an earlier attempt of this flow run began; None for a first attempt.
+
+    A flow run has the name of its run, see claim_flow_run.
+    """
+    run = Run(str(runtime.flow_run.name), runs_root() / str(runtime.flow_run.name))
+    begun = runtime.flow_run.run_count > 1 and (run.folder / run.plan_name).is_file()
+    return run if begun else None
+
+
+def claim_flow_run(run: Run, is_named: bool = True) -> FlowRunLink:
+    """Record this flow run in run.json, and give it the name of the run.
+
+    The earlier flow run of the run and its sub-flow runs end as Crashed if they have no end: the run is
+    locked, so that their process has ended.
+
+    Args:
+        run: the run, the benchmark or the pipeline that this process has locked.
+        is_named: False where the flow run has a name of its own.
+    """
+    link = current_flow_run()
+    earlier = run.metadata().get("flow_run_id")
+    if earlier is not None:
+        crashed: State[Any] = Crashed(message="Its process has ended, and the run was resumed.")
+        end_flow_runs(earlier, crashed, spared=link.id)
+    if is_named:
+        with get_client(sync_client=True) as client:
+            client.update_flow_run(UUID(link.id), name=run.id)
+    run.update_metadata(flow_run_id=link.id, flow_run_url=link.url)
+    return link
+
+
+def end_flow_runs(flow_run_id: str, state: State[Any], spared: str = "") -> None:
+    """Set the state of a flow run and its sub-flow runs that have not ended.
+
+    Args:
+        flow_run_id: the flow run; another server's, which this one does not know, is left alone.
+        state: the final state.
+        spared: id of a flow run whose state stays.
+    """
+    with suppress(ObjectNotFound), get_client(sync_client=True) as client:
+        parent = FlowRunFilterParentFlowRunId(any_=[UUID(flow_run_id)])
+        children = client.read_flow_runs(flow_run_filter=FlowRunFilter(parent_flow_run_id=parent))
+        for flow_run in [*children, client.read_flow_run(UUID(flow_run_id))]:
+            ended = flow_run.state is not None and flow_run.state.is_final()
+            if not ended and str(flow_run.id) != spared:
+                client.set_flow_run_state(flow_run.id, state, force=True)
