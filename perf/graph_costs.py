@@ -298,20 +298,19 @@ def double_loop(adapters: Adapters) -> Matrix:
 
 def plot(costs: Sequence[GraphCost], path: Path) -> None:
     """Draw seconds by the number of clients, on logarithmic axes."""
-    from components.charts import Line, line_chart, write_charts
+    from components.charts import line_chart, write_charts
 
-    counts = [cost.clients for cost in costs]
-    loops = [cost for cost in costs if cost.loop is not None]
-    lines = [
-        Line("divergences of all pairs", counts, [cost.divergences for cost in costs]),
-        Line("spanning tree and all shortest paths", counts, [cost.graph for cost in costs]),
-        Line("weighted averages", counts, [cost.average for cost in costs]),
-    ]
-    if loops:
-        seconds = [cost.loop or 0.0 for cost in loops]
-        lines.append(Line("double loop over pairs (scipy)", [cost.clients for cost in loops], seconds))
-    figure = line_chart("A round of DRIFT at the server", "clients", "seconds", lines)
-    figure.update_xaxes(type="log", tickvals=counts)
+    points = []
+    for cost in costs:
+        points += [
+            ("divergences of all pairs", cost.clients, cost.divergences),
+            ("spanning tree and all shortest paths", cost.clients, cost.graph),
+            ("weighted averages", cost.clients, cost.average),
+        ]
+        if cost.loop is not None:
+            points.append(("double loop over pairs (scipy)", cost.clients, cost.loop))
+    figure = line_chart("A round of DRIFT at the server", "clients", "seconds", points)
+    figure.update_xaxes(type="log", tickvals=[cost.clients for cost in costs])
     figure.update_yaxes(type="log")
     write_charts([figure], path)
 

@@ -2,14 +2,11 @@
 
 import re
 
+import numpy as np
 import pytest
 
 from components.charts import (
     COLORS,
-    FrontLine,
-    Interval,
-    Line,
-    Network,
     bar_chart,
     curve_charts,
     front_chart,
@@ -18,7 +15,6 @@ from components.charts import (
     line_chart,
     network_chart,
     partition_chart,
-    seed_bands,
     write_charts,
 )
 
@@ -40,21 +36,22 @@ def test_lines_have_the_contrast_that_wcag_asks_for_on_a_light_and_on_a_dark_pag
 
 
 def test_a_line_has_a_band_of_its_color_and_its_name_once_in_the_legend():
-    lines = [Line("loss", [1, 2], [0.5, 0.4], [0.3, 0.2], [0.7, 0.6]), Line("other", [1], [0.1])]
-    band, line, other = line_chart("t", "round", "nats", lines).data
+    points = [("loss", 1, 0.3), ("loss", 1, 0.7), ("loss", 2, 0.2), ("loss", 2, 0.6), ("a", 1, 0.1)]
+    band, line, other = line_chart("t", "round", "nats", points).data
     assert list(band.x) == [1, 2, 2, 1]
     assert list(band.y) == [0.7, 0.6, 0.2, 0.3]
     assert (band.mode, band.showlegend) == ("lines", False)
-    assert (line.name, list(line.y)) == ("loss", [0.5, 0.4])
-    assert line.line.color != other.line.color
+    assert (line.name, list(line.y)) == ("loss", [0.5, pytest.approx(0.4)])
+    assert line.line.color == COLORS[0]
+    assert (other.name, other.line.color) == ("a", COLORS[1])
 
 
 def test_the_only_line_of_a_chart_has_no_legend():
-    assert line_chart("t", "round", "nats", [Line("loss", [1], [1])]).layout.showlegend is False
+    assert line_chart("t", "round", "nats", [("loss", 1, 1)]).layout.showlegend is False
 
 
 def test_names_from_data_are_shown_as_they_are():
-    figure = line_chart("<b>t</b>", "x", "y", [Line("<i>ada</i>", [1], [1])])
+    figure = line_chart("<b>t</b>", "x", "y", [("<i>ada</i>", 1, 1)])
     assert figure.layout.title.text == "&lt;b&gt;t&lt;/b&gt;"
     assert figure.data[0].name == "&lt;i&gt;ada&lt;/i&gt;"
 
@@ -67,18 +64,26 @@ def test_a_band_over_seeds_is_from_the_smallest_to_the_largest_with_the_mean():
         },
         "FedAvg": {0: [{"round": 2, "margin": 1.0}]},
     }
-    (line,) = seed_bands(curves, "reward")
-    assert line == Line("DRIFT", [2, 4], [1.5, 3.0], [1.0, 3.0], [2.0, 3.0])
-    assert [figure.layout.title.text for figure in curve_charts(curves, {"reward": "A", "x": "B"})] == ["A"]
+    (figure,) = curve_charts(curves, {"reward": "A", "x": "B"})
+    band, line = figure.data
+    assert figure.layout.title.text == "A"
+    assert (line.name, list(line.x), list(line.y)) == ("DRIFT", [2, 4], [1.5, 3.0])
+    assert list(band.y) == [2.0, 3.0, 3.0, 1.0]
 
 
 def test_bars_of_a_name_that_a_series_lacks_are_missing_and_seeds_are_points():
-    bars = {"common": {"A": 0.9, "B": 0.8}, "own": {"B": 0.5}}
-    figure = bar_chart("t", "accuracy", bars, singles={"own": {"B": [0.4, 0.6]}})
-    common, own, points = figure.data
+    values = [("common", "A", 0.9), ("common", "B", 0.8), ("own", "B", 0.4), ("own", "B", 0.6)]
+    common, own, _, points = bar_chart("t", "accuracy", values).data
     assert list(common.x) == ["A", "B"]
-    assert list(own.y) == [None, 0.5]
+    assert (list(own.x), list(own.y)) == (["B"], [0.5])
     assert list(points.y) == [0.4, 0.6]
+    assert points.offsetgroup == own.offsetgroup != common.offsetgroup
+
+
+def test_bars_of_more_series_than_colors_differ_by_their_pattern():
+    figure = bar_chart("t", "pairs", [(str(n), "A", 1) for n in range(10)], stacked=True)
+    assert [bar.marker.color for bar in figure.data[8:]] == [*COLORS[:2]]
+    assert [bar.marker.pattern.shape for bar in figure.data[7:9]] == ["", "/"]
 
 
 def test_a_partition_shows_clients_from_the_largest_and_combines_small_domains():
@@ -93,8 +98,8 @@ def test_a_partition_shows_clients_from_the_largest_and_combines_small_domains()
 
 
 def test_intervals_are_rows_and_those_without_a_number_are_left_out():
-    rows = [Interval("A", 0.6, 0.5, 0.8, [0.55, 0.65]), Interval("B", float("nan"), 0, 0)]
-    first, seeds = interval_chart("t", "win rate", rows, 0.5).data
+    intervals = {"A": (0.6, 0.5, 0.8), "B": (float("nan"), 0, 0)}
+    first, seeds = interval_chart("t", "win rate", intervals, 0.5, {"A": [0.55, 0.65]}).data
     assert list(first.y) == ["A"]
     assert first.error_x.array[0] == pytest.approx(0.2)
     assert first.error_x.arrayminus[0] == pytest.approx(0.1)
@@ -105,35 +110,32 @@ def test_a_heat_map_has_gaps_and_frames():
     cells, frames = heat_map(
         "t", "loss", ["ada", "bea"], ["s0", "s1"], [[1, 2], [float("nan"), 3]], {"bea": "s1"}
     ).data
-    assert [list(row) for row in cells.z] == [[1, 2], [None, 3]]
+    assert cells.z == pytest.approx(np.array([[1, 2], [np.nan, 3]]), nan_ok=True)
     assert (list(frames.x), list(frames.y)) == (["s1"], ["bea"])
 
 
 def test_a_network_draws_each_edge_once_and_rings_nodes():
-    places = {"ada": (0.0, 0.0), "bea": (1.0, 0.0), "cyd": (0.0, 1.0)}
+    nodes = {"ada": (0.0, 0.0, "x"), "bea": (1.0, 0.0, "x"), "cyd": (0.0, 1.0, "")}
     edges = {("ada", "bea"): 0.1, ("ada", "cyd"): 2.0}
-    groups = {"ada": "x", "bea": "x", "cyd": ""}
-    network = Network("t", places, groups, edges, 2.0, frozenset({"bea"}), labeled=True)
-    figure = network_chart(network, "nats")
+    figure = network_chart("t", "nats", edges, nodes, largest=2.0, ringed={"bea"}, labeled=True)
     lines = [trace for trace in figure.data if trace.mode == "lines"]
-    assert sum(len([x for x in line.x if x is not None]) for line in lines) == 4
-    labels = next(trace for trace in figure.data if trace.mode == "text")
+    assert sum(np.isfinite(line.x).sum() for line in lines) == 4
+    labels, unknown, known = (trace for trace in figure.data if trace.mode == "markers+text")
     assert list(labels.text) == ["0.1", "2"]
-    unknown, known = (trace for trace in figure.data if trace.mode == "markers+text")
     assert (unknown.name, known.name) == ("unknown", "x")
     assert list(known.marker.line.width) == [0, 3]
 
 
 def test_dominated_policies_of_a_front_are_hollow_and_off_its_line():
-    front = FrontLine("FIRM", ["a", "b"], [1.0, 2.0], [1.0, 2.0], [True, False])
-    line, points, base = front_chart("t", ("x", "y"), [front], ("base policy", 0.0, 0.5)).data
+    front = [("FIRM", "a", 1.0, 1.0, True), ("FIRM", "b", 2.0, 2.0, False)]
+    line, points, base = front_chart("t", ("x", "y"), front, ("base policy", 0.0, 0.5)).data
     assert list(line.x) == [2.0]
     assert list(points.marker.symbol) == ["circle-open", "circle"]
     assert (base.name, base.x[0], base.y[0]) == ("base policy", 0.0, 0.5)
 
 
 def test_written_charts_load_nothing_from_a_network(tmp_path):
-    write_charts([line_chart("t", "x", "y", [Line("a", [1], [1])])], tmp_path / "charts.html")
+    write_charts([line_chart("t", "x", "y", [("a", 1, 1)])], tmp_path / "charts.html")
     text = (tmp_path / "charts.html").read_text(encoding="utf-8")
     assert "plotly.js" in text
     assert not re.search(r"<(script|link)[^>]+(src|href)=", text)

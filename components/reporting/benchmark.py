@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from components.charts import Interval, bar_chart, curve_charts, interval_chart
+from components.charts import bar_chart, curve_charts, interval_chart
 from components.config.benchmark import BASE_POLICY, WINS, Benchmark
 from components.data.records import answered_prompt
 from components.evaluation.contests import Contest
@@ -25,8 +25,8 @@ from components.reporting.formats import (
     format_percent,
     format_rate,
 )
-from components.reporting.fronts import Front, front_charts
-from components.reporting.metrics import ALIASES, alias_of, named
+from components.reporting.fronts import Front, first_point, front_charts
+from components.reporting.metrics import ALIASES, alias_of, named, values_of
 from components.reporting.page import Answers, Chart, Notes, Page, Part, Section, Table
 from components.reporting.run import hacking_chart
 from components.reporting.units import Units, UnitsByMetric, client_range
@@ -114,7 +114,7 @@ def benchmark_page(reported: ReportedBenchmark) -> Page:
         results, [*first, *(choice.figure for choice in benchmark.choices.values())]
     )
     curves = [*curve_charts(results.rewards, REWARD_TITLES), *_hacking_charts(results), *reported.charts]
-    if results.fronts and len(_front_point(results.fronts).scores) > 1:
+    if results.fronts and len(first_point(results.fronts).scores) > 1:
         curves += front_charts(results.fronts)
     seeds = ", ".join(map(str, benchmark.seeds))
     return Page(
@@ -227,7 +227,7 @@ def _has(runs: Sequence[Mapping[str, float]], name: str) -> bool:
 
 
 def _cell(name: str, runs: Mapping[int, Mapping[str, float]], units: Mapping[int, UnitsByMetric]) -> str:
-    values = [value for run in runs.values() if (value := named(run, name)) is not None]
+    values = values_of(runs, name)
     return format_mean(values) + format_client_range(client_range(units, name)) if values else "-"
 
 
@@ -334,33 +334,35 @@ def accuracy_names(runs: Sequence[Mapping[str, float]]) -> list[str]:
 
 def _bars(results: BenchmarkResults) -> list[Chart]:
     runs = [run for by_seed in results.metrics.values() for run in by_seed.values()]
-    bars: dict[str, dict[str, float]] = {}
-    singles: dict[str, dict[str, list[float]]] = {}
+    values: list[tuple[str, str, float]] = []
     for name in accuracy_names(runs):
-        label = alias_of(name).label
         for arm, by_seed in results.metrics.items():
-            values = [value for run in by_seed.values() if (value := named(run, name)) is not None]
-            if values:
-                bars.setdefault(label, {})[arm] = float(np.mean(values))
-                singles.setdefault(label, {})[arm] = values
-    if not bars:
+            values += [(alias_of(name).label, arm, value) for value in values_of(by_seed, name)]
+    if not values:
         return []
     title = "Accuracy on held-out pairs (points: seeds)"
-    return [Chart(bar_chart(title, "accuracy", bars, reference=(0.5, "chance"), singles=singles))]
+    return [Chart(bar_chart(title, "accuracy", values, reference=(0.5, "chance")))]
 
 
 def _win_rates(
     contests: Mapping[str, Mapping[int, Contest]], pools: Mapping[str, ContestFigures]
 ) -> list[Chart]:
-    rows = []
-    for name, pool in pools.items():
-        if math.isfinite(pool.win_rate):
-            singles = [contest.win_rate().win_rate for contest in contests[name].values()]
-            rows.append(Interval(name, pool.win_rate, pool.low, pool.high, singles))
-    if not rows:
+    pools = {name: pool for name, pool in pools.items() if math.isfinite(pool.win_rate)}
+    if not pools:
         return []
+    figure = interval_chart(
+        "Win rates, 95% intervals",
+        "win rate",
+        {name: (pool.win_rate, pool.low, pool.high) for name, pool in pools.items()},
+        0.5,
+        {
+            name: [contest.win_rate().win_rate for contest in contests[name].values()]
+            for name in pools
+            if len(contests[name]) > 1
+        },
+    )
     caption = "Over the answers of all seeds. A tie is neither a win nor a loss, so both may be below half."
-    return [Chart(interval_chart("Win rates, 95% intervals", "win rate", rows, 0.5), caption)]
+    return [Chart(figure, caption)]
 
 
 def _hacking_charts(results: BenchmarkResults) -> list[Figure]:
@@ -369,10 +371,6 @@ def _hacking_charts(results: BenchmarkResults) -> list[Figure]:
         for arm, by_seed in results.hacking.items()
         for seed, curve in by_seed.items()
     ]
-
-
-def _front_point(fronts: Mapping[str, Mapping[int, Front]]) -> Any:
-    return next(iter(next(iter(next(iter(fronts.values())).values())).values()))
 
 
 def _answers(results: BenchmarkResults) -> Iterator[Answers]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from components.charts import FrontLine, front_chart
+from components.charts import front_chart
 from components.config.benchmark import BASE_POLICY
 from components.evaluation.diagnostics.base import FrontPoint
 from components.evaluation.pareto import dominated as find_dominated
@@ -70,26 +70,31 @@ def worst_rewards(fronts: Mapping[str, Front]) -> dict[str, float]:
 def front_charts(fronts: Mapping[str, Mapping[int, Front]]) -> list[Figure]:
     """The rewards of each front's policies, a chart per seed and pair of objectives.
 
-    A hollow point is dominated by another one of the same front.
+    A policy that another one of the same front dominates is hollow and off the front's line.
 
     Args:
         fronts: by name and seed.
     """
     seeds = sorted(set[int]().union(*fronts.values()))
-    first = next(iter(next(iter(next(iter(fronts.values())).values())).values()))
+    objectives = first_point(fronts).scores
     return [
         _front_chart({name: runs[seed] for name, runs in fronts.items() if seed in runs}, seed, plane)
         for seed in seeds
-        for plane in combinations(first.scores, 2)
+        for plane in combinations(objectives, 2)
     ]
 
 
+def first_point(fronts: Mapping[str, Mapping[int, Front]]) -> FrontPoint:
+    """A point of any front; all fronts have the same objectives."""
+    return next(iter(next(iter(next(iter(fronts.values())).values())).values()))
+
+
 def _front_chart(fronts: Mapping[str, Front], seed: int, plane: tuple[str, str]) -> Figure:
-    lines = []
+    one, other = plane
+    policies = []
     for name, front in fronts.items():
-        objectives = list(next(iter(front.values())).scores)
-        scores = np.array([[point.scores[key] for key in objectives] for point in front.values()])
-        x, y = ([point.scores[objective] for point in front.values()] for objective in plane)
-        lines.append(FrontLine(name, list(front), x, y, [bool(worse) for worse in find_dominated(scores)]))
+        scores = np.array([list(point.scores.values()) for point in front.values()])
+        for (arm, point), worse in zip(front.items(), find_dominated(scores), strict=True):
+            policies.append((name, arm, point.scores[one], point.scores[other], bool(worse)))
     base = next(iter(next(iter(fronts.values())).values())).base_scores
-    return front_chart(f"Fronts, seed {seed}", plane, lines, (BASE_POLICY, base[plane[0]], base[plane[1]]))
+    return front_chart(f"Fronts, seed {seed}", plane, policies, (BASE_POLICY, base[one], base[other]))

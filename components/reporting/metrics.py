@@ -137,6 +137,11 @@ def named(metrics: Mapping[str, Any], name: str) -> Any:
     return next((metrics[metric] for metric in alias_of(name).metrics if metric in metrics), None)
 
 
+def values_of(runs: Mapping[int, Mapping[str, Any]], name: str) -> list[Any]:
+    """What belongs to a metric or alias in the runs by seed that have it."""
+    return [value for run in runs.values() if (value := named(run, name)) is not None]
+
+
 @dataclass(frozen=True)
 class RunResults:
     """All results of a finished run.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import pstdev
 from typing import TYPE_CHECKING
 
-from components.charts import Interval, Line, curve_charts, interval_chart, line_chart, partition_chart
+from components.charts import curve_charts, interval_chart, line_chart, partition_chart
 from components.data.records import answered_prompt
 from components.data.report import ClientCounts
 from components.evaluation.winrate import Verdict
@@ -32,7 +32,14 @@ from components.reporting.page import (
     first_column_width,
     text_table,
 )
-from components.results import AccuracyReport, AccuracySummary, ClientRecord, CurvePoint, Traffic
+from components.results import (
+    AccuracyReport,
+    AccuracySummary,
+    ClientRecord,
+    CurvePoint,
+    FederationResult,
+    Traffic,
+)
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -521,90 +528,73 @@ def _usage(results: RunResults, run: RunDescription) -> list[Part]:
 
 
 def _win_rate_charts(results: RunResults, references: str) -> list[Chart]:
-    rows = []
+    intervals = {}
     for name, label in contest_labels(results, references).items():
         one = results.evaluation.contests[name]
         if math.isfinite(one.length_controlled):
             bounds = one.length_controlled_low, one.length_controlled_high
-            rows.append(Interval(label, one.length_controlled, *bounds))
-    if not rows:
+            intervals[label] = one.length_controlled, *bounds
+    if not intervals:
         return []
     caption = "A tie is half a win; what a model of the length difference predicts for equal lengths."
-    return [Chart(interval_chart("Win rates at equal length, 95% intervals", "win rate", rows, 0.5), caption)]
+    title = "Win rates at equal length, 95% intervals"
+    return [Chart(interval_chart(title, "win rate", intervals, 0.5), caption)]
 
 
 def _learning_charts(results: RunResults) -> Iterator[Figure]:
     federation = results.federation
-    measured = [(one.rounds_done, one.accuracy) for one in federation.evaluations]
-    rounds = [done for done, _ in measured]
-    lines = [
-        Line(
-            "clients' mean, from the worst to the best",
-            rounds,
-            [report.mean for _, report in measured],
-            [report.worst for _, report in measured],
-            [report.best for _, report in measured],
-        )
-    ]
-    domains = federation.after.accuracy.domains
-    if 1 < len(domains) <= MAX_DOMAINS:
-        lines += [
-            Line(
-                DOMAIN_LABELS.get(name, name),
-                rounds,
-                [report.domains[name] for _, report in measured],
-                dashed=True,
-            )
-            for name in domains
-        ]
     yield line_chart(
         f"Held-out accuracy: {federation.accuracy_label}",
         "rounds done",
         "accuracy",
-        lines,
+        _accuracy_points(federation),
         reference=(0.5, "chance"),
         y_range=(0, 1),
     )
-    if losses := [*_loss_lines(results)]:
+    if losses := [*_loss_points(federation)]:
         yield line_chart("Training loss of the clients", "round", "loss of a minibatch (nats)", losses)
     yield from curve_charts({results.recipe.federation.method: {0: results.curve}}, REWARD_TITLES)
     history = results.alignment.history
     if history:
-        steps = [entry["step"] for entry in history]
         yield line_chart(
-            "DPO: loss", "step", "loss", [Line("loss", steps, [entry["loss"] for entry in history])]
+            "DPO: loss", "step", "loss", [("loss", entry["step"], entry["loss"]) for entry in history]
         )
         if all("rewards/margins" in entry for entry in history):
-            margins = [entry["rewards/margins"] for entry in history]
-            yield line_chart("DPO: reward margin", "step", "beta x nats", [Line("margin", steps, margins)])
+            margins = [("margin", entry["step"], entry["rewards/margins"]) for entry in history]
+            yield line_chart("DPO: reward margin", "step", "beta x nats", margins)
     if results.evaluation.curve:
         yield hacking_chart("Selectors and judge over the alignment", results.evaluation.curve)
 
 
-def _loss_lines(results: RunResults) -> Iterator[Line]:
-    """The mean loss of the first and of the last local step, from the smallest to the largest client's."""
+def _accuracy_points(federation: FederationResult) -> list[tuple[str, float, float]]:
+    """Accuracy by client, of which the chart shows the mean and the range, and by domain."""
+    clients: list[tuple[str, float, float]] = []
+    domains: list[tuple[str, float, float]] = []
+    for one in federation.evaluations:
+        name = "clients' mean, from the worst to the best"
+        clients += [(name, one.rounds_done, value) for value in one.accuracy.clients.values()]
+        for domain, value in one.accuracy.domains.items():
+            domains.append((DOMAIN_LABELS.get(domain, domain), one.rounds_done, value))
+    return clients + (domains if 1 < len(federation.after.accuracy.domains) <= MAX_DOMAINS else [])
+
+
+def _loss_points(federation: FederationResult) -> Iterator[tuple[str, float, float]]:
+    """Losses of the first and of the last local step by client."""
     for key, name in (("loss_first", "first local step"), ("loss_last", "last local step")):
-        points = []
-        for record in results.federation.records:
-            values = [
-                one.metrics.scalars[key] for one in record.clients.values() if key in one.metrics.scalars
-            ]
-            if values:
-                points.append((record.rounds_done, sum(values) / len(values), min(values), max(values)))
-        if points:
-            rounds, means, lows, highs = (list(column) for column in zip(*points, strict=True))
-            yield Line(f"{name}, mean and range over clients", rounds, means, lows, highs)
+        for record in federation.records:
+            for one in record.clients.values():
+                if key in one.metrics.scalars:
+                    label = f"{name}, mean and range over clients"
+                    yield label, record.rounds_done, one.metrics.scalars[key]
 
 
 def hacking_chart(title: str, curve: Sequence[CurvePoint]) -> Figure:
     """Selectors and judge over DPO's steps; the reward is hacked if the judge's share falls."""
-    steps = [0, *(point.step for point in curve)]
-    lines = [
-        Line("selectors (proxy)", steps, [0.5, *(point.proxy for point in curve)]),
-        Line("judge (gold)", steps, [0.5, *(point.judge for point in curve)]),
-    ]
-    y_title = "preferred to the base policy (ties half)"
-    return line_chart(title, "step of DPO", y_title, lines, reference=(0.5, "base policy"), y_range=(0, 1))
+    points = [(name, 0.0, 0.5) for name in ("selectors (proxy)", "judge (gold)")]
+    for point in curve:
+        points += [("selectors (proxy)", point.step, point.proxy), ("judge (gold)", point.step, point.judge)]
+    y_title = "preferred to base (ties half)"
+    return line_chart(title, "step of DPO", y_title, points, reference=(0.5, "base policy"), y_range=(0, 1))
 
 
 def _partition_chart(partition: Mapping[str, Mapping[str, int]]) -> Chart:

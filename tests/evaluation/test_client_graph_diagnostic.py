@@ -4,7 +4,7 @@ import networkx as nx
 import pytest
 
 from components.evaluation.diagnostics.base import DiagnosedRun
-from components.evaluation.diagnostics.client_graph import ClientGraphDiagnostic, networks
+from components.evaluation.diagnostics.client_graph import ClientGraphDiagnostic, graph_charts
 from components.federation.methods.drift import GraphMemory
 from tests.support.diagnostics import RecordingSink
 from tests.support.results import federation_result, step_record
@@ -99,22 +99,32 @@ def test_trees_and_paths_of_all_rounds_are_logged_as_one_page():
 @pytest.fixture(scope="module")
 def drawn():
     """The three drawn graphs of a round: all pairs, the tree, the paths of the first client."""
-    return networks(graph_step(0, FIRST), GROUPS)
+    return graph_charts(graph_step(0, FIRST), GROUPS)
 
 
 def test_the_drawn_graphs_have_all_divergences_those_of_the_tree_and_those_of_the_paths(drawn):
-    tree = {("a", "b"): 1.0, ("b", "c"): 2.0}
-    assert [network.edges for network in drawn] == [tree | {("a", "c"): 4.0}, tree, tree]
-    assert all(network.labeled for network in drawn)
+    edges = [next(trace for trace in chart.data if trace.hoverinfo == "text") for chart in drawn]
+    tree = {"a – b: 1", "b – c: 2"}
+    assert [set(trace.hovertext) for trace in edges] == [tree | {"a – c: 4"}, tree, tree]
+    assert all(trace.mode == "markers+text" for trace in edges)
+
+
+def nodes_by_group(chart):
+    """The nodes of each group and the widths of their rings."""
+    return {
+        trace.name: dict(zip(trace.text, trace.marker.line.width, strict=True))
+        for trace in chart.data
+        if trace.name
+    }
 
 
 def test_the_clients_that_the_first_one_is_aggregated_with_have_a_ring(drawn):
-    assert [network.ringed for network in drawn] == [frozenset(), frozenset(), {"a", "b"}]
+    assert nodes_by_group(drawn[1]) == {"x": {"a": 0, "b": 0}, "y": {"c": 0}}
+    assert nodes_by_group(drawn[2]) == {"x": {"a": 3, "b": 3}, "y": {"c": 0}}
 
 
-def test_groups_are_those_of_the_source_and_unknown_ones_are_empty(drawn):
-    assert drawn[0].groups == GROUPS
-    assert set(networks(graph_step(0, FIRST), UNKNOWN)[0].groups.values()) == {""}
+def test_groups_are_those_of_the_source_and_unknown_ones_are_shown_as_such():
+    assert nodes_by_group(graph_charts(graph_step(0, FIRST), UNKNOWN)[0]).keys() == {"unknown"}
 
 
 def test_the_report_of_a_run_has_the_graph_of_the_last_round():

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from components.charts import Line, line_chart
+from components.charts import line_chart
 from components.reporting.page import (
     Answers,
     Chart,
@@ -25,7 +25,10 @@ WIDE = Table("Means", ["method", *(f"c{n}" for n in range(10)), "empty"], [["A",
 PARTS = [
     Table("Counts <1>", ["", "before", "after"], [["worst | client", "0.5", "0.6"]], "what <it> shows"),
     WIDE,
-    Chart(line_chart("Loss </script>", "round", "nats", [Line("<b>ada</b>", [1, 2], [1.0, 0.5])]), "a chart"),
+    Chart(
+        line_chart("Loss </script>", "round", "nats", [("<b>ada</b>", 1, 1.0), ("<b>ada</b>", 2, 0.5)]),
+        "a chart",
+    ),
     Answers(
         "a <prompt>\nof two lines",
         {"base": "<i>one</i>", "aligned": "two"},

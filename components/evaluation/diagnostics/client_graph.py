@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import networkx as nx
 
-from components.charts import Network, network_chart
+from components.charts import network_chart
 from components.evaluation.diagnostics.base import (
     DiagnosedRun,
     Diagnostic,
@@ -42,11 +42,9 @@ class ClientGraphDiagnostic(Diagnostic):
 
     def log_result(self, result: FederationResult, run: DiagnosedRun, sink: DiagnosticSink) -> None:
         """Log the spanning trees and shortest paths of all rounds as one page."""
-        figures = [
-            network_chart(network, WEIGHT)
-            for record in result.records
-            for network in networks(record, run.groups)[1:]
-        ]
+        figures: list[Figure] = []
+        for record in result.records:
+            figures += graph_charts(record, run.groups)[1:]
         sink.log_charts(figures, "graphs/graphs.html")
 
     def summarize(self, result: FederationResult, run: DiagnosedRun) -> Summary:
@@ -66,11 +64,11 @@ class ClientGraphDiagnostic(Diagnostic):
 
     def run_charts(self, result: FederationResult, run: DiagnosedRun) -> list[Figure]:
         """The graph of the last round."""
-        return [network_chart(network, WEIGHT) for network in networks(result.records[-1], run.groups)]
+        return graph_charts(result.records[-1], run.groups)
 
 
-def networks(record: StepRecord, groups: Groups) -> list[Network]:
-    """A round's client graph as three drawn graphs (DRIFT figures 3 to 5 and 12).
+def graph_charts(record: StepRecord, groups: Groups) -> list[Figure]:
+    """A round's client graph as three charts (DRIFT figures 3 to 5 and 12).
 
     All divergences, the minimum spanning tree, and the shortest paths of the first client, with a
     ring around the clients that it is aggregated with. Clients that diverge less are closer
@@ -90,32 +88,31 @@ def networks(record: StepRecord, groups: Groups) -> list[Network]:
         for one in names
     }
     layout = nx.kamada_kawai_layout(graph, dist=distances) if len(names) > 2 else nx.circular_layout(graph)
-    positions = {name: (float(layout[name][0]), float(layout[name][1])) for name in names}
-    shown_groups = {name: groups.get(name) or "" for name in names}
+    nodes = {name: (*layout[name], groups.get(name) or "") for name in names}
     paths: set[tuple[str, ...]] = set()
-    for nodes in nx.single_source_dijkstra_path(graph, names[0], weight="weight").values():
-        paths |= {tuple(sorted(step)) for step in pairwise(nodes)}
+    for path in nx.single_source_dijkstra_path(graph, names[0], weight="weight").values():
+        paths |= {tuple(sorted(step)) for step in pairwise(path)}
     tree = {tuple(sorted(edge)) for edge in memory.tree}
     title = f"Round {record.rounds_done}: "
     drawn = [
-        ("divergence of all pairs", set(weights), frozenset[str](), len(weights) <= MAX_LABELED),
-        ("minimum spanning tree", tree, frozenset[str](), True),
+        ("divergence of all pairs", set(weights), {}, len(weights) <= MAX_LABELED),
+        ("minimum spanning tree", tree, {}, True),
         (
             f"shortest paths from {names[0]}, ringed: aggregated with",
             paths,
-            frozenset(memory.weights.get(names[0], {})),
+            memory.weights.get(names[0], {}),
             True,
         ),
     ]
     return [
-        Network(
+        network_chart(
             title + text,
-            positions,
-            shown_groups,
+            WEIGHT,
             {edge: weights[edge] for edge in sorted(edges)},
-            largest,
-            ringed,
-            labeled,
+            nodes,
+            largest=largest,
+            ringed=ringed,
+            labeled=labeled,
         )
         for text, edges, ringed, labeled in drawn
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from components.charts import Line, heat_map, line_chart
+from components.charts import heat_map, line_chart
 from components.evaluation.diagnostics.base import DiagnosedRun, Diagnostic, DiagnosticSink, Groups, Summary
 from components.federation.grouping import adjusted_rand_index
 from components.federation.methods.fedbiscuit import GroupingMemory
@@ -50,20 +50,14 @@ class GroupingDiagnostic(Diagnostic):
 
     def benchmark_charts(self, summaries: Mapping[str, Mapping[int, Summary]]) -> list[Figure]:
         """Agreement over the rounds, a line per arm and seed."""
-        lines = [
-            Line(
-                f"{arm}, seed {seed}",
-                [done for done, _ in summary.data],
-                [index for _, index in summary.data],
-            )
-            for arm, runs in summaries.items()
-            for seed, summary in runs.items()
-            if summary.data
-        ]
-        if not lines:
+        points: list[tuple[str, float, float]] = []
+        for arm, runs in summaries.items():
+            for seed, summary in runs.items():
+                points += [(f"{arm}, seed {seed}", done, index) for done, index in summary.data or ()]
+        if not points:
             return []
         title = "Agreement with the true groups (1: equal)"
-        return [line_chart(title, "rounds done", "adjusted Rand index", lines, reference=(0.0, "chance"))]
+        return [line_chart(title, "rounds done", "adjusted Rand index", points, reference=(0.0, "chance"))]
 
 
 def grouping_of(record: StepRecord) -> dict[str, str] | None:

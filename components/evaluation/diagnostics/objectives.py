@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from components.charts import Line, Point, curve_charts, line_chart
+from components.charts import Point, curve_charts, line_chart
 from components.evaluation.diagnostics.base import (
     DiagnosedRun,
     Diagnostic,
@@ -26,8 +26,8 @@ DRIFT_LABELS = {
     "mean_lambda_drift": "distance of their rounds' means",
     "update_drift": "distance of clients' updates",
 }
-WeightCurves = dict[str, dict[str, list[tuple[float, float]]]]
-"""Points (rounds done, lambda) of each local step, by objective and client.
+WeightCurves = dict[str, list[tuple[str, float, float]]]
+"""Points (client, rounds done, lambda) of each local step, by objective.
 
 Local steps are fractions of their round."""
 
@@ -114,9 +114,9 @@ def weight_curves(result: FederationResult) -> WeightCurves:
             for series, values in update.metrics.series.items():
                 if series.startswith(prefix):
                     start = record.rounds_done - 1
-                    points = [(start + (n + 1) / len(values), value) for n, value in enumerate(values)]
-                    objective = series.removeprefix(prefix)
-                    curves.setdefault(objective, {}).setdefault(client, []).extend(points)
+                    curves.setdefault(series.removeprefix(prefix), []).extend(
+                        (client, start + (n + 1) / len(values), value) for n, value in enumerate(values)
+                    )
     return curves
 
 
@@ -132,12 +132,9 @@ def weight_charts(weights: Mapping[str, WeightCurves], seed: int) -> list[Figure
             f"{arm}, seed {seed}: weight of {objective}",
             "rounds done",
             "lambda",
-            [
-                Line(client, [done for done, _ in points], [value for _, value in points])
-                for client, points in clients.items()
-            ],
+            points,
             y_range=(-0.03, 1.03),
         )
         for arm, curves in weights.items()
-        for objective, clients in curves.items()
+        for objective, points in curves.items()
     ]
