@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import unescape
 from pathlib import Path
@@ -22,18 +22,22 @@ NUMBER = re.compile(r"[-+]?\d[\d,/]*(\.\d+)?( ?%| s| MB)?( (±|→) [\d.,%]+)?( 
 
 @dataclass(frozen=True)
 class Table:
-    """A table.
-
-    Attributes:
-        title: heading.
-        header, rows: cells.
-        caption: what the numbers cover.
-    """
+    """A table."""
 
     title: str
     header: list[str]
     rows: list[list[str]]
-    caption: str = ""
+    caption: str = ""  # what the numbers cover
+
+    @classmethod
+    def of(cls, title: str, rows: Sequence[Mapping[str, str]], caption: str = "") -> Table:
+        """A table of rows that have a cell for each heading."""
+        return cls(title, list(rows[0]) if rows else [""], [[*row.values()] for row in rows], caption)
+
+    @classmethod
+    def of_values(cls, title: str, values: Mapping[str, str]) -> Table:
+        """A table of values by name."""
+        return cls(title, ["", "value"], [[*row] for row in values.items()])
 
     def filled(self) -> Table:
         """The table without the columns in which no row has anything; the first one stays."""
@@ -74,32 +78,20 @@ class Chart:
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers of policies to the same prompt, and verdicts on them.
-
-    Attributes:
-        prompt: the prompt.
-        texts: by policy.
-        verdicts: by contest, who wrote the better answer.
-    """
+    """The answers of policies to the same prompt, and verdicts on them."""
 
     prompt: str
-    texts: dict[str, str]
-    verdicts: dict[str, str] = field(default_factory=dict)
+    texts: dict[str, str]  # by policy
+    verdicts: dict[str, str] = field(default_factory=dict)  # who wrote the better answer, by contest
 
 
 @dataclass(frozen=True)
 class Code:
-    """A text in a fixed-width font, e.g. commands.
+    """A text in a fixed-width font, e.g. commands."""
 
-    Attributes:
-        title: heading; empty without one.
-        text: the lines.
-        is_folded: whether a reader opens it.
-    """
-
-    title: str
+    title: str  # empty without one
     text: str
-    is_folded: bool = False
+    is_folded: bool = False  # whether a reader opens it
 
 
 @dataclass(frozen=True)
@@ -114,16 +106,10 @@ Part = Table | Chart | Answers | Code | Notes
 
 @dataclass(frozen=True)
 class Section:
-    """A section of a report.
-
-    Attributes:
-        title: heading.
-        lead: a sentence that says what the section tells.
-        parts: in their order.
-    """
+    """A section of a report."""
 
     title: str
-    lead: str
+    lead: str  # a sentence that says what the section tells
     parts: Sequence[Part]
 
     @property
@@ -134,21 +120,11 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """A report.
-
-    Attributes:
-        title, subtitle: what it is of.
-        sections: in their order; those without parts are left out.
-    """
+    """A report."""
 
     title: str
     subtitle: str
-    sections: Sequence[Section]
-
-    def tables(self) -> Iterator[Table]:
-        """All tables."""
-        for section in self.sections:
-            yield from (part for part in section.parts if isinstance(part, Table))
+    sections: Sequence[Section]  # those without parts are left out
 
 
 def cell_class(text: str) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from statistics import pstdev
+from dataclasses import dataclass
+from statistics import fmean, pstdev
 from typing import TYPE_CHECKING
 
 from components.charts import curve_charts, interval_chart, line_chart, partition_chart
@@ -19,6 +19,7 @@ from components.reporting.formats import (
     format_percent,
     format_rate,
 )
+from components.reporting.lines import MAX_DOMAINS, shown_domains
 from components.reporting.metrics import RunResults, question_figures
 from components.reporting.page import (
     Answers,
@@ -35,17 +36,16 @@ from components.reporting.page import (
 from components.results import (
     AccuracyReport,
     AccuracySummary,
+    AlpacaEvalResult,
     ClientRecord,
     CurvePoint,
     FederationResult,
-    Traffic,
+    QuestionResult,
 )
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-MAX_DOMAINS = 20
-"""Number of domains beyond which the tables show none; metrics.json has all of them."""
 SHOWN_PROMPTS = 12
 """Prompts whose answers are shown side by side, the first ones by id; nothing is selected."""
 
@@ -53,6 +53,13 @@ CONTESTS = {
     "aligned_vs_base": "aligned against base policy",
     "aligned_vs_human": "aligned against {references}",
     "base_vs_human": "base against {references}",
+}
+PARTITION_CAPTION = "As FedBiscuit's figure 3; of many clients some are shown, by size."
+CLIENT_LABELS = {
+    "mean": "clients' mean",
+    "worst": "worst client",
+    "best": "best client",
+    "spread": "standard deviation over clients",
 }
 METRIC_LABELS = {
     "summed": "by log-likelihood, summed",
@@ -69,31 +76,18 @@ REWARD_TITLES = {
 
 @dataclass(frozen=True)
 class RunDescription:
-    """What a report says about a run beside its results.
-
-    Attributes:
-        id: the run.
-        clients: numbers of their pairs, by client.
-        references: author of the references of the held-out prompts.
-        partition: training pairs by client and domain.
-        adapters: folder of each exported adapter by name, and of the aligned policy as `aligned`.
-        links: address of the run in MLflow and in Prefect, by name.
-        phases: wall time of each phase that ran here (seconds).
-        environment: versions and commits, by name.
-        recipe: the recipe as YAML.
-        charts: of the methods' diagnostics.
-    """
+    """What a report says about a run beside its results."""
 
     id: str
-    clients: Mapping[str, ClientCounts]
-    references: str
-    partition: Mapping[str, Mapping[str, int]]
-    adapters: Mapping[str, str]
-    links: Mapping[str, str]
-    phases: Mapping[str, float]
-    environment: Mapping[str, str]
-    recipe: str
-    charts: Sequence[Figure] = field(default_factory=tuple)
+    clients: Mapping[str, ClientCounts]  # numbers of their pairs, by client
+    references: str  # author of the references of the held-out prompts
+    partition: Mapping[str, Mapping[str, int]]  # training pairs by client and domain
+    adapters: Mapping[str, str]  # folder of each exported adapter by name, of the policy as `aligned`
+    links: Mapping[str, str]  # address of the run in MLflow and in Prefect, by name
+    phases: Mapping[str, float]  # wall time of each phase that ran here (seconds)
+    environment: Mapping[str, str]  # versions and commits, by name
+    recipe: str  # as YAML
+    charts: Sequence[Figure] = ()  # of the methods' diagnostics
 
 
 def run_page(results: RunResults, run: RunDescription) -> Page:
@@ -123,7 +117,10 @@ def run_page(results: RunResults, run: RunDescription) -> Page:
             Section(
                 "Clients",
                 "Who has how many pairs, and what each client reached and sent.",
-                [_partition_chart(run.partition), clients_table(results, run.clients)],
+                [
+                    Chart(partition_chart(run.partition), PARTITION_CAPTION),
+                    clients_table(results, run.clients),
+                ],
             ),
             Section(
                 "Method",
@@ -139,11 +136,7 @@ def run_page(results: RunResults, run: RunDescription) -> Page:
                 "Recipe and environment",
                 "What the run can be repeated from.",
                 [
-                    Table(
-                        "Environment",
-                        ["", "value"],
-                        [[name, value] for name, value in run.environment.items()],
-                    ),
+                    Table.of_values("Environment", run.environment),
                     Code("Recipe, with all defaults", run.recipe, is_folded=True),
                 ],
             ),
@@ -178,23 +171,20 @@ def run_summary(results: RunResults, run: RunDescription) -> str:
 
 def headline_tables(results: RunResults, references: str) -> list[Table]:
     """Accuracy, win rates and what else the recipe measures."""
+    federation, evaluation = results.federation, results.evaluation
     tables = [accuracy_table(results)]
-    if (assigned := results.federation.after.accuracy.assigned) is not None:
-        before = results.federation.before.accuracy
-        tables.append(
-            _moments_table(
-                "With the adapter that each client is assigned", _accuracy_rows([before, assigned])
-            )
-        )
-    for name, measure in results.federation.after.measures.items():
-        first = results.federation.before.measures[name].scalars
-        rows = [(key, [first[key], value]) for key, value in measure.scalars.items()]
+    if (assigned := federation.after.accuracy.assigned) is not None:
+        title = "With the adapter that each client is assigned"
+        tables.append(_moments_table(title, _accuracy_rows([federation.before.accuracy, assigned])))
+    for name, measure in federation.after.measures.items():
+        before = federation.before.measures[name].scalars
+        rows = {key: [before[key], value] for key, value in measure.scalars.items()}
         tables.append(_moments_table(f"{name.capitalize()}, on held-out prompts", rows))
-    tables += [contests_table(results, references), *_alignment_tables(results)]
-    if results.evaluation.questions:
-        tables.append(questions_table(results))
-    if results.evaluation.alpaca_eval is not None:
-        tables.append(alpaca_table(results))
+    tables += [contests_table(results, references), _policy_table(results)]
+    if evaluation.questions:
+        tables.append(questions_table(evaluation.questions))
+    if evaluation.alpaca_eval is not None:
+        tables.append(alpaca_table(evaluation.alpaca_eval))
     return [table for table in tables if table.rows]
 
 
@@ -204,15 +194,16 @@ def accuracy_table(results: RunResults) -> Table:
     reports = [measured.accuracy for measured in results.moments.values()]
     rows = _accuracy_rows(reports)
     for name in federation.after.accuracy.by_metric:
-        summaries: list[AccuracySummary] = [report.by_metric[name] for report in reports]
-        label = METRIC_LABELS.get(name, name)
-        rows += [(f"{label}: {row}", values) for row, values in _client_rows(summaries)]
+        summaries = [report.by_metric[name] for report in reports]
+        rows |= _client_rows(summaries, f"{METRIC_LABELS.get(name, name)}: ")
     notes = []
     if federation.accuracy_note:
-        rows.append(("reward margin over beta, mean (nats)", [report.margin for report in reports]))
         by_client = [report.margins.values() for report in reports]
-        rows.append(("its worst client", list(map(min, by_client))))
-        rows.append(("its standard deviation over clients", list(map(pstdev, by_client))))
+        rows |= {
+            "reward margin over beta, mean (nats)": [report.margin for report in reports],
+            "its worst client": list(map(min, by_client)),
+            "its standard deviation over clients": list(map(pstdev, by_client)),
+        }
         notes.append(federation.accuracy_note)
     if federation.best is not None:
         notes.append(f"best: after round {federation.best.rounds_done}, chosen by these pairs")
@@ -220,73 +211,53 @@ def accuracy_table(results: RunResults) -> Table:
     return _moments_table(title, rows, "\n".join(notes))
 
 
-def _moments_table(title: str, rows: Sequence[tuple[str, Sequence[float]]], caption: str = "") -> Table:
-    moments = ["before", "after", "best"][: len(rows[0][1])] if rows else []
-    return Table(
-        title, ["", *moments], [[name, *map(format_number, values)] for name, values in rows], caption
-    )
+def _moments_table(title: str, rows: Mapping[str, Sequence[float]], caption: str = "") -> Table:
+    moments = ["before", "after", "best"][: max(map(len, rows.values()), default=0)]
+    cells = [[name, *map(format_number, values)] for name, values in rows.items()]
+    return Table(title, ["", *moments], cells, caption)
 
 
-def _accuracy_rows(reports: Sequence[AccuracyReport]) -> list[tuple[str, list[float]]]:
-    rows = _client_rows(reports)
-    domains = reports[1].domains
-    if len(domains) <= MAX_DOMAINS:
-        for name in domains:
-            label = DOMAIN_LABELS.get(name, f"domain {name}")
-            rows.append((label, [report.domains[name] for report in reports]))
-    return rows
+def _accuracy_rows(reports: Sequence[AccuracyReport]) -> dict[str, list[float]]:
+    return _client_rows(reports) | {
+        DOMAIN_LABELS.get(name, f"domain {name}"): [report.domains[name] for report in reports]
+        for name in shown_domains(reports[1])
+    }
 
 
-def _client_rows(summaries: Sequence[AccuracySummary]) -> list[tuple[str, list[float]]]:
-    return [
-        ("clients' mean", [one.mean for one in summaries]),
-        ("worst client", [one.worst for one in summaries]),
-        ("best client", [one.best for one in summaries]),
-        ("standard deviation over clients", [one.spread for one in summaries]),
-    ]
+def _client_rows(summaries: Sequence[AccuracySummary], prefix: str = "") -> dict[str, list[float]]:
+    return {
+        prefix + label: [getattr(one, name) for one in summaries] for name, label in CLIENT_LABELS.items()
+    }
 
 
 def contests_table(results: RunResults, references: str) -> Table:
     """Win rates with their intervals, as they are, at equal length, and by one order of presentation."""
-    contests = results.evaluation.contests
+    evaluation = results.evaluation
     rows = []
     for name, label in contest_labels(results, references).items():
-        one = contests[name]
-        single = one.single_order
+        one = evaluation.contests[name]
         rows.append(
-            [
-                label,
-                format_rate(one.win_rate, one.low, one.high),
-                format_counts(one),
-                format_equal_length(one),
-                format_percent(one.ties_half),
-                format_percent(one.consistency),
-                format_rate(single.win_rate, single.low, single.high),
-            ]
+            {
+                "": label,
+                "win rate [95%]": format_rate(one.win_rate, one.low, one.high),
+                "wins/ties/losses": format_counts(one),
+                "at equal length [95%]": format_equal_length(one),
+                "a tie half": format_percent(one.ties_half),
+                "consistency": format_percent(one.consistency),
+                "ours first [95%]": format_rate(
+                    one.single_order.win_rate, one.single_order.low, one.single_order.high
+                ),
+            }
         )
+    caption = f"judge: {evaluation.judge}"
+    if (accuracy := evaluation.judge_figures.get("judge_accuracy")) is not None:
+        pairs = evaluation.judge_figures.get("judge_held_out_pairs")
+        count = "its" if pairs is None else f"{pairs:.0f}"
+        caption += f"; its own accuracy {accuracy:.3f} on {count} held-out pairs"
     prompts = len({answered_prompt(row["prompt_id"]) for row in results.answers})
     samples = results.recipe.evaluation.answers_per_prompt
-    figures = results.evaluation.judge_figures
-    accuracy = ""
-    if "judge_accuracy" in figures:
-        pairs = figures.get("judge_held_out_pairs")
-        count = "its" if pairs is None else f"{pairs:.0f}"
-        accuracy = f"; its own accuracy {figures['judge_accuracy']:.3f} on {count} held-out pairs"
-    header = [
-        "",
-        "win rate [95%]",
-        "wins/ties/losses",
-        "at equal length [95%]",
-        "a tie half",
-        "consistency",
-        "ours first [95%]",
-    ]
-    return Table(
-        f"Win rate on {prompts} held-out prompts" + (f" x {samples} answers" if samples > 1 else ""),
-        header,
-        rows,
-        f"judge: {results.evaluation.judge}{accuracy}",
-    )
+    title = f"Win rate on {prompts} held-out prompts" + (f" x {samples} answers" if samples > 1 else "")
+    return Table.of(title, rows, caption)
 
 
 def contest_labels(results: RunResults, references: str) -> dict[str, str]:
@@ -298,174 +269,111 @@ def contest_labels(results: RunResults, references: str) -> dict[str, str]:
     }
 
 
-def _alignment_tables(results: RunResults) -> list[Table]:
+def _policy_table(results: RunResults) -> Table:
     """The KL to the reference, ROUGE, and the implicit reward of the aligned policy, where measured."""
+    alignment, evaluation = results.alignment, results.evaluation
+    policies = ("base", "aligned")
     rows = []
-    if (kl := results.alignment.metrics.get("kl_sequence")) is not None:
-        rows.append(
-            [f"KL to the reference ({results.alignment.reference}), nats per completion", "", f"{kl:.2f}"]
-        )
-    rouge = results.evaluation.rouge
-    if rouge["aligned"]:
-        values = [format_number(rouge[policy]["rougeLsum"]) for policy in ("base", "aligned")]
-        rows.append(["ROUGE-L", *values])
-    if (reward := results.evaluation.implicit_reward) is not None:
-        rows.append(
-            [f"accuracy of its implicit reward on {reward.pairs} pairs", "", format_number(reward.mean)]
-        )
+    if (kl := alignment.metrics.get("kl_sequence")) is not None:
+        rows.append([f"KL to the reference ({alignment.reference}), nats per completion", "", f"{kl:.2f}"])
+    if evaluation.rouge["aligned"]:
+        rows.append(["ROUGE-L", *(format_number(evaluation.rouge[name]["rougeLsum"]) for name in policies)])
+    if (reward := evaluation.implicit_reward) is not None:
+        label = f"accuracy of its implicit reward on {reward.pairs} pairs"
+        rows.append([label, "", format_number(reward.mean)])
         rows.append(["its worst client", "", format_number(reward.worst)])
-    lengths = [
-        results.metrics.get(f"answers/{policy}_characters", math.nan) for policy in ("base", "aligned")
-    ]
+    lengths = [results.metrics.get(f"answers/{name}_characters", math.nan) for name in policies]
     rows.append(["characters per answer", *(f"{length:.0f}" for length in lengths)])
-    for point in results.evaluation.curve:
-        rows.append(
-            [
-                f"step {point.step}: preferred to base by selectors / judge",
-                "",
-                f"{point.proxy:.2f} / {point.judge:.2f}",
-            ]
-        )
-    return [Table("Policy", ["", "base", "aligned"], rows)]
+    for point in evaluation.curve:
+        label = f"step {point.step}: preferred to base by selectors / judge"
+        rows.append([label, "", f"{point.proxy:.2f} / {point.judge:.2f}"])
+    return Table("Policy", ["", *policies], rows)
 
 
-def questions_table(results: RunResults) -> Table:
+def questions_table(questions: Mapping[str, QuestionResult]) -> Table:
     """The answers to questions, by set and policy (DRIFT section 7.1)."""
-    questions = results.evaluation.questions
     first = next(iter(questions.values()))
-    totals = {"all": "all questions", "mean": "mean over the sets"}
+    totals = {"all": "all questions", "mean": "mean over the sets"} if len(first.sets) > 1 else {}
     rows = []
-    for name in question_figures(first):
-        if name in totals and len(first.sets) == 1:
-            continue
+    for name, label in ({name: name for name in first.sets} | totals).items():
         for policy, result in questions.items():
             one = question_figures(result)[name]
             count = f" ({one.questions})" if one.questions is not None else ""
             rows.append(
-                [
-                    f"{totals.get(name, name)}{count}, {policy}",
-                    format_rate(one.accuracy, one.low, one.high),
-                    format_percent(one.chance),
-                    format_percent(one.unparsable_share),
-                    format_rate(one.success, one.success_low, one.success_high),
-                    format_percent(one.success_chance),
-                ]
+                {
+                    "": f"{label}{count}, {policy}",
+                    "accuracy [95%]": format_rate(one.accuracy, one.low, one.high),
+                    "chance": format_percent(one.chance),
+                    "unparsable": format_percent(one.unparsable_share),
+                    f"success at {first.samples} [95%]": format_rate(
+                        one.success, one.success_low, one.success_high
+                    ),
+                    "its chance": format_percent(one.success_chance),
+                }
             )
     cut = max(result.all.cut or 0 for result in questions.values())
-    caption = (
+    remedy = (
         f"{cut} questions did not fit policy.max_prompt_tokens and were cut: raise it, or set"
         " evaluation.questions.max_question_tokens"
-        if cut
-        else ""
     )
-    header = ["", "accuracy [95%]", "chance", "unparsable", f"success at {first.samples} [95%]", "its chance"]
-    return Table("Answers to questions", header, rows, caption)
+    return Table.of("Answers to questions", rows, remedy if cut else "")
 
 
-def alpaca_table(results: RunResults) -> Table:
+def alpaca_table(result: AlpacaEvalResult) -> Table:
     """AlpacaEval's figures, in the units of its leaderboard (percent)."""
-    result = results.evaluation.alpaca_eval
-    assert result is not None
     rows = []
     for name, contest in result.contests.items():
         one = contest.figures
-        counts = f"{one.n_wins}/{one.n_draws}/{one.n_wins_base}"
-        if one.n_missing:
-            counts += f" ({one.n_missing} without a preference)"
-        low, high = (format_number(bound, 2) for bound in (one.equal_length_low, one.equal_length_high))
-        rows.append(
-            [
-                f"{name.partition('_')[0]} against {contest.baseline}",
-                format_number(one.win_rate, 2),
-                format_number(one.standard_error, 2),
-                format_number(one.discrete_win_rate, 2),
-                format_number(one.length_controlled_winrate, 2),
-                f"{format_number(one.equal_length_win_rate, 2)} [{low}, {high}]",
-                counts,
-                f"{one.avg_length:,}",
-            ]
+        missing = f" ({one.n_missing} without a preference)" if one.n_missing else ""
+        equal, low, high = (
+            format_number(value, 2)
+            for value in (one.equal_length_win_rate, one.equal_length_low, one.equal_length_high)
         )
-    header = [
-        "",
-        "win rate",
-        "s.e.",
-        "discrete",
-        "length-controlled",
-        "at equal length [95%]",
-        "wins/draws/losses",
-        "characters",
-    ]
+        rows.append(
+            {
+                "": f"{name.partition('_')[0]} against {contest.baseline}",
+                "win rate": format_number(one.win_rate, 2),
+                "s.e.": format_number(one.standard_error, 2),
+                "discrete": format_number(one.discrete_win_rate, 2),
+                "length-controlled": format_number(one.length_controlled_winrate, 2),
+                "at equal length [95%]": f"{equal} [{low}, {high}]",
+                "wins/draws/losses": f"{one.n_wins}/{one.n_draws}/{one.n_wins_base}{missing}",
+                "characters": f"{one.avg_length:,}",
+            }
+        )
     notes = [f"annotator: {result.annotator}", *([result.note] if result.note else [])]
-    return Table("AlpacaEval (percent)", header, rows, "\n".join(notes))
+    return Table.of("AlpacaEval (percent)", rows, "\n".join(notes))
 
 
 def clients_table(results: RunResults, clients: Mapping[str, ClientCounts]) -> Table:
     """A row for each client: pairs, accuracy, steps and bytes."""
-    before, after = results.federation.before.accuracy, results.federation.after.accuracy
-    assignment = results.federation.outcome.assignment
-    traffic = total_traffic(results)
+    federation = results.federation
     rows = []
     for name, counts in clients.items():
-        own = traffic.get(name, Traffic())
+        updates = [record.clients[name] for record in federation.records if name in record.clients]
+        ends = [record.clients[name] for record in federation.round_ends() if name in record.clients]
+        kept = [update.traffic.kept for update in updates if update.traffic.kept]
         rows.append(
-            [
-                name,
-                counts.group or "",
-                f"{counts.train:,}",
-                format_number(before.clients.get(name, math.nan)),
-                format_number(after.clients.get(name, math.nan)),
-                f"{steps_of(results, name):.0f}",
-                f"{own.sent / 1e6:.2f}",
-                f"{own.received / 1e6:.2f}",
-                assignment.get(name, ""),
-                f"{own.kept / 1e6:.2f}" if own.kept else "",
-            ]
+            {
+                "client": name,
+                "group": counts.group or "",
+                "pairs": f"{counts.train:,}",
+                "before": format_number(federation.before.accuracy.clients.get(name)),
+                "after": format_number(federation.after.accuracy.clients.get(name)),
+                "steps": f"{sum(update.metrics.scalars.get('steps', 0.0) for update in ends):.0f}",
+                "MB sent": f"{sum(update.traffic.sent for update in updates) / 1e6:.2f}",
+                "MB received": f"{sum(update.traffic.received for update in updates) / 1e6:.2f}",
+                "adapter": federation.outcome.assignment.get(name, ""),
+                "MB kept": f"{kept[-1] / 1e6:.2f}" if kept else "",
+            }
         )
-    header = [
-        "client",
-        "group",
-        "pairs",
-        "before",
-        "after",
-        "steps",
-        "MB sent",
-        "MB received",
-        "adapter",
-        "MB kept",
-    ]
-    return Table(
-        "Clients", header, rows, "Pairs to train on, and accuracy on the client's own held-out pairs."
-    )
-
-
-def total_traffic(results: RunResults) -> dict[str, Traffic]:
-    """Bytes of each client over all rounds; `kept` is of the last one."""
-    totals: dict[str, Traffic] = {}
-    for record in results.federation.records:
-        for name, client in record.clients.items():
-            own = totals.get(name, Traffic())
-            totals[name] = Traffic(
-                received=own.received + client.traffic.received,
-                sent=own.sent + client.traffic.sent,
-                kept=client.traffic.kept or own.kept,
-            )
-    return totals
-
-
-def steps_of(results: RunResults, client: str) -> float:
-    """Optimizer steps of a client over all rounds."""
-    updates = [
-        record.clients[client] for record in results.federation.round_ends() if client in record.clients
-    ]
-    return sum(update.metrics.scalars.get("steps", 0.0) for update in updates)
+    caption = "Pairs to train on, and accuracy on the client's own held-out pairs."
+    return Table.of("Clients", rows, caption)
 
 
 def _privacy_lead(results: RunResults) -> str:
-    kept = (
-        "; private modules stay at their client"
-        if any(one.kept for one in total_traffic(results).values())
-        else ""
-    )
+    updates = [one for record in results.federation.records for one in record.clients.values()]
+    kept = "; private modules stay at their client" if any(one.traffic.kept for one in updates) else ""
     return (
         "Texts and pairs of a client are read in its own jobs only. What a job sends is its adapter, and"
         f" numbers about it{kept}. Nothing is encrypted or noised."
@@ -474,54 +382,53 @@ def _privacy_lead(results: RunResults) -> str:
 
 def _sent_table(results: RunResults) -> Table:
     """What a client's jobs send, by the phase of a round."""
-    rows = []
     by_phase: dict[str, list[ClientRecord]] = {}
     for record in results.federation.records:
         by_phase.setdefault(record.phase, []).extend(record.clients.values())
+    rows = []
     for phase, updates in by_phase.items():
         numbers = dict.fromkeys(
             name for one in updates for name in (*one.metrics.scalars, *one.metrics.series)
         )
         if any(one.losses for one in updates):
             numbers |= {"validation losses": None}
-        sent = [one.traffic.sent for one in updates]
         rows.append(
-            [
-                phase,
-                str(len(updates)),
-                f"{sum(sent) / len(sent) / 1e6:.3f}" if sent else "0",
-                ", ".join(["number of rows", *numbers]),
-            ]
+            {
+                "phase": phase,
+                "updates": str(len(updates)),
+                "MB of an adapter, mean": f"{fmean(one.traffic.sent for one in updates) / 1e6:.3f}"
+                if updates
+                else "0",
+                "numbers": ", ".join(["number of rows", *numbers]),
+            }
         )
-    return Table("Updates", ["phase", "updates", "MB of an adapter, mean", "numbers"], rows)
+    return Table.of("Updates", rows)
 
 
 def _cost_table(results: RunResults, run: RunDescription) -> Table:
     metrics = results.metrics
-    rows = [[f"phase {name}", f"{seconds:,.1f} s"] for name, seconds in run.phases.items()]
-    rows += [
-        ["client steps", f"{metrics['cost/client_steps']:,.0f}"],
-        ["training of all clients", f"{metrics['cost/train_seconds']:,.1f} s"],
-        ["aggregation, a round", f"{metrics['cost/aggregation_seconds']:.3f} s"],
-        ["sent by all clients", f"{metrics['cost/sent_mb']:,.2f} MB"],
-    ]
+    values = {f"phase {name}": f"{seconds:,.1f} s" for name, seconds in run.phases.items()} | {
+        "client steps": f"{metrics['cost/client_steps']:,.0f}",
+        "training of all clients": f"{metrics['cost/train_seconds']:,.1f} s",
+        "aggregation, a round": f"{metrics['cost/aggregation_seconds']:.3f} s",
+        "sent by all clients": f"{metrics['cost/sent_mb']:,.2f} MB",
+    }
     if "cost/kept_mb" in metrics:
-        rows.append(["kept by a client, mean", f"{metrics['cost/kept_mb']:,.2f} MB"])
-    return Table("Cost", ["", "value"], rows)
+        values["kept by a client, mean"] = f"{metrics['cost/kept_mb']:,.2f} MB"
+    return Table.of_values("Cost", values)
 
 
 def _usage(results: RunResults, run: RunDescription) -> list[Part]:
-    parts: list[Part] = [
-        Code(
-            "In Python, where MLFLOW_TRACKING_URI is that of the run",
-            "import mlflow, pandas\n"
-            f'policy = mlflow.pyfunc.load_model("{results.alignment.model_uri}")\n'
-            'print(policy.predict(pandas.DataFrame({"prompt": ["..."]})))',
-        )
+    code = (
+        "import mlflow, pandas\n"
+        f'policy = mlflow.pyfunc.load_model("{results.alignment.model_uri}")\n'
+        'print(policy.predict(pandas.DataFrame({"prompt": ["..."]})))'
+    )
+    return [
+        Code("In Python, where MLFLOW_TRACKING_URI is that of the run", code),
+        Table("Adapters (PEFT folders)", ["adapter", "folder"], [*map(list, run.adapters.items())]),
+        Notes([f"{name}: {link}" for name, link in run.links.items()]),
     ]
-    rows = [[name, folder] for name, folder in run.adapters.items()]
-    parts.append(Table("Adapters (PEFT folders)", ["adapter", "folder"], rows))
-    return [*parts, Notes([f"{name}: {link}" for name, link in run.links.items()])]
 
 
 # --- charts
@@ -597,32 +504,23 @@ def hacking_chart(title: str, curve: Sequence[CurvePoint]) -> Figure:
     return line_chart(title, "step of DPO", y_title, points, reference=(0.5, "base policy"), y_range=(0, 1))
 
 
-def _partition_chart(partition: Mapping[str, Mapping[str, int]]) -> Chart:
-    return Chart(
-        partition_chart(partition), "As FedBiscuit's figure 3; of many clients some are shown, by size."
-    )
-
-
 # --- answers
 
 
 def _answers(results: RunResults, references: str) -> Iterator[Answers]:
     labels = contest_labels(results, references)
-    verdicts = {
-        label: dict(zip(results.contests[name].prompts, results.contests[name].verdicts, strict=True))
-        for name, label in labels.items()
-    }
     first = {answered_prompt(row["prompt_id"]): row for row in reversed(results.answers)}
     for prompt in sorted(first)[:SHOWN_PROMPTS]:
         row = first[prompt]
         texts = {"base": row["base"]["text"], "aligned": row["aligned"]["text"]}
         if row["references"]:
             texts[references] = row["references"][0]
-        words = {
-            label: verdict_words(by_answer[row["prompt_id"]], label)
-            for label, by_answer in verdicts.items()
-            if row["prompt_id"] in by_answer
-        }
+        words = {}
+        for name, label in labels.items():
+            contest = results.contests[name]
+            if row["prompt_id"] in contest.prompts:
+                verdict = contest.verdicts[contest.prompts.index(row["prompt_id"])]
+                words[label] = verdict_words(verdict, label)
         yield Answers(row["prompt"], texts, words)
 
 

@@ -198,18 +198,18 @@ def test_what_a_run_does_not_have_is_left_out(debug):
 # --- questions and AlpacaEval
 
 
-def test_a_single_question_set_has_no_rows_of_totals(debug):
+def test_a_single_question_set_has_no_rows_of_totals():
     questions = {"base": question_result(0.3), "aligned": question_result(0.5)}
-    table = questions_table(results_of(debug, evaluation={"questions": questions}))
+    table = questions_table(questions)
     assert [row[0] for row in table.rows] == ["csqa (10), base", "csqa (10), aligned"]
     assert table.rows[1][1:] == ["50.0% [20.0%, 90.0%]", "25.0%", "10.0%", "-", "-"]
 
 
-def test_several_question_sets_have_totals_and_cut_ones_the_remedy(debug):
+def test_several_question_sets_have_totals_and_cut_ones_the_remedy():
     result = question_result(0.5, 0.8)
     cut = result.all.model_copy(update={"cut": 3})
     several = result.model_copy(update={"sets": {"csqa": result.all, "piqa": result.all}, "all": cut})
-    table = questions_table(results_of(debug, evaluation={"questions": {"aligned": several}}))
+    table = questions_table({"aligned": several})
     assert [row[0] for row in table.rows[2:]] == [
         "all questions (10), aligned",
         "mean over the sets, aligned",
@@ -237,8 +237,8 @@ def alpaca_result(**values):
     return AlpacaEvalResult(annotator="an annotator", contests={"aligned_vs_base": contest}, note="a note")
 
 
-def test_alpaca_evals_numbers_are_in_its_units_and_missing_ones_are_dashes(debug):
-    table = alpaca_table(results_of(debug, evaluation={"alpaca_eval": alpaca_result(n_missing=4)}))
+def test_alpaca_evals_numbers_are_in_its_units_and_missing_ones_are_dashes():
+    table = alpaca_table(alpaca_result(n_missing=4))
     assert table.rows == [
         [
             "aligned against base policy",

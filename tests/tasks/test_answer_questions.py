@@ -38,7 +38,6 @@ from tasks.tracking.client import mlflow_client
 from tasks.tracking.evaluate import log_evaluation
 from tasks.tracking.run_tree import open_run_tracking, phase_tracking
 from tests.support.adapters import random_tensors
-from tests.support.results import evaluation_result, run_results
 
 SETS = ("csqa", "aqua")
 CSQA = [
@@ -67,12 +66,6 @@ AQUA = [
 def plain_log(monkeypatch):
     for module in (questions_task, data):
         monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
-
-
-def table_of(questions):
-    """The report's table of answers to questions."""
-    evaluation = evaluation_result(questions=questions)
-    return questions_table(run_results(load_recipe("debug"), evaluation=evaluation))
 
 
 def write_rows(path, rows):
@@ -298,7 +291,7 @@ def test_without_samples_there_is_no_success_rate(truncated):
 def test_truncated_prompts_are_counted_and_the_table_names_the_setting(truncated):
     assert truncated.result.all.cut == 13
     assert all(row["cut"] for row in truncated.rows["csqa"])
-    caption = table_of({"base": truncated.result}).caption
+    caption = questions_table({"base": truncated.result}).caption
     assert re.search(r"\b13 questions .*policy.max_prompt_tokens", caption)
 
 
@@ -549,7 +542,7 @@ TWO_SETS = QuestionResult(
 
 @pytest.fixture
 def table():
-    return table_of({"base": TWO_SETS, "aligned": TWO_SETS})
+    return questions_table({"base": TWO_SETS, "aligned": TWO_SETS})
 
 
 def test_the_table_has_a_row_for_each_set_and_policy_and_for_the_totals(table):
@@ -571,7 +564,7 @@ def test_a_row_of_the_table_has_shares_their_intervals_and_the_shares_by_chance(
 def test_a_table_of_one_set_without_samples_has_neither_totals_nor_success():
     figures = without_success(FIGURES)
     alone = QuestionResult(samples=0, sets={"aqua": figures}, all=figures, mean=without_success(MEAN))
-    table = table_of({"base": alone, "aligned": alone})
+    table = questions_table({"base": alone, "aligned": alone})
     assert len(table.rows) == 2
     assert "success" not in " ".join(table.filled().header)
 

@@ -37,7 +37,6 @@ from tasks.tracking.evaluate import log_evaluation
 from tasks.tracking.run_tree import open_run_tracking, phase_tracking
 from tests.support.judges import LengthSection, with_judge
 from tests.support.preparation import preparation_report
-from tests.support.results import evaluation_result, run_results
 
 ANNOTATOR = str(Path(__file__).resolve().parents[1] / "fixtures" / "alpaca_eval" / "always_second")
 PROMPTS = [f"question {i}" for i in range(12)]
@@ -262,8 +261,7 @@ def alpaca_table(figures, note):
     contest = AlpacaEvalContest(baseline="gpt4_1106_preview", figures=figures)
     contests = {"aligned_vs_reference": contest}
     result = AlpacaEvalResult(annotator="weighted", contests=contests, note=note)
-    evaluation = evaluation_result(alpaca_eval=result)
-    table = run.alpaca_table(run_results(load_recipe("debug"), evaluation=evaluation))
+    table = run.alpaca_table(result)
     return "\n".join([*text_table(table), table.caption])
 
 
