@@ -9,28 +9,20 @@ import numpy as np
 
 from components.config.benchmark import Choice
 from components.reporting.formats import format_client_range
-from components.reporting.metrics import MetricsByArm, alias_of, named
+from components.reporting.metrics import MetricsByArm, alias_of, values_of
 from components.reporting.page import Table
 from components.reporting.units import UnitsByArm, client_range
 
 
 @dataclass(frozen=True)
 class ChosenArm:
-    """A choice and its numbers.
+    """A choice and its numbers."""
 
-    Attributes:
-        name: what is chosen for.
-        figure: what is chosen by.
-        arm: the chosen arm; empty as long as an arm is not measured with every seed.
-        means: mean of the figure over the seeds, by arm; of arms that are measured with every seed.
-        clients: of these, the worst client and the spread, where the figure is a mean over clients.
-    """
-
-    name: str
-    figure: str
-    arm: str
-    means: dict[str, float]
-    clients: dict[str, tuple[float, float]]
+    name: str  # what is chosen for
+    figure: str  # what is chosen by
+    arm: str  # the chosen arm; empty as long as an arm is not measured with every seed
+    means: dict[str, float]  # over the seeds, by arm; of arms that are measured with every seed
+    clients: dict[str, tuple[float, float]]  # worst client and spread, where it is a mean over clients
 
 
 def choose_arms(
@@ -49,8 +41,7 @@ def choose_arms(
         means = {}
         clients = {}
         for arm in choice.among:
-            runs = [metrics.get(arm, {}).get(seed, {}) for seed in seeds]
-            values = [value for run in runs if (value := named(run, choice.figure)) is not None]
+            values = values_of({seed: metrics.get(arm, {}).get(seed, {}) for seed in seeds}, choice.figure)
             if len(values) == len(seeds):
                 means[arm] = float(np.mean(values))
                 if (of_clients := client_range(units.get(arm, {}), choice.figure)) is not None:
@@ -65,14 +56,20 @@ def choices_table(chosen: Sequence[ChosenArm]) -> Table:
     """The choices as a table of the report."""
     rows = []
     for choice in chosen:
-        means = "; ".join(
+        means = [
             f"{arm}: {mean:.3f}{format_client_range(choice.clients.get(arm))}"
             for arm, mean in choice.means.items()
+        ]
+        rows.append(
+            {
+                "for": choice.name,
+                "chosen arm": choice.arm or "not measured",
+                "by": alias_of(choice.figure).label,
+                "means over the seeds": "; ".join(means) or "-",
+            }
         )
-        rows.append([choice.name, choice.arm or "not measured", alias_of(choice.figure).label, means or "-"])
-    return Table(
+    return Table.of(
         "Choices",
-        ["for", "chosen arm", "by", "means over the seeds"],
         rows,
         "The arm with the largest mean over the seeds; of equal ones, the one that the benchmark's file names"
         " first. Nothing is chosen before every arm is measured with every seed. In brackets, beside a mean"

@@ -25,8 +25,8 @@ from components.evaluation.diagnostics.base import Summary
 from components.federation.protocol import method_of
 from components.results import (
     AccuracyReport,
+    AccuracySummary,
     AlignmentResult,
-    ContestFigures,
     EvaluationResult,
     FederationResult,
     QuestionFigures,
@@ -43,17 +43,11 @@ MetricsByArm = Mapping[str, Mapping[int, Mapping[str, float]]]
 
 @dataclass(frozen=True)
 class Alias:
-    """A short name of a metric in benchmark files, and its label in tables.
+    """A short name of a metric in benchmark files, and its label in tables."""
 
-    Attributes:
-        metrics: its names, of which the first one that a run has counts.
-        label: heading of its column.
-        is_exact: whether it is counted and not estimated: one seed is enough for a claim on it.
-    """
-
-    metrics: tuple[str, ...]
-    label: str
-    is_exact: bool = False
+    metrics: tuple[str, ...]  # its names, of which the first one that a run has counts
+    label: str  # heading of its column
+    is_exact: bool = False  # it is counted and not estimated: one seed is enough for a claim on it
 
 
 def _assigned(domain: str) -> tuple[str, ...]:
@@ -144,23 +138,15 @@ def values_of(runs: Mapping[int, Mapping[str, Any]], name: str) -> list[Any]:
 
 @dataclass(frozen=True)
 class RunResults:
-    """All results of a finished run.
-
-    Attributes:
-        recipe: the recipe.
-        federation, alignment, evaluation: results of the phases.
-        answers: rows of answers.json: prompt, references, and the texts of both policies.
-        diagnostics: summaries by the diagnostics of its method, by name.
-        contests: verdicts of its own contests, by name.
-    """
+    """All results of a finished run."""
 
     recipe: Recipe
     federation: FederationResult
     alignment: AlignmentResult
     evaluation: EvaluationResult
-    answers: Sequence[Mapping[str, Any]]
-    diagnostics: Mapping[str, Summary] = field(default_factory=dict)
-    contests: Mapping[str, Contest] = field(default_factory=dict)
+    answers: Sequence[Mapping[str, Any]]  # rows of answers.json: prompt, references, both policies' texts
+    diagnostics: Mapping[str, Summary] = field(default_factory=dict)  # by name of the diagnostic
+    contests: Mapping[str, Contest] = field(default_factory=dict)  # verdicts of its own contests, by name
 
     @cached_property
     def metrics(self) -> Metrics:
@@ -185,78 +171,70 @@ class RunResults:
         return [] if self.scale is None else reward_curve(self.federation, self.scale)
 
 
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Metrics:
+    """Numbers of nested mappings by the path of their keys; None is left out."""
+    metrics: Metrics = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            metrics |= flatten(value, f"{prefix}{name}/")
+        elif value is not None:
+            metrics[prefix + name] = value
+    return metrics
+
+
 def run_metrics(results: RunResults) -> Metrics:
     """Every finite number of a finished run, by name."""
-    metrics: Metrics = {}
-    for moment, measured in results.moments.items():
-        metrics |= {f"{moment}/{name}": value for name, value in evaluation_metrics(measured).items()}
-    if results.federation.best is not None:
-        metrics["best/round"] = results.federation.best.rounds_done
-    metrics |= _largest(results.federation) | _reward_metrics(results.curve)
-    metrics |= {f"align/{name}": value for name, value in results.alignment.metrics.items()}
-    metrics |= result_metrics(results.evaluation) | _answer_lengths(results.answers)
-    for name, summary in results.diagnostics.items():
-        metrics |= {f"{name}/{key}": value for key, value in summary.figures.items()}
-    metrics |= cost_metrics(results.federation.records)
+    federation, curve = results.federation, results.curve
+    metrics = flatten({moment: evaluation_metrics(one) for moment, one in results.moments.items()})
+    if federation.best is not None:
+        metrics["best/round"] = federation.best.rounds_done
+    metrics |= {f"largest/accuracy/{name}/mean": one.mean for name, one in largest(federation).items()}
+    if curve:
+        metrics |= {"after/reward": curve[-1]["reward"], "after/reward_margin": curve[-1]["margin"]}
+        metrics["largest/reward"] = max(point["reward"] for point in curve)
+    metrics |= flatten({"align": results.alignment.metrics}) | result_metrics(results.evaluation)
+    for policy in ("aligned", "base") if results.answers else ():
+        lengths = [len(row[policy]["text"]) for row in results.answers]
+        metrics[f"answers/{policy}_characters"] = float(np.mean(lengths))
+    metrics |= flatten({name: summary.figures for name, summary in results.diagnostics.items()})
+    metrics |= cost_metrics(federation.records)
     return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
 
 
 def accuracy_metrics(accuracy: AccuracyReport) -> Metrics:
     """Held-out accuracy as metrics: of the majority, and of the clients' assigned adapters."""
-    metrics = _accuracy_metrics("accuracy", accuracy)
-    if accuracy.assigned is not None:
-        metrics |= _accuracy_metrics("accuracy_assigned", accuracy.assigned)
-    return metrics
+    reports = {"accuracy": accuracy, "accuracy_assigned": accuracy.assigned}
+    return flatten({name: _report_figures(one) for name, one in reports.items() if one is not None})
 
 
-def _accuracy_metrics(prefix: str, accuracy: AccuracyReport) -> Metrics:
-    metrics = {
-        "mean": accuracy.mean,
-        "worst": accuracy.worst,
-        "best": accuracy.best,
-        "spread": accuracy.spread,
-        "margin": accuracy.margin,
+def _report_figures(report: AccuracyReport) -> dict[str, Any]:
+    return {
+        **_summary_figures(report),
+        **{"margin": report.margin, "reward": report.reward},
+        "domain": {domain or "all": value for domain, value in report.domains.items()},
+        **{name: _summary_figures(summary) for name, summary in report.by_metric.items()},
     }
-    if accuracy.reward is not None:
-        metrics["reward"] = accuracy.reward
-    metrics |= {f"domain/{domain or 'all'}": value for domain, value in accuracy.domains.items()}
-    for name, summary in accuracy.by_metric.items():
-        metrics |= {
-            f"{name}/mean": summary.mean,
-            f"{name}/worst": summary.worst,
-            f"{name}/best": summary.best,
-            f"{name}/spread": summary.spread,
-        }
-    return {f"{prefix}/{name}": value for name, value in metrics.items()}
+
+
+def _summary_figures(summary: AccuracySummary) -> dict[str, float]:
+    return {name: getattr(summary, name) for name in ("mean", "worst", "best", "spread")}
 
 
 def evaluation_metrics(evaluation: RoundEvaluation) -> Metrics:
     """An evaluation between two rounds, as metrics."""
-    metrics = accuracy_metrics(evaluation.accuracy)
-    for name, measure in evaluation.measures.items():
-        metrics |= {f"{name}/{key}": value for key, value in measure.scalars.items()}
-    return metrics
+    measures = {name: measure.scalars for name, measure in evaluation.measures.items()}
+    return accuracy_metrics(evaluation.accuracy) | flatten(measures)
 
 
-def _largest(federation: FederationResult) -> Metrics:
+def largest(federation: FederationResult) -> dict[str, AccuracySummary]:
     """The largest accuracies by log-likelihood, where some were measured between the rounds."""
     if federation.best is None:
         return {}
-    measured = [evaluation.accuracy for evaluation in federation.evaluations[1:]]
-    names = federation.after.accuracy.by_metric.keys() & {"summed", "per_token"}
+    measured = [evaluation.accuracy.by_metric for evaluation in federation.evaluations[1:]]
     return {
-        f"largest/accuracy/{name}/mean": max(report.by_metric[name].mean for report in measured)
-        for name in names
-    }
-
-
-def _reward_metrics(curve: Sequence[Point]) -> Metrics:
-    if not curve:
-        return {}
-    return {
-        "after/reward": curve[-1]["reward"],
-        "after/reward_margin": curve[-1]["margin"],
-        "largest/reward": max(point["reward"] for point in curve),
+        name: max((by_metric[name] for by_metric in measured), key=lambda summary: summary.mean)
+        for name in ("summed", "per_token")
+        if name in federation.after.accuracy.by_metric
     }
 
 
@@ -288,32 +266,27 @@ def reward_curve(federation: FederationResult, beta: float) -> list[Point]:
 
 def result_metrics(result: EvaluationResult) -> Metrics:
     """The numbers of the phase evaluate."""
-    metrics: Metrics = {f"answers/{name}": value for name, value in result.answers.items()}
-    for name, value in result.judge_figures.items():
-        metrics[f"judge/{name.removeprefix('judge_')}"] = value
-    for contest, figures in result.contests.items():
-        metrics |= {f"{contest}/{name}": value for name, value in contest_metrics(figures).items()}
-    for policy, kinds in result.rouge.items():
-        metrics |= {f"rouge/{policy}/{kind}": value for kind, value in kinds.items()}
-    if result.alpaca_eval is not None:
-        for contest, annotated in result.alpaca_eval.contests.items():
-            values = annotated.figures.model_dump(exclude_none=True)
-            metrics |= {f"alpaca_eval/{contest}/{name}": value for name, value in values.items()}
-    for policy, answers in result.questions.items():
-        for name, shares in question_figures(answers).items():
-            values = shares.model_dump(exclude_none=True)
-            metrics |= {f"questions/{policy}/{name}/{key}": value for key, value in values.items()}
+    judge = {name.removeprefix("judge_"): value for name, value in result.judge_figures.items()}
+    contests = {name: figures.model_dump() for name, figures in result.contests.items()}
+    alpaca = {} if result.alpaca_eval is None else result.alpaca_eval.contests
+    questions = {
+        policy: {name: figures.model_dump() for name, figures in question_figures(answers).items()}
+        for policy, answers in result.questions.items()
+    }
+    metrics = flatten(
+        {
+            "answers": result.answers,
+            "judge": judge,
+            **contests,
+            "rouge": result.rouge,
+            "alpaca_eval": {name: contest.figures.model_dump() for name, contest in alpaca.items()},
+            "questions": questions,
+        }
+    )
     if result.implicit_reward is not None:
         for name, value in accuracy_metrics(result.implicit_reward).items():
             metrics[name.replace("accuracy", "implicit_reward", 1)] = value
     return metrics
-
-
-def contest_metrics(contest: ContestFigures) -> Metrics:
-    """The numbers of a contest."""
-    metrics = contest.model_dump()
-    single = metrics.pop("single_order")
-    return metrics | {f"single_order/{name}": value for name, value in single.items()}
 
 
 def question_figures(result: QuestionResult) -> dict[str, QuestionFigures]:
@@ -321,37 +294,21 @@ def question_figures(result: QuestionResult) -> dict[str, QuestionFigures]:
     return {**result.sets, "all": result.all, "mean": result.mean}
 
 
-def _answer_lengths(answers: Sequence[Mapping[str, Any]]) -> Metrics:
-    """Mean lengths of the policies' answers (characters)."""
-    policies = ("aligned", "base") if answers else ()
-    return {
-        f"answers/{policy}_characters": float(np.mean([len(row[policy]["text"]) for row in answers]))
-        for policy in policies
-    }
-
-
 def cost_metrics(records: Sequence[StepRecord]) -> Metrics:
     """Steps, time (seconds) and bytes (MB) of all clients over all rounds."""
-    steps = 0.0
-    seconds = 0.0
-    sent = 0
-    kept_bytes: dict[str, int] = {}
-    for record in records:
-        for name, client in record.clients.items():
-            seconds += client.metrics.scalars.get("seconds", 0.0)
-            sent += client.traffic.sent
-            if record.ends_round:
-                steps += client.metrics.scalars.get("steps", 0.0)
-                kept_bytes[name] = client.traffic.kept
-    rounds = len({record.round for record in records})
+    updates = [update for record in records for update in record.clients.values()]
+    ends = [record.clients for record in records if record.ends_round]
+    kept = {name: update.traffic.kept for clients in ends for name, update in clients.items()}
+    steps = [update.metrics.scalars.get("steps", 0.0) for clients in ends for update in clients.values()]
     metrics = {
-        "cost/client_steps": steps,
-        "cost/train_seconds": seconds,
-        "cost/aggregation_seconds": sum(record.aggregation_seconds for record in records) / rounds,
-        "cost/sent_mb": sent / 1e6,
+        "cost/client_steps": sum(steps, 0.0),
+        "cost/train_seconds": sum((one.metrics.scalars.get("seconds", 0.0) for one in updates), 0.0),
+        "cost/aggregation_seconds": sum(record.aggregation_seconds for record in records)
+        / len({record.round for record in records}),
+        "cost/sent_mb": sum(update.traffic.sent for update in updates) / 1e6,
     }
-    if any(kept_bytes.values()):
-        metrics["cost/kept_mb"] = float(np.mean(list(kept_bytes.values()))) / 1e6
+    if any(kept.values()):
+        metrics["cost/kept_mb"] = float(np.mean(list(kept.values()))) / 1e6
     return metrics
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from components.data.records import answered_prompt
-from components.reporting.metrics import RunResults, named
-from components.results import AccuracyReport, FederationResult, RoundEvaluation
+from components.reporting.metrics import RunResults, largest, values_of
 
 CLIENTS = "clients"
 PROMPTS = "prompts"
@@ -19,24 +18,18 @@ QUESTIONS = "questions"
 
 @dataclass(frozen=True)
 class Units:
-    """A metric's values by unit.
+    """A metric's values by group (a question set; else only one) and unit.
 
-    Attributes:
-        unit: CLIENTS, PROMPTS or QUESTIONS.
-        groups: by group (a question set; else only one) and unit. The metric is the mean over the
-            groups of their means.
+    The metric is the mean over the groups of their means.
     """
 
-    unit: str
+    unit: str  # CLIENTS, PROMPTS or QUESTIONS
     groups: Mapping[str, Mapping[str, float]]
 
     @property
     def values(self) -> list[float]:
         """Values of all units."""
-        values: list[float] = []
-        for group in self.groups.values():
-            values += group.values()
-        return values
+        return [value for group in self.groups.values() for value in group.values()]
 
     @property
     def mean(self) -> float:
@@ -64,7 +57,7 @@ def client_range(runs: Mapping[int, UnitsByMetric], name: str) -> tuple[float, f
 
     None for a metric (or alias) that is no mean over clients.
     """
-    units = [own for run in runs.values() if (own := named(run, name)) is not None and own.unit == CLIENTS]
+    units = [own for own in values_of(runs, name) if own.unit == CLIENTS]
     if not units:
         return None
     return float(np.mean([own.worst for own in units])), float(np.mean([own.spread for own in units]))
@@ -80,54 +73,33 @@ def run_units(results: RunResults, questions: Sequence[Mapping[str, Any]]) -> di
         results: of the run.
         questions: the aligned policy's answered questions.
     """
-    units = _accuracy_units(results.federation)
-    if results.scale is not None:
-        units |= _reward_units(results.federation.evaluations, results.scale)
+    federation, scale = results.federation, results.scale
+    after = federation.after.accuracy
+    clients = {"after/accuracy/mean": after.clients}
+    clients |= {f"after/accuracy/{name}/mean": one.clients for name, one in after.by_metric.items()}
+    if federation.best is not None:
+        clients["best/accuracy/mean"] = federation.best.accuracy.clients
+    clients |= {f"largest/accuracy/{name}/mean": one.clients for name, one in largest(federation).items()}
+    measured = [one.accuracy for one in federation.evaluations if one.accuracy.rewards is not None]
+    if scale is not None and measured:
+        best = max(measured, key=lambda report: scale * (report.reward or 0.0))
+        clients["after/reward_margin"] = _scaled(measured[-1].margins, scale)
+        clients["after/reward"] = _scaled(measured[-1].rewards, scale)
+        clients["largest/reward"] = _scaled(best.rewards, scale)
     if results.evaluation.implicit_reward is not None:
-        units["implicit_reward/mean"] = _by_client(results.evaluation.implicit_reward.clients)
+        clients["implicit_reward/mean"] = results.evaluation.implicit_reward.clients
+    units = {name: Units(CLIENTS, {"": values}) for name, values in clients.items()}
     lengths: dict[str, list[int]] = {}
     for row in results.answers:
         lengths.setdefault(answered_prompt(row["prompt_id"]), []).append(len(row["aligned"]["text"]))
     means = {prompt: float(np.mean(own)) for prompt, own in lengths.items()}
     units["answers/aligned_characters"] = Units(PROMPTS, {"": means})
     units |= _question_units(questions)
-    return {name: measured for name, measured in units.items() if measured.values}
+    return {name: own for name, own in units.items() if own.values}
 
 
-def _by_client(values: Mapping[str, float], scale: float = 1.0) -> Units:
-    return Units(CLIENTS, {"": {client: scale * value for client, value in values.items()}})
-
-
-def _accuracy_units(federation: FederationResult) -> dict[str, Units]:
-    after = federation.after.accuracy
-    units = {"after/accuracy/mean": _by_client(after.clients)}
-    for name, summary in after.by_metric.items():
-        units[f"after/accuracy/{name}/mean"] = _by_client(summary.clients)
-    if federation.best is not None:
-        units["best/accuracy/mean"] = _by_client(federation.best.accuracy.clients)
-        measured = [evaluation.accuracy.by_metric for evaluation in federation.evaluations[1:]]
-        for name in after.by_metric.keys() & {"summed", "per_token"}:
-            best = max((by_metric[name] for by_metric in measured), key=lambda summary: summary.mean)
-            units[f"largest/accuracy/{name}/mean"] = _by_client(best.clients)
-    return units
-
-
-def _reward_units(evaluations: Sequence[RoundEvaluation], scale: float) -> dict[str, Units]:
-    """Units of the metrics of the implicit reward."""
-    measured = [one.accuracy for one in evaluations if one.accuracy.rewards is not None]
-    if not measured:
-        return {}
-
-    def reward(report: AccuracyReport) -> float:
-        return scale * (report.reward or 0.0)
-
-    best = max(measured, key=reward)
-    last = measured[-1]
-    return {
-        "after/reward_margin": _by_client(last.margins, scale),
-        "after/reward": _by_client(last.rewards or {}, scale),
-        "largest/reward": _by_client(best.rewards or {}, scale),
-    }
+def _scaled(values: Mapping[str, float] | None, scale: float) -> dict[str, float]:
+    return {client: scale * value for client, value in (values or {}).items()}
 
 
 def _question_units(rows: Sequence[Mapping[str, Any]]) -> dict[str, Units]:
