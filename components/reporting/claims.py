@@ -40,23 +40,13 @@ DECIDED = (Verdict.FIRST, Verdict.SECOND)
 
 @dataclass(frozen=True)
 class Evidence:
-    """What claims are checked against.
+    """What claims are checked against."""
 
-    Attributes:
-        metrics: by arm (or front) and seed.
-        units: what these are means of, by arm and seed; metrics without units have one value per
-            seed.
-        contests: by name and seed.
-        pools: their figures over all seeds.
-        seeds: of the benchmark; the bootstrap is a function of the first one.
-        resamples: of the bootstrap.
-    """
-
-    metrics: MetricsByArm
-    units: UnitsByArm
-    contests: Mapping[str, Mapping[int, Contest]]
-    pools: Mapping[str, ContestFigures]
-    seeds: Sequence[int]
+    metrics: MetricsByArm  # by arm (or front) and seed
+    units: UnitsByArm  # what these are means of; metrics without units have one value per seed
+    contests: Mapping[str, Mapping[int, Contest]]  # by name and seed
+    pools: Mapping[str, ContestFigures]  # their figures over all seeds
+    seeds: Sequence[int]  # of the benchmark; the bootstrap is a function of the first one
     resamples: int = 2000
 
 
@@ -100,13 +90,19 @@ def check_claims(claims: Sequence[Claim], evidence: Evidence) -> list[Finding]:
 
 def claims_table(findings: Sequence[Finding]) -> Table:
     """The findings as a table of the report."""
-    return Table(
+    rows = [
+        {
+            "claim": finding.claim,
+            "verdict [95%]": str(finding),
+            "interval over": finding.drawn,
+            "by seed": finding.by_seed,
+            "over all seeds": finding.overall,
+        }
+        for finding in findings
+    ]
+    return Table.of(
         "Claims",
-        ["claim", "verdict [95%]", "interval over", "by seed", "over all seeds"],
-        [
-            [finding.claim, str(finding), finding.drawn, finding.by_seed, finding.overall]
-            for finding in findings
-        ],
+        rows,
         "Claims of the benchmark's file. A claim holds if the whole interval meets it, fails if none of it"
         " does, and is undecided otherwise, or without an interval. The interval is a 95% bootstrap: seeds"
         " are resampled with replacement, and prompts (or clients, or questions) too: once for all seeds that"
@@ -152,9 +148,7 @@ def _verdict(claim: Claim, low: float, high: float) -> str:
     else:
         limit = (math.nan if claim.above is None else claim.above) + ROUNDING
         holds, fails = low > limit, high <= limit
-    if holds:
-        return HOLDS
-    return FAILS if fails else UNDECIDED
+    return HOLDS if holds else FAILS if fails else UNDECIDED
 
 
 def _limit_words(claim: Claim) -> str:
@@ -169,17 +163,13 @@ def _measure_wins(name: str, evidence: Evidence) -> _Measured:
     if not contests:
         return _Measured({}, reason="not measured")
     pool = evidence.pools[name]
-    by_seed: dict[int, str] = {}
-    decided: set[str] = set()
-    for seed, contest in contests.items():
-        verdicts = contest.verdicts
-        by_seed[seed] = _decided_words(*map(verdicts.count, DECIDED))
-        decided |= {unit for unit, verdict in zip(contest.units, verdicts, strict=True) if verdict in DECIDED}
+    by_seed = {n: _decided_words(*map(one.verdicts.count, DECIDED)) for n, one in contests.items()}
     counts = _decided_words(pool.wins, pool.losses)
     overall = f"{counts}; at equal length, a tie half, {format_equal_length(pool)}"
+    seeds = [_outcomes(contest) for contest in contests.values() if contest.prompts]
+    decided = {unit for outcomes in seeds for unit, won_and_lost in outcomes.items() if any(won_and_lost)}
     if not decided:
         return _Measured(by_seed, overall, reason="0 wins to 0 losses")
-    seeds = [_outcomes(contest) for contest in contests.values() if contest.prompts]
     if len(seeds) == 1:
         return _Measured(by_seed, overall, reason=ONE_SEED)
     numbers = generator(evidence.seeds[0], "claim", WINS, name)
@@ -214,21 +204,21 @@ class _Term:
     units: Units | None
 
     @property
+    def count(self) -> int:
+        """Number of its units."""
+        return 1 if self.units is None else len(self.units.values)
+
+    @property
     def is_mean(self) -> bool:
         """Whether the value is the mean of the units, if it has any."""
-        return self.units is None or math.isclose(
-            self.units.mean, self.value, rel_tol=ROUNDING, abs_tol=ROUNDING
-        )
+        mean = self.value if self.units is None else self.units.mean
+        return math.isclose(mean, self.value, rel_tol=ROUNDING, abs_tol=ROUNDING)
 
     def groups(self) -> dict[str, dict[str, float]]:
         """Its values by group and unit; their groups' means add up to the factor times the figure."""
-        if self.units is None:
-            return {"": {"": self.factor * self.value}}
-        share = self.factor / len(self.units.groups)
-        return {
-            name: {unit: share * value for unit, value in group.items()}
-            for name, group in self.units.groups.items()
-        }
+        groups = {"": {"": self.value}} if self.units is None else self.units.groups
+        share = self.factor / len(groups)
+        return {name: {unit: share * value for unit, value in own.items()} for name, own in groups.items()}
 
 
 def _measure_figure(claim: Claim, other: str | None, evidence: Evidence) -> _Measured:
@@ -239,9 +229,8 @@ def _measure_figure(claim: Claim, other: str | None, evidence: Evidence) -> _Mea
     shared = set.intersection(*(_seeds_with(evidence, arm, claim.figure) for arm in factors))
     if not shared:
         return _Measured({}, reason="no seed has both arms")
-    terms: dict[int, list[_Term]] = {}
-    for seed in sorted(shared):
-        terms[seed] = [
+    terms = {
+        seed: [
             _Term(
                 factor,
                 named(evidence.metrics[arm][seed], claim.figure),
@@ -249,6 +238,8 @@ def _measure_figure(claim: Claim, other: str | None, evidence: Evidence) -> _Mea
             )
             for arm, factor in factors.items()
         ]
+        for seed in sorted(shared)
+    }
     by_seed = {seed: _difference_words(own) for seed, own in terms.items()}
     totals = {seed: sum(term.factor * term.value for term in own) for seed, own in terms.items()}
     overall = f"mean {np.mean(list(totals.values())):.3f}"
@@ -272,24 +263,17 @@ def _why_no_interval(figure: str, terms: Mapping[int, Sequence[_Term]], totals: 
 
     One seed has none, nor have two with one value each, unless the figure is exact.
     """
-    unknown = [str(seed) for seed, total in totals.items() if not math.isfinite(total)]
-    if unknown:
+    if unknown := [str(seed) for seed, total in totals.items() if not math.isfinite(total)]:
         return f"not a finite number with seed {', '.join(unknown)}"
-    other = [str(seed) for seed, own in terms.items() if not all(term.is_mean for term in own)]
-    if other:
+    if other := [str(seed) for seed, own in terms.items() if not all(term.is_mean for term in own)]:
         return f"not the mean of its units with seed {', '.join(other)}"
     if alias_of(figure).is_exact:
         return ""
     if len(terms) == 1:
         return ONE_SEED
-    most = max(_unit_count(term) for own in terms.values() for term in own)
-    if most == 1 and len(terms) < ENOUGH_SEEDS:
+    if len(terms) < ENOUGH_SEEDS and all(term.count == 1 for own in terms.values() for term in own):
         return f"one value per seed, which needs {ENOUGH_SEEDS} seeds"
     return ""
-
-
-def _unit_count(term: _Term) -> int:
-    return 1 if term.units is None else len(term.units.values)
 
 
 def _are_paired(terms: Sequence[_Term]) -> bool:
@@ -306,21 +290,19 @@ def _groups(terms: Sequence[_Term], paired: bool) -> dict[str, Group]:
             name: {unit: [sum(groups[name][unit] for groups in every)] for unit in group}
             for name, group in every[0].items()
         }
-    separate: dict[str, Group] = {}
-    for number, groups in enumerate(every):
-        for name, group in groups.items():
-            separate[f"{number} {name}"] = {unit: [value] for unit, value in group.items()}
-    return separate
+    return {
+        f"{number} {name}": {unit: [value] for unit, value in group.items()}
+        for number, groups in enumerate(every)
+        for name, group in groups.items()
+    }
 
 
 def _drawn_by(seeds: Sequence[Sequence[_Term]], paired: bool) -> str:
     measured = [term.units for terms in seeds for term in terms if term.units is not None]
     if not measured:
         return _drawn_words([1] * len(seeds), "")
-    words = _drawn_words([max(map(_unit_count, terms)) for terms in seeds], measured[0].unit)
-    if len(seeds[0]) == 1:
-        return words
-    return words + (", paired" if paired else ", not paired")
+    words = _drawn_words([max(term.count for term in terms) for terms in seeds], measured[0].unit)
+    return words + ("" if len(seeds[0]) == 1 else ", paired" if paired else ", not paired")
 
 
 def _drawn_words(counts: Sequence[int], kind: str) -> str:
@@ -340,9 +322,7 @@ def _drawn_words(counts: Sequence[int], kind: str) -> str:
 def _difference_words(terms: Sequence[_Term]) -> str:
     first, *others = terms
     words = f"{first.value:.3f}"
-    if not others:
-        return words
-    (other,) = others
-    factor = "" if other.factor == -1 else f"{-other.factor:g} x "
-    total = first.value + other.factor * other.value
-    return f"{words} - {factor}{other.value:.3f} = {total:.3f}"
+    for other in others:  # at most one
+        factor = "" if other.factor == -1 else f"{-other.factor:g} x "
+        words += f" - {factor}{other.value:.3f} = {first.value + other.factor * other.value:.3f}"
+    return words
