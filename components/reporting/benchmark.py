@@ -25,12 +25,12 @@ from components.reporting.formats import (
     format_percent,
     format_rate,
 )
-from components.reporting.fronts import Front, first_point, front_charts
+from components.reporting.fronts import Front, front_charts
 from components.reporting.metrics import ALIASES, alias_of, named, values_of
-from components.reporting.page import Answers, Chart, Notes, Page, Part, Section, Table
+from components.reporting.page import Answers, Chart, Notes, Page, Section, Table, filled
 from components.reporting.run import hacking_chart
 from components.reporting.units import Units, UnitsByMetric, client_range
-from components.results import ContestFigures, CurvePoint
+from components.results import ContestFigures, CurvePoint, WinRate
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -47,81 +47,53 @@ SHOWN_PROMPTS = 4
 
 @dataclass
 class BenchmarkResults:
-    """The finished runs, by arm (or name of a contest or front) and seed.
+    """The finished runs, by arm (or name of a contest or front) and seed."""
 
-    Attributes:
-        metrics: numbers by name; fronts have some too.
-        units: what metrics are means of.
-        resamples: of the bootstrap intervals; the most of any run.
-        base: the base policy's metrics, by seed.
-        contests: verdicts.
-        judges: numbers of the judges, by seed.
-        rewards: implicit rewards by round.
-        hacking: reward-hacking curves.
-        diagnostics: summaries of the methods' diagnostics, by name of the diagnostic first.
-        commits: commits of each run.
-        fronts: policies in the space of the objectives.
-        answers: rows of answers.json of the arms of fronts, of a front's first complete seed.
-    """
-
-    metrics: dict[str, dict[int, dict[str, float]]] = field(default_factory=dict)
-    units: dict[str, dict[int, dict[str, Units]]] = field(default_factory=dict)
-    resamples: int = 0
-    base: dict[int, dict[str, float]] = field(default_factory=dict)
+    metrics: dict[str, dict[int, dict[str, float]]] = field(default_factory=dict)  # of fronts too
+    units: dict[str, dict[int, dict[str, Units]]] = field(default_factory=dict)  # what these are means of
+    resamples: int = 0  # of the bootstrap intervals; the most of any run
+    base: dict[int, dict[str, float]] = field(default_factory=dict)  # the base policy's metrics
     contests: dict[str, dict[int, Contest]] = field(default_factory=dict)
-    judges: dict[int, dict[str, float]] = field(default_factory=dict)
-    rewards: dict[str, dict[int, Sequence[Mapping[str, float]]]] = field(default_factory=dict)
+    judges: dict[int, dict[str, float]] = field(default_factory=dict)  # numbers of the judges
+    rewards: dict[str, dict[int, Sequence[Mapping[str, float]]]] = field(default_factory=dict)  # by round
     hacking: dict[str, dict[int, list[CurvePoint]]] = field(default_factory=dict)
-    diagnostics: dict[str, dict[str, dict[int, Summary]]] = field(default_factory=dict)
-    commits: dict[str, list[str]] = field(default_factory=dict)
+    diagnostics: dict[str, dict[str, dict[int, Summary]]] = field(default_factory=dict)  # by name first
+    commits: dict[str, list[str]] = field(default_factory=dict)  # of each run
     fronts: dict[str, dict[int, Front]] = field(default_factory=dict)
+    # rows of answers.json of the arms of fronts, of a front's first complete seed
     answers: dict[str, dict[str, list[dict[str, Any]]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ReportedBenchmark:
-    """What a report shows.
+    """What a report shows."""
 
-    Attributes:
-        name: of the benchmark's folder.
-        benchmark: its arms, seeds and claims.
-        results: of the finished runs.
-        pools: contests, pooled over seeds.
-        findings: the checked claims.
-        chosen: the choices.
-        charts: of the methods' diagnostics.
-        commit: of the code that writes the report.
-    """
-
-    name: str
+    name: str  # of the benchmark's folder
     benchmark: Benchmark
     results: BenchmarkResults
-    pools: Mapping[str, ContestFigures]
-    findings: Sequence[Finding]
+    pools: Mapping[str, ContestFigures]  # contests, pooled over seeds
+    findings: Sequence[Finding]  # the checked claims
     chosen: Sequence[ChosenArm]
-    charts: Sequence[Figure]
-    commit: str
+    charts: Sequence[Figure]  # of the methods' diagnostics
+    commit: str  # of the code that writes the report
 
 
 def benchmark_page(reported: ReportedBenchmark) -> Page:
     """The report of a benchmark."""
-    benchmark, results = reported.benchmark, reported.results
-    claims: list[Part] = [claims_table(reported.findings)] if reported.findings else []
-    if reported.chosen:
-        claims.append(choices_table(reported.chosen))
+    benchmark, results, pools = reported.benchmark, reported.results, reported.pools
+    claims = [claims_table(reported.findings), choices_table(reported.chosen)]
     first = [claim.figure for claim in benchmark.claims if claim.figure != WINS]
-    means, single = metrics_tables(
-        results, [*first, *(choice.figure for choice in benchmark.choices.values())]
-    )
+    first += [choice.figure for choice in benchmark.choices.values()]
+    means, single = metrics_tables(results, first)
+    tables = [contests_table(results.contests, pools), judges_table(results)]
     curves = [*curve_charts(results.rewards, REWARD_TITLES), *_hacking_charts(results), *reported.charts]
-    if results.fronts and len(first_point(results.fronts).scores) > 1:
-        curves += front_charts(results.fronts)
+    curves += front_charts(results.fronts)
     seeds = ", ".join(map(str, benchmark.seeds))
     return Page(
         reported.name,
         f"recipe {benchmark.recipe}, {len(benchmark.arms)} arms, seeds {seeds}",
         [
-            Section("Claims", "What the benchmark is expected to show, and whether it does.", claims),
+            Section("Claims", "What the benchmark is expected to show, and whether it does.", filled(claims)),
             Section(
                 "Methods",
                 "Means over the seeds, with the worst client beside the mean.",
@@ -130,11 +102,7 @@ def benchmark_page(reported: ReportedBenchmark) -> Page:
             Section(
                 "Win rates",
                 "What the judge says of the answers of two policies to the same prompts.",
-                [
-                    *_win_rates(results.contests, reported.pools),
-                    contests_table(results.contests, reported.pools),
-                    judges_table(results),
-                ],
+                [*_win_rates(results.contests, pools), *filled(tables)],
             ),
             Section("Curves", "How the numbers went over the rounds.", [Chart(figure) for figure in curves]),
             Section("Answers", "Answers by preference, of the first prompts by id.", list(_answers(results))),
@@ -222,10 +190,6 @@ def _reward_names(runs: Sequence[Mapping[str, float]]) -> list[str]:
     return [f"reward:{name}" for name in sorted(names - {"kl"})]
 
 
-def _has(runs: Sequence[Mapping[str, float]], name: str) -> bool:
-    return any(named(run, name) is not None for run in runs)
-
-
 def _cell(name: str, runs: Mapping[int, Mapping[str, float]], units: Mapping[int, UnitsByMetric]) -> str:
     values = values_of(runs, name)
     return format_mean(values) + format_client_range(client_range(units, name)) if values else "-"
@@ -243,37 +207,29 @@ def contests_table(
     rows = []
     for name, pool in pools.items():
         by_seed = contests[name]
-        ours = [length for contest in by_seed.values() for length in contest.ours]
-        theirs = [length for contest in by_seed.values() for length in contest.theirs]
+        every = Contest.pooled(by_seed)
         prompts = {prompt for contest in by_seed.values() for prompt in contest.units}
         rates = {seed: contest.win_rate() for seed, contest in by_seed.items()}
         rows.append(
-            [
-                name,
-                f"{len(ours)} ({len(prompts)})",
-                format_rate(pool.win_rate, pool.low, pool.high)
-                + (f" ({format_counts(pool)})" if ours else ""),
-                format_equal_length(pool),
-                format_percent(pool.ties_half),
-                f"{np.mean(ours):.0f}, {np.mean(theirs):.0f}" if ours else "-",
-                "; ".join(
-                    f"{seed}: {format_percent(rate.win_rate)}" + (f" ({format_counts(rate)})" if ours else "")
+            {
+                "contest": name,
+                "answers (different prompts)": f"{len(every.ours)} ({len(prompts)})",
+                "win rate [95%] (wins/ties/losses)": _with_counts(
+                    format_rate(pool.win_rate, pool.low, pool.high), pool, every
+                ),
+                "a tie half, at equal length [95%]": format_equal_length(pool),
+                "a tie half": format_percent(pool.ties_half),
+                "characters": f"{np.mean(every.ours):.0f}, {np.mean(every.theirs):.0f}"
+                if every.ours
+                else "-",
+                "by seed": "; ".join(
+                    f"{seed}: {_with_counts(format_percent(rate.win_rate), rate, every)}"
                     for seed, rate in rates.items()
                 ),
-            ]
+            }
         )
-    header = [
-        "contest",
-        "answers (different prompts)",
-        "win rate [95%] (wins/ties/losses)",
-        "a tie half, at equal length [95%]",
-        "a tie half",
-        "characters",
-        "by seed",
-    ]
-    return Table(
+    return Table.of(
         "Win rates over the answers of all seeds",
-        header,
         rows,
         "A win rate is wins / (wins + ties + losses). Intervals are 95% bootstraps over the answers (the same"
         " prompt with two seeds counts as two): they concern these policies, one per seed, and no other seed."
@@ -283,14 +239,21 @@ def contests_table(
     )
 
 
+def _with_counts(text: str, rate: WinRate, contest: Contest) -> str:
+    return f"{text} ({format_counts(rate)})" if contest.ours else text
+
+
 def judges_table(results: BenchmarkResults) -> Table:
     """The judge's position consistency in each contest and seed, and its own accuracy."""
     contests, judges = results.contests, results.judges
     seeds = sorted(set[int]().union(*contests.values()))
-    rows = []
-    for name, by_seed in contests.items():
-        cells = [format_number(by_seed[seed].consistency) if seed in by_seed else "-" for seed in seeds]
-        rows.append([f"position consistency, {name}", *cells])
+    rows = [
+        [
+            f"position consistency, {name}",
+            *(format_number(by_seed[seed].consistency) if seed in by_seed else "-" for seed in seeds),
+        ]
+        for name, by_seed in contests.items()
+    ]
     if any(judges.values()):
         rows += _judge_accuracy_rows(judges, seeds)
     return Table(
@@ -304,14 +267,13 @@ def judges_table(results: BenchmarkResults) -> Table:
 
 def _judge_accuracy_rows(judges: Mapping[int, Mapping[str, float]], seeds: Sequence[int]) -> list[list[str]]:
     prefix = "judge_accuracy"
-    keys = set[str]().union(*judges.values())
-    domains = sorted(key for key in keys if key.startswith(f"{prefix}/"))
-    rows = []
-    for key in (prefix, *domains):
-        domain = key.removeprefix(prefix).removeprefix("/")
-        name = f"own accuracy, pairs of domain {domain}" if domain else "own accuracy"
-        rows.append([name, *(format_number(judges.get(seed, {}).get(key)) for seed in seeds)])
-    pairs = [judges.get(seed, {}).get("judge_held_out_pairs") for seed in seeds]
+    domains = sorted(key for key in set[str]().union(*judges.values()) if key.startswith(f"{prefix}/"))
+    labels = {prefix: "own accuracy"} | {
+        key: f"own accuracy, pairs of domain {key.removeprefix(f'{prefix}/')}" for key in domains
+    }
+    runs = [judges.get(seed, {}) for seed in seeds]
+    rows = [[label, *(format_number(run.get(key)) for run in runs)] for key, label in labels.items()]
+    pairs = [run.get("judge_held_out_pairs") for run in runs]
     cells = ["not recorded" if count is None else f"{count:.0f}" for count in pairs]
     return [*rows, ["own accuracy, held-out pairs", *cells]]
 
@@ -325,11 +287,15 @@ def accuracy_names(runs: Sequence[Mapping[str, float]]) -> list[str]:
     Runs with tastes: by taste, and with the clients' own adapters if that differs. Other runs: by
     the metric that scores a pair.
     """
-    by_taste = [name for name in ("common", "own") if _has(runs, name)]
+    by_taste = [name for name in ("common", "own") if any(named(run, name) is not None for run in runs)]
     if by_taste:
         differs = any(named(run, "own_assigned") != named(run, "own") for run in runs)
         return [*by_taste, "own_assigned"] if differs else by_taste
-    return [name for name in ("accuracy", "summed", "per_token", "explicit") if _has(runs, name)]
+    return [
+        name
+        for name in ("accuracy", "summed", "per_token", "explicit")
+        if any(named(run, name) is not None for run in runs)
+    ]
 
 
 def _bars(results: BenchmarkResults) -> list[Chart]:

@@ -60,10 +60,8 @@ def _rank_correlation(shares: Array, rewards: Array) -> float:
 
 def worst_rewards(fronts: Mapping[str, Front]) -> dict[str, float]:
     """Smallest reward of each objective over all policies of the fronts and the base policy."""
-    scores: list[Mapping[str, float]] = []
-    for front in fronts.values():
-        for point in front.values():
-            scores += [point.scores, point.base_scores]
+    points = [point for front in fronts.values() for point in front.values()]
+    scores = [values for point in points for values in (point.scores, point.base_scores)]
     return {name: min(values[name] for values in scores) for name in scores[0]}
 
 
@@ -75,18 +73,16 @@ def front_charts(fronts: Mapping[str, Mapping[int, Front]]) -> list[Figure]:
     Args:
         fronts: by name and seed.
     """
-    seeds = sorted(set[int]().union(*fronts.values()))
-    objectives = first_point(fronts).scores
-    return [
-        _front_chart({name: runs[seed] for name, runs in fronts.items() if seed in runs}, seed, plane)
-        for seed in seeds
-        for plane in combinations(objectives, 2)
-    ]
+    charts = []
+    for seed in sorted(set[int]().union(*fronts.values())):
+        shown = {name: runs[seed] for name, runs in fronts.items() if seed in runs}
+        objectives = _first_point(shown).scores
+        charts += [_front_chart(shown, seed, plane) for plane in combinations(objectives, 2)]
+    return charts
 
 
-def first_point(fronts: Mapping[str, Mapping[int, Front]]) -> FrontPoint:
-    """A point of any front; all fronts have the same objectives."""
-    return next(iter(next(iter(next(iter(fronts.values())).values())).values()))
+def _first_point(fronts: Mapping[str, Front]) -> FrontPoint:
+    return next(iter(next(iter(fronts.values())).values()))
 
 
 def _front_chart(fronts: Mapping[str, Front], seed: int, plane: tuple[str, str]) -> Figure:
@@ -96,5 +92,5 @@ def _front_chart(fronts: Mapping[str, Front], seed: int, plane: tuple[str, str])
         scores = np.array([list(point.scores.values()) for point in front.values()])
         for (arm, point), worse in zip(front.items(), find_dominated(scores), strict=True):
             policies.append((name, arm, point.scores[one], point.scores[other], bool(worse)))
-    base = next(iter(next(iter(fronts.values())).values())).base_scores
+    base = _first_point(fronts).base_scores
     return front_chart(f"Fronts, seed {seed}", plane, policies, (BASE_POLICY, base[one], base[other]))

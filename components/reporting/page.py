@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from html import unescape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,26 +41,24 @@ class Table:
 
     def filled(self) -> Table:
         """The table without the columns in which no row has anything; the first one stays."""
-        kept = [
-            number
-            for number in range(len(self.header))
-            if number == 0 or any(row[number] not in EMPTY for row in self.rows)
+        columns = [
+            n for n in range(len(self.header)) if n == 0 or any(row[n] not in EMPTY for row in self.rows)
         ]
-        return Table(
-            self.title,
-            [self.header[number] for number in kept],
-            [[row[number] for number in kept] for row in self.rows],
-            self.caption,
-        )
+        rows = [[row[n] for n in columns] for row in self.rows]
+        return replace(self, header=[self.header[n] for n in columns], rows=rows)
 
     def split(self) -> list[Table]:
         """The columns in view; and where there are more, a second table with all of them."""
         if len(self.header) <= SHOWN_COLUMNS:
             return [self]
-        view = Table(
-            self.title, self.header[:SHOWN_COLUMNS], [row[:SHOWN_COLUMNS] for row in self.rows], self.caption
-        )
+        rows = [row[:SHOWN_COLUMNS] for row in self.rows]
+        view = replace(self, header=self.header[:SHOWN_COLUMNS], rows=rows)
         return [view, Table(f"All {len(self.header)} columns", self.header, self.rows)]
+
+
+def filled(tables: Iterable[Table]) -> list[Table]:
+    """The tables that have rows."""
+    return [table for table in tables if table.rows]
 
 
 @dataclass(frozen=True)
@@ -140,13 +138,12 @@ def to_html(page: Page) -> str:
     from jinja2 import Environment, FileSystemLoader
     from plotly.offline import get_plotlyjs
 
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {"cell_class": cell_class, "anchor": _anchor}
-    environment.tests |= {
-        name.lower(): lambda part, kind=kind: isinstance(part, kind)
-        for name, kind in (("Table", Table), ("Chart", Chart), ("Answers", Answers), ("Code", Code))
+    loader = FileSystemLoader(Path(__file__).parent)
+    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {
+        "cell_class": cell_class,
+        "anchor": _anchor,
+        "kind": lambda part: type(part).__name__,
     }
     shown = [section for section in page.sections if section.parts]
     has_charts = any(isinstance(part, Chart) for section in shown for part in section.parts)
@@ -160,35 +157,37 @@ def _anchor(title: str) -> str:
 
 def to_markdown(page: Page) -> str:
     """The report as markdown, without charts."""
-    lines = [f"# {page.title}", "", page.subtitle]
+    blocks = [f"# {page.title}", page.subtitle]
     for section in page.sections:
-        if not section.parts:
-            continue
-        lines += ["", f"## {section.title}", "", section.lead]
+        if section.parts:
+            blocks += [f"## {section.title}", section.lead]
         for part in section.parts:
-            lines += ["", *_markdown(part)]
-    return "\n".join(lines).rstrip() + "\n"
+            blocks += _markdown(part)
+    return "\n\n".join(blocks).rstrip() + "\n"
 
 
 def _markdown(part: Part) -> list[str]:
+    """The paragraphs of a part."""
     if isinstance(part, Table):
-        return [f"### {part.title}", "", *markdown_table(part), *(["", part.caption] if part.caption else [])]
+        return [f"### {part.title}", markdown_table(part), *([part.caption] if part.caption else [])]
     if isinstance(part, Answers):
         texts = [f"- **{_one_line(policy)}**: {_one_line(text)}" for policy, text in part.texts.items()]
         verdicts = [f"- {contest}: {verdict}" for contest, verdict in part.verdicts.items()]
-        return [f"> {_one_line(part.prompt)}", "", *texts, *verdicts]
+        return [f"> {_one_line(part.prompt)}", "\n".join(texts + verdicts)]
     if isinstance(part, Code):
-        return [*([part.title, ""] if part.title else []), "```", part.text, "```"]
+        return [*([part.title] if part.title else []), f"```\n{part.text}\n```"]
     if isinstance(part, Notes):
-        return [f"- {line}" for line in part.lines]
+        return ["\n".join(f"- {line}" for line in part.lines)]
     return []
 
 
-def markdown_table(table: Table) -> list[str]:
-    """The lines of a table without its empty columns."""
-    filled = table.filled()
-    rows = [filled.header, ["---"] * len(filled.header), *filled.rows]
-    return ["| " + " | ".join(_one_line(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
+def markdown_table(table: Table) -> str:
+    """A table without its empty columns."""
+    shown = table.filled()
+    rows = [shown.header, ["---"] * len(shown.header), *shown.rows]
+    return "\n".join(
+        "| " + " | ".join(_one_line(cell).replace("|", "\\|") for cell in row) + " |" for row in rows
+    )
 
 
 def _one_line(text: str) -> str:
@@ -202,15 +201,13 @@ def text_table(table: Table, width: int = 0) -> list[str]:
         table: the table; its title is the heading of the first column.
         width: least width of the first column, so that several tables have it in common.
     """
-    filled = table.filled()
-    rows = [[table.title, *filled.header[1:]], *([f"  {row[0]}", *row[1:]] for row in filled.rows)]
-    widths = [max(len(row[number]) for row in rows) for number in range(len(filled.header))]
-    widths[0] = max(widths[0], width)
+    shown = table.filled()
+    rows = [[table.title, *shown.header[1:]], *([f"  {row[0]}", *row[1:]] for row in shown.rows)]
+    first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
     lines = []
-    for row in rows:
-        cells = [row[0].ljust(widths[0])]
-        cells += [cell.rjust(size) for cell, size in zip(row[1:], widths[1:], strict=True)]
-        lines.append("  ".join(cells).rstrip())
+    for name, *cells in rows:
+        numbers = [cell.rjust(size) for cell, size in zip(cells, widths, strict=True)]
+        lines.append("  ".join([name.ljust(max(first, width)), *numbers]).rstrip())
     return lines
 
 

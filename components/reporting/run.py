@@ -30,6 +30,7 @@ from components.reporting.page import (
     Part,
     Section,
     Table,
+    filled,
     first_column_width,
     text_table,
 )
@@ -185,7 +186,7 @@ def headline_tables(results: RunResults, references: str) -> list[Table]:
         tables.append(questions_table(evaluation.questions))
     if evaluation.alpaca_eval is not None:
         tables.append(alpaca_table(evaluation.alpaca_eval))
-    return [table for table in tables if table.rows]
+    return filled(tables)
 
 
 def accuracy_table(results: RunResults) -> Table:
