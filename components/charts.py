@@ -69,7 +69,7 @@ def line_chart(
         title, x_title, y_title: texts; a unit is part of the axis' text.
         points: (name, x, y).
         reference: a horizontal line and what it means, e.g. chance.
-        y_range: of the vertical axis; by the data where it is left out.
+        y_range: of the vertical axis; None: by the data.
     """
     from plotly import express
     from plotly.colors import hex_to_rgb
@@ -91,16 +91,13 @@ def line_chart(
         **_texts(title, x=x_title, mean=y_title),
     )
     bands = []
+    style = {"mode": "lines", "line_width": 0, "fill": "toself", "hoverinfo": "skip", "showlegend": False}
     for trace in figure.data:
         line = lines[lines["name"] == trace.name]
         if (line["max"] > line["min"]).any():
-            band = {
-                "x": [*line["x"], *line["x"][::-1]],
-                "y": [*line["max"], *line["min"][::-1]],
-                "fillcolor": f"rgba{(*hex_to_rgb(trace.line.color), 0.15)}",
-            }
-            style = {"mode": "lines", "line_width": 0, "fill": "toself", "hoverinfo": "skip"}
-            bands.append(Scatter(**band, **style, legendgroup=trace.name, showlegend=False))
+            x, y = [*line["x"], *line["x"][::-1]], [*line["max"], *line["min"][::-1]]
+            color = f"rgba{(*hex_to_rgb(trace.line.color), 0.15)}"
+            bands.append(Scatter(x=x, y=y, fillcolor=color, legendgroup=trace.name, **style))
     figure = Figure([*bands, *figure.data], figure.layout)
     if frame["x"].max() <= 12 and (frame["x"] % 1 == 0).all():
         figure.update_xaxes(dtick=1)
@@ -133,8 +130,8 @@ def bar_chart(
     Args:
         title, y_title: texts.
         values: (series, name, value); several of the same bar are e.g. of several seeds.
-        stacked: one bar for each name.
-        reference: a horizontal line and what it means.
+        stacked: whether there is one bar for each name.
+        reference: as of line_chart.
     """
     from plotly import express
 
@@ -171,26 +168,21 @@ def partition_chart(counts: Mapping[str, Mapping[str, int]]) -> Figure:
     import pandas as pd
 
     table = pd.DataFrame(counts).fillna(0)  # [domains, clients]
-    table = table.loc[_largest_first(table.sum(axis=1)), _largest_first(table.sum())]
+    for axis in (0, 1):  # from the largest to the smallest, equal ones by name
+        totals = table.sum(axis=1 - axis).sort_index().sort_values(ascending=False, kind="stable")
+        table = table.reindex(totals.index, axis=axis)
     clients = table.shape[1]
     title = f"Pairs of {clients} clients"
     if clients > MAX_NAMES:
         table = table.iloc[:, [round(i * (clients - 1) / (MAX_NAMES - 1)) for i in range(MAX_NAMES)]]
         title = f"Pairs of {MAX_NAMES} of {clients} clients, from the largest to the smallest"
-    names = [_shortened(domain or "all pairs") for domain in table.index]
+    names = [domain or "all pairs" for domain in table.index]
+    names = [name if len(name) <= MAX_CHARACTERS else name[: MAX_CHARACTERS - 1] + "…" for name in names]
     if len(names) > MAX_DOMAINS:
         names[MAX_DOMAINS - 1 :] = ["all others"] * (len(names) - MAX_DOMAINS + 1)
     table.index = names
     bars = [(domain, client, pairs) for (domain, client), pairs in table.stack().items()]
     return bar_chart(title, "pairs", bars, stacked=True)
-
-
-def _largest_first(totals: pd.Series) -> list[str]:
-    return list(totals.sort_index().sort_values(ascending=False, kind="stable").index)
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - 1] + "…"
 
 
 def interval_chart(
@@ -205,28 +197,23 @@ def interval_chart(
     Args:
         title, x_title: texts.
         intervals: share, lower and upper bound by name; those without a number are left out.
-        reference: e.g. 0.5.
+        reference: a share.
         singles: shares of single seeds, by name.
     """
     from plotly import express
 
     frame = _frame([(name, *numbers) for name, numbers in intervals.items()], "name", "share", "low", "high")
-    frame = frame.dropna().assign(
-        up=lambda rows: rows.high - rows.share, down=lambda rows: rows.share - rows.low
-    )
+    frame = frame.dropna(subset="share")
+    bounds = {"error_x": frame["high"] - frame["share"], "error_x_minus": frame["share"] - frame["low"]}
     texts = _texts(title, share=x_title, name="")
-    figure = express.scatter(frame, x="share", y="name", error_x="up", error_x_minus="down", **texts)
+    figure = express.scatter(frame, x="share", y="name", **bounds, **texts)
     figure.update_traces(marker={"size": 10, "color": COLORS[0]})
-    seeds = [(escape(name), share) for name, shares in (singles or {}).items() for share in shares]
-    if seeds:
-        figure.add_scatter(
-            x=[share for _, share in seeds],
-            y=[name for name, _ in seeds],
-            mode="markers",
-            marker={"color": COLORS[1], "symbol": "line-ns-open", "size": 12},
-            name="one seed",
-            showlegend=True,
-        )
+    if singles:
+        rows = [(name, share) for name, shares in singles.items() for share in shares]
+        seeds = _frame(rows, "name", "share")
+        marker = {"color": COLORS[1], "symbol": "line-ns-open", "size": 12}
+        style = {"mode": "markers", "marker": marker, "name": "one seed", "showlegend": True}
+        figure.add_scatter(x=seeds["share"], y=seeds["name"], **style)
     figure.add_vline(reference, line={"color": GREY, "dash": "dot"})
     figure.update_xaxes(range=(0, 1), tickformat=".0%")
     figure.update_yaxes(autorange="reversed", type="category")
@@ -244,9 +231,8 @@ def heat_map(
     """A table of numbers as colors.
 
     Args:
-        title: text.
+        title, rows, columns: texts.
         value: what the numbers are, with their unit.
-        rows, columns: names.
         table: a number for each row and column; NaN where there is none.
         marked: by row, the column that has a frame.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from components.data.report import PartitionSummary, PreparationReport
+from components.data.report import PreparationReport
 from components.results import AccuracyReport, Metrics, QuestionResult, StepRecord
 
 MAX_DOMAINS = 20
@@ -18,19 +18,15 @@ SERVER_STEP = "server_step"
 
 def accuracy_line(accuracy: AccuracyReport) -> str:
     """Held-out accuracy as a line."""
+    assigned = accuracy.assigned
     line = f"held-out accuracy {_accuracy_part(accuracy)}"
-    if accuracy.assigned is not None:
-        line += f" | with the assigned adapter {_accuracy_part(accuracy.assigned)}"
-    return line
+    return line + (f" | with the assigned adapter {_accuracy_part(assigned)}" if assigned else "")
 
 
 def _accuracy_part(accuracy: AccuracyReport) -> str:
+    clients = f"worst client {accuracy.worst:.3f}, best {accuracy.best:.3f}, spread {accuracy.spread:.3f}"
     domains = [f"{name or 'all pairs'} {value:.3f}" for name, value in shown_domains(accuracy).items()]
-    line = (
-        f"{accuracy.mean:.3f} (worst client {accuracy.worst:.3f}, best {accuracy.best:.3f}, spread"
-        f" {accuracy.spread:.3f})"
-    )
-    return line + (f"; {', '.join(domains)}" if domains else "")
+    return f"{accuracy.mean:.3f} ({clients})" + (f"; {', '.join(domains)}" if domains else "")
 
 
 def shown_domains(accuracy: AccuracyReport) -> dict[str, float]:
@@ -40,23 +36,18 @@ def shown_domains(accuracy: AccuracyReport) -> dict[str, float]:
 
 def partition_line(report: PreparationReport) -> str:
     """The partition as a line: the columns of FedBiscuit's table 5, over all and training pairs."""
-    every = report.partition
-    train = report.partition_train
+    every, train = (
+        f"(max {one.max:,}, min {one.min:,}, std {one.std:,.2f})"
+        for one in (report.partition, report.partition_train)
+    )
     return (
-        f"{every.samples:,} pairs of {every.clients:,} clients ({_pairs_per_client(every)});"
-        f" {train.samples:,} to train on ({_pairs_per_client(train)})"
+        f"{report.partition.samples:,} pairs of {report.partition.clients:,} clients {every};"
+        f" {report.partition_train.samples:,} to train on {train}"
     )
 
 
-def _pairs_per_client(partition: PartitionSummary) -> str:
-    return f"max {partition.max:,}, min {partition.min:,}, std {partition.std:,.2f}"
-
-
 def margins_line(report: PreparationReport) -> str:
-    """The margins of the pairs of thoughts, and the number of tied siblings, as a line.
-
-    Empty without such pairs.
-    """
+    """Margins of the pairs of thoughts, and the number of tied siblings; empty without such pairs."""
     margins = report.margins
     if margins is None:
         return ""
@@ -79,18 +70,12 @@ def round_line(record: StepRecord) -> str:
         parts.append(f"training loss {means['loss']:.3f}")
     if not record.ends_round:
         parts += [f"{name} {value:.4g}" for name, value in record.server.scalars.items()]
-    steps = [
-        f"{value:.3f}"
-        for name, value in record.server.scalars.items()
-        if name.rpartition("/")[2] == SERVER_STEP
-    ]
-    if steps:
+    scalars = record.server.scalars.items()
+    if steps := [f"{value:.3f}" for name, value in scalars if name.rpartition("/")[2] == SERVER_STEP]:
         parts.append(f"server moved {', '.join(steps)}")
     for name, reasons in (("failed", record.failed), ("refused", record.refused)):
-        if reasons:
-            parts.append(
-                f"{name}: " + "; ".join(f"{client} ({reason})" for client, reason in reasons.items())
-            )
+        clients = [f"{client} ({reason})" for client, reason in reasons.items()]
+        parts += [f"{name}: {'; '.join(clients)}"] if clients else []
     line = ", ".join(parts)
     return line if record.ends_round else f"{record.phase}: {line}"
 

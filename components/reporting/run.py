@@ -463,13 +463,10 @@ def _learning_charts(results: RunResults) -> Iterator[Figure]:
         yield line_chart("Training loss of the clients", "round", "loss of a minibatch (nats)", losses)
     yield from curve_charts({results.recipe.federation.method: {0: results.curve}}, REWARD_TITLES)
     history = results.alignment.history
-    if history:
-        yield line_chart(
-            "DPO: loss", "step", "loss", [("loss", entry["step"], entry["loss"]) for entry in history]
-        )
-        if all("rewards/margins" in entry for entry in history):
-            margins = [("margin", entry["step"], entry["rewards/margins"]) for entry in history]
-            yield line_chart("DPO: reward margin", "step", "beta x nats", margins)
+    for title, unit, key in (("loss", "loss", "loss"), ("reward margin", "beta x nats", "rewards/margins")):
+        if history and all(key in entry for entry in history):
+            points = [(title, entry["step"], entry[key]) for entry in history]
+            yield line_chart(f"DPO: {title}", "step", unit, points)
     if results.evaluation.curve:
         yield hacking_chart("Selectors and judge over the alignment", results.evaluation.curve)
 
