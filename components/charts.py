@@ -157,13 +157,10 @@ def bar_chart(
 
 
 def partition_chart(counts: Mapping[str, Mapping[str, int]]) -> Figure:
-    """The pairs of each client by domain (FedBiscuit figure 3).
+    """The number of pairs by client and domain (FedBiscuit figure 3).
 
     Of many clients some are shown, at even distances by size, including the largest and the
     smallest; of many domains the smaller ones are combined.
-
-    Args:
-        counts: number of pairs by client and domain.
     """
     import pandas as pd
 

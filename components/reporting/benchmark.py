@@ -150,12 +150,7 @@ def commits_line(commits: Mapping[str, Sequence[str]]) -> str:
 
 
 def metrics_tables(results: BenchmarkResults, first: Sequence[str] = ()) -> tuple[Table, Table]:
-    """Means over seeds, and the numbers of each seed.
-
-    Args:
-        results: of the finished runs.
-        first: aliases or metrics that come first, e.g. those of claims.
-    """
+    """Means over seeds, and the numbers of each seed; aliases or metrics of `first` come first."""
     arms = results.metrics | ({BASE_POLICY: results.base} if any(results.base.values()) else {})
     runs = [run for by_seed in arms.values() for run in by_seed.values()]
     known = set[str]().union(*runs)
@@ -198,12 +193,7 @@ def _cell(name: str, runs: Mapping[int, Mapping[str, float]], units: Mapping[int
 def contests_table(
     contests: Mapping[str, Mapping[int, Contest]], pools: Mapping[str, ContestFigures]
 ) -> Table:
-    """Win rates, uncorrected and at equal length, over the answers of all seeds, and by seed.
-
-    Args:
-        contests: by name and seed.
-        pools: their numbers over all seeds.
-    """
+    """Win rates, uncorrected and at equal length, over the answers of all seeds (pools), and by seed."""
     rows = []
     for name, pool in pools.items():
         by_seed = contests[name]

@@ -28,14 +28,7 @@ class ChosenArm:
 def choose_arms(
     choices: Mapping[str, Choice], metrics: MetricsByArm, units: UnitsByArm, seeds: Sequence[int]
 ) -> list[ChosenArm]:
-    """Choose the arm with the largest mean over the seeds; of equal ones, that which is named first.
-
-    Args:
-        choices: of the benchmark.
-        metrics: by arm and seed.
-        units: what these are means of.
-        seeds: of the benchmark.
-    """
+    """Choose the arm with the largest mean over the seeds; of equal ones, that which is named first."""
     chosen = []
     for name, choice in choices.items():
         means = {}

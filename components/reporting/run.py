@@ -523,11 +523,6 @@ def _answers(results: RunResults, references: str) -> Iterator[Answers]:
 
 
 def verdict_words(verdict: Verdict, contest: str) -> str:
-    """A judge's verdict by name: who wrote the better answer.
-
-    Args:
-        verdict: of the contest.
-        contest: its label, 'ours against theirs'.
-    """
+    """Who wrote the better answer by a verdict on a contest with the label 'ours against theirs'."""
     ours, _, theirs = contest.partition(" against ")
     return {Verdict.FIRST: ours, Verdict.SECOND: theirs}.get(verdict, verdict.value)
