@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from components.benchmarks import benchmark_names
 from components.config.federation import METHODS
@@ -144,6 +145,15 @@ def test_the_navigation_contains_every_page():
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     pages = [page.relative_to(ROOT / "docs") for page in (ROOT / "docs").rglob("*.md")]
     assert [str(page) for page in pages if str(page) not in text] == []
+
+
+def test_the_search_from_disk_loads_no_script_from_the_network():
+    """Without a file whose name contains 'iframe-worker', the plugin offline adds a script of unpkg.com."""
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    scripts = config["extra"]["polyfills"]
+    assert "offline" in config["plugins"]
+    assert any("iframe-worker" in script for script in scripts)
+    assert [script for script in scripts if not (ROOT / "docs" / script).is_file()] == []
 
 
 def test_the_entry_points_of_the_tutorial_are_those_of_the_registries():
