@@ -63,11 +63,16 @@ class SelectorConfig(Section):
         TemplateFile("summarization/selector"),
         description="Name of a template under components/data/prompt_templates, or the path of a file.",
     )
-    max_length: int = Field(1024, ge=16, description="Maximum input length (tokens).")
+    max_length: int = Field(
+        1024, ge=16, description="Maximum length of the whole input, with its template (tokens)."
+    )
     max_prompt_tokens: int | None = Field(
         None,
         ge=1,
-        description="Cut the prompt at its end to this length (tokens); null: only as max_length needs.",
+        description=(
+            "Maximum length of the prompt's own text, without the template (tokens); a longer one loses its"
+            " end. null: only as max_length needs."
+        ),
     )
     orders: Literal["both", "single"] = Field(
         "both",
@@ -160,7 +165,12 @@ class PolicyConfig(Section):
     )
     chat_date: ChatDate = Field(None, description=CHAT_DATE)
     max_prompt_tokens: int = Field(
-        512, ge=8, description="Maximum prompt length (tokens); the text is cut, the template never."
+        512,
+        ge=8,
+        description=(
+            "Maximum length of the whole rendered input (tokens): the prompt in its template and in the chat"
+            " template, with special tokens. Of a longer one only the prompt's own text is cut."
+        ),
     )
     truncation_mode: Literal["keep_start", "keep_end"] = Field(
         "keep_start",

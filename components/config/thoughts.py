@@ -105,7 +105,12 @@ class EvaluatorOptions(EndpointOptions, NamedModel):
     )
     revision: str | None = Field(None, description="Hub revision (commit or tag).")
     max_prompt_tokens: int = Field(
-        1024, ge=64, description="Maximum input length (tokens) in this process; the question is cut first."
+        1024,
+        ge=64,
+        description=(
+            "Maximum length of the whole rendered input (tokens) in this process. A longer one loses the end"
+            " of its text, where the thought is; thoughts.max_question_tokens prevents this."
+        ),
     )
     max_new_tokens: int = Field(
         8,

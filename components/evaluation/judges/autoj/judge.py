@@ -67,8 +67,9 @@ class AutoJSection(EndpointOptions, NamedModel, JudgeSection):
         3072,
         ge=64,
         description=(
-            "Longest input of a local model (tokens): Llama 2's 4,096 less max_new_tokens. The prompt inside"
-            " the query is truncated first, then both responses. Inputs of an endpoint are not truncated."
+            "Maximum length of the whole input of a local model, with its instruction (tokens): Llama 2's"
+            " 4,096 less max_new_tokens. The prompt inside the query is truncated first, then both responses."
+            " Inputs of an endpoint are not truncated."
         ),
     )
     max_new_tokens: int = Field(
