@@ -168,6 +168,13 @@ def test_the_recipes_and_benchmarks_that_pages_run_exist():
     assert unknown == []
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "results").glob("*.md")), ids=lambda page: page.stem)
+def test_a_page_of_results_opens_with_one_sentence(page):
+    _, opening, _ = page.read_text(encoding="utf-8").split("\n\n", 2)
+    assert opening[0].isupper()
+    assert re.findall(r"[.:!?](?=\s|$)", opening) == ["."]
+
+
 def test_the_navigation_contains_every_page():
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     pages = [page.relative_to(ROOT / "docs") for page in (ROOT / "docs").rglob("*.md")]
