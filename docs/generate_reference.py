@@ -145,7 +145,9 @@ def recipe_pages() -> dict[str, str]:
         if models_in(field.annotation)
     }
     texts = {
-        f"recipe/{name}.md": "\n".join([f"# {name}\n", f"{content}\n", table(KEYS, rows[name]), *kinds(name)])
+        f"recipe/{name}.md": "\n".join(
+            [f"# Recipe: {name}\n", f"{content}\n", table(KEYS, rows[name]), *kinds(name)]
+        )
         for name, content in contents.items()
     }
     index = [
