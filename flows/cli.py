@@ -21,7 +21,6 @@ P = ParamSpec("P")
 
 app = typer.Typer(
     name="fed-rlhf",
-    help="Align language models with preference data that stay with their owners.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain text, since Rich takes longer to import than all other modules of --help
@@ -78,6 +77,34 @@ VerboseOption = Annotated[
     bool, typer.Option("--verbose", "-v", help="Print the log instead of the live view.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON; the reference has its fields.")]
+
+
+def _print_version(requested: bool) -> None:
+    """Print the version of the package, and the commit of a checkout."""
+    if requested:
+        from importlib.metadata import version
+
+        from components.paths import in_checkout
+        from tasks.runs import git_commit
+
+        commit = f" (commit {git_commit()})" if in_checkout() else ""
+        print(f"fed-rlhf {version('fed-rlhf')}{commit}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version, and the commit of a checkout.",
+        ),
+    ] = False,
+) -> None:
+    """Align language models with preference data that stay with their owners."""
 
 
 def command(function: Callable[P, int | None]) -> Callable[P, None]:
@@ -208,6 +235,29 @@ def show(
         _print_json(run_details(found))
     else:
         print(describe_run(found))
+
+
+@command
+def export(
+    run: RunArgument,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="New or empty folder.")],
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Merge the adapter into its backbone, and write a whole model.")
+    ] = False,
+    adapter: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="An adapter of the federation, in place of the aligned policy."),
+    ] = None,
+) -> None:
+    """Write the aligned policy of a run for use elsewhere.
+
+    The folder has the PEFT adapter or a merged model, the tokenizer, and the format of the prompts.
+    """
+    from tasks.export import export_run
+    from tasks.runs import find_run
+
+    export_run(find_run(run), folder, adapter, merge)
+    print(f"exported to {folder}; its README.md says how to use it")
 
 
 @command

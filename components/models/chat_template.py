@@ -60,16 +60,13 @@ class ChatTemplate:
         """
         from jinja2 import TemplateError
 
-        arguments: dict[str, Any] = {}
-        if self.date is not None:
-            arguments["date_string"] = date.fromisoformat(self.date).strftime("%d %b %Y")
         try:
             text = self.tokenizer.apply_chat_template(
                 list(messages),
-                chat_template=self._dated(),
+                chat_template=self.dated(),
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
-                **arguments | dict(self.arguments),
+                **self.template_arguments(),
             )
         except TemplateError as error:
             raise ChatTemplateError(
@@ -77,7 +74,12 @@ class ChatTemplate:
             ) from None
         return cast("str", text)
 
-    def _dated(self) -> str:
+    def template_arguments(self) -> dict[str, Any]:
+        """What the template gets besides the turns: `arguments`, and the day if one is set."""
+        day = None if self.date is None else date.fromisoformat(self.date).strftime("%d %b %Y")
+        return ({} if day is None else {"date_string": day}) | dict(self.arguments)
+
+    def dated(self) -> str:
         """The template with the day in place of the calls that ask for the present one."""
         template = _default_template(self.tokenizer)
         if not _has_clock(template):

@@ -438,7 +438,13 @@ def find_stop_ids(
     model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, end_of_turn: int | None = None
 ) -> list[int]:
     """Tokens that end a completion: those of the generation settings, EOS, and a chat template's."""
-    generation_config: Any = model.generation_config
+    return stop_ids_of(model.generation_config, tokenizer, end_of_turn)
+
+
+def stop_ids_of(
+    generation_config: Any, tokenizer: PreTrainedTokenizerBase, end_of_turn: int | None = None
+) -> list[int]:
+    """As `find_stop_ids`, by the generation settings of a model that is not loaded."""
     configured = generation_config.eos_token_id
     ids = configured if isinstance(configured, list) else [configured]
     return sorted({i for i in [*ids, tokenizer.eos_token_id, end_of_turn] if i is not None})

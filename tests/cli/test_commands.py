@@ -3,14 +3,18 @@
 import os
 import subprocess
 import sys
+from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 import yaml
 
+from components import paths
 from components.benchmarks import benchmark_names
 from components.config.federation import METHODS
 from components.recipes import recipe_names
 from infra import servers
+from tasks.runs import git_commit
 from tests.support.command_line import fed_rlhf, refusal
 from tests.support.pipeline import ROOT
 
@@ -21,6 +25,7 @@ COMMANDS = [
     "check",
     "runs",
     "show",
+    "export",
     "delete",
     "recipes",
     "methods",
@@ -66,6 +71,17 @@ def test_help_lists_all_commands():
     assert result.exit_code == 0
     listed = result.stdout.partition("Commands:")[2].splitlines()
     assert [line.split()[0] for line in listed if line.strip()] == COMMANDS
+
+
+def test_the_version_is_that_of_the_package_with_the_commit_of_the_checkout():
+    result = fed_rlhf("--version")
+    assert result.exit_code == 0
+    assert result.stdout == f"fed-rlhf {version('fed-rlhf')} (commit {git_commit()})\n"
+
+
+def test_the_version_outside_a_checkout_has_no_commit(monkeypatch):
+    monkeypatch.setattr(paths, "PACKAGE", Path("/nonexistent"))
+    assert fed_rlhf("--version").stdout == f"fed-rlhf {version('fed-rlhf')}\n"
 
 
 def test_help_does_not_truncate_the_description_of_a_command():

@@ -1,6 +1,7 @@
 """The command `fed-rlhf` on the folders of real runs: one run of the recipe `debug` serves all tests."""
 
 import fcntl
+import json
 import os
 import shutil
 from dataclasses import dataclass
@@ -292,3 +293,65 @@ def test_the_folder_of_runs_itself_is_not_deleted(runs, name):
     create_run(load_recipe("debug"), runs)
     assert str(runs) in refusal("delete", name, "--yes")
     assert runs.is_dir()
+
+
+@pytest.mark.slow
+def test_the_aligned_policy_of_a_run_is_exported(copied, tmp_path):
+    printed = fed_rlhf("export", copied.name, str(tmp_path / "policy")).stdout
+    assert printed == f"exported to {tmp_path / 'policy'}; its README.md says how to use it\n"
+    exported = (tmp_path / "policy" / "adapter_model.safetensors").read_bytes()
+    assert exported == (copied / "alignment" / "final" / "adapter_model.safetensors").read_bytes()
+    assert (tmp_path / "policy" / "tokenizer.json").is_file()
+
+
+@pytest.mark.slow
+def test_an_adapter_of_the_federation_is_exported_by_its_name(copied, tmp_path):
+    fed_rlhf("export", copied.name, str(tmp_path / "selector"), "--adapter", "selector", "--merge")
+    prompt_format = json.loads((tmp_path / "selector" / "prompt_format.json").read_text())
+    assert "{response_a}" in prompt_format["template"]
+    assert (tmp_path / "selector" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_an_unknown_adapter_is_not_exported(copied, tmp_path):
+    error = refusal("export", copied.name, str(tmp_path / "x"), "--adapter", "judge")
+    assert error == f"error: run {copied.name} has no adapter 'judge': there are selector.\n"
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("options", [(), ("--adapter", "selector")])
+def test_an_unfinished_run_is_not_exported(options, opened, tmp_path):
+    error = refusal("export", "debug-1", str(tmp_path / "x"), *options)
+    assert error == (
+        "error: run debug-1 is not finished, it is stopped: prepare: finish it with `fed-rlhf resume"
+        " debug-1`.\n"
+    )
+
+
+@pytest.mark.slow
+def test_nothing_is_exported_into_a_folder_with_files(copied):
+    error = refusal("export", copied.name, str(copied))
+    assert "is not an empty folder" in error
+
+
+def change_result(path, key, **values):
+    """Change values of an object in a result file."""
+    result = json.loads(path.read_text())
+    result[key] |= values
+    path.write_text(json.dumps(result))
+
+
+@pytest.mark.slow
+def test_a_run_whose_clients_have_their_own_policies_needs_the_name_of_an_adapter(copied, tmp_path):
+    change_result(copied / "alignment" / "result.json", "policy", kind="client-adapters")
+    error = refusal("export", copied.name, str(tmp_path / "x"))
+    assert "has no single policy" in error
+    assert "--adapter (selector)" in error
+
+
+@pytest.mark.slow
+def test_an_adapter_that_is_completed_by_private_modules_is_not_merged(copied, tmp_path):
+    change_result(copied / "federation" / "result.json", "outcome", kind="personalized-clients")
+    error = refusal("export", copied.name, str(tmp_path / "x"), "--adapter", "selector", "--merge")
+    assert "cannot be merged into a model" in error
+    assert fed_rlhf("export", copied.name, str(tmp_path / "x"), "--adapter", "selector").exit_code == 0

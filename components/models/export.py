@@ -1,0 +1,159 @@
+"""A trained adapter for use without this project: as a PEFT folder, or merged into its backbone.
+
+    adapter_config.json, adapter_model.safetensors   the adapter; merged: the files of a model
+    tokenizer.json, ..., chat_template.jinja         the tokenizer
+    prompt_format.json                               how a prompt becomes the model's input
+    README.md                                        the same in words, and as a snippet of Python
+
+The tokenizer has a chat template only if prompts are given in it; the day that the template prints
+is that of the run.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from components.config import BackboneConfig, PolicyConfig, SelectorConfig, UserError
+from components.data.templates import with_text
+from components.io import read_json, write_json
+from components.models.adapters import TEMPLATE_FILE
+from components.models.backbone import fetch_backbone, load_backbone, load_tokenizer
+from components.models.export_readme import FORMAT_FILE, readme
+from components.models.generation import stop_ids_of
+from components.models.peft_folder import check_recorded_layers, read_options
+from components.models.policy import PolicyTexts
+from components.models.selector import find_choice_tokens
+from components.models.tokens import leading_ids
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class ExportError(UserError, ValueError):
+    """An adapter that cannot be exported, or a folder that cannot be written to."""
+
+
+def check_export_folder(folder: Path) -> None:
+    """Require that a folder does not exist or is empty.
+
+    Raises:
+        ExportError: it is a file, or has files in it.
+    """
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise ExportError(f"{folder} is not an empty folder: name a new one, so that nothing is overwritten")
+
+
+def export_model(adapter: Path, model: PolicyConfig | SelectorConfig, folder: Path, merge: bool) -> None:
+    """Write an adapter, or the backbone with the adapter merged into it, with all that a prompt needs.
+
+    Args:
+        adapter: PEFT folder that `export_adapter` wrote.
+        model: section of the model that the adapter is of.
+        folder: new or empty.
+        merge: write a model for `AutoModelForCausalLM.from_pretrained`, in the dtype of a CPU: float32
+            unless the section says otherwise. A backbone that was quantized is merged as it is
+            without quantization.
+
+    Raises:
+        ExportError: see `check_export_folder`.
+        AdapterError: the adapter is one of another number of layers.
+        UserError: the backbone or its tokenizer cannot be loaded.
+    """
+    check_export_folder(folder)
+    tokenizer, prompt_format = _describe(model)
+    folder.mkdir(parents=True, exist_ok=True)
+    if merge:
+        _write_merged(adapter, model.backbone, prompt_format, folder)
+    else:
+        _write_adapter(adapter, model.backbone, folder)
+    tokenizer.save_pretrained(folder)
+    write_json(folder / FORMAT_FILE, prompt_format)
+    text = readme(model, prompt_format, merge)
+    (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def _describe(model: PolicyConfig | SelectorConfig) -> tuple[PreTrainedTokenizerBase, dict[str, Any]]:
+    """The tokenizer that is exported, and the content of prompt_format.json."""
+    if isinstance(model, PolicyConfig):
+        return _describe_policy(model)
+    tokenizer = load_tokenizer(model.backbone)
+    template = cast("str", with_text(model.template).text)
+    prompt_format = {
+        "template": template,
+        "leading_ids": leading_ids(tokenizer),
+        "choice_ids": list(find_choice_tokens(tokenizer, template.rpartition("}")[2])),
+        "max_length": model.max_length,
+    }
+    tokenizer.chat_template = None  # a selector's input is its template alone
+    return tokenizer, prompt_format
+
+
+def _describe_policy(config: PolicyConfig) -> tuple[PreTrainedTokenizerBase, dict[str, Any]]:
+    texts = PolicyTexts(config)
+    tokenizer = texts.tokenizer
+    prompt_format: dict[str, Any] = {"template": with_text(config.template).text}
+    end_of_turn = None
+    if texts.chat is None:
+        prompt_format |= {"leading_ids": leading_ids(tokenizer), "chat": None}
+        tokenizer.chat_template = None
+    else:
+        end_of_turn = texts.chat.end_of_turn()
+        prompt_format |= {
+            "leading_ids": [],
+            "chat": config.chat,
+            "system": config.system,
+            "chat_template_kwargs": texts.chat.template_arguments(),
+        }
+        if config.chat == "turns":
+            prompt_format["template"] = None
+        tokenizer.chat_template = texts.chat.dated()
+    settings = _generation_settings(config.backbone)
+    prompt_format |= {
+        "max_prompt_tokens": config.max_prompt_tokens,
+        "truncation_mode": config.truncation_mode,
+        "max_new_tokens": config.max_new_tokens,
+        "stop_ids": stop_ids_of(settings, tokenizer, end_of_turn),
+        "pad_id": tokenizer.pad_token_id,
+    }
+    return tokenizer, prompt_format
+
+
+def _generation_settings(backbone: BackboneConfig) -> Any:
+    """The generation settings of a backbone as transformers loads them, without its weights."""
+    from transformers import AutoConfig, GenerationConfig
+
+    source = fetch_backbone(backbone.location)
+    revision = backbone.revision or "main"
+    settings: Any = GenerationConfig
+    try:
+        return settings.from_pretrained(source, revision=revision)
+    except OSError:  # the model has none
+        return settings.from_model_config(AutoConfig.from_pretrained(source, revision=revision))
+
+
+def _write_adapter(adapter: Path, backbone: BackboneConfig, folder: Path) -> None:
+    """Copy a PEFT folder; a generated backbone is named by its folder, which PEFT can load."""
+    for name in ("adapter_model.safetensors", TEMPLATE_FILE):
+        if (adapter / name).is_file():
+            shutil.copy(adapter / name, folder)
+    options = read_json(adapter / "adapter_config.json")
+    base = fetch_backbone(backbone.location)
+    write_json(folder / "adapter_config.json", options | {"base_model_name_or_path": base})
+
+
+def _write_merged(
+    adapter: Path, backbone: BackboneConfig, prompt_format: dict[str, Any], folder: Path
+) -> None:
+    from peft import PeftModel
+    from transformers import GenerationConfig
+
+    plain = load_backbone(backbone.model_copy(update={"quantization": "none"}), "cpu")
+    check_recorded_layers(read_options(adapter), plain.config.num_hidden_layers)
+    merged: Any = PeftModel.from_pretrained(plain, adapter).merge_and_unload(safe_merge=True)
+    generation_config: Any = GenerationConfig
+    merged.generation_config = generation_config(
+        eos_token_id=prompt_format.get("stop_ids"), pad_token_id=prompt_format.get("pad_id")
+    )
+    merged.save_pretrained(folder)

@@ -1,0 +1,103 @@
+"""The adapters of a run that can be exported: its aligned policy, and those of its federation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from components.config import PolicyConfig, RecipeError, SelectorConfig
+from components.federation.outcome import PersonalizedClients, load_outcome
+from components.inputs import verify_inputs
+from components.models.export import check_export_folder, export_model
+from tasks.run_table import run_state
+from tasks.runs import RESULT, Run
+
+
+@dataclass(frozen=True)
+class RunAdapter:
+    """An adapter of a run.
+
+    Attributes:
+        folder: the PEFT folder.
+        model: section of the model that it is of.
+        is_complete: whether nothing of a client's own belongs to the model.
+    """
+
+    folder: Path
+    model: PolicyConfig | SelectorConfig
+    is_complete: bool = True
+
+
+def export_run(run: Run, folder: Path, adapter: str | None = None, merge: bool = False) -> None:
+    """Write the aligned policy of a run, or an adapter of its federation, for use elsewhere.
+
+    Args:
+        run: the run.
+        folder: new or empty.
+        adapter: name of an adapter of the federation; None: the aligned policy.
+        merge: see `export_model`.
+
+    Raises:
+        RecipeError: the phase is not finished, there is no such adapter, or it cannot be merged.
+        UserError: see `export_model`.
+    """
+    check_export_folder(folder)
+    chosen = aligned_policy(run) if adapter is None else federation_adapter(run, adapter)
+    if merge and not chosen.is_complete:
+        raise RecipeError(
+            f"'{adapter}' of run {run.id} cannot be merged into a model, since each client's model also has"
+            " private modules or steps, which stay with the client: leave out --merge to export the shared"
+            " adapter."
+        )
+    verify_inputs(chosen.model)
+    export_model(chosen.folder, chosen.model, folder, merge)
+
+
+def aligned_policy(run: Run) -> RunAdapter:
+    """The aligned policy.
+
+    Raises:
+        RecipeError: the run has none yet, or one for each client.
+    """
+    _require(run, run.alignment / RESULT)
+    recipe = run.recipe()
+    record = run.alignment_result().policy
+    folder = run.alignment / record.folder
+    if record.kind != "single":
+        raise RecipeError(
+            f"run {run.id} has no single policy, since its clients have their own: name an adapter with"
+            f" --adapter ({_listed(run.federation_result().adapters)})."
+        )
+    return RunAdapter(folder, recipe.policy)
+
+
+def federation_adapter(run: Run, name: str) -> RunAdapter:
+    """An adapter that the rounds ended with.
+
+    Raises:
+        RecipeError: there is none of this name, or the rounds are not finished.
+    """
+    _require(run, run.federation / RESULT)
+    result = run.federation_result()
+    if name not in result.adapters:
+        raise RecipeError(f"run {run.id} has no adapter '{name}': there are {_listed(result.adapters)}.")
+    outcome = load_outcome(result.outcome)
+    return RunAdapter(
+        run.federation / result.adapters[name].folder,
+        outcome.exported_model(run.recipe()),
+        is_complete=not isinstance(outcome, PersonalizedClients),
+    )
+
+
+def _require(run: Run, result: Path) -> None:
+    if not result.is_file():
+        raise RecipeError(
+            f"run {run.id} is not finished, it is {run_state(run)}: finish it with"
+            f" `fed-rlhf resume {run.id}`."
+        )
+
+
+def _listed(names: Iterable[str]) -> str:
+    known = sorted(names)
+    return ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
