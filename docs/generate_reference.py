@@ -37,6 +37,7 @@ from components.config import (
     RlooEstimator,
     SequenceAdvantage,
 )
+from components.config.benchmark import WINS, Benchmark, Choice
 from components.paths import PACKAGE
 from components.reporting.metrics import ALIASES
 from flows import outputs
@@ -131,6 +132,7 @@ def main() -> int:
 def pages() -> dict[str, str]:
     """The text of each page, by its path under docs/reference."""
     texts = recipe_pages() | {"cli.md": cli_page(), "json.md": json_page(), "metrics.md": metrics_page()}
+    texts["benchmark.md"] = benchmark_page()
     return {name: f"{NOTICE}\n{text.rstrip()}\n" for name, text in texts.items()}
 
 
@@ -286,6 +288,67 @@ def json_page() -> str:
     for command, (words, model) in JSON_OUTPUTS.items():
         parts += [f"## fed-rlhf {command} --json\n", f"Prints {words}.\n", fields_table(model)]
     parts += ["## Objects of the list `memory`\n", fields_table(outputs.StageMemory)]
+    return "\n".join(parts)
+
+
+BENCHMARK_EXAMPLE = """\
+recipe: summarization/demo
+seeds: [0, 1, 2]
+settings: [federation.rounds=20]
+arms:
+  FedBis: []
+  FedDPO: [federation.method=feddpo, "federation.options={}"]
+contests:
+  - [FedDPO, FedBis]
+claims:
+  - {arm: FedDPO, figure: wins, against: [FedBis], above: 0.5}
+  - {arm: FedBis, figure: worst, at_least: 0.5}
+"""
+
+
+def benchmark_page() -> str:
+    """The keys of a benchmark's file, the figures, and how seeds are added."""
+    parts = [
+        "# Benchmark file\n",
+        "A benchmark is a YAML file: a recipe, arms that change it, and seeds. Those of the package are in"
+        " `flows/benchmarks/`. `fed-rlhf benchmark NAME`, or the path of a file of your own, runs it, and"
+        " `--check` checks it without running it. [Benchmarks](../guides/benchmarks.md) describes those of"
+        " the package.\n",
+        f"```yaml\n{BENCHMARK_EXAMPLE}```\n",
+        "## Keys\n",
+        "`like: NAME` takes the keys that are left out from that benchmark of the package. Unknown keys are"
+        " refused.\n",
+        table(KEYS, key_rows(Benchmark)),
+        "A choice has these keys.\n",
+        table(KEYS, key_rows(Choice, "choices.NAME.")),
+        "## Sweeps\n",
+        "A sweep is a benchmark whose arms differ in one setting. `choices` names the arm with the largest"
+        " figure, which should come from validation pairs (`federation.accuracy_split: validation`) and from"
+        " seeds that no other benchmark reports. `flows/benchmarks/personalized-rates.yaml` is one.\n",
+        "## More seeds\n",
+        "A benchmark, finished or not, takes more seeds when it is resumed:\n",
+        "```console\nfed-rlhf benchmark --resume FOLDER 'seeds=[0,1,2,3]'\n```\n",
+        "Name all seeds, those that it has and the new ones. The new runs get the recipes and the files that"
+        " the benchmark started with, finished runs are not repeated, and the report is written again. Arms"
+        " cannot be changed or added: start a new benchmark for that.\n",
+        "## Figures\n",
+        f"`figure` is one of these names, in a claim also `{WINS}` or `reward:OBJECTIVE`, or the name of any"
+        " [metric](metrics.md), which is a path such as `after/accuracy/worst`. Of several metrics, the first"
+        " one that a run has counts. A figure that is *exact* is counted and not estimated, so that one seed"
+        " is enough for a claim on it.\n",
+        table(
+            "figure | metric | in tables | exact",
+            (
+                (
+                    f"`{name}`",
+                    " or ".join(f"`{metric}`" for metric in alias.metrics),
+                    alias.label,
+                    "yes" * alias.is_exact,
+                )
+                for name, alias in ALIASES.items()
+            ),
+        ),
+    ]
     return "\n".join(parts)
 
 

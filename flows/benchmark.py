@@ -1,6 +1,7 @@
 """Methods side by side: all arms with all seeds, contests between their policies, one report.
 
-fed-rlhf benchmark [NAME] [key.path=value ...] [--resume FOLDER]
+fed-rlhf benchmark [NAME] [key.path=value ...]
+fed-rlhf benchmark --resume FOLDER ['seeds=[...]']
 prefect deployment run 'benchmark/nightly'
 """
 
@@ -17,7 +18,7 @@ from components.inputs import verify_inputs
 from components.progress import Milestone, PhaseStarted, progress
 from flows.fed_rlhf import run_pipeline
 from tasks.benchmark import judge_contest, share_generations
-from tasks.benchmark_folder import arm_run, find_benchmark, open_benchmark
+from tasks.benchmark_folder import add_seeds, arm_run, extend_plan, find_benchmark, open_benchmark
 from tasks.benchmark_report import write_benchmark_report
 from tasks.devices import POOL
 from tasks.flow_runs import claim_flow_run, retried_run
@@ -35,7 +36,7 @@ def benchmark(
     Args:
         benchmark: name or path, see flows/benchmarks.
         overrides: 'key.path=value' settings on top of the recipe for all arms; an arm's own
-            settings win.
+            settings win. A resumed benchmark takes more seeds only, see extend_plan.
         resume: folder of an earlier benchmark, whose own arms and seeds are used; complete runs are
             not repeated.
 
@@ -51,6 +52,8 @@ def benchmark(
     else:
         folder = open_benchmark(benchmark, load_benchmark(benchmark, overrides or []))
     with lock(Run(folder.name, folder)):
+        if resume is not None and overrides:
+            add_seeds(folder, extend_plan(read_benchmark(str(folder / "benchmark.yaml")), overrides))
         return compare_arms(folder)
 
 

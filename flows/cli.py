@@ -308,7 +308,11 @@ def benchmark(
     ] = None,
     overrides: Overrides = None,
     resume: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Resume a benchmark, with its own arms and seeds.")
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Resume a benchmark with its own arms; 'seeds=[0,1,2,3]' adds seeds to those that it has.",
+        ),
     ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Check the benchmark and its recipes; estimate memory and disk.")
@@ -321,20 +325,19 @@ def benchmark(
     from components.estimates import describe_arms
     from components.recipes import validate_environment
     from flows.process import DEFAULT_BENCHMARK, run_flow
-    from tasks.benchmark_folder import find_benchmark
+    from tasks.benchmark_folder import extend_plan, find_benchmark
 
     overrides = overrides or []
     if name is not None and "=" in name:  # an override; the name was left out
         overrides = [name, *overrides]
         name = None
     if resume is not None:
-        if name or overrides:
+        if name:
             raise RecipeError(
-                "a resumed benchmark continues with its own arms: leave out the name and the overrides,"
-                " or start a new one."
+                "a resumed benchmark continues with its own arms: leave out the name, or start a new one."
             )
         name = str(find_benchmark(resume) / "benchmark.yaml")
-        plan = read_benchmark(name)
+        plan = extend_plan(read_benchmark(name), overrides)
     else:
         name = name or DEFAULT_BENCHMARK
         plan = load_benchmark(name, overrides)

@@ -10,6 +10,7 @@ runs/<benchmark>/
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from typing import Any
 import yaml
 
 from components.benchmarks import arm_recipe
-from components.config import RecipeError
+from components.config import RecipeError, check_section
 from components.config.benchmark import Benchmark
+from components.config.loading import apply_overrides
 from components.io import read_json, write_atomically
 from components.paths import runs_root
 from tasks.devices import choose_workers
@@ -35,9 +37,56 @@ def open_benchmark(name: str, benchmark: Benchmark) -> Path:
         for seed in benchmark.seeds:
             recipe = choose_workers(arm_recipe(benchmark, arm, seed))
             create_run(recipe, arm_run(folder, arm, seed).folder, day, inputs)
-    content = yaml.safe_dump(benchmark.model_dump(mode="json"), sort_keys=False)
-    write_atomically(folder / "benchmark.yaml", content.encode())
+    _write_plan(folder, benchmark)
     return folder
+
+
+def extend_plan(plan: Benchmark, overrides: Sequence[str]) -> Benchmark:
+    """A started benchmark with more seeds, which come after those that it has.
+
+    Args:
+        plan: the benchmark.
+        overrides: empty, or one 'seeds=[...]' with all seeds, old and new.
+
+    Raises:
+        RecipeError: another key is set, or a seed is left out.
+    """
+    if not overrides:
+        return plan
+    tree: dict[str, Any] = {}
+    apply_overrides(tree, overrides)
+    if list(tree) != ["seeds"]:
+        more = [*plan.seeds, max(plan.seeds) + 1]
+        raise RecipeError(
+            "a resumed benchmark continues with its own arms, and only takes more seeds, e.g."
+            f" 'seeds={more}': leave out the other overrides, or start a new one."
+        )
+    extended = check_section(Benchmark, plan.model_dump(mode="json") | tree, "the resumed benchmark")
+    missing = [seed for seed in plan.seeds if seed not in extended.seeds]
+    if missing:
+        raise RecipeError(
+            f"seeds={extended.seeds} leaves out {missing[0]}, which the benchmark has: name all its seeds,"
+            f" {plan.seeds}, and the new ones."
+        )
+    added = [seed for seed in extended.seeds if seed not in plan.seeds]
+    return extended.model_copy(update={"seeds": [*plan.seeds, *added]})
+
+
+def add_seeds(folder: Path, plan: Benchmark) -> None:
+    """Create the runs of the seeds of `extend_plan`, with the recipes and files of the first seed's."""
+    for arm in plan.arms:
+        first = arm_run(folder, arm, plan.seeds[0])
+        copies = {path: path for path in first.inputs.resolve().glob("*/*")}
+        for seed in plan.seeds:
+            run = arm_run(folder, arm, seed)
+            if not (run.folder / "recipe.yaml").is_file():
+                create_run(first.recipe().model_copy(update={"seed": seed}), run.folder, known=copies)
+    _write_plan(folder, plan)
+
+
+def _write_plan(folder: Path, plan: Benchmark) -> None:
+    content = yaml.safe_dump(plan.model_dump(mode="json"), sort_keys=False)
+    write_atomically(folder / "benchmark.yaml", content.encode())
 
 
 def find_benchmark(name: str) -> Path:

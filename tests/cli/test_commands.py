@@ -215,9 +215,14 @@ def test_an_unknown_benchmark_is_refused():
     assert "'nothing'" in refusal("benchmark", "nothing", "--check")
 
 
-def test_a_resumed_benchmark_takes_neither_a_name_nor_overrides():
+def test_a_resumed_benchmark_takes_no_name_and_no_override_but_more_seeds(runs):
+    folder = runs / "benchmark-1"
+    folder.mkdir(parents=True)
+    (folder / "benchmark.yaml").write_text("recipe: debug\nseeds: [0, 1]\narms: {one: []}\n")
     assert "leave out" in refusal("benchmark", "summarization", "--resume", "benchmark-1")
-    assert "leave out" in refusal("benchmark", "seeds=[0]", "--resume", "benchmark-1")
+    assert "leave out" in refusal("benchmark", "federation.rounds=2", "--resume", "benchmark-1")
+    result = fed_rlhf("benchmark", "seeds=[0,1,2]", "--resume", "benchmark-1", "--check")
+    assert "1 arms, 3 seeds" in result.stdout
 
 
 def test_an_unknown_benchmark_to_resume_is_refused(runs):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from components.benchmarks import benchmark_names
+from components.benchmarks import benchmark_names, load_benchmark
 from components.config import JUDGES, METHODS, REWARDS, SOURCES, Recipe
 from components.recipes import recipe_names
 
@@ -88,6 +88,14 @@ def test_a_page_lists_the_defaults_of_a_section_within_another(generated_pages):
 def test_each_registered_section_is_on_the_page_of_its_section(registry, page, heading, generated_pages):
     text = generated_pages[f"recipe/{page}.md"]
     assert [name for name in registry.builtin if f"### {heading} `{name}`\n" not in text] == []
+
+
+def test_the_example_of_the_page_of_benchmark_files_is_a_benchmark(tmp_path):
+    page = (ROOT / "docs" / "reference" / "benchmark.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    path = tmp_path / "example.yaml"
+    path.write_text(example)
+    assert set(load_benchmark(str(path)).arms) == {"FedBis", "FedDPO"}
 
 
 def test_the_readme_has_at_most_150_lines():
