@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from prefect import flow, get_run_logger, tags
+from prefect import get_run_logger, tags
 
 from components.benchmarks import load_benchmark, read_benchmark
 from components.config.benchmark import Benchmark
 from components.environment import configure_libraries
 from components.inputs import verify_inputs
 from components.progress import Milestone, PhaseStarted, progress
+from flows.api import pipeline_flow
 from flows.fed_rlhf import run_pipeline
 from tasks.benchmark import judge_contest, share_generations
 from tasks.benchmark_folder import add_seeds, arm_run, extend_plan, find_benchmark, open_benchmark
@@ -27,7 +28,7 @@ from tasks.tracking.report import log_benchmark_report
 from tasks.tracking.run_tree import ending, open_run_tracking
 
 
-@flow(name="benchmark", persist_result=False)
+@pipeline_flow("benchmark")
 def benchmark(
     benchmark: str = "summarization", overrides: list[str] | None = None, resume: str | None = None
 ) -> str:
@@ -44,8 +45,8 @@ def benchmark(
         the folder of the report.
     """
     configure_libraries()
-    if (retried := retried_run()) is not None:
-        resume = str(retried.folder)
+    if resume is None and (retried := retried_run()) is not None:
+        resume, overrides = str(retried.folder), None
     if resume is not None:
         folder = find_benchmark(resume)
         verify_arms(folder)

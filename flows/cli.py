@@ -189,7 +189,7 @@ def check(recipe: RecipeArgument, overrides: Overrides = None, json: JsonOption 
 def runs(json: JsonOption = False) -> None:
     """List past runs, the latest last.
 
-    The columns are recipe, method, state, headline figures, age and size.
+    The columns are recipe, method, state, headline figures, time since the last write, and size.
     """
     from components.paths import runs_root
     from tasks.run_table import format_size, run_statuses
@@ -208,12 +208,12 @@ def runs(json: JsonOption = False) -> None:
             status.method,
             status.state,
             status.headline or "-",
-            status.age,
+            f"{status.age} ago",
             format_size(status.size),
         ]
         for status in statuses
     ]
-    _print_table(["run", "recipe", "method", "state", "headline", "age", "size"], rows)
+    _print_table(["run", "recipe", "method", "state", "headline", "last written", "size"], rows)
 
 
 @command

@@ -6,7 +6,6 @@ prefect deployment run 'fed-rlhf/summarization' [-p recipe=NAME]
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from prefect import Flow, flow, get_run_logger
@@ -38,6 +37,7 @@ from components.results import (
     RoundEvaluation,
     StepRecord,
 )
+from flows.api import pipeline_flow
 from tasks import alignment, data, federation, rewards
 from tasks.devices import POOL, choose_workers
 from tasks.evaluation import alpaca_eval, answers, judging, questions
@@ -57,7 +57,7 @@ from tasks.tracking.run_tree import ending, open_run_tracking, phase_tracking
 from tasks.workspace import open_workspace
 
 
-@flow(name="fed-rlhf", persist_result=False)
+@pipeline_flow("fed-rlhf")
 def fed_rlhf(
     recipe: str = "summarization/demo", overrides: list[str] | None = None, resume: str | None = None
 ) -> str:
@@ -124,10 +124,9 @@ def run_phase(phase: Flow[[Run, Recipe], None], run: Run, recipe: Recipe, prefix
     log = get_run_logger()
     name = f"{prefix}{phase.name}"
     log.info("%s ...", name, extra=progress(PhaseStarted(name)))
-    start = time.perf_counter()
     with original_names(recipe), run.timed(phase.name):
         phase.with_options(flow_run_name=name, task_runner=task_runner(recipe.runtime))(run, recipe)
-    line = phase_line(run, phase.name, time.perf_counter() - start)
+    line = phase_line(run, phase.name)
     log.info("%s: %s", name, line, extra=progress(Milestone()))
 
 

@@ -62,9 +62,7 @@ def run_flow(call: Callable[[], State[Any]], verbose: bool = False) -> tuple[int
         stack.enter_context(prefect_api())
         end_view = view.end if view is not None else lambda: None
         stack.enter_context(stopping_on_signals(end_view))
-        from prefect.events.worker import EventsWorker
         from prefect.exceptions import TerminationSignal
-        from prefect.logging.handlers import APILogWorker
 
         if view is not None:
             view.replace_console_log()
@@ -72,9 +70,6 @@ def run_flow(call: Callable[[], State[Any]], verbose: bool = False) -> tuple[int
             state = call()
         except TerminationSignal:  # Prefect takes SIGTERM while a flow runs
             stop_runs(end_view, 128 + signal.SIGTERM)
-        finally:  # before a private server stops, since unsent events would be retried for a minute
-            APILogWorker.drain_all(timeout=10)
-            EventsWorker.drain_all(timeout=10)
         result = state.result(raise_on_failure=False)
     if state.is_completed():
         return 0, result

@@ -12,8 +12,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from components.environment import PRIVATE_PREFECT, malloc_variables
 from components.paths import PACKAGE, home, in_checkout
@@ -32,6 +33,8 @@ STOP_SIGNALS = {
 }
 """The signal that ends each process, in the order in which they are ended."""
 WORK_POOL = "fed-rlhf"
+ZOMBIES = "Crash flow runs without a heartbeat"
+ZOMBIE_SECONDS = 90
 GUARD = """
 import signal, subprocess, sys
 # In the background of a shell SIGINT is ignored, and the child would inherit that.
@@ -74,10 +77,9 @@ def is_up(url: str, timeout: float = 2.0) -> bool:
 def prefect_api() -> Iterator[None]:
     """Give this process a Prefect API.
 
-    In this order: the API in PREFECT_API_URL, the one of `fed-rlhf up`, a private one. Call it before
-    Prefect is imported, because Prefect reads its settings at import. The variable that is set here takes
-    precedence over prefect.toml, by which the user's own `prefect` commands use the server of
-    `fed-rlhf up`.
+    In this order: the API in PREFECT_API_URL, the one of `fed-rlhf up`, a private one. The variable that
+    is set here takes precedence over prefect.toml, by which the user's own `prefect` commands use the server
+    of `fed-rlhf up`.
 
     Raises:
         ServerError: the API in PREFECT_API_URL does not answer, or none could be started.
@@ -103,13 +105,22 @@ def prefect_api() -> Iterator[None]:
 
 @contextmanager
 def _variables(values: dict[str, str]) -> Iterator[None]:
-    """Set environment variables, and unset them afterwards."""
+    """Set environment variables, and unset them afterwards; Prefect reads them again if it is imported."""
     os.environ.update(values)
+    _refresh_prefect()
     try:
         yield
     finally:
         for name in values:
             os.environ.pop(name, None)
+        _refresh_prefect()
+
+
+def _refresh_prefect() -> None:
+    if "prefect" in sys.modules:
+        from prefect.context import refresh_global_settings_context
+
+        refresh_global_settings_context()
 
 
 @contextmanager
@@ -173,6 +184,7 @@ def start_servers() -> int:
         try:
             _start_and_wait(f"{prefect_url}/api/health", f"{mlflow_url}/health", environment, started)
             register_deployments(environment)
+            register_zombie_automation(f"{prefect_url}/api")
             if processes.start(WORKER, worker_command(), environment | malloc_variables()) is not None:
                 started.append(WORKER)
         except BaseException:
@@ -224,13 +236,14 @@ def _wait_for_server(name: str, url: str, process: subprocess.Popen[bytes]) -> N
 
 
 def register_deployments(environment: dict[str, str]) -> None:
-    """Create the work pool, and register the deployments of prefect.yaml.
+    """Create the work pool, which runs one flow at a time, and register the deployments of prefect.yaml.
 
     Raises:
         ServerError: Prefect refuses them.
     """
     for command in (
         ["work-pool", "create", WORK_POOL, "--type", "process", "--overwrite"],
+        ["work-pool", "set-concurrency-limit", WORK_POOL, "1"],
         ["--no-prompt", "deploy", "--all"],
     ):
         done = subprocess.run(
@@ -243,6 +256,44 @@ def register_deployments(environment: dict[str, str]) -> None:
         )
         if done.returncode:
             raise ServerError(f"prefect {' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+
+
+def register_zombie_automation(url: str) -> None:
+    """Let the server end flow runs as Crashed whose process has died, as Prefect's guide of zombies does.
+
+    A flow run sends heartbeats (prefect.toml); one that has sent some, and neither ended nor sent another for
+    ZOMBIE_SECONDS, is dead.
+
+    Args:
+        url: of the Prefect API.
+    """
+    with _variables({"PREFECT_API_URL": url}):
+        from prefect.automations import Automation, EventTrigger, Posture, ResourceSpecification
+        from prefect.client.schemas.objects import StateType
+        from prefect.events.actions import ChangeFlowRunState
+
+        heartbeat = "prefect.flow-run.heartbeat"
+        ends = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed")}
+        automation = Automation(
+            name=ZOMBIES,
+            description="End flow runs as Crashed that send no heartbeat any more.",
+            trigger=EventTrigger(
+                after={heartbeat},
+                expect={heartbeat, *ends},
+                match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
+                for_each={"prefect.resource.id"},
+                posture=Posture.Proactive,
+                threshold=1,
+                within=timedelta(seconds=ZOMBIE_SECONDS),
+            ),
+            actions=[ChangeFlowRunState(state=StateType.CRASHED, message="Its process sends no heartbeat.")],
+        )
+        try:
+            existing: Any = Automation.read(name=ZOMBIES)
+            automation.id = existing.id
+            automation.update()
+        except ValueError:  # there is none of this name
+            automation.create()
 
 
 def stop_servers() -> int:

@@ -149,12 +149,16 @@ def choose_workers(recipe: Recipe) -> Recipe:
     They are what the last bits of a result depend on. They follow from the recipe, the devices, the
     number of cores and the installed compilers, never from a measurement. With Ray nothing is chosen,
     because other machines compute.
+
+    Raises:
+        BackboneError: a configured device does not exist.
     """
     runtime = recipe.runtime
     if runtime.task_runner != "threads":
         return recipe
     threads = runtime.torch_threads or available_cores()
-    compiled = runtime.compile and can_compile(recipe, choose_devices(runtime.devices))
+    devices = choose_devices(runtime.devices)
+    compiled = runtime.compile and can_compile(recipe, devices)
     concurrent = threads > 1 and not compiled and _can_train_concurrently(recipe)
     chosen = {
         "torch_threads": threads,

@@ -10,6 +10,7 @@ from components.config import PolicyConfig, RecipeError, SelectorConfig
 from components.federation.outcome import PersonalizedClients, load_outcome
 from components.inputs import verify_inputs
 from components.models.export import check_export_folder, export_model
+from components.models.policy import has_client_adapters
 from tasks.run_table import run_state
 from tasks.runs import RESULT, Run
 
@@ -64,7 +65,7 @@ def aligned_policy(run: Run) -> RunAdapter:
     recipe = run.recipe()
     record = run.alignment_result().policy
     folder = run.alignment / record.folder
-    if record.kind != "single":
+    if record.job_keys or has_client_adapters(folder):
         raise RecipeError(
             f"run {run.id} has no single policy, since its clients have their own: name an adapter with"
             f" --adapter ({_listed(run.federation_result().adapters)})."

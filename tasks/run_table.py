@@ -180,7 +180,7 @@ def describe_run(run: Run) -> str:
     if status.commits:
         lines.append(f"  commits     {', '.join(status.commits)}")
     if status.committed_steps is not None:
-        lines.append(f"  committed   {status.committed_steps} steps of the rounds")
+        lines.append(f"  committed   {run.committed_round()} rounds")
     summary = run.report / "summary.txt"
     if summary.is_file():
         lines += ["", summary.read_text(encoding="utf-8").rstrip()]
@@ -206,11 +206,9 @@ def report_page(run: Run) -> Path:
 
 def next_steps(run: Run) -> str:
     """How to see the report of a run, and how to use its policy."""
-    adapter = run.alignment / run.alignment_result().policy.folder
-    lines = ["Next", f"  open the report    fed-rlhf show {run_id(run.folder)} --open"]
-    if (adapter / "adapter_config.json").is_file():
-        lines.append(f'  use the policy     peft.PeftModel.from_pretrained(backbone, "{adapter}")')
-    return "\n".join(lines)
+    name = run_id(run.folder)
+    show, export = f"fed-rlhf show {name} --open", f"fed-rlhf export {name} FOLDER"
+    return f"Next\n  open the report    {show}\n  use the policy     {export}"
 
 
 def find_deletable(name: str) -> Path:

@@ -154,9 +154,21 @@ def fetch_backbone(name: str) -> str:
 
 
 def choose_devices(devices: list[str] | None = None) -> list[str]:
-    """The configured devices of a run; if there are none, all CUDA devices, or else the CPU."""
+    """The configured devices of a run; if there are none, all CUDA devices, or else the CPU.
+
+    Raises:
+        BackboneError: a configured CUDA device does not exist.
+    """
     import torch
 
+    for device in devices or []:
+        kind, _, number = device.partition(":")
+        if kind == "cuda" and int(number) >= torch.cuda.device_count():
+            raise BackboneError(
+                f"runtime.devices names '{device}', and torch finds {torch.cuda.device_count()} CUDA devices"
+                " here: leave runtime.devices out to use what there is, or see whether the driver and a torch"
+                " with CUDA are installed."
+            )
     if devices:
         return devices
     return [f"cuda:{i}" for i in range(torch.cuda.device_count())] or ["cpu"]

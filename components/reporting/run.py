@@ -55,7 +55,7 @@ CONTESTS = {
     "aligned_vs_human": "aligned against {references}",
     "base_vs_human": "base against {references}",
 }
-PARTITION_CAPTION = "As FedBiscuit's figure 3; of many clients some are shown, by size."
+PARTITION_CAPTION = "Training, validation and test pairs of each client by domain (FedBiscuit figure 3)."
 CLIENT_LABELS = {
     "mean": "clients' mean",
     "worst": "worst client",

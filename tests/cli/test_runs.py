@@ -114,7 +114,7 @@ def test_the_table_shows_recipe_method_state_and_age_of_a_finished_run(copied):
     assert row["recipe"] == "debug"
     assert row["method"] == "fedbis"
     assert row["state"] == "finished"
-    assert row["age"].split()[1] in ("s", "min")
+    assert row["last written"].split()[1] in ("s", "min")
 
 
 @pytest.mark.slow
@@ -182,10 +182,10 @@ def test_a_run_that_a_process_works_on_is_listed_as_running(opened):
 
 def test_a_stopped_run_is_shown_with_the_command_that_resumes_it(opened):
     (opened.federation / "commits").mkdir(parents=True)
-    (opened.federation / "commits" / "00002.json").touch()
+    (opened.federation / "commits" / "00004.json").write_text('{"state": {"round": 2}}')
     shown = fed_rlhf("show", "debug-1").stdout
     assert "stopped: prepare" in shown
-    assert "2 steps" in shown
+    assert "2 rounds" in shown
     assert "fed-rlhf resume debug-1" in shown
 
 

@@ -36,7 +36,7 @@ KNOWN_LINES = re.compile(
     r"|prepare: 80 pairs of 4 clients in .*|round \d+ of 3: 2 clients, training loss .*"
     r"|federate: 3 rounds in .*, accuracy 0\.\d{3} -> 0\.\d{3}"
     r"|align: 4 steps of DPO in .*, KL to the reference .* nats per completion"
-    r"|evaluate: 4 answers judged in .*, win rate against the base policy .*%"
+    r"|evaluate: 3 contests judged in .*, \d wins, \d ties, \d losses against the base policy"
 )
 
 

@@ -2,14 +2,17 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
+import tomllib
 
 import pytest
 import yaml
 
 from infra import processes, servers
+from tasks.runs import Run
 from tests.support.pipeline import ROOT
 
 SECONDS_BETWEEN_RUNS = 20
@@ -101,6 +104,22 @@ def test_the_server_has_every_deployment_of_the_file_with_its_pool_and_parameter
 
 
 @pytest.mark.slow
+def test_the_pool_runs_one_flow_at_a_time_and_the_server_ends_flow_runs_without_a_heartbeat(home, client):
+    from prefect.automations import Automation
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    url = f"http://{servers.HOST}:{servers.PREFECT_PORT}/api"
+    assert client.read_work_pool(servers.WORK_POOL).concurrency_limit == 1
+    servers.register_zombie_automation(url)  # as a second `up` does
+    with temporary_settings({PREFECT_API_URL: url}):
+        automation = Automation.read(name=servers.ZOMBIES)
+    assert automation.enabled
+    assert automation.trigger.within.total_seconds() == servers.ZOMBIE_SECONDS
+    settings = tomllib.loads((ROOT / "prefect.toml").read_text(encoding="utf-8"))
+    assert settings["flows"]["heartbeat_frequency"] < servers.ZOMBIE_SECONDS / 2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "hour"), [("nightly", 2), ("performance", 1)])
 def test_the_scheduler_creates_the_runs_of_the_coming_nights(home, client, name, hour):
     deployment = client.read_deployment_by_name(f"benchmark/{name}")
@@ -137,3 +156,39 @@ def test_a_benchmark_on_a_schedule_is_started_by_the_worker_and_completes(home, 
 @pytest.mark.parametrize("name", [servers.PREFECT_SERVER, servers.MLFLOW_SERVER, servers.WORKER])
 def test_no_server_reports_a_fault_in_its_log(home, name):
     assert faults(home, name) == []
+
+
+@pytest.mark.slow
+def test_a_run_whose_worker_dies_ends_as_crashed_and_resumes_when_it_is_retried(home, client):
+    """All processes of the worker get SIGKILL; the automation ends the run, and a retry goes on with it."""
+    from prefect.client.schemas.filters import FlowRunFilter
+
+    deployment = client.read_deployment_by_name("fed-rlhf/summarization")
+    parameters = {"recipe": "debug", "overrides": ["federation.rounds=20"]}
+    begun = client.create_flow_run_from_deployment(deployment.id, parameters=parameters)
+
+    def flow_run():
+        return client.read_flow_run(begun.id)
+
+    def states_of_phases():
+        parents = {"any_": [begun.id]}
+        found = client.read_flow_runs(flow_run_filter=FlowRunFilter(parent_flow_run_id=parents))
+        return {run.state.type.value for run in found}
+
+    wait_for(lambda: len(list(home.glob("runs/debug-*/federation/commits/*.json"))) > 2, 300)
+    processes.stop(servers.WORKER, signal.SIGKILL)
+    (folder,) = (home / "runs").glob("debug-*")
+    before = {path: path.stat().st_mtime_ns for path in (folder / "federation" / "commits").iterdir()}
+    wait_for(lambda: flow_run().state.is_crashed() and states_of_phases() <= {"COMPLETED", "CRASHED"}, 200)
+    assert flow_run().name == folder.name
+    servers.start_servers()
+    prefect("flow-run", "retry", str(begun.id))
+    wait_for(lambda: flow_run().state.is_final(), 300)
+    assert flow_run().state.is_completed(), flow_run().state
+    assert flow_run().run_count == 2
+    assert states_of_phases() == {"COMPLETED", "CRASHED"}  # the retry has a flow run of its own for the phase
+    assert list((home / "runs").glob("debug-*")) == [folder]
+    kept = [path for path in before if path.exists()]
+    assert kept
+    assert {path: path.stat().st_mtime_ns for path in kept} == {path: before[path] for path in kept}
+    assert Run(folder.name, folder).federation_result().rounds == 20

