@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from components.recipes import load_recipe
 from tasks.run_table import format_headline
 from tasks.runs import Run, create_run, lock
 from tests.support.command_line import fed_rlhf, refusal
-from tests.support.pipeline import Workplace
+from tests.support.pipeline import ROOT, Workplace
 
 OVERRIDES = ["federation.rounds=1", "seed=3"]
 
@@ -355,3 +356,14 @@ def test_an_adapter_that_is_completed_by_private_modules_is_not_merged(copied, t
     error = refusal("export", copied.name, str(tmp_path / "x"), "--adapter", "selector", "--merge")
     assert "cannot be merged into a model" in error
     assert fed_rlhf("export", copied.name, str(tmp_path / "x"), "--adapter", "selector").exit_code == 0
+
+
+@pytest.mark.slow
+def test_the_page_of_the_run_folder_names_every_file_of_a_run(finished):
+    page = (ROOT / "docs" / "reference" / "run-folder.md").read_text(encoding="utf-8")
+    paths = [*finished.folder.glob("*"), *finished.folder.glob("*/*")]
+    by_content = re.compile(r"[0-9a-f]{64}")
+    names = {path.name for path in paths if path.parent.name != "inputs" and not by_content.match(path.name)}
+    missing = [name for name in names if re.sub(r"\d+", "N", name) not in re.sub(r"\d+", "N", page)]
+    assert missing == []
+    assert len(names) > 20

@@ -1,5 +1,6 @@
 """The documentation names only what exists, and the generated pages are current."""
 
+import ast
 import importlib.util
 import re
 import tomllib
@@ -210,3 +211,31 @@ def test_the_entry_points_of_the_tutorial_are_those_of_the_registries():
 def test_the_script_of_the_command_line_is_the_documented_one():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["scripts"] == {"fed-rlhf": "flows.cli:app"}
+
+
+def literal_texts():
+    """The texts in the code, each on one line; a value in a text is a space."""
+    texts = []
+    for path in CODE:
+        if path.suffix != ".py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(node.value)
+            if isinstance(node, ast.JoinedStr):
+                parts = [value.value if isinstance(value, ast.Constant) else " " for value in node.values]
+                texts.append("".join(parts))
+    return "\n".join(" ".join(text.replace("'", " ").split()) for text in texts)
+
+
+def test_the_sentences_of_the_page_of_troubleshooting_are_those_of_the_code():
+    page = (ROOT / "docs" / "guides" / "troubleshooting.md").read_text(encoding="utf-8")
+    sentences = re.findall(r"^(?:\| |\*\*)`([^`|]+)`", page, re.MULTILINE)
+    known = literal_texts()
+    missing = []
+    for sentence in sentences:
+        fixed = re.split(r"\.\.\.|\b[A-Z]+\b|4200", sentence.replace("'", " "))
+        pieces = [" ".join(piece.split()).strip(" ;:()") for piece in fixed]
+        missing += [piece for piece in pieces if piece and piece not in known]
+    assert len(sentences) > 20
+    assert missing == []
