@@ -26,7 +26,7 @@ PATTERNS = [shape for shape in ("", "/", "x", ".", "+") for _ in COLORS]
 """Beside the color, where more series are shown than there are colors."""
 MAX_NAMES = 40
 """Number of names beyond which an axis shows none."""
-MAX_DOMAINS = 20
+MAX_DOMAINS = 8
 """Number of domains beyond which the smaller ones are combined."""
 MAX_CHARACTERS = 38
 """Of a domain's name."""
@@ -179,7 +179,10 @@ def partition_chart(counts: Mapping[str, Mapping[str, int]]) -> Figure:
         names[MAX_DOMAINS - 1 :] = ["all others"] * (len(names) - MAX_DOMAINS + 1)
     table.index = names
     bars = [(domain, client, pairs) for (domain, client), pairs in table.stack().items()]
-    return bar_chart(title, "pairs", bars, stacked=True)
+    figure = bar_chart(title, "pairs", bars, stacked=True)
+    if max(map(len, table.columns)) > MAX_CHARACTERS // 2:  # such names, e.g. UUIDs, would cover the chart
+        figure.update_xaxes(showticklabels=False)
+    return figure
 
 
 def interval_chart(
@@ -284,7 +287,7 @@ def network_chart(
     groups = figure.data
     for trace in groups:
         ring = {"width": trace.customdata[:, 0], "color": RED}
-        trace.update(textposition="top center", marker={"size": 16, "line": ring})
+        trace.update(cliponaxis=False, textposition="top center", marker={"size": 16, "line": ring})
     gap = (np.nan, np.nan)
     ends = np.array([(nodes[one][:2], nodes[other][:2], gap) for one, other in edges]).reshape(-1, 3, 2)
     weights = np.array(list(edges.values()))

@@ -90,7 +90,7 @@ def test_a_partition_shows_clients_from_the_largest_and_combines_small_domains()
     counts = {f"client-{n:02}": {f"domain-{m:02}": n + m for m in range(25)} for n in range(45)}
     figure = partition_chart(counts)
     assert "40 of 45 clients" in figure.layout.title.text
-    assert len(figure.data) == 20
+    assert len(figure.data) == 8
     assert figure.data[-1].name == "all others"
     assert figure.data[0].x[0] == "client-44"
     assert figure.data[0].x[-1] == "client-00"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from components.data.report import PreparationReport
 from components.results import AccuracyReport, Metrics, QuestionResult, StepRecord
 
-MAX_DOMAINS = 20
+MAX_DOMAINS = 6
 """Number of domains beyond which a line or a table shows none.
 
 metrics.json has all of them. SHP has 18 domains (FedBiscuit section 6)."""

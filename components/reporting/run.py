@@ -280,7 +280,7 @@ def _policy_table(results: RunResults) -> Table:
     if evaluation.rouge["aligned"]:
         rows.append(["ROUGE-L", *(format_number(evaluation.rouge[name]["rougeLsum"]) for name in policies)])
     if (reward := evaluation.implicit_reward) is not None:
-        label = f"accuracy of its implicit reward on {reward.pairs} pairs"
+        label = f"accuracy of its implicit reward, clients' mean on {reward.pairs} pairs"
         rows.append([label, "", format_number(reward.mean)])
         rows.append(["its worst client", "", format_number(reward.worst)])
     lengths = [results.metrics.get(f"answers/{name}_characters", math.nan) for name in policies]

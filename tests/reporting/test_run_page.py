@@ -179,7 +179,7 @@ def test_the_policy_has_its_kl_rouge_reward_lengths_and_the_curve_over_dpo(debug
     assert rows_of(policy) == {
         "KL to the reference (base), nats per completion": ["", "1.50"],
         "ROUGE-L": ["0.200", "0.300"],
-        "accuracy of its implicit reward on 12 pairs": ["", "0.600"],
+        "accuracy of its implicit reward, clients' mean on 12 pairs": ["", "0.600"],
         "its worst client": ["", "0.400"],
         "characters per answer": ["3", "5"],
         "step 4: preferred to base by selectors / judge": ["", "0.60 / 0.40"],
