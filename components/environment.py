@@ -69,13 +69,18 @@ QUIET_LOGGERS = {
 }
 
 
+USER_ERROR = "user_error"
+"""Attribute of a log record of a UserError; flows/terminal.py leaves these to the command's sentence."""
+
+
 class UserErrorFilter(logging.Filter):
-    """Removes the stack trace of a log record of a UserError, which its message explains."""
+    """Marks a log record of a UserError, and removes its stack trace, since the message explains it."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Keep the record."""
         if record.exc_info and isinstance(record.exc_info[1], UserError):
             record.exc_info = record.exc_text = None
+            setattr(record, USER_ERROR, True)
         return True
 
 

@@ -18,6 +18,7 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from components.config import UserError
+from components.environment import USER_ERROR
 from components.progress import CLIENTS, ROUNDS, Milestone, PhaseStarted, UnitDone, Work, format_duration
 
 INTERNAL = "prefect._internal"
@@ -176,7 +177,8 @@ class View(logging.Handler):
         """Print a warning, or an error that does not end the command with a sentence of its own."""
         message = record.getMessage()
         error = record.exc_info[1] if record.exc_info else None
-        if message.startswith(("Finished in state ", "Crash detected!")) or isinstance(error, UserError):
+        is_explained = isinstance(error, UserError) or hasattr(record, USER_ERROR)
+        if message.startswith(("Finished in state ", "Crash detected!")) or is_explained:
             return
         if error is not None:  # each enclosing flow logs it again
             if id(error) in self._shown_errors:

@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from components.config import RecipeError
+from components.environment import USER_ERROR_FILTER
 from components.progress import (
     CLIENTS,
     ROUNDS,
@@ -133,6 +134,17 @@ def test_an_error_of_the_user_is_left_to_the_sentence_of_the_command(plain):
         raise RecipeError("use at most 3")
     except RecipeError:
         log.exception("Encountered exception during execution")
+    assert lines(plain) == ["starting ..."]
+
+
+def test_the_same_holds_without_the_stack_trace_which_the_filter_of_prefects_loggers_removes(plain):
+    log.addFilter(USER_ERROR_FILTER)
+    try:
+        raise RecipeError("use at most 3")
+    except RecipeError:
+        log.exception("Encountered exception during execution")
+    finally:
+        log.removeFilter(USER_ERROR_FILTER)
     assert lines(plain) == ["starting ..."]
 
 
