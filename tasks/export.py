@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from components.alignment.policies import SingleStoredPolicy, load_policy
 from components.config import PolicyConfig, RecipeError, SelectorConfig
 from components.federation.outcome import PersonalizedClients, load_outcome
 from components.inputs import verify_inputs
 from components.models.export import check_export_folder, export_model
-from components.models.policy import has_client_adapters
 from tasks.run_table import run_state
 from tasks.runs import RESULT, Run
 
@@ -65,7 +65,7 @@ def aligned_policy(run: Run) -> RunAdapter:
     recipe = run.recipe()
     record = run.alignment_result().policy
     folder = run.alignment / record.folder
-    if record.job_keys or has_client_adapters(folder):
+    if not isinstance(load_policy(record, run.alignment), SingleStoredPolicy):
         raise RecipeError(
             f"run {run.id} has no single policy, since its clients have their own: name an adapter with"
             f" --adapter ({_listed(run.federation_result().adapters)})."

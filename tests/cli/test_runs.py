@@ -85,11 +85,10 @@ def table_row(run_id):
     """The row of a run in the table of runs, by column."""
     header, *rows = fed_rlhf("runs").stdout.splitlines()
     (row,) = [row for row in rows if row.split()[0] == run_id]
-    starts = [header.index(name) for name in header.split()]
+    names = re.split(" {2,}", header)
+    starts = [header.index(name) for name in names]
     ends = [*starts[1:], None]
-    return {
-        name: row[start:end].strip() for name, start, end in zip(header.split(), starts, ends, strict=True)
-    }
+    return {name: row[start:end].strip() for name, start, end in zip(names, starts, ends, strict=True)}
 
 
 def folder_size(folder):
