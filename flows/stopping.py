@@ -54,7 +54,7 @@ def stopping_on_signals(restore_terminal: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def stopping_without_server(restore_terminal: Callable[[], None] = lambda: None) -> Iterator[None]:
+def stopping_without_server(restore_terminal: Callable[[], None]) -> Iterator[None]:
     """Stop the runs of this process when its Prefect server has not answered for LOST_SECONDS."""
     url = os.environ.get("PREFECT_API_URL", "")
     ended = threading.Event()
@@ -84,15 +84,19 @@ def stop_runs(restore_terminal: Callable[[], None], status: int, fault: str = ""
         fault: why, if it is a fault.
     """
     STOPPING.acquire()  # never released: another thread that comes here waits for the end of the process
-    runs = list(HELD)
-    restore_terminal()
-    sentence = f"Stopped {position(runs[-1])}; resume with: {resume_command(runs[0])}" if runs else "Stopped"
-    print(f"error: {fault}. {sentence}" if fault else f"\n{sentence}", file=sys.stderr, flush=True)
-    closing = threading.Thread(target=_close, args=(runs, not fault), daemon=True)
-    closing.start()
-    closing.join(CLOSING_SECONDS)
-    sys.stdout.flush()
-    os._exit(status)
+    try:
+        runs = list(HELD)
+        restore_terminal()
+        sentence = (
+            f"Stopped {position(runs[-1])}; resume with: {resume_command(runs[0])}" if runs else "Stopped"
+        )
+        print(f"error: {fault}. {sentence}" if fault else f"\n{sentence}", file=sys.stderr, flush=True)
+        closing = threading.Thread(target=_close, args=(runs, not fault), daemon=True)
+        closing.start()
+        closing.join(CLOSING_SECONDS)
+        sys.stdout.flush()
+    finally:  # a run.json or a recipe that cannot be read must not keep the process alive
+        os._exit(status)
 
 
 def position(run: Run) -> str:

@@ -152,6 +152,8 @@ def test_a_closed_terminal_stops_no_run(plain, monkeypatch):
     monkeypatch.setattr(logging, "raiseExceptions", False)
     plain._console.file.close()
     report(Milestone())
+    report(PhaseStarted("align"))
+    assert plain._phase == "align"
 
 
 def test_the_live_line_has_phase_round_clients_and_loss(plain, clock):

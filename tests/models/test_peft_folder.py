@@ -48,17 +48,17 @@ def folder(plain, tmp_path):
     return Path(shutil.copytree(plain, tmp_path / "adapter"))
 
 
-def validate(folder: Path, *overrides: str) -> None:
+def validate(folder: Path, *overrides: str) -> list[str]:
     """What `fed-rlhf check` does with a recipe that names a reference adapter."""
     dpo = [f"alignment.dpo.reference_adapter={folder}", "alignment.dpo.reference=sft"]
-    validate_environment(load_recipe("debug", [*dpo, *overrides]))
+    return validate_environment(load_recipe("debug", [*dpo, *overrides]))
 
 
 def test_options_without_an_effect_on_the_tensors_are_accepted(folder):
     path = folder / "adapter_config.json"
     neutral = {"init_lora_weights": "eva", "eva_config": {"rho": 1.0}, "ensure_weight_tying": True}
     path.write_text(json.dumps(json.loads(path.read_text()) | neutral))
-    validate(folder)
+    assert validate(folder) == []
 
 
 def test_an_option_is_reported_before_missing_tensors(folder):
