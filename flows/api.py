@@ -1,15 +1,18 @@
-"""Flows that a script or a notebook calls without a Prefect server."""
+"""Flows that a script or a notebook calls without a Prefect server, and that a deployment runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from prefect import Flow
+from prefect import Flow, runtime
 from prefect.context import FlowRunContext
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 
+from flows.stopping import stopping_without_server
 from infra.servers import prefect_api
 
 P = ParamSpec("P")
@@ -32,5 +35,17 @@ class PipelineFlow(Flow[P, R]):
 
 
 def pipeline_flow(name: str) -> Callable[[Callable[P, R]], Flow[P, R]]:
-    """Declare a flow of this class, whose result is not stored."""
-    return lambda function: PipelineFlow(function, name=name, persist_result=False)
+    """Declare a flow of this class, whose result is not stored.
+
+    The process of a deployment's run ends when the server of Prefect is lost, see stopping_without_server.
+    """
+
+    def declare(function: Callable[P, R]) -> Flow[P, R]:
+        @wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            with stopping_without_server() if runtime.deployment.id else nullcontext():
+                return function(*args, **kwargs)
+
+        return PipelineFlow(run, name=name, persist_result=False)
+
+    return declare

@@ -39,14 +39,13 @@ from components.results import (
 )
 from flows.api import pipeline_flow
 from tasks import alignment, data, federation, rewards
-from tasks.devices import POOL, choose_workers
+from tasks.devices import POOL, choose_workers, open_workspace, task_runner
 from tasks.evaluation import alpaca_eval, answers, judging, questions
 from tasks.evaluation.answers import EvaluatedPolicy
 from tasks.evaluation.judging import JudgedRun
-from tasks.flow_runs import claim_flow_run, retried_run
+from tasks.flow_runs import ProgressBar, claim_flow_run, retried_run
 from tasks.phase_lines import phase_line
 from tasks.report import link_artifacts, write_report
-from tasks.runner import task_runner
 from tasks.runs import RESULT, Run, find_run, judges_root, lock, open_run, trees_root
 from tasks.tracking.align import log_alignment, register_policy
 from tasks.tracking.evaluate import log_evaluation
@@ -54,7 +53,6 @@ from tasks.tracking.federate import FederationLog, log_federation, log_round_eva
 from tasks.tracking.prepare import log_data
 from tasks.tracking.report import log_report
 from tasks.tracking.run_tree import ending, open_run_tracking, phase_tracking
-from tasks.workspace import open_workspace
 
 
 @pipeline_flow("fed-rlhf")
@@ -185,6 +183,7 @@ def federate_rounds(run: Run, recipe: Recipe, target: FederationLog) -> Federati
     commits = federation.open_commits(run, recipe)
     strategy = method.build(recipe.federation, commits.store)
     state, records = start_rounds(run, recipe, strategy, commits)
+    bar = ProgressBar("rounds", f"Rounds of {run.id}")
     if records:  # a run that was stopped after a commit may not have logged that step
         log_steps(target, records, len(records) - 1)
 
@@ -196,6 +195,7 @@ def federate_rounds(run: Run, recipe: Recipe, target: FederationLog) -> Federati
     def after_step(state: ServerState[Any], record: StepRecord) -> None:
         records.append(record)
         log_steps(target, records, len(records) - 1)
+        bar.report(record.rounds_done, recipe.federation.rounds)
         done = Work(ROUNDS, record.rounds_done, recipe.federation.rounds, record.client_means().get("loss"))
         line = round_line(record)
         log.info("round %d of %d: %s", record.round + 1, done.total, line, extra=progress(done))

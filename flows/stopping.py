@@ -54,7 +54,7 @@ def stopping_on_signals(restore_terminal: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def stopping_without_server(restore_terminal: Callable[[], None]) -> Iterator[None]:
+def stopping_without_server(restore_terminal: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Stop the runs of this process when its Prefect server has not answered for LOST_SECONDS."""
     url = os.environ.get("PREFECT_API_URL", "")
     ended = threading.Event()

@@ -137,7 +137,7 @@ def _measure(recipe: Recipe, folder: Path, repeats: int) -> RoundTimes:
     from prefect.logging.handlers import APILogWorker
 
     from components.data.prepare import prepare
-    from tasks.runner import task_runner
+    from tasks.devices import task_runner
 
     prepare(recipe.data, recipe.seed, folder / "prepared")
 

@@ -17,6 +17,7 @@ from components.progress import Work, progress
 from components.results import AlignmentResult, LabellingResult, OutcomeRecord, PolicyRecord, SamplingResult
 from components.seeding import derive
 from tasks.devices import POOL
+from tasks.flow_runs import ProgressBar
 from tasks.uncached import task
 
 FINAL = "final"
@@ -96,7 +97,7 @@ def label_completions(
     return LabellingResult(**asdict(counts), **asdict(label_shares(labeled)))
 
 
-@task()
+@task(name="align by DPO")
 def train_dpo(recipe: Recipe, pairs: Path, prepared: Path, folder: Path) -> AlignmentResult:
     """Align the policy by DPO on the labeled pairs."""
     from components.alignment.dpo import DpoSettings, align_policy
@@ -109,7 +110,10 @@ def train_dpo(recipe: Recipe, pairs: Path, prepared: Path, folder: Path) -> Alig
         for row in (read_rows(pairs).to_list() if pairs.is_file() else [])
     ]
 
+    bar = ProgressBar("dpo-steps", "Steps of DPO")
+
     def log_step(step: int, steps: int, logs: Mapping[str, float]) -> None:
+        bar.report(step, steps)
         loss, margin = logs["loss"], logs.get("rewards/margins", float("nan"))
         work = Work("DPO step", step, steps, loss)
         line = "DPO step %d of %d: loss %.4f, reward margin %.4f"

@@ -17,7 +17,6 @@ from tasks.runs import Run, judges_root
 from tasks.uncached import task
 
 
-@task(name="share {run.id}")
 def share_generations(run: Run, others: list[Run]) -> list[str]:
     """Copy the base policy's generations and measures from runs of the same seed, data and policy.
 

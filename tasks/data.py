@@ -31,7 +31,6 @@ def fetch_backbone(name: str) -> str:
     return backbone.fetch_backbone(name)
 
 
-@task()
 def check_eight_bit(recipe: Recipe) -> None:
     """Refuse 8-bit settings that a device of this run does not support, before anything is trained.
 
@@ -55,7 +54,6 @@ def check_eight_bit(recipe: Recipe) -> None:
             check_support(key, value, device)
 
 
-@task()
 def record_backbones(backbones: dict[str, str], path: Path) -> None:
     """Record the hashes of the files of each backbone, by name; none for a hub id."""
     hashes: dict[str, dict[str, str]] = {}
@@ -286,7 +284,6 @@ def prepare_data(recipe: Recipe, folder: Path, trees: Path) -> PreparationReport
     return report
 
 
-@task()
 def check_pairs(recipe: Recipe, folder: Path) -> list[str]:
     """Check prepared pairs again for models whose sections have changed since, as stages of DVC may.
 

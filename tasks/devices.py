@@ -1,4 +1,4 @@
-"""The device pool of a worker process, and the models that stay resident in it.
+"""Where tasks run: the device pool of a worker process, its resident models, and Prefect's task runner.
 
 Prefect's concurrency limits count tasks but assign no device, so the pool does: a task borrows a
 device while it runs. A trainer (frozen backbone and adapter slot) is built once per device and
@@ -10,20 +10,29 @@ also keeps the reference's log-probabilities of pairs, which the arms of a bench
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import queue
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from components.config import BackboneConfig, Recipe, RecipeError, RuntimeConfig
-from components.environment import release_memory
+from components.environment import malloc_variables, release_memory
 from components.federation.clients.base import Trainer
+from components.federation.clients.context import ClientContexts
 from components.federation.clients.worker import build_trainer
+from components.federation.outcome import Workspace
 from components.learning.references import ReferenceCache
+from components.models.adapters import AdapterStore
 from components.models.backbone import choose_devices, find_active_dropout
-from components.models.compiled import forget_programs
-from tasks.compilation import can_compile
+from components.models.compiled import forget_programs, missing_tool
+from tasks.runs import Run
+
+log = logging.getLogger(__name__)
 
 Slot = tuple[str, int]
 """A device, and the index of a model on it: a CPU may have several, a GPU has one."""
@@ -191,3 +200,90 @@ def _has_dropout(settings: object) -> bool:
 def available_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def can_compile(recipe: Recipe, devices: Sequence[str]) -> bool:
+    """Whether a recipe's selector can be compiled here; if not, the reason is logged.
+
+    The choice is stored with the run's recipe, because the last bits of a result depend on it.
+
+    Args:
+        recipe: the recipe, which asks for it.
+        devices: on which its clients train.
+    """
+    obstacle = _obstacle(recipe, devices)
+    if obstacle is not None:
+        log.warning("runtime.compile is true, but %s: the run does not compile", obstacle)
+    return obstacle is None
+
+
+def _obstacle(recipe: Recipe, devices: Sequence[str]) -> str | None:
+    """Why a recipe's selectors cannot be compiled here; None if they can."""
+    if not recipe.federation.options.has_compilable_step:
+        return f"federation.method '{recipe.federation.method}' trains no selector"
+    if recipe.selector.backbone.quantization != "none":
+        return "selector.backbone.quantization is set, whose layers torch cannot compile"
+    if len(devices) > 1:
+        return (
+            f"clients train on {len(devices)} devices at a time, and torch computes otherwise in a thread"
+            " beside one that compiles"
+        )
+    return missing_tool(devices[0])
+
+
+def open_workspace(run: Run, recipe: Recipe) -> Workspace:
+    """The workspace of a run."""
+    contexts = ClientContexts(AdapterStore(run.federation / "adapters"), run.prepared / "pairs.parquet")
+    return Workspace(
+        recipe,
+        contexts,
+        lend_trainer=lambda: POOL.borrow_trainer(recipe),
+        lend_device=lambda: POOL.borrow(recipe.runtime),
+    )
+
+
+def task_runner(runtime: RuntimeConfig) -> TaskRunner[Any]:
+    """The task runner of a recipe.
+
+    Raises:
+        RecipeError: Ray is selected and not installed.
+    """
+    if runtime.task_runner == "threads":
+        return ThreadPoolTaskRunner(max_workers=len(device_slots(runtime)))
+    try:
+        from prefect_ray import RayTaskRunner
+    except ImportError:
+        raise RecipeError(
+            "runtime.task_runner is 'ray', but prefect-ray is not installed: pip install 'fed-rlhf[ray]'."
+        ) from None
+    init_kwargs: dict[str, Any] = {"runtime_env": {"env_vars": malloc_variables()}}
+    if runtime.ray_address is None:
+        init_kwargs["include_dashboard"] = False
+    runner: TaskRunner[Any] = RayTaskRunner(address=runtime.ray_address, init_kwargs=init_kwargs)
+    return runner
+
+
+def placement(runtime: RuntimeConfig) -> AbstractContextManager[None]:
+    """The request of a mapped task to a Ray cluster: a GPU if there are GPUs, else a core.
+
+    Tasks on threads request nothing.
+
+    A Ray task sees only its own GPU, so runtime.devices stays unset there.
+
+    Raises:
+        RecipeError: runtime.devices is set with Ray.
+    """
+    if runtime.task_runner == "threads":
+        return nullcontext()
+    if runtime.devices:
+        raise RecipeError(
+            "runtime.devices is for runtime.task_runner 'threads': Ray gives each task a GPU of its own, so"
+            " leave it out."
+        )
+    from prefect_ray.context import remote_options
+
+    on_gpu = choose_devices()[0].startswith("cuda")
+    options: AbstractContextManager[None] = (
+        remote_options(num_gpus=1) if on_gpu else remote_options(num_cpus=runtime.torch_threads or 1)
+    )
+    return options

@@ -40,9 +40,8 @@ from components.results import (
     RoundEvaluation,
 )
 from components.versions import ROUNDS
-from tasks.devices import POOL
+from tasks.devices import POOL, placement
 from tasks.rewards import rewards_fingerprint
-from tasks.runner import placement
 from tasks.runs import Run
 from tasks.uncached import task
 

@@ -1,13 +1,15 @@
-"""Prefect's flow runs of a run: their name, and the end of those whose process has ended."""
+"""Prefect's flow runs of a run: their names, their progress, and the end of those whose process has ended."""
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from prefect import runtime
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
 from prefect.exceptions import ObjectNotFound
@@ -18,6 +20,10 @@ from tasks.runs import Run
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
+
+
+PROGRESS_SECONDS = 2.0
+"""Between two updates of a progress artifact."""
 
 
 @dataclass(frozen=True)
@@ -92,3 +98,23 @@ def end_flow_runs(flow_run_id: str, state: State[Any], spared: str = "") -> None
             ended = flow_run.state is not None and flow_run.state.is_final()
             if not ended and str(flow_run.id) != spared:
                 client.set_flow_run_state(flow_run.id, state, force=True)
+
+
+class ProgressBar:
+    """A progress artifact of the flow run that calls, which the Prefect UI shows as a bar.
+
+    Args:
+        key: key of the artifact, of lowercase letters and dashes.
+        description: what is done.
+    """
+
+    def __init__(self, key: str, description: str) -> None:
+        self._id: Any = create_progress_artifact(0.0, key, description)
+        self._updated = time.monotonic()
+
+    def report(self, done: int, total: int) -> None:
+        """Show how much is done; reports in quick succession are skipped, except the last."""
+        now = time.monotonic()
+        if done == total or now - self._updated >= PROGRESS_SECONDS:
+            update_progress_artifact(self._id, 100 * done / total)
+            self._updated = now

@@ -1,4 +1,4 @@
-"""Prefect's task decorator without its cache.
+"""Prefect's task decorator without its cache, and with names that people read.
 
 Commits and result files record completed work, and a resumed run reads those.
 """
@@ -21,6 +21,11 @@ def task(name: str | Callable[[], str] | None = None) -> Callable[[Callable[P, R
 
     Args:
         name: name of its runs, with the task's parameters in braces, or a function that gives it;
-            None: Prefect's own.
+            None: the words of the function's name.
     """
-    return prefect.task(cache_policy=NO_CACHE, task_run_name=name)
+
+    def declare(function: Callable[P, R]) -> Task[P, R]:
+        words = function.__name__.replace("_", " ")
+        return prefect.task(cache_policy=NO_CACHE, task_run_name=name or words)(function)
+
+    return declare

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
@@ -106,6 +107,19 @@ class Benchmark(Section):
         default_factory=list,
         description="What the benchmark is expected to show; the report checks each. Arms may be fronts.",
     )
+    regressions: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default_factory=dict,
+        description=(
+            "By name of a figure of which more is better, how far it may fall below its median in the last"
+            " runs of the same arms and seeds before the report marks a regression, for benchmarks that are"
+            " repeated every night."
+        ),
+    )
+
+    def fingerprint(self) -> str:
+        """Hash of what is run; benchmarks with equal ones may be compared."""
+        content = self.model_dump_json(include={"recipe", "seeds", "settings", "arms"})
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     @model_validator(mode="after")
     def _check_arms(self) -> Self:

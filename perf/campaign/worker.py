@@ -287,7 +287,7 @@ class Worker:
         folder = self.place.family(item.family)
         others = [arm_run(folder, arm, item.seed) for arm in benchmark.arms if arm != item.arm]
         finished = [run for run in others if run.is_done("report")]
-        share_generations.fn(arm_run(folder, item.arm, item.seed), finished)
+        share_generations(arm_run(folder, item.arm, item.seed), finished)
 
     def _run(self, item: Item, folder: Path) -> None:
         """Run a folder to its end, unless it is there.

@@ -34,7 +34,7 @@ def _measure_rounds(folder: Path, scratch: Path) -> list[TimedWork]:
     from prefect.logging.handlers import APILogWorker
 
     from components.recipes import load_recipe
-    from tasks.runner import task_runner
+    from tasks.devices import task_runner
 
     recipe = load_recipe(str(folder / "recipe.yaml"))
 

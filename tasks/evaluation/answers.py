@@ -125,7 +125,6 @@ def _sampling(evaluation: EvaluationConfig) -> Sampling:
     return GREEDY if count == 1 else Sampling(count, evaluation.answer_temperature)
 
 
-@task()
 def join_answers(answers: dict[str, Path], path: Path) -> None:
     """Write the answers of several policies to the same prompts side by side.
 

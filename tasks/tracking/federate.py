@@ -79,7 +79,6 @@ class FederationLog:
         self.log_points(((name, value, done) for name, value in evaluation_metrics(evaluation).items()), **of)
 
 
-@task()
 def log_steps(target: FederationLog, records: Sequence[StepRecord], start: int) -> None:
     """Log committed steps: numbers of clients and server, failures, adapters, and diagnostics.
 
@@ -186,7 +185,6 @@ def client_table(records: Sequence[StepRecord]) -> dict[str, list[Any]]:
     return columns
 
 
-@task(name="log evaluation after {evaluation.rounds_done} rounds")
 def log_round_evaluation(target: FederationLog, evaluation: RoundEvaluation) -> None:
     """Log a measurement between two rounds; series under a name with the number of complete rounds."""
     target.log_evaluation(evaluation)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from components.config.benchmark import Benchmark
 from components.environment import PRIVATE_PREFECT
 from components.io import read_json
 from components.reporting.claims import Finding
@@ -17,6 +18,11 @@ LOCAL_UI = "http://127.0.0.1:5000"
 """Address of the MLflow UI that `make mlflow-ui` starts."""
 LOCAL_PREFECT = "http://127.0.0.1:4200"
 """Address of the Prefect UI that `make prefect-ui` starts."""
+
+PLAN_TAG = "fed_rlhf.plan"
+"""Tag of a benchmark's run, by which the next one of the same plan finds it."""
+EARLIER_RUNS = 7
+"""Last runs of a benchmark that its figures are compared with."""
 
 HEADLINE = (
     *(f"{moment}/accuracy/mean" for moment in ("before", "after", "best")),
@@ -81,6 +87,35 @@ def description(run: Run, summary: str) -> str:
 def report_link(run_id: str) -> str:
     """A link to the report of a run or a benchmark, as markdown."""
     return f"**[Report]({run_url(run_id, 'report/report.html')})**"
+
+
+def earlier_means(run_id: str, plan: Benchmark) -> list[dict[str, dict[str, float]]]:
+    """Means over the seeds by arm and metric, of the last finished runs of a benchmark, the newest first.
+
+    Args:
+        run_id: run of the benchmark that they are compared with, which began after them.
+        plan: the benchmark; runs of the same recipe, settings, arms and seeds count.
+    """
+    client = mlflow_client()
+    info = client.get_run(run_id).info
+    conditions = f"tags.`{PLAN_TAG}` = '{plan.fingerprint()}' AND attributes.status = 'FINISHED'"
+    runs = client.search_runs(
+        [info.experiment_id],
+        filter_string=f"{conditions} AND attributes.start_time < {info.start_time}",
+        order_by=["attributes.start_time DESC"],
+        max_results=EARLIER_RUNS,
+    )
+    return [
+        {
+            arm: {
+                name.removeprefix(f"{arm}/"): value
+                for name, value in run.data.metrics.items()
+                if name.startswith(f"{arm}/")
+            }
+            for arm in plan.arms
+        }
+        for run in runs
+    ]
 
 
 @task()

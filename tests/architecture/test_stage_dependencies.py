@@ -20,7 +20,7 @@ STAGE_FUNCTIONS = {
     "evaluate": (FLOW, "evaluate"),
 }
 """The function that does the work of each stage; the stage `report` depends on all packages."""
-LOGGING = ("tasks.tracking", "tasks.report", "components.reporting")
+LOGGING = ("tasks.tracking", "tasks.flow_runs", "tasks.report", "components.reporting")
 """Modules that write to MLflow, to Prefect and to logs, and to no output of these stages."""
 
 

@@ -180,12 +180,12 @@ def test_preparation_counts_equal_pairs_and_keeps_them(tmp_path):
     assert judge.key == "evaluation.judge.selector.max_length"
     assert [w for w in report.warnings if f"{counts.equal} of {counts.pairs} pairs" in w]
     assert report.metrics()["equal_completions/policy.max_new_tokens"] == counts.equal
-    assert tasks.check_pairs.fn(loaded, tmp_path / "prepared") == []
+    assert tasks.check_pairs(loaded, tmp_path / "prepared") == []
     strict = [*overrides, "data.max_equal=0"]
     with pytest.raises(DataError, match=r"raise policy\.max_new_tokens"):
         tasks.prepare_data.fn(load_recipe("debug", strict), tmp_path / "strict", tmp_path / "trees")
     changed = load_recipe("debug", [*strict, "policy.max_new_tokens=7"])
-    (warning,) = tasks.check_pairs.fn(changed, tmp_path / "prepared")
+    (warning,) = tasks.check_pairs(changed, tmp_path / "prepared")
     assert "raise policy.max_new_tokens" in warning
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.servers import HOST, free_port
 from tests.support.pipeline import ROOT, environment_without
 
 SCRIPT = """
@@ -30,3 +31,33 @@ def test_a_script_calls_the_flow_without_a_server_and_gets_the_folder_of_the_run
     assert folder.parent == tmp_path / "runs"
     assert (folder / "report" / "report.html").is_file()
     assert "Traceback" not in done.stderr
+
+
+LOST_SERVER = """
+import time
+from flows import stopping
+from flows.api import pipeline_flow
+stopping.LOST_SECONDS, stopping.POLL_SECONDS = 1.0, 0.2
+
+@pipeline_flow("waiting")
+def waiting(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+print(waiting.fn(2.0))
+"""
+
+
+@pytest.mark.parametrize(("deployment", "is_stopped"), [("a-deployment", True), ("", False)])
+def test_a_deployments_run_ends_with_a_sentence_when_its_server_does_not_answer(deployment, is_stopped):
+    url = f"http://{HOST}:{free_port()}/api"
+    environment = environment_without("PREFECT_") | {"PREFECT_API_URL": url}
+    if deployment:
+        environment["PREFECT__RUNTIME__DEPLOYMENT__ID"] = deployment
+    command = [sys.executable, "-c", LOST_SERVER]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == is_stopped, done.stderr
+    assert (
+        f"error: the Prefect server at {url} does not answer any more. Stopped" in done.stderr
+    ) == is_stopped
+    assert done.stdout == ("" if is_stopped else "2.0\n")

@@ -325,7 +325,7 @@ def test_generations_of_the_base_policy_are_shared_by_runs_of_the_same_seed_data
     (tmp_path / "adapter").mkdir()
     monkeypatch.chdir(tmp_path / "adapter")
     run = create_run(load_recipe("debug", changes), tmp_path / "run")
-    assert share_generations.fn(run, [other]) == shared
+    assert share_generations(run, [other]) == shared
 
 
 FIRM = [
@@ -366,9 +366,9 @@ def test_rewards_of_the_base_policy_are_shared_by_runs_that_measure_them_alike(
     measured, tmp_path, changes, is_shared
 ):
     run = create_run(load_recipe("debug", [*FIRM, *changes]), tmp_path / "run")
-    assert share_generations.fn(run, [measured]) == ([MEASURE] if is_shared else [])
+    assert share_generations(run, [measured]) == ([MEASURE] if is_shared else [])
 
 
 def test_rewards_of_the_base_policy_are_not_shared_with_a_run_that_measures_none(measured, tmp_path):
     run = create_run(load_recipe("debug"), tmp_path / "plain")
-    assert share_generations.fn(run, [measured]) == []
+    assert share_generations(run, [measured]) == []

@@ -208,7 +208,8 @@ def test_there_is_a_deployment_for_each_task_and_for_both_nightly_benchmarks():
         "reasoning": {"recipe": "reasoning/demo"},
         "personalized": {"recipe": "personalized/demo"},
         "multi-objective": {"recipe": "multi-objective/demo"},
-        "nightly": {"benchmark": "summarization"},
+        "nightly": {"benchmark": "nightly"},
+        "comparison": {"benchmark": "summarization"},
         "performance": {"recipe": "summarization/demo"},
     }
 

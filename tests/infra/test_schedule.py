@@ -167,7 +167,7 @@ def test_no_server_reports_a_fault_in_its_log(home, name):
 @pytest.mark.slow
 def test_a_run_whose_worker_dies_ends_as_crashed_and_resumes_when_it_is_retried(home, client):
     """All processes of the worker get SIGKILL; the automation ends the run, and a retry goes on with it."""
-    from prefect.client.schemas.filters import FlowRunFilter, LogFilter
+    from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter, LogFilter
 
     deployment = client.read_deployment_by_name("fed-rlhf/summarization")
     parameters = {"recipe": "debug", "overrides": ["federation.rounds=20"]}
@@ -197,3 +197,11 @@ def test_a_run_whose_worker_dies_ends_as_crashed_and_resumes_when_it_is_retried(
     logs = client.read_logs(LogFilter(flow_run_id={"any_": [run.id for run in phases()]}))
     assert any(log.message.startswith("resuming after round") for log in logs)
     assert Run(folder.name, folder).federation_result().rounds == 20
+    flow_runs = FlowRunFilter(id={"any_": [run.id for run in phases()]})
+    names = {task.name for task in client.read_task_runs(flow_run_filter=flow_runs, limit=200)}
+    assert {"prepare data", "form federation", "align by DPO", "judge answers"} <= names
+    assert not [name for name in names if re.search(r"_|-[0-9a-f]{3}$", name)], "names that Prefect made up"
+    for key in ("rounds", "dpo-steps"):
+        bars = ArtifactFilter(key={"any_": [key]})
+        (bar,) = client.read_artifacts(artifact_filter=bars, sort="UPDATED_DESC", limit=1)
+        assert float(bar.data) == 100

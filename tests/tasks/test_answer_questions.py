@@ -455,7 +455,7 @@ def test_runs_of_a_benchmark_share_the_base_policys_answers_to_the_same_question
     write_json(other.evaluation / "questions" / "aligned-csqa.json", [])
     run = create_run(load_recipe("debug", [*overrides(files), *changes]), tmp_path / "run")
     names = ["base-aqua.json", "base-csqa.json"] if is_shared else []
-    assert share_generations.fn(run, [other]) == [f"evaluation/questions/{name}" for name in names]
+    assert share_generations(run, [other]) == [f"evaluation/questions/{name}" for name in names]
     assert sorted(path.name for path in (run.evaluation / "questions").glob("*")) == names
 
 

@@ -10,8 +10,7 @@ import pytest
 from components.config import RecipeError
 from components.models.compiled import missing_tool
 from components.recipes import load_recipe
-from tasks.compilation import can_compile
-from tasks.devices import choose_workers
+from tasks.devices import can_compile, choose_workers
 from tasks.federation import open_commits
 from tasks.runs import Run, create_run
 

@@ -37,7 +37,7 @@ def test_a_recipe_with_8_bits_is_refused_without_bitsandbytes_and_names_the_key(
     without_bitsandbytes, overrides, key
 ):
     with pytest.raises(EightBitError, match=f"^{key} "):
-        data.check_eight_bit.fn(load_recipe("debug", overrides))
+        data.check_eight_bit(load_recipe("debug", overrides))
 
 
 @pytest.mark.parametrize(
@@ -46,11 +46,10 @@ def test_a_recipe_with_8_bits_is_refused_without_bitsandbytes_and_names_the_key(
     ids=["no 8 bits", "a selector that is not trained", "another judge"],
 )
 def test_8_bit_settings_that_a_run_does_not_use_are_not_checked(without_bitsandbytes, overrides):
-    data.check_eight_bit.fn(load_recipe("debug", overrides))
+    data.check_eight_bit(load_recipe("debug", overrides))
 
 
 def test_8_bit_settings_are_checked_before_backbones_are_fetched(without_bitsandbytes, monkeypatch, tmp_path):
     monkeypatch.setattr(data, "fetch_backbone", lambda name: pytest.fail("a backbone was fetched"))
-    monkeypatch.setattr(data, "check_eight_bit", data.check_eight_bit.fn)
     with pytest.raises(EightBitError, match="selector.backbone.quantization"):
         fed_rlhf.prepare.fn(Run("run", tmp_path), load_recipe("debug", [SELECTOR]))

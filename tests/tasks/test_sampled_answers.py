@@ -63,7 +63,7 @@ def test_one_answer_is_greedy_whatever_the_temperature(answer):
 def test_every_sampled_answer_is_judged_and_prompts_are_the_unit_of_the_interval(answer, prepared, tmp_path):
     rows = answer(*SAMPLED)
     files = dict.fromkeys(("base", "aligned"), tmp_path / "answers-base.json")
-    join_answers.fn(files, tmp_path / "answers.json")
+    join_answers(files, tmp_path / "answers.json")
     recipe = with_judge(load_recipe("debug", SAMPLED), AlphabetSection())
     judged = judging.judge_answers.fn(JudgedRun(recipe, prepared, tmp_path), tmp_path / "answers.json", {})
     contest = Contest.read(tmp_path / "contests" / "aligned_vs_base.json")

@@ -148,7 +148,7 @@ def test_a_resumed_run_reopens_its_mlflow_runs_and_records_a_new_commit(run, deb
 def test_the_main_curves_are_at_the_parent_with_the_range_of_clients_and_all_else_at_the_phase(
     target, client, records
 ):
-    log_steps.fn(target, records, 0)
+    log_steps(target, records, 0)
     parent = target.parent
     assert dict(history(client, parent, "server/server_step")) == pytest.approx({1: 0.1, 2: 0.2, 3: 0.3})
     assert dict(history(client, parent, "train/loss"))[2] == pytest.approx((0.35 + 0.5) / 2)
@@ -171,7 +171,7 @@ def test_the_table_of_clients_has_a_row_for_each_client_of_each_step(records):
 def test_a_measure_between_rounds_is_logged_with_its_scalars_and_its_series(target, client):
     evaluation = round_evaluation(2)
     measures = {"rewards": Metrics(scalars={"mean": 0.5}, series={"prompts": [0.25, 0.75]})}
-    log_round_evaluation.fn(target, evaluation.model_copy(update={"measures": measures}))
+    log_round_evaluation(target, evaluation.model_copy(update={"measures": measures}))
     assert history(client, target.parent, "accuracy/mean") == [(2, 0.6)]
     assert history(client, target.run_id, "rewards/mean") == [(2, 0.5)]
     assert history(client, target.run_id, "rewards/after_round_2/prompts") == [(1, 0.25), (2, 0.75)]
@@ -188,13 +188,13 @@ def test_a_number_that_no_built_in_method_has_is_logged(target, client, phase_na
     metrics = Metrics(scalars={"new": 0.25})
     clients = {"ada": ClientRecord(slot="", rows=8, metrics=metrics, traffic=Traffic())}
     record = step_record(1, phase=phase_name, rounds_done=rounds_done, clients=clients, server=metrics)
-    log_steps.fn(target, [record], 0)
+    log_steps(target, [record], 0)
     logged = client.get_run(target.run_id).data.metrics
     assert {name: logged.get(name) for name in names} == dict.fromkeys(names, 0.25)
 
 
 def test_a_value_that_is_not_finite_is_not_logged(target, client, records):
-    log_steps.fn(target, records, 0)
+    log_steps(target, records, 0)
     assert not any("odd" in key for key in client.get_run(target.run_id).data.metrics)
 
 
@@ -203,8 +203,8 @@ def test_the_series_of_the_server_continue_over_the_rounds(target, client):
         step_record(1, server=Metrics(series={"noise": [0.5, 0.25]})),
         step_record(2, server=Metrics(series={"noise": [0.125]})),
     ]
-    log_steps.fn(target, records[:1], 0)
-    log_steps.fn(target, records, 1)
+    log_steps(target, records[:1], 0)
+    log_steps(target, records, 1)
     assert history(client, target.run_id, "server/series/noise") == [(1, 0.5), (2, 0.25), (3, 0.125)]
 
 
@@ -228,7 +228,7 @@ def test_bytes_sent_in_a_round_are_summed_over_its_steps_and_bytes_kept_are_not(
         step_record(3, round=1, rounds_done=2, logged_at=2, clients={"ada": client_record(0.7, traffic)}),
     ]
     for start in range(3):
-        log_steps.fn(target, records[: start + 1], start)
+        log_steps(target, records[: start + 1], start)
     expected = {
         "round/bytes_received": [(1, 2), (2, 6)],
         "round/bytes_kept": [(1, 7), (2, 7)],
@@ -242,7 +242,7 @@ def test_bytes_sent_in_a_round_are_summed_over_its_steps_and_bytes_kept_are_not(
 def test_steps_that_are_logged_twice_have_the_values_of_steps_logged_once(target, client, records):
     """A run killed between commit and logging logs its last step again when it is resumed."""
     for _ in range(2):
-        log_steps.fn(target, records, 0)
+        log_steps(target, records, 0)
     assert len(logged_models(client, target.run_id)) == 3
     assert [step for step, _ in history(client, target.parent, "train/loss")] == [1, 2, 3]
     paths = sorted(info.path for info in client.list_artifacts(target.run_id, "rounds"))
@@ -257,8 +257,8 @@ def test_accuracy_is_linked_to_the_adapter_of_its_round_and_its_data_if_there_is
     data = {"dataset_name": "pairs", "dataset_digest": "0a1b"}
     target = replace(target, recipe=recipe, data=data)
     record = step_record(2, {name: store.put(random_adapter(2)).hash for name in adapters})
-    log_steps.fn(target, [record], 0)
-    log_round_evaluation.fn(target, round_evaluation(2))
+    log_steps(target, [record], 0)
+    log_round_evaluation(target, round_evaluation(2))
     linked = [
         (metric.key, metric.step, metric.dataset_name, metric.dataset_digest, metric.run_id)
         for model in logged_models(client, target.run_id).values()
@@ -275,7 +275,7 @@ def test_adapters_are_logged_at_the_recipes_cadence_and_after_the_last_round(
     target, client, records, every, rounds
 ):
     recipe = with_section(target.recipe, "federation", keep_every=every)
-    log_steps.fn(replace(target, recipe=recipe), records, 0)
+    log_steps(replace(target, recipe=recipe), records, 0)
     assert set(logged_models(client, target.run_id)) == {f"selector-round-{number}" for number in rounds}
 
 
@@ -286,7 +286,7 @@ def test_a_logged_adapter_is_a_peft_folder_that_gives_the_logits_of_the_committe
     import mlflow
     from peft import PeftModel
 
-    log_steps.fn(target, records, 0)
+    log_steps(target, records, 0)
     model = logged_models(client, target.run_id)["selector-round-3"]
     assert model.tags["sha256"] == records[2].adapters["selector"]
     assert model.params["round"] == "3"

@@ -1,0 +1,94 @@
+"""Figures of a benchmark beside those of its last runs, and which of them are regressions."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from components.reporting.formats import format_number
+from components.reporting.metrics import alias_of, named
+from components.reporting.page import Table
+
+
+@dataclass(frozen=True)
+class Change:
+    """A figure of an arm, of which more is better, beside those of earlier runs."""
+
+    arm: str
+    figure: str  # its label
+    now: float | None  # mean over the seeds; None if it was not measured
+    earlier: Sequence[float]  # of the last runs of the same benchmark
+    tolerance: float  # how far it may fall below their median
+
+    @property
+    def median(self) -> float | None:
+        """The median of the earlier runs; None without any."""
+        return statistics.median(self.earlier) if self.earlier else None
+
+    @property
+    def change(self) -> float | None:
+        """The difference from the median; None where one of the two is missing."""
+        return None if self.now is None or self.median is None else self.now - self.median
+
+    @property
+    def verdict(self) -> str:
+        """What the change means."""
+        if self.now is None:
+            return "not measured"
+        if self.change is None:
+            return "first run"
+        return "regression" if self.is_regression else "no regression"
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether the figure is below the median by more than the tolerance."""
+        return self.change is not None and self.change < -self.tolerance
+
+    def __str__(self) -> str:
+        now, median = format_number(self.now), format_number(self.median)
+        return f"{self.arm}, {self.figure}: {now} after {median} (median of {len(self.earlier)} earlier runs)"
+
+
+def find_changes(
+    means: Mapping[str, Mapping[str, float]],
+    earlier: Sequence[Mapping[str, Mapping[str, float]]],
+    tolerances: Mapping[str, float],
+) -> list[Change]:
+    """Compare figures with those of earlier runs.
+
+    Args:
+        means: means over the seeds, by arm and metric.
+        earlier: the same of earlier runs.
+        tolerances: `regressions` of the benchmark's file.
+    """
+    changes = []
+    for arm, metrics in means.items():
+        for name, tolerance in tolerances.items():
+            values = [named(run.get(arm, {}), name) for run in earlier]
+            known = [value for value in values if value is not None]
+            changes.append(Change(arm, alias_of(name).label, named(metrics, name), known, tolerance))
+    return changes
+
+
+def changes_table(changes: Sequence[Change]) -> Table:
+    """A row for each figure, with its verdict."""
+    rows = [
+        {
+            "method": change.arm,
+            "figure": change.figure,
+            "verdict": change.verdict,
+            "now": format_number(change.now),
+            "median before": format_number(change.median),
+            "change": "-" if change.change is None else f"{change.change:+.3f}",
+            "runs before": str(len(change.earlier)),
+        }
+        for change in changes
+    ]
+    return Table.of(
+        "Since the last runs",
+        rows,
+        "Means over the seeds, beside the median of the last runs of the same arms and seeds. The same code"
+        " gives the same figures on the same machine: a change comes from code, libraries or machine. A"
+        " regression is a fall by more than `regressions` in the benchmark's file allows.",
+    )
