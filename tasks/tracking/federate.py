@@ -91,7 +91,8 @@ def log_steps(target: FederationLog, records: Sequence[StepRecord], start: int) 
     federation = target.recipe.federation
     diagnostics = load_diagnostics(list(method_of(federation).diagnostics))
     for position, record in enumerate(records[start:], start):
-        log.log_json(record.model_dump(mode="json"), f"rounds/{record.step:05d}.json")
+        numbers = record.model_dump(mode="json") | {"round": record.round + 1}
+        log.log_json(numbers, f"rounds/{record.step:05d}.json")
         target.log_points(step_points(records[: position + 1]))
         for diagnostic in diagnostics:
             diagnostic.log(record, target.groups, log)
