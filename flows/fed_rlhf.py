@@ -150,7 +150,7 @@ def prepare(run: Run, recipe: Recipe) -> None:
 def grow_trees(run: Run, recipe: Recipe) -> None:
     """Grow the recipe's trees of thoughts; trees that any run has grown before are read."""
     counts_by_set = data.grow_trees(recipe, run.trees, trees_root())
-    counts = [f"{name} {counts.questions} questions" for name, counts in counts_by_set.items()]
+    counts = [f"{name} {count} questions" for name, count in counts_by_set.items()]
     get_run_logger().info("trees: %s", ", ".join(counts) or "none")
     (run.trees / "done").touch()
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prefect import get_run_logger
 
-from components.config import InputFile, PolicyConfig, Recipe, ThoughtsConfig
+from components.config import InputFile, Recipe, ThoughtsConfig
 from components.data.records import DataError, read_rows
 from components.data.report import PreparationReport, read_report, write_report
 from components.io import file_hash, write_atomically, write_json
@@ -19,7 +18,7 @@ from tasks.devices import POOL
 from tasks.uncached import task
 
 if TYPE_CHECKING:
-    from components.alignment.thoughts import TreeModels, TreeSettings
+    from components.alignment.thoughts import TreeSettings
     from components.data.questions import Question
 
 
@@ -63,24 +62,8 @@ def record_backbones(backbones: dict[str, str], path: Path) -> None:
     write_json(path, hashes)
 
 
-@dataclass(frozen=True)
-class QuestionCounts:
-    """Number of questions of a set, and of the rows of the set that were left out, by reason."""
-
-    questions: int
-    dropped: dict[str, int]
-
-
-@dataclass(frozen=True)
-class LoadedQuestions:
-    """The questions of a recipe by set, and their counts."""
-
-    by_set: dict[str, list[Question]]
-    counts: dict[str, QuestionCounts]
-
-
 @task()
-def grow_trees(recipe: Recipe, folder: Path, shared: Path) -> dict[str, QuestionCounts]:
+def grow_trees(recipe: Recipe, folder: Path, shared: Path) -> dict[str, int]:
     """Grow the recipe's missing trees of thoughts, and write all of them, a file per set.
 
     Args:
@@ -90,62 +73,32 @@ def grow_trees(recipe: Recipe, folder: Path, shared: Path) -> dict[str, Question
             complete.
 
     Returns:
-        the counts of each set.
+        the number of questions of each set.
 
     Raises:
         DataError: the questions cannot be read; or one is used twice, in one set or in two, or also
             evaluates the policy.
     """
+    from components.alignment.thoughts import build_models, grow_missing_trees
+    from components.data.trees import tree_line
+
     folder.mkdir(parents=True, exist_ok=True)
     for old in (folder / "done", *folder.glob("*.jsonl")):
         old.unlink(missing_ok=True)
-    if recipe.thoughts is None:
+    thoughts = recipe.thoughts
+    if thoughts is None:
         return {}
-    loaded = _load_questions(recipe.thoughts, recipe.seed)
-    _refuse_evaluated_questions(recipe, loaded.by_set)
-    questions_by_set = _truncate_contexts(loaded.by_set, recipe)
+    questions_by_set = _load_tree_questions(recipe, thoughts)
     with POOL.borrow(recipe.runtime) as device:
-        models = _LazyModels(recipe.policy, recipe.thoughts, device)
+        load = cache(lambda: build_models(recipe.policy, thoughts, device))  # when a tree is missing
         for name, questions in questions_by_set.items():
-            _grow_set(name, questions, recipe, models, folder, shared)
+            settings = {name: _tree_settings(name, recipe, thoughts)}
+            size = thoughts.question_batch_size
+            path = shared / f"{name}.jsonl"
+            trees = grow_missing_trees(questions, path, load, settings, size, _log_trees(name))
+            write_atomically(folder / f"{name}.jsonl", b"".join(tree_line(tree) for tree in trees))
     POOL.release()
-    return loaded.counts
-
-
-class _LazyModels:
-    """The models that grow trees, loaded when the first tree is missing."""
-
-    def __init__(self, policy: PolicyConfig, thoughts: ThoughtsConfig, device: str) -> None:
-        self.policy = policy
-        self.thoughts = thoughts
-        self.device = device
-        self._models: TreeModels | None = None
-
-    def load(self) -> TreeModels:
-        from components.alignment.thoughts import build_models
-
-        if self._models is None:
-            self._models = build_models(self.policy, self.thoughts, self.device)
-        return self._models
-
-
-def _grow_set(
-    name: str,
-    questions: Sequence[Question],
-    recipe: Recipe,
-    models: _LazyModels,
-    folder: Path,
-    shared: Path,
-) -> None:
-    """Grow the missing trees of a question set, and write all of them."""
-    from components.alignment.thoughts import grow_missing_trees
-    from components.data.trees import tree_line
-
-    settings = {name: _tree_settings(name, recipe, models.thoughts)}
-    path = shared / f"{name}.jsonl"
-    size = models.thoughts.question_batch_size
-    trees = grow_missing_trees(questions, path, models.load, settings, size, _log_trees(name))
-    write_atomically(folder / f"{name}.jsonl", b"".join(tree_line(tree) for tree in trees))
+    return {name: len(questions) for name, questions in questions_by_set.items()}
 
 
 def _tree_settings(name: str, recipe: Recipe, thoughts: ThoughtsConfig) -> TreeSettings:
@@ -158,56 +111,36 @@ def _tree_settings(name: str, recipe: Recipe, thoughts: ThoughtsConfig) -> TreeS
     return TreeSettings(thoughts, templates, key, recipe.seed)
 
 
-def _refuse_evaluated_questions(recipe: Recipe, questions_by_set: Mapping[str, Sequence[Question]]) -> None:
-    """Refuse questions that also evaluate the policy."""
-    from components.data.questions import render
-    from components.evaluation.answers import load_evaluation_questions
+def _load_tree_questions(recipe: Recipe, thoughts: ThoughtsConfig) -> dict[str, list[Question]]:
+    """The questions that trees are grown for, by set, each once; long contexts are cut.
 
-    if recipe.evaluation.questions is None:
-        return
-    grown: dict[str, str] = {}
-    for name, questions in questions_by_set.items():
-        grown |= {f"{name}/{question.id}": render(question) for question in questions}
-    load_evaluation_questions(recipe.evaluation.questions.questions, recipe.seed, grown)
-
-
-def _truncate_contexts(
-    questions_by_set: dict[str, list[Question]], recipe: Recipe
-) -> dict[str, list[Question]]:
+    Raises:
+        DataError: see grow_trees.
+    """
     from components.alignment.thoughts import truncate_context
+    from components.data.questions import load_section, render
+    from components.evaluation.answers import load_evaluation_questions
     from components.models.backbone import load_tokenizer
 
-    limit = recipe.thoughts.max_question_tokens if recipe.thoughts is not None else None
-    if limit is None:
-        return questions_by_set
-    tokenizer = load_tokenizer(recipe.policy.backbone)
-    return {
-        name: [truncate_context(question, tokenizer, limit) for question in questions]
-        for name, questions in questions_by_set.items()
-    }
-
-
-def _load_questions(config: ThoughtsConfig, seed: int) -> LoadedQuestions:
-    from components.data.questions import load_section
-
     questions: dict[str, list[Question]] = {}
-    dropped: dict[str, Counter[str]] = {}
-    for i, section in enumerate(config.questions):
-        loaded, counts = load_section(section, seed, f"thoughts.questions[{i}]")
+    for i, section in enumerate(thoughts.questions):
+        loaded, _ = load_section(section, recipe.seed, f"thoughts.questions[{i}]")
         questions.setdefault(section.set, []).extend(loaded)
-        dropped.setdefault(section.set, Counter()).update(counts)
     _refuse_repeated_questions(questions)
-    return LoadedQuestions(
-        questions, {name: QuestionCounts(len(questions[name]), dict(dropped[name])) for name in questions}
-    )
+    if recipe.evaluation.questions is not None:
+        grown = {f"{name}/{one.id}": render(one) for name, own in questions.items() for one in own}
+        load_evaluation_questions(recipe.evaluation.questions.questions, recipe.seed, grown)
+    limit = thoughts.max_question_tokens
+    if limit is None:
+        return questions
+    tokenizer = load_tokenizer(recipe.policy.backbone)
+    return {name: [truncate_context(one, tokenizer, limit) for one in own] for name, own in questions.items()}
 
 
 def _refuse_repeated_questions(questions_by_set: Mapping[str, Sequence[Question]]) -> None:
     from components.data.questions import shared_questions
 
-    names: list[str] = []
-    for name, questions in questions_by_set.items():
-        names += [f"{name}/{question.id}" for question in questions]
+    names = [f"{name}/{question.id}" for name, own in questions_by_set.items() for question in own]
     shared = shared_questions(names)
     if shared:
         one, other = (name.partition("/")[0] for name in shared[0])
