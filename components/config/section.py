@@ -214,13 +214,20 @@ def _fields_at(model: type[BaseModel], location: Location) -> list[str]:
 
 
 def _nearest_key(model: type[BaseModel], last: str, section: Location, fields: list[str], prefix: str) -> str:
-    # Of keys with the same name, the first in the recipe is suggested.
-    everywhere = {path.rsplit(".", 1)[-1]: path for path in reversed(list(_key_paths(model)))}
-    nearest = difflib.get_close_matches(last, fields, n=1, cutoff=0.6)
-    if nearest and last not in everywhere:  # the same name elsewhere is closer than a similar one here
-        return f"; did you mean '{_dotted(prefix, [*section, nearest[0]])}'?"
-    nearest = difflib.get_close_matches(last, list(everywhere), n=1, cutoff=0.75)
-    return f"; did you mean '{_dotted(prefix, [everywhere[nearest[0]]])}'?" if nearest else "."
+    """The suggestion for an unknown key: of its own section, or a key right in another section."""
+    paths = list(_key_paths(model))
+    inside = [path for path in paths if not section or path.startswith(f"{section[0]}.")]
+    own, direct = (
+        {path.rpartition(".")[2]: path for path in reversed(some)}  # of one name, the first in the recipe
+        for some in (inside, [path for path in paths if path.count(".") < 2])
+    )
+    siblings = {name: _dotted("", [*section, name]) for name in fields}
+    if last == "model":  # as other libraries call the backbone
+        own |= {last: path for path in reversed(inside) if path.endswith("backbone.name")}
+    for keys, cutoff in ((own, 1.0), (direct, 1.0), (siblings, 0.6), (own, 0.75), (direct, 0.75)):
+        for name in difflib.get_close_matches(last, keys, n=1, cutoff=cutoff):
+            return f"; did you mean '{_dotted(prefix, [keys[name]])}'?"
+    return "."
 
 
 def _dotted(prefix: str, parts: Iterable[str | int]) -> str:
