@@ -135,10 +135,13 @@ def resume(run: RunArgument, verbose: VerboseOption = False) -> int:
 
     It continues after its last committed step.
     """
+    from components.config import RecipeError
     from components.recipes import validate_environment
     from tasks.runs import RESULT, find_run
 
     found = find_run(run)
+    if found.is_pipeline:
+        raise RecipeError(f"{found.folder} belongs to `dvc repro`, which goes on where it stopped: run that.")
     recipe = found.recipe()
     if not (found.evaluation / RESULT).is_file():
         validate_environment(recipe)

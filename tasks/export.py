@@ -94,8 +94,7 @@ def federation_adapter(run: Run, name: str) -> RunAdapter:
 def _require(run: Run, result: Path) -> None:
     if not result.is_file():
         raise RecipeError(
-            f"run {run.id} is not finished, it is {run_state(run)}: finish it with"
-            f" `fed-rlhf resume {run.id}`."
+            f"run {run.id} is not finished, it is {run_state(run)}: finish it with `{run.resume_command}`."
         )
 
 

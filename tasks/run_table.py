@@ -185,7 +185,7 @@ def describe_run(run: Run) -> str:
     if summary.is_file():
         lines += ["", summary.read_text(encoding="utf-8").rstrip()]
     elif status.state != "finished":
-        lines.append(f"  resume it   fed-rlhf resume {status.run}")
+        lines.append(f"  resume it   {run.resume_command}")
     return "\n".join(lines)
 
 
@@ -199,7 +199,7 @@ def report_page(run: Run) -> Path:
     if not page.is_file():
         raise RecipeError(
             f"run '{run.id}' has no report.html, it is {run_state(run)}: finish it with"
-            f" `fed-rlhf resume {run.id}`, or show a finished run (`fed-rlhf runs`)."
+            f" `{run.resume_command}`, or show a finished run (`fed-rlhf runs`)."
         )
     return page
 

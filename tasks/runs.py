@@ -37,6 +37,7 @@ from typing import Any
 
 from components.config import Recipe, RecipeError
 from components.config.loading import dump_yaml
+from components.data.report import REPORT_FILE
 from components.inputs import open_inputs, store_inputs
 from components.io import read_json, write_atomically, write_json
 from components.paths import PACKAGE, runs_root
@@ -45,6 +46,16 @@ from components.results import AlignmentResult, EvaluationResult, FederationResu
 
 RESULT = "result.json"
 PHASES = ("prepare", "federate", "align", "evaluate")
+RESULTS = {
+    "prepare": f"prepared/{REPORT_FILE}",
+    "federate": f"federation/{RESULT}",
+    "align": f"alignment/{RESULT}",
+    "evaluate": f"evaluation/{RESULT}",
+    "report": "report/report.html",
+}
+"""The file that each phase, and the report, writes when it is complete."""
+FIRST_DAY = "first-day"
+"""File of the pipeline's folder with the day that its chat templates print."""
 HELD: list[Run] = []
 """Runs and benchmarks that this process works on or was stopped in; a benchmark is before its run."""
 
@@ -122,8 +133,25 @@ class Run:
         """Result of the phase evaluate."""
         return EvaluationResult.read(self.evaluation / RESULT)
 
+    @property
+    def is_pipeline(self) -> bool:
+        """Whether the folder is that of dvc.yaml, whose stages are repeated by DVC."""
+        return (self.folder / FIRST_DAY).is_file()
+
+    @property
+    def resume_command(self) -> str:
+        """The command that goes on with a run, a benchmark or the pipeline of dvc.yaml."""
+        if self.is_benchmark:
+            return f"fed-rlhf benchmark --resume {self.id}"
+        return "dvc repro" if self.is_pipeline else f"fed-rlhf resume {self.id}"
+
     def is_done(self, phase: str) -> bool:
-        """Whether a phase, or the report, is complete and logged."""
+        """Whether a phase, or the report, is complete and logged.
+
+        DVC removes the results of a stage before it repeats it, so in its pipeline they say it.
+        """
+        if self.is_pipeline:
+            return (self.folder / RESULTS[phase]).is_file()
         return (self.folder / f"{phase}.done").is_file()
 
     def mark_done(self, phase: str) -> None:
@@ -248,7 +276,7 @@ def _pipeline_day(folder: Path) -> date:
     It has a file that is no output of a stage: DVC deletes recipe.yaml before it is written again, and
     stages that print the day would then be repeated on every other day.
     """
-    path = folder / "first-day"
+    path = folder / FIRST_DAY
     if not path.is_file():
         write_atomically(path, date.today().isoformat().encode())
     return date.fromisoformat(path.read_text(encoding="utf-8"))

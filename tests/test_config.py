@@ -168,7 +168,7 @@ def test_the_reasoning_recipe_asks_other_questions_than_its_trees_are_grown_from
             "data.test_prompts.options.fil",
             "data.test_prompts.options.file",
         ),
-        ("data.test_prompts={source: alpaca_eval, seed: 1}", "data.test_prompts.seed", None),
+        ("data.test_prompts={source: alpaca_eval, seed: 1}", "data.test_prompts.seed", "seed"),
         (
             "federation.options.agregator=paper",
             "federation.options.agregator",

@@ -222,8 +222,9 @@ def _nearest_key(model: type[BaseModel], last: str, section: Location, fields: l
         for some in (inside, [path for path in paths if path.count(".") < 2])
     )
     siblings = {name: _dotted("", [*section, name]) for name in fields}
-    if last == "model":  # as other libraries call the backbone
-        own |= {last: path for path in reversed(inside) if path.endswith("backbone.name")}
+    backbones = [path for path in inside if path.endswith("backbone.name")]
+    if backbones:
+        own["model"] = backbones[0]  # as other libraries call it
     for keys, cutoff in ((own, 1.0), (direct, 1.0), (siblings, 0.6), (own, 0.75), (direct, 0.75)):
         for name in difflib.get_close_matches(last, keys, n=1, cutoff=cutoff):
             return f"; did you mean '{_dotted(prefix, [keys[name]])}'?"

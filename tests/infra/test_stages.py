@@ -297,3 +297,42 @@ def commit_first_state(run: Run, recipe: Recipe) -> None:
     federation = build_federation(read_clients(run.prepared), initial, 2)
     state = method_of(recipe.federation).build(recipe.federation, commits.store).init(federation, recipe.seed)
     commits.write(state, None)
+
+
+RESULTS = {
+    "federate": "prepared/report.json",
+    "align": "federation/result.json",
+    "evaluate": "alignment/result.json",
+    "report": "evaluation/result.json",
+}
+
+
+@pytest.fixture
+def pipeline(tmp_path):
+    """The folder of the pipeline after its first stage."""
+    assert check_recipe(tmp_path).exit_code == 0
+    return tmp_path
+
+
+def shown(folder):
+    """What `fed-rlhf show` prints of a folder."""
+    return fed_rlhf("show", str(folder)).stdout
+
+
+def test_a_pipeline_is_shown_with_the_first_stage_whose_results_are_missing(pipeline):
+    assert "stopped: prepare\n" in shown(pipeline)
+    for stage, result in RESULTS.items():
+        (pipeline / result).parent.mkdir()
+        (pipeline / result).write_text("{}")
+        assert f"stopped: {stage}\n" in shown(pipeline)
+    assert "resume it   dvc repro" in shown(pipeline)
+
+
+def test_a_finished_pipeline_is_shown_as_finished(pipeline):
+    (pipeline / "report").mkdir()
+    (pipeline / "report" / "report.html").write_text("")
+    assert "fedbis, finished\n" in shown(pipeline)
+
+
+def test_a_pipeline_is_resumed_by_dvc_only(pipeline):
+    assert "`dvc repro`" in refusal("resume", str(pipeline))
