@@ -83,8 +83,8 @@ JSON_OUTPUTS: dict[str, tuple[str, type[BaseModel]]] = {
 """What each command prints with --json: in words, and the model of its objects."""
 METRICS = """# Metrics
 
-A number of a run has one name: in MLflow, in `report/metrics.json` (which `dvc metrics show` prints), in the
-report, in claims of a benchmark and in `fed-rlhf show RUN --json`. A name is a path.
+A number of a run has one name: in MLflow, in `report/metrics.json`, in the report, in claims of a
+benchmark, in `fed-rlhf show RUN --json` and, the main ones, in `dvc metrics show`. A name is a path.
 
 | beginning | what it is |
 |---|---|

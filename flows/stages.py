@@ -23,12 +23,14 @@ from components.federation.clients.private import private_root
 from components.federation.commits import CommitError
 from components.federation.protocol import method_of
 from components.inputs import original_names, verify_inputs
+from components.io import read_json, write_json
 from components.recipes import required_backbones
 from flows.fed_rlhf import align, evaluate, federate, grow_trees, prepare, run_phase
 from tasks import data, federation
 from tasks.devices import choose_workers
 from tasks.flow_runs import claim_flow_run
 from tasks.report import link_artifacts, write_report
+from tasks.run_table import HEADLINE
 from tasks.runs import RESULT, Run, lock
 from tasks.tracking.client import tracking_uri
 from tasks.tracking.report import log_report
@@ -69,10 +71,17 @@ def run_stage(stage: str, folder: str) -> None:
 
 def _report(run: Run, recipe: Recipe, parent: str) -> None:
     write_report(run, recipe)
+    write_headline(run)
     log_report(parent, run)
     tag_reused_phases(parent, run)
     link_artifacts(run, recipe.name)
     print("\n" + (run.report / "summary.txt").read_text(encoding="utf-8"))
+
+
+def write_headline(run: Run) -> None:
+    """Write report/headline.json, the metrics that `dvc metrics show` prints."""
+    metrics = read_json(run.report / "metrics.json")
+    write_json(run.report / "headline.json", {name: metrics[name] for name in HEADLINE if name in metrics})
 
 
 @contextlib.contextmanager

@@ -19,6 +19,15 @@ from components.paths import runs_root
 from tasks.benchmark_folder import find_benchmark
 from tasks.runs import Run, find_run, list_runs, lock, run_id
 
+HEADLINE = (
+    "before/accuracy/mean",
+    "after/accuracy/mean",
+    "after/accuracy/worst",
+    "after/accuracy/spread",
+    "aligned_vs_base/win_rate",
+)
+"""The main metrics of a run."""
+
 
 class RunStatus(BaseModel):
     """A run in the table of runs."""
@@ -139,14 +148,12 @@ def headline(run: Run) -> str:
 
 def format_headline(metrics: Mapping[str, float]) -> str:
     """Accuracy before and after the rounds, with the worst client and the spread, and the win rate."""
-    before = metrics.get("before/accuracy/mean")
-    after, worst, spread = (metrics.get(f"after/accuracy/{name}") for name in ("mean", "worst", "spread"))
+    before, after, worst, spread, rate = map(metrics.get, HEADLINE)
     parts = []
     if before is not None and after is not None:
         parts.append(f"accuracy {before:.3f} -> {after:.3f}")
         if worst is not None and spread is not None:
             parts[-1] += f" (worst client {worst:.3f}, spread {spread:.3f})"
-    rate = metrics.get("aligned_vs_base/win_rate")
     if rate is not None:
         parts.append(f"win rate {rate:.1%}")
     return ", ".join(parts)

@@ -6,11 +6,13 @@ import yaml
 from components.config import Recipe
 from components.data.records import DataError
 from components.inputs import store_inputs
+from components.io import read_json, write_json
 from components.models.backbone import fetch_backbone
 from components.recipes import load_recipe
 from flows import process
 from tasks.runs import Run, create_run
 from tests.support.command_line import fed_rlhf, refusal
+from tests.support.pipeline import ROOT
 
 MISSING_ANNOTATOR = "evaluation.alpaca_eval={annotators_config: nowhere}"
 
@@ -336,3 +338,15 @@ def test_a_finished_pipeline_is_shown_as_finished(pipeline):
 
 def test_a_pipeline_is_resumed_by_dvc_only(pipeline):
     assert "`dvc repro`" in refusal("resume", str(pipeline))
+
+
+def test_dvc_shows_the_main_metrics_of_the_pipeline(tmp_path):
+    from flows.stages import write_headline
+
+    main = {"before/accuracy/mean": 0.5, "after/accuracy/mean": 0.6, "aligned_vs_base/win_rate": 0.7}
+    run = Run("pipeline", tmp_path / "data" / "pipeline")
+    write_json(run.report / "metrics.json", main | {"dpo/loss": 0.1})
+    write_headline(run)
+    (metrics,) = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]["report"]["metrics"]
+    (path,) = metrics
+    assert read_json(tmp_path / path) == main
