@@ -59,16 +59,16 @@ golden: install  ## compare the results of commit BASE with those of the working
 	@$(BIN)/python -m tests.golden.compare $(BASE)
 
 up: install  ## Prefect server, MLflow server and a worker on loopback, with the deployments of prefect.yaml
-	@$(BIN)/python -m infra.servers up
+	@$(BIN)/fed-rlhf up
 
 down:  ## stop what `make up` started
-	@if [ -x $(BIN)/python ]; then $(BIN)/python -m infra.servers down; else echo "nothing is up"; fi
+	@if [ -x $(BIN)/fed-rlhf ]; then $(BIN)/fed-rlhf down; else echo "nothing is up"; fi
 
 mlflow-ui: install  ## the MLflow server alone, until Ctrl-C
-	@$(BIN)/python -m infra.servers mlflow-ui
+	@$(BIN)/python -m infra.servers mlflow-server
 
 prefect-ui: install  ## the Prefect server alone, until Ctrl-C
-	@$(BIN)/python -m infra.servers prefect-ui
+	@$(BIN)/python -m infra.servers prefect-server
 
 benchmark: install  ## methods side by side with three seeds; an hour a seed and more
 	@$(BIN)/fed-rlhf benchmark

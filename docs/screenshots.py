@@ -31,8 +31,8 @@ from tasks.tracking.report import run_url
 FOLDER = PACKAGE / "docs" / "images" / "pages"
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 SERVERS = {
-    "mlflow-ui": "http://127.0.0.1:5000/health",
-    "prefect-ui": "http://127.0.0.1:4200/api/health",
+    "mlflow-server": "http://127.0.0.1:5000/health",
+    "prefect-server": "http://127.0.0.1:4200/api/health",
 }
 SECONDS = 30
 """That a page may take to load its data."""

@@ -36,17 +36,11 @@ class ServerError(UserError, RuntimeError):
 
 @dataclass(frozen=True)
 class ProcessRecord:
-    """A started process.
-
-    Attributes:
-        pid: its id.
-        started: its start time (seconds since the epoch).
-        mark: value of MARK in its environment.
-    """
+    """A started process."""
 
     pid: int
-    started: float
-    mark: str
+    started: float  # seconds since the epoch
+    mark: str  # value of MARK in its environment
 
     def find(self) -> psutil.Process | None:
         """The process, if it runs and has the recorded start time, since process ids are reused."""
@@ -123,14 +117,14 @@ def inheriting_interrupts() -> Iterator[None]:
     A shell starts the background jobs of a script with SIGINT ignored, which their own children
     inherit.
     """
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if is_ignored:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if is_ignored:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def stop(name: str, first_signal: signal.Signals = signal.SIGINT) -> bool:
@@ -181,18 +175,14 @@ def wait_until(ready: Callable[[], bool], process: subprocess.Popen[bytes], name
             line of its log.
     """
     deadline = time.monotonic() + START_TIMEOUT
+    reason = f"it did not answer within {START_TIMEOUT:.0f} s"
     while time.monotonic() < deadline:
         if ready():
             return
         if process.poll() is not None:
             reason = f"its process ended with status {process.returncode}"
-            raise ServerError(f"could not start {name}: {reason}{_log_excerpt(log)}")
+            break
         time.sleep(0.25)
-    reason = f"it did not answer within {START_TIMEOUT:.0f} s"
-    raise ServerError(f"could not start {name}: {reason}{_log_excerpt(log)}")
-
-
-def _log_excerpt(log: Path) -> str:
-    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return f" ({lines[-1][:LOG_EXCERPT]}); see {log}." if lines else f"; see {log}."
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.is_file() else []
+    last = next((f" ({line.strip()[:LOG_EXCERPT]})" for line in reversed(lines) if line.strip()), "")
+    raise ServerError(f"could not start {name}: {reason}{last}; see {log}.")

@@ -8,13 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
-import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from components.environment import PRIVATE_PREFECT, malloc_variables
 from components.paths import PACKAGE, home, in_checkout
@@ -50,11 +50,41 @@ except subprocess.TimeoutExpired:
 """Runs a command until its standard input ends, as it does when the process that holds it ends."""
 
 
+class Server(NamedTuple):
+    """A server of the project."""
+
+    name: str  # of its process
+    host: str
+    port: int
+    health: str  # path under its address that answers when it is up
+    command: list[str]
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return f"http://{self.host}:{self.port}"
+
+    def require_free_port(self) -> None:
+        """Refuse a port that another program listens on.
+
+        Raises:
+            ServerError: naming the port.
+        """
+        if processes.is_started(self.name):
+            return
+        with socket.socket() as probe:
+            taken = probe.connect_ex((self.host, self.port)) == 0
+        if taken:
+            raise ServerError(
+                f"port {self.port}, which {self.name} needs, is taken by another program: stop that program"
+                " first."
+            )
+
+
 def prefect_environment() -> dict[str, str]:
     """The environment of Prefect: its database is in the project's home, and loopback needs no proxy."""
     no_proxy = os.environ.get("NO_PROXY", os.environ.get("no_proxy", ""))
-    hosts = [name for name in no_proxy.split(",") if name]
-    bypass = ",".join(dict.fromkeys([*hosts, HOST, "localhost"]))
+    bypass = ",".join(dict.fromkeys([*filter(None, no_proxy.split(",")), HOST, "localhost"]))
     return {
         "PREFECT_HOME": os.environ.get("PREFECT_HOME", str(home() / ".prefect")),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -67,9 +97,9 @@ def prefect_environment() -> dict[str, str]:
 def is_up(url: str, timeout: float = 2.0) -> bool:
     """Whether a GET of a URL succeeds."""
     try:
-        with urllib.request.urlopen(url, timeout=timeout) as response:
-            return 200 <= int(response.status) < 300
-    except (urllib.error.URLError, OSError, ValueError):
+        with urllib.request.urlopen(url, timeout=timeout):
+            return True
+    except (OSError, ValueError):
         return False
 
 
@@ -86,6 +116,7 @@ def prefect_api() -> Iterator[None]:
     """
     os.environ.update(prefect_environment())
     configured = os.environ.get("PREFECT_API_URL")
+    shared = f"http://{HOST}:{PREFECT_PORT}/api"
     if configured:
         if not os.environ.get("PREFECT_API_KEY") and not is_up(f"{configured}/health"):
             raise ServerError(
@@ -93,14 +124,12 @@ def prefect_api() -> Iterator[None]:
                 " variable so that the run starts its own."
             )
         yield
-        return
-    shared = f"http://{HOST}:{PREFECT_PORT}/api"
-    if processes.is_started(PREFECT_SERVER) and is_up(f"{shared}/health"):
+    elif processes.is_started(PREFECT_SERVER) and is_up(f"{shared}/health"):
         with _variables({"PREFECT_API_URL": shared}):
             yield
-        return
-    with _private_server() as url, _variables({"PREFECT_API_URL": url, PRIVATE_PREFECT: "1"}):
-        yield
+    else:
+        with _private_server() as url, _variables({"PREFECT_API_URL": url, PRIVATE_PREFECT: "1"}):
+            yield
 
 
 @contextmanager
@@ -160,7 +189,26 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start_servers() -> int:
+def project_servers() -> tuple[Server, Server, dict[str, str]]:
+    """The servers of Prefect and MLflow, and the environment of both, of the worker and of deployments."""
+    settings = mlflow_settings()
+    prefect = Server(PREFECT_SERVER, HOST, PREFECT_PORT, "/api/health", prefect_command(PREFECT_PORT))
+    host, port = settings["MLFLOW_HOST"], int(settings["MLFLOW_PORT"])
+    mlflow = Server(MLFLOW_SERVER, host, port, "/health", mlflow_command())
+    addresses = {
+        "PREFECT_API_URL": f"{prefect.url}/api",
+        "MLFLOW_TRACKING_URI": mlflow.url,
+        "PYTHONPATH": os.pathsep.join([str(PACKAGE), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    }
+    folders = {
+        f"FED_RLHF_{name}": str(Path(os.environ[f"FED_RLHF_{name}"]).expanduser().absolute())
+        for name in ("HOME", "RUNS", "JUDGES", "TREES", "BACKBONES")
+        if f"FED_RLHF_{name}" in os.environ
+    }
+    return prefect, mlflow, os.environ | prefect_environment() | folders | addresses | settings
+
+
+def start_servers() -> None:
     """Start a Prefect server, an MLflow server and a process worker, and register the deployments.
 
     Servers of an earlier call keep running. If something fails, the servers of this call are stopped.
@@ -173,66 +221,45 @@ def start_servers() -> int:
             "`fed-rlhf up` registers the deployments of prefect.yaml, which is only in a checkout of the"
             " project: run it there, or start `prefect server start` and `mlflow server` yourself."
         )
-    mlflow = mlflow_settings()
-    prefect_url = f"http://{HOST}:{PREFECT_PORT}"
-    mlflow_url = f"http://{mlflow['MLFLOW_HOST']}:{mlflow['MLFLOW_PORT']}"
-    environment = _deployment_environment(prefect_url, mlflow_url) | mlflow
-    started: list[str] = []
+    prefect, mlflow, environment = project_servers()
     with processes.exclusive():
-        _refuse_taken_port(PREFECT_SERVER, HOST, PREFECT_PORT)
-        _refuse_taken_port(MLFLOW_SERVER, mlflow["MLFLOW_HOST"], int(mlflow["MLFLOW_PORT"]))
+        for server in (prefect, mlflow):
+            server.require_free_port()
+        running = [name for name in STOP_SIGNALS if processes.is_started(name)]
         try:
-            _start_and_wait(f"{prefect_url}/api/health", f"{mlflow_url}/health", environment, started)
+            waiting = [
+                (server, processes.start(server.name, server.command, environment))
+                for server in (prefect, mlflow)
+            ]
+            for server, process in waiting:
+                if process is not None:
+                    health = server.url + server.health
+                    log = processes.log_path(server.name)
+                    processes.wait_until(partial(is_up, health), process, server.name, log)
             register_deployments(environment)
-            register_zombie_automation(f"{prefect_url}/api")
-            if processes.start(WORKER, worker_command(), environment | malloc_variables()) is not None:
-                started.append(WORKER)
+            register_zombie_automation(f"{prefect.url}/api")
+            options = ["--pool", WORK_POOL, "--type", "process", "--name", "local"]
+            worker = [sys.executable, "-m", "prefect", "worker", "start", *options]
+            processes.start(WORKER, worker, environment | malloc_variables())
         except BaseException:
-            for name in reversed(started):
-                processes.stop(name, STOP_SIGNALS[name])
+            _stop(kept=running)
             raise
-    print(f"Prefect   {prefect_url}      deployments: {prefect_url}/deployments")
-    print(f"MLflow    {mlflow_url}")
+    print(f"Prefect   {prefect.url}      deployments: {prefect.url}/deployments")
+    print(f"MLflow    {mlflow.url}")
     print(f"worker    pool {WORK_POOL}, log {processes.log_path(WORKER)}\n")
     print("Run       .venv/bin/prefect deployment run 'fed-rlhf/summarization' --watch")
     print("Stop      make down")
-    return 0
 
 
-def _deployment_environment(prefect_url: str, mlflow_url: str) -> dict[str, str]:
-    """The environment of servers, worker and deployments."""
-    python_path = [str(PACKAGE), *filter(None, [os.environ.get("PYTHONPATH")])]
-    addresses = {
-        "PREFECT_API_URL": f"{prefect_url}/api",
-        "MLFLOW_TRACKING_URI": mlflow_url,
-        "PYTHONPATH": os.pathsep.join(python_path),
-    }
-    folders = {
-        name: str(Path(value).expanduser().absolute())
-        for name, value in os.environ.items()
-        if name
-        in ("FED_RLHF_HOME", "FED_RLHF_RUNS", "FED_RLHF_JUDGES", "FED_RLHF_TREES", "FED_RLHF_BACKBONES")
-    }
-    return dict(os.environ) | prefect_environment() | folders | addresses
+def stop_servers() -> None:
+    """Stop the processes of start_servers, and no others."""
+    with processes.exclusive():
+        if not any(_stop()):
+            print("nothing is running")
 
 
-def _start_and_wait(
-    prefect_health: str, mlflow_health: str, environment: dict[str, str], started: list[str]
-) -> None:
-    """Start both servers, and wait until they answer; the names of those that are started are added."""
-    commands = {PREFECT_SERVER: prefect_command(PREFECT_PORT), MLFLOW_SERVER: mlflow_command()}
-    health = {PREFECT_SERVER: prefect_health, MLFLOW_SERVER: mlflow_health}
-    waiting = {}
-    for name, command in commands.items():
-        if (process := processes.start(name, command, environment)) is not None:
-            started.append(name)
-            waiting[name] = process
-    for name, process in waiting.items():
-        _wait_for_server(name, health[name], process)
-
-
-def _wait_for_server(name: str, url: str, process: subprocess.Popen[bytes]) -> None:
-    processes.wait_until(lambda: is_up(url), process, name, processes.log_path(name))
+def _stop(kept: Collection[str] = ()) -> list[bool]:
+    return [processes.stop(name, number) for name, number in STOP_SIGNALS.items() if name not in kept]
 
 
 def register_deployments(environment: dict[str, str]) -> None:
@@ -296,49 +323,19 @@ def register_zombie_automation(url: str) -> None:
             automation.create()
 
 
-def stop_servers() -> int:
-    """Stop the processes of start_servers, and no others."""
-    with processes.exclusive():
-        stopped = [processes.stop(name, number) for name, number in STOP_SIGNALS.items()]
-    if not any(stopped):
-        print("nothing is running")
-    return 0
-
-
-def run_mlflow_server() -> NoReturn:
-    """Replace this process by the MLflow server of the project, until Ctrl-C."""
-    settings = mlflow_settings()
-    _replace_process(
-        MLFLOW_SERVER,
-        (settings["MLFLOW_HOST"], int(settings["MLFLOW_PORT"])),
-        mlflow_command(),
-        os.environ | prefect_environment() | settings,
-    )
-
-
-def run_prefect_server() -> NoReturn:
-    """Replace this process by a Prefect server on the project's database, until Ctrl-C."""
-    url = f"http://{HOST}:{PREFECT_PORT}/api"
-    _replace_process(
-        PREFECT_SERVER,
-        (HOST, PREFECT_PORT),
-        prefect_command(PREFECT_PORT),
-        os.environ | prefect_environment() | {"PREFECT_API_URL": url},
-    )
-
-
-def _replace_process(
-    name: str, address: tuple[str, int], command: Sequence[str], environment: dict[str, str]
-) -> NoReturn:
-    host, port = address
-    url = f"http://{host}:{port}"
+def serve(name: str) -> NoReturn:
+    """Replace this process by one of the servers, until Ctrl-C."""
+    prefect, mlflow, environment = project_servers()
+    server = prefect if name == PREFECT_SERVER else mlflow
     if processes.is_started(name):
-        print(f"{name} is running already: {url} (stop it with make down)")
+        print(f"{name} is running already: {server.url} (stop it with make down)")
         sys.exit(0)
-    _refuse_taken_port(name, host, port)
-    print(f"{url}  (Ctrl-C ends it)", flush=True)
+    server.require_free_port()
+    print(f"{server.url}  (Ctrl-C ends it)", flush=True)
+    if server is prefect:  # it prints how to set PREFECT_API_URL, which prefect.toml does for this checkout
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     os.chdir(home())
-    os.execve(command[0], list(command), environment)
+    os.execve(server.command[0], server.command, environment)
 
 
 def prefect_command(port: int, *options: str) -> list[str]:
@@ -349,12 +346,6 @@ def prefect_command(port: int, *options: str) -> list[str]:
 def mlflow_command() -> list[str]:
     """The project's tracking server, which takes its options from the variables of mlflow_settings."""
     return [sys.executable, "-m", "mlflow", "server"]
-
-
-def worker_command() -> list[str]:
-    """The worker that runs deployments in processes of their own."""
-    options = ["--pool", WORK_POOL, "--type", "process", "--name", "local"]
-    return [sys.executable, "-m", "prefect", "worker", "start", *options]
 
 
 def mlflow_settings() -> dict[str, str]:
@@ -370,44 +361,21 @@ def mlflow_settings() -> dict[str, str]:
             " yourself."
         )
     settings = {}
-    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        line = text.strip()
-        if not line or line.startswith("#"):
-            continue
-        key, equals, value = line.partition("=")
-        if not equals or not re.fullmatch(r"[A-Z_]+", key):
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if setting := re.fullmatch(r"([A-Z_]+)=(.*)", line):
+            settings[setting[1]] = os.environ.get(setting[1], setting[2])
+        elif line and not line.startswith("#"):
             raise ServerError(f"{path}, line {number}: expected KEY=VALUE, not {line!r}.")
-        settings[key] = os.environ.get(key, value)
     store = settings["MLFLOW_BACKEND_STORE_URI"]
-    if store.startswith("sqlite:///") and not store.startswith("sqlite:////"):
-        settings["MLFLOW_BACKEND_STORE_URI"] = f"sqlite:///{home() / store.removeprefix('sqlite:///')}"
+    settings["MLFLOW_BACKEND_STORE_URI"] = re.sub("^sqlite:///(?!/)", f"sqlite:///{home()}/", store)
     artifacts = settings["MLFLOW_DEFAULT_ARTIFACT_ROOT"]
     if "://" not in artifacts:
         settings["MLFLOW_DEFAULT_ARTIFACT_ROOT"] = Path(home() / artifacts).as_uri()
     return settings
 
 
-def _refuse_taken_port(name: str, host: str, port: int) -> None:
-    """Refuse a port that another program than the one of this name listens on."""
-    if processes.is_started(name):
-        return
-    with socket.socket() as probe:
-        taken = probe.connect_ex((host, port)) == 0
-    if taken:
-        raise ServerError(
-            f"port {port}, which {name} needs, is taken by another program: stop that program first."
-        )
-
-
-COMMANDS = {
-    "up": start_servers,
-    "down": stop_servers,
-    "mlflow-ui": run_mlflow_server,
-    "prefect-ui": run_prefect_server,
-}
-
 if __name__ == "__main__":
     try:
-        COMMANDS[sys.argv[1]]()
+        serve(sys.argv[1])
     except ServerError as error:
         sys.exit(f"error: {error}")

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -235,8 +236,26 @@ def test_the_server_of_a_run_ends_when_the_run_is_killed(tmp_path, background):
 def test_servers_get_the_folders_of_the_project_by_their_absolute_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FED_RLHF_HOME", "here")
-    environment = servers._deployment_environment("http://127.0.0.1:1", "http://127.0.0.1:2")
+    environment = servers.project_servers()[2]
     assert environment["FED_RLHF_HOME"] == str(tmp_path / "here"), "they start in the checkout"
+
+
+@pytest.mark.parametrize(("name", "advice"), [("prefect-server", ""), ("mlflow-server", "advice\n")])
+def test_the_server_alone_prints_its_address_and_prefects_no_advice_on_variables(name, advice):
+    lines = [
+        "import sys",
+        "from infra import servers",
+        f"servers.PREFECT_PORT = {servers.free_port()}",
+        "command = [sys.executable, '-c', 'print(\"advice\")']",
+        "servers.prefect_command = lambda port: command",
+        "servers.mlflow_command = lambda: command",
+        f"servers.serve({name!r})",
+    ]
+    variables = os.environ | {"MLFLOW_PORT": str(servers.free_port())}
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], env=variables, capture_output=True, text=True, check=True
+    )
+    assert re.fullmatch(r"http://127.0.0.1:\d+  \(Ctrl-C ends it\)\n" + advice, done.stdout)
 
 
 def test_loopback_never_goes_through_a_proxy(monkeypatch):
