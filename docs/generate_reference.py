@@ -1,7 +1,10 @@
-"""Generates the reference pages of the documentation: the keys of a recipe, the command line, JSON, metrics.
+"""Generates what the reference pages of the documentation take from the code.
 
-python docs/generate_reference.py            # writes the pages under docs/reference/
+python docs/generate_reference.py            # writes into docs/reference/
 python docs/generate_reference.py --check    # exit status 1 if a page is not current
+
+The pages of a recipe's sections and of the command line are generated as a whole; of the other pages the
+tables between the comments `table: NAME` and `end`.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from components.config import (
     RlooEstimator,
     SequenceAdvantage,
 )
-from components.config.benchmark import WINS, Benchmark, Choice
+from components.config.benchmark import Benchmark, Choice
 from components.paths import PACKAGE
 from components.reporting.metrics import ALIASES
 from flows import outputs
@@ -73,40 +76,15 @@ TYPES: dict[Any, str] = {
     Any: "values",
     JsonValue: "values",
 }
-JSON_OUTPUTS: dict[str, tuple[str, type[BaseModel]]] = {
-    "runs": ("a list of objects, one for each run", run_table.RunStatus),
-    "show": ("an object", run_table.RunDetails),
-    "check": ("an object; a recipe that is not valid is an error with exit status 2", outputs.RecipeCheck),
-    "recipes": ("a list of objects, one for each recipe", outputs.RecipeRow),
-    "methods": ("a list of objects, one for each method", outputs.MethodRow),
+JSON_OBJECTS: dict[str, type[BaseModel]] = {
+    "runs": run_table.RunStatus,
+    "show": run_table.RunDetails,
+    "check": outputs.RecipeCheck,
+    "memory": outputs.StageMemory,
+    "recipes": outputs.RecipeRow,
+    "methods": outputs.MethodRow,
 }
-"""What each command prints with --json: in words, and the model of its objects."""
-METRICS = """# Metrics
-
-A number of a run has one name: in MLflow, in `report/metrics.json`, in the report, in claims of a
-benchmark, in `fed-rlhf show RUN --json` and, the main ones, in `dvc metrics show`. A name is a path.
-
-| beginning | what it is |
-|---|---|
-| `before/`, `after/`, `best/` | measured on held-out pairs before the rounds, after them, and after the \
-round with the highest accuracy. The curves over the rounds have the same name without this part, e.g. \
-`accuracy/mean` |
-| `largest/` | the largest value over the measured rounds |
-| `aligned_vs_base/`, `aligned_vs_human/`, `base_vs_human/` | a contest: `win_rate` with `low` and `high`, \
-`wins`, `ties`, `losses`, `unparsable`, `consistency`, `ties_half`, `length_controlled` (the rate at equal \
-length), `single_order/` (our answer shown first) |
-| `align/`, `dpo/` | the alignment: KL to the reference; curves of DPO |
-| `judge/` | the judge itself, e.g. its accuracy |
-| `rouge/`, `questions/`, `alpaca_eval/`, `answers/`, `implicit_reward/` | what the policies write, by \
-policy; accuracy of the aligned policy's implicit reward |
-| `grouping/`, `client_graph/`, `objectives/` | what is specific to a method |
-| `cost/` | all clients and rounds: steps, seconds, MB |
-| `train/`, `server/`, `round/` | by round: what the clients report (mean, `_min`, `_max`), what the server \
-computes, numbers of clients and bytes |
-
-A claim or a choice of a benchmark names a metric, or one of these short names. Of several metrics, the first
-one that a run has counts. `reward:OBJECTIVE` is `after/rewards/OBJECTIVE`.
-"""
+"""The objects that each command prints with --json, and those of the list `memory`."""
 
 
 def main() -> int:
@@ -114,54 +92,66 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python docs/generate_reference.py")
     parser.add_argument("--check", action="store_true", help="check that the pages are current")
     check = parser.parse_args().check
-    outdated = {}
-    for name, text in pages().items():
-        path = FOLDER / name
-        if not path.is_file() or path.read_text(encoding="utf-8") != text:
-            outdated[path] = text
+    texts = pages()
+    outdated = [name for name, text in texts.items() if read_page(name) != text]
     if check and outdated:
-        names = ", ".join(str(path.relative_to(FOLDER)) for path in outdated)
+        names = ", ".join(outdated)
         print(f"docs/reference: {names} not current: run python docs/generate_reference.py", file=sys.stderr)
         return 1
-    for path, text in outdated.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+    for name in outdated:
+        (FOLDER / name).write_text(texts[name], encoding="utf-8")
     return 0
 
 
 def pages() -> dict[str, str]:
     """The text of each page, by its path under docs/reference."""
-    texts = recipe_pages() | {"cli.md": cli_page(), "json.md": json_page(), "metrics.md": metrics_page()}
-    texts["benchmark.md"] = benchmark_page()
-    return {name: f"{NOTICE}\n{text.rstrip()}\n" for name, text in texts.items()}
-
-
-def recipe_pages() -> dict[str, str]:
-    """A page for each section of a recipe, and their index, which has the keys outside of sections."""
-    rows: dict[str, list[Row]] = {name: [] for name in Recipe.model_fields}
-    for row in key_rows(Recipe):
-        rows[row[0].strip("`").partition(".")[0]].append(row)
-    contents = {
+    sections = {
         name: field.description or ""
         for name, field in Recipe.model_fields.items()
         if models_in(field.annotation)
     }
-    texts = {
-        f"recipe/{name}.md": "\n".join(
-            [f"# Recipe: {name}\n", f"{content}\n", table(KEYS, rows[name]), *kinds(name)]
-        )
-        for name, content in contents.items()
+    rows: dict[str, list[Row]] = {name: [] for name in Recipe.model_fields}
+    for row in key_rows(Recipe):
+        rows[row[0].strip("`").partition(".")[0]].append(row)
+    generated = {"cli.md": cli_page()}
+    for name, content in sections.items():
+        parts = [f"# Recipe: {name}\n", f"{content}\n", table(KEYS, rows[name]), *kinds(name)]
+        generated[f"recipe/{name}.md"] = "\n".join(parts)
+    tables = {name: fields_table(model) for name, model in JSON_OBJECTS.items()}
+    tables |= {
+        "sections": table(
+            "section | content", [(f"[{name}]({name}.md)", sections[name]) for name in sections]
+        ),
+        "keys": table(KEYS, [row for name in rows if name not in sections for row in rows[name]]),
+        "benchmark": table(KEYS, key_rows(Benchmark)),
+        "choice": table(KEYS, key_rows(Choice, "choices.NAME.")),
+        "figures": table("figure | metric | in tables | exact", alias_rows()),
+        "short-names": table("short name | metric | label", (row[:3] for row in alias_rows())),
     }
-    index = [
-        "# Recipe\n",
-        "A recipe is a YAML file with these sections. A key that is left out has its default. On the command"
-        " line a key is set by its dotted name, e.g. `federation.rounds=10`. Unknown keys are refused."
-        " `fed-rlhf check RECIPE` checks a recipe without running it.\n",
-        table("section | content", [(f"[{name}]({name}.md)", content) for name, content in contents.items()]),
-        "Keys outside of sections:\n",
-        table(KEYS, [row for name in rows if name not in contents for row in rows[name]]),
-    ]
-    return {"recipe/index.md": "\n".join(index)} | texts
+
+    def filled(match: re.Match[str]) -> str:
+        return f"{match[1]}\n{tables[match[2]]}\n{match[3]}"
+
+    written = {
+        name: re.sub(
+            r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", filled, read_page(name), flags=re.DOTALL
+        )
+        for name in ("json.md", "metrics.md", "benchmark.md", "recipe/index.md")
+    }
+    return {name: f"{NOTICE}\n{text.rstrip()}\n" for name, text in generated.items()} | written
+
+
+def read_page(name: str) -> str:
+    """The stored text of a page; empty before it is written."""
+    path = FOLDER / name
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def alias_rows() -> Iterator[Row]:
+    """The short names of metrics in benchmarks, with their metrics and labels, and which are exact."""
+    for name, alias in ALIASES.items():
+        metrics = " or ".join(f"`{metric}`" for metric in alias.metrics)
+        yield f"`{name}`", metrics, alias.label, "yes" * alias.is_exact
 
 
 def kinds(name: str) -> Iterator[str]:
@@ -277,81 +267,6 @@ def cli_page() -> str:
     return re.sub(r"\*\*Commands\*\*:\n\n(?:\* .*\n)+\n", "", text)
 
 
-def json_page() -> str:
-    """The fields of what commands print with --json."""
-    parts = [
-        "# JSON output\n",
-        "With `--json` these commands print JSON on the standard output. Sizes are in bytes, and times are in"
-        " UTC (ISO 8601). Errors are a sentence on the standard error, with exit status 2. New fields may be"
-        " added; scripts should ignore those that they do not know.\n",
-    ]
-    for command, (words, model) in JSON_OUTPUTS.items():
-        parts += [f"## fed-rlhf {command} --json\n", f"Prints {words}.\n", fields_table(model)]
-    parts += ["## Objects of the list `memory`\n", fields_table(outputs.StageMemory)]
-    return "\n".join(parts)
-
-
-BENCHMARK_EXAMPLE = """\
-recipe: summarization/demo
-seeds: [0, 1, 2]
-settings: [federation.rounds=20]
-arms:
-  FedBis: []
-  FedDPO: [federation.method=feddpo, "federation.options={}"]
-contests:
-  - [FedDPO, FedBis]
-claims:
-  - {arm: FedDPO, figure: wins, against: [FedBis], above: 0.5}
-  - {arm: FedBis, figure: worst, at_least: 0.5}
-"""
-
-
-def benchmark_page() -> str:
-    """The keys of a benchmark's file, the figures, and how seeds are added."""
-    parts = [
-        "# Benchmark file\n",
-        "A benchmark is a YAML file: a recipe, arms that change it, and seeds. Those of the package are in"
-        " `flows/benchmarks/`. `fed-rlhf benchmark NAME`, or the path of a file of your own, runs it, and"
-        " `--check` checks it without running it. [Benchmarks](../guides/benchmarks.md) describes those of"
-        " the package.\n",
-        f"```yaml\n{BENCHMARK_EXAMPLE}```\n",
-        "## Keys\n",
-        "`like: NAME` takes the keys that are left out from that benchmark of the package. Unknown keys are"
-        " refused.\n",
-        table(KEYS, key_rows(Benchmark)),
-        "A choice has these keys.\n",
-        table(KEYS, key_rows(Choice, "choices.NAME.")),
-        "## Sweeps\n",
-        "A sweep is a benchmark whose arms differ in one setting. `choices` names the arm with the largest"
-        " figure, which should come from validation pairs (`federation.accuracy_split: validation`) and from"
-        " seeds that no other benchmark reports. `flows/benchmarks/personalized-rates.yaml` is one.\n",
-        "## More seeds\n",
-        "A benchmark, finished or not, takes more seeds when it is resumed:\n",
-        "```console\nfed-rlhf benchmark --resume FOLDER 'seeds=[0,1,2,3]'\n```\n",
-        "Name all seeds, those that it has and the new ones. The new runs get the recipes and the files that"
-        " the benchmark started with, finished runs are not repeated, and the report is written again. Arms"
-        " cannot be changed or added: start a new benchmark for that.\n",
-        "## Figures\n",
-        f"`figure` is one of these names, in a claim also `{WINS}` or `reward:OBJECTIVE`, or the name of any"
-        " [metric](metrics.md), which is a path such as `after/accuracy/worst`. Of several metrics, the first"
-        " one that a run has counts. A figure that is *exact* is counted and not estimated, so that one seed"
-        " is enough for a claim on it.\n",
-        table(
-            "figure | metric | in tables | exact",
-            (
-                (
-                    f"`{name}`",
-                    " or ".join(f"`{metric}`" for metric in alias.metrics),
-                    alias.label,
-                    "yes" * alias.is_exact,
-                )
-                for name, alias in ALIASES.items()
-            ),
-        ),
-    ]
-    return "\n".join(parts)
-
-
 def fields_table(model: type[BaseModel]) -> str:
     """The fields of a model as a Markdown table, with their types in JSON."""
     rows = []
@@ -359,15 +274,6 @@ def fields_table(model: type[BaseModel]) -> str:
         types = " or ".join(one.get("type", "object") for one in schema.get("anyOf", [schema]))
         rows.append((f"`{name}`", types, schema.get("description", "")))
     return table("field | type | meaning", rows)
-
-
-def metrics_page() -> str:
-    """The names of metrics, and their short names in benchmarks."""
-    rows = [
-        (f"`{name}`", " or ".join(f"`{one}`" for one in alias.metrics), alias.label)
-        for name, alias in ALIASES.items()
-    ]
-    return f"{METRICS}\n{table('short name | metric | label', rows)}"
 
 
 if __name__ == "__main__":

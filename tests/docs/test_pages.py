@@ -11,7 +11,9 @@ import yaml
 
 from components.benchmarks import benchmark_names, load_benchmark
 from components.config import JUDGES, METHODS, REWARDS, SOURCES, Recipe
+from components.config.benchmark import Benchmark
 from components.recipes import recipe_names
+from components.reporting.metrics import ALIASES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
@@ -89,6 +91,15 @@ def test_a_page_lists_the_defaults_of_a_section_within_another(generated_pages):
 def test_each_registered_section_is_on_the_page_of_its_section(registry, page, heading, generated_pages):
     text = generated_pages[f"recipe/{page}.md"]
     assert [name for name in registry.builtin if f"### {heading} `{name}`\n" not in text] == []
+
+
+def test_the_tables_in_written_pages_have_each_key_and_short_name(generated_pages):
+    rows = {
+        "metrics.md": [*ALIASES],
+        "benchmark.md": [*ALIASES, *Benchmark.model_fields, "choices.NAME.figure"],
+    }
+    for page, names in rows.items():
+        assert [name for name in names if f"\n| `{name}" not in generated_pages[page]] == []
 
 
 def test_the_example_of_the_page_of_benchmark_files_is_a_benchmark(tmp_path):
