@@ -5,7 +5,7 @@ Heavy packages are imported inside the commands, so that `--help` and completion
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 import typer
 
 if TYPE_CHECKING:
-    from prefect.client.schemas.objects import State
     from pydantic import BaseModel
 
 P = ParamSpec("P")
@@ -152,13 +151,7 @@ def _run_pipeline(verbose: bool, **parameters: Any) -> int:
     """Run the flow, and print the table of the finished run, and where to look next."""
     from flows.process import run_flow
 
-    def call() -> State[Any]:
-        from flows.fed_rlhf import fed_rlhf
-
-        state: State[Any] = fed_rlhf(**parameters, return_state=True)
-        return state
-
-    status, folder = run_flow(call, verbose)
+    status, folder = run_flow("flows.fed_rlhf:fed_rlhf", verbose, **parameters)
     if status == 0:
         from tasks.run_table import next_steps
         from tasks.runs import Run
@@ -195,7 +188,7 @@ def runs(json: JsonOption = False) -> None:
     The columns are recipe, method, state, headline figures, time since the last write, and size.
     """
     from components.paths import runs_root
-    from tasks.run_table import format_size, run_statuses
+    from tasks.run_table import run_statuses, table_row
 
     statuses = run_statuses()
     if json:
@@ -204,19 +197,9 @@ def runs(json: JsonOption = False) -> None:
     if not statuses:
         print(f"there are no runs under {runs_root()}")
         return
-    rows = [
-        [
-            status.run,
-            status.recipe,
-            status.method,
-            status.state,
-            status.headline or "-",
-            f"{status.age} ago",
-            format_size(status.size),
-        ]
-        for status in statuses
-    ]
-    _print_table(["run", "recipe", "method", "state", "headline", "last written", "size"], rows)
+    _print_table(
+        ["run", "recipe", "method", "state", "headline", "last written", "size"], map(table_row, statuses)
+    )
 
 
 @command
@@ -274,13 +257,13 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Delete the folder of a run or a benchmark. What it logged to MLflow stays."""
-    from tasks.run_table import delete_folder, find_deletable
+    from tasks.run_table import delete_folder
 
-    folder = find_deletable(run)
-    if not yes:
-        typer.confirm(f"Delete {folder}?", abort=True)
-    delete_folder(folder)
-    print(f"deleted {folder}")
+    def confirm(folder: Path) -> None:
+        if not yes:
+            typer.confirm(f"Delete {folder}?", abort=True)
+
+    print(f"deleted {delete_folder(run, confirm)}")
 
 
 @command
@@ -327,23 +310,23 @@ def benchmark(
     from components.config import RecipeError
     from components.estimates import describe_arms
     from components.recipes import validate_environment
-    from flows.process import DEFAULT_BENCHMARK, run_flow
+    from flows.process import run_flow
     from tasks.benchmark_folder import extend_plan, find_benchmark
 
     overrides = overrides or []
     if name is not None and "=" in name:  # an override; the name was left out
         overrides = [name, *overrides]
         name = None
-    if resume is not None:
-        if name:
-            raise RecipeError(
-                "a resumed benchmark continues with its own arms: leave out the name, or start a new one."
-            )
+    if resume is None:
+        name = name or "summarization"
+        plan = load_benchmark(name, overrides)
+    elif name:
+        raise RecipeError(
+            "a resumed benchmark continues with its own arms: leave out the name, or start a new one."
+        )
+    else:
         name = str(find_benchmark(resume) / "benchmark.yaml")
         plan = extend_plan(read_benchmark(name), overrides)
-    else:
-        name = name or DEFAULT_BENCHMARK
-        plan = load_benchmark(name, overrides)
     recipes = {arm: arm_recipe(plan, arm, plan.seeds[0]) for arm in plan.arms if resume is None}
     for recipe in recipes.values():
         validate_environment(recipe)
@@ -353,13 +336,9 @@ def benchmark(
             print(describe_arms(recipes))
         return 0
 
-    def call() -> State[Any]:
-        from flows.benchmark import benchmark
-
-        state: State[Any] = benchmark(benchmark=name, overrides=overrides, resume=resume, return_state=True)
-        return state
-
-    status, report = run_flow(call, verbose)
+    status, report = run_flow(
+        "flows.benchmark:benchmark", verbose, benchmark=name, overrides=overrides, resume=resume
+    )
     if status == 0:
         folder = Path(report)
         print("\n" + (folder / "report.md").read_text(encoding="utf-8"))
@@ -383,12 +362,12 @@ def stage(
     """
     from components.config import RecipeError
     from components.recipes import load_recipe, validate_environment
-    from flows.process import DEFAULT_RECIPE, run_flow
+    from flows.process import run_flow
 
     if name is Stage.CHECK_RECIPE:
         from tasks.runs import write_stage_inputs
 
-        loaded = load_recipe(recipe or DEFAULT_RECIPE, overrides or [])
+        loaded = load_recipe(recipe or "summarization/demo", overrides or [])
         validate_environment(loaded)
         write_stage_inputs(loaded, folder)
         print(f"{loaded.name}: the recipe is valid")
@@ -405,13 +384,7 @@ def stage(
         )
     load_recipe(str(path))
 
-    def call() -> State[Any]:
-        from flows.stages import run_stage
-
-        state: State[Any] = run_stage(name.value, str(folder.resolve()), return_state=True)
-        return state
-
-    return run_flow(call, verbose)[0]
+    return run_flow("flows.stages:run_stage", verbose, stage=name.value, folder=str(folder.resolve()))[0]
 
 
 @command
@@ -444,16 +417,15 @@ def _print_rows(rows: Sequence[BaseModel], json: bool) -> None:
     if json:
         _print_json(rows)
     else:
-        cells = [[str(value) for value in row.model_dump().values()] for row in rows]
-        _print_table(list(type(rows[0]).model_fields), cells)
+        _print_table(list(type(rows[0]).model_fields), ([str(value) for _, value in row] for row in rows))
 
 
-def _print_table(header: list[str], rows: list[list[str]]) -> None:
+def _print_table(header: list[str], rows: Iterable[list[str]]) -> None:
     """Print columns that are as wide as their widest cell."""
     table = [header, *rows]
-    widths = [max(len(row[column]) for row in table) for column in range(len(header))]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        print("  ".join(map(str.ljust, row, widths)).rstrip())
 
 
 if __name__ == "__main__":

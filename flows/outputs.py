@@ -66,32 +66,28 @@ class RecipeCheck(BaseModel):
             )
             for stage, estimate in costs.memory
         ]
-        disk = costs.disk
         return cls(
             recipe=recipe,
             unread_models=unread_models,
             place=costs.place,
             memory=memory,
-            disk=None if disk is None else asdict(disk) | {"total": disk.total},
+            disk=costs.disk and asdict(costs.disk) | {"total": costs.disk.total},
             not_estimated=costs.problems,
         )
 
 
 def list_recipes() -> list[RecipeRow]:
     """The recipes of the package."""
-    rows = []
-    for name in recipe_names():
-        recipe = load_recipe(name)
-        rows.append(
-            RecipeRow(
-                recipe=name,
-                method=recipe.federation.method,
-                source=recipe.data.source,
-                rounds=recipe.federation.rounds,
-                policy=recipe.policy.backbone.name,
-            )
+    return [
+        RecipeRow(
+            recipe=name,
+            method=recipe.federation.method,
+            source=recipe.data.source,
+            rounds=recipe.federation.rounds,
+            policy=recipe.policy.backbone.name,
         )
-    return rows
+        for name, recipe in ((name, load_recipe(name)) for name in recipe_names())
+    ]
 
 
 def list_methods() -> list[MethodRow]:

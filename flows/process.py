@@ -7,18 +7,14 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import Any
 
 from components.config import UserError
 from components.environment import configure_libraries
 from infra.processes import ServerError
 from infra.servers import is_up, prefect_api
 
-if TYPE_CHECKING:
-    from prefect.client.schemas.objects import State
-
-DEFAULT_RECIPE = "summarization/demo"
-DEFAULT_BENCHMARK = "summarization"
 FAILED = 1
 WRONG_INPUT = 2
 """Exit status where the recipe, the data or the environment is wrong."""
@@ -34,13 +30,14 @@ def exit_status(command: Callable[[], int | None]) -> int:
         return WRONG_INPUT
 
 
-def run_flow(call: Callable[[], State[Any]], verbose: bool = False) -> tuple[int, Any]:
+def run_flow(entrypoint: str, verbose: bool, **parameters: Any) -> tuple[int, Any]:
     """Call a flow with the Prefect API of the environment, or with a private one; see prefect_api.
 
     Args:
-        call: imports the flow, runs it, and gives its final state. It imports Prefect, which reads
+        entrypoint: 'module:name' of the flow. It is imported when the API is there, since Prefect reads
             its settings at that time.
         verbose: log to the console in place of the view of the terminal.
+        parameters: of the flow.
 
     Returns:
         the exit status, and the flow's result; the error of a failed flow is printed, and its result is None.
@@ -67,7 +64,8 @@ def run_flow(call: Callable[[], State[Any]], verbose: bool = False) -> tuple[int
         if view is not None:
             view.replace_console_log()
         try:
-            state = call()
+            module, _, name = entrypoint.partition(":")
+            state = getattr(import_module(module), name)(**parameters, return_state=True)
         except TerminationSignal:  # Prefect takes SIGTERM while a flow runs
             stop_runs(end_view, 128 + signal.SIGTERM)
         result = state.result(raise_on_failure=False)

@@ -7,7 +7,7 @@ import fcntl
 import os
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -46,11 +46,6 @@ class RunStatus(BaseModel):
     size: int = Field(description="bytes of its folder")
     folder: Path = Field(description="its folder")
 
-    @property
-    def age(self) -> str:
-        """Time since it last wrote, as a short text."""
-        return format_age((datetime.now(UTC) - self.written).total_seconds())
-
 
 class RunDetails(RunStatus):
     """A run."""
@@ -60,6 +55,12 @@ class RunDetails(RunStatus):
     commits: list[str] = Field(description="commits of the code that ran it")
     committed_steps: int | None = Field(description="committed steps of the rounds; null before the first")
     metrics: dict[str, float] | None = Field(description="the content of report/metrics.json; null before it")
+
+
+def table_row(status: RunStatus) -> list[str]:
+    """The row of a run in the table of runs."""
+    age, size = f"{format_age(status.written)} ago", format_size(status.size)
+    return [status.run, status.recipe, status.method, status.state, status.headline or "-", age, size]
 
 
 def run_statuses() -> list[RunStatus]:
@@ -159,8 +160,9 @@ def format_headline(metrics: Mapping[str, float]) -> str:
     return ", ".join(parts)
 
 
-def format_age(seconds: float) -> str:
-    """A duration in its largest unit."""
+def format_age(moment: datetime) -> str:
+    """Time since a moment, in its largest unit."""
+    seconds = (datetime.now(UTC) - moment).total_seconds()
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{seconds / length:.0f} {unit}"
@@ -178,9 +180,10 @@ def format_size(size: int) -> str:
 def describe_run(run: Run) -> str:
     """The state of a run, its folder and MLflow run, and the table of a finished one."""
     status = run_details(run)
+    size, age = format_size(status.size), format_age(status.written)
     lines = [
         f"{status.run}: {status.recipe}, {status.method}, {status.state}",
-        f"  folder      {run.folder} ({format_size(status.size)}, last written {status.age} ago)",
+        f"  folder      {run.folder} ({size}, last written {age} ago)",
     ]
     if status.mlflow_run_id:
         lines.append(f"  MLflow run  {status.mlflow_run_id}")
@@ -218,49 +221,33 @@ def next_steps(run: Run) -> str:
     return f"Next\n  open the report    {show}\n  use the policy     {export}"
 
 
-def find_deletable(name: str) -> Path:
-    """The folder of a run or a benchmark that may be deleted.
+def delete_folder(name: str, confirm: Callable[[Path], None]) -> Path:
+    """Delete the folder of a run or a benchmark.
+
+    Args:
+        name: id or folder.
+        confirm: is called with the folder before it is deleted.
 
     Raises:
-        RecipeError: there is none, or the run belongs to a benchmark, which could not be resumed
-            without it.
+        RecipeError: there is none, it is outside of the folder of runs, a process works on it, or the run
+            belongs to a benchmark, which could not be resumed without it.
     """
-    folder = _find_folder(name)
-    _require_inside_runs(folder)
-    if (folder.parent / "benchmark.yaml").is_file():
-        raise RecipeError(
-            f"run '{name}' belongs to benchmark {folder.parent.name}, which could not be resumed without it:"
-            " delete the benchmark."
-        )
-    return folder
-
-
-def _find_folder(name: str) -> Path:
     try:
-        return find_benchmark(name)
+        folder = find_benchmark(name)
     except RecipeError:
-        return find_run(name).folder
-
-
-def _require_inside_runs(folder: Path) -> None:
-    """Refuse to delete a folder that is not below the folder of runs.
-
-    Raises:
-        RecipeError: naming both folders.
-    """
+        folder = find_run(name).folder
     root = runs_root().resolve()
     if root not in folder.parents:
         raise RecipeError(
             f"{folder} is outside the folder of runs, {root}: only runs and benchmarks in it are deleted."
             " Remove the folder yourself."
         )
-
-
-def delete_folder(folder: Path) -> None:
-    """Delete the folder of a run or a benchmark.
-
-    Raises:
-        RecipeError: a process works on it.
-    """
+    if (folder.parent / "benchmark.yaml").is_file():
+        raise RecipeError(
+            f"run '{name}' belongs to benchmark {folder.parent.name}, which could not be resumed without it:"
+            " delete the benchmark."
+        )
+    confirm(folder)
     with lock(Run(folder.name, folder)):
         shutil.rmtree(folder)
+    return folder

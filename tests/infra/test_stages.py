@@ -233,7 +233,7 @@ def test_a_run_of_a_deployment_is_refused_before_it_has_a_folder(monkeypatch):
 
 def test_a_resumed_run_needs_the_annotator_only_until_it_is_evaluated(tmp_path, monkeypatch):
     run = create_run(load_recipe("debug", [MISSING_ANNOTATOR]), tmp_path)
-    monkeypatch.setattr(process, "run_flow", lambda call, verbose: (1, None))
+    monkeypatch.setattr(process, "run_flow", lambda *_, **parameters: (1, None))
     assert "evaluation.alpaca_eval" in refusal("resume", str(tmp_path))
     run.evaluation.mkdir()
     (run.evaluation / "result.json").write_text("{}")
