@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+from humanize import naturalsize, naturaltime
 from pydantic import BaseModel, Field
 
 from components.config import RecipeError
@@ -59,7 +60,7 @@ class RunDetails(RunStatus):
 
 def table_row(status: RunStatus) -> list[str]:
     """The row of a run in the table of runs."""
-    age, size = f"{format_age(status.written)} ago", format_size(status.size)
+    age, size = naturaltime(status.written), naturalsize(status.size)
     return [status.run, status.recipe, status.method, status.state, status.headline or "-", age, size]
 
 
@@ -160,30 +161,13 @@ def format_headline(metrics: Mapping[str, float]) -> str:
     return ", ".join(parts)
 
 
-def format_age(moment: datetime) -> str:
-    """Time since a moment, in its largest unit."""
-    seconds = (datetime.now(UTC) - moment).total_seconds()
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"
-
-
-def format_size(size: int) -> str:
-    """Bytes in their largest unit."""
-    for unit, length in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if size >= length:
-            return f"{size / length:.1f} {unit}"
-    return f"{size} B"
-
-
 def describe_run(run: Run) -> str:
     """The state of a run, its folder and MLflow run, and the table of a finished one."""
     status = run_details(run)
-    size, age = format_size(status.size), format_age(status.written)
+    size, age = naturalsize(status.size), naturaltime(status.written)
     lines = [
         f"{status.run}: {status.recipe}, {status.method}, {status.state}",
-        f"  folder      {run.folder} ({size}, last written {age} ago)",
+        f"  folder      {run.folder} ({size}, last written {age})",
     ]
     if status.mlflow_run_id:
         lines.append(f"  MLflow run  {status.mlflow_run_id}")
