@@ -19,8 +19,7 @@ from components.config import BackboneConfig, PolicyConfig, SelectorConfig, User
 from components.data.templates import with_text
 from components.io import read_json, write_json
 from components.models.adapters import TEMPLATE_FILE
-from components.models.backbone import fetch_backbone, load_backbone, load_tokenizer
-from components.models.export_readme import FORMAT_FILE, readme
+from components.models.backbone import WHEEL_NAME, fetch_backbone, load_backbone, load_tokenizer
 from components.models.generation import stop_ids_of
 from components.models.peft_folder import check_recorded_layers, read_options
 from components.models.policy import PolicyTexts
@@ -29,6 +28,8 @@ from components.models.tokens import leading_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+FORMAT_FILE = "prompt_format.json"
 
 
 class ExportError(UserError, ValueError):
@@ -72,6 +73,23 @@ def export_model(adapter: Path, model: PolicyConfig | SelectorConfig, folder: Pa
     write_json(folder / FORMAT_FILE, prompt_format)
     text = readme(model, prompt_format, merge)
     (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def readme(model: PolicyConfig | SelectorConfig, prompt_format: dict[str, Any], merged: bool) -> str:
+    """The README of an export: the format of its prompts, and a snippet that answers one."""
+    from jinja2 import Environment, FileSystemLoader
+
+    loader = FileSystemLoader(Path(__file__).parent)
+    environment = Environment(loader=loader, trim_blocks=True, keep_trailing_newline=True)  # noqa: S701
+    return environment.get_template("export.md.j2").render(
+        model=model,
+        is_policy=isinstance(model, PolicyConfig),
+        form=prompt_format,
+        merged=merged,
+        file=FORMAT_FILE,
+        source=fetch_backbone(model.backbone.location),
+        wheel=WHEEL_NAME,
+    )
 
 
 def _describe(model: PolicyConfig | SelectorConfig) -> tuple[PreTrainedTokenizerBase, dict[str, Any]]:
