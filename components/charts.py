@@ -7,6 +7,7 @@ Plotly and pandas take seconds to import, and are imported where a chart is draw
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import chain
@@ -62,6 +63,7 @@ def line_chart(
     *,
     reference: tuple[float, str] | None = None,
     y_range: tuple[float, float] | None = None,
+    colors: Mapping[str, str] | None = None,
 ) -> Figure:
     """A line for each name: means of the points with equal x, in a band from the smallest to the largest.
 
@@ -70,6 +72,7 @@ def line_chart(
         points: (name, x, y).
         reference: a horizontal line and what it means, e.g. chance.
         y_range: of the vertical axis; None: by the data.
+        colors: by name; other names get those of COLORS in turn.
     """
     from plotly import express
     from plotly.colors import hex_to_rgb
@@ -86,6 +89,7 @@ def line_chart(
         line_dash="name",
         line_dash_sequence=DASHES,
         category_orders={"name": names},
+        color_discrete_map={escape(name): color for name, color in (colors or {}).items()},
         markers=len(lines) <= 100 * len(names),
         render_mode="svg",
         **_texts(title, x=x_title, mean=y_title),
@@ -124,6 +128,7 @@ def bar_chart(
     *,
     stacked: bool = False,
     reference: tuple[float, str] | None = None,
+    colors: Mapping[str, str] | None = None,
 ) -> Figure:
     """Means as bars side by side, with a point for each value; or stacked sums.
 
@@ -131,7 +136,7 @@ def bar_chart(
         title, y_title: texts.
         values: (series, name, value); several of the same bar are e.g. of several seeds.
         stacked: whether there is one bar for each name.
-        reference: as of line_chart.
+        reference, colors: as of line_chart.
     """
     from plotly import express
 
@@ -143,6 +148,7 @@ def bar_chart(
         x="name",
         y="value",
         color="series",
+        color_discrete_map={escape(name): color for name, color in (colors or {}).items()},
         pattern_shape="series",
         pattern_shape_sequence=PATTERNS,
         barmode="stack" if stacked else "group",
@@ -156,8 +162,23 @@ def bar_chart(
     return _finished(figure, reference, scattermode="group")
 
 
+def domain_colors(counts: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
+    """A color for each domain in all charts of a page, the largest domains first.
+
+    The first one of COLORS is left to what is of several domains.
+
+    Args:
+        counts: pairs by client and domain.
+    """
+    totals: Counter[str] = Counter()
+    for own in counts.values():
+        totals.update(own)
+    domains = sorted(totals, key=lambda name: (-totals[name], name))
+    return {name: COLORS[(n + 1) % len(COLORS)] for n, name in enumerate(domains)}
+
+
 def partition_chart(counts: Mapping[str, Mapping[str, int]]) -> Figure:
-    """The number of pairs by client and domain (FedBiscuit figure 3).
+    """The number of pairs by client and domain (FedBiscuit figure 3), in the colors of domain_colors.
 
     Of many clients some are shown, at even distances by size, including the largest and the
     smallest; of many domains the smaller ones are combined.
@@ -173,13 +194,17 @@ def partition_chart(counts: Mapping[str, Mapping[str, int]]) -> Figure:
     if clients > MAX_NAMES:
         table = table.iloc[:, [round(i * (clients - 1) / (MAX_NAMES - 1)) for i in range(MAX_NAMES)]]
         title = f"Pairs of {MAX_NAMES} of {clients} clients, from the largest to the smallest"
-    names = [domain or "all pairs" for domain in table.index]
-    names = [name if len(name) <= MAX_CHARACTERS else name[: MAX_CHARACTERS - 1] + "…" for name in names]
+    names = [
+        name if len(name) <= MAX_CHARACTERS else name[: MAX_CHARACTERS - 1] + "…" for name in table.index
+    ]
+    colors = domain_colors(counts)
+    colors = {name: colors[domain] for name, domain in zip(names, table.index, strict=True)}
+    colors["all others"] = COLORS[0]
     if len(names) > MAX_DOMAINS:
         names[MAX_DOMAINS - 1 :] = ["all others"] * (len(names) - MAX_DOMAINS + 1)
     table.index = names
     bars = [(domain, client, pairs) for (domain, client), pairs in table.stack().items()]
-    figure = bar_chart(title, "pairs", bars, stacked=True)
+    figure = bar_chart(title, "pairs", bars, stacked=True, colors=colors)
     if max(map(len, table.columns)) > MAX_CHARACTERS // 2:  # such names, e.g. UUIDs, would cover the chart
         figure.update_xaxes(showticklabels=False)
     return figure
@@ -260,7 +285,7 @@ def network_chart(
     nodes: Mapping[str, tuple[float, float, str]],
     *,
     largest: float,
-    ringed: Collection[str] = (),
+    rings: Mapping[str, Collection[str]] | None = None,
     labeled: bool = False,
 ) -> Figure:
     """A graph whose edges are colored by their weight, and whose nodes by their group.
@@ -271,7 +296,7 @@ def network_chart(
         edges: weights.
         nodes: position and group; the group is '' where it is unknown.
         largest: weight at the end of the color scale.
-        ringed: nodes with a ring.
+        rings: by what a ring means, the nodes that have one.
         labeled: whether weights are written beside the edges.
     """
     import numpy as np
@@ -279,15 +304,11 @@ def network_chart(
     from plotly.colors import sample_colorscale
 
     by_group = sorted(nodes.items(), key=lambda node: node[1][2])
-    rows = [(name, x, y, group or "unknown", 3 * (name in ringed)) for name, (x, y, group) in by_group]
-    frame = _frame(rows, "name", "x", "y", "group", "ring")
-    figure = express.scatter(
-        frame, x="x", y="y", color="group", text="name", custom_data="ring", **_texts(title)
-    )
+    rows = [(name, x, y, f"group {group}" if group else "group unknown") for name, (x, y, group) in by_group]
+    frame = _frame(rows, "name", "x", "y", "group")
+    figure = express.scatter(frame, x="x", y="y", color="group", text="name", **_texts(title))
+    figure.update_traces(cliponaxis=False, textposition="top center", marker_size=16)
     groups = figure.data
-    for trace in groups:
-        ring = {"width": trace.customdata[:, 0], "color": RED}
-        trace.update(cliponaxis=False, textposition="top center", marker={"size": 16, "line": ring})
     gap = (np.nan, np.nan)
     ends = np.array([(nodes[one][:2], nodes[other][:2], gap) for one, other in edges]).reshape(-1, 3, 2)
     weights = np.array(list(edges.values()))
@@ -309,6 +330,11 @@ def network_chart(
         textfont={"size": 10},
         showlegend=False,
     )
+    ring = {"symbol": "circle-open", "size": 22, "color": RED, "line_width": 3}
+    for meaning, names in (rings or {}).items():
+        x, y = np.array([nodes[name][:2] for name in names]).reshape(-1, 2).T
+        style = {"mode": "markers", "marker": ring, "hoverinfo": "skip", "cliponaxis": False}
+        figure.add_scatter(x=x, y=y, name=escape(meaning), **style)
     figure.data = figure.data[len(groups) :] + groups  # nodes over edges
     scale = {"cmin": 0, "cmax": largest, "colorscale": "Viridis"}
     figure.update_layout(
@@ -316,7 +342,7 @@ def network_chart(
         xaxis_visible=False,
         yaxis_visible=False,
     )
-    return _finished(figure, height=460, legend_title_text="group", showlegend=len(groups) > 1)
+    return _finished(figure, height=460, showlegend=len(groups) > 1 or bool(rings))
 
 
 def front_chart(

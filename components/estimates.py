@@ -1,6 +1,7 @@
 """Peak memory and disk of a recipe, from the configurations of its models.
 
-Each training stage is estimated alone, on one GPU (or on the CPU, where runtime.devices says so).
+Each training stage is estimated alone: for one GPU, or for the CPU where runtime.devices names it. Which
+devices this machine has does not matter.
 What a model's config.json does not tell is left out and said; nothing is guessed.
 """
 
@@ -336,7 +337,8 @@ def _arm_row(arm: str, costs: Costs) -> list[str]:
 def _cost_lines(costs: Costs) -> list[str]:
     lines = []
     if costs.memory:
-        lines.append(f"estimated peak memory of a training step on {costs.place} (GB)")
+        other = "" if costs.place == "the CPU" else "; with runtime.devices=[cpu] for the CPU"
+        lines.append(f"peak memory of a training step (GB), estimated for {costs.place}{other}")
         lines += _align([COLUMNS, *(_memory_row(stage, memory) for stage, memory in costs.memory)])
     if costs.disk is not None:
         lines += _disk_lines(costs.disk)

@@ -58,6 +58,11 @@ def report_work(log: logging.Logger, work: Work) -> None:
     log.info("%s: %d of %d", work.name, work.done, work.total, extra=progress(work))
 
 
+def format_loss(loss: float) -> str:
+    """A loss; one near 0, as the mean of a policy's loss in PPO, by its first two digits."""
+    return f"{loss:.3f}" if abs(loss) >= 0.01 or not loss else f"{loss:.2g}"
+
+
 def format_duration(seconds: float) -> str:
     """A duration in its two largest units, e.g. '42 s', '3 min 20 s' or '2 h 5 min'."""
     minutes, rest = divmod(round(seconds), 60)

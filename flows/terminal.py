@@ -19,7 +19,16 @@ from rich.text import Text
 
 from components.config import UserError
 from components.environment import USER_ERROR
-from components.progress import CLIENTS, ROUNDS, Milestone, PhaseStarted, UnitDone, Work, format_duration
+from components.progress import (
+    CLIENTS,
+    ROUNDS,
+    Milestone,
+    PhaseStarted,
+    UnitDone,
+    Work,
+    format_duration,
+    format_loss,
+)
 
 INTERNAL = "prefect._internal"
 """Logger of Prefect's own threads; a lost server is reported by flows/stopping.py."""
@@ -28,12 +37,7 @@ LOGGERS = ("components", "flows", "tasks")
 
 
 class Counter:
-    """A work and the time that it takes.
-
-    Attributes:
-        work: as it was reported last.
-        done: units that are done.
-    """
+    """A work as it was reported last, the units that are done, and the time that these take."""
 
     def __init__(self, work: Work) -> None:
         self.work = work
@@ -42,16 +46,14 @@ class Counter:
         self._first = work.done
         self._started = self._last = time.monotonic()
 
-    def continues_with(self, work: Work) -> bool:
-        """Whether a report is a later one of the same work, which may be done several times."""
-        return work.name == self.work.name and work.done >= self.done
-
-    def report(self, work: Work) -> None:
-        """Take a later report of the same work."""
-        self.work = work
+    def report(self, work: Work) -> bool:
+        """Take a later report of the same work; False for that of another one, or of a new beginning."""
+        if work.name != self.work.name or work.done < self.done:
+            return False
         if work.done != self.done:
             self._last = time.monotonic()
-        self.done = work.done
+        self.work, self.done = work, work.done
+        return True
 
     def add(self, unit: str) -> None:
         """Count a unit."""
@@ -67,6 +69,18 @@ class Counter:
         per_unit = (self._last - self._started) / measured
         left = per_unit * (self.work.total - self.done) - (time.monotonic() - self._last)
         return left if left >= 1 else None
+
+    def position(self) -> str:
+        """Where the work is: rounds are named by the one that runs, all else by what is done.
+
+        What follows a finished work, as a measurement or saving, has no count of its own.
+        """
+        name, done, total = self.work.name, self.done, self.work.total
+        if name == ROUNDS:
+            text = f"round {min(done + 1, total)} of {total}"
+        else:
+            text = f"{name} {done} of {total}" if name.endswith("step") else f"{done} of {total} {name}"
+        return f"{text} is done, what follows it is running" if done >= total else text
 
 
 class View(logging.Handler):
@@ -165,12 +179,10 @@ class View(logging.Handler):
         if work.name == CLIENTS:
             self._clients = Counter(work)
             return
-        if self._main is None or not self._main.continues_with(work):
+        if self._main is None or not self._main.report(work):
             self._main = Counter(work)
             self._clients = None
-            return
-        self._main.report(work)
-        if work.name == ROUNDS and self._live is None:
+        elif work.name == ROUNDS and self._live is None:
             self._print(record.getMessage())
 
     def _warn(self, record: logging.LogRecord) -> None:
@@ -195,12 +207,13 @@ class View(logging.Handler):
         text = Text.assemble((self._phase, "bold"))
         main, clients = self._main, self._clients
         if main is not None:
-            text.append(f"  {position(main)}")
-            if clients is not None:
-                text.append(f", {clients.done} of {clients.work.total} clients")
-            if main.work.loss is not None:
-                text.append(f", loss {main.work.loss:.3f}")
-        text.append(f"  {format_duration(time.monotonic() - self._since)}", "dim")
+            text.append(f"  {main.position()}")
+            if main.done < main.work.total:
+                if clients is not None:
+                    text.append(f", {clients.done} of {clients.work.total} clients")
+                if main.work.loss is not None:
+                    text.append(f", loss {format_loss(main.work.loss)}")
+        text.append(f"  {format_duration(time.monotonic() - self._since)} so far", "dim")
         left = None if main is None else main.seconds_left()
         if left is not None:
             text.append(f", about {format_duration(left)} left", "dim")
@@ -208,13 +221,3 @@ class View(logging.Handler):
         line = Text.assemble(frame if isinstance(frame, Text) else "", " ", text)
         line.truncate(self._console.width, overflow="ellipsis")
         return line
-
-
-def position(counter: Counter) -> str:
-    """Where a work is: rounds are named by the one that runs, all else by what is done."""
-    done, total = counter.done, counter.work.total
-    if counter.work.name == ROUNDS:
-        return f"round {min(done + 1, total)} of {total}"
-    if counter.work.name.endswith("step"):
-        return f"{counter.work.name} {done} of {total}"
-    return f"{done} of {total} {counter.work.name}"

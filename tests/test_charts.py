@@ -9,6 +9,7 @@ from components.charts import (
     COLORS,
     bar_chart,
     curve_charts,
+    domain_colors,
     front_chart,
     heat_map,
     interval_chart,
@@ -97,6 +98,18 @@ def test_a_partition_shows_clients_from_the_largest_and_combines_small_domains()
     assert sum(bar.y[0] for bar in figure.data) == sum(counts["client-44"].values())
 
 
+def test_a_domain_has_one_color_in_the_charts_of_a_page():
+    counts = {"ada": {"news": 3, "<mail>": 9}, "bea": {"news": 2}}
+    colors = domain_colors(counts)
+    assert colors == {"<mail>": COLORS[1], "news": COLORS[2]}
+    bars = {bar.name: bar.marker.color for bar in partition_chart(counts).data}
+    points = [("mean", 1, 0.5), ("news", 1, 0.5), ("<mail>", 1, 0.5)]
+    chart = line_chart("t", "x", "y", points, colors=colors | {"mean": COLORS[0]})
+    lines = {line.name: line.line.color for line in chart.data}
+    assert bars == {"&lt;mail&gt;": COLORS[1], "news": COLORS[2]}
+    assert lines == bars | {"mean": COLORS[0]}
+
+
 def test_intervals_are_rows_and_those_without_a_number_are_left_out():
     intervals = {"A": (0.6, 0.5, 0.8), "B": (float("nan"), 0, 0)}
     first, seeds = interval_chart("t", "win rate", intervals, 0.5, {"A": [0.55, 0.65]}).data
@@ -117,13 +130,16 @@ def test_a_heat_map_has_gaps_and_frames():
 def test_a_network_draws_each_edge_once_and_rings_nodes():
     nodes = {"ada": (0.0, 0.0, "x"), "bea": (1.0, 0.0, "x"), "cyd": (0.0, 1.0, "")}
     edges = {("ada", "bea"): 0.1, ("ada", "cyd"): 2.0}
-    figure = network_chart("t", "nats", edges, nodes, largest=2.0, ringed={"bea"}, labeled=True)
+    figure = network_chart(
+        "t", "nats", edges, nodes, largest=2.0, rings={"near <ada>": {"bea"}}, labeled=True
+    )
     lines = [trace for trace in figure.data if trace.mode == "lines"]
     assert sum(np.isfinite(line.x).sum() for line in lines) == 4
     labels, unknown, known = (trace for trace in figure.data if trace.mode == "markers+text")
     assert list(labels.text) == ["0.1", "2"]
-    assert (unknown.name, known.name) == ("unknown", "x")
-    assert list(known.marker.line.width) == [0, 3]
+    assert (unknown.name, known.name) == ("group unknown", "group x")
+    (ring,) = (trace for trace in figure.data if trace.mode == "markers")
+    assert (ring.name, list(ring.x), list(ring.y)) == ("near &lt;ada&gt;", [1.0], [0.0])
 
 
 def test_dominated_policies_of_a_front_are_hollow_and_off_its_line():

@@ -172,7 +172,7 @@ def test_private_modules_have_the_head_of_each_client(hub):
 
 def test_the_table_has_a_row_for_each_stage_and_the_terms(hub):
     lines = describe_costs(load_recipe("summarization/tldr")).splitlines()
-    assert lines[0].startswith("estimated peak memory")
+    assert lines[0].endswith("estimated for one GPU; with runtime.devices=[cpu] for the CPU")
     assert lines[1].split() == " ".join(COLUMNS).split()
     assert [line.split()[0] for line in lines[2:5]] == ["rounds", "alignment", "judge"]
     assert lines[5].startswith("estimated disk of the rounds (GB): ")

@@ -80,7 +80,7 @@ def readme(model: PolicyConfig | SelectorConfig, prompt_format: dict[str, Any], 
     from jinja2 import Environment, FileSystemLoader
 
     loader = FileSystemLoader(Path(__file__).parent)
-    environment = Environment(loader=loader, trim_blocks=True, keep_trailing_newline=True)  # noqa: S701
+    environment = Environment(loader=loader, trim_blocks=True, keep_trailing_newline=True)
     return environment.get_template("export.md.j2").render(
         model=model,
         is_policy=isinstance(model, PolicyConfig),

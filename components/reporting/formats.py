@@ -13,8 +13,8 @@ MISSING = "-"
 
 
 def format_number(value: float | None, digits: int = 3) -> str:
-    """A number; '-' if it is missing or not finite."""
-    return MISSING if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+    """A number, without a sign if it is rounded to 0; '-' if it is missing or not finite."""
+    return MISSING if value is None or not math.isfinite(value) else f"{value:z.{digits}f}"
 
 
 def format_percent(share: float | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from components.data.report import PreparationReport
+from components.progress import format_loss
 from components.results import AccuracyReport, Metrics, QuestionResult, StepRecord
 
 MAX_DOMAINS = 6
@@ -59,7 +60,7 @@ def margins_line(report: PreparationReport) -> str:
 
 def measure_line(name: str, measured: Metrics) -> str:
     """A measure of a method as a line."""
-    return f"{name}: " + ", ".join(f"{key} {value:.3f}" for key, value in measured.scalars.items())
+    return f"{name}: " + ", ".join(f"{key} {value:z.3f}" for key, value in measured.scalars.items())
 
 
 def round_line(record: StepRecord) -> str:
@@ -67,7 +68,7 @@ def round_line(record: StepRecord) -> str:
     parts = [f"{len(record.clients)} clients"]
     means = record.client_means()
     if "loss" in means:
-        parts.append(f"training loss {means['loss']:.3f}")
+        parts.append(f"training loss {format_loss(means['loss'])}")
     if not record.ends_round:
         parts += [f"{name} {value:.4g}" for name, value in record.server.scalars.items()]
     scalars = record.server.scalars.items()

@@ -28,16 +28,25 @@ class Table:
     header: list[str]
     rows: list[list[str]]
     caption: str = ""  # what the numbers cover
+    headings: str = ""  # what the headings mean; a page shows it, a terminal does not
 
     @classmethod
-    def of(cls, title: str, rows: Sequence[Mapping[str, str]], caption: str = "") -> Table:
+    def of(
+        cls, title: str, rows: Sequence[Mapping[str, str]], caption: str = "", headings: str = ""
+    ) -> Table:
         """A table of rows that have a cell for each heading."""
-        return cls(title, list(rows[0]) if rows else [""], [[*row.values()] for row in rows], caption)
+        header = list(rows[0]) if rows else [""]
+        return cls(title, header, [[*row.values()] for row in rows], caption, headings)
 
     @classmethod
-    def of_values(cls, title: str, values: Mapping[str, str]) -> Table:
+    def of_values(cls, title: str, values: Mapping[str, str], caption: str = "") -> Table:
         """A table of values by name."""
-        return cls(title, ["", "value"], [[*row] for row in values.items()])
+        return cls(title, ["", "value"], [[*row] for row in values.items()], caption)
+
+    @property
+    def notes(self) -> list[str]:
+        """The paragraphs below the table."""
+        return [text for text in (self.caption, self.headings) if text]
 
     def filled(self) -> Table:
         """The table without the columns in which no row has anything; the first one stays."""
@@ -169,7 +178,7 @@ def to_markdown(page: Page) -> str:
 def _markdown(part: Part) -> list[str]:
     """The paragraphs of a part."""
     if isinstance(part, Table):
-        return [f"### {part.title}", markdown_table(part), *([part.caption] if part.caption else [])]
+        return [f"### {part.title}", markdown_table(part), *part.notes]
     if isinstance(part, Answers):
         texts = [f"- **{_one_line(policy)}**: {_one_line(text)}" for policy, text in part.texts.items()]
         verdicts = [f"- {contest}: {verdict}" for contest, verdict in part.verdicts.items()]

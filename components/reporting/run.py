@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING
 
-from components.charts import curve_charts, interval_chart, line_chart, partition_chart
+from components.charts import COLORS, curve_charts, domain_colors, interval_chart, line_chart, partition_chart
 from components.data.records import answered_prompt
 from components.data.report import ClientCounts
 from components.evaluation.winrate import Verdict
@@ -55,6 +55,10 @@ CONTESTS = {
     "aligned_vs_human": "aligned against {references}",
     "base_vs_human": "base against {references}",
 }
+EQUAL_LENGTH_CAPTION = (
+    "At equal length: what a logistic model of the length difference predicts for answers of equal length. A"
+    " tie counts as half a win."
+)
 PARTITION_CAPTION = "Training, validation and test pairs of each client by domain (FedBiscuit figure 3)."
 CLIENT_LABELS = {
     "mean": "clients' mean",
@@ -68,11 +72,51 @@ METRIC_LABELS = {
     "explicit": "by the reward head",
 }
 """Labels of accuracies by other margins than the implicit reward's."""
+MEASURE_LABELS = {"kl": "KL of these answers to the reference, nats per completion"}
+CLIENTS_LINE = "clients' mean, from the worst to the best"
 DOMAIN_LABELS = {"common": "common-taste pairs", "own": "own-taste pairs", "": "all pairs"}
 REWARD_TITLES = {
-    "reward": "Implicit reward of the chosen completions",
-    "margin": "Margin of the implicit reward",
+    "reward": "Implicit reward of the chosen completions (beta x nats)",
+    "margin": "Margin of the implicit reward (beta x nats)",
 }
+POLICY_WORDS = {
+    "client-adapters": (
+        "Each client has an aligned policy of its own, a PEFT folder within the folder `aligned`. The"
+        " registered model has all of them: its column client_id says whose policy answers."
+    ),
+    "personalized-clients": (
+        "Each client's policy is the shared adapter with private modules, which stay with the client. The"
+        " PEFT folder and the registered model are the shared adapter."
+    ),
+}
+"""How the policies of clients can be used, by kind of the policy's record."""
+NUMBER_WORDS = {
+    "loss_first": "training loss",
+    "loss_last": "training loss",
+    "loss": "training loss",
+    "dpo": "loss of DPO",
+    "value_loss": "loss of the values",
+    "kl": "KL",
+    "policy_kl": "KL",
+    "kl_coefficient": "coefficient of the KL",
+    "steps": "optimizer steps",
+    "pairs": "pairs that were used",
+    "excluded": "pairs that were left out",
+    "finished": "share of finished completions",
+    "stopped": "whether it stopped early",
+    "scale": "scale of its reward",
+    "decay": "decay of the learning rate",
+    "lambda": "weights of the objectives",
+    "score": "rewards of the objectives",
+}
+"""What a client's numbers are; the others are named by what they are."""
+CONTEST_HEADINGS = (
+    "Win rate: wins / (wins + ties + losses). At equal length: what a logistic model of the length difference"
+    " predicts for answers of equal length, where a tie is half a win. Ties half: the win rate if a tie is"
+    " half a win. Consistency: the share of pairs on which the judge's verdicts in both orders agree. Ours"
+    " first: the win rate if the judge reads the answer of the policy named first before the other one, in"
+    " this order alone."
+)
 
 
 @dataclass(frozen=True)
@@ -107,19 +151,20 @@ def run_page(results: RunResults, run: RunDescription) -> Page:
             Section(
                 "Learning",
                 "How accuracy and loss went over the rounds, and the policy over the steps of DPO.",
-                [Chart(figure) for figure in _learning_charts(results)],
+                [Chart(figure) for figure in _learning_charts(results, run)],
             ),
             Section(
                 "Answers",
-                "The same held-out prompts, answered by the policy before and after the alignment; the first"
-                " ones by their ids, and nothing is selected.",
+                "The same held-out prompts, answered by the base policy and by the aligned one"
+                + (" of a client" if results.alignment.policy.kind in POLICY_WORDS else "")
+                + "; the first ones by their ids, and nothing is selected.",
                 list(_answers(results, run.references)),
             ),
             Section(
                 "Clients",
                 "Who has how many pairs, and what each client reached and sent.",
                 [
-                    Chart(partition_chart(run.partition), PARTITION_CAPTION),
+                    Chart(partition_chart(_labeled(run.partition)), PARTITION_CAPTION),
                     clients_table(results, run.clients),
                 ],
             ),
@@ -131,7 +176,12 @@ def run_page(results: RunResults, run: RunDescription) -> Page:
             Section("What left the clients", _privacy_lead(results), [_sent_table(results)]),
             Section("Cost", "Time and traffic; seconds are of this machine.", [_cost_table(results, run)]),
             Section(
-                "Use it", "The aligned policy is a PEFT folder and a registered model.", _usage(results, run)
+                "Use it",
+                POLICY_WORDS.get(
+                    results.alignment.policy.kind,
+                    "The aligned policy is a PEFT folder and a registered model.",
+                ),
+                _usage(results, run),
             ),
             Section(
                 "Recipe and environment",
@@ -179,8 +229,13 @@ def headline_tables(results: RunResults, references: str) -> list[Table]:
         tables.append(_moments_table(title, _accuracy_rows([federation.before.accuracy, assigned])))
     for name, measure in federation.after.measures.items():
         before = federation.before.measures[name].scalars
-        rows = {key: [before[key], value] for key, value in measure.scalars.items()}
-        tables.append(_moments_table(f"{name.capitalize()}, on held-out prompts", rows))
+        rows = {
+            MEASURE_LABELS.get(key, key): [before[key], value]
+            for key, value in measure.scalars.items()
+            if key != "prompts"
+        }
+        count = f"{measure.scalars['prompts']:.0f} " if "prompts" in measure.scalars else ""
+        tables.append(_moments_table(f"{name.capitalize()} on {count}held-out prompts", rows))
     tables += [contests_table(results, references), _policy_table(results)]
     if evaluation.questions:
         tables.append(questions_table(evaluation.questions))
@@ -199,9 +254,11 @@ def accuracy_table(results: RunResults) -> Table:
         rows |= _client_rows(summaries, f"{METRIC_LABELS.get(name, name)}: ")
     notes = []
     if federation.accuracy_note:
-        by_client = [report.margins.values() for report in reports]
+        beta = results.scale or 1.0
+        by_client = [[beta * margin for margin in report.margins.values()] for report in reports]
+        unit = "nats" if results.scale is None else "beta x nats"
         rows |= {
-            "reward margin over beta, mean (nats)": [report.margin for report in reports],
+            f"reward margin, clients' mean ({unit})": [beta * report.margin for report in reports],
             "its worst client": list(map(min, by_client)),
             "its standard deviation over clients": list(map(pstdev, by_client)),
         }
@@ -243,7 +300,7 @@ def contests_table(results: RunResults, references: str) -> Table:
                 "win rate [95%]": format_rate(one.win_rate, one.low, one.high),
                 "wins/ties/losses": format_counts(one),
                 "at equal length [95%]": format_equal_length(one),
-                "a tie half": format_percent(one.ties_half),
+                "ties half": format_percent(one.ties_half),
                 "consistency": format_percent(one.consistency),
                 "ours first [95%]": format_rate(
                     one.single_order.win_rate, one.single_order.low, one.single_order.high
@@ -258,7 +315,7 @@ def contests_table(results: RunResults, references: str) -> Table:
     prompts = len({answered_prompt(row["prompt_id"]) for row in results.answers})
     samples = results.recipe.evaluation.answers_per_prompt
     title = f"Win rate on {prompts} held-out prompts" + (f" x {samples} answers" if samples > 1 else "")
-    return Table.of(title, rows, caption)
+    return Table.of(title, rows, caption, CONTEST_HEADINGS)
 
 
 def contest_labels(results: RunResults, references: str) -> dict[str, str]:
@@ -276,7 +333,9 @@ def _policy_table(results: RunResults) -> Table:
     policies = ("base", "aligned")
     rows = []
     if (kl := alignment.metrics.get("kl_sequence")) is not None:
-        rows.append([f"KL to the reference ({alignment.reference}), nats per completion", "", f"{kl:.2f}"])
+        prompts = results.recipe.alignment.dpo.kl_prompts
+        label = f"KL to the reference ({alignment.reference}) on up to {prompts} held-out prompts"
+        rows.append([f"{label}, nats per completion", "", f"{kl:z.2f}"])
     if evaluation.rouge["aligned"]:
         rows.append(["ROUGE-L", *(format_number(evaluation.rouge[name]["rougeLsum"]) for name in policies)])
     if (reward := evaluation.implicit_reward) is not None:
@@ -400,30 +459,44 @@ def _sent_table(results: RunResults) -> Table:
                 "MB of an adapter, mean": f"{fmean(one.traffic.sent for one in updates) / 1e6:.3f}"
                 if updates
                 else "0",
-                "numbers": ", ".join(["number of rows", *numbers]),
+                "numbers": ", ".join(dict.fromkeys(["number of rows", *map(_number_words, numbers)])),
             }
         )
     return Table.of("Updates", rows)
+
+
+def _number_words(name: str) -> str:
+    """What a number of a client is; of a step of the round, or of an objective, without its name."""
+    kind, _, last = name.rpartition("/")
+    key = kind if kind in NUMBER_WORDS else last
+    return NUMBER_WORDS.get(key, key.replace("_", " "))
 
 
 def _cost_table(results: RunResults, run: RunDescription) -> Table:
     metrics = results.metrics
     values = {f"phase {name}": f"{seconds:,.1f} s" for name, seconds in run.phases.items()} | {
         "client steps": f"{metrics['cost/client_steps']:,.0f}",
-        "training of all clients": f"{metrics['cost/train_seconds']:,.1f} s",
+        "training, sum over the clients": f"{metrics['cost/train_seconds']:,.1f} s",
         "aggregation, a round": f"{metrics['cost/aggregation_seconds']:.3f} s",
         "sent by all clients": f"{metrics['cost/sent_mb']:,.2f} MB",
     }
     if "cost/kept_mb" in metrics:
         values["kept by a client, mean"] = f"{metrics['cost/kept_mb']:,.2f} MB"
-    return Table.of_values("Cost", values)
+    workers = results.recipe.runtime.workers
+    at_once = f"{workers} at a time" if workers > 1 else "one at a time on each device"
+    caption = (
+        f"Clients train {at_once}: where several do, their sum is more than the time of the phase federate."
+    )
+    return Table.of_values("Cost", values, caption)
 
 
 def _usage(results: RunResults, run: RunDescription) -> list[Part]:
+    is_by_client = results.alignment.policy.kind == "client-adapters"
+    client = f', "client_id": ["{next(iter(run.clients))}"]' if is_by_client else ""
     code = (
         "import mlflow, pandas\n"
         f'policy = mlflow.pyfunc.load_model("{results.alignment.model_uri}")\n'
-        'print(policy.predict(pandas.DataFrame({"prompt": ["..."]})))'
+        f'print(policy.predict(pandas.DataFrame({{"prompt": ["..."]{client}}})))'
     )
     return [
         Code("In Python, where MLFLOW_TRACKING_URI is that of the run", code),
@@ -444,21 +517,31 @@ def _win_rate_charts(results: RunResults, references: str) -> list[Chart]:
             intervals[label] = one.length_controlled, *bounds
     if not intervals:
         return []
-    caption = "A tie is half a win; what a model of the length difference predicts for equal lengths."
+    caption = EQUAL_LENGTH_CAPTION
     title = "Win rates at equal length, 95% intervals"
     return [Chart(interval_chart(title, "win rate", intervals, 0.5), caption)]
 
 
-def _learning_charts(results: RunResults) -> Iterator[Figure]:
+def _labeled(partition: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+    """A partition by the labels of the domains."""
+    return {
+        client: {DOMAIN_LABELS.get(name, name): pairs for name, pairs in counts.items()}
+        for client, counts in partition.items()
+    }
+
+
+def _learning_charts(results: RunResults, run: RunDescription) -> Iterator[Figure]:
     federation = results.federation
-    yield line_chart(
-        f"Held-out accuracy: {federation.accuracy_label}",
-        "rounds done",
-        "accuracy",
-        _accuracy_points(federation),
-        reference=(0.5, "chance"),
-        y_range=(0, 1),
-    )
+    if len(federation.evaluations) > 2:  # the first and the last one are in a table
+        yield line_chart(
+            f"Held-out accuracy: {federation.accuracy_label}",
+            "rounds done",
+            "accuracy",
+            _accuracy_points(federation),
+            reference=(0.5, "chance"),
+            y_range=(0, 1),
+            colors=domain_colors(_labeled(run.partition)) | {CLIENTS_LINE: COLORS[0]},
+        )
     if losses := [*_loss_points(federation)]:
         yield line_chart("Training loss of the clients", "round", "loss of a minibatch (nats)", losses)
     yield from curve_charts({results.recipe.federation.method: {0: results.curve}}, REWARD_TITLES)
@@ -476,8 +559,7 @@ def _accuracy_points(federation: FederationResult) -> list[tuple[str, float, flo
     clients: list[tuple[str, float, float]] = []
     domains: list[tuple[str, float, float]] = []
     for one in federation.evaluations:
-        name = "clients' mean, from the worst to the best"
-        clients += [(name, one.rounds_done, value) for value in one.accuracy.clients.values()]
+        clients += [(CLIENTS_LINE, one.rounds_done, value) for value in one.accuracy.clients.values()]
         for domain, value in one.accuracy.domains.items():
             domains.append((DOMAIN_LABELS.get(domain, domain), one.rounds_done, value))
     return clients + (domains if 1 < len(federation.after.accuracy.domains) <= MAX_DOMAINS else [])

@@ -202,10 +202,7 @@ def log_federation(target: FederationLog, folder: Path, result: FederationResult
     log.log_table(client_table(result.records), "clients.json")
     log.log_file(folder / RESULT, "federation")
     log.log_folder(folder / "final", "federation/adapters")
-    method = method_of(target.recipe.federation)
-    run = DiagnosedRun(
-        target.recipe.federation.method, target.recipe.seed, target.groups, method.preferences()
-    )
+    run = DiagnosedRun.of(target.recipe, target.groups)
     for diagnostic in load_diagnostics(result.diagnostics):
         diagnostic.log_result(result, run, log)
 

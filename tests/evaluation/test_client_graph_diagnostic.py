@@ -5,7 +5,7 @@ import pytest
 
 from components.evaluation.diagnostics.base import DiagnosedRun
 from components.evaluation.diagnostics.client_graph import ClientGraphDiagnostic, graph_charts
-from components.federation.methods.drift import GraphMemory
+from components.federation.methods.drift import GraphMemory, Options
 from tests.support.diagnostics import RecordingSink
 from tests.support.results import federation_result, step_record
 
@@ -99,7 +99,7 @@ def test_trees_and_paths_of_all_rounds_are_logged_as_one_page():
 @pytest.fixture(scope="module")
 def drawn():
     """The three drawn graphs of a round: all pairs, the tree, the paths of the first client."""
-    return graph_charts(graph_step(0, FIRST), GROUPS)
+    return graph_charts(graph_step(0, FIRST), DiagnosedRun("DRIFT", 0, GROUPS))
 
 
 def test_the_drawn_graphs_have_all_divergences_those_of_the_tree_and_those_of_the_paths(drawn):
@@ -109,22 +109,30 @@ def test_the_drawn_graphs_have_all_divergences_those_of_the_tree_and_those_of_th
     assert all(trace.mode == "markers+text" for trace in edges)
 
 
-def nodes_by_group(chart):
-    """The nodes of each group and the widths of their rings."""
-    return {
-        trace.name: dict(zip(trace.text, trace.marker.line.width, strict=True))
-        for trace in chart.data
-        if trace.name
-    }
+def names_of(chart):
+    return [trace.name for trace in chart.data if trace.name]
 
 
-def test_the_clients_that_the_first_one_is_aggregated_with_have_a_ring(drawn):
-    assert nodes_by_group(drawn[1]) == {"x": {"a": 0, "b": 0}, "y": {"c": 0}}
-    assert nodes_by_group(drawn[2]) == {"x": {"a": 3, "b": 3}, "y": {"c": 0}}
+@pytest.mark.parametrize(("variant", "deciding"), [("mst", 1), ("sp", 2)])
+def test_the_graph_that_decides_says_so_and_rings_those_that_the_first_client_is_aggregated_with(
+    variant, deciding
+):
+    run = DiagnosedRun("DRIFT", 0, GROUPS, options=Options(variant=variant))
+    charts = graph_charts(graph_step(0, FIRST), run)
+    decides = ["decides the aggregation" in chart.layout.title.text for chart in charts]
+    assert [n for n, one in enumerate(decides) if one] == [deciding]
+    (ring,) = (trace for trace in charts[deciding].data if trace.name == "aggregated with a")
+    assert len(ring.x) == 2
+    assert [names_of(chart) for chart in charts if chart is not charts[deciding]] == [
+        ["group x", "group y"]
+    ] * 2
 
 
-def test_groups_are_those_of_the_source_and_unknown_ones_are_shown_as_such():
-    assert nodes_by_group(graph_charts(graph_step(0, FIRST), UNKNOWN)[0]).keys() == {"unknown"}
+def test_groups_are_those_of_the_source_and_unknown_ones_are_shown_as_such(drawn):
+    assert names_of(drawn[0]) == ["group x", "group y"]
+    assert names_of(graph_charts(graph_step(0, FIRST), DiagnosedRun("DRIFT", 0, UNKNOWN))[0]) == [
+        "group unknown"
+    ]
 
 
 def test_the_report_of_a_run_has_the_graph_of_the_last_round():

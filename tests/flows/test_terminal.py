@@ -162,11 +162,11 @@ def test_the_live_line_has_phase_round_clients_and_loss(plain, clock):
     report(Work(CLIENTS, 0, 3))
     report(UnitDone(CLIENTS, "a"))
     report(UnitDone(CLIENTS, "a"))  # a repeated task
-    assert line(plain) == "federate  round 3 of 8, 1 of 3 clients  0 s"
+    assert line(plain) == "federate  round 3 of 8, 1 of 3 clients  0 s so far"
     clock.now += 10
     report(Work(ROUNDS, 3, 8, loss=0.25))
     report(Work(CLIENTS, 0, 3))
-    assert line(plain) == "federate  round 4 of 8, 0 of 3 clients, loss 0.250  10 s, about 50 s left"
+    assert line(plain) == "federate  round 4 of 8, 0 of 3 clients, loss 0.250  10 s so far, about 50 s left"
 
 
 def test_the_time_left_is_that_of_measured_rounds_and_counts_down(plain, clock):
@@ -186,7 +186,22 @@ def test_the_time_left_is_that_of_measured_rounds_and_counts_down(plain, clock):
 def test_the_live_line_has_the_step_and_loss_of_dpo(plain, clock):
     report(PhaseStarted("align"))
     report(Work("DPO step", 3, 40, loss=0.6931))
-    assert line(plain) == "align  DPO step 3 of 40, loss 0.693  0 s"
+    assert line(plain) == "align  DPO step 3 of 40, loss 0.693  0 s so far"
+
+
+def test_the_live_line_says_when_a_work_is_done_and_something_else_runs(plain, clock):
+    report(PhaseStarted("align"))
+    report(Work("DPO step", 40, 40, loss=0.5))
+    assert line(plain) == "align  DPO step 40 of 40 is done, what follows it is running  0 s so far"
+    report(Work(ROUNDS, 7, 8))
+    assert "done" not in line(plain)
+    report(Work(ROUNDS, 8, 8))
+    assert line(plain) == "align  round 8 of 8 is done, what follows it is running  0 s so far"
+
+
+def test_a_loss_near_zero_keeps_its_digits(plain, clock):
+    report(Work("DPO step", 3, 40, loss=-0.00021))
+    assert "loss -0.00021" in line(plain)
 
 
 def test_a_work_that_begins_again_is_measured_anew(plain, clock):
@@ -195,13 +210,13 @@ def test_a_work_that_begins_again_is_measured_anew(plain, clock):
     clock.now += 10
     report(Work("comparisons by the judge", 4, 8))
     report(Work("comparisons by the judge", 0, 8))
-    assert line(plain) == "evaluate  0 of 8 comparisons by the judge  10 s"
+    assert line(plain) == "evaluate  0 of 8 comparisons by the judge  10 s so far"
 
 
 def test_a_phase_begins_without_the_work_of_the_one_before_it(plain, clock):
     report(Work("DPO step", 3, 40))
     report(PhaseStarted("evaluate"))
-    assert line(plain) == "evaluate  0 s"
+    assert line(plain) == "evaluate  0 s so far"
 
 
 def test_the_live_line_is_cut_to_the_width_of_the_terminal(clock):

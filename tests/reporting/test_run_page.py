@@ -1,11 +1,13 @@
 """The report of a run: its tables, charts and answers, and its summary for a terminal."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from components.data.report import ClientCounts
 from components.evaluation.winrate import Verdict
+from components.recipes import load_recipe
 from components.reporting.page import to_html
 from components.reporting.run import (
     RunDescription,
@@ -119,23 +121,31 @@ def test_accuracies_by_other_metrics_have_the_range_of_clients(debug):
 
 
 def test_where_clients_have_models_of_their_own_their_margins_and_a_note_are_shown(debug):
-    table = accuracy_table(results_of(debug, federation={"accuracy_note": "each client by its own model"}))
+    recipe = load_recipe("debug", ["federation.method=feddpo", "federation.options={objective: {beta: 0.5}}"])
+    table = accuracy_table(results_of(recipe, federation={"accuracy_note": "each client by its own model"}))
     rows = rows_of(table)
-    assert rows["reward margin over beta, mean (nats)"] == ["0.100", "0.100"]
-    assert rows["its worst client"] == ["0.100", "0.100"]
+    assert rows["reward margin, clients' mean (beta x nats)"] == ["0.050", "0.050"]
+    assert rows["its worst client"] == ["0.050", "0.050"]
     assert rows["its standard deviation over clients"] == ["0.000", "0.000"]
     assert table.caption == "each client by its own model"
 
 
 def test_assigned_adapters_and_measures_of_the_method_have_tables(debug):
     evaluations = [
-        round_evaluation(0, measures={"rewards": {"helpful": 1.0}}),
-        round_evaluation(1, assigned=accuracy_report(mean=0.7), measures={"rewards": {"helpful": 2.0}}),
+        round_evaluation(0, measures={"rewards": {"helpful": 1.0, "kl": 0.0, "prompts": 16}}),
+        round_evaluation(
+            1,
+            assigned=accuracy_report(mean=0.7),
+            measures={"rewards": {"helpful": 2.0, "kl": -0.0001, "prompts": 16}},
+        ),
     ]
     _, assigned, rewards, *_ = headline_tables(results_of(debug, evaluations), "human text")
     assert rows_of(assigned)["clients' mean"] == ["0.600", "0.700"]
-    assert rewards.title == "Rewards, on held-out prompts"
-    assert rows_of(rewards) == {"helpful": ["1.000", "2.000"]}
+    assert rewards.title == "Rewards on 16 held-out prompts"
+    assert rows_of(rewards) == {
+        "helpful": ["1.000", "2.000"],
+        "KL of these answers to the reference, nats per completion": ["0.000", "0.000"],
+    }
 
 
 # --- the policy
@@ -177,7 +187,7 @@ def test_the_policy_has_its_kl_rouge_reward_lengths_and_the_curve_over_dpo(debug
     )
     (policy,) = [table for table in headline_tables(results, "") if table.title == "Policy"]
     assert rows_of(policy) == {
-        "KL to the reference (base), nats per completion": ["", "1.50"],
+        "KL to the reference (base) on up to 2 held-out prompts, nats per completion": ["", "1.50"],
         "ROUGE-L": ["0.200", "0.300"],
         "accuracy of its implicit reward, clients' mean on 12 pairs": ["", "0.600"],
         "its worst client": ["", "0.400"],
@@ -252,6 +262,11 @@ def test_alpaca_evals_numbers_are_in_its_units_and_missing_ones_are_dashes():
 # --- the page
 
 
+def section_of(page, title):
+    (section,) = [section for section in page.sections if section.title == title]
+    return section
+
+
 @pytest.fixture
 def described():
     """What the report says about a run beside its results."""
@@ -313,17 +328,20 @@ def test_the_sections_of_the_page_say_what_they_tell(complete, described):
 
 
 def test_the_learning_section_has_accuracy_losses_and_dpo(complete, described):
-    (section,) = [one for one in run_page(complete, described).sections if one.title == "Learning"]
+    assert len(section_of(run_page(complete, described), "Learning").parts) == 3  # no line of two points
+    evaluations = [round_evaluation(n) for n in range(3)]
+    federation = complete.federation.model_copy(update={"evaluations": evaluations})
+    section = section_of(run_page(replace(complete, federation=federation), described), "Learning")
     accuracy, losses, loss, margin = (part.figure for part in section.parts)
     means = [list(trace.y) for trace in accuracy.data if trace.name]
-    assert means == [pytest.approx([mean] * 2) for mean in (0.6, 0.9, 0.5)]
-    assert list(accuracy.data[0].y) == [0.8, 0.8, 0.4, 0.4]
+    assert means == [pytest.approx([mean] * 3) for mean in (0.6, 0.9, 0.5)]
+    assert list(accuracy.data[0].y) == [0.8] * 3 + [0.4] * 3
     assert [list(trace.y) for trace in losses.data if trace.name] == [[0.7, 0.7], [0.5, 0.5]]
     assert (list(loss.data[0].y), list(margin.data[0].y)) == ([0.6, 0.6], [0.1, 0.1])
 
 
 def test_answers_stand_side_by_side_with_the_names_of_the_winners(complete, described):
-    (section,) = [one for one in run_page(complete, described).sections if one.title == "Answers"]
+    section = section_of(run_page(complete, described), "Answers")
     first, *_, last = section.parts
     assert first.texts == {"base": "one", "aligned": "three", "human summaries": "a reference"}
     assert first.verdicts == {"aligned against base policy": "aligned"}
@@ -331,10 +349,26 @@ def test_answers_stand_side_by_side_with_the_names_of_the_winners(complete, desc
 
 
 def test_what_left_the_clients_is_counted_by_the_phase_of_a_round(complete, described):
-    (section,) = [
-        one for one in run_page(complete, described).sections if one.title == "What left the clients"
+    section = section_of(run_page(complete, described), "What left the clients")
+    assert section.parts[0].rows == [
+        ["train", "4", "2.000", "number of rows, training loss, optimizer steps"],
     ]
-    assert section.parts[0].rows == [["train", "4", "2.000", "number of rows, loss_first, loss_last, steps"]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "call"),
+    [
+        ("single", "The aligned policy is", '{"prompt": ["..."]}'),
+        ("client-adapters", "Each client has an aligned policy of its own", '"client_id": ["ada"]}'),
+        ("personalized-clients", "private modules, which stay with the client", '{"prompt": ["..."]}'),
+    ],
+)
+def test_how_to_use_the_policy_is_said_for_each_kind_of_it(kind, words, call, complete, described):
+    policy = complete.alignment.policy.model_copy(update={"kind": kind})
+    alignment = complete.alignment.model_copy(update={"policy": policy})
+    section = section_of(run_page(replace(complete, alignment=alignment), described), "Use it")
+    assert words in section.lead
+    assert call in section.parts[0].text
 
 
 def test_the_page_has_the_recipe_the_versions_and_how_to_load_the_policy(complete, described):

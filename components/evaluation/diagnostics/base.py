@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from components.config import Recipe
+from components.federation.protocol import Method, method_of
 from components.results import FederationResult, StepRecord
 
 if TYPE_CHECKING:
@@ -33,49 +35,37 @@ class DiagnosticSink(Protocol):
 
 @dataclass(frozen=True)
 class FrontPoint:
-    """A policy in the space of several rewards.
+    """A policy in the space of several rewards."""
 
-    Attributes:
-        scores: mean score by objective, after the rounds.
-        base_scores: of the base policy.
-        preferences: how much each objective is preferred.
-    """
-
-    scores: dict[str, float]
-    base_scores: dict[str, float]
-    preferences: dict[str, float]
+    scores: dict[str, float]  # mean score by objective, after the rounds
+    base_scores: dict[str, float]  # of the base policy
+    preferences: dict[str, float]  # how much each objective is preferred
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A diagnostic of one run.
+    """A diagnostic of one run."""
 
-    Attributes:
-        figures: metrics of the run, by name; the name of the diagnostic precedes it elsewhere.
-        data: input of the diagnostic's charts of a benchmark; each diagnostic has its own type.
-        front: the run's point in a front of preferences; None for methods with one objective.
-    """
-
-    figures: dict[str, float] = field(default_factory=dict)
-    data: Any = None
-    front: FrontPoint | None = None
+    figures: dict[str, float] = field(default_factory=dict)  # metrics; elsewhere after the diagnostic's name
+    data: Any = None  # input of the diagnostic's charts of a benchmark; each has its own type
+    front: FrontPoint | None = None  # the run's point in a front; None for methods with one objective
 
 
 @dataclass(frozen=True)
 class DiagnosedRun:
-    """Description of a run, for diagnostics.
+    """Description of a run, for diagnostics."""
 
-    Attributes:
-        name: method or arm, for labels.
-        seed: seed of the run.
-        groups: the clients' true groups.
-        preferences: how much the method prefers each objective; empty without several.
-    """
-
-    name: str
+    name: str  # method or arm, for labels
     seed: int
     groups: Groups
-    preferences: Mapping[str, float] = field(default_factory=dict)
+    preferences: Mapping[str, float] = field(default_factory=dict)  # by objective; empty without several
+    options: Method | None = None  # of the method
+
+    @classmethod
+    def of(cls, recipe: Recipe, groups: Groups) -> DiagnosedRun:
+        """The run of a recipe."""
+        method = method_of(recipe.federation)
+        return cls(recipe.federation.method, recipe.seed, groups, method.preferences(), method)
 
 
 class Diagnostic:

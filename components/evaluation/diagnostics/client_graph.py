@@ -17,7 +17,7 @@ from components.evaluation.diagnostics.base import (
     Summary,
 )
 from components.federation.graph import own_group_share
-from components.federation.methods.drift import GraphMemory
+from components.federation.methods.drift import GraphMemory, Options
 from components.results import FederationResult, StepRecord
 
 if TYPE_CHECKING:
@@ -44,17 +44,15 @@ class ClientGraphDiagnostic(Diagnostic):
         """Log the spanning trees and shortest paths of all rounds as one page."""
         figures: list[Figure] = []
         for record in result.records:
-            figures += graph_charts(record, run.groups)[1:]
+            figures += graph_charts(record, run)[1:]
         sink.log_charts(figures, "graphs/graphs.html")
 
     def summarize(self, result: FederationResult, run: DiagnosedRun) -> Summary:
         """Mean over the rounds of the share of own-group neighbors, and the share by chance."""
         if not any(run.groups.values()):
             return Summary()
-        shares = [
-            own_group_share(GraphMemory.model_validate(record.memory).weights, run.groups)
-            for record in result.records
-        ]
+        memories = [GraphMemory.model_validate(record.memory) for record in result.records]
+        shares = [own_group_share(memory.weights, run.groups) for memory in memories]
         figures = {}
         for name, key in (("neighbors", "neighbors"), ("neighbors_chance", "chance")):
             values = [share[key] for share in shares if not math.isnan(share[key])]
@@ -64,23 +62,20 @@ class ClientGraphDiagnostic(Diagnostic):
 
     def run_charts(self, result: FederationResult, run: DiagnosedRun) -> list[Figure]:
         """The graph of the last round."""
-        return graph_charts(result.records[-1], run.groups)
+        return graph_charts(result.records[-1], run)
 
 
-def graph_charts(record: StepRecord, groups: Groups) -> list[Figure]:
+def graph_charts(record: StepRecord, run: DiagnosedRun) -> list[Figure]:
     """A round's client graph as three charts (DRIFT figures 3 to 5 and 12).
 
-    All divergences, the minimum spanning tree, and the shortest paths of the first client, with a
-    ring around the clients that it is aggregated with. Clients that diverge less are closer
-    together, and groups are colors.
-
-    Args:
-        record: a step of a method with a client graph.
-        groups: the clients' true groups.
+    All divergences, the minimum spanning tree, and the shortest paths of the first client. The graph
+    that decides who is aggregated says so, and has a ring around those that the first client is
+    aggregated with. Clients that diverge less are closer together, and groups are colors.
     """
     memory = GraphMemory.model_validate(record.memory)
     graph = nx.node_link_graph(memory.graph, edges="edges")
     names = sorted(graph)
+    first = names[0]
     weights = {tuple(sorted(edge[:2])): edge[2] for edge in graph.edges.data("weight")}
     largest = max(weights.values(), default=0.0) or 1.0
     distances = {
@@ -88,31 +83,29 @@ def graph_charts(record: StepRecord, groups: Groups) -> list[Figure]:
         for one in names
     }
     layout = nx.kamada_kawai_layout(graph, dist=distances) if len(names) > 2 else nx.circular_layout(graph)
-    nodes = {name: (*layout[name], groups.get(name) or "") for name in names}
+    nodes = {name: (*layout[name], run.groups.get(name) or "") for name in names}
     paths: set[tuple[str, ...]] = set()
-    for path in nx.single_source_dijkstra_path(graph, names[0], weight="weight").values():
+    for path in nx.single_source_dijkstra_path(graph, first, weight="weight").values():
         paths |= {tuple(sorted(step)) for step in pairwise(path)}
     tree = {tuple(sorted(edge)) for edge in memory.tree}
-    title = f"Round {record.rounds_done}: "
-    drawn = [
-        ("divergence of all pairs", set(weights), {}, len(weights) <= MAX_LABELED),
-        ("minimum spanning tree", tree, {}, True),
-        (
-            f"shortest paths from {names[0]}, ringed: aggregated with",
-            paths,
-            memory.weights.get(names[0], {}),
-            True,
-        ),
-    ]
-    return [
-        network_chart(
-            title + text,
-            WEIGHT,
-            {edge: weights[edge] for edge in sorted(edges)},
-            nodes,
-            largest=largest,
-            ringed=ringed,
-            labeled=labeled,
+    variant = run.options.variant if isinstance(run.options, Options) else ""
+    figures = []
+    for name, words, edges in (
+        ("", "divergence of all pairs", set(weights)),
+        ("mst", "minimum spanning tree", tree),
+        ("sp", f"shortest paths from {first}", paths),
+    ):
+        decides = name != "" and name == variant
+        rings = {f"aggregated with {first}": memory.weights.get(first, {})} if decides else {}
+        figures.append(
+            network_chart(
+                f"Round {record.rounds_done}: {words}{', which decides the aggregation' if decides else ''}",
+                WEIGHT,
+                {edge: weights[edge] for edge in sorted(edges)},
+                nodes,
+                largest=largest,
+                rings=rings,
+                labeled=name != "" or len(weights) <= MAX_LABELED,
+            )
         )
-        for text, edges, ringed, labeled in drawn
-    ]
+    return figures
