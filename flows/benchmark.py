@@ -78,9 +78,8 @@ def compare_arms(folder: Path) -> str:
     with ending(whole):
         for seed in plan.seeds:
             run_seed(folder, plan, seed, parent)
-            report = write_benchmark_report(folder, plan)
-            log_benchmark_report(parent, report.folder, report.means, report.findings)
-            out = report.folder
+            out, means, findings = write_benchmark_report(folder, plan)
+            log_benchmark_report(parent, out, means, findings)
     return str(out)
 
 

@@ -2,108 +2,146 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from components.config.benchmark import Benchmark
+from components.config.benchmark import BASE_POLICY, REFERENCES, Benchmark
 from components.evaluation.contests import Contest
-from components.evaluation.diagnostics import load_diagnostics
-from components.io import write_atomically, write_json
-from components.reporting.benchmark import BenchmarkResults, ReportedBenchmark, benchmark_page
+from components.io import read_json, write_atomically, write_json
+from components.reporting.benchmark import benchmark_page
 from components.reporting.choices import choose_arms
-from components.reporting.claims import Evidence, Finding, check_claims
-from components.reporting.metrics import mean_metrics
+from components.reporting.claims import Finding, check_claims
+from components.reporting.fronts import Front, front_metrics, worst_rewards
+from components.reporting.metrics import base_metrics, mean_metrics
 from components.reporting.page import to_html, to_markdown
-from components.reporting.units import CLIENTS
+from components.reporting.results import BenchmarkResults
+from components.reporting.units import CLIENTS, UnitsByMetric, run_units
 from components.results import finite_or_none
-from tasks.benchmark_results import read_results
-from tasks.runs import git_commit
+from tasks.benchmark_folder import arm_run, contest_path
+from tasks.report import read_results as read_run
+from tasks.runs import Run, git_commit
 from tasks.uncached import task
 
+OWN_CONTESTS = {
+    "aligned_vs_base": f"{{arm}} against {BASE_POLICY}",
+    "aligned_vs_human": f"{{arm}} against {REFERENCES}",
+    "base_vs_human": f"{BASE_POLICY} against {REFERENCES}",
+}
+"""Names of a run's own contests in a benchmark."""
 
-@dataclass(frozen=True)
-class BenchmarkReport:
-    """A written report."""
 
-    folder: Path  # report.html, report.md and metrics.json
-    means: dict[str, dict[str, float]]  # means over seeds of each arm's metrics
-    findings: Sequence[Finding]  # the checked claims
+T = TypeVar("T")
+
+
+def read_results(folder: Path, benchmark: Benchmark) -> BenchmarkResults:
+    """Read the finished runs and contests of a benchmark."""
+    results = BenchmarkResults(benchmark.seeds, 0)
+    for arm in benchmark.arms:
+        for seed in benchmark.seeds:
+            run = arm_run(folder, arm, seed)
+            if run.is_done("report"):
+                _add_run(results, run, arm, seed)
+    for seed in benchmark.seeds:
+        _add_fronts(results, benchmark, seed)
+    for name, by_seed in results.fronts.items():
+        seed = min(by_seed)
+        runs = {arm: arm_run(folder, arm, seed) for arm in benchmark.fronts[name]}
+        rows = {arm: read_json(run.evaluation / "answers.json") for arm, run in runs.items()}
+        results.answers[f"{name}, seed {seed}"] = rows
+    for ours, theirs in benchmark.contests:
+        for seed in benchmark.seeds:
+            path = contest_path(folder, ours, theirs, seed)
+            if path.is_file():
+                results.contests.setdefault(f"{ours} against {theirs}", {})[seed] = Contest.read(path)
+    return results
+
+
+def _add_run(results: BenchmarkResults, run: Run, arm: str, seed: int) -> None:
+    read = read_run(run, run.recipe())
+    if read.curve:
+        results.rewards.setdefault(arm, {})[seed] = read.curve
+    if read.evaluation.curve:
+        results.hacking.setdefault(arm, {})[seed] = read.evaluation.curve
+    results.metrics.setdefault(arm, {})[seed] = read.metrics
+    results.base.setdefault(seed, base_metrics(read.metrics))
+    questions: list[Mapping[str, Any]] = []
+    if "aligned" in read.evaluation.questions:
+        for name in read.evaluation.questions["aligned"].sets:
+            questions += read_json(run.evaluation / "questions" / f"aligned-{name}.json")
+    results.units.setdefault(arm, {})[seed] = run_units(read, questions)
+    results.resamples = max(results.resamples, read.recipe.evaluation.bootstrap)
+    results.judges.setdefault(seed, read.evaluation.judge_figures)
+    results.commits[f"{arm}-seed-{seed}"] = run.metadata().get("commits", [])
+    for name, summary in read.diagnostics.items():
+        results.diagnostics.setdefault(name, {}).setdefault(arm, {})[seed] = summary
+    for name, contest in read.contests.items():
+        results.contests.setdefault(OWN_CONTESTS[name].format(arm=arm), {})[seed] = contest
+
+
+def _add_fronts(results: BenchmarkResults, benchmark: Benchmark, seed: int) -> None:
+    """The metrics of each front of a seed whose arms are all done."""
+    points = {}
+    for summaries in results.diagnostics.values():
+        for arm, runs in summaries.items():
+            point = runs[seed].front if seed in runs else None
+            if point is not None:
+                points[arm] = point
+    fronts: dict[str, Front] = {}
+    for name, arms in benchmark.fronts.items():
+        front: Front = {arm: point for arm in arms if (point := points.get(arm)) is not None}
+        if len(front) == len(arms):
+            fronts[name] = front
+    for name, front in fronts.items():
+        results.metrics.setdefault(name, {})[seed] = front_metrics(front, worst_rewards(fronts))
+        results.fronts.setdefault(name, {})[seed] = front
 
 
 @task()
-def write_benchmark_report(folder: Path, benchmark: Benchmark) -> BenchmarkReport:
-    """Write report.html, report.md and metrics.json."""
+def write_benchmark_report(
+    folder: Path, benchmark: Benchmark
+) -> tuple[Path, dict[str, dict[str, float]], Sequence[Finding]]:
+    """Write report.html, report.md and metrics.json.
+
+    Returns:
+        their folder, the means over seeds of each arm's metrics, and the checked claims.
+    """
     results = read_results(folder, benchmark)
-    pools = {name: Contest.pooled(by_seed).figures() for name, by_seed in results.contests.items()}
-    evidence = Evidence(
-        results.metrics, results.units, results.contests, pools, benchmark.seeds, results.resamples
-    )
-    reported = ReportedBenchmark(
-        folder.name,
-        benchmark,
-        results,
-        pools,
-        check_claims(benchmark.claims, evidence),
-        choose_arms(benchmark.choices, results.metrics, results.units, benchmark.seeds),
-        [
-            figure
-            for name, summaries in results.diagnostics.items()
-            for figure in load_diagnostics([name])[0].benchmark_charts(summaries)
-        ],
-        git_commit(),
-    )
+    findings = check_claims(benchmark.claims, results)
+    chosen = choose_arms(benchmark.choices, results.metrics, results.units, benchmark.seeds)
     out = folder / "report"
     out.mkdir(exist_ok=True)
-    page = benchmark_page(reported)
-    write_json(out / "metrics.json", finite_or_none(_numbers(reported)))
+    numbers = {
+        name: getattr(results, name) for name in ("metrics", "base", "judges", "rewards", "commits")
+    } | {
+        "clients": _by_arm_and_seed(results.units, _client_numbers),
+        "contests": _by_arm_and_seed(results.contests, Contest.combined),
+        "hacking": _by_arm_and_seed(results.hacking, lambda curve: [point.model_dump() for point in curve]),
+        "fronts": _by_arm_and_seed(
+            results.fronts, lambda front: {arm: asdict(point) for arm, point in front.items()}
+        ),
+        "pooled": {name: pool.model_dump() for name, pool in results.pools.items()},
+        "claims": [asdict(finding) for finding in findings],
+        "choices": [asdict(choice) for choice in chosen],
+    }
+    write_json(out / "metrics.json", finite_or_none(numbers))
+    page = benchmark_page(folder.name, benchmark, results, findings, chosen, git_commit())
     write_atomically(out / "report.md", to_markdown(page).encode())
     write_atomically(out / "report.html", to_html(page).encode())
-    means = {arm: mean_metrics(runs) for arm, runs in results.metrics.items()}
-    return BenchmarkReport(out, means, reported.findings)
+    return out, {arm: mean_metrics(runs) for arm, runs in results.metrics.items()}, findings
 
 
-def _numbers(reported: ReportedBenchmark) -> dict[str, Any]:
-    """The content of metrics.json."""
-    results = reported.results
+def _by_arm_and_seed(
+    values: Mapping[str, Mapping[int, T]], convert: Callable[[T], Any]
+) -> dict[str, dict[int, Any]]:
+    return {arm: {seed: convert(value) for seed, value in by_seed.items()} for arm, by_seed in values.items()}
+
+
+def _client_numbers(by_metric: UnitsByMetric) -> dict[str, dict[str, float]]:
+    """The worst client and the spread of each metric that is a mean over clients."""
     return {
-        "metrics": results.metrics,
-        "clients": _client_numbers(results),
-        "base": results.base,
-        "contests": {
-            name: {seed: contest.combined() for seed, contest in by_seed.items()}
-            for name, by_seed in results.contests.items()
-        },
-        "judges": results.judges,
-        "rewards": results.rewards,
-        "hacking": {
-            arm: {seed: [point.model_dump() for point in curve] for seed, curve in by_seed.items()}
-            for arm, by_seed in results.hacking.items()
-        },
-        "fronts": {
-            name: {
-                seed: {arm: asdict(point) for arm, point in front.items()} for seed, front in by_seed.items()
-            }
-            for name, by_seed in results.fronts.items()
-        },
-        "commits": results.commits,
-        "pooled": {name: pool.model_dump() for name, pool in reported.pools.items()},
-        "claims": [asdict(finding) for finding in reported.findings],
-        "choices": [asdict(choice) for choice in reported.chosen],
-    }
-
-
-def _client_numbers(results: BenchmarkResults) -> dict[str, dict[int, dict[str, dict[str, float]]]]:
-    """The worst client and the spread of each metric that is a mean over clients, by arm and seed."""
-    return {
-        arm: {
-            seed: {
-                name: {"worst": units.worst, "spread": units.spread}
-                for name, units in by_metric.items()
-                if units.unit == CLIENTS
-            }
-            for seed, by_metric in runs.items()
-        }
-        for arm, runs in results.units.items()
+        name: {"worst": units.worst, "spread": units.spread}
+        for name, units in by_metric.items()
+        if units.unit == CLIENTS
     }

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from components.charts import bar_chart, curve_charts, interval_chart
 from components.config.benchmark import BASE_POLICY, WINS, Benchmark
 from components.data.records import answered_prompt
 from components.evaluation.contests import Contest
-from components.evaluation.diagnostics.base import Summary
+from components.evaluation.diagnostics import load_diagnostics
 from components.reporting.choices import ChosenArm, choices_table
 from components.reporting.claims import Finding, claims_table
 from components.reporting.formats import (
@@ -25,12 +24,13 @@ from components.reporting.formats import (
     format_percent,
     format_rate,
 )
-from components.reporting.fronts import Front, front_charts
+from components.reporting.fronts import front_charts
 from components.reporting.metrics import ALIASES, alias_of, named, values_of
 from components.reporting.page import Answers, Chart, Notes, Page, Section, Table, filled
-from components.reporting.run import hacking_chart
-from components.reporting.units import Units, UnitsByMetric, client_range
-from components.results import ContestFigures, CurvePoint, WinRate
+from components.reporting.results import BenchmarkResults
+from components.reporting.run import RATE_HEADINGS, hacking_chart
+from components.reporting.units import UnitsByMetric, client_range
+from components.results import WinRate
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -45,55 +45,49 @@ SHOWN_PROMPTS = 4
 """Prompts whose answers are shown for each front."""
 
 
-@dataclass
-class BenchmarkResults:
-    """The finished runs, by arm (or name of a contest or front) and seed."""
+def benchmark_page(
+    name: str,
+    benchmark: Benchmark,
+    results: BenchmarkResults,
+    findings: Sequence[Finding],
+    chosen: Sequence[ChosenArm],
+    commit: str,
+) -> Page:
+    """The report of a benchmark.
 
-    metrics: dict[str, dict[int, dict[str, float]]] = field(default_factory=dict)  # of fronts too
-    units: dict[str, dict[int, dict[str, Units]]] = field(default_factory=dict)  # what these are means of
-    resamples: int = 0  # of the bootstrap intervals; the most of any run
-    base: dict[int, dict[str, float]] = field(default_factory=dict)  # the base policy's metrics
-    contests: dict[str, dict[int, Contest]] = field(default_factory=dict)
-    judges: dict[int, dict[str, float]] = field(default_factory=dict)  # numbers of the judges
-    rewards: dict[str, dict[int, Sequence[Mapping[str, float]]]] = field(default_factory=dict)  # by round
-    hacking: dict[str, dict[int, list[CurvePoint]]] = field(default_factory=dict)
-    diagnostics: dict[str, dict[str, dict[int, Summary]]] = field(default_factory=dict)  # by name first
-    commits: dict[str, list[str]] = field(default_factory=dict)  # of each run
-    fronts: dict[str, dict[int, Front]] = field(default_factory=dict)
-    # rows of answers.json of the arms of fronts, of a front's first complete seed
-    answers: dict[str, dict[str, list[dict[str, Any]]]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class ReportedBenchmark:
-    """What a report shows."""
-
-    name: str  # of the benchmark's folder
-    benchmark: Benchmark
-    results: BenchmarkResults
-    pools: Mapping[str, ContestFigures]  # contests, pooled over seeds
-    findings: Sequence[Finding]  # the checked claims
-    chosen: Sequence[ChosenArm]
-    charts: Sequence[Figure]  # of the methods' diagnostics
-    commit: str  # of the code that writes the report
-
-
-def benchmark_page(reported: ReportedBenchmark) -> Page:
-    """The report of a benchmark."""
-    benchmark, results, pools = reported.benchmark, reported.results, reported.pools
-    claims = [claims_table(reported.findings), choices_table(reported.chosen)]
+    Args:
+        name: of the benchmark's folder.
+        benchmark: its file.
+        results: of the finished runs.
+        findings: the checked claims.
+        chosen: the choices.
+        commit: of the code that writes the report.
+    """
     first = [claim.figure for claim in benchmark.claims if claim.figure != WINS]
     first += [choice.figure for choice in benchmark.choices.values()]
     means, single = metrics_tables(results, first)
-    tables = [contests_table(results.contests, pools), judges_table(results)]
-    curves = [*curve_charts(results.rewards, REWARD_TITLES), *_hacking_charts(results), *reported.charts]
+    curves = [*curve_charts(results.rewards, REWARD_TITLES), *_hacking_charts(results)]
+    for diagnostic, summaries in results.diagnostics.items():
+        curves += load_diagnostics([diagnostic])[0].benchmark_charts(summaries)
     curves += front_charts(results.fronts)
     seeds = ", ".join(map(str, benchmark.seeds))
+    notes = [
+        commits_line(results.commits),
+        f"report written by commit {short_commit(commit)}",
+        "accuracies are of the selectors' majority, or of the trained policy's implicit reward; a client"
+        " step is an optimizer step of the arm's own batch size",
+        *([f"all arms: {'; '.join(benchmark.settings)}"] if benchmark.settings else []),
+        *(f"{arm}: {'; '.join(settings)}" for arm, settings in benchmark.arms.items()),
+    ]
     return Page(
-        reported.name,
+        name,
         f"recipe {benchmark.recipe}, {len(benchmark.arms)} arms, seeds {seeds}",
         [
-            Section("Claims", "What the benchmark is expected to show, and whether it does.", filled(claims)),
+            Section(
+                "Claims",
+                "What the benchmark is expected to show, and whether it does.",
+                filled([claims_table(findings), choices_table(chosen)]),
+            ),
             Section(
                 "Methods",
                 "Means over the seeds, with the worst client beside the mean.",
@@ -102,28 +96,14 @@ def benchmark_page(reported: ReportedBenchmark) -> Page:
             Section(
                 "Win rates",
                 "What the judge says of the answers of two policies to the same prompts.",
-                [*_win_rates(results.contests, pools), *filled(tables)],
+                [*_win_rates(results), *filled([contests_table(results), judges_table(results)])],
             ),
             Section("Curves", "How the numbers went over the rounds.", [Chart(figure) for figure in curves]),
             Section("Answers", "Answers by preference, of the first prompts by id.", list(_answers(results))),
             Section("Each seed", "The numbers that the means are of.", [single]),
-            Section("Settings and commits", "What the runs can be repeated from.", [Notes(_notes(reported))]),
+            Section("Settings and commits", "What the runs can be repeated from.", [Notes(notes)]),
         ],
     )
-
-
-def _notes(reported: ReportedBenchmark) -> list[str]:
-    """The settings and the commits, a line each."""
-    benchmark = reported.benchmark
-    notes = [
-        commits_line(reported.results.commits),
-        f"report written by commit {short_commit(reported.commit)}",
-        "accuracies are of the selectors' majority, or of the trained policy's implicit reward; a client"
-        " step is an optimizer step of the arm's own batch size",
-    ]
-    if benchmark.settings:
-        notes.append(f"all arms: {'; '.join(benchmark.settings)}")
-    return notes + [f"{arm}: {'; '.join(settings)}" for arm, settings in benchmark.arms.items()]
 
 
 def short_commit(commit: str) -> str:
@@ -190,13 +170,11 @@ def _cell(name: str, runs: Mapping[int, Mapping[str, float]], units: Mapping[int
     return format_mean(values) + format_client_range(client_range(units, name)) if values else "-"
 
 
-def contests_table(
-    contests: Mapping[str, Mapping[int, Contest]], pools: Mapping[str, ContestFigures]
-) -> Table:
-    """Win rates, uncorrected and at equal length, over the answers of all seeds (pools), and by seed."""
+def contests_table(results: BenchmarkResults) -> Table:
+    """Win rates, uncorrected and at equal length, over the answers of all seeds, and by seed."""
     rows = []
-    for name, pool in pools.items():
-        by_seed = contests[name]
+    for name, by_seed in results.contests.items():
+        pool = results.pools[name]
         every = Contest.pooled(by_seed)
         prompts = {prompt for contest in by_seed.values() for prompt in contest.units}
         rates = {seed: contest.win_rate() for seed, contest in by_seed.items()}
@@ -207,8 +185,8 @@ def contests_table(
                 "win rate [95%] (wins/ties/losses)": _with_counts(
                     format_rate(pool.win_rate, pool.low, pool.high), pool, every
                 ),
-                "a tie half, at equal length [95%]": format_equal_length(pool),
-                "a tie half": format_percent(pool.ties_half),
+                "at equal length [95%]": format_equal_length(pool),
+                "ties half": format_percent(pool.ties_half),
                 "characters": f"{np.mean(every.ours):.0f}, {np.mean(every.theirs):.0f}"
                 if every.ours
                 else "-",
@@ -221,11 +199,10 @@ def contests_table(
     return Table.of(
         "Win rates over the answers of all seeds",
         rows,
-        "A win rate is wins / (wins + ties + losses). Intervals are 95% bootstraps over the answers (the same"
+        "Intervals are 95% bootstraps over the answers (the same"
         " prompt with two seeds counts as two): they concern these policies, one per seed, and no other seed."
-        " Where the seeds are further apart than the interval is wide, the seed decides and not the method."
-        " At equal length: what a logistic model of the length difference predicts for answers of equal"
-        " length (components/evaluation/length_control.py).",
+        " Where the seeds are further apart than the interval is wide, the seed decides and not the method.",
+        RATE_HEADINGS,
     )
 
 
@@ -235,17 +212,24 @@ def _with_counts(text: str, rate: WinRate, contest: Contest) -> str:
 
 def judges_table(results: BenchmarkResults) -> Table:
     """The judge's position consistency in each contest and seed, and its own accuracy."""
-    contests, judges = results.contests, results.judges
-    seeds = sorted(set[int]().union(*contests.values()))
+    seeds = sorted(set[int]().union(*results.contests.values()))
     rows = [
         [
             f"position consistency, {name}",
             *(format_number(by_seed[seed].consistency) if seed in by_seed else "-" for seed in seeds),
         ]
-        for name, by_seed in contests.items()
+        for name, by_seed in results.contests.items()
     ]
-    if any(judges.values()):
-        rows += _judge_accuracy_rows(judges, seeds)
+    runs = [results.judges.get(seed, {}) for seed in seeds]
+    names = sorted(set[str]().union(*results.judges.values()))
+    for name in (name for name in names if name.startswith("judge_accuracy")):
+        _, _, domain = name.partition("/")
+        label = "own accuracy" + (f", pairs of domain {domain}" if domain else "")
+        rows.append([label, *(format_number(run.get(name)) for run in runs)])
+    if names:
+        counts = [run.get("judge_held_out_pairs") for run in runs]
+        cells = ["not recorded" if count is None else f"{count:.0f}" for count in counts]
+        rows.append(["own accuracy, held-out pairs", *cells])
     return Table(
         "The judge",
         ["", *(f"seed {seed}" for seed in seeds)],
@@ -253,19 +237,6 @@ def judges_table(results: BenchmarkResults) -> Table:
         "Position consistency: the share of pairs on which the verdicts in both orders agree. The judge's own"
         " accuracy is on held-out pairs of owners outside the federation.",
     )
-
-
-def _judge_accuracy_rows(judges: Mapping[int, Mapping[str, float]], seeds: Sequence[int]) -> list[list[str]]:
-    prefix = "judge_accuracy"
-    domains = sorted(key for key in set[str]().union(*judges.values()) if key.startswith(f"{prefix}/"))
-    labels = {prefix: "own accuracy"} | {
-        key: f"own accuracy, pairs of domain {key.removeprefix(f'{prefix}/')}" for key in domains
-    }
-    runs = [judges.get(seed, {}) for seed in seeds]
-    rows = [[label, *(format_number(run.get(key)) for run in runs)] for key, label in labels.items()]
-    pairs = [run.get("judge_held_out_pairs") for run in runs]
-    cells = ["not recorded" if count is None else f"{count:.0f}" for count in pairs]
-    return [*rows, ["own accuracy, held-out pairs", *cells]]
 
 
 # --- charts and answers
@@ -300,22 +271,17 @@ def _bars(results: BenchmarkResults) -> list[Chart]:
     return [Chart(bar_chart(title, "accuracy", values, reference=(0.5, "chance")))]
 
 
-def _win_rates(
-    contests: Mapping[str, Mapping[int, Contest]], pools: Mapping[str, ContestFigures]
-) -> list[Chart]:
-    pools = {name: pool for name, pool in pools.items() if math.isfinite(pool.win_rate)}
+def _win_rates(results: BenchmarkResults) -> list[Chart]:
+    pools = {name: pool for name, pool in results.pools.items() if math.isfinite(pool.win_rate)}
     if not pools:
         return []
+    seeds = {name: [one.win_rate().win_rate for one in results.contests[name].values()] for name in pools}
     figure = interval_chart(
         "Win rates, 95% intervals",
         "win rate",
         {name: (pool.win_rate, pool.low, pool.high) for name, pool in pools.items()},
         0.5,
-        {
-            name: [contest.win_rate().win_rate for contest in contests[name].values()]
-            for name in pools
-            if len(contests[name]) > 1
-        },
+        {name: rates for name, rates in seeds.items() if len(rates) > 1},
     )
     caption = "Over the answers of all seeds. A tie is neither a win nor a loss, so both may be below half."
     return [Chart(figure, caption)]

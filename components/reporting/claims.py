@@ -17,10 +17,10 @@ from components.evaluation.contests import Contest
 from components.evaluation.winrate import Verdict
 from components.reporting.bootstrap import Group, mean_interval, share_interval
 from components.reporting.formats import format_equal_length
-from components.reporting.metrics import MetricsByArm, alias_of, named
+from components.reporting.metrics import alias_of, named
 from components.reporting.page import Table
-from components.reporting.units import PROMPTS, Units, UnitsByArm
-from components.results import ContestFigures
+from components.reporting.results import BenchmarkResults
+from components.reporting.units import PROMPTS, Units
 from components.seeding import generator
 
 HOLDS = "holds"
@@ -36,18 +36,6 @@ ONE_SEED = "one seed"
 
 DECIDED = (Verdict.FIRST, Verdict.SECOND)
 """Verdicts that are no ties: a win and a loss."""
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What claims are checked against."""
-
-    metrics: MetricsByArm  # by arm (or front) and seed
-    units: UnitsByArm  # what these are means of; metrics without units have one value per seed
-    contests: Mapping[str, Mapping[int, Contest]]  # by name and seed
-    pools: Mapping[str, ContestFigures]  # their figures over all seeds
-    seeds: Sequence[int]  # of the benchmark; the bootstrap is a function of the first one
-    resamples: int = 2000
 
 
 @dataclass(frozen=True)
@@ -79,12 +67,12 @@ class _Measured:
     drawn: str = "-"  # what the interval is over
 
 
-def check_claims(claims: Sequence[Claim], evidence: Evidence) -> list[Finding]:
+def check_claims(claims: Sequence[Claim], results: BenchmarkResults) -> list[Finding]:
     """Check each claim against each arm that it names."""
     findings = []
     for claim in claims:
         opponents: list[str | None] = [*claim.against] or [None]
-        findings += [_check(claim, other, evidence) for other in opponents]
+        findings += [_check(claim, other, results) for other in opponents]
     return findings
 
 
@@ -112,21 +100,21 @@ def claims_table(findings: Sequence[Finding]) -> Table:
     )
 
 
-def _check(claim: Claim, other: str | None, evidence: Evidence) -> Finding:
+def _check(claim: Claim, other: str | None, results: BenchmarkResults) -> Finding:
     if claim.figure == WINS:
         name = f"{claim.arm} against {other}"
         words = f"{name}: share of wins among wins and losses"
-        measured = _measure_wins(name, evidence)
+        measured = _measure_wins(name, results)
     else:
         factor = "" if claim.times == 1 else f"{claim.times:g} x "
         difference = f" less {factor}{other}" if other else ""
         words = f"{claim.arm}{difference}: {alias_of(claim.figure).label}"
-        measured = _measure_figure(claim, other, evidence)
+        measured = _measure_figure(claim, other, results)
     verdict = UNDECIDED if measured.interval is None else _verdict(claim, *measured.interval)
     remarks = [measured.reason] if measured.reason else []
-    if 0 < len(measured.by_seed) < len(evidence.seeds):
-        remarks.append(f"{len(measured.by_seed)} of {len(evidence.seeds)} seeds")
-    if claim.figure == WINS and verdict == HOLDS and not evidence.pools[name].length_controlled_low > 0.5:
+    if 0 < len(measured.by_seed) < len(results.seeds):
+        remarks.append(f"{len(measured.by_seed)} of {len(results.seeds)} seeds")
+    if claim.figure == WINS and verdict == HOLDS and not results.pools[name].length_controlled_low > 0.5:
         remarks.append(MAY_BE_CHANCE)
     low, high = measured.interval or (None, None)
     return Finding(
@@ -158,11 +146,11 @@ def _limit_words(claim: Claim) -> str:
 # --- wins
 
 
-def _measure_wins(name: str, evidence: Evidence) -> _Measured:
-    contests = evidence.contests.get(name, {})
+def _measure_wins(name: str, results: BenchmarkResults) -> _Measured:
+    contests = results.contests.get(name, {})
     if not contests:
         return _Measured({}, reason="not measured")
-    pool = evidence.pools[name]
+    pool = results.pools[name]
     by_seed = {n: _decided_words(*map(one.verdicts.count, DECIDED)) for n, one in contests.items()}
     counts = _decided_words(pool.wins, pool.losses)
     overall = f"{counts}; at equal length, a tie half, {format_equal_length(pool)}"
@@ -172,8 +160,8 @@ def _measure_wins(name: str, evidence: Evidence) -> _Measured:
         return _Measured(by_seed, overall, reason="0 wins to 0 losses")
     if len(seeds) == 1:
         return _Measured(by_seed, overall, reason=ONE_SEED)
-    numbers = generator(evidence.seeds[0], "claim", WINS, name)
-    interval = share_interval(seeds, len(decided), evidence.resamples, numbers)
+    numbers = generator(results.seeds[0], "claim", WINS, name)
+    interval = share_interval(seeds, len(decided), results.resamples, numbers)
     drawn = _drawn_words([len(prompts) for prompts in seeds], PROMPTS)
     return _Measured(by_seed, overall, interval, drawn=drawn)
 
@@ -221,20 +209,20 @@ class _Term:
         return {name: {unit: share * value for unit, value in own.items()} for name, own in groups.items()}
 
 
-def _measure_figure(claim: Claim, other: str | None, evidence: Evidence) -> _Measured:
+def _measure_figure(claim: Claim, other: str | None, results: BenchmarkResults) -> _Measured:
     factors = {claim.arm: 1.0} | ({other: -claim.times} if other else {})
-    missing = [arm for arm in factors if not _seeds_with(evidence, arm, claim.figure)]
+    missing = [arm for arm in factors if not _seeds_with(results, arm, claim.figure)]
     if missing:
         return _Measured({}, reason=f"not measured: {', '.join(missing)}")
-    shared = set.intersection(*(_seeds_with(evidence, arm, claim.figure) for arm in factors))
+    shared = set.intersection(*(_seeds_with(results, arm, claim.figure) for arm in factors))
     if not shared:
         return _Measured({}, reason="no seed has both arms")
     terms = {
         seed: [
             _Term(
                 factor,
-                named(evidence.metrics[arm][seed], claim.figure),
-                named(evidence.units.get(arm, {}).get(seed, {}), claim.figure),
+                named(results.metrics[arm][seed], claim.figure),
+                named(results.units.get(arm, {}).get(seed, {}), claim.figure),
             )
             for arm, factor in factors.items()
         ]
@@ -246,15 +234,15 @@ def _measure_figure(claim: Claim, other: str | None, evidence: Evidence) -> _Mea
     reason = _why_no_interval(claim.figure, terms, totals)
     if reason:
         return _Measured(by_seed, overall, reason=reason)
-    numbers = generator(evidence.seeds[0], "claim", claim.figure, *factors)
+    numbers = generator(results.seeds[0], "claim", claim.figure, *factors)
     paired = all(map(_are_paired, terms.values()))
     seeds = [_groups(own, paired) for own in terms.values()]
-    interval = mean_interval(seeds, evidence.resamples, numbers)
+    interval = mean_interval(seeds, results.resamples, numbers)
     return _Measured(by_seed, overall, interval, drawn=_drawn_by(list(terms.values()), paired))
 
 
-def _seeds_with(evidence: Evidence, arm: str, figure: str) -> set[int]:
-    runs = evidence.metrics.get(arm, {})
+def _seeds_with(results: BenchmarkResults, arm: str, figure: str) -> set[int]:
+    runs = results.metrics.get(arm, {})
     return {seed for seed, run in runs.items() if named(run, figure) is not None}
 
 

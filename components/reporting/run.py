@@ -55,7 +55,7 @@ CONTESTS = {
     "aligned_vs_human": "aligned against {references}",
     "base_vs_human": "base against {references}",
 }
-EQUAL_LENGTH_CAPTION = (
+EQUAL_LENGTH = (
     "At equal length: what a logistic model of the length difference predicts for answers of equal length. A"
     " tie counts as half a win."
 )
@@ -110,10 +110,11 @@ NUMBER_WORDS = {
     "score": "rewards of the objectives",
 }
 """What a client's numbers are; the others are named by what they are."""
-CONTEST_HEADINGS = (
-    "Win rate: wins / (wins + ties + losses). At equal length: what a logistic model of the length difference"
-    " predicts for answers of equal length, where a tie is half a win. Ties half: the win rate if a tie is"
-    " half a win. Consistency: the share of pairs on which the judge's verdicts in both orders agree. Ours"
+RATE_HEADINGS = (
+    "Win rate: wins / (wins + ties + losses). Ties half: the same with a tie as half a win. " + EQUAL_LENGTH
+)
+ORDER_HEADINGS = (
+    " Consistency: the share of pairs on which the judge's verdicts in both orders agree. Ours"
     " first: the win rate if the judge reads the answer of the policy named first before the other one, in"
     " this order alone."
 )
@@ -315,7 +316,7 @@ def contests_table(results: RunResults, references: str) -> Table:
     prompts = len({answered_prompt(row["prompt_id"]) for row in results.answers})
     samples = results.recipe.evaluation.answers_per_prompt
     title = f"Win rate on {prompts} held-out prompts" + (f" x {samples} answers" if samples > 1 else "")
-    return Table.of(title, rows, caption, CONTEST_HEADINGS)
+    return Table.of(title, rows, caption, RATE_HEADINGS + ORDER_HEADINGS)
 
 
 def contest_labels(results: RunResults, references: str) -> dict[str, str]:
@@ -484,9 +485,7 @@ def _cost_table(results: RunResults, run: RunDescription) -> Table:
         values["kept by a client, mean"] = f"{metrics['cost/kept_mb']:,.2f} MB"
     workers = results.recipe.runtime.workers
     at_once = f"{workers} at a time" if workers > 1 else "one at a time on each device"
-    caption = (
-        f"Clients train {at_once}: where several do, their sum is more than the time of the phase federate."
-    )
+    caption = f"Clients train {at_once}, so that their sum can be more than the time of the phase federate."
     return Table.of_values("Cost", values, caption)
 
 
@@ -517,9 +516,8 @@ def _win_rate_charts(results: RunResults, references: str) -> list[Chart]:
             intervals[label] = one.length_controlled, *bounds
     if not intervals:
         return []
-    caption = EQUAL_LENGTH_CAPTION
     title = "Win rates at equal length, 95% intervals"
-    return [Chart(interval_chart(title, "win rate", intervals, 0.5), caption)]
+    return [Chart(interval_chart(title, "win rate", intervals, 0.5), EQUAL_LENGTH)]
 
 
 def _labeled(partition: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:

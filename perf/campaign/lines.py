@@ -104,7 +104,7 @@ def run_results(folder: Path, benchmark: Benchmark, arm: str, seed: int, measure
         measure: see Family.
     """
     from tasks.benchmark_folder import arm_run
-    from tasks.benchmark_results import read_results
+    from tasks.benchmark_report import read_results
 
     alone = benchmark.model_copy(
         update={

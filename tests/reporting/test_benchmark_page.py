@@ -3,10 +3,7 @@
 import pytest
 
 from components.benchmarks import read_benchmark
-from components.evaluation.contests import Contest
 from components.reporting.benchmark import (
-    BenchmarkResults,
-    ReportedBenchmark,
     accuracy_names,
     benchmark_page,
     commits_line,
@@ -17,6 +14,7 @@ from components.reporting.benchmark import (
 from components.reporting.claims import HOLDS, Finding
 from components.reporting.formats import format_equal_length, format_mean
 from components.reporting.page import to_html, to_markdown
+from components.reporting.results import BenchmarkResults
 from components.reporting.units import CLIENTS, PROMPTS, Units
 from tests.support.contests import LOSS, TIE, WIN, contest
 
@@ -29,10 +27,6 @@ METRICS = {
 }
 CONTESTS = {"FedBis against base policy": {0: contest([WIN, WIN, TIE]), 1: contest([LOSS])}}
 BASE = {0: {"rouge/aligned/rougeLsum": 0.2}, 1: {"rouge/aligned/rougeLsum": 0.4}}
-
-
-def pools_of(contests):
-    return {name: Contest.pooled(by_seed).figures(500) for name, by_seed in contests.items()}
 
 
 # --- metrics
@@ -133,23 +127,23 @@ def test_accuracies_are_shown_by_taste_if_they_have_tastes_and_none_twice(runs, 
 
 
 def test_the_table_of_contests_has_the_pooled_rate_its_corrections_and_each_seed():
-    pools = pools_of(CONTESTS)
-    (row,) = contests_table(CONTESTS, pools).rows
-    pool = pools["FedBis against base policy"]
+    results = BenchmarkResults(contests=CONTESTS)
+    (row,) = contests_table(results).rows
+    pool = results.pools["FedBis against base policy"]
     assert row[:3] == ["FedBis against base policy", "4 (3)", "50.0% [0.0%, 100.0%] (2/1/1)"]
     assert row[3:6] == [format_equal_length(pool), f"{pool.ties_half:.1%}", "5, 5"]
     assert row[6] == "0: 66.7% (2/1/0); 1: 0.0% (0/0/1)"
 
 
 def test_the_caption_of_the_contests_states_over_what_the_intervals_are():
-    caption = contests_table(CONTESTS, pools_of(CONTESTS)).caption
+    caption = contests_table(BenchmarkResults(contests=CONTESTS)).caption
     assert "over the answers" in caption
     assert "no other seed" in caption
 
 
 def test_a_contest_without_answers_has_dashes():
     contests = {"A against B": {0: contest([])}}
-    (row,) = contests_table(contests, pools_of(contests)).rows
+    (row,) = contests_table(BenchmarkResults(contests=contests)).rows
     assert set(row[2:]) == {"-", "0: -"}
 
 
@@ -204,18 +198,7 @@ def page():
         commits={"FedBis-seed-0": ["a" * 40, "b" * 40 + "-dirty"], "FedDPO-seed-0": []},
         answers={"FIRM, seed 0": samples},
     )
-    return benchmark_page(
-        ReportedBenchmark(
-            "B <1>",
-            read_benchmark("summarization"),
-            results,
-            pools_of(CONTESTS),
-            [finding],
-            [],
-            [],
-            "c" * 40,
-        )
-    )
+    return benchmark_page("B <1>", read_benchmark("summarization"), results, [finding], [], "c" * 40)
 
 
 @pytest.mark.parametrize(

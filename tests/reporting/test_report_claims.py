@@ -11,14 +11,14 @@ from components.reporting.claims import (
     HOLDS,
     MAY_BE_CHANCE,
     UNDECIDED,
-    Evidence,
     check_claims,
     claims_table,
 )
 from components.reporting.metrics import alias_of
 from components.reporting.page import Page, Section, to_html
+from components.reporting.results import BenchmarkResults
 from components.reporting.units import CLIENTS, QUESTIONS, Units
-from tests.support.contests import LOSS, TIE, WIN, contest, pools
+from tests.support.contests import LOSS, TIE, WIN, contest
 
 FIGURES = {
     "FedBis": {
@@ -43,8 +43,7 @@ def by_metric(numbers):
 
 
 def evidence(figures=FIGURES, units=None, contests=None, seeds=(0, 1, 2)):
-    contests = contests or {}
-    return Evidence(by_metric(figures), by_metric(units or {}), contests, pools(contests), seeds, 1000)
+    return BenchmarkResults(seeds, 1000, by_metric(figures), by_metric(units or {}), contests=contests or {})
 
 
 def check(claim, figures=FIGURES, **parts):

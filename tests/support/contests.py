@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from components.evaluation.contests import Contest
 from components.evaluation.winrate import Verdict
-from components.results import ContestFigures
 
 WIN = Verdict.FIRST
 TIE = Verdict.TIE
@@ -39,8 +38,3 @@ def contest(
         ours=list(ours) or [5] * count,
         theirs=list(theirs) or [5] * count,
     )
-
-
-def pools(contests: Mapping[str, Mapping[int, Contest]]) -> dict[str, ContestFigures]:
-    """The figures of contests over all seeds, by name."""
-    return {name: Contest.pooled(by_seed).figures(500) for name, by_seed in contests.items()}

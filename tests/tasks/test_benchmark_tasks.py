@@ -26,8 +26,7 @@ from components.results import (
 )
 from tasks import benchmark_report
 from tasks.benchmark_folder import arm_run, contest_path
-from tasks.benchmark_report import write_benchmark_report
-from tasks.benchmark_results import read_results
+from tasks.benchmark_report import read_results, write_benchmark_report
 from tasks.runs import RESULT, Run, contest_file, create_run
 from tests.support.contests import LOSS, TIE, WIN, contest
 
@@ -211,7 +210,7 @@ class WrittenReport:
 
 
 def write_report(folder: Path, plan: Benchmark) -> WrittenReport:
-    out = write_benchmark_report.fn(folder, plan).folder
+    out, _, _ = write_benchmark_report.fn(folder, plan)
     return WrittenReport(
         (out / "report.md").read_text(),
         (out / "report.html").read_text(),

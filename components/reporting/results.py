@@ -1,0 +1,40 @@
+"""The results of a benchmark, of which its claims, choices and report are functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from components.evaluation.contests import Contest
+from components.evaluation.diagnostics.base import Summary
+from components.reporting.fronts import Front
+from components.reporting.units import Units
+from components.results import ContestFigures, CurvePoint
+
+
+@dataclass
+class BenchmarkResults:
+    """The finished runs, by arm (or name of a contest or front) and seed."""
+
+    seeds: Sequence[int] = ()  # of the benchmark; the bootstrap of claims is a function of the first one
+    resamples: int = 2000  # of that bootstrap
+    metrics: dict[str, dict[int, dict[str, float]]] = field(default_factory=dict)  # of fronts too
+    # what metrics are means of; those without units have one value per seed
+    units: dict[str, dict[int, dict[str, Units]]] = field(default_factory=dict)
+    base: dict[int, dict[str, float]] = field(default_factory=dict)  # the base policy's metrics
+    contests: dict[str, dict[int, Contest]] = field(default_factory=dict)
+    judges: dict[int, dict[str, float]] = field(default_factory=dict)  # numbers of the judges
+    rewards: dict[str, dict[int, Sequence[Mapping[str, float]]]] = field(default_factory=dict)  # by round
+    hacking: dict[str, dict[int, list[CurvePoint]]] = field(default_factory=dict)
+    diagnostics: dict[str, dict[str, dict[int, Summary]]] = field(default_factory=dict)  # by name first
+    commits: dict[str, list[str]] = field(default_factory=dict)  # of each run
+    fronts: dict[str, dict[int, Front]] = field(default_factory=dict)
+    # rows of answers.json of the arms of fronts, of a front's first complete seed
+    answers: dict[str, dict[str, list[dict[str, Any]]]] = field(default_factory=dict)
+
+    @cached_property
+    def pools(self) -> dict[str, ContestFigures]:
+        """The contests' figures over all seeds."""
+        return {name: Contest.pooled(by_seed).figures() for name, by_seed in self.contests.items()}
