@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from components.alignment.policies import SingleStoredPolicy, load_policy
@@ -14,20 +13,8 @@ from components.models.export import check_export_folder, export_model
 from tasks.run_table import run_state
 from tasks.runs import RESULT, Run
 
-
-@dataclass(frozen=True)
-class RunAdapter:
-    """An adapter of a run.
-
-    Attributes:
-        folder: the PEFT folder.
-        model: section of the model that it is of.
-        is_complete: whether nothing of a client's own belongs to the model.
-    """
-
-    folder: Path
-    model: PolicyConfig | SelectorConfig
-    is_complete: bool = True
+ExportSource = tuple[Path, PolicyConfig | SelectorConfig, bool]
+"""A PEFT folder, the section of its model, and whether nothing of a client's own belongs to the model."""
 
 
 def export_run(run: Run, folder: Path, adapter: str | None = None, merge: bool = False) -> None:
@@ -44,36 +31,34 @@ def export_run(run: Run, folder: Path, adapter: str | None = None, merge: bool =
         UserError: see `export_model`.
     """
     check_export_folder(folder)
-    chosen = aligned_policy(run) if adapter is None else federation_adapter(run, adapter)
-    if merge and not chosen.is_complete:
+    source, model, is_complete = aligned_policy(run) if adapter is None else federation_adapter(run, adapter)
+    if merge and not is_complete:
         raise RecipeError(
             f"'{adapter}' of run {run.id} cannot be merged into a model, since each client's model also has"
             " private modules or steps, which stay with the client: leave out --merge to export the shared"
             " adapter."
         )
-    verify_inputs(chosen.model)
-    export_model(chosen.folder, chosen.model, folder, merge)
+    verify_inputs(model)
+    export_model(source, model, folder, merge)
 
 
-def aligned_policy(run: Run) -> RunAdapter:
+def aligned_policy(run: Run) -> ExportSource:
     """The aligned policy.
 
     Raises:
         RecipeError: the run has none yet, or one for each client.
     """
     _require(run, run.alignment / RESULT)
-    recipe = run.recipe()
     record = run.alignment_result().policy
-    folder = run.alignment / record.folder
     if not isinstance(load_policy(record, run.alignment), SingleStoredPolicy):
         raise RecipeError(
             f"run {run.id} has no single policy, since its clients have their own: name an adapter with"
             f" --adapter ({_listed(run.federation_result().adapters)})."
         )
-    return RunAdapter(folder, recipe.policy)
+    return run.alignment / record.folder, run.recipe().policy, True
 
 
-def federation_adapter(run: Run, name: str) -> RunAdapter:
+def federation_adapter(run: Run, name: str) -> ExportSource:
     """An adapter that the rounds ended with.
 
     Raises:
@@ -84,11 +69,8 @@ def federation_adapter(run: Run, name: str) -> RunAdapter:
     if name not in result.adapters:
         raise RecipeError(f"run {run.id} has no adapter '{name}': there are {_listed(result.adapters)}.")
     outcome = load_outcome(result.outcome)
-    return RunAdapter(
-        run.federation / result.adapters[name].folder,
-        outcome.exported_model(run.recipe()),
-        is_complete=not isinstance(outcome, PersonalizedClients),
-    )
+    folder = run.federation / result.adapters[name].folder
+    return folder, outcome.exported_model(run.recipe()), not isinstance(outcome, PersonalizedClients)
 
 
 def _require(run: Run, result: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import platform
+from collections import Counter
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -17,7 +18,6 @@ from components.environment import PRIVATE_PREFECT
 from components.evaluation.contests import Contest
 from components.evaluation.diagnostics import load_diagnostics
 from components.evaluation.diagnostics.base import DiagnosedRun
-from components.federation.protocol import method_of
 from components.io import read_json, write_atomically, write_json
 from components.paths import home
 from components.recipes import dump_recipe
@@ -56,7 +56,7 @@ def write_report(run: Run, recipe: Recipe) -> None:
 def read_results(run: Run, recipe: Recipe) -> RunResults:
     """The results of a finished run, and the summaries by its method's diagnostics."""
     federation = run.federation_result()
-    diagnosed = diagnosed_run(run, recipe)
+    diagnosed = DiagnosedRun.of(recipe, known_groups(run.prepared))
     diagnostics = zip(federation.diagnostics, load_diagnostics(federation.diagnostics), strict=True)
     evaluation = run.evaluation_result()
     return RunResults(
@@ -70,27 +70,18 @@ def read_results(run: Run, recipe: Recipe) -> RunResults:
     )
 
 
-def diagnosed_run(run: Run, recipe: Recipe) -> DiagnosedRun:
-    """What diagnostics know of a run."""
-    method = method_of(recipe.federation)
-    return DiagnosedRun(
-        recipe.federation.method, recipe.seed, known_groups(run.prepared), method.preferences()
-    )
-
-
 def describe(run: Run, results: RunResults) -> RunDescription:
     """What the report says about a run beside its results."""
-    from components.reporting.run import RunDescription
+    from components.reporting.run import RunDescription, domain_label
 
     clients = read_client_counts(run.prepared)
     federation = results.federation
     prompts = read_report(run.prepared).prompts
     adapters = {name: _relative(run.federation / one.folder) for name, one in federation.adapters.items()}
-    partition: dict[str, dict[str, int]] = {name: {} for name in clients}
+    partition: dict[str, Counter[str]] = {name: Counter() for name in clients}
     for row in read_rows(run.prepared / "pairs.parquet"):
-        counts = partition[row["client_id"]]
-        counts[row["domain"]] = counts.get(row["domain"], 0) + 1
-    diagnosed = diagnosed_run(run, results.recipe)
+        partition[row["client_id"]][domain_label(row["domain"])] += 1
+    diagnosed = DiagnosedRun.of(results.recipe, known_groups(run.prepared))
     charts = [
         figure
         for diagnostic in load_diagnostics(federation.diagnostics)
@@ -117,12 +108,10 @@ def describe(run: Run, results: RunResults) -> RunDescription:
 
 def write_tables(run: Run, federation: FederationResult) -> None:
     """Write rounds.csv and accuracy.csv for `dvc plots`."""
-    rounds = []
-    for record in federation.records:
-        means = record.client_means()
-        if {"loss_first", "loss_last"} <= means.keys():
-            rounds.append([record.rounds_done, means["loss_first"], means["loss_last"]])
-    _write_csv(run.report / "rounds.csv", ["round", "loss_first", "loss_last"], rounds)
+    means = [(record.rounds_done, record.client_means()) for record in federation.records]
+    losses = ("loss_first", "loss_last")
+    rounds = [[done, *(own[key] for key in losses)] for done, own in means if set(losses) <= own.keys()]
+    _write_csv(run.report / "rounds.csv", ["round", *losses], rounds)
     before = federation.before.accuracy.clients
     clients = [[name, before[name], value] for name, value in federation.after.accuracy.clients.items()]
     _write_csv(run.report / "accuracy.csv", ["client", "before", "after"], clients)
@@ -161,19 +150,13 @@ def link_artifacts(run: Run, recipe: str) -> None:
     """
     from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
-    create_link_artifact(
-        run_url(run.metadata()["mlflow_run_id"]),
-        link_text=f"MLflow run of {run.id}",
-        key="mlflow-run",
-        description=recipe,
-    )
+    def link(what: str, key: str, *artifact: str) -> None:
+        url = run_url(run.metadata()["mlflow_run_id"], *artifact)
+        create_link_artifact(url, link_text=f"{what} of {run.id}", key=key, description=recipe)
+
+    link("MLflow run", "mlflow-run")
     if (run.report / "report.html").is_file():
-        create_link_artifact(
-            run_url(run.metadata()["mlflow_run_id"], "report/report.html"),
-            link_text=f"Report of {run.id}",
-            key="report-page",
-            description=recipe,
-        )
+        link("Report", "report-page", "report/report.html")
     table = run.report / "summary.txt"
     if table.is_file():
         text = f"```\n{table.read_text(encoding='utf-8')}\n```"

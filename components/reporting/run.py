@@ -120,6 +120,11 @@ ORDER_HEADINGS = (
 )
 
 
+def domain_label(domain: str) -> str:
+    """The name of a domain in charts."""
+    return DOMAIN_LABELS.get(domain, domain)
+
+
 @dataclass(frozen=True)
 class RunDescription:
     """What a report says about a run beside its results."""
@@ -127,7 +132,7 @@ class RunDescription:
     id: str
     clients: Mapping[str, ClientCounts]  # numbers of their pairs, by client
     references: str  # author of the references of the held-out prompts
-    partition: Mapping[str, Mapping[str, int]]  # training pairs by client and domain
+    partition: Mapping[str, Mapping[str, int]]  # training pairs by client and domain's label
     adapters: Mapping[str, str]  # folder of each exported adapter by name, of the policy as `aligned`
     links: Mapping[str, str]  # address of the run in MLflow and in Prefect, by name
     phases: Mapping[str, float]  # wall time of each phase that ran here (seconds)
@@ -165,7 +170,7 @@ def run_page(results: RunResults, run: RunDescription) -> Page:
                 "Clients",
                 "Who has how many pairs, and what each client reached and sent.",
                 [
-                    Chart(partition_chart(_labeled(run.partition)), PARTITION_CAPTION),
+                    Chart(partition_chart(run.partition), PARTITION_CAPTION),
                     clients_table(results, run.clients),
                 ],
             ),
@@ -511,21 +516,11 @@ def _win_rate_charts(results: RunResults, references: str) -> list[Chart]:
     intervals = {}
     for name, label in contest_labels(results, references).items():
         one = results.evaluation.contests[name]
-        if math.isfinite(one.length_controlled):
-            bounds = one.length_controlled_low, one.length_controlled_high
-            intervals[label] = one.length_controlled, *bounds
-    if not intervals:
-        return []
+        rate = one.length_controlled, one.length_controlled_low, one.length_controlled_high
+        if math.isfinite(rate[0]):
+            intervals[label] = rate
     title = "Win rates at equal length, 95% intervals"
-    return [Chart(interval_chart(title, "win rate", intervals, 0.5), EQUAL_LENGTH)]
-
-
-def _labeled(partition: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
-    """A partition by the labels of the domains."""
-    return {
-        client: {DOMAIN_LABELS.get(name, name): pairs for name, pairs in counts.items()}
-        for client, counts in partition.items()
-    }
+    return [Chart(interval_chart(title, "win rate", intervals, 0.5), EQUAL_LENGTH)] if intervals else []
 
 
 def _learning_charts(results: RunResults, run: RunDescription) -> Iterator[Figure]:
@@ -538,7 +533,7 @@ def _learning_charts(results: RunResults, run: RunDescription) -> Iterator[Figur
             _accuracy_points(federation),
             reference=(0.5, "chance"),
             y_range=(0, 1),
-            colors=domain_colors(_labeled(run.partition)) | {CLIENTS_LINE: COLORS[0]},
+            colors=domain_colors(run.partition) | {CLIENTS_LINE: COLORS[0]},
         )
     if losses := [*_loss_points(federation)]:
         yield line_chart("Training loss of the clients", "round", "loss of a minibatch (nats)", losses)
@@ -559,7 +554,7 @@ def _accuracy_points(federation: FederationResult) -> list[tuple[str, float, flo
     for one in federation.evaluations:
         clients += [(CLIENTS_LINE, one.rounds_done, value) for value in one.accuracy.clients.values()]
         for domain, value in one.accuracy.domains.items():
-            domains.append((DOMAIN_LABELS.get(domain, domain), one.rounds_done, value))
+            domains.append((domain_label(domain), one.rounds_done, value))
     return clients + (domains if 1 < len(federation.after.accuracy.domains) <= MAX_DOMAINS else [])
 
 

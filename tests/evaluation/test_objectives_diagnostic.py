@@ -4,10 +4,8 @@ import pytest
 
 from components.evaluation.diagnostics.base import DiagnosedRun, Summary
 from components.evaluation.diagnostics.objectives import (
-    ObjectivesData,
     ObjectivesDiagnostic,
     rewards_curve,
-    weight_charts,
     weight_curves,
 )
 from tests.support.results import client_record, federation_result, round_evaluation, step_record
@@ -141,7 +139,7 @@ CURVE = [{"round": 0, "KL (nats)": 0.0, "reward, helpful": 0.5}, {"round": 2, "K
 
 
 def test_a_benchmark_has_the_rewards_of_all_seeds_and_the_weights_of_the_first():
-    summary = Summary(data=ObjectivesData(CURVE, {"helpful": WEIGHTS["helpful"]}))
+    summary = Summary(data=(CURVE, {"helpful": WEIGHTS["helpful"]}))
     summaries = {"FIRM": {1: summary, 2: summary}, "other": {2: summary}}
     charts = ObjectivesDiagnostic().benchmark_charts(summaries)
     assert titles_of(charts) == ["KL (nats)", "Reward, helpful", "FIRM, seed 1: weight of helpful"]
@@ -149,6 +147,6 @@ def test_a_benchmark_has_the_rewards_of_all_seeds_and_the_weights_of_the_first()
 
 
 def test_the_chart_of_weights_has_a_line_for_each_client():
-    charts = weight_charts({"FIRM": WEIGHTS}, 0)
+    charts = ObjectivesDiagnostic().benchmark_charts({"FIRM": {0: Summary(data=([], WEIGHTS))}})
     assert titles_of(charts) == ["FIRM, seed 0: weight of helpful", "FIRM, seed 0: weight of clean"]
     assert [[trace.name for trace in chart.data] for chart in charts] == [["a", "b"], ["a", "b"]]

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from components.charts import Point, curve_charts, line_chart
-from components.evaluation.diagnostics.base import (
-    DiagnosedRun,
-    Diagnostic,
-    FrontPoint,
-    Summary,
-)
+from components.evaluation.diagnostics.base import DiagnosedRun, Diagnostic, FrontPoint, Summary
 from components.federation.multi_objective import RESERVED_NAMES, REWARDS_MEASURE, weight_series
-from components.results import FederationResult, Metrics, RoundEvaluation
+from components.results import FederationResult, Metrics
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -27,22 +21,9 @@ DRIFT_LABELS = {
     "update_drift": "distance of clients' updates",
 }
 WeightCurves = dict[str, list[tuple[str, float, float]]]
-"""Points (client, rounds done, lambda) of each local step, by objective.
-
-Local steps are fractions of their round."""
-
-
-@dataclass(frozen=True)
-class ObjectivesData:
-    """Data of the charts.
-
-    Attributes:
-        curve: rewards, KL and disagreement by round.
-        weights: lambda of each local step.
-    """
-
-    curve: list[Point]
-    weights: WeightCurves
+"""Points (client, rounds done, lambda) of each local step, a fraction of its round, by objective."""
+ObjectivesData = tuple[list[Point], WeightCurves]
+"""Data of the charts: rewards, KL and disagreement by round; lambda of each local step."""
 
 
 class ObjectivesDiagnostic(Diagnostic):
@@ -50,42 +31,35 @@ class ObjectivesDiagnostic(Diagnostic):
 
     def summarize(self, result: FederationResult, run: DiagnosedRun) -> Summary:
         """Rewards after the rounds, mean disagreement, and the run's point in a front."""
-        measured = rewards_of(result.after)
-        scores = objective_scores(measured)
+        base, scores = (_scores(one.measures[REWARDS_MEASURE]) for one in (result.before, result.after))
         figures = {"mean_reward": float(np.mean(list(scores.values())))}
         for key in DRIFT_LABELS:
-            values = [record.server.scalars[key] for record in result.round_ends()]
-            figures[key] = float(np.mean(values))
-        base = objective_scores(rewards_of(result.before))
-        front = FrontPoint(scores, base, dict(run.preferences))
-        return Summary(figures, ObjectivesData(rewards_curve(result), weight_curves(result)), front)
+            figures[key] = float(np.mean([record.server.scalars[key] for record in result.round_ends()]))
+        data: ObjectivesData = (rewards_curve(result), weight_curves(result))
+        return Summary(figures, data, FrontPoint(scores, base, dict(run.preferences)))
 
     def run_charts(self, result: FederationResult, run: DiagnosedRun) -> list[Figure]:
         """Rewards and disagreement over the rounds, and the clients' weights."""
         return self.benchmark_charts({run.name: {run.seed: self.summarize(result, run)}})
 
     def benchmark_charts(self, summaries: Mapping[str, Mapping[int, Summary]]) -> list[Figure]:
-        """Rewards and disagreement of all arms, and the weights of the first seed."""
-        data: dict[str, dict[int, ObjectivesData]] = {
-            arm: {seed: summary.data for seed, summary in runs.items()} for arm, runs in summaries.items()
-        }
-        curves = {arm: {seed: one.curve for seed, one in runs.items()} for arm, runs in data.items()}
-        keys: dict[str, str] = {}
-        for runs in curves.values():
-            for curve in runs.values():
+        """Rewards and disagreement of all arms, and lambda of every local step with the first seed."""
+        seed = min(set[int]().union(*summaries.values()))
+        curves: dict[str, dict[int, list[Point]]] = {}
+        titles: dict[str, str] = {}
+        weights: list[Figure] = []
+        for arm, runs in summaries.items():
+            for number, summary in runs.items():
+                curve, own = summary.data
+                curves.setdefault(arm, {})[number] = curve
                 for point in curve:
-                    keys |= {key: key[0].upper() + key[1:] for key in point if key != "round"}
-        seed = min(set[int]().union(*data.values()))
-        weights = {arm: runs[seed].weights for arm, runs in data.items() if seed in runs}
-        return curve_charts(curves, keys) + weight_charts(weights, seed)
+                    titles |= {key: key[0].upper() + key[1:] for key in point if key != "round"}
+                if number == seed:
+                    weights += [_weight_chart(f"{arm}, seed {seed}", *line) for line in own.items()]
+        return curve_charts(curves, titles) + weights
 
 
-def rewards_of(evaluation: RoundEvaluation) -> Metrics:
-    """The rewards that were measured between two rounds."""
-    return evaluation.measures[REWARDS_MEASURE]
-
-
-def objective_scores(measured: Metrics) -> dict[str, float]:
+def _scores(measured: Metrics) -> dict[str, float]:
     """Mean score by objective."""
     return {name: value for name, value in measured.scalars.items() if name not in RESERVED_NAMES}
 
@@ -94,10 +68,9 @@ def rewards_curve(result: FederationResult) -> list[Point]:
     """Rewards and KL if they were measured, and the clients' disagreement, by the rounds done."""
     points: dict[int, dict[str, float]] = {}
     for evaluation in result.evaluations:
-        point = points.setdefault(evaluation.rounds_done, {})
-        measured = rewards_of(evaluation)
-        point |= {f"reward, {name}": score for name, score in objective_scores(measured).items()}
-        point["KL (nats)"] = measured.scalars["kl"]
+        measured = evaluation.measures[REWARDS_MEASURE]
+        rewards = {f"reward, {name}": score for name, score in _scores(measured).items()}
+        points[evaluation.rounds_done] = rewards | {"KL (nats)": measured.scalars["kl"]}
     for record in result.round_ends():
         point = points.setdefault(record.rounds_done, {})
         for key in ("lambda_drift", "update_drift"):
@@ -120,21 +93,6 @@ def weight_curves(result: FederationResult) -> WeightCurves:
     return curves
 
 
-def weight_charts(weights: Mapping[str, WeightCurves], seed: int) -> list[Figure]:
-    """lambda of every client in every local step, a chart per arm and objective.
-
-    Args:
-        weights: by arm.
-        seed: that they are of.
-    """
-    return [
-        line_chart(
-            f"{arm}, seed {seed}: weight of {objective}",
-            "rounds done",
-            "lambda",
-            points,
-            y_range=(-0.03, 1.03),
-        )
-        for arm, curves in weights.items()
-        for objective, points in curves.items()
-    ]
+def _weight_chart(run: str, objective: str, points: list[tuple[str, float, float]]) -> Figure:
+    title = f"{run}: weight of {objective}"
+    return line_chart(title, "rounds done", "lambda", points, y_range=(-0.03, 1.03))
