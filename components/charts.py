@@ -68,10 +68,8 @@ def line_chart(
     """A line for each name: means of the points with equal x, in a band from the smallest to the largest.
 
     Args:
-        title, x_title, y_title: texts; a unit is part of the axis' text.
         points: (name, x, y).
         reference: a horizontal line and what it means, e.g. chance.
-        y_range: of the vertical axis; None: by the data.
         colors: by name; other names get those of COLORS in turn.
     """
     from plotly import express
@@ -133,9 +131,7 @@ def bar_chart(
     """Means as bars side by side, with a point for each value; or stacked sums.
 
     Args:
-        title, y_title: texts.
         values: (series, name, value); several of the same bar are e.g. of several seeds.
-        stacked: whether there is one bar for each name.
         reference, colors: as of line_chart.
     """
     from plotly import express
@@ -166,9 +162,6 @@ def domain_colors(counts: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
     """A color for each domain in all charts of a page, the largest domains first.
 
     The first one of COLORS is left to what is of several domains.
-
-    Args:
-        counts: pairs by client and domain.
     """
     totals: Counter[str] = Counter()
     for own in counts.values():
@@ -220,9 +213,7 @@ def interval_chart(
     """Shares with their intervals, a row each, from the top; a dotted line at the reference.
 
     Args:
-        title, x_title: texts.
         intervals: share, lower and upper bound by name; those without a number are left out.
-        reference: a share.
         singles: shares of single seeds, by name.
     """
     from plotly import express
@@ -256,7 +247,6 @@ def heat_map(
     """A table of numbers as colors.
 
     Args:
-        title, rows, columns: texts.
         value: what the numbers are, with their unit.
         table: a number for each row and column; NaN where there is none.
         marked: by row, the column that has a frame.
@@ -291,13 +281,10 @@ def network_chart(
     """A graph whose edges are colored by their weight, and whose nodes by their group.
 
     Args:
-        title: text.
         weight: what the weights are, with their unit.
-        edges: weights.
         nodes: position and group; the group is '' where it is unknown.
         largest: weight at the end of the color scale.
         rings: by what a ring means, the nodes that have one.
-        labeled: whether weights are written beside the edges.
     """
     import numpy as np
     from plotly import express
@@ -354,8 +341,6 @@ def front_chart(
     """Fronts in the plane of two rewards; dominated policies are hollow and off the line.
 
     Args:
-        title: text.
-        plane: names of the rewards.
         policies: (front, policy, both rewards, whether another policy of the front dominates it).
         base: name and rewards of the base policy.
     """

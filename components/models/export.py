@@ -37,11 +37,7 @@ class ExportError(UserError, ValueError):
 
 
 def check_export_folder(folder: Path) -> None:
-    """Require that a folder does not exist or is empty.
-
-    Raises:
-        ExportError: it is a file, or has files in it.
-    """
+    """Raise an ExportError where a folder has files in it, or is a file."""
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise ExportError(f"{folder} is not an empty folder: name a new one, so that nothing is overwritten")
 
@@ -51,8 +47,6 @@ def export_model(adapter: Path, model: PolicyConfig | SelectorConfig, folder: Pa
 
     Args:
         adapter: PEFT folder that `export_adapter` wrote.
-        model: section of the model that the adapter is of.
-        folder: new or empty.
         merge: write a model for `AutoModelForCausalLM.from_pretrained`, in the dtype of a CPU: float32
             unless the section says otherwise. A backbone that was quantized is merged as it is
             without quantization.

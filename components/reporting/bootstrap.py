@@ -38,8 +38,6 @@ def resample_means(
         seeds: of each seed, its groups of units, by name. The values of a unit are drawn together,
             so that differences within it stay paired; groups are drawn independently. A group of one
             unit is a number that is known of the seed as a whole.
-        resamples: number of resamples.
-        numbers: draws them.
     """
     drawn = numbers.integers(len(seeds), size=(resamples, len(seeds)))
     totals: Array | float = 0.0
@@ -120,7 +118,6 @@ def share_interval(
     Args:
         seeds: of each seed, its wins and losses by prompt, each multiplied by the number of prompts.
         decided: number of different prompts with a win or a loss.
-        resamples, numbers: as of resample_means.
     """
     wins, losses = resample_means([{"": group} for group in seeds], resamples, numbers).T
     with np.errstate(invalid="ignore"):

@@ -211,23 +211,18 @@ class _Term:
 
 def _measure_figure(claim: Claim, other: str | None, results: BenchmarkResults) -> _Measured:
     factors = {claim.arm: 1.0} | ({other: -claim.times} if other else {})
-    missing = [arm for arm in factors if not _seeds_with(results, arm, claim.figure)]
-    if missing:
+    by_arm: dict[str, dict[int, _Term]] = {arm: {} for arm in factors}
+    for arm, factor in factors.items():
+        for seed, run in results.metrics.get(arm, {}).items():
+            if (value := named(run, claim.figure)) is not None:
+                units = named(results.units.get(arm, {}).get(seed, {}), claim.figure)
+                by_arm[arm][seed] = _Term(factor, value, units)
+    if missing := [arm for arm, own in by_arm.items() if not own]:
         return _Measured({}, reason=f"not measured: {', '.join(missing)}")
-    shared = set.intersection(*(_seeds_with(results, arm, claim.figure) for arm in factors))
+    shared = sorted(set.intersection(*map(set, by_arm.values())))
     if not shared:
         return _Measured({}, reason="no seed has both arms")
-    terms = {
-        seed: [
-            _Term(
-                factor,
-                named(results.metrics[arm][seed], claim.figure),
-                named(results.units.get(arm, {}).get(seed, {}), claim.figure),
-            )
-            for arm, factor in factors.items()
-        ]
-        for seed in sorted(shared)
-    }
+    terms = {seed: [own[seed] for own in by_arm.values()] for seed in shared}
     by_seed = {seed: _difference_words(own) for seed, own in terms.items()}
     totals = {seed: sum(term.factor * term.value for term in own) for seed, own in terms.items()}
     overall = f"mean {np.mean(list(totals.values())):.3f}"
@@ -239,11 +234,6 @@ def _measure_figure(claim: Claim, other: str | None, results: BenchmarkResults) 
     seeds = [_groups(own, paired) for own in terms.values()]
     interval = mean_interval(seeds, results.resamples, numbers)
     return _Measured(by_seed, overall, interval, drawn=_drawn_by(list(terms.values()), paired))
-
-
-def _seeds_with(results: BenchmarkResults, arm: str, figure: str) -> set[int]:
-    runs = results.metrics.get(arm, {})
-    return {seed for seed, run in runs.items() if named(run, figure) is not None}
 
 
 def _why_no_interval(figure: str, terms: Mapping[int, Sequence[_Term]], totals: Mapping[int, float]) -> str:
@@ -294,12 +284,7 @@ def _drawn_by(seeds: Sequence[Sequence[_Term]], paired: bool) -> str:
 
 
 def _drawn_words(counts: Sequence[int], kind: str) -> str:
-    """Seeds and units as text.
-
-    Args:
-        counts: number of units by seed.
-        kind: their name; empty for figures with one value per seed.
-    """
+    """Seeds and the numbers of their units; the kind is empty for figures with one value per seed."""
     seeds = "1 seed" if len(counts) == 1 else f"{len(counts)} seeds"
     if not kind:
         return seeds

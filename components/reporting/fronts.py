@@ -24,11 +24,7 @@ Front = Mapping[str, FrontPoint]
 
 
 def front_metrics(front: Front, worst: Mapping[str, float]) -> dict[str, float]:
-    """Hypervolume and rank correlation of a front with one seed.
-
-    Args:
-        front: the points.
-        worst: reference point of the hypervolume, by objective.
+    """Hypervolume, from the worst rewards by objective, and rank correlation of a front with one seed.
 
     Returns:
         hypervolume; and rank, the smallest of Spearman's correlations between an arm's share of
@@ -66,31 +62,21 @@ def worst_rewards(fronts: Mapping[str, Front]) -> dict[str, float]:
 
 
 def front_charts(fronts: Mapping[str, Mapping[int, Front]]) -> list[Figure]:
-    """The rewards of each front's policies, a chart per seed and pair of objectives.
+    """The rewards of each front's policies by name and seed, a chart per seed and pair of objectives.
 
     A policy that another one of the same front dominates is hollow and off the front's line.
-
-    Args:
-        fronts: by name and seed.
     """
     charts = []
     for seed in sorted(set[int]().union(*fronts.values())):
-        shown = {name: runs[seed] for name, runs in fronts.items() if seed in runs}
-        objectives = _first_point(shown).scores
-        charts += [_front_chart(shown, seed, plane) for plane in combinations(objectives, 2)]
+        points = []
+        for name, runs in fronts.items():
+            front = runs.get(seed, {})
+            scores = np.array([list(point.scores.values()) for point in front.values()])
+            worse = find_dominated(scores) if front else np.array([])
+            points += [(name, arm, front[arm], bool(w)) for arm, w in zip(front, worse, strict=True)]
+        base = points[0][2].base_scores
+        for one, other in combinations(base, 2):
+            policies = [(name, arm, own.scores[one], own.scores[other], w) for name, arm, own, w in points]
+            origin = (BASE_POLICY, base[one], base[other])
+            charts.append(front_chart(f"Fronts, seed {seed}", (one, other), policies, origin))
     return charts
-
-
-def _first_point(fronts: Mapping[str, Front]) -> FrontPoint:
-    return next(iter(next(iter(fronts.values())).values()))
-
-
-def _front_chart(fronts: Mapping[str, Front], seed: int, plane: tuple[str, str]) -> Figure:
-    one, other = plane
-    policies = []
-    for name, front in fronts.items():
-        scores = np.array([list(point.scores.values()) for point in front.values()])
-        for (arm, point), worse in zip(front.items(), find_dominated(scores), strict=True):
-            policies.append((name, arm, point.scores[one], point.scores[other], bool(worse)))
-    base = _first_point(fronts).base_scores
-    return front_chart(f"Fronts, seed {seed}", plane, policies, (BASE_POLICY, base[one], base[other]))

@@ -150,8 +150,22 @@ class RunResults:
 
     @cached_property
     def metrics(self) -> Metrics:
-        """See run_metrics."""
-        return run_metrics(self)
+        """Every finite number of the run, by name."""
+        federation, curve = self.federation, self.curve
+        metrics = flatten({moment: evaluation_metrics(one) for moment, one in self.moments.items()})
+        if federation.best is not None:
+            metrics["best/round"] = federation.best.rounds_done
+        metrics |= {f"largest/accuracy/{name}/mean": one.mean for name, one in largest(federation).items()}
+        if curve:
+            metrics |= {"after/reward": curve[-1]["reward"], "after/reward_margin": curve[-1]["margin"]}
+            metrics["largest/reward"] = max(point["reward"] for point in curve)
+        metrics |= flatten({"align": self.alignment.metrics}) | result_metrics(self.evaluation)
+        for policy in ("aligned", "base") if self.answers else ():
+            lengths = [len(row[policy]["text"]) for row in self.answers]
+            metrics[f"answers/{policy}_characters"] = float(np.mean(lengths))
+        metrics |= flatten({name: summary.figures for name, summary in self.diagnostics.items()})
+        metrics |= cost_metrics(federation.records)
+        return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
 
     @property
     def moments(self) -> dict[str, RoundEvaluation]:
@@ -167,7 +181,7 @@ class RunResults:
 
     @property
     def curve(self) -> list[Point]:
-        """See reward_curve; empty where selectors were trained."""
+        """See reward_curve."""
         return [] if self.scale is None else reward_curve(self.federation, self.scale)
 
 
@@ -180,25 +194,6 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Metrics:
         elif value is not None:
             metrics[prefix + name] = value
     return metrics
-
-
-def run_metrics(results: RunResults) -> Metrics:
-    """Every finite number of a finished run, by name."""
-    federation, curve = results.federation, results.curve
-    metrics = flatten({moment: evaluation_metrics(one) for moment, one in results.moments.items()})
-    if federation.best is not None:
-        metrics["best/round"] = federation.best.rounds_done
-    metrics |= {f"largest/accuracy/{name}/mean": one.mean for name, one in largest(federation).items()}
-    if curve:
-        metrics |= {"after/reward": curve[-1]["reward"], "after/reward_margin": curve[-1]["margin"]}
-        metrics["largest/reward"] = max(point["reward"] for point in curve)
-    metrics |= flatten({"align": results.alignment.metrics}) | result_metrics(results.evaluation)
-    for policy in ("aligned", "base") if results.answers else ():
-        lengths = [len(row[policy]["text"]) for row in results.answers]
-        metrics[f"answers/{policy}_characters"] = float(np.mean(lengths))
-    metrics |= flatten({name: summary.figures for name, summary in results.diagnostics.items()})
-    metrics |= cost_metrics(federation.records)
-    return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
 
 
 def accuracy_metrics(accuracy: AccuracyReport) -> Metrics:
@@ -242,11 +237,7 @@ def reward_curve(federation: FederationResult, beta: float) -> list[Point]:
     """Implicit reward of the chosen completions, its margin, and accuracies, by the rounds done.
 
     As in DRIFT section 7.1, figures 6 and 7, and FedPDPO figures 3 and 4. Empty where selectors
-    were trained, which have no implicit reward.
-
-    Args:
-        federation: result of the rounds.
-        beta: scale of the implicit reward.
+    were trained, which have no implicit reward; beta is its scale.
     """
     curve: list[Point] = []
     for evaluation in federation.evaluations:

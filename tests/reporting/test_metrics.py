@@ -21,7 +21,6 @@ from components.reporting.metrics import (
     named,
     question_figures,
     reward_curve,
-    run_metrics,
 )
 from components.results import AccuracySummary
 from tests.support.contests import LOSS, WIN, contest
@@ -54,7 +53,7 @@ TRAINED = step_record(
 def metrics_of(debug, evaluations=(), records=(TRAINED,), **results):
     rounds = {"evaluations": list(evaluations)} if evaluations else {}
     federation = federation_result(records=list(records), **rounds)
-    return run_metrics(run_results(debug, federation=federation, **results))
+    return run_results(debug, federation=federation, **results).metrics
 
 
 # --- accuracies

@@ -70,9 +70,7 @@ def grouping_of(record: StepRecord) -> dict[str, str] | None:
 def loss_map(record: StepRecord, groups: Groups) -> Figure:
     """Clients' validation losses on all selectors (nats), with a frame around the selector of each.
 
-    Args:
-        record: a step that grouped the clients; those that reported no losses have no colors.
-        groups: the clients' true groups, by which the rows are sorted.
+    Rows are sorted by the clients' true groups; clients that reported no losses have no colors.
     """
     assignment = grouping_of(record) or {}
     slots = list(record.adapters)
