@@ -24,7 +24,7 @@ from tasks.benchmark_report import write_benchmark_report
 from tasks.devices import POOL
 from tasks.flow_runs import claim_flow_run, retried_run
 from tasks.runs import Run, lock
-from tasks.tracking.report import log_benchmark_report
+from tasks.tracking.report import earlier_means, log_benchmark_report
 from tasks.tracking.run_tree import ending, open_run_tracking
 
 
@@ -74,12 +74,18 @@ def compare_arms(folder: Path) -> str:
     whole = Run(folder.name, folder)
     recipe = arm_run(folder, next(iter(plan.arms)), plan.seeds[0]).recipe()
     parent = open_run_tracking(whole, recipe, claim_flow_run(whole))
+    earlier = earlier_means(parent, plan)
     out = folder
     with ending(whole):
         for seed in plan.seeds:
             run_seed(folder, plan, seed, parent)
-            out, means, findings = write_benchmark_report(folder, plan)
-            log_benchmark_report(parent, out, means, findings)
+            is_last = seed == plan.seeds[-1]
+            report = write_benchmark_report(folder, plan, earlier if is_last else None)
+            log_benchmark_report(parent, plan, *report)
+            out, *_, changes = report
+            for change in changes:
+                if change.is_regression:
+                    log.warning("regression: %s", change)
     return str(out)
 
 

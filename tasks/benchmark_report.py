@@ -11,6 +11,7 @@ from components.config.benchmark import BASE_POLICY, REFERENCES, Benchmark
 from components.evaluation.contests import Contest
 from components.io import read_json, write_atomically, write_json
 from components.reporting.benchmark import benchmark_page
+from components.reporting.changes import Change, MeansByArm, find_changes
 from components.reporting.choices import choose_arms
 from components.reporting.claims import Finding, check_claims
 from components.reporting.fronts import Front, front_metrics, worst_rewards
@@ -100,14 +101,26 @@ def _add_fronts(results: BenchmarkResults, benchmark: Benchmark, seed: int) -> N
 
 @task()
 def write_benchmark_report(
-    folder: Path, benchmark: Benchmark
-) -> tuple[Path, dict[str, dict[str, float]], Sequence[Finding]]:
+    folder: Path, benchmark: Benchmark, earlier: Sequence[MeansByArm] | None
+) -> tuple[Path, MeansByArm, Sequence[Finding], Sequence[Change]]:
     """Write report.html, report.md and metrics.json.
 
+    Args:
+        folder: of the benchmark.
+        benchmark: its file.
+        earlier: means over the seeds in its last runs; None before all seeds are finished.
+
     Returns:
-        their folder, the means over seeds of each arm's metrics, and the checked claims.
+        the folder of the report, the means over seeds of each arm's metrics, the checked claims, and the
+        changes since the last runs.
     """
     results = read_results(folder, benchmark)
+    means = {arm: mean_metrics(runs) for arm, runs in results.metrics.items()}
+    changes = (
+        []
+        if earlier is None
+        else find_changes({arm: means.get(arm, {}) for arm in benchmark.arms}, earlier, benchmark.regressions)
+    )
     findings = check_claims(benchmark.claims, results)
     chosen = choose_arms(benchmark.choices, results.metrics, results.units, benchmark.seeds)
     out = folder / "report"
@@ -124,12 +137,13 @@ def write_benchmark_report(
         "pooled": {name: pool.model_dump() for name, pool in results.pools.items()},
         "claims": [asdict(finding) for finding in findings],
         "choices": [asdict(choice) for choice in chosen],
+        "changes": [asdict(change) for change in changes],
     }
     write_json(out / "metrics.json", finite_or_none(numbers))
-    page = benchmark_page(folder.name, benchmark, results, findings, chosen, git_commit())
+    page = benchmark_page(folder.name, benchmark, results, findings, chosen, changes, git_commit())
     write_atomically(out / "report.md", to_markdown(page).encode())
     write_atomically(out / "report.html", to_html(page).encode())
-    return out, {arm: mean_metrics(runs) for arm, runs in results.metrics.items()}, findings
+    return out, means, findings, changes
 
 
 def _by_arm_and_seed(

@@ -13,6 +13,7 @@ from components.config.benchmark import BASE_POLICY, WINS, Benchmark
 from components.data.records import answered_prompt
 from components.evaluation.contests import Contest
 from components.evaluation.diagnostics import load_diagnostics
+from components.reporting.changes import Change, changes_table
 from components.reporting.choices import ChosenArm, choices_table
 from components.reporting.claims import Finding, claims_table
 from components.reporting.formats import (
@@ -51,6 +52,7 @@ def benchmark_page(
     results: BenchmarkResults,
     findings: Sequence[Finding],
     chosen: Sequence[ChosenArm],
+    changes: Sequence[Change],
     commit: str,
 ) -> Page:
     """The report of a benchmark.
@@ -61,6 +63,7 @@ def benchmark_page(
         results: of the finished runs.
         findings: the checked claims.
         chosen: the choices.
+        changes: since the last runs.
         commit: of the code that writes the report.
     """
     first = [claim.figure for claim in benchmark.claims if claim.figure != WINS]
@@ -83,6 +86,11 @@ def benchmark_page(
         name,
         f"recipe {benchmark.recipe}, {len(benchmark.arms)} arms, seeds {seeds}",
         [
+            Section(
+                "Changes",
+                "Whether a figure is worse than in the last runs of this benchmark.",
+                filled([changes_table(changes)]),
+            ),
             Section(
                 "Claims",
                 "What the benchmark is expected to show, and whether it does.",

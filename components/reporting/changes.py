@@ -10,6 +10,9 @@ from components.reporting.formats import format_number
 from components.reporting.metrics import alias_of, named
 from components.reporting.page import Table
 
+MeansByArm = Mapping[str, Mapping[str, float]]
+"""Means over the seeds, by arm and metric."""
+
 
 @dataclass(frozen=True)
 class Change:
@@ -51,17 +54,9 @@ class Change:
 
 
 def find_changes(
-    means: Mapping[str, Mapping[str, float]],
-    earlier: Sequence[Mapping[str, Mapping[str, float]]],
-    tolerances: Mapping[str, float],
+    means: MeansByArm, earlier: Sequence[MeansByArm], tolerances: Mapping[str, float]
 ) -> list[Change]:
-    """Compare figures with those of earlier runs.
-
-    Args:
-        means: means over the seeds, by arm and metric.
-        earlier: the same of earlier runs.
-        tolerances: `regressions` of the benchmark's file.
-    """
+    """Compare figures with those of earlier runs; tolerances are `regressions` of the benchmark's file."""
     changes = []
     for arm, metrics in means.items():
         for name, tolerance in tolerances.items():

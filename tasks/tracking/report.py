@@ -9,6 +9,7 @@ from pathlib import Path
 from components.config.benchmark import Benchmark
 from components.environment import PRIVATE_PREFECT
 from components.io import read_json
+from components.reporting.changes import Change, MeansByArm
 from components.reporting.claims import Finding
 from tasks.runs import Run
 from tasks.tracking.client import RunLog, mlflow_client, tracking_uri
@@ -89,7 +90,7 @@ def report_link(run_id: str) -> str:
     return f"**[Report]({run_url(run_id, 'report/report.html')})**"
 
 
-def earlier_means(run_id: str, plan: Benchmark) -> list[dict[str, dict[str, float]]]:
+def earlier_means(run_id: str, plan: Benchmark) -> list[MeansByArm]:
     """Means over the seeds by arm and metric, of the last finished runs of a benchmark, the newest first.
 
     Args:
@@ -120,13 +121,22 @@ def earlier_means(run_id: str, plan: Benchmark) -> list[dict[str, dict[str, floa
 
 @task()
 def log_benchmark_report(
-    run_id: str, folder: Path, means: dict[str, dict[str, float]], findings: Sequence[Finding]
+    run_id: str,
+    plan: Benchmark,
+    folder: Path,
+    means: MeansByArm,
+    findings: Sequence[Finding],
+    changes: Sequence[Change],
 ) -> None:
     """Log a benchmark's report, and the means over seeds of each arm's figures, at its own run.
 
     Each claim is a tag, with its verdict and its interval, whose bounds are metrics too.
     """
     log = RunLog.open(run_id)
+    log.set_tags({PLAN_TAG: plan.fingerprint()})
+    if changes:
+        worse = "; ".join(str(change) for change in changes if change.is_regression)
+        log.set_tags({"regressions": worse or "none"})
     for arm, figures in means.items():
         log.log_metrics({f"{arm}/{name}": value for name, value in figures.items()}, 0)
     for number, finding in enumerate(findings, 1):

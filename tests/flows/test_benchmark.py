@@ -34,6 +34,7 @@ PLAN = {
     "arms": ARMS,
     "contests": [["FedBiscuit", "FedDPO"]],
     "claims": [{"arm": "FedBiscuit", "figure": "worst", "at_least": 0}],
+    "regressions": {"accuracy": 0.02},
 }
 STEPS = {"FedBiscuit": 20, "FedDPO": 4}
 """Rounds times 2 clients times 2 local steps."""
@@ -112,6 +113,10 @@ def test_a_contest_has_a_verdict_for_each_prompt_and_the_judges_consistency(fini
 def test_the_report_has_the_commit_of_each_run_and_the_verdict_on_each_claim(finished):
     numbers = finished.figures()
     assert {run: len(commits) for run, commits in numbers["commits"].items()} == dict.fromkeys(RUNS, 1)
+    assert [(change["arm"], change["earlier"]) for change in numbers["changes"]] == [
+        ("FedBiscuit", []),
+        ("FedDPO", []),
+    ]
     (claim,) = numbers["claims"]
     assert claim["claim"] == "FedBiscuit: worst client at least 0"
     assert (claim["verdict"], claim["reason"]) == ("undecided", "one value per seed, which needs 3 seeds")

@@ -11,6 +11,7 @@ from components.reporting.benchmark import (
     judges_table,
     metrics_tables,
 )
+from components.reporting.changes import find_changes
 from components.reporting.claims import HOLDS, Finding
 from components.reporting.formats import format_equal_length, format_mean
 from components.reporting.page import to_html, to_markdown
@@ -198,7 +199,8 @@ def page():
         commits={"FedBis-seed-0": ["a" * 40, "b" * 40 + "-dirty"], "FedDPO-seed-0": []},
         answers={"FIRM, seed 0": samples},
     )
-    return benchmark_page("B <1>", read_benchmark("summarization"), results, [finding], [], "c" * 40)
+    changes = find_changes({"FedBis": {"after/accuracy/mean": 0.5}}, [], {"accuracy": 0.1})
+    return benchmark_page("B <1>", read_benchmark("summarization"), results, [finding], [], changes, "c" * 40)
 
 
 @pytest.mark.parametrize(

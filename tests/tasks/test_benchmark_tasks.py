@@ -210,7 +210,7 @@ class WrittenReport:
 
 
 def write_report(folder: Path, plan: Benchmark) -> WrittenReport:
-    out, _, _ = write_benchmark_report.fn(folder, plan)
+    out, *_ = write_benchmark_report.fn(folder, plan, None)
     return WrittenReport(
         (out / "report.md").read_text(),
         (out / "report.html").read_text(),

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from components.config.benchmark import Benchmark
 from components.environment import PRIVATE_PREFECT
 from components.models.adapters import AdapterSlot, AdapterStore, attach_lora, export_adapter
 from components.models.backbone import load_backbone
 from components.models.policy import Policy
+from components.reporting.changes import find_changes
 from components.reporting.claims import Finding
 from components.results import ClientRecord, Metrics, StepRecord, Traffic
 from tasks.flow_runs import FlowRunLink
@@ -23,7 +25,7 @@ from tasks.tracking.client import RunLog, metric_name, mlflow_client, tracking_u
 from tasks.tracking.evaluate import verdict_columns
 from tasks.tracking.federate import FederationLog, client_table, log_round_evaluation, log_steps
 from tasks.tracking.prepare import log_data
-from tasks.tracking.report import description, log_benchmark_report
+from tasks.tracking.report import description, earlier_means, log_benchmark_report
 from tasks.tracking.run_tree import ending, open_run_tracking, phase_tracking
 from tests.support.adapters import random_tensors
 from tests.support.contests import LOSS, TIE, WIN, contest
@@ -31,6 +33,7 @@ from tests.support.preparation import preparation_report
 from tests.support.recipes import with_section
 from tests.support.results import round_evaluation
 
+NIGHTLY = Benchmark(recipe="debug", seeds=[0], arms={"FedBis": []})
 LINK = FlowRunLink("flow-run", "http://127.0.0.1:4200/flow")
 
 
@@ -437,7 +440,8 @@ def test_a_benchmarks_claims_are_tags_with_their_intervals_whose_bounds_are_metr
     decided = Finding("A less B: summed above 0", "holds", 0.1, 0.25, "", "2 seeds x 3 clients", "-", "-")
     unknown = Finding("A: own above 0", "undecided", None, None, "not measured: A", "-", "-", "-")
     (tmp_path / "report").mkdir()
-    log_benchmark_report.fn(parent, tmp_path / "report", {"A": {"summed": 0.5}}, [decided, unknown])
+    means = {"A": {"summed": 0.5}}
+    log_benchmark_report.fn(parent, NIGHTLY, tmp_path / "report", means, [decided, unknown], [])
     data = client.get_run(parent).data
     note = data.tags["mlflow.note.content"]
     assert "/artifacts/report/report.html?workflowType=machine_learning" in note
@@ -448,6 +452,38 @@ def test_a_benchmarks_claims_are_tags_with_their_intervals_whose_bounds_are_metr
         "claim/1/low": 0.1,
         "claim/1/high": 0.25,
     }
+
+
+@pytest.fixture
+def nights(debug, client, tmp_path):
+    """A function that logs a finished run of a benchmark, and gives the id of its MLflow run."""
+    (tmp_path / "report").mkdir()
+
+    def log(number, plan, accuracy):
+        run_id = open_run_tracking.fn(create_run(debug, tmp_path / f"night-{number}"), debug, LINK)
+        means = {"FedBis": {"after/accuracy/mean": accuracy}}
+        changes = find_changes(means, earlier_means(run_id, plan), {"accuracy": 0.02})
+        log_benchmark_report.fn(run_id, plan, tmp_path / "report", means, [], changes)
+        client.set_terminated(run_id)
+        return run_id
+
+    return log
+
+
+def test_a_benchmark_is_compared_with_its_last_finished_runs_of_the_same_arms_and_seeds(nights, client):
+    longer = NIGHTLY.model_copy(update={"seeds": [0, 1]})
+    first, *_ = nights(1, NIGHTLY, 0.7), nights(2, longer, 0.9), nights(3, NIGHTLY, 0.8)
+    client.set_terminated(nights(4, NIGHTLY, 0.1), "FAILED")
+    last = nights(5, NIGHTLY, 0.6)
+    assert [run["FedBis"] for run in earlier_means(last, NIGHTLY)] == [
+        {"after/accuracy/mean": 0.8},
+        {"after/accuracy/mean": 0.7},
+    ]
+    assert earlier_means(first, NIGHTLY) == []
+    assert client.get_run(last).data.tags["regressions"] == (
+        "FedBis, pair accuracy: 0.600 after 0.750 (median of 2 earlier runs)"
+    )
+    assert client.get_run(first).data.tags["regressions"] == "none"
 
 
 def test_the_description_of_a_run_has_links_to_its_report_its_phases_and_prefect(run, phase, monkeypatch):
