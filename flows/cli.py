@@ -154,9 +154,9 @@ def _run_pipeline(verbose: bool, **parameters: Any) -> int:
     status, folder = run_flow("flows.fed_rlhf:fed_rlhf", verbose, **parameters)
     if status == 0:
         from tasks.run_table import next_steps
-        from tasks.runs import Run
+        from tasks.runs import find_run
 
-        finished = Run(Path(folder).name, Path(folder))
+        finished = find_run(folder)
         print("\n" + (finished.report / "summary.txt").read_text(encoding="utf-8"))
         print(next_steps(finished))
     return status

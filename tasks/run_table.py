@@ -18,7 +18,7 @@ from components.config import RecipeError
 from components.io import read_json
 from components.paths import runs_root
 from tasks.benchmark_folder import find_benchmark
-from tasks.runs import Run, find_run, list_runs, lock, run_id
+from tasks.runs import Run, find_run, list_runs, lock
 
 HEADLINE = (
     "before/accuracy/mean",
@@ -200,8 +200,7 @@ def report_page(run: Run) -> Path:
 
 def next_steps(run: Run) -> str:
     """How to see the report of a run, and how to use its policy."""
-    name = run_id(run.folder)
-    show, export = f"fed-rlhf show {name} --open", f"fed-rlhf export {name} FOLDER"
+    show, export = f"fed-rlhf show {run.id} --open", f"fed-rlhf export {run.id} FOLDER"
     return f"Next\n  open the report    {show}\n  use the policy     {export}"
 
 
