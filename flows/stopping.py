@@ -88,7 +88,7 @@ def stop_runs(restore_terminal: Callable[[], None], status: int, fault: str = ""
         runs = list(HELD)
         restore_terminal()
         sentence = (
-            f"Stopped {position(runs[-1])}; resume with: {resume_command(runs[0])}" if runs else "Stopped"
+            f"Stopped {position(runs[-1])}; resume with: {runs[0].resume_command}" if runs else "Stopped"
         )
         print(f"error: {fault}. {sentence}" if fault else f"\n{sentence}", file=sys.stderr, flush=True)
         closing = threading.Thread(target=_close, args=(runs, not fault), daemon=True)
@@ -106,15 +106,6 @@ def position(run: Run) -> str:
     if run.is_benchmark or done is None:
         return "between two runs" if run.is_benchmark else f"in phase {phase}"
     return f"after round {done} of {run.recipe().federation.rounds}"
-
-
-def resume_command(run: Run) -> str:
-    """The command that goes on with a run, a benchmark or the pipeline of dvc.yaml."""
-    if run.is_benchmark:
-        return f"fed-rlhf benchmark --resume {run.id}"
-    if (run.folder / "first-day").is_file():
-        return "dvc repro"
-    return f"fed-rlhf resume {run.id}"
 
 
 def _close(runs: list[Run], has_server: bool) -> None:
