@@ -1,12 +1,19 @@
 """The pipeline: private preferences -> federated rounds -> aligned policy -> evaluation -> report.
 
 fed-rlhf run summarization/demo [key.path=value ...]
+python -m flows.fed_rlhf [--recipe NAME] [--resume RUN] [--check] [key.path=value ...]
 prefect deployment run 'fed-rlhf/summarization' [-p recipe=NAME]
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+# Before Prefect is imported, which reads its settings then.
+if __name__ == "__main__":
+    from flows.cli import run_module
+
+    run_module()
 
 from prefect import Flow, flow, get_run_logger
 
