@@ -132,7 +132,7 @@ class RunDescription:
     id: str
     clients: Mapping[str, ClientCounts]  # numbers of their pairs, by client
     references: str  # author of the references of the held-out prompts
-    partition: Mapping[str, Mapping[str, int]]  # training pairs by client and domain's label
+    partition: Mapping[str, Mapping[str, int]]  # pairs by client and domain's label
     adapters: Mapping[str, str]  # folder of each exported adapter by name, of the policy as `aligned`
     links: Mapping[str, str]  # address of the run in MLflow and in Prefect, by name
     phases: Mapping[str, float]  # wall time of each phase that ran here (seconds)
