@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+import yaml
+
 from components.environment import PRIVATE_PREFECT, malloc_variables
 from components.paths import PACKAGE, home, in_checkout
 from infra import processes
@@ -248,7 +250,21 @@ def start_servers() -> None:
     print(f"MLflow    {mlflow.url}")
     print(f"worker    pool {WORK_POOL}, log {processes.log_path(WORKER)}\n")
     print("Run       .venv/bin/prefect deployment run 'fed-rlhf/summarization' --watch")
+    print(
+        f"Scheduled {', '.join(active_schedules())}; pause: .venv/bin/prefect deployment schedule pause --all"
+    )
     print("Stop      make down")
+
+
+def active_schedules() -> list[str]:
+    """The schedules of prefect.yaml, as text."""
+    file = yaml.safe_load((PACKAGE / "prefect.yaml").read_text(encoding="utf-8"))
+    return [
+        f"{deployment['name']} ({schedule['cron']} {schedule['timezone']})"
+        for deployment in file["deployments"]
+        for schedule in deployment["schedules"]
+        if schedule["active"]
+    ]
 
 
 def stop_servers() -> None:

@@ -230,6 +230,10 @@ def test_only_the_nightly_benchmarks_are_scheduled(deployment):
     assert all(len(cron.split()) == 5 for cron in crons)
 
 
+def test_make_up_names_what_is_scheduled():
+    assert servers.active_schedules() == ["nightly (0 2 * * * UTC)", "performance (0 1 * * * UTC)"]
+
+
 @pytest.mark.slow
 def test_a_prefect_command_in_the_checkout_uses_the_server_of_make_up():
     done = subprocess.run(
