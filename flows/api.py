@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import wraps
+from threading import Thread
 from typing import Any, ParamSpec, TypeVar
 
 from prefect import Flow, runtime
@@ -30,8 +31,11 @@ class PipelineFlow(Flow[P, R]):
             try:
                 return super().__call__(*args, **kwargs)
             finally:  # before a private server stops, since unsent events would be retried for a minute
-                APILogWorker.drain_all(timeout=10)
-                EventsWorker.drain_all(timeout=10)
+                for worker in (APILogWorker, EventsWorker):
+                    # In a thread: that of a notebook has an event loop, where Prefect gives a coroutine.
+                    draining = Thread(target=worker.drain_all, kwargs={"timeout": 10})
+                    draining.start()
+                    draining.join()
 
 
 def pipeline_flow(name: str) -> Callable[[Callable[P, R]], Flow[P, R]]:

@@ -16,11 +16,25 @@ print(fed_rlhf("debug", overrides=["federation.rounds=1", "evaluation.judge.step
 """
 
 
+NOTEBOOK = """
+import asyncio, warnings
+warnings.simplefilter("error", RuntimeWarning)
+async def cell():  # an event loop runs in the thread that calls, as in a notebook
+    {}
+asyncio.run(cell())
+"""
+
+
 @pytest.mark.slow
-def test_a_script_calls_the_flow_without_a_server_and_gets_the_folder_of_the_run(tmp_path):
+@pytest.mark.parametrize(
+    "script",
+    [SCRIPT, NOTEBOOK.format(SCRIPT.strip().replace("\n", "\n    "))],
+    ids=["script", "notebook"],
+)
+def test_a_script_calls_the_flow_without_a_server_and_gets_the_folder_of_the_run(tmp_path, script):
     environment = environment_without("PREFECT_", "MLFLOW_", "FED_RLHF_RUNS", "FED_RLHF_HOME")
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
+        [sys.executable, "-c", script],
         cwd=ROOT,
         env=environment | {"FED_RLHF_HOME": str(tmp_path)},
         capture_output=True,
@@ -31,6 +45,7 @@ def test_a_script_calls_the_flow_without_a_server_and_gets_the_folder_of_the_run
     assert folder.parent == tmp_path / "runs"
     assert (folder / "report" / "report.html").is_file()
     assert "Traceback" not in done.stderr
+    assert "never awaited" not in done.stderr
 
 
 LOST_SERVER = """
