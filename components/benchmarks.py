@@ -10,6 +10,7 @@ from components.config import Recipe, RecipeError, check_section, unknown_name
 from components.config.benchmark import WINS, Benchmark
 from components.config.loading import read_yaml
 from components.federation.protocol import method_of
+from components.paths import is_file
 from components.recipes import RECIPES, load_recipe
 from components.reporting.metrics import ALIASES, REWARD_ALIAS
 
@@ -53,9 +54,9 @@ def arm_recipe(benchmark: Benchmark, arm: str, seed: int) -> Recipe:
 
 
 def _check_figures(benchmark: Benchmark, where: str) -> None:
-    """Refuse claims on, and choices by, aliases that do not exist; paths are names of metrics."""
-    for choice in benchmark.choices.values():
-        _check_figure(choice.figure, tuple(ALIASES), where)
+    """Refuse claims on, choices by and regressions of aliases that do not exist; paths name metrics."""
+    for figure in (*(choice.figure for choice in benchmark.choices.values()), *benchmark.regressions):
+        _check_figure(figure, tuple(ALIASES), where)
     for claim in benchmark.claims:
         if not claim.figure.startswith(REWARD_ALIAS):
             _check_figure(claim.figure, (*ALIASES, WINS), where)
@@ -114,7 +115,7 @@ def read_benchmark(name_or_path: str) -> Benchmark:
         RecipeError: as load_benchmark.
     """
     candidates = (BENCHMARKS / f"{name_or_path}.yaml", Path(name_or_path))
-    path = next((candidate for candidate in candidates if candidate.is_file()), None)
+    path = next((candidate for candidate in candidates if is_file(candidate)), None)
     if path is None:
         known = unknown_name("benchmark", name_or_path, benchmark_names())
         raise RecipeError(f"{known} A path to a YAML file works too.")

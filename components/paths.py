@@ -30,3 +30,11 @@ def runs_root() -> Path:
 def compiled_programs() -> Path:
     """Folder of torch's compiled programs, shared by runs and processes: compiled/ beside the runs."""
     return runs_root() / "compiled"
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a file; a name that no file can have is none."""
+    try:
+        return path.is_file()
+    except OSError:  # e.g. longer than the file system allows
+        return False

@@ -6,7 +6,8 @@ check a recipe themselves (`check`); what concerns several sections is checked h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from itertools import combinations, product
@@ -21,9 +22,11 @@ from components.config import (
     check_section,
     unknown_name,
 )
-from components.config.loading import apply_overrides, dump_yaml, read_yaml
+from components.config.loading import apply_overrides, dump_yaml, leaves, merge, origin_of, read_yaml
+from components.config.section import describe_type
 from components.data.records import DataError
 from components.inputs import check_inputs
+from components.paths import is_file
 
 RECIPES = Path(__file__).resolve().parent.parent / "flows" / "recipes"
 
@@ -44,11 +47,60 @@ def load_recipe(name_or_path: str, overrides: Iterable[str] = ()) -> Recipe:
         RecipeError: one line for each error, with key, value, what is allowed, and the nearest
             valid key.
     """
+    return load_with_origins(name_or_path, overrides)[0]
+
+
+def load_with_origins(name_or_path: str, overrides: Iterable[str] = ()) -> tuple[Recipe, dict[str, str]]:
+    """A recipe as `load_recipe` gives it, and where its values come from.
+
+    Returns:
+        the recipe, and by dotted key the file or the override that sets it; all others are defaults.
+
+    Raises:
+        RecipeError: see load_recipe; a line on a value names the file or the override that sets it.
+    """
     path = find_recipe(name_or_path)
+    tree, origins = _read_tree(path)
+    overrides = list(overrides)
+    apply_overrides(tree, overrides)
+    for key in (override.partition("=")[0] for override in overrides):
+        origins = {name: of for name, of in origins.items() if not name.startswith(f"{key}.")}
+        origins[key] = f"override '{key}'"
+    try:
+        return parse_recipe(tree, str(path)), origins
+    except RecipeError as error:
+        lines = [_with_origin(line, str(path), origins) for line in str(error).splitlines()]
+        raise RecipeError("\n".join(lines)) from None
+
+
+def _read_tree(path: Path, extending: Sequence[Path] = ()) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values of a recipe's file and of those that it extends, and the file of each by dotted key."""
     sections = ", ".join(Recipe.model_fields)
     tree = read_yaml(path, f"a recipe is a mapping of sections ({sections})")
-    apply_overrides(tree, overrides)
-    return parse_recipe(tree, str(path))
+    base = tree.pop("extends", None)
+    origins = {key: str(path) for key, _ in leaves(tree)}
+    if base is None:
+        return tree, origins
+    chain = [*extending, path.resolve()]
+    if not isinstance(base, str):
+        raise RecipeError(f"{path}: extends is {describe_type(base)}, but names one recipe, or its file.")
+    beside = path.parent / base
+    found = beside if is_file(beside) else find_recipe(base)
+    if found.resolve() in chain:
+        names = " extends ".join(str(one) for one in [*chain, found.resolve()])
+        raise RecipeError(f"{path}: a recipe extends itself ({names}): leave out one 'extends'.")
+    base_tree, base_origins = _read_tree(found, chain)
+    merged = merge(base_tree, tree)
+    kept = {key for key, _ in leaves(merged)}
+    return merged, {key: of for key, of in (base_origins | origins).items() if key in kept}
+
+
+def _with_origin(line: str, path: str, origins: Mapping[str, str]) -> str:
+    """A line of an error, which begins with the file or the override that sets its key."""
+    sentence = line.removeprefix(f"{path}: ")
+    named = re.match(r"(?:unknown )?key '([^']+)'|([a-z_]+(?:[.\[][\w\]-]+)+)", sentence)
+    origin = named and origin_of(named[1] or named[2], origins)
+    return f"{origin}: {sentence}" if origin and sentence != line else line
 
 
 def find_recipe(name_or_path: str) -> Path:
@@ -58,7 +110,7 @@ def find_recipe(name_or_path: str) -> Path:
         RecipeError: there is none; names the nearest.
     """
     for candidate in (RECIPES / f"{name_or_path}.yaml", Path(name_or_path)):
-        if candidate.is_file():
+        if is_file(candidate):
             return candidate
     raise RecipeError(
         f"{unknown_name('recipe', name_or_path, recipe_names())} A path to a YAML file works too."

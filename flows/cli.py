@@ -163,12 +163,26 @@ def _run_pipeline(verbose: bool, **parameters: Any) -> int:
 
 
 @command
-def check(recipe: RecipeArgument, overrides: Overrides = None, json: JsonOption = False) -> None:
+def check(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    json: JsonOption = False,
+    print_recipe: Annotated[
+        bool,
+        typer.Option(
+            "--print-recipe", help="Only print the whole recipe, and where each of its values comes from."
+        ),
+    ] = False,
+) -> None:
     """Check a recipe and what it needs; estimate memory and disk."""
+    from components.config.loading import annotated_yaml
     from components.estimates import Shapes, describe_costs, estimate_costs
-    from components.recipes import load_recipe, validate_environment
+    from components.recipes import load_with_origins, validate_environment
 
-    loaded = load_recipe(recipe, overrides or [])
+    loaded, origins = load_with_origins(recipe, overrides or [])
+    if print_recipe:
+        print(annotated_yaml(loaded.model_dump(mode="json"), origins))
+        return
     unread = validate_environment(loaded)
     if json:
         from flows.outputs import RecipeCheck

@@ -22,7 +22,7 @@ from components.config import RecipeError, check_section
 from components.config.benchmark import Benchmark
 from components.config.loading import apply_overrides
 from components.io import read_json, write_atomically
-from components.paths import runs_root
+from components.paths import is_file, runs_root
 from tasks.devices import choose_workers
 from tasks.runs import Run, create_run
 
@@ -96,7 +96,7 @@ def find_benchmark(name: str) -> Path:
         RecipeError: there is no benchmark of this name; the message has the latest ones.
     """
     for folder in (runs_root() / name, Path(name)):
-        if (folder / "benchmark.yaml").is_file():
+        if is_file(folder / "benchmark.yaml"):
             return folder.resolve()
     paths = sorted(runs_root().glob("*/benchmark.yaml"), key=lambda path: path.parent.stat().st_mtime)
     latest = ", ".join(path.parent.name for path in paths[-3:]) or "none"

@@ -40,7 +40,7 @@ from components.config.loading import dump_yaml
 from components.data.report import REPORT_FILE
 from components.inputs import open_inputs, store_inputs
 from components.io import read_json, write_atomically, write_json
-from components.paths import PACKAGE, runs_root
+from components.paths import PACKAGE, is_file, runs_root
 from components.recipes import dump_recipe, load_recipe, required_backbones, set_chat_dates
 from components.results import AlignmentResult, EvaluationResult, FederationResult
 
@@ -302,7 +302,7 @@ def find_run(name: str) -> Run:
         RecipeError: there is no run of this name; the message has the latest ones.
     """
     for folder in (runs_root() / name, Path(name)):
-        if (folder / "recipe.yaml").is_file():
+        if is_file(folder / "recipe.yaml"):
             return Run(run_id(folder.resolve()), folder.resolve())
     latest = ", ".join(run.id for run in list_runs()[-3:]) or "none"
     raise RecipeError(f"there is no run '{name}' under {runs_root()}. Latest runs: {latest}.")

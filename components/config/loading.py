@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,32 +13,70 @@ import yaml
 from components.config.errors import RecipeError
 from components.config.section import describe_type
 
+MAX_BYTES = 2_000_000
+"""Of a file; recipes and benchmarks have a few thousand."""
+MAX_VALUES = 100_000
+"""Of a file, once its aliases are written out."""
+MAX_DEPTH = 50
+"""Of mappings and lists within each other."""
+TAG = "tag:yaml.org,2002:"
+
 
 class _SafeLoader(yaml.SafeLoader):
-    """Safe YAML as in YAML 1.2: 1e-5 is a number, and a mapping names each key once.
+    """Safe YAML with the plain values of YAML 1.2, in which a mapping names each key once.
 
-    PyYAML reads 1e-5 as text, and takes the last value of a key that is named twice.
+    PyYAML reads YAML 1.1, where 010 is 8, 1:30 is 90, `no` is false, 2026-11-25 is a date, and 1e-5 is text,
+    and takes the last value of a key that is named twice. Here all but 1e-5 are texts, so that a place for
+    a number refuses them.
     """
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            problem = f"it is nested more than {MAX_DEPTH} levels deep"
+            raise yaml.constructor.ConstructorError(None, None, problem, self.peek_event().start_mark)  # type: ignore[no-untyped-call]
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
-        names: set[str] = set()
+        lines: dict[str, int] = {}
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 continue
-            if key.value in names:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key '{key.value}' is named twice", key.start_mark
-                )
-            names.add(key.value)
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                problem = f"the key '{key.value}' is named twice, in lines {lines[key.value]} and {line}"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            lines[key.value] = line
         return node
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            if node.tag.removeprefix(TAG) in ("map", "seq", "str", "int", "float", "bool", "null", "merge"):
+                return super().construct_object(node, deep)
+            problem = f"the tag {node.tag.replace(TAG, '!!')} is not used here: write the value without it"
+        except (ValueError, KeyError):
+            problem = f"'{str(node.value)[:40]}' is no {node.tag.removeprefix(TAG)}"
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
-_SafeLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
-    list("-+0123456789."),
-)
+
+_SafeLoader.yaml_implicit_resolvers = {}
+for _tag, _pattern, _first in (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?(0|[1-9][0-9_]*)|0x[0-9a-fA-F]+", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?((\.\d+|\d+\.\d*)([eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.(inf|Inf|INF))|\.(nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
+    ("merge", "<<", ["<"]),
+):
+    _SafeLoader.add_implicit_resolver(TAG + _tag, re.compile(rf"^(?:{_pattern})$"), _first)
 
 
 class _SafeDumper(yaml.SafeDumper):
@@ -67,19 +106,101 @@ def read_yaml(path: Path, content: str) -> dict[str, Any]:
     Raises:
         RecipeError: the file is no valid YAML, or holds no mapping.
     """
+    size = path.stat().st_size
+    if size > MAX_BYTES:
+        raise RecipeError(f"{path}: {content}, but this file has {size:,} bytes (at most {MAX_BYTES:,}).")
     try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), _SafeLoader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        tree = _load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or error
         raise RecipeError(f"{path}{line}: this is not valid YAML ({problem}).") from None
     if not isinstance(tree, dict):
         raise RecipeError(f"{path}: {content}, but this file holds {describe_type(tree)}.")
+    return tree
+
+
+def _load(text: str) -> Any:
+    """The value of a YAML text, with every alias as a value of its own, so that each can be overridden.
+
+    Raises:
+        YAMLError, ValueError: it is no YAML, or has too many values or levels.
+    """
+    left = MAX_VALUES
+
+    def unshared(node: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise ValueError(f"it has more than {MAX_VALUES:,} values, its aliases written out")
+        if isinstance(node, dict):
+            return {key: unshared(value) for key, value in node.items()}
+        return [unshared(value) for value in node] if isinstance(node, list) else node
+
     try:
-        return {key: _unshare(value) for key, value in tree.items()}
+        return unshared(yaml.load(text, _SafeLoader))
     except RecursionError:
-        raise RecipeError(f"{path}: an alias of YAML contains itself: write the value out.") from None
+        raise ValueError("an alias contains itself: write the value out") from None
+
+
+def merge(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """A tree with the values of another one where it has none of its own.
+
+    Sections are merged key by key; all other values, lists included, are replaced. Options and the section
+    of a kind are not merged with those of another method, source or kind.
+    """
+    merged = dict(base)
+    for choice, options in (("method", "options"), ("source", "options")):
+        if choice in own and own[choice] != base.get(choice):
+            merged.pop(options, None)
+    if "kind" in own and own["kind"] != base.get("kind"):
+        merged = {}
+    for key, value in own.items():
+        below = merged.get(key)
+        is_section = isinstance(value, Mapping) and isinstance(below, Mapping)
+        merged[key] = merge(below or {}, value) if is_section else value
+    return merged
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a tree that are no sections, with their dotted keys; empty sections are values."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def annotated_yaml(
+    tree: Mapping[str, Any], origins: Mapping[str, str], prefix: str = "", indent: str = ""
+) -> str:
+    """YAML of a tree, in which a comment says where each value comes from.
+
+    Args:
+        tree: plain values.
+        origins: what each comment says, by dotted key; other values are defaults.
+        prefix: dotted key of the tree, with a dot at its end.
+        indent: of its lines.
+    """
+    lines = []
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            below = annotated_yaml(value, origins, f"{prefix}{key}.", f"{indent}  ")
+            lines.append(f"{indent}{key}:\n{below}")
+        else:
+            origin = origin_of(f"{prefix}{key}", origins) or "default"
+            lines.append(f"{indent}{key}: {json.dumps(value, ensure_ascii=False)}  # {origin}")
+    return "\n".join(lines)
+
+
+def origin_of(key: str, origins: Mapping[str, str]) -> str | None:
+    """Where a value comes from: the origin of its key, of the section it is in, or of all that is in it."""
+    parts = re.split(r"[.\[]", key)
+    above = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
+    inside = {origin for name, origin in origins.items() if name.startswith(f"{key}.")}
+    found = next((origins[name] for name in above if name in origins), None)
+    return found or (inside.pop() if len(inside) == 1 else None)
 
 
 def apply_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> None:
@@ -92,20 +213,13 @@ def apply_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> None:
         _apply(tree, override)
 
 
-def _unshare(node: Any) -> Any:
-    """A copy whose YAML aliases are values of their own, so that an override changes one of them."""
-    if isinstance(node, dict):
-        return {key: _unshare(value) for key, value in node.items()}
-    return [_unshare(value) for value in node] if isinstance(node, list) else node
-
-
 def _apply(tree: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not all(key.split(".")):
         raise RecipeError(f"override '{override}': expected key.path=value, e.g. federation.rounds=10.")
     try:
-        value = yaml.load(text, _SafeLoader)
-    except yaml.YAMLError:
+        value = _load(text)
+    except (yaml.YAMLError, ValueError):
         raise RecipeError(f"override '{override}': the value is not valid YAML.") from None
     *sections, last = key.split(".")
     node = tree

@@ -1,0 +1,178 @@
+"""Files of recipes: what YAML may hold, recipes that extend others, and where values come from."""
+
+import time
+
+import pytest
+import yaml
+
+from components.config import RecipeError
+from components.config.loading import annotated_yaml, origin_of, read_yaml
+from components.recipes import RECIPES, find_recipe, load_recipe, load_with_origins
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)
+)
+DEBUG = str(RECIPES / "debug.yaml")
+
+
+@pytest.fixture
+def write(tmp_path):
+    """A function that writes a file, and gives its path as text."""
+
+    def to_file(content, name="recipe.yaml"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content, encoding="utf-8")
+        return str(path)
+
+    return to_file
+
+
+# --- YAML
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        ("a: !!int x", "line 1: this is not valid YAML ('x' is no int)"),
+        ("a: !!bool x", "'x' is no bool"),
+        ("b: 1\na: !!timestamp x", "line 2: this is not valid YAML (the tag !!timestamp is not used here"),
+        ("a: !!binary aGk=", "the tag !!binary is not used here"),
+        ("a: !!set {b}", "the tag !!set is not used here"),
+        ("a: !!python/object:os.system x", "the tag !!python/object:os.system is not used here"),
+        ("a: " + "[" * 3000, "nested more than 50 levels deep"),
+        ("a: " + "{b: " * 3000 + "1" + "}" * 3000, "nested more than 50 levels deep"),
+        ("a: &a [*a]", "an alias contains itself"),
+        ("a: " + "9" * 5000, "is no int"),
+        (BOMB, "more than 100,000 values, its aliases written out"),
+        ("a: 1\nb: 2\na: 3", "the key 'a' is named twice, in lines 1 and 3"),
+        ("a: \x00", "not valid YAML"),
+        ("[1]: 2\n? {a: 1}\n: 2", "unhashable key"),
+        ("x" * 3_000_000, "has 3,000,000 bytes (at most 2,000,000)"),
+        ("2026-11-25", "this file holds text"),
+    ],
+    ids=lambda value: value[:30],
+)
+def test_a_file_that_is_no_plain_mapping_is_refused_within_a_second(write, content, part):
+    path = write(content)
+    start = time.monotonic()
+    with pytest.raises(RecipeError) as refused:
+        load_recipe(path)
+    assert str(refused.value).startswith(path)
+    assert part in str(refused.value)
+    assert len(str(refused.value)) < len(path) + 300
+    assert time.monotonic() - start < 1
+
+
+@pytest.mark.parametrize("value", ["010", "1:30", "2026-11-25", "yes", "0o17", "0b1"])
+def test_what_yaml_1_1_takes_for_another_number_is_a_text_which_a_number_refuses(value):
+    with pytest.raises(
+        RecipeError, match=f"'federation.rounds' is '{value}': input should be a valid integer"
+    ):
+        load_recipe("debug", [f"federation.rounds={value}"])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1e-5", 1e-5), ("1.", 1.0), ("-.5", -0.5), ("+3", 3), ("10_000", 10_000), ("0x1F", 31), ("True", True)],
+)
+def test_plain_numbers_are_read(write, text, value):
+    read = read_yaml(find_recipe(write(f"a: {text}")), "a mapping")["a"]
+    assert (type(read), read) == (type(value), value)
+
+
+def test_a_name_that_no_file_can_have_is_not_known():
+    with pytest.raises(RecipeError, match="is not known"):
+        load_recipe("x" * 5000)
+
+
+# --- extends
+
+
+def test_a_recipe_has_what_it_leaves_out_from_the_one_that_it_extends(write):
+    base = write("extends: debug\nfederation: {rounds: 9}\nselector: {lora: {r: 2}}\n", "base.yaml")
+    path = write("extends: base.yaml\nname: mine\nfederation: {batch_size: 3}\n")
+    recipe, debug = load_recipe(path), load_recipe("debug")
+    assert recipe.name == "mine"
+    assert (recipe.federation.rounds, recipe.federation.batch_size) == (9, 3)
+    assert recipe.federation.optimizer == debug.federation.optimizer
+    assert (recipe.selector.lora.r, recipe.selector.lora.alpha) == (2, debug.selector.lora.alpha)
+    assert load_recipe(base).name == "debug"
+
+
+def test_lists_are_replaced_and_options_belong_to_one_method(write):
+    first = write(
+        "extends: debug\nfederation: {method: fedbiscuit, rounds: 9,"
+        " options: {selectors: 3, warmup_rounds: 1}}\n"
+        "evaluation: {contests: [aligned_vs_base, aligned_vs_human]}\n",
+        "first.yaml",
+    )
+    path = write(
+        "extends: first.yaml\nfederation: {method: fedbis}\nevaluation: {contests: [aligned_vs_base]}\n"
+    )
+    assert load_recipe(first).federation.options.selectors == 3
+    recipe = load_recipe(path)
+    assert recipe.evaluation.contests == ["aligned_vs_base"]
+    assert not hasattr(recipe.federation.options, "selectors")
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        ("extends: recipe.yaml\n", "a recipe extends itself"),
+        ("extends: other.yaml\n", "a recipe extends itself"),
+        ("extends: [debug]\n", "extends is a list"),
+        ("extends: debugg\n", "Did you mean 'debug'?"),
+    ],
+)
+def test_what_cannot_be_extended_is_refused(write, content, part):
+    write("extends: recipe.yaml\n", "other.yaml")
+    with pytest.raises(RecipeError) as refused:
+        load_recipe(write(content))
+    assert part in str(refused.value)
+
+
+# --- where values come from
+
+
+@pytest.mark.parametrize(
+    ("override", "origin"),
+    [
+        ("federation.round=2", "override 'federation.round'"),
+        ("federation={round: 2}", "override 'federation'"),
+        ("polcy.x=2", "override 'polcy.x'"),
+        ("federation.clients_per_round=100", "override 'federation.clients_per_round'"),
+        ("data.clients=1", "FILE"),
+    ],
+)
+def test_an_error_names_the_file_or_the_override_that_sets_the_value(write, override, origin):
+    path = write("extends: debug\nfederation: {clients_per_round: 2}\n")
+    with pytest.raises(RecipeError) as refused:
+        load_recipe(path, [override])
+    assert str(refused.value).startswith(f"{origin.replace('FILE', path)}: ")
+
+
+def test_the_printed_recipe_is_the_recipe_and_says_where_each_value_comes_from(write):
+    path = write("extends: debug\nname: mine\npolicy: {max_new_tokens: 7}\n")
+    recipe, origins = load_with_origins(path, ["federation.rounds=5"])
+    text = annotated_yaml(recipe.model_dump(mode="json"), origins)
+    assert yaml.safe_load(text) == recipe.model_dump(mode="json")
+    for line in (
+        f'name: "mine"  # {path}',
+        "  rounds: 5  # override 'federation.rounds'",
+        f"  max_new_tokens: 7  # {path}",
+        "  keep_every: 1  # default",
+    ):
+        assert line in text.splitlines()
+    assert f"# {DEBUG}" in text
+
+
+def test_the_origin_of_a_section_is_that_of_all_its_values():
+    origins = {"a.b": "one", "a.c.d": "one", "e.f": "one", "e.g": "two"}
+    assert [origin_of(key, origins) for key in ("a", "a.c", "a.b[0].x", "e", "z")] == [
+        "one",
+        "one",
+        "one",
+        None,
+        None,
+    ]
