@@ -442,31 +442,5 @@ def _print_table(header: list[str], rows: Iterable[list[str]]) -> None:
         print("  ".join(map(str.ljust, row, widths)).rstrip())
 
 
-def run_module() -> None:
-    """The commands run, resume and check as `python -m flows.fed_rlhf`, for scripts that call it so."""
-    import argparse
-
-    from flows.process import exit_status
-    from tasks.runs import find_run
-
-    parser = argparse.ArgumentParser(prog="python -m flows.fed_rlhf")
-    parser.add_argument("--recipe", help="name or path (default: summarization/demo)")
-    parser.add_argument("--resume", metavar="RUN", help="resume a run, by its id or folder")
-    parser.add_argument("--check", action="store_true", help="check the recipe and stop")
-    parser.add_argument(
-        "overrides", nargs="*", metavar="key.path=value", help="settings on top of the recipe"
-    )
-    asked = parser.parse_intermixed_args()
-    if asked.resume is None:
-        app(["check" if asked.check else "run", asked.recipe or "summarization/demo", *asked.overrides])
-    if asked.recipe or asked.overrides:
-        parser.error("a resumed run continues with its own recipe: leave out the recipe and the overrides")
-    if asked.check:
-        raise SystemExit(
-            exit_status(lambda: app(["check", str(find_run(asked.resume).folder / "recipe.yaml")]))
-        )
-    app(["resume", asked.resume])
-
-
 if __name__ == "__main__":
     app()

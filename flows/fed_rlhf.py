@@ -11,9 +11,9 @@ from typing import Any
 
 # Before Prefect is imported, which reads its settings then.
 if __name__ == "__main__":
-    from flows.cli import run_module
+    import runpy
 
-    run_module()
+    runpy.run_module("flows.module", run_name="__main__")
 
 from prefect import Flow, flow, get_run_logger
 
