@@ -30,6 +30,7 @@ from components.models.backbone import (
 )
 from components.models.policy import check_prompts, used_ids
 from components.models.rewards.classifier import ClassifierReward
+from components.models.rewards.function import FunctionReward, find_reward_function
 from components.models.selector import check_room, find_choice_tokens, template_ids
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ def check_models(recipe: Recipe) -> list[str]:
     for _, reward in _rewards(recipe):
         if isinstance(reward, ClassifierReward) and is_local(reward.location):
             reward.check_files()
+        if isinstance(reward, FunctionReward):
+            find_reward_function(reward.name)
     judge = recipe.evaluation.judge
     if isinstance(judge, AutoJSection) and judge.base_url is None and is_local(judge.location):
         read_judge_config(judge)

@@ -30,6 +30,7 @@ from components.learning.references import ReferenceCache
 from components.models.adapters import AdapterStore
 from components.models.backbone import choose_devices, find_active_dropout
 from components.models.compiled import forget_programs, missing_tool
+from components.models.rewards.function import ALLOW_CODE
 from tasks.runs import Run
 
 log = logging.getLogger(__name__)
@@ -256,7 +257,8 @@ def task_runner(runtime: RuntimeConfig) -> TaskRunner[Any]:
         raise RecipeError(
             "runtime.task_runner is 'ray', but prefect-ray is not installed: pip install 'fed-rlhf[ray]'."
         ) from None
-    init_kwargs: dict[str, Any] = {"runtime_env": {"env_vars": malloc_variables()}}
+    allowed = {ALLOW_CODE: os.environ[ALLOW_CODE]} if ALLOW_CODE in os.environ else {}
+    init_kwargs: dict[str, Any] = {"runtime_env": {"env_vars": malloc_variables() | allowed}}
     if runtime.ray_address is None:
         init_kwargs["include_dashboard"] = False
     runner: TaskRunner[Any] = RayTaskRunner(address=runtime.ray_address, init_kwargs=init_kwargs)

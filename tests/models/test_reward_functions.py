@@ -1,5 +1,6 @@
 """Reward functions: registered by name, named by their module, and what is refused."""
 
+import importlib
 import sys
 from importlib.metadata import EntryPoint
 
@@ -8,7 +9,13 @@ import pytest
 
 from components.config import RecipeError
 from components.models.rewards.base import RewardError, check_scores
-from components.models.rewards.function import REWARD_FUNCTIONS, FunctionReward, find_reward_function
+from components.models.rewards.function import (
+    ALLOW_CODE,
+    REWARD_FUNCTIONS,
+    FunctionReward,
+    find_reward_function,
+)
+from components.recipes import load_recipe, validate_environment
 from tests.support.reward_functions import score_length
 
 
@@ -39,17 +46,47 @@ def test_the_scores_of_a_function_are_float64():
     assert scores.tolist() == [4.0, 2.0]
 
 
+@pytest.fixture
+def allowed(monkeypatch):
+    """A function that sets what recipes may name."""
+    return lambda packages: monkeypatch.setenv(ALLOW_CODE, packages)
+
+
+@pytest.mark.parametrize("packages", ["", "test", "tests.support.reward", "other, tests.support.prepared"])
+def test_code_of_a_package_that_is_not_allowed_is_not_imported(allowed, monkeypatch, packages):
+    allowed(packages)
+    monkeypatch.setattr(importlib, "import_module", lambda module: pytest.fail(f"{module} was imported"))
+    with pytest.raises(RecipeError, match="allow its package with FED_RLHF_ALLOW_CODE=tests"):
+        find_reward_function("tests.support.reward_functions:score_length")
+
+
+@pytest.mark.parametrize("packages", ["tests", "tests.support", "other, tests.support.reward_functions"])
+def test_a_package_and_its_modules_are_allowed_by_name(allowed, packages):
+    allowed(packages)
+    assert find_reward_function("tests.support.reward_functions:score_length") is score_length
+
+
+def test_reading_a_recipe_imports_no_code_that_it_names(allowed):
+    """A finished run is shown without it; what runs a recipe checks the function."""
+    allowed("")
+    judge = "evaluation.judge={kind: reward, reward: {kind: function, name: 'nowhere.at_all:f'}}"
+    recipe = load_recipe("debug", [judge])
+    with pytest.raises(RecipeError, match="FED_RLHF_ALLOW_CODE=nowhere"):
+        validate_environment(recipe)
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
         ("claen", "Did you mean 'clean'"),
         ("nowhere.at_all:f", "cannot be imported .*ModuleNotFoundError: No module named 'nowhere'"),
         ("math:nothing", "cannot be imported .*AttributeError"),
-        (".x:f", "cannot be imported .*TypeError"),
+        (".x:f", "FED_RLHF_ALLOW_CODE=my_package"),
         ("math:pi", "of type float"),
     ],
 )
-def test_a_function_that_cannot_be_used_is_refused_by_name(name, words):
+def test_a_function_that_cannot_be_used_is_refused_by_name(allowed, name, words):
+    allowed("nowhere,math")
     with pytest.raises(RecipeError, match=words) as error:
         find_reward_function(name)
     assert f"'{name}'" in str(error.value)

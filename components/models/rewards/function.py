@@ -1,16 +1,18 @@
-"""Rewards that are Python functions: registered by name, or any function as 'module:function'.
+"""Rewards that are Python functions: registered by name, or allowed ones as 'module:function'.
 
 A reward function scores responses to prompts; larger is better:
 
     def brief(prompts: Sequence[str], responses: Sequence[str]) -> np.ndarray: ...
 
 Its scores must depend on the texts alone, because a resumed run computes them again. Installed
-packages register functions through the entry points of the group `fed_rlhf.reward_functions`.
+packages register functions through the entry points of the group `fed_rlhf.reward_functions`. A recipe may
+come from somebody else, so it can name other code only of packages in the variable ALLOW_CODE.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -21,6 +23,8 @@ from pydantic import Field
 from components.config import Recipe, RecipeError, Registry, unknown_name
 from components.models.rewards.base import ResponseReward, RewardFunction, Scores, check_scores
 
+ALLOW_CODE = "FED_RLHF_ALLOW_CODE"
+"""Environment variable: packages and modules, with commas between, whose functions a recipe may name."""
 REWARD_FUNCTIONS: Registry[RewardFunction] = Registry(
     "reward function",
     "fed_rlhf.reward_functions",
@@ -33,7 +37,9 @@ class FunctionReward(ResponseReward):
     """A reward that is a Python function."""
 
     kind: Literal["function"] = Field("function", description="Kind of the reward.")
-    name: str = Field(min_length=1, description="Name of a registered function, or module:function.")
+    name: str = Field(
+        min_length=1, description="Name of a registered function, or module:function (FED_RLHF_ALLOW_CODE)."
+    )
 
     @property
     def description(self) -> str:
@@ -41,8 +47,8 @@ class FunctionReward(ResponseReward):
         return f"function {self.name}"
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse a function that cannot be imported."""
-        find_reward_function(self.name)
+        """Refuse a name that is neither registered nor module:function; nothing is imported."""
+        _require_known(self.name)
 
     def check_loading(self, key: str) -> None:
         """Refuse a function that fails on a question and an answer.
@@ -65,14 +71,19 @@ def find_reward_function(name: str) -> RewardFunction:
         name: name of a registered function, or 'module:function'.
 
     Raises:
-        RecipeError: the function cannot be imported, or is not callable.
+        RecipeError: its module is not allowed, the function cannot be imported, or is not callable.
     """
+    _require_known(name)
     if name in REWARD_FUNCTIONS:
         return REWARD_FUNCTIONS.load(name)
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        known = unknown_name("reward function", name, REWARD_FUNCTIONS.names())
-        raise RecipeError(f"{known} Name a function of your own as module:function.")
+    module, _, attribute = name.partition(":")
+    allowed = [one.strip() for one in os.environ.get(ALLOW_CODE, "").split(",") if one.strip()]
+    if not any(module == one or module.startswith(f"{one}.") for one in allowed):
+        raise RecipeError(
+            f"the reward function '{name}' is code that the recipe names: if you trust it, allow its package"
+            f" with {ALLOW_CODE}={module.partition('.')[0] or 'my_package'}, or install a package that"
+            " registers it (entry points of fed_rlhf.reward_functions)."
+        )
     try:
         function = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # a user's module may raise anything
@@ -87,6 +98,12 @@ def find_reward_function(name: str) -> RewardFunction:
         )
     reward: RewardFunction = function
     return reward
+
+
+def _require_known(name: str) -> None:
+    if name not in REWARD_FUNCTIONS and ":" not in name:
+        known = unknown_name("reward function", name, REWARD_FUNCTIONS.names())
+        raise RecipeError(f"{known} Name a function of your own as module:function.")
 
 
 def clean(prompts: Sequence[str], responses: Sequence[str]) -> Scores:
