@@ -55,13 +55,13 @@ def write(tmp_path):
 )
 def test_a_file_that_is_no_plain_mapping_is_refused_within_a_second(write, content, part):
     path = write(content)
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(RecipeError) as refused:
         load_recipe(path)
     assert str(refused.value).startswith(path)
     assert part in str(refused.value)
     assert len(str(refused.value)) < len(path) + 300
-    assert time.monotonic() - start < 1
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize("value", ["010", "1:30", "2026-11-25", "yes", "0o17", "0b1"])
@@ -79,6 +79,26 @@ def test_what_yaml_1_1_takes_for_another_number_is_a_text_which_a_number_refuses
 def test_plain_numbers_are_read(write, text, value):
     read = read_yaml(find_recipe(write(f"a: {text}")), "a mapping")["a"]
     assert (type(read), read) == (type(value), value)
+
+
+@pytest.mark.parametrize(
+    ("override", "part"),
+    [
+        ("federation.rounds=99999999999999", "'federation': rounds is 99999999999999, at most 2,147,483,647"),
+        ("federation.optimizer.lr=1e300", "'federation.optimizer': lr is 1"),
+        ("data.max_characters=" + "9" * 4000, "'data': max_characters is 99999999999999999999, at most"),
+        ("selector.lora.r=100000", "less than or equal to 65536"),
+        ("runtime.torch_threads=100000", "less than or equal to 4096"),
+        ("runtime.cpu_workers=1000", "less than or equal to 256"),
+        ("evaluation.bootstrap=10000000", "less than or equal to 1000000"),
+        ("evaluation.answers_per_prompt=100000", "less than or equal to 10000"),
+    ],
+    ids=lambda text: text[:30],
+)
+def test_numbers_that_no_machine_could_serve_are_refused(override, part):
+    with pytest.raises(RecipeError) as refused:
+        load_recipe("debug", [override])
+    assert part in str(refused.value)
 
 
 def test_a_name_that_no_file_can_have_is_not_known():

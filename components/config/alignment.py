@@ -99,7 +99,10 @@ class AlignmentConfig(Section):
         description="Server prompts used (a seeded sample); null uses all. FedBiscuit table 5: 42,782.",
     )
     completions: int = Field(
-        2, ge=2, description="Completions sampled per prompt (n); all n (n - 1) / 2 pairs are labeled."
+        2,
+        ge=2,
+        le=10_000,
+        description="Completions sampled per prompt (n); all n (n - 1) / 2 pairs are labeled.",
     )
     pairs_per_prompt: int | None = Field(
         None,

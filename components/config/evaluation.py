@@ -111,6 +111,7 @@ class QuestionAnswersConfig(Section):
     samples: int = Field(
         0,
         ge=0,
+        le=10_000,
         description=(
             "Answers sampled beside the greedy one (N). The success rate is the share of questions with"
             " a right answer among the N. 0 leaves it out."
@@ -139,6 +140,7 @@ class EvaluationConfig(Section):
     answers_per_prompt: int = Field(
         1,
         ge=1,
+        le=10_000,
         description=(
             "Answers of each policy to a prompt. One is greedy; several are sampled, and each is compared"
             " with the other side's answer of the same number. Intervals then draw whole prompts."
@@ -176,7 +178,10 @@ class EvaluationConfig(Section):
         ),
     )
     bootstrap: int = Field(
-        2000, ge=100, description="Resamples of the bootstrap intervals of win rates and accuracies."
+        2000,
+        ge=100,
+        le=1_000_000,
+        description="Resamples of the bootstrap intervals of win rates and accuracies.",
     )
     alpaca_eval: AlpacaEvalConfig | None = Field(
         None, description="AlpacaEval on the answers to the held-out prompts; null leaves it out."

@@ -45,7 +45,7 @@ class BackboneConfig(NamedModel):
 class LoraConfig(Section):
     """A low-rank adapter (Hu et al. 2021). FedBiscuit B.1: rank 8, alpha 16, dropout 0.05."""
 
-    r: int = Field(8, ge=1, description="Rank.")
+    r: int = Field(8, ge=1, le=65_536, description="Rank.")
     alpha: float = Field(16.0, gt=0, description="Scale; the update is alpha / r * B A.")
     dropout: float = Field(0.05, ge=0, lt=1, description="Dropout on the input of the adapter.")
     target_modules: Literal["all-linear"] | Annotated[list[str], Field(min_length=1)] = Field(

@@ -12,7 +12,9 @@ from components.config.section import Section
 class BottleneckConfig(Section):
     """The bottleneck adapter between the backbone and the heads (FedPDPO eq. 9, D.2.3)."""
 
-    width: int = Field(256, ge=1, description="Dimension between the two projections; FedPDPO D.2.3: 256.")
+    width: int = Field(
+        256, ge=1, le=1_000_000, description="Dimension between the two projections; FedPDPO D.2.3: 256."
+    )
     dropout: float = Field(0.1, ge=0, lt=1, description="Dropout after GELU; FedPDPO D.2.3: 0.1.")
     norm: Literal["backbone", "layer"] = Field(
         "backbone",
@@ -31,7 +33,7 @@ Pooling = Literal["response", "sequence"]
 class RewardHeadConfig(Section):
     """The explicit reward head (FedPDPO eq. 3, D.2.4)."""
 
-    width: int = Field(256, ge=1, description="Hidden dimension; FedPDPO D.2.4: 256.")
+    width: int = Field(256, ge=1, le=1_000_000, description="Hidden dimension; FedPDPO D.2.4: 256.")
     dropout: float = Field(0.1, ge=0, lt=1, description="Dropout before tanh; FedPDPO D.2.4: 0.1.")
     pooling: Pooling = Field(
         "response",

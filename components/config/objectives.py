@@ -183,7 +183,9 @@ class RlooEstimator(Section):
     """
 
     kind: Literal["rloo"] = Field("rloo", description="Name of the estimator.")
-    samples: int = Field(4, ge=2, description="Completions of each prompt; they count in batch_size.")
+    samples: int = Field(
+        4, ge=2, le=10_000, description="Completions of each prompt; they count in batch_size."
+    )
 
 
 class GrpoEstimator(Section):
@@ -194,7 +196,9 @@ class GrpoEstimator(Section):
     """
 
     kind: Literal["grpo"] = Field("grpo", description="Name of the estimator.")
-    samples: int = Field(4, ge=2, description="Completions of each prompt; they count in batch_size.")
+    samples: int = Field(
+        4, ge=2, le=10_000, description="Completions of each prompt; they count in batch_size."
+    )
 
 
 AdvantageEstimator = Annotated[

@@ -36,6 +36,7 @@ class RuntimeConfig(Section):
     cpu_workers: int | None = Field(
         None,
         ge=1,
+        le=256,
         description=(
             "Clients that train concurrently on the CPU, each with a model of its own in memory and an"
             " even share of the threads. Their models must have no dropout, since a process has one"
@@ -46,6 +47,7 @@ class RuntimeConfig(Section):
     torch_threads: int | None = Field(
         None,
         ge=1,
+        le=4096,
         description=(
             "Threads of a CPU operation, or of all concurrent clients together. Sums are split by it, so runs"
             " that shall be equal to the last bit need the same value. null: the cores of the machine where"
@@ -73,6 +75,7 @@ class RuntimeConfig(Section):
     retries: int = Field(
         1,
         ge=0,
+        le=100,
         description="Retries of a failed task before its clients are left out of the round.",
     )
 

@@ -6,9 +6,9 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import UnionType
-from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, NoReturn, Self, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from components.config.errors import ExpectedSectionError, RecipeError
 
@@ -16,11 +16,22 @@ S = TypeVar("S", bound=BaseModel)
 
 Location = Sequence[str | int]
 
+LARGEST = 2**31 - 1
+"""Largest number of a section; counts that take memory or processes have smaller bounds of their own."""
+
 
 class Section(BaseModel):
-    """A section of a recipe: frozen, strictly typed, without unknown keys, NaN or infinite numbers."""
+    """A section of a recipe: frozen, strictly typed, without unknown keys, NaN, infinite or huge numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _check_size(self) -> Self:
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if isinstance(value, int | float) and abs(value) > LARGEST:
+                raise ValueError(f"{name} is {str(value)[:20]}, at most {LARGEST:,} is allowed")
+        return self
 
 
 class NestedSectionError(ValueError):

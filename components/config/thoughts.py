@@ -40,21 +40,23 @@ class EndpointOptions(Section):
             " {max_tokens: null, max_completion_tokens: 1024}."
         ),
     )
-    timeout: float = Field(120.0, gt=0, description="Timeout of a request (seconds).")
+    timeout: float = Field(120.0, gt=0, le=86_400, description="Timeout of a request (seconds).")
     retries: int = Field(
         5,
         ge=0,
+        le=1000,
         description="Retries after status 429 or 5xx, a broken connection, or a malformed response.",
     )
     backoff: float = Field(
         1.0,
         ge=0,
+        le=3600,
         description=(
             "Seconds before the first retry, doubled for each further one up to 60. A Retry-After header"
             " takes precedence, up to 60 seconds too."
         ),
     )
-    concurrency: int = Field(4, ge=1, description="Maximum number of concurrent requests.")
+    concurrency: int = Field(4, ge=1, le=1000, description="Maximum number of concurrent requests.")
 
     @model_validator(mode="after")
     def _check_endpoint(self) -> Self:
@@ -123,7 +125,7 @@ class EvaluatorOptions(EndpointOptions, NamedModel):
     )
     batch_size: int = Field(8, ge=1, description="Thoughts scored in one batch in this process.")
     retries_unread: int = Field(
-        2, ge=0, description="Retries, at temperature 1, of a score that cannot be parsed."
+        2, ge=0, le=1000, description="Retries, at temperature 1, of a score that cannot be parsed."
     )
     chat_date: ChatDate = Field(None, description=CHAT_DATE)
     read: Literal["text", "expected"] = Field(
@@ -213,8 +215,12 @@ class ThoughtsConfig(Section):
             " its end. null does not cut; the policy still cuts a prompt that does not fit."
         ),
     )
-    depth: int = Field(3, ge=1, description="Thoughts on a path from the question; DRIFT appendix B: 3.")
-    children: int = Field(2, ge=2, description="Thoughts proposed after each prefix; DRIFT appendix B: 2.")
+    depth: int = Field(
+        3, ge=1, le=100, description="Thoughts on a path from the question; DRIFT appendix B: 3."
+    )
+    children: int = Field(
+        2, ge=2, le=1000, description="Thoughts proposed after each prefix; DRIFT appendix B: 2."
+    )
     beam: int | None = Field(
         None,
         ge=1,

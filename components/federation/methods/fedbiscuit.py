@@ -69,6 +69,7 @@ class Options(Method):
     selectors: int = Field(
         1,
         ge=1,
+        le=1001,
         description=(
             "Selectors of the ensemble (U); odd, so that a majority decides. With one there is nothing to"
             " group, and the method is FedBis."

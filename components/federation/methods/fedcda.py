@@ -61,7 +61,7 @@ class Options(RatedMethod):
     trainer: ClassVar[str] = "policy"
 
     cached: int = Field(
-        3, ge=1, description="Adapters of each client that the server keeps; Wang et al. keep a few."
+        3, ge=1, le=1000, description="Adapters of each client that the server keeps; Wang et al. keep a few."
     )
     warmup_rounds: int = Field(
         0,
@@ -71,7 +71,10 @@ class Options(RatedMethod):
         ),
     )
     group: int = Field(
-        3, ge=1, description="Sampled clients whose combinations are tried together, cached^group of them."
+        3,
+        ge=1,
+        le=1000,
+        description="Sampled clients whose combinations are tried together, cached^group of them.",
     )
     objective: PairObjective = Field(
         default_factory=DpoObjective, description="Local objective: dpo, or ppo with the recipe's one reward."
