@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,13 @@ def write_json(path: Path, content: Any) -> None:
 def read_json(path: Path) -> Any:
     """Read a JSON file."""
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def stored(path: Path, compute: Callable[[], Any]) -> Any:
+    """The content of a JSON file, which is computed and written first where it is missing."""
+    if not path.is_file():
+        write_json(path, compute())
+    return read_json(path)
 
 
 def file_hash(path: Path) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -48,6 +48,13 @@ class StoredResult(Result):
         """Write the result atomically, and return it."""
         write_atomically(path, (self.model_dump_json(indent=1) + "\n").encode())
         return self
+
+    @classmethod
+    def stored(cls, path: Path, compute: Callable[[], Self]) -> Self:
+        """Read a result, which is computed and written first where it is missing."""
+        if not path.is_file():
+            compute().write(path)
+        return cls.read(path)
 
     @classmethod
     def read(cls, path: Path) -> Self:

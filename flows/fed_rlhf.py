@@ -36,11 +36,9 @@ from components.reporting.lines import (
     round_line,
 )
 from components.results import (
-    AccuracyReport,
-    CurvePoint,
+    AlignmentResult,
     EvaluationResult,
     FederationResult,
-    QuestionResult,
     RoundEvaluation,
     StepRecord,
 )
@@ -48,16 +46,12 @@ from flows.api import pipeline_flow
 from tasks import alignment, data, federation, rewards
 from tasks.devices import POOL, choose_workers, open_workspace, task_runner
 from tasks.evaluation import alpaca_eval, answers, judging, questions
-from tasks.evaluation.answers import EvaluatedPolicy
-from tasks.evaluation.judging import JudgedRun
 from tasks.flow_runs import ProgressBar, claim_flow_run, retried_run
 from tasks.phase_lines import phase_line
 from tasks.report import link_artifacts, write_report
-from tasks.runs import RESULT, Run, find_run, judges_root, lock, open_run, trees_root
-from tasks.tracking.align import log_alignment, register_policy
-from tasks.tracking.evaluate import log_evaluation
+from tasks.runs import RESULT, Run, find_run, lock, open_run, trees_root
 from tasks.tracking.federate import FederationLog, log_federation, log_round_evaluation, log_steps
-from tasks.tracking.prepare import log_data
+from tasks.tracking.phases import log_alignment, log_data, log_evaluation, register_policy
 from tasks.tracking.report import log_report
 from tasks.tracking.run_tree import ending, open_run_tracking, phase_tracking
 
@@ -170,23 +164,16 @@ def federate(run: Run, recipe: Recipe) -> None:
         get_run_logger().warning("%s", warning)
     with phase_tracking(run, recipe.tracking, "federate") as child:
         target = FederationLog.of_run(child, run, recipe)
-        rewards.prepare_rewards(recipe, rewards.RewardPlace.of_run(run))
-        result = federate_rounds(run, recipe, target)
-        log_federation(target, run.federation, result)
+        rewards.prepare_rewards(run, recipe)
+        log_federation(target, run, federate_rounds(run, recipe, target))
     POOL.release()
 
 
 def federate_rounds(run: Run, recipe: Recipe, target: FederationLog) -> FederationResult:
-    """All rounds, with their measurements before, between and after them.
-
-    Args:
-        run: the run.
-        recipe: its recipe.
-        target: the MLflow run of the phase, and its inputs.
-    """
+    """All rounds, with their measurements before, between and after them, which are logged to `target`."""
     log = get_run_logger()
+    rounds = recipe.federation.rounds
     method = method_of(recipe.federation)
-    workspace = open_workspace(run, recipe)
     commits = federation.open_commits(run, recipe)
     strategy = method.build(recipe.federation, commits.store)
     state, records = start_rounds(run, recipe, strategy, commits)
@@ -195,17 +182,20 @@ def federate_rounds(run: Run, recipe: Recipe, target: FederationLog) -> Federati
         log_steps(target, records, len(records) - 1)
 
     def measure(state: ServerState[Any]) -> RoundEvaluation:
-        measured = federation.evaluate_state(strategy, state, workspace, run.federation)
-        log_evaluation_lines(strategy, state, measured)
+        measured = federation.evaluate_state(run, recipe, strategy, state)
+        label = load_outcome(strategy.outcome(state)).accuracy_label
+        log.info("%s after %d rounds: %s", label, state.round, accuracy_line(measured.accuracy))
+        for name, figures in measured.measures.items():
+            log.info("%s", measure_line(name, figures))
         return measured
 
     def after_step(state: ServerState[Any], record: StepRecord) -> None:
         records.append(record)
         log_steps(target, records, len(records) - 1)
-        bar.report(record.rounds_done, recipe.federation.rounds)
-        done = Work(ROUNDS, record.rounds_done, recipe.federation.rounds, record.client_means().get("loss"))
+        bar.report(record.rounds_done, rounds)
+        done = Work(ROUNDS, record.rounds_done, rounds, record.client_means().get("loss"))
         line = round_line(record)
-        log.info("round %d of %d: %s", record.round + 1, done.total, line, extra=progress(done))
+        log.info("round %d of %d: %s", record.round + 1, rounds, line, extra=progress(done))
         if is_eval_round(recipe.federation, record):
             log_round_evaluation(target, measure(state))
 
@@ -218,17 +208,7 @@ def federate_rounds(run: Run, recipe: Recipe, target: FederationLog) -> Federati
     transport = federation.PrefectTransport(recipe, run.prepared / "pairs.parquet", commits.store)
     state = run_rounds(strategy, state, transport, commits, recipe.federation, after_step)
     measure(state)
-    outcome = load_outcome(strategy.outcome(state))
-    return FederationResult(
-        outcome=outcome.record,
-        accuracy_label=outcome.accuracy_label,
-        accuracy_note=outcome.accuracy_note,
-        rounds=state.round,
-        records=records,
-        evaluations=federation.read_evaluations(run.federation),
-        adapters=federation.export_outcome(outcome.record, workspace, run.federation / "final"),
-        diagnostics=list(method.diagnostics),
-    ).write(run.federation / RESULT)
+    return federation.store_result(run, recipe, strategy.outcome(state), records)
 
 
 def start_rounds(
@@ -237,23 +217,13 @@ def start_rounds(
     """The last committed state and the records of its steps, or the initial state, which is committed."""
     committed = commits.latest(strategy.memory_type)
     if committed is not None:
-        done = committed[0].round
         resumed = "resuming after round %d of %d"
-        get_run_logger().info(resumed, done, recipe.federation.rounds, extra=progress(Milestone()))
+        rounds = (committed[0].round, recipe.federation.rounds)
+        get_run_logger().info(resumed, *rounds, extra=progress(Milestone()))
         return committed
-    formed = federation.form_federation(recipe, run.prepared, commits)
-    state = strategy.init(formed, recipe.seed)
+    state = strategy.init(federation.form_federation(run, recipe, commits), recipe.seed)
     commits.write(state, None)
     return state, []
-
-
-def log_evaluation_lines(strategy: Strategy[Any], state: ServerState[Any], measured: RoundEvaluation) -> None:
-    """Log a measurement between two rounds in the flow run's log."""
-    log = get_run_logger()
-    label = load_outcome(strategy.outcome(state)).accuracy_label
-    log.info("%s after %d rounds: %s", label, measured.rounds_done, accuracy_line(measured.accuracy))
-    for name, measure in measured.measures.items():
-        log.info("%s", measure_line(name, measure))
 
 
 def is_eval_round(config: FederationConfig, record: StepRecord) -> bool:
@@ -267,38 +237,30 @@ def is_eval_round(config: FederationConfig, record: StepRecord) -> bool:
 def align(run: Run, recipe: Recipe) -> None:
     """Align the policy by DPO on pairs that the selectors label, or adopt the clients' policy."""
     with phase_tracking(run, recipe.tracking, "align") as child:
-        if not (run.alignment / RESULT).is_file():
-            align_policy(run, recipe, child)
-        log_alignment(child, run.metadata()["mlflow_run_id"], run.alignment, run.alignment_result())
+        path = run.alignment / RESULT
+        log_alignment(child, run, AlignmentResult.stored(path, lambda: align_policy(run, recipe, child)))
     POOL.release()
 
 
-def align_policy(run: Run, recipe: Recipe, child: str) -> None:
+def align_policy(run: Run, recipe: Recipe, child: str) -> AlignmentResult:
     """The aligned policy, registered as a version of the recipe's model in MLflow run `child`."""
     log = get_run_logger()
-    workspace = open_workspace(run, recipe)
-    record = run.federation_result().outcome
-    policy = load_outcome(record).export_policy(run.alignment / alignment.FINAL, workspace)
+    outcome = load_outcome(run.federation_result().outcome)
+    policy = outcome.export_policy(run.alignment / alignment.FINAL, open_workspace(run, recipe))
     if policy is not None:
-        result = alignment.adopt_policy(policy, workspace, run.prepared, run.alignment)
+        result = alignment.adopt_policy(run, recipe, policy)
     else:
-        completions = run.alignment / "completions.json"
-        pairs = run.alignment / "pairs.parquet"
-        sampling = alignment.sample_completions(recipe, run.prepared, completions)
-        labelling = alignment.label_completions(record, workspace, completions, pairs)
-        log.info(
-            "labeled %d pairs (%d identical completions dropped)",
-            labelling.pairs,
-            labelling.dropped_identical,
-        )
+        sampling = alignment.sample_completions(run, recipe)
+        labelling = alignment.label_completions(run, recipe)
+        counts = (labelling.pairs, labelling.dropped_identical)
+        log.info("labeled %d pairs (%d identical completions dropped)", *counts)
         POOL.release()
-        result = alignment.train_dpo(recipe, pairs, run.prepared, run.alignment)
+        result = alignment.train_dpo(run, recipe)
         result = result.model_copy(update={"sampling": sampling, "labelling": labelling})
     kl = result.metrics.get("kl_sequence", float("nan"))
     log.info("aligned: KL to the reference (%s) %.3f nats per completion", result.reference, kl)
-    registered = register_policy(child, recipe, run.alignment / result.policy.folder)
-    result = result.model_copy(update={"model_uri": registered.uri, "model_version": registered.version})
-    result.write(run.alignment / RESULT)
+    uri, version = register_policy(child, recipe, run.alignment / result.policy.folder)
+    return result.model_copy(update={"model_uri": uri, "model_version": version})
 
 
 @flow(name="evaluate", persist_result=False)
@@ -307,99 +269,33 @@ def evaluate(run: Run, recipe: Recipe) -> None:
     for warning in data.check_pairs(recipe, run.prepared):
         get_run_logger().warning("%s", warning)
     with phase_tracking(run, recipe.tracking, "evaluate") as child:
-        if not (run.evaluation / RESULT).is_file():
-            evaluate_policies(run, recipe).write(run.evaluation / RESULT)
-        log_evaluation(child, run.evaluation, run.evaluation_result())
+        path = run.evaluation / RESULT
+        result = EvaluationResult.stored(path, lambda: evaluate_policies(run, recipe))
+        log_evaluation(child, run.evaluation, result)
     POOL.release()
 
 
 def evaluate_policies(run: Run, recipe: Recipe) -> EvaluationResult:
     """The evaluations of the recipe: answers, contests, and the optional ones."""
-    workspace = open_workspace(run, recipe)
-    figures: dict[str, float] = {}
-    files = {}
-    for policy in evaluated_policies(run):
-        files[policy.name] = run.evaluation / f"answers-{policy.name}.json"
-        figures |= answers.answer_prompts(policy, workspace, run.prepared, files[policy.name])
-    joined = run.evaluation / "answers.json"
-    answers.join_answers(files, joined)
+    config = recipe.evaluation
+    policies = answers.evaluated_policies(run)
+    for policy in policies:
+        answers.answer_prompts(run, recipe, policy)
+    answers.join_answers(run)
     POOL.release()
-    result = judging.judge_answers(JudgedRun(recipe, run.prepared, judges_root()), joined, figures)
-    annotated = None
-    if recipe.evaluation.alpaca_eval is not None:
-        annotated = alpaca_eval.annotate_answers(recipe, joined, run.evaluation / "alpaca_eval")
+    optional: dict[str, Any] = {}
+    result = judging.judge_answers(run, recipe)
+    if config.alpaca_eval is not None:
+        optional["alpaca_eval"] = alpaca_eval.annotate_answers(run, recipe)
     POOL.release()
-    optional = {
-        "alpaca_eval": annotated,
-        "implicit_reward": measure_implicit_reward(run, recipe),
-        "questions": answer_questions(run, recipe),
-        "curve": draw_reward_hacking_curve(run, recipe),
-    }
+    if config.preference_pairs:
+        optional["implicit_reward"] = answers.measure_implicit_reward(run, recipe)
+    if config.questions is not None:
+        results = {
+            policy.name: questions.answer_questions(run, recipe, policy) for policy in reversed(policies)
+        }
+        get_run_logger().info("questions: %s", questions_line(results))
+        optional["questions"] = results
+    if steps := judging.answer_at_checkpoints(run, recipe):
+        optional["curve"] = judging.draw_reward_hacking_curve(run, recipe, steps)
     return result.model_copy(update=optional)
-
-
-def evaluated_policies(run: Run) -> list[EvaluatedPolicy]:
-    """The aligned and the base policy of a run."""
-    aligned = run.alignment_result().policy
-    return [
-        EvaluatedPolicy(answers.ALIGNED, aligned, run.alignment),
-        EvaluatedPolicy(answers.BASE, None, run.alignment),
-    ]
-
-
-def measure_implicit_reward(run: Run, recipe: Recipe) -> AccuracyReport | None:
-    """Accuracy of the policy's implicit reward; None without evaluation.preference_pairs."""
-    if not recipe.evaluation.preference_pairs:
-        return None
-    return answers.measure_implicit_reward(
-        run.alignment_result().policy,
-        run.alignment,
-        open_workspace(run, recipe),
-        run.evaluation / "implicit-reward.json",
-    )
-
-
-def answer_questions(run: Run, recipe: Recipe) -> dict[str, QuestionResult]:
-    """Figures of the answers to the recipe's questions, by policy; empty without questions."""
-    if recipe.evaluation.questions is None:
-        return {}
-    workspace = open_workspace(run, recipe)
-    folder = run.evaluation / "questions"
-    results = {
-        policy.name: questions.answer_questions(policy, workspace, folder, run.trees)
-        for policy in reversed(evaluated_policies(run))
-    }
-    get_run_logger().info("questions: %s", questions_line(results))
-    return results
-
-
-def draw_reward_hacking_curve(run: Run, recipe: Recipe) -> list[CurvePoint]:
-    """The reward-hacking curve over DPO's steps.
-
-    It is empty without evaluation.curve_prompts, and where the clients trained the policy.
-    """
-    aligned = run.alignment_result()
-    limit = recipe.evaluation.curve_prompts
-    if not limit:
-        return []
-    if not aligned.checkpoints:
-        get_run_logger().info(
-            "no reward-hacking curve (evaluation.curve_prompts): federation.method '%s' trains the policy"
-            " itself, so that there are no steps of DPO",
-            recipe.federation.method,
-        )
-        return []
-    workspace = open_workspace(run, recipe)
-    files = {}
-    for folder, step in sorted(aligned.checkpoints.items(), key=lambda item: item[1]):
-        checkpoint = aligned.policy.model_copy(update={"folder": folder})
-        policy = EvaluatedPolicy(f"step {step}", checkpoint, run.alignment)
-        files[step] = run.evaluation / f"answers-step-{step}.json"
-        answers.answer_prompts(policy, workspace, run.prepared, files[step], limit)
-    return judging.draw_reward_hacking_curve(
-        JudgedRun(recipe, run.prepared, judges_root()),
-        run.federation_result().outcome,
-        workspace,
-        files,
-        run.evaluation / "answers-base.json",
-    )

@@ -229,8 +229,7 @@ def log_ratios(run: PerformanceRun) -> str:
     client.log_batch(run_id, params=[Param(key, value) for key, value in run.params.items()])
     log = RunLog(client, run_id)
     log.log_metrics(run.ratios, 0)
-    rows = [verdict.row() for verdict in run.verdicts]
-    log.log_table({column: [row[column] for row in rows] for column in rows[0]}, "ratios.json")
+    log.log_table([verdict.row() for verdict in run.verdicts], "ratios.json")
     client.set_terminated(run_id)
     return run_id
 

@@ -179,9 +179,10 @@ def _form(recipe: Recipe, folder: Path) -> Rounds:
     """The rounds of a recipe on prepared data; the model is loaded by this."""
     from components.federation.commits import Commits
     from tasks.federation import form_federation
+    from tasks.runs import Run
 
     commits = Commits(folder / "initial", "benchmark")
-    federation = form_federation(recipe, folder / "prepared", commits)
+    federation = form_federation(Run("prepared", folder), recipe, commits)
     initial = commits.store.get(federation.initial)
     return Rounds(recipe, federation, initial, folder / "prepared" / "pairs.parquet", folder)
 

@@ -2,72 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
+from typing import Any
 
 from prefect import get_run_logger
 
 from components.config import Recipe
 from components.data.records import choose_prompts, read_rows
-from components.federation.outcome import Workspace, load_outcome
+from components.federation.outcome import load_outcome
 from components.federation.protocol import method_of
-from components.io import read_json, write_json
+from components.io import read_json, stored
 from components.progress import Work, progress
-from components.results import AlignmentResult, LabellingResult, OutcomeRecord, PolicyRecord, SamplingResult
+from components.results import AlignmentResult, LabellingResult, PolicyRecord, SamplingResult
 from components.seeding import derive
-from tasks.devices import POOL
+from tasks.devices import POOL, open_workspace
 from tasks.flow_runs import ProgressBar
+from tasks.runs import Run
 from tasks.uncached import task
 
 FINAL = "final"
 """Folder of the aligned policy, in the alignment's folder."""
 
 
-@task(name="sample completions")
-def sample_completions(recipe: Recipe, prepared: Path, path: Path) -> SamplingResult:
+@task()
+def sample_completions(run: Run, recipe: Recipe) -> SamplingResult:
     """Sample completions of the server's prompts from the policy before the alignment.
 
-    They are stored as JSON, and read if they are stored.
+    They are stored as completions.json, and read if they are stored.
     """
-    from components.alignment.policies import load_base_policy
-
-    if not path.is_file():
-        prompts = choose_prompts(prepared, "align", recipe.alignment.prompts, recipe.seed)
-        log = get_run_logger()
-        with POOL.borrow(recipe.runtime) as device:
-            policy = load_base_policy(recipe, device)
-            completions = policy.generate(
-                [row["prompt"] for row in prompts],
-                derive(recipe.seed, "completions"),
-                recipe.alignment.temperature,
-                recipe.alignment.completions,
-                progress=lambda done, total: log.info(
-                    "sampled %d of %d completions",
-                    done,
-                    total,
-                    extra=progress(Work("completions", done, total)),
-                ),
-            )
-        rows = [
-            row | {"completions": [asdict(completion) for completion in answers]}
-            for row, answers in zip(prompts, completions, strict=True)
-        ]
-        write_json(path, rows)
-    rows = read_json(path)
+    rows = stored(run.alignment / "completions.json", lambda: _completion_rows(run, recipe))
     finished: list[bool] = []
     for row in rows:
         finished += [completion["finished"] for completion in row["completions"]]
-    return SamplingResult(prompts=len(rows), finished_share=share(finished))
+    share = sum(finished) / len(finished) if finished else float("nan")
+    return SamplingResult(prompts=len(rows), finished_share=share)
+
+
+def _completion_rows(run: Run, recipe: Recipe) -> list[dict[str, Any]]:
+    from components.alignment.policies import load_base_policy
+
+    prompts = choose_prompts(run.prepared, "align", recipe.alignment.prompts, recipe.seed)
+    log = get_run_logger()
+
+    def log_samples(done: int, total: int) -> None:
+        work = Work("completions", done, total)
+        log.info("sampled %d of %d completions", done, total, extra=progress(work))
+
+    with POOL.borrow(recipe.runtime) as device:
+        completions = load_base_policy(recipe, device).generate(
+            [row["prompt"] for row in prompts],
+            derive(recipe.seed, "completions"),
+            recipe.alignment.temperature,
+            recipe.alignment.completions,
+            progress=log_samples,
+        )
+    return [
+        row | {"completions": [asdict(completion) for completion in answers]}
+        for row, answers in zip(prompts, completions, strict=True)
+    ]
 
 
 @task()
-def label_completions(
-    record: OutcomeRecord, workspace: Workspace, completions: Path, path: Path
-) -> LabellingResult:
+def label_completions(run: Run, recipe: Recipe) -> LabellingResult:
     """Label all pairs of distinct completions by the selectors, and choose those that are trained on.
 
-    The latter are stored as parquet, a row per pair.
+    The latter are stored as pairs.parquet, a row per pair.
     """
     from datasets import Dataset
 
@@ -77,7 +77,7 @@ def label_completions(
 
     prompts = {}
     texts = {}
-    for row in read_json(completions):
+    for row in read_json(run.alignment / "completions.json"):
         prompts[row["prompt_id"]] = row["prompt"]
         texts[row["prompt_id"]] = [
             Completion(tuple(completion["ids"]), completion["text"], completion["finished"])
@@ -87,29 +87,29 @@ def label_completions(
     comparisons = [
         Comparison(candidate.prompt, candidate.first.text, candidate.second.text) for candidate in candidates
     ]
-    labeled = label_pairs(load_outcome(record).compare(comparisons, workspace), candidates)
-    limit = workspace.recipe.alignment.pairs_per_prompt
-    if limit is not None:
-        labeled = choose_ranked_pairs(labeled, limit)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    outcome = load_outcome(run.federation_result().outcome)
+    labeled = label_pairs(outcome.compare(comparisons, open_workspace(run, recipe)), candidates)
+    if recipe.alignment.pairs_per_prompt is not None:
+        labeled = choose_ranked_pairs(labeled, recipe.alignment.pairs_per_prompt)
     if labeled:
-        Dataset.from_list([dict(row) for row in labeled]).to_parquet(path)
+        Dataset.from_list([dict(row) for row in labeled]).to_parquet(run.alignment / "pairs.parquet")
     return LabellingResult(**asdict(counts), **asdict(label_shares(labeled)))
 
 
 @task(name="align by DPO")
-def train_dpo(recipe: Recipe, pairs: Path, prepared: Path, folder: Path) -> AlignmentResult:
+def train_dpo(run: Run, recipe: Recipe) -> AlignmentResult:
     """Align the policy by DPO on the labeled pairs."""
     from components.alignment.dpo import DpoSettings, align_policy
     from components.alignment.dpo_model import DpoPair
 
     log = get_run_logger()
-    prompts = choose_prompts(prepared, "test", recipe.alignment.dpo.kl_prompts, recipe.seed)
+    folder = run.alignment
+    pairs = folder / "pairs.parquet"
+    prompts = choose_prompts(run.prepared, "test", recipe.alignment.dpo.kl_prompts, recipe.seed)
     rows = [
         DpoPair(prompt=row["prompt"], chosen_ids=row["chosen_ids"], rejected_ids=row["rejected_ids"])
         for row in (read_rows(pairs).to_list() if pairs.is_file() else [])
     ]
-
     bar = ProgressBar("dpo-steps", "Steps of DPO")
 
     def log_step(step: int, steps: int, logs: Mapping[str, float]) -> None:
@@ -132,23 +132,17 @@ def train_dpo(recipe: Recipe, pairs: Path, prepared: Path, folder: Path) -> Alig
 
 
 @task()
-def adopt_policy(record: PolicyRecord, workspace: Workspace, prepared: Path, folder: Path) -> AlignmentResult:
+def adopt_policy(run: Run, recipe: Recipe, record: PolicyRecord) -> AlignmentResult:
     """Adopt the policy of the rounds as the aligned one, and measure its KL to the backbone.
 
     The KL is measured at the temperature at which the policy was trained.
     """
     from components.alignment.policies import kl_to_base, load_policy
 
-    recipe = workspace.recipe
-    rows = choose_prompts(prepared, "test", recipe.alignment.dpo.kl_prompts, recipe.seed)
+    rows = choose_prompts(run.prepared, "test", recipe.alignment.dpo.kl_prompts, recipe.seed)
     prompts = [row["prompt"] for row in rows]
     temperature = method_of(recipe.federation).sampling_temperature
     with POOL.borrow(recipe.runtime) as device:
-        policies = load_policy(record, folder).open(device, workspace)
+        policies = load_policy(record, run.alignment).open(device, open_workspace(run, recipe))
         metrics = kl_to_base(policies, prompts, derive(recipe.seed, "dpo"), temperature)
     return AlignmentResult(policy=record, reference="base", metrics=metrics)
-
-
-def share(values: Sequence[bool] | Sequence[int]) -> float:
-    """Mean of true or false values; NaN without any."""
-    return sum(values) / len(values) if values else float("nan")

@@ -12,8 +12,8 @@ from components.io import write_atomically
 from components.models.selector import Comparison
 from tasks.benchmark_folder import answers_by_prompt, arm_run, contest_path
 from tasks.devices import POOL
-from tasks.evaluation.judging import JudgedRun
-from tasks.runs import Run, judges_root
+from tasks.evaluation.judging import build_judge
+from tasks.runs import Run
 from tasks.uncached import task
 
 
@@ -82,5 +82,4 @@ def judge_contest(folder: Path, ours: str, theirs: str, seed: int) -> None:
         for name in sorted(first.keys() & second.keys())
     }
     with POOL.borrow(recipe.runtime) as device:
-        judge = JudgedRun(recipe, run.prepared, judges_root()).build_judge(device)
-        contests.judge_contest(judge, pairs).write(path)
+        contests.judge_contest(build_judge(run, recipe, device), pairs).write(path)

@@ -17,7 +17,7 @@ from components.federation import rounds
 from components.federation.clients.context import ClientContexts
 from components.federation.clients.worker import finished_update, run_job
 from components.federation.commits import Commits
-from components.federation.outcome import Workspace, load_outcome
+from components.federation.outcome import Outcome, Workspace, load_outcome
 from components.federation.postprocessing import postprocessors_of
 from components.federation.protocol import (
     Failure,
@@ -30,40 +30,38 @@ from components.federation.protocol import (
     build_federation,
     method_of,
 )
-from components.io import file_hash, write_atomically
+from components.io import file_hash, stored
 from components.models.adapters import AdapterStore
 from components.results import (
     AccuracyReport,
     ExportedAdapter,
+    FederationResult,
     Metrics,
     OutcomeRecord,
     RoundEvaluation,
+    StepRecord,
 )
 from components.versions import ROUNDS
-from tasks.devices import POOL, placement
+from tasks.devices import POOL, open_workspace, placement
 from tasks.rewards import rewards_fingerprint
-from tasks.runs import Run
+from tasks.runs import RESULT, Run
 from tasks.uncached import task
 
 
 class ClientsFailed(RuntimeError):
-    """Some clients of a shard failed; the others' updates are stored.
-
-    Attributes:
-        reasons: by client.
-    """
+    """Some clients of a shard failed; the others' updates are stored."""
 
     def __init__(self, reasons: dict[str, str]) -> None:
         super().__init__("; ".join(f"client {name}: {reason}" for name, reason in reasons.items()))
-        self.reasons = reasons
+        self.reasons = reasons  # by client
 
 
 @task()
-def form_federation(recipe: Recipe, prepared: Path, commits: Commits) -> Federation:
+def form_federation(run: Run, recipe: Recipe, commits: Commits) -> Federation:
     """The participating clients, and the adapter that all of them start from."""
     with POOL.borrow_trainer(recipe) as trainer:
         initial = commits.store.put(trainer.initial_adapter(recipe.seed))
-    return build_federation(read_clients(prepared), initial, recipe.federation.clients_per_round)
+    return build_federation(read_clients(run.prepared), initial, recipe.federation.clients_per_round)
 
 
 def open_commits(run: Run, recipe: Recipe) -> Commits:
@@ -113,16 +111,10 @@ def run_shard(shard: list[Job], recipe: Recipe, pairs: Path, store: Path) -> lis
 
 @dataclass(frozen=True)
 class PrefectTransport:
-    """Maps the jobs of a step to Prefect tasks, a shard of clients each.
-
-    Attributes:
-        recipe: the recipe.
-        pairs: the prepared pairs.
-        store: the adapter store.
-    """
+    """Maps the jobs of a step to Prefect tasks, a shard of clients each."""
 
     recipe: Recipe
-    pairs: Path
+    pairs: Path  # the prepared pairs
     store: AdapterStore
 
     def run(self, jobs: Sequence[Job]) -> list[Update | Failure]:
@@ -164,18 +156,33 @@ def collect_answers(
 
 @task(name="evaluate after {state.round} rounds")
 def evaluate_state(
-    strategy: Strategy[Any], state: ServerState[Any], workspace: Workspace, folder: Path
+    run: Run, recipe: Recipe, strategy: Strategy[Any], state: ServerState[Any]
 ) -> RoundEvaluation:
     """Measure a state on held-out pairs, and by the method's own measures.
 
     The measurement is stored, and read if it is stored.
     """
-    path = folder / f"evaluation-{state.round:05d}.json"
-    if path.is_file():
-        return RoundEvaluation.read(path)
-    accuracy = measure_accuracy(strategy.outcome(state), workspace)
-    measures = run_measures(strategy.measure(state), workspace, folder)
-    return RoundEvaluation(rounds_done=state.round, accuracy=accuracy, measures=measures).write(path)
+    workspace = open_workspace(run, recipe)
+    return RoundEvaluation.stored(
+        run.federation / f"evaluation-{state.round:05d}.json",
+        lambda: RoundEvaluation(
+            rounds_done=state.round,
+            accuracy=measure_accuracy(strategy.outcome(state), workspace),
+            measures={
+                job.name: _run_measure(job, workspace, run.federation) for job in strategy.measure(state)
+            },
+        ),
+    )
+
+
+def _run_measure(job: MeasureJob, workspace: Workspace, folder: Path) -> Metrics:
+    """A measure of a method beside accuracy; it has a file of its own, which benchmarks share."""
+
+    def run() -> dict[str, Any]:
+        with workspace.lend_trainer() as trainer:
+            return trainer.run(job, workspace.contexts.open("")).metrics.model_dump(mode="json")
+
+    return Metrics.model_validate(stored(folder / f"{job.name}-{job.round:05d}.json", run))
 
 
 def measure_accuracy(record: OutcomeRecord, workspace: Workspace) -> AccuracyReport:
@@ -204,30 +211,25 @@ def measure_accuracy(record: OutcomeRecord, workspace: Workspace) -> AccuracyRep
     return accuracy_report(outcome.score(sample, workspace), sample)
 
 
-def read_evaluations(folder: Path) -> list[RoundEvaluation]:
-    """The measurements before, between and after the rounds, in their order."""
-    return [RoundEvaluation.read(path) for path in sorted(folder.glob("evaluation-*.json"))]
-
-
-def run_measures(jobs: Sequence[MeasureJob], workspace: Workspace, folder: Path) -> dict[str, Metrics]:
-    """The measures of a method beside accuracy, by name; each is stored, and read if it is stored."""
-    measures = {}
-    for job in jobs:
-        path = measure_path(folder, job.name, job.round)
-        if not path.is_file():
-            with workspace.lend_trainer() as trainer:
-                result = trainer.run(job, workspace.contexts.open(""))
-            write_atomically(path, result.metrics.model_dump_json(indent=1).encode())
-        measures[job.name] = Metrics.model_validate_json(path.read_bytes())
-    return measures
-
-
-def measure_path(folder: Path, name: str, rounds_done: int) -> Path:
-    """File of a measure, in the federation's folder."""
-    return folder / f"{name}-{rounds_done:05d}.json"
+def store_result(
+    run: Run, recipe: Recipe, record: OutcomeRecord, records: list[StepRecord]
+) -> FederationResult:
+    """Export the outcome of the finished rounds, and store their result."""
+    outcome = load_outcome(record)
+    evaluations = [RoundEvaluation.read(path) for path in sorted(run.federation.glob("evaluation-*.json"))]
+    return FederationResult(
+        outcome=record,
+        accuracy_label=outcome.accuracy_label,
+        accuracy_note=outcome.accuracy_note,
+        rounds=evaluations[-1].rounds_done,
+        records=records,
+        evaluations=evaluations,
+        adapters=export_outcome(run, recipe, outcome),
+        diagnostics=list(method_of(recipe.federation).diagnostics),
+    ).write(run.federation / RESULT)
 
 
 @task()
-def export_outcome(record: OutcomeRecord, workspace: Workspace, folder: Path) -> dict[str, ExportedAdapter]:
+def export_outcome(run: Run, recipe: Recipe, outcome: Outcome) -> dict[str, ExportedAdapter]:
     """Write the final adapters as PEFT folders."""
-    return load_outcome(record).export(folder, workspace)
+    return outcome.export(run.federation / "final", open_workspace(run, recipe))

@@ -10,16 +10,17 @@ from typing import Any
 from prefect import get_run_logger
 
 from components.alignment.policies import PolicySet, load_policy, open_base_policy
-from components.config import EvaluationConfig, Recipe
+from components.config import Recipe
 from components.data.records import PairRow, PromptRow, answer_id, choose_prompts, read_rows
-from components.federation.outcome import Workspace
-from components.io import read_json, write_json
+from components.evaluation.accuracy import accuracy_report
+from components.io import read_json, stored, write_json
 from components.learning.preference_scores import PreferenceScores
 from components.models.policy import GREEDY, Sampling
 from components.progress import Work, progress
 from components.results import AccuracyReport, PolicyRecord
 from components.seeding import derive, generator
-from tasks.devices import POOL
+from tasks.devices import POOL, open_workspace
+from tasks.runs import Run
 from tasks.uncached import task
 
 BASE = "base"
@@ -28,84 +29,63 @@ ALIGNED = "aligned"
 
 @dataclass(frozen=True)
 class EvaluatedPolicy:
-    """A policy that answers prompts and questions.
+    """A policy that answers prompts and questions."""
 
-    Attributes:
-        name: for logs and files.
-        record: how it is stored; None for the base policy.
-        alignment: the alignment's folder, to which the record is relative.
-    """
+    name: str  # for logs and files
+    record: PolicyRecord | None  # None for the base policy
 
-    name: str
-    record: PolicyRecord | None
-    alignment: Path
-
-    def open(self, device: str, workspace: Workspace) -> PolicySet:
+    def open(self, run: Run, recipe: Recipe, device: str) -> PolicySet:
         """Load the policy on a device."""
         if self.record is None:
-            return open_base_policy(workspace.recipe, device)
-        return load_policy(self.record, self.alignment).open(device, workspace)
+            return open_base_policy(recipe, device)
+        return load_policy(self.record, run.alignment).open(device, open_workspace(run, recipe))
+
+
+def evaluated_policies(run: Run) -> list[EvaluatedPolicy]:
+    """The aligned and the base policy of a run."""
+    return [EvaluatedPolicy(ALIGNED, run.alignment_result().policy), EvaluatedPolicy(BASE, None)]
 
 
 @task(name="answer prompts: {policy.name}")
-def answer_prompts(
-    policy: EvaluatedPolicy, workspace: Workspace, prepared: Path, path: Path, limit: int | None = None
-) -> dict[str, float]:
-    """Answers of a policy to the held-out prompts, stored as JSON, and read if they are stored.
+def answer_prompts(run: Run, recipe: Recipe, policy: EvaluatedPolicy, limit: int | None = None) -> None:
+    """Write a policy's answers to the held-out prompts, unless they are there: answers-<policy>.json.
 
     With several answers per prompt, both policies sample from the same random numbers.
 
     Args:
+        run: the run.
+        recipe: its recipe.
         policy: the policy.
-        workspace: the run.
-        prepared: the prepared data.
-        path: written.
         limit: maximum number of the recipe's prompts (a seeded sample); None takes all.
-
-    Returns:
-        share of answers that ended by themselves, and mean length (tokens).
     """
-    if not path.is_file():
-        prompts = _evaluation_prompts(workspace.recipe, prepared, limit)
-        write_json(path, _answer_rows(policy, workspace, prompts))
-    rows = read_json(path)
-    return {
-        f"{policy.name}_finished_share": sum(row["finished"] for row in rows) / len(rows),
-        f"{policy.name}_tokens": sum(row["tokens"] for row in rows) / len(rows),
-    }
+    stored(answers_file(run, policy.name), lambda: _answer_rows(run, recipe, policy, limit))
 
 
-def _evaluation_prompts(recipe: Recipe, prepared: Path, limit: int | None) -> list[PromptRow]:
-    """The recipe's held-out prompts, or a seeded sample of them."""
-    prompts = choose_prompts(prepared, "test", recipe.evaluation.prompts, recipe.seed)
-    if limit is None or limit >= len(prompts):
-        return prompts
-    order = generator(recipe.seed, "fewer prompts").permutation(len(prompts))
-    return [prompts[i] for i in sorted(order[:limit])]
+def answers_file(run: Run, policy: str) -> Path:
+    """File of a policy's answers."""
+    return run.evaluation / f"answers-{policy.replace(' ', '-')}.json"
 
 
 def _answer_rows(
-    policy: EvaluatedPolicy, workspace: Workspace, prompts: Sequence[PromptRow]
+    run: Run, recipe: Recipe, policy: EvaluatedPolicy, limit: int | None
 ) -> list[dict[str, Any]]:
     """The prompts with a policy's answers, and with the answering client where clients have own policies.
 
     There is a row for each answer; its prompt_id is that of the answer, see answer_id.
     """
-    recipe = workspace.recipe
+    prompts = _evaluation_prompts(run, recipe, limit)
     log = get_run_logger()
+
+    def log_answers(done: int, total: int) -> None:
+        work = Work(f"answers of the {policy.name} policy", done, total)
+        log.info("%s policy: %d of %d answers", policy.name, done, total, extra=progress(work))
+
+    count = recipe.evaluation.answers_per_prompt
+    sampling = GREEDY if count == 1 else Sampling(count, recipe.evaluation.answer_temperature)
     with POOL.borrow(recipe.runtime) as device:
-        answers = policy.open(device, workspace).answer(
-            [row["prompt"] for row in prompts],
-            derive(recipe.seed, "answers"),
-            lambda done, total: log.info(
-                "%s policy: %d of %d answers",
-                policy.name,
-                done,
-                total,
-                extra=progress(Work(f"answers of the {policy.name} policy", done, total)),
-            ),
-            _sampling(recipe.evaluation),
-        )
+        policies = policy.open(run, recipe, device)
+        texts = [row["prompt"] for row in prompts]
+        answers = policies.answer(texts, derive(recipe.seed, "answers"), log_answers, sampling)
     rows = []
     for row, samples in zip(prompts, answers, strict=True):
         for number, answer in enumerate(samples):
@@ -120,59 +100,58 @@ def _answer_rows(
     return rows
 
 
-def _sampling(evaluation: EvaluationConfig) -> Sampling:
-    count = evaluation.answers_per_prompt
-    return GREEDY if count == 1 else Sampling(count, evaluation.answer_temperature)
+def _evaluation_prompts(run: Run, recipe: Recipe, limit: int | None) -> list[PromptRow]:
+    """The recipe's held-out prompts, or a seeded sample of them."""
+    prompts = choose_prompts(run.prepared, "test", recipe.evaluation.prompts, recipe.seed)
+    if limit is None or limit >= len(prompts):
+        return prompts
+    order = generator(recipe.seed, "fewer prompts").permutation(len(prompts))
+    return [prompts[i] for i in sorted(order[:limit])]
 
 
-def join_answers(answers: dict[str, Path], path: Path) -> None:
-    """Write the answers of several policies to the same prompts side by side.
+def join_answers(run: Run) -> None:
+    """Write the answers of both policies to the same prompts side by side, as answers.json.
 
     Raises:
         ValueError: the policies answered different prompts.
     """
-    tables = {name: {row["prompt_id"]: row for row in read_json(file)} for name, file in answers.items()}
-    first = next(iter(tables.values()))
-    if any(set(table) != set(first) for table in tables.values()):
-        files = ", ".join(map(str, answers.values()))
-        raise ValueError(f"{files}: expected answers to the same prompts; delete them and resume the run")
+    files = {name: answers_file(run, name) for name in (ALIGNED, BASE)}
+    tables = {name: {row["prompt_id"]: row for row in read_json(file)} for name, file in files.items()}
+    if tables[ALIGNED].keys() != tables[BASE].keys():
+        names = ", ".join(map(str, files.values()))
+        raise ValueError(f"{names}: expected answers to the same prompts; delete them and resume the run")
     rows = []
-    for prompt_id, row in first.items():
+    for prompt_id, row in tables[ALIGNED].items():
         joined = {key: row[key] for key in ("prompt_id", "prompt", "references", "split")}
         for name, table in tables.items():
             answer = table[prompt_id]
             keys = ("text", "finished", "tokens", "client_id")
             joined[name] = {key: answer[key] for key in keys if key in answer}
         rows.append(joined)
-    write_json(path, rows)
+    write_json(run.evaluation / "answers.json", rows)
 
 
 @task()
-def measure_implicit_reward(
-    record: PolicyRecord, alignment: Path, workspace: Workspace, path: Path
-) -> AccuracyReport:
+def measure_implicit_reward(run: Run, recipe: Recipe) -> AccuracyReport:
     """Accuracy of the aligned policy's implicit reward on held-out pairs.
 
     The implicit reward is that of DPO (Rafailov et al. 2023, section 4).
 
     Policies of clients' own are measured on their clients' pairs.
     """
-    from components.evaluation.accuracy import accuracy_report
 
-    if path.is_file():
-        return AccuracyReport.model_validate_json(path.read_bytes())
-    policy = load_policy(record, alignment)
-    pairs = _evaluation_pairs(workspace, policy.clients)
-    margins = policy.score_margins(pairs, workspace)
-    report = accuracy_report(PreferenceScores(margins[None, :]), pairs)
-    write_json(path, report.model_dump(mode="json"))
-    return report
+    def measure() -> dict[str, Any]:
+        policy = load_policy(run.alignment_result().policy, run.alignment)
+        pairs = _evaluation_pairs(run, recipe, policy.clients)
+        margins = policy.score_margins(pairs, open_workspace(run, recipe))
+        return accuracy_report(PreferenceScores(margins[None, :]), pairs).model_dump(mode="json")
+
+    return AccuracyReport.model_validate(stored(run.evaluation / "implicit-reward.json", measure))
 
 
-def _evaluation_pairs(workspace: Workspace, clients: list[str] | None) -> list[PairRow]:
+def _evaluation_pairs(run: Run, recipe: Recipe, clients: Sequence[str] | None) -> list[PairRow]:
     """The held-out pairs of these clients (None: of all), or a seeded sample of them."""
-    recipe = workspace.recipe
-    pairs = list(read_rows(workspace.contexts.pairs, split="test").to_list())
+    pairs = list(read_rows(run.prepared / "pairs.parquet", split="test").to_list())
     if clients is not None:
         pairs = [pair for pair in pairs if pair["client_id"] in clients]
     limit = recipe.evaluation.preference_pairs

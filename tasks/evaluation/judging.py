@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,72 +15,55 @@ from components.evaluation.judges.base import Judge, JudgeResources, judge_secti
 from components.federation.outcome import Outcome, Workspace, load_outcome
 from components.io import read_json, write_json
 from components.models.selector import Comparison
-from components.results import CurvePoint, EvaluationResult, OutcomeRecord
+from components.results import CurvePoint, EvaluationResult
 from components.seeding import derive
-from tasks.devices import POOL
-from tasks.evaluation.answers import ALIGNED, BASE
-from tasks.runs import contest_file
+from tasks.devices import POOL, open_workspace
+from tasks.evaluation.answers import ALIGNED, BASE, EvaluatedPolicy, answer_prompts, answers_file
+from tasks.runs import Run, contest_file, judges_root
 from tasks.uncached import task
 
 
-@dataclass(frozen=True)
-class JudgedRun:
-    """A run whose answers are judged."""
+def build_judge(run: Run, recipe: Recipe, device: str, log_training: bool = False) -> Judge:
+    """The recipe's judge on a device."""
+    log = get_run_logger()
 
-    recipe: Recipe  # the recipe
-    prepared: Path  # the prepared data
-    judges: Path  # folder of trained judges, shared by runs
+    def progress(step: int, loss: float) -> None:
+        if step % 10 == 9:
+            log.info("judge: training step %d, loss %.3f", step + 1, loss)
 
-    def build_judge(self, device: str, log_training: bool = False) -> Judge:
-        """The recipe's judge on a device."""
-        log = get_run_logger()
-
-        def progress(step: int, loss: float) -> None:
-            if step % 10 == 9:
-                log.info("judge: training step %d, loss %.3f", step + 1, loss)
-
-        section = judge_section(self.recipe.evaluation.judge)
-        section.check_data(self.prepared)
-        return section.build(
-            JudgeResources(
-                self.prepared,
-                self.judges,
-                self.recipe.seed,
-                device,
-                load_template(self.recipe.policy.template, "policy"),
-                progress if log_training else None,
-            )
-        )
+    section = judge_section(recipe.evaluation.judge)
+    section.check_data(run.prepared)
+    template = load_template(recipe.policy.template, "policy")
+    shown = progress if log_training else None
+    return section.build(JudgeResources(run.prepared, judges_root(), recipe.seed, device, template, shown))
 
 
 @task()
-def judge_answers(run: JudgedRun, answers: Path, figures: dict[str, float]) -> EvaluationResult:
+def judge_answers(run: Run, recipe: Recipe) -> EvaluationResult:
     """Judge the policies' answers against each other and against references, in both orders.
 
     The contests are stored beside the answers, and so are the texts of a judge that writes, as
     judgements.json. The result has no optional evaluations.
-
-    Args:
-        run: the judge.
-        answers: file of the answers of both policies, see join_answers.
-        figures: of the answers themselves.
     """
     from components.evaluation.overlap import rouge
 
-    recipe = run.recipe
-    rows = read_json(answers)
+    rows = read_json(run.evaluation / "answers.json")
     contests = {}
     with POOL.borrow(recipe.runtime) as device:
-        judge = run.build_judge(device, log_training=True)
+        judge = build_judge(run, recipe, device, log_training=True)
         for name, pairs in policy_pairs(rows, recipe.evaluation.contests).items():
-            contest = judge_contest(judge, pairs).write(contest_file(answers.parent, name))
+            contest = judge_contest(judge, pairs).write(contest_file(run.evaluation, name))
             seed = derive(recipe.seed, "bootstrap", name)
             contests[name] = contest.figures(recipe.evaluation.bootstrap, seed)
         if judge.texts:
-            write_json(answers.with_name("judgements.json"), judge.texts)
+            write_json(run.evaluation / "judgements.json", judge.texts)
     references = [row["references"] for row in rows]
+    answers: dict[str, float] = {}
+    for name in (ALIGNED, BASE):
+        answers[f"{name}_finished_share"] = sum(row[name]["finished"] for row in rows) / len(rows)
+        answers[f"{name}_tokens"] = sum(row[name]["tokens"] for row in rows) / len(rows)
     return EvaluationResult(
-        answers=figures,
+        answers=answers,
         judge=judge.description,
         judge_figures=judge.figures,
         contests=contests,
@@ -126,36 +107,46 @@ def policy_pairs(
     return {name: contest for name, contest in contests.items() if names is None or name in names}
 
 
+def answer_at_checkpoints(run: Run, recipe: Recipe) -> list[int]:
+    """Steps of DPO at which the policy answers evaluation.curve_prompts prompts; each is a task.
+
+    There are none without such prompts, and where the clients trained the policy.
+    """
+    limit = recipe.evaluation.curve_prompts
+    if not limit:
+        return []
+    aligned = run.alignment_result()
+    if not aligned.checkpoints:
+        get_run_logger().info(
+            "no reward-hacking curve (evaluation.curve_prompts): federation.method '%s' trains the policy"
+            " itself, so that there are no steps of DPO",
+            recipe.federation.method,
+        )
+    folders = {step: folder for folder, step in aligned.checkpoints.items()}
+    for step in sorted(folders):
+        checkpoint = aligned.policy.model_copy(update={"folder": folders[step]})
+        answer_prompts(run, recipe, EvaluatedPolicy(f"step {step}", checkpoint), limit)
+    return sorted(folders)
+
+
 @task()
-def draw_reward_hacking_curve(
-    run: JudgedRun,
-    record: OutcomeRecord,
-    workspace: Workspace,
-    answers: dict[int, Path],
-    base: Path,
-) -> list[CurvePoint]:
-    """Selectors' and judge's scores of a policy over DPO's steps, against the base policy.
+def draw_reward_hacking_curve(run: Run, recipe: Recipe, steps: Sequence[int]) -> list[CurvePoint]:
+    """Selectors' and judge's scores of a policy at steps of DPO, against the base policy.
 
     The curve shows reward hacking (FedBiscuit section 1). DPO was trained on the selectors'
     majority. Their score is the share of prompts on which the majority prefers the policy's answer.
     Equal answers count half, and so does a tie of the judge.
-
-    Args:
-        run: the judge.
-        record: the selectors.
-        workspace: the run.
-        answers: file of the answers at each step.
-        base: file of the base policy's answers.
     """
-    contests = checkpoint_pairs(answers, base)
-    outcome = load_outcome(record)
+    contests = checkpoint_pairs(run, steps)
+    outcome = load_outcome(run.federation_result().outcome)
+    workspace = open_workspace(run, recipe)
     proxies = {
         step: _selector_score(outcome, list(pairs.values()), workspace) for step, pairs in contests.items()
     }
     POOL.release()
     curve = []
-    with POOL.borrow(run.recipe.runtime) as device:
-        judge = run.build_judge(device)
+    with POOL.borrow(recipe.runtime) as device:
+        judge = build_judge(run, recipe, device)
         for step, pairs in contests.items():
             contest = judge_contest(judge, pairs)
             rate = contest.win_rate()
@@ -166,22 +157,18 @@ def draw_reward_hacking_curve(
     return curve
 
 
-def checkpoint_pairs(answers: Mapping[int, Path], base: Path) -> dict[int, dict[str, Comparison]]:
+def checkpoint_pairs(run: Run, steps: Sequence[int]) -> dict[int, dict[str, Comparison]]:
     """Pairs of the policy's answer at each step of DPO and the base policy's, by step and answer id.
 
     They are on the prompts with all answers.
-
-    Args:
-        answers: file of the answers at each step.
-        base: file of the base policy's answers.
     """
     texts_by_step = {
-        step: {row["prompt_id"]: row["text"] for row in read_json(path)}
-        for step, path in sorted(answers.items())
+        step: {row["prompt_id"]: row["text"] for row in read_json(answers_file(run, f"step {step}"))}
+        for step in steps
     }
     rows = {
         row["prompt_id"]: row
-        for row in read_json(base)
+        for row in read_json(answers_file(run, BASE))
         if all(row["prompt_id"] in texts for texts in texts_by_step.values())
     }
     return {

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prefect import get_run_logger
 
 from components.alignment.policies import PolicySet
-from components.config import QuestionAnswersConfig
-from components.federation.outcome import Workspace
+from components.config import QuestionAnswersConfig, Recipe
 from components.io import read_json, write_json
 from components.progress import Work, progress
 from components.results import QuestionResult
 from components.seeding import derive
 from tasks.devices import POOL
 from tasks.evaluation.answers import EvaluatedPolicy
+from tasks.runs import Run
 from tasks.uncached import task
 
 if TYPE_CHECKING:
@@ -25,38 +24,31 @@ if TYPE_CHECKING:
 
 
 @task(name="answer questions: {policy.name}")
-def answer_questions(
-    policy: EvaluatedPolicy, workspace: Workspace, folder: Path, trees: Path
-) -> QuestionResult:
+def answer_questions(run: Run, recipe: Recipe, policy: EvaluatedPolicy) -> QuestionResult:
     """Answers of a policy to the recipe's questions, greedy and sampled (DRIFT section 7.1).
 
     With policies of clients' own, a set is answered by its client, or by its clients in turn; the
-    questions of other sets belong to no client, and are assigned round-robin.
-
-    Args:
-        policy: the policy.
-        workspace: the run.
-        folder: holds a JSON file per set, <policy>-<set>.json; a set with a file is read.
-        trees: the trees that the run grew.
+    questions of other sets belong to no client, and are assigned round-robin. Answers to a set are
+    stored as questions/<policy>-<set>.json, and read if they are stored.
 
     Raises:
         DataError: a tree was grown for one of the questions.
     """
     from components.evaluation.answers import answer_figures, load_evaluation_questions, tree_questions
 
-    recipe = workspace.recipe
     config = recipe.evaluation.questions
     if config is None:
         raise ValueError("the recipe has no section evaluation.questions")
+    folder = run.evaluation / "questions"
     paths = {section.set: folder / f"{policy.name}-{section.set}.json" for section in config.questions}
     missing = {name: path for name, path in paths.items() if not path.is_file()}
     if missing:
-        grown = trees if recipe.thoughts is not None else None
+        grown = run.trees if recipe.thoughts is not None else None
         questions_by_set = load_evaluation_questions(
             config.questions, recipe.seed, tree_questions(recipe.data, grown)
         )
         with POOL.borrow(recipe.runtime) as device:
-            policies = policy.open(device, workspace)
+            policies = policy.open(run, recipe, device)
             for name, path in missing.items():
                 rows = _answer_set(policy.name, policies, questions_by_set[name], config, recipe.seed)
                 write_json(path, rows)

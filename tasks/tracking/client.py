@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import re
@@ -25,8 +24,17 @@ BATCH = 1000
 """Metrics that MLflow takes in one call."""
 MAX_METRIC_NAME = 250
 """Characters that MLflow allows in the name of a metric."""
+MAIN = re.compile(
+    r"accuracy(_assigned)?/(mean|worst|best|domain/.*)|train/loss.*|server/(.*/)?server_step|round/bytes_sent"
+    r"|dpo/(loss|rewards/margins)"
+)
+"""Names of the curves that people compare, which are at the parent run and not at the phase."""
 EXPERIMENT_KIND = {"mlflow.experimentKind": "custom_model_development"}
 """Tag of experiments; without it, MLflow opens its pages for generative applications, which are empty."""
+
+
+Point = tuple[str, Any, int]
+"""Name, value and step of a metric."""
 
 
 def tracking_uri() -> str:
@@ -77,33 +85,8 @@ def data_digest(file: Path) -> str:
 
 
 @dataclass(frozen=True)
-class LoggedData:
-    """A data set of a run.
-
-    Attributes:
-        name: what it is.
-        digest: hash of its file.
-        source_type, source: where its rows are from.
-        rows: number of rows.
-        context: what it is read for: training, alignment or evaluation.
-    """
-
-    name: str
-    digest: str
-    source_type: str
-    source: str
-    rows: int
-    context: str
-
-
-@dataclass(frozen=True)
 class RunLog:
-    """Writes to one MLflow run; it is the sink of methods' diagnostics.
-
-    Attributes:
-        client: the client.
-        run_id: the run.
-    """
+    """Writes to one MLflow run; it is the sink of methods' diagnostics."""
 
     client: MlflowClient
     run_id: str
@@ -117,7 +100,7 @@ class RunLog:
         """Log numbers at a step; see log_points."""
         self.log_points(((name, value, step) for name, value in metrics.items()), **of)
 
-    def log_points(self, points: Iterable[tuple[str, Any, int]], **of: str) -> None:
+    def log_points(self, points: Iterable[Point], **of: str) -> None:
         """Log (name, value, step) in batches; values that are no finite numbers are skipped.
 
         Args:
@@ -156,29 +139,12 @@ class RunLog:
         """Log the files of a folder as artifacts."""
         self.client.log_artifacts(self.run_id, str(source), folder)
 
-    def log_table(self, columns: Mapping[str, Sequence[Any]], file: str) -> None:
+    def log_table(self, rows: Sequence[Mapping[str, Any]], file: str) -> None:
         """Log a table for the MLflow UI; a table with this name stays, as MLflow would append rows."""
+        import pandas as pd
+
         if file not in {info.path for info in self.client.list_artifacts(self.run_id)}:
-            self.client.log_table(self.run_id, {name: list(cells) for name, cells in columns.items()}, file)
-
-    def log_data(self, data: Sequence[LoggedData]) -> None:
-        """Log the data sets that a run reads."""
-        from mlflow.entities import Dataset, DatasetInput, InputTag
-
-        inputs = [
-            DatasetInput(
-                Dataset(
-                    one.name,
-                    one.digest,
-                    source_type=one.source_type,
-                    source=json.dumps({"uri": one.source}),
-                    profile=json.dumps({"num_rows": one.rows}),
-                ),
-                [InputTag("mlflow.data.context", one.context)],
-            )
-            for one in data
-        ]
-        self.client.log_inputs(self.run_id, inputs)
+            self.client.log_table(self.run_id, pd.DataFrame(rows), file)
 
     def describe(self, text: str) -> None:
         """Set the description of the run, as markdown."""
@@ -188,6 +154,15 @@ class RunLog:
         """Set tags of the run."""
         for key, value in tags.items():
             self.client.set_tag(self.run_id, key, value)
+
+
+def log_curves(run_id: str, parent: str, points: Iterable[Point], **of: str) -> None:
+    """Log points: the main curves at the parent run, all others at the phase's; see log_points."""
+    curves: dict[str, list[Point]] = {parent: [], run_id: []}
+    for point in points:
+        curves[parent if MAIN.fullmatch(point[0]) else run_id].append(point)
+    for target, own in curves.items():
+        RunLog.open(target).log_points(own, **of)
 
 
 def metric_name(name: str) -> str:
@@ -207,14 +182,3 @@ def metric_name(name: str) -> str:
         return encoded_name
     digest = hashlib.sha256(name.encode()).hexdigest()[:12]
     return f"{encoded_name[: MAX_METRIC_NAME - len(digest) - 1]}-{digest}"
-
-
-def flatten(tree: Mapping[str, Any], prefix: str = "", separator: str = ".") -> list[tuple[str, Any]]:
-    """The leaves of nested mappings with the paths of their keys."""
-    leaves: list[tuple[str, Any]] = []
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            leaves += flatten(value, f"{prefix}{key}{separator}", separator)
-        else:
-            leaves.append((prefix + key, value))
-    return leaves

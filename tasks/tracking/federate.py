@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,16 +17,11 @@ from components.models.adapters import AdapterStore, export_adapter
 from components.reporting.metrics import evaluation_metrics
 from components.results import FederationResult, Metrics, RoundEvaluation, StepRecord, Traffic
 from tasks.runs import RESULT, Run
-from tasks.tracking.client import RunLog, data_digest
+from tasks.tracking.client import Point, RunLog, data_digest, log_curves
 from tasks.uncached import task
 
 if TYPE_CHECKING:
     from mlflow.entities import LoggedModel
-
-MAIN = re.compile(
-    r"accuracy(_assigned)?/(mean|worst|best|domain/.*)|train/loss.*|server/(.*/)?server_step|round/bytes_sent"
-)
-"""Names of the curves that people compare, which are at the parent run and not at the phase."""
 
 CLIENT_COLUMNS = ("rows", "loss", "loss_first", "loss_last", "steps", "seconds", "sent", "received", "kept")
 """Columns of the table of clients, after round and client."""
@@ -35,23 +29,14 @@ CLIENT_COLUMNS = ("rows", "loss", "loss_first", "loss_last", "steps", "seconds",
 
 @dataclass(frozen=True)
 class FederationLog:
-    """The inputs of the logging of rounds.
+    """The inputs of the logging of rounds."""
 
-    Attributes:
-        run_id: MLflow run of the phase.
-        parent: MLflow run of the whole run, which has the main curves; in a benchmark it is the same.
-        recipe: the recipe.
-        store: the adapter store.
-        groups: the clients' true groups, where the source knows them.
-        data: name and digest of the data set that accuracy is measured on, by MLflow's names.
-    """
-
-    run_id: str
-    parent: str
+    run_id: str  # MLflow run of the phase
+    parent: str  # MLflow run of the whole run, which has the main curves; in a benchmark it is the same
     recipe: Recipe
     store: AdapterStore
-    groups: Groups
-    data: Mapping[str, str] = field(default_factory=dict)
+    groups: Groups  # the clients' true groups, where the source knows them
+    data: Mapping[str, str] = field(default_factory=dict)  # MLflow's names of what accuracy is measured on
 
     @classmethod
     def of_run(cls, run_id: str, run: Run, recipe: Recipe) -> FederationLog:
@@ -61,20 +46,14 @@ class FederationLog:
         pairs = {"dataset_name": "pairs", "dataset_digest": data_digest(run.prepared / "pairs.parquet")}
         return cls(run_id, parent, recipe, store, known_groups(run.prepared), pairs)
 
-    def log_points(self, points: Iterable[tuple[str, float, int]], **of: str) -> None:
+    def log_points(self, points: Iterable[Point], **of: str) -> None:
         """Log (name, value, step): the main curves at the parent, all others at the phase."""
-        main: list[tuple[str, float, int]] = []
-        other: list[tuple[str, float, int]] = []
-        for point in points:
-            (main if MAIN.fullmatch(point[0]) else other).append(point)
-        RunLog.open(self.parent).log_points(main, **of)
-        RunLog.open(self.run_id).log_points(other, **of)
+        log_curves(self.run_id, self.parent, points, **of)
 
     def log_evaluation(self, evaluation: RoundEvaluation) -> None:
         """Log a measurement, as one of the adapter that was logged for its round, if it was a single one."""
         done = evaluation.rounds_done
-        log = RunLog.open(self.run_id)
-        adapters = find_adapters(log, f"params.round = '{done}'")
+        adapters = find_adapters(RunLog.open(self.run_id), f"params.round = '{done}'")
         of = {"model_id": str(adapters[0].model_id), **self.data} if len(adapters) == 1 else {}
         self.log_points(((name, value, done) for name, value in evaluation_metrics(evaluation).items()), **of)
 
@@ -102,7 +81,7 @@ def log_steps(target: FederationLog, records: Sequence[StepRecord], start: int) 
                 log_adapter(log, target, name, digest, record.rounds_done)
 
 
-def step_points(records: Sequence[StepRecord]) -> list[tuple[str, float, int]]:
+def step_points(records: Sequence[StepRecord]) -> list[Point]:
     """The metrics of the last of several steps, as (name, value, step).
 
     Steps that do not end their round are logged under the name of their phase, because a later step
@@ -113,7 +92,7 @@ def step_points(records: Sequence[StepRecord]) -> list[tuple[str, float, int]]:
     if record.ends_round:
         metrics = {f"server/{name}": value for name, value in record.server.scalars.items()}
         metrics |= {f"train/{name}": value for name, value in client_ranges(record).items()}
-        metrics |= _traffic_metrics(traffic_of_round(records))
+        metrics |= _traffic_of_round(records)
         metrics["round/participants"] = len(record.clients)
         metrics["round/failed"] = len(record.failed)
         metrics["round/refused"] = len(record.refused)
@@ -138,7 +117,7 @@ def client_ranges(record: StepRecord) -> dict[str, float]:
     return ranges
 
 
-def _indexed_points(prefix: str, metrics: Sequence[Metrics]) -> list[tuple[str, float, int]]:
+def _indexed_points(prefix: str, metrics: Sequence[Metrics]) -> list[Point]:
     """The series of the last of several metrics; their indices continue those of the earlier ones."""
     points = []
     for key, values in metrics[-1].series.items():
@@ -147,43 +126,35 @@ def _indexed_points(prefix: str, metrics: Sequence[Metrics]) -> list[tuple[str, 
     return points
 
 
-def traffic_of_round(records: Sequence[StepRecord]) -> dict[str, Traffic]:
-    """Bytes of each client in the round of the last record, over the steps of that round."""
-    traffic: dict[str, Traffic] = {}
-    for record in records:
-        if record.round != records[-1].round:
-            continue
-        for name, client in record.clients.items():
-            if client.traffic == Traffic():  # jobs that only score adapters are not counted
-                continue
-            earlier = traffic.get(name, Traffic())
-            traffic[name] = Traffic(
-                received=earlier.received + client.traffic.received,
-                sent=earlier.sent + client.traffic.sent,
-                kept=client.traffic.kept,
-            )
-    return traffic
+def _traffic_of_round(records: Sequence[StepRecord]) -> dict[str, float]:
+    """Bytes of all clients in the round of the last record, sent and received over the steps of that round.
+
+    Jobs that only score adapters are not counted.
+    """
+    traffic = [
+        {name: client.traffic for name, client in record.clients.items() if client.traffic != Traffic()}
+        for record in records
+        if record.round == records[-1].round
+    ]
+    last: dict[str, Traffic] = {}
+    received = sent = 0
+    for step in traffic:
+        last |= step
+        received += sum(one.received for one in step.values())
+        sent += sum(one.sent for one in step.values())
+    kept = sum(one.kept for one in last.values())
+    return {"round/bytes_received": received, "round/bytes_sent": sent, "round/bytes_kept": kept}
 
 
-def _traffic_metrics(traffic: Mapping[str, Traffic]) -> dict[str, float]:
-    return {
-        f"round/bytes_{kind}": sum(getattr(client, kind) for client in traffic.values())
-        for kind in ("received", "sent", "kept")
-    }
-
-
-def client_table(records: Sequence[StepRecord]) -> dict[str, list[Any]]:
+def client_rows(records: Sequence[StepRecord]) -> list[dict[str, Any]]:
     """A row for each client of each step: what it reported, and its bytes."""
-    columns: dict[str, list[Any]] = {name: [] for name in ("round", "phase", "client", *CLIENT_COLUMNS)}
+    rows = []
     for record in records:
         for name, client in record.clients.items():
             values = client.metrics.scalars | client.traffic.model_dump() | {"rows": client.rows}
-            columns["round"].append(record.round + 1)
-            columns["phase"].append(record.phase)
-            columns["client"].append(name)
-            for column in CLIENT_COLUMNS:
-                columns[column].append(values.get(column))
-    return columns
+            row: dict[str, Any] = {"round": record.round + 1, "phase": record.phase, "client": name}
+            rows.append(row | {column: values.get(column) for column in CLIENT_COLUMNS})
+    return rows
 
 
 def log_round_evaluation(target: FederationLog, evaluation: RoundEvaluation) -> None:
@@ -194,17 +165,17 @@ def log_round_evaluation(target: FederationLog, evaluation: RoundEvaluation) -> 
 
 
 @task()
-def log_federation(target: FederationLog, folder: Path, result: FederationResult) -> None:
+def log_federation(target: FederationLog, run: Run, result: FederationResult) -> None:
     """Log the finished rounds: measurements, plots, final adapters, and diagnostics."""
     log = RunLog.open(target.run_id)
     for evaluation in (result.before, result.after):
         target.log_evaluation(evaluation)
-    log.log_table(client_table(result.records), "clients.json")
-    log.log_file(folder / RESULT, "federation")
-    log.log_folder(folder / "final", "federation/adapters")
-    run = DiagnosedRun.of(target.recipe, target.groups)
+    log.log_table(client_rows(result.records), "clients.json")
+    log.log_file(run.federation / RESULT, "federation")
+    log.log_folder(run.federation / "final", "federation/adapters")
+    diagnosed = DiagnosedRun.of(target.recipe, target.groups)
     for diagnostic in load_diagnostics(result.diagnostics):
-        diagnostic.log_result(result, run, log)
+        diagnostic.log_result(result, diagnosed, log)
 
 
 def find_adapters(log: RunLog, condition: str) -> list[LoggedModel]:

@@ -5,13 +5,14 @@ In a benchmark, an arm and seed has one run for all phases, a child of the bench
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from components.config import Recipe, TrackingConfig
 from tasks.flow_runs import FlowRunLink
 from tasks.runs import PHASES, Run, git_commit
-from tasks.tracking.client import RunLog, find_or_create_experiment, flatten, mlflow_client
+from tasks.tracking.client import RunLog, find_or_create_experiment, mlflow_client
 from tasks.uncached import task
 
 PARENT_TAG = "mlflow.parentRunId"
@@ -51,12 +52,23 @@ def open_run_tracking(run: Run, recipe: Recipe, link: FlowRunLink, parent: str |
     experiment = find_or_create_experiment(client, recipe.tracking.experiment)
     run_id = str(client.create_run(experiment, run_name=run.id, tags=tags).info.run_id)
     if not run.is_benchmark:
-        values = flatten(recipe.model_dump(mode="json"))
+        values = _leaves(recipe.model_dump(mode="json"))
         client.log_batch(run_id, params=[Param(key, str(value)[:MAX_PARAM]) for key, value in values])
     client.log_artifact(run_id, str(run.folder / run.plan_name))
     phases = dict.fromkeys(PHASES, run_id) if parent is not None else {}
     run.update_metadata(mlflow_run_id=run_id, mlflow_phases=phases)
     return run_id
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """The leaves of nested mappings with the paths of their keys, joined by dots."""
+    leaves: list[tuple[str, Any]] = []
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            leaves += _leaves(value, f"{prefix}{key}.")
+        else:
+            leaves.append((prefix + key, value))
+    return leaves
 
 
 def is_known(run_id: str) -> bool:

@@ -6,12 +6,14 @@ tests.
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from components.config import Recipe
 from components.federation.clients.base import Trainer
@@ -138,15 +140,20 @@ def prepare_rewards(recipe: Recipe, prepared: Path, folder: Path, judges: Path) 
     """
     from prefect.logging import disable_run_logger
 
-    from components.federation.clients.context import rewards_folder
     from components.federation.protocol import method_of
-    from tasks.rewards import RewardPlace, prepare_reward, score_pairs
+    from tasks.rewards import prepare_reward, score_pairs
+    from tasks.runs import Run
 
-    place = RewardPlace(prepared, rewards_folder(folder / "federation"), judges)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "prepared").symlink_to(prepared.resolve())
     task = prepare_reward if method_of(recipe.federation).scores_completions else score_pairs
-    with disable_run_logger(), torch_threads(recipe.runtime.torch_threads or 1):
+    with (
+        mock.patch.dict(os.environ, FED_RLHF_JUDGES=str(judges)),
+        disable_run_logger(),
+        torch_threads(recipe.runtime.torch_threads or 1),
+    ):
         for name in recipe.rewards:
-            task.fn(recipe, name, place)
+            task.fn(Run("bare loop", folder), recipe, name)
 
 
 def loss_curve(records: Sequence[StepRecord]) -> list[dict[str, float]]:

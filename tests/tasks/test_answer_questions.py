@@ -9,17 +9,15 @@ from pathlib import Path
 import pytest
 
 from components.alignment import thoughts
-from components.config import QuestionAnswersConfig, QuestionsConfig, Recipe
+from components.config import QuestionAnswersConfig, QuestionsConfig
 from components.data import prepare
 from components.data.questions import load_questions, render
 from components.data.records import DataError
 from components.data.templates import load as load_template
 from components.data.trees import Tree, append_trees
 from components.evaluation.answers import load_evaluation_questions
-from components.federation.clients.context import ClientContexts
-from components.federation.outcome import Workspace
 from components.io import read_json, write_json
-from components.models.adapters import AdapterSlot, AdapterStore, attach_lora, export_adapter
+from components.models.adapters import AdapterSlot, attach_lora, export_adapter
 from components.models.backbone import load_backbone
 from components.models.generation import Completion
 from components.models.policy import Policy, save_client_adapters
@@ -29,13 +27,12 @@ from components.reporting.run import questions_table
 from components.results import EvaluationResult, PolicyRecord, QuestionFigures, QuestionResult
 from tasks import data
 from tasks.benchmark import share_generations
-from tasks.devices import POOL
 from tasks.evaluation import questions as questions_task
 from tasks.evaluation.answers import EvaluatedPolicy
 from tasks.flow_runs import FlowRunLink
-from tasks.runs import create_run
+from tasks.runs import Run, create_run
 from tasks.tracking.client import mlflow_client
-from tasks.tracking.evaluate import log_evaluation
+from tasks.tracking.phases import log_evaluation
 from tasks.tracking.run_tree import open_run_tracking, phase_tracking
 from tests.support.adapters import random_tensors
 
@@ -111,27 +108,17 @@ class Answered:
     folder: Path
 
 
-BASE = EvaluatedPolicy("base", None, Path())
+BASE = EvaluatedPolicy("base", None)
 
 
-def open_workspace(recipe: Recipe, folder: Path) -> Workspace:
-    contexts = ClientContexts(AdapterStore(folder / "adapters"), folder / "pairs.parquet")
-    return Workspace(
-        recipe,
-        contexts,
-        lend_trainer=lambda: POOL.borrow_trainer(recipe),
-        lend_device=lambda: POOL.borrow(recipe.runtime),
-    )
-
-
-def answer(recipe, folder, policy=BASE, trees=None):
+def answer(recipe, run_folder, policy=BASE):
     """The result of the task for a policy."""
-    workspace = open_workspace(recipe, folder)
-    return questions_task.answer_questions.fn(policy, workspace, folder, trees or folder / "trees")
+    return questions_task.answer_questions.fn(Run("run", run_folder), recipe, policy)
 
 
-def answer_all(recipe, folder, policy=BASE):
-    result = answer(recipe, folder, policy)
+def answer_all(recipe, run_folder, policy=BASE):
+    result = answer(recipe, run_folder, policy)
+    folder = run_folder / "evaluation" / "questions"
     rows = {name: read_json(folder / f"{policy.name}-{name}.json") for name in SETS}
     return Answered(result, rows, folder)
 
@@ -185,7 +172,7 @@ def test_the_figures_are_over_all_questions_and_by_set(base):
 def test_stored_answers_are_read_without_a_policy(recipe, base, monkeypatch):
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in base.folder.glob("*.json")}
     monkeypatch.setattr(EvaluatedPolicy, "open", lambda *_: pytest.fail("a policy was loaded"))
-    assert answer(recipe, base.folder) == base.result
+    assert answer(recipe, base.folder.parents[1]) == base.result
     assert len(before) == 2
     assert before == {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in before}
 
@@ -193,7 +180,8 @@ def test_stored_answers_are_read_without_a_policy(recipe, base, monkeypatch):
 def test_a_stopped_task_answers_the_missing_set_only_with_the_same_result(
     recipe, base, tmp_path, monkeypatch
 ):
-    (tmp_path / "base-csqa.json").write_bytes((base.folder / "base-csqa.json").read_bytes())
+    stored = tmp_path / "evaluation" / "questions" / "base-csqa.json"
+    write_json(stored, read_json(base.folder / "base-csqa.json"))
     calls = []
     generate = Policy.generate
 
@@ -237,14 +225,14 @@ def adapters(recipe):
 @pytest.fixture(scope="module")
 def answers_by_client(recipe, adapters, tmp_path_factory):
     """Answers of each client's policy to all questions, as a policy for all clients."""
-    folder = tmp_path_factory.mktemp("single")
+    run = Run("single", tmp_path_factory.mktemp("single"))
     answered = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(questions_task, "get_run_logger", lambda: logging.getLogger("test"))
         for name, adapter in adapters.items():
-            export_adapter(adapter, recipe.policy.lora, recipe.policy.backbone, folder / name)
-            policy = EvaluatedPolicy(name, PolicyRecord(kind="single", folder=name), folder)
-            answered[name] = answer_all(recipe, folder / "answers", policy)
+            export_adapter(adapter, recipe.policy.lora, recipe.policy.backbone, run.alignment / name)
+            policy = EvaluatedPolicy(name, PolicyRecord(kind="single", folder=name))
+            answered[name] = answer_all(recipe, run.folder, policy)
     return answered
 
 
@@ -257,9 +245,9 @@ def test_a_shared_policy_answers_with_its_adapter(base, answers_by_client):
 @pytest.fixture
 def personal(recipe, adapters, tmp_path):
     """Answers of a policy for each client."""
-    save_client_adapters(adapters, recipe.policy, tmp_path / "final")
+    save_client_adapters(adapters, recipe.policy, tmp_path / "alignment" / "final")
     record = PolicyRecord(kind="client-adapters", folder="final")
-    return answer_all(recipe, tmp_path / "answers", EvaluatedPolicy("aligned", record, tmp_path))
+    return answer_all(recipe, tmp_path, EvaluatedPolicy("aligned", record))
 
 
 def test_a_client_answers_the_set_of_its_name_and_clients_take_turns_with_other_sets(personal):
@@ -314,7 +302,7 @@ def test_a_long_context_is_truncated_and_its_question_is_not(tmp_path):
         ],
     )
     result = answer(recipe, tmp_path)
-    (answered,) = read_json(tmp_path / "base-pubmedqa.json")
+    (answered,) = read_json(tmp_path / "evaluation" / "questions" / "base-pubmedqa.json")
     assert answered["question"].startswith("A long trial")
     assert answered["question"].endswith("Does it work?\nA) yes\nB) no\nC) maybe")
     assert len(answered["question"]) < 130
@@ -343,8 +331,8 @@ def tree_of(question_id):
 def test_a_question_with_a_tree_of_the_run_is_refused_before_any_answer(files, tmp_path):
     append_trees(tmp_path / "trees" / "csqa.jsonl", [tree_of("q5")])
     with pytest.raises(DataError, match=r"1 of the 8 questions of set csqa.* csqa/q5 .*csqa/q5"):
-        answer(with_trees(files), tmp_path / "answers", trees=tmp_path / "trees")
-    assert not list(tmp_path.glob("answers/*.json"))
+        answer(with_trees(files), tmp_path)
+    assert not list(tmp_path.glob("evaluation/questions/*.json"))
 
 
 def test_a_question_with_a_tree_is_refused_before_any_tree_is_grown(files, tmp_path, monkeypatch):

@@ -27,13 +27,12 @@ from components.results import (
     PolicyRecord,
 )
 from components.seeding import derive
-from flows import fed_rlhf
 from tasks import data
 from tasks.evaluation import alpaca_eval, judging
 from tasks.flow_runs import FlowRunLink
 from tasks.runs import RESULT, Run, create_run
 from tasks.tracking.client import mlflow_client
-from tasks.tracking.evaluate import log_evaluation
+from tasks.tracking.phases import log_evaluation
 from tasks.tracking.run_tree import open_run_tracking, phase_tracking
 from tests.support.judges import LengthSection, with_judge
 from tests.support.preparation import preparation_report
@@ -54,7 +53,7 @@ needs_the_package = [
 
 @pytest.fixture(autouse=True)
 def plain_log(monkeypatch):
-    for module in (alpaca_eval, judging, fed_rlhf):
+    for module in (alpaca_eval, judging):
         monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
 
 
@@ -70,12 +69,12 @@ def answers(tmp_path):
             "prompt_id": f"p{i}",
             "prompt": prompt,
             "references": ["h" * (20 + 3 * i)] if i % 2 else [],
-            "aligned": {"text": "a" * (30 + 5 * i if i % 3 else 10 + i)},
-            "base": {"text": "r" * (25 + i)},
+            "aligned": {"text": "a" * (30 + 5 * i if i % 3 else 10 + i), "finished": True, "tokens": 9},
+            "base": {"text": "r" * (25 + i), "finished": True, "tokens": 9},
         }
         for i, prompt in enumerate(PROMPTS)
     ]
-    path = tmp_path / "answers.json"
+    path = tmp_path / "evaluation" / "answers.json"
     write_json(path, rows)
     return path
 
@@ -98,7 +97,7 @@ def test_a_policy_of_the_clients_has_no_reward_hacking_curve_and_the_log_says_wh
 ):
     recipe = load_recipe("debug", ["federation.method=feddpo", f"evaluation.curve_prompts={prompts}"])
     with caplog.at_level(logging.INFO, "test"):
-        assert fed_rlhf.draw_reward_hacking_curve(adopted, recipe) == []
+        assert judging.answer_at_checkpoints(adopted, recipe) == []
     assert ("evaluation.curve_prompts" in caplog.text) == is_logged
     assert ("feddpo" in caplog.text) == is_logged
 
@@ -107,9 +106,8 @@ def test_a_policy_of_the_clients_has_no_reward_hacking_curve_and_the_log_says_wh
 
 
 @pytest.fixture
-def judged(debug, answers, prepared, tmp_path):
-    recipe = with_judge(debug, LengthSection())
-    return judging.judge_answers.fn(judging.JudgedRun(recipe, prepared, tmp_path), answers, {})
+def judged(debug, answers, tmp_path):
+    return judging.judge_answers.fn(Run("run", tmp_path), with_judge(debug, LengthSection()))
 
 
 def opponent(name, row):
@@ -156,8 +154,7 @@ def with_alpaca_eval(recipe, **settings):
 @pytest.fixture
 def annotate(debug, answers, tmp_path):
     def run(recipe=debug, **settings):
-        folder = tmp_path / "alpaca_eval"
-        return alpaca_eval.annotate_answers.fn(with_alpaca_eval(recipe, **settings), answers, folder)
+        return alpaca_eval.annotate_answers.fn(Run("run", tmp_path), with_alpaca_eval(recipe, **settings))
 
     return run
 
@@ -174,14 +171,16 @@ class TestAlpacaEval:
         assert contest.figures.n_total == 12
         assert contest.baseline == "debug base"
         rows = read_json(answers)
-        annotations = read_json(tmp_path / "alpaca_eval" / "aligned_vs_base.annotations.json")
+        annotations = read_json(tmp_path / "evaluation" / "alpaca_eval" / "aligned_vs_base.annotations.json")
         compared = [(row["output_2"], row["output_1"]) for row in annotations]
         assert compared == [(row["aligned"]["text"], row["base"]["text"]) for row in rows]
 
     def test_the_outputs_are_written_in_the_schema_of_the_package(self, annotate, answers, tmp_path):
         annotate()
         for name in ("aligned", "base"):
-            outputs = alpaca.read_outputs(tmp_path / "alpaca_eval" / f"{name}.model_outputs.json")
+            outputs = alpaca.read_outputs(
+                tmp_path / "evaluation" / "alpaca_eval" / f"{name}.model_outputs.json"
+            )
             assert outputs == [
                 {
                     "dataset": "aclsum",
@@ -201,12 +200,12 @@ class TestAlpacaEval:
         for name, contest in result.contests.items():
             assert contest.baseline == "gpt"
             assert contest.figures.length_controlled_winrate is None
-            rows = read_json(tmp_path / "alpaca_eval" / f"{name}.annotations.json")
+            rows = read_json(tmp_path / "evaluation" / "alpaca_eval" / f"{name}.annotations.json")
             lengths = [(row["instruction"], len(row["output_1"])) for row in rows]
             assert lengths == [(f"{SUMMARIZE}{prompt}", 11 - i) for i, prompt in enumerate(PROMPTS)]
 
     def test_an_annotation_is_read_again_for_its_own_instruction_only(self, annotate, debug, tmp_path):
-        path = tmp_path / "alpaca_eval" / "annotated.json"
+        path = tmp_path / "evaluation" / "alpaca_eval" / "annotated.json"
         annotate()
         first = read_json(path)
         annotate()
@@ -227,10 +226,10 @@ class TestAlpacaEval:
             rouge={},
             alpaca_eval=annotate(),
         )
-        result.write(tmp_path / RESULT)
+        result.write(tmp_path / "evaluation" / RESULT)
         open_run_tracking.fn(run, debug, FlowRunLink("flow-run", None))
         with phase_tracking(run, debug.tracking, "evaluate") as child:
-            log_evaluation.fn(child, tmp_path, result)
+            log_evaluation.fn(child, tmp_path / "evaluation", result)
         logged = mlflow_client().get_run(child).data
         figures = result.alpaca_eval.contests["aligned_vs_base"].figures
         for name in ("win_rate", "standard_error", "discrete_win_rate", "n_wins", "equal_length_win_rate"):

@@ -38,7 +38,7 @@ from tasks.federation import (
     open_commits,
     run_shard,
 )
-from tasks.runs import create_run
+from tasks.runs import Run, create_run
 from tests.support.recipes import with_section
 
 START = {"a": torch.zeros(3)}
@@ -518,34 +518,34 @@ def test_later_recipes_of_the_same_backbone_share_the_references_logprobs(dpo_re
 # --- accuracy
 
 
-def open_workspace(recipe, store, prepared, pool):
-    return Workspace(
-        recipe,
-        ClientContexts(store, prepared / "pairs.parquet"),
-        lend_trainer=lambda: pool.borrow_trainer(recipe),
-        lend_device=lambda: pool.borrow(recipe.runtime),
-    )
-
-
 @pytest.fixture
-def workspace(debug, store, prepared):
-    return open_workspace(debug, store, prepared, DevicePool())
+def workspace(debug, store, prepared, monkeypatch):
+    pool = DevicePool()
+    workspace = Workspace(
+        debug,
+        ClientContexts(store, prepared / "pairs.parquet"),
+        lend_trainer=lambda: pool.borrow_trainer(debug),
+        lend_device=lambda: pool.borrow(debug.runtime),
+    )
+    monkeypatch.setattr(federation, "open_workspace", lambda *_: workspace)
+    return workspace
 
 
 def test_accuracy_is_measured_once_and_then_read_from_its_file(
-    debug, workspace, store, prepared, tmp_path, monkeypatch
+    debug, workspace, store, tmp_path, monkeypatch
 ):
+    run = Run("run", tmp_path)
     with workspace.lend_trainer() as trainer:
         initial = store.put(trainer.initial_adapter(0))
     counts = {name: {"train": 1, "validation": 0, "test": 2} for name in ("ada", "bea", "cyd", "dan")}
     strategy = method_of(debug.federation).build(debug.federation, store)
     state = strategy.init(build_federation(counts, initial, 2), 0)
-    first = evaluate_state.fn(strategy, state, workspace, tmp_path)
+    first = evaluate_state.fn(run, debug, strategy, state)
     assert set(first.accuracy.clients) == {"ada", "bea", "cyd", "dan"}
     assert first.accuracy.pairs == 8
     assert first.accuracy.assigned is None
     monkeypatch.setattr(federation, "measure_accuracy", lambda *_: pytest.fail("measured again"))
-    assert evaluate_state.fn(strategy, state, workspace, tmp_path) == first
+    assert evaluate_state.fn(run, debug, strategy, state) == first
 
 
 ASSIGNMENT = {"ada": "selector-2", "bea": "selector-0", "cyd": "selector-2", "dan": "selector-1"}

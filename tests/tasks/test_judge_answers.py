@@ -1,6 +1,5 @@
 """Tasks of the judge: verdicts become win rates, and a judge in words is told the task."""
 
-import json
 import logging
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,14 +17,16 @@ from components.federation.outcome import Workspace, load_outcome
 from components.io import read_json, write_json
 from components.models.adapters import AdapterStore
 from components.models.selector import Comparison
+from components.reporting.metrics import result_metrics
 from components.results import OutcomeRecord
 from components.seeding import derive
 from tasks import benchmark
 from tasks.benchmark_folder import contest_path
 from tasks.evaluation import judging
-from tasks.evaluation.judging import JudgedRun, policy_pairs
-from tasks.tracking.evaluate import result_metrics
+from tasks.evaluation.judging import policy_pairs
+from tasks.runs import RESULT, Run
 from tests.support.judges import AlphabetSection, FirstSection, with_judge
+from tests.support.results import federation_result
 
 SUMMARIZE = "Write a summary of the text in one paragraph of at most 50 words.\n\n"
 """The instruction of the debug recipe's template."""
@@ -43,18 +44,18 @@ def answers(tmp_path):
             "prompt_id": f"p{i}",
             "prompt": f"query {i}",
             "references": [f"human {i}"],
-            "base": {"text": f"model {i}"},
-            "aligned": {"text": f"aligned {i}"},
+            "base": {"text": f"model {i}", "finished": True, "tokens": 2},
+            "aligned": {"text": f"aligned {i}", "finished": False, "tokens": 3},
         }
         for i in range(3)
     ]
-    path = tmp_path / "answers.json"
+    path = tmp_path / "evaluation" / "answers.json"
     write_json(path, rows)
     return path
 
 
 def judge(recipe, answers):
-    return judging.judge_answers.fn(JudgedRun(recipe, answers.parent, answers.parent), answers, {})
+    return judging.judge_answers.fn(Run("run", answers.parents[1]), recipe)
 
 
 def test_both_orders_and_the_first_alone_are_counted(debug, answers):
@@ -189,23 +190,22 @@ def selectors(debug, tmp_path):
     return OutcomeRecord(kind="selector-ensemble", adapters=adapters), workspace
 
 
-def write_answers(path, texts):
+def write_answers(run, policy, texts):
     rows = [{"prompt_id": f"p{i}", "prompt": f"q{i}", "text": text} for i, text in enumerate(texts)]
-    path.write_text(json.dumps(rows))
-    return path
+    write_json(run.evaluation / f"answers-{policy}.json", rows)
 
 
 @pytest.fixture
-def curve(debug, selectors, tmp_path):
+def curve(debug, selectors, tmp_path, monkeypatch):
     """The curve of the AlphabetJudge; the last prompt has an answer of the base policy only."""
-    answers = {
-        4: write_answers(tmp_path / "four.json", ["good a", "bad", "m"]),
-        8: write_answers(tmp_path / "eight.json", ["good z", "good z", "good z"]),
-    }
-    base = write_answers(tmp_path / "base.json", ["m", "good m", "m", "a prompt of no checkpoint"])
-    run = JudgedRun(with_judge(debug, AlphabetSection()), tmp_path, tmp_path)
     record, workspace = selectors
-    return judging.draw_reward_hacking_curve.fn(run, record, workspace, answers, base)
+    run = Run("run", tmp_path)
+    federation_result(outcome=record).write(run.federation / RESULT)
+    write_answers(run, "step-4", ["good a", "bad", "m"])
+    write_answers(run, "step-8", ["good z", "good z", "good z"])
+    write_answers(run, "base", ["m", "good m", "m", "a prompt of no checkpoint"])
+    monkeypatch.setattr(judging, "open_workspace", lambda *_: workspace)
+    return judging.draw_reward_hacking_curve.fn(run, with_judge(debug, AlphabetSection()), [4, 8])
 
 
 def test_the_curve_has_a_point_for_each_checkpoint_on_the_prompts_with_all_answers(curve):

@@ -20,11 +20,9 @@ from components.results import ClientRecord, Metrics, StepRecord, Traffic
 from tasks.flow_runs import FlowRunLink
 from tasks.runs import PHASES, contest_file, create_run
 from tasks.tracking import run_tree
-from tasks.tracking.align import register_policy
 from tasks.tracking.client import RunLog, metric_name, mlflow_client, tracking_uri
-from tasks.tracking.evaluate import verdict_columns
-from tasks.tracking.federate import FederationLog, client_table, log_round_evaluation, log_steps
-from tasks.tracking.prepare import log_data
+from tasks.tracking.federate import FederationLog, client_rows, log_round_evaluation, log_steps
+from tasks.tracking.phases import log_data, register_policy, verdict_rows
 from tasks.tracking.report import description, earlier_means, log_benchmark_report
 from tasks.tracking.run_tree import ending, open_run_tracking, phase_tracking
 from tests.support.adapters import random_tensors
@@ -164,11 +162,11 @@ def test_the_main_curves_are_at_the_parent_with_the_range_of_clients_and_all_els
 
 
 def test_the_table_of_clients_has_a_row_for_each_client_of_each_step(records):
-    columns = client_table(records)
-    assert columns["round"] == [1, 1, 2, 2, 3, 3]
-    assert columns["client"] == ["ada", "bea"] * 3
-    assert columns["loss"][2:4] == [0.35, 0.5]
-    assert columns["steps"] == [None] * 6
+    rows = client_rows(records)
+    assert [row["round"] for row in rows] == [1, 1, 2, 2, 3, 3]
+    assert [row["client"] for row in rows] == ["ada", "bea"] * 3
+    assert [row["loss"] for row in rows[2:4]] == [0.35, 0.5]
+    assert [row["steps"] for row in rows] == [None] * 6
 
 
 def test_a_measure_between_rounds_is_logged_with_its_scalars_and_its_series(target, client):
@@ -312,7 +310,7 @@ def test_artifacts_are_stored_beside_the_sqlite_file(phase, client, tmp_path):
 
 def test_a_table_that_is_logged_twice_is_stored_once(phase, client):
     for _ in range(2):
-        RunLog.open(phase).log_table({"prompt": ["a", "b"], "base": ["c", "d"]}, "generations.json")
+        RunLog.open(phase).log_table([{"prompt": "a"}, {"prompt": "b"}], "generations.json")
     experiment = client.get_run(phase).info.experiment_id
     assert len(client.load_table(experiment, "generations.json", run_ids=[phase])) == 2
 
@@ -368,20 +366,20 @@ def test_a_registered_policy_loads_with_pyfunc_and_gives_the_policys_completions
     import mlflow
     import pandas as pd
 
-    model, folder = registered
-    assert model.uri == "models:/debug-policy/1"
-    assert model.version == "1"
+    (uri, version), folder = registered
+    assert uri == "models:/debug-policy/1"
+    assert version == "1"
     assert str(client.get_model_version_by_alias("debug-policy", "latest-aligned").version) == "1"
     assert client.get_run(phase).info.status == "RUNNING"
 
     prompts = ["a paper on cats", "another one"]
-    answers = mlflow.pyfunc.load_model(model.uri).predict(pd.DataFrame({"prompt": prompts}))
+    answers = mlflow.pyfunc.load_model(uri).predict(pd.DataFrame({"prompt": prompts}))
     expected = [answer[0].text for answer in Policy(debug.policy, "cpu", folder).generate(prompts, seed=0)]
     base = [answer[0].text for answer in Policy(debug.policy, "cpu").generate(prompts, seed=0)]
     assert list(answers["completion"]) == expected
     assert expected != base
     assert all(expected)
-    packed = mlflow.artifacts.download_artifacts(model.uri, dst_path=str(tmp_path / "packed"))
+    packed = mlflow.artifacts.download_artifacts(uri, dst_path=str(tmp_path / "packed"))
     files = [path.name for path in Path(packed).rglob("*") if path.is_file()]
     assert not [name for name in files if name.endswith((".pkl", ".pt", ".bin", ".pickle"))]
     assert "adapter_model.safetensors" in files
@@ -521,9 +519,9 @@ def test_the_table_of_verdicts_has_both_answers_the_better_one_and_the_judges_re
     (tmp_path / "judgements.json").write_text(json.dumps(written))
     contest([WIN, LOSS], prompts="ab").write(contest_file(tmp_path, "aligned_vs_base"))
     contest([TIE], prompts="a").write(contest_file(tmp_path, "base_vs_human"))
-    columns = verdict_columns(tmp_path, ["aligned_vs_base", "base_vs_human"])
-    assert columns["better"] == ["aligned", "base policy", "tie"]
-    assert columns["ours"] == ["long", "long", "short"]
-    assert columns["theirs"] == ["short", "short", "human text"]
-    assert columns["ours first"] == ["why", "other", ""]
-    assert columns["theirs first"] == ["why not", "", ""]
+    table = verdict_rows(tmp_path, ["aligned_vs_base", "base_vs_human"])
+    assert [row["better"] for row in table] == ["aligned", "base policy", "tie"]
+    assert [row["ours"] for row in table] == ["long", "long", "short"]
+    assert [row["theirs"] for row in table] == ["short", "short", "human text"]
+    assert [row["ours first"] for row in table] == ["why", "other", ""]
+    assert [row["theirs first"] for row in table] == ["why not", "", ""]

@@ -1,0 +1,244 @@
+"""Logging of the phases prepare, align and evaluate, and registration of the aligned policy."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import components
+import tasks.policy_model
+from components.config import BackboneConfig, DataConfig, Recipe
+from components.data.records import read_rows
+from components.data.report import PreparationReport
+from components.data.templates import with_text
+from components.evaluation.contests import Contest
+from components.io import read_json
+from components.models.policy import has_client_adapters
+from components.reporting.metrics import result_metrics
+from components.reporting.run import CONTESTS, verdict_words
+from components.results import AlignmentResult, EvaluationResult, QuestionResult
+from tasks.runs import RESULT, Run, contest_file
+from tasks.tracking.client import RunLog, data_digest, log_curves, mlflow_client, tracking_uri
+from tasks.uncached import task
+
+SHOWN_PAIRS = 100
+"""Labeled pairs of the logged table."""
+PAIR_COLUMNS = ("prompt_id", "prompt", "chosen", "rejected", "label", "margin")
+REQUIREMENTS = (
+    "torch",
+    "transformers",
+    "peft",
+    "safetensors",
+    "pydantic",
+    "pyyaml",
+    "gguf",
+    "accelerate",
+    "numpy",
+)
+
+
+@task()
+def log_data(run_id: str, parent: str, prepared: Path, data: DataConfig, report: PreparationReport) -> None:
+    """Log the prepared files as data sets of the parent run, and the partition at the phase's run."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    source = str(data.path.name) if data.path is not None else data.source
+    inputs = []
+    for name, rows, context in (
+        ("pairs", report.rows.pairs, "training"),
+        ("prompts", sum(report.rows.prompts.values()), "evaluation"),
+        ("judge", report.rows.judge, "judge"),
+    ):
+        dataset = Dataset(
+            name,
+            data_digest(prepared / f"{name}.parquet"),
+            source_type=data.source,
+            source=json.dumps({"uri": source}),
+            profile=json.dumps({"num_rows": rows}),
+        )
+        inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", context)]))
+    mlflow_client().log_inputs(parent, inputs)
+    log = RunLog.open(run_id)
+    for name in ("clients.json", "report.json"):
+        log.log_file(prepared / name, "data")
+    if (prepared / "docs").is_dir():
+        log.log_folder(prepared / "docs", "data/docs")
+    log.log_metrics(report.metrics(), 0)
+
+
+@task()
+def log_alignment(run_id: str, run: Run, result: AlignmentResult) -> None:
+    """Log the curves of DPO, the KL to the reference, the labeled pairs, and the checkpoints' adapters.
+
+    The loss and the margin of DPO are at the parent run.
+    """
+    log = RunLog.open(run_id)
+    log.set_tags({"dpo.reference": result.reference, "model_uri": result.model_uri})
+    points: list[tuple[str, float, int]] = []
+    for entry in result.history:
+        step = int(entry["step"])
+        points += [(f"dpo/{name}", value, step) for name, value in entry.items() if name != "step"]
+    log_curves(run_id, run.metadata()["mlflow_run_id"], points)
+    log.log_metrics({f"align/{name}": value for name, value in result.metrics.items()}, 0)
+    for group, values in (("sampling", result.sampling), ("labelling", result.labelling)):
+        if values is not None:
+            log.log_metrics({f"{group}/{name}": value for name, value in values.model_dump().items()}, 0)
+    for path in [*result.checkpoints, result.policy.folder]:
+        log.log_folder(run.alignment / path, f"adapters/{Path(path).name}")
+    if (run.alignment / "pairs.parquet").is_file():
+        rows = list(read_rows(run.alignment / "pairs.parquet").to_list())[:SHOWN_PAIRS]
+        log.log_table([{key: row[key] for key in PAIR_COLUMNS} for row in rows], "labelled_pairs.json")
+
+
+@task()
+def register_policy(run_id: str, recipe: Recipe, adapter: Path) -> tuple[str, str]:
+    """Register the aligned policy as a model version that `mlflow.pyfunc.load_model` loads.
+
+    The model holds the adapter, the recipe's policy section and this project's components; the
+    backbone is fetched by its name when the model is loaded.
+
+    Returns:
+        the version's URI, for `mlflow.pyfunc.load_model`, and its number.
+    """
+    import mlflow
+    from mlflow.exceptions import MlflowException
+    from mlflow.models import ModelSignature
+    from mlflow.types.schema import ColSpec, Schema
+
+    inputs = ["prompt", "client_id"] if has_client_adapters(adapter) else ["prompt"]
+    mlflow.set_tracking_uri(tracking_uri())
+    mlflow.set_registry_uri(tracking_uri())
+    with tempfile.TemporaryDirectory() as scratch, mlflow.start_run(run_id=run_id):
+        policy = Path(scratch) / "policy.json"
+        section = recipe.policy.model_dump(mode="json")
+        section["backbone"]["name"] = recipe.policy.backbone.location
+        section["template"] = with_text(recipe.policy.template).dump()
+        policy.write_text(json.dumps(section), encoding="utf-8")
+        logged = mlflow.pyfunc.log_model(
+            name="policy",
+            python_model=str(Path(tasks.policy_model.__file__)),
+            artifacts={"adapter": str(adapter), "policy": str(policy)},
+            code_paths=[str(Path(components.__file__).parent)],
+            pip_requirements=_requirements(recipe.policy.backbone),
+            signature=ModelSignature(
+                inputs=Schema([ColSpec("string", name) for name in inputs]),
+                outputs=Schema([ColSpec("string", "completion")]),
+            ),
+        )
+    client = mlflow_client()
+    name = recipe.tracking.registered_model
+    with contextlib.suppress(MlflowException):  # the model exists already
+        client.create_registered_model(name)
+    registered = client.create_model_version(
+        name, logged.model_uri, run_id=run_id, model_id=logged.model_id, tags={"recipe": recipe.name}
+    )
+    client.set_registered_model_alias(name, "latest-aligned", registered.version)
+    client.update_run(run_id, status="RUNNING")  # leaving start_run() has ended it
+    return f"models:/{name}/{registered.version}", str(registered.version)
+
+
+def _requirements(backbone: BackboneConfig) -> list[str]:
+    names = [*REQUIREMENTS]
+    if backbone.quantization == "8bit":
+        names.append("bitsandbytes")
+    return [f"{name}=={version(name).split('+')[0]}" for name in names]
+
+
+@task()
+def log_evaluation(run_id: str, folder: Path, result: EvaluationResult) -> None:
+    """Log the figures of a result, its files, and tables of generations and answers."""
+    log = RunLog.open(run_id)
+    log.log_metrics(result_metrics(result), 0)
+    for point in result.curve:
+        scores = {"reward_hacking/proxy": point.proxy, "reward_hacking/judge": point.judge}
+        log.log_metrics(scores, point.step)
+    log.set_tags({"judge": result.judge})
+    if result.alpaca_eval is not None:
+        log.set_tags({"alpaca_eval": result.alpaca_eval.annotator})
+        log.log_folder(folder / "alpaca_eval", "evaluation/alpaca_eval")
+    if result.questions:
+        log.log_folder(folder / "questions", "evaluation/questions")
+        log.log_table(_question_rows(folder / "questions", result.questions), "question_answers.json")
+    for name in (RESULT, "judgements.json"):
+        if (folder / name).is_file():
+            log.log_file(folder / name, "evaluation")
+    for name in result.contests:
+        log.log_file(contest_file(folder, name), "evaluation/contests")
+    log.log_table(_generation_rows(folder), "generations.json")
+    if result.contests:
+        log.log_table(verdict_rows(folder, result.contests), "verdicts.json")
+
+
+def _question_rows(folder: Path, results: Mapping[str, QuestionResult]) -> list[dict[str, Any]]:
+    """The greedy answers of the policies to the same questions, side by side."""
+    rows: list[dict[str, Any]] = []
+    for policy, result in results.items():
+        answers: list[dict[str, Any]] = []
+        for name in result.sets:
+            answers += read_json(folder / f"{policy}-{name}.json")
+        rows = rows or [{key: row[key] for key in ("set", "id", "question", "key")} for row in answers]
+        for row, answer in zip(rows, answers, strict=True):
+            row |= {policy: answer["text"], f"{policy} answer": answer["answer"] or ""}
+            if "client_id" in answer:
+                row[f"{policy} client"] = answer["client_id"]
+    return rows
+
+
+def _generation_rows(folder: Path) -> list[dict[str, Any]]:
+    """The answers of the policies to the same prompts, side by side."""
+    return [
+        {
+            "prompt": row["prompt"],
+            "base": row["base"]["text"],
+            "aligned": row["aligned"]["text"],
+            "human": row["references"][0] if row["references"] else "",
+        }
+        for row in read_json(folder / "answers.json")
+    ]
+
+
+def verdict_rows(folder: Path, contests: Iterable[str]) -> list[dict[str, Any]]:
+    """A row for each verdict of each contest: the two answers, who wrote the better one, and why.
+
+    The reasons are the texts of a judge that writes, in both orders of presentation; empty for others.
+    """
+    answers = {row["prompt_id"]: row for row in read_json(folder / "answers.json")}
+    written = folder / "judgements.json"
+    texts = read_json(written) if written.is_file() else []
+    rows = []
+    for name in contests:
+        contest = Contest.read(contest_file(folder, name))
+        label = CONTESTS[name].format(references="human")
+        for answer, verdict in zip(contest.prompts, contest.verdicts, strict=True):
+            prompt = answers[answer]["prompt"]
+            ours, theirs = (_text_of(answers[answer], who) for who in name.split("_vs_"))
+            rows.append(
+                {
+                    "contest": label,
+                    "prompt": prompt,
+                    "ours": ours,
+                    "theirs": theirs,
+                    "better": verdict_words(verdict, label),
+                    "ours first": _reason(texts, prompt, ours, theirs),
+                    "theirs first": _reason(texts, prompt, theirs, ours),
+                }
+            )
+    return rows
+
+
+def _reason(texts: Sequence[Mapping[str, str]], prompt: str, first: str, second: str) -> str:
+    """What a judge wrote on two answers in this order; it saw the prompt within the policy's instruction."""
+    for text in texts:
+        if (text["response_1"], text["response_2"]) == (first, second) and prompt in text["prompt"]:
+            return text["text"]
+    return ""
+
+
+def _text_of(row: Mapping[str, Any], who: str) -> str:
+    """An answer of a policy, or the first reference."""
+    return str(row["references"][0] if who == "human" else row[who]["text"])
