@@ -79,18 +79,16 @@ def fed_rlhf(
         validate_environment(loaded)
         run = open_run(choose_workers(loaded))
     with lock(run):
-        return run_pipeline(run)
+        run_pipeline(run)
+    return str(run.folder)
 
 
-def run_pipeline(run: Run, benchmark: str | None = None) -> str:
+def run_pipeline(run: Run, benchmark: str | None = None) -> None:
     """Run all phases of a run that are not complete, and write its report.
 
     Args:
         run: the run.
-        benchmark: MLflow run of the benchmark that the run belongs to.
-
-    Returns:
-        the folder of the run.
+        benchmark: MLflow run of the benchmark that the run belongs to, if it belongs to one.
     """
     recipe = run.recipe()
     log = get_run_logger()
@@ -108,18 +106,10 @@ def run_pipeline(run: Run, benchmark: str | None = None) -> str:
         log_report(parent, run)
         link_artifacts(run, recipe.name)
     run.mark_done("report")
-    return str(run.folder)
 
 
 def run_phase(phase: Flow[[Run, Recipe], None], run: Run, recipe: Recipe, prefix: str = "") -> None:
-    """Run a phase; its line says how long it took, and its main figure.
-
-    Args:
-        phase: the phase.
-        run: the run.
-        recipe: its recipe.
-        prefix: of the line; the run's name in a benchmark.
-    """
+    """Run a phase; its line says how long it took, and its main figure, after a prefix."""
     log = get_run_logger()
     name = f"{prefix}{phase.name}"
     log.info("%s ...", name, extra=progress(PhaseStarted(name)))
@@ -145,7 +135,7 @@ def prepare(run: Run, recipe: Recipe) -> None:
     for warning in report.warnings:
         log.warning("%s", warning)
     with phase_tracking(run, recipe.tracking, "prepare") as child:
-        log_data(child, run.metadata()["mlflow_run_id"], run.prepared, recipe.data, report)
+        log_data(child, run, recipe.data, report)
 
 
 def grow_trees(run: Run, recipe: Recipe) -> None:
@@ -270,8 +260,7 @@ def evaluate(run: Run, recipe: Recipe) -> None:
         get_run_logger().warning("%s", warning)
     with phase_tracking(run, recipe.tracking, "evaluate") as child:
         path = run.evaluation / RESULT
-        result = EvaluationResult.stored(path, lambda: evaluate_policies(run, recipe))
-        log_evaluation(child, run.evaluation, result)
+        log_evaluation(child, run, EvaluationResult.stored(path, lambda: evaluate_policies(run, recipe)))
     POOL.release()
 
 

@@ -36,12 +36,7 @@ from tasks.tracking.client import tracking_uri
 from tasks.tracking.report import log_report
 from tasks.tracking.run_tree import ending, is_known, open_run_tracking, tag_reused_phases
 
-PHASES = {
-    "prepare": prepare,
-    "federate": federate,
-    "align": align,
-    "evaluate": evaluate,
-}
+PHASES = {phase.name: phase for phase in (prepare, federate, align, evaluate)}
 
 
 @flow(name="fed-rlhf-stage", flow_run_name="pipeline: {stage}", persist_result=False)

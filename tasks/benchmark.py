@@ -36,10 +36,7 @@ def share_generations(run: Run, others: list[Run]) -> list[str]:
 
 
 def _shared_files(recipe: Recipe, other: Run) -> list[str]:
-    """Files of the base policy's generations that another run has under equal settings.
-
-    They are relative to the run folder.
-    """
+    """Files of the base policy's generations, relative to the run folder, of a run with equal settings."""
     theirs = other.recipe()
     if recipe.fingerprint("data", "policy") != theirs.fingerprint("data", "policy"):
         return []
@@ -54,17 +51,12 @@ def _shared_files(recipe: Recipe, other: Run) -> list[str]:
         files.append("evaluation/answers-base.json")
     if recipe.evaluation.questions == theirs.evaluation.questions:
         paths = sorted((other.evaluation / "questions").glob("base-*.json"))
-        files += [path.relative_to(other.folder).as_posix() for path in paths]
+        files += [f"evaluation/questions/{path.name}" for path in paths]
     measured = method_of(recipe.federation).measure_fingerprint(recipe)
     if measured and measured == method_of(theirs.federation).measure_fingerprint(theirs):
-        files += [path.relative_to(other.folder).as_posix() for path in base_measures(other)]
+        names = sorted(path.name for path in other.federation.glob("*-00000.json"))  # before the first round
+        files += [f"federation/{name}" for name in names if not name.startswith("evaluation-")]
     return files
-
-
-def base_measures(run: Run) -> list[Path]:
-    """Files of a method's measures of the base policy, before the first round."""
-    paths = sorted(run.federation.glob("*-00000.json"))
-    return [path for path in paths if not path.name.startswith("evaluation-")]
 
 
 @task(name="judge {ours} against {theirs}, seed {seed}")

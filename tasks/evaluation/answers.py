@@ -53,9 +53,6 @@ def answer_prompts(run: Run, recipe: Recipe, policy: EvaluatedPolicy, limit: int
     With several answers per prompt, both policies sample from the same random numbers.
 
     Args:
-        run: the run.
-        recipe: its recipe.
-        policy: the policy.
         limit: maximum number of the recipe's prompts (a seeded sample); None takes all.
     """
     stored(answers_file(run, policy.name), lambda: _answer_rows(run, recipe, policy, limit))

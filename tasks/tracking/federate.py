@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,23 +46,19 @@ class FederationLog:
         pairs = {"dataset_name": "pairs", "dataset_digest": data_digest(run.prepared / "pairs.parquet")}
         return cls(run_id, parent, recipe, store, known_groups(run.prepared), pairs)
 
-    def log_points(self, points: Iterable[Point], **of: str) -> None:
-        """Log (name, value, step): the main curves at the parent, all others at the phase."""
-        log_curves(self.run_id, self.parent, points, **of)
-
     def log_evaluation(self, evaluation: RoundEvaluation) -> None:
         """Log a measurement, as one of the adapter that was logged for its round, if it was a single one."""
         done = evaluation.rounds_done
         adapters = find_adapters(RunLog.open(self.run_id), f"params.round = '{done}'")
         of = {"model_id": str(adapters[0].model_id), **self.data} if len(adapters) == 1 else {}
-        self.log_points(((name, value, done) for name, value in evaluation_metrics(evaluation).items()), **of)
+        points = [(name, value, done) for name, value in evaluation_metrics(evaluation).items()]
+        log_curves(self.run_id, self.parent, points, **of)
 
 
 def log_steps(target: FederationLog, records: Sequence[StepRecord], start: int) -> None:
     """Log committed steps: numbers of clients and server, failures, adapters, and diagnostics.
 
     Args:
-        target: where they are logged.
         records: all steps so far; the bytes sent in a round are the sum over its steps.
         start: number of records that are logged already.
     """
@@ -72,7 +68,7 @@ def log_steps(target: FederationLog, records: Sequence[StepRecord], start: int) 
     for position, record in enumerate(records[start:], start):
         numbers = record.model_dump(mode="json") | {"round": record.round + 1}
         log.log_json(numbers, f"rounds/{record.step:05d}.json")
-        target.log_points(step_points(records[: position + 1]))
+        log_curves(target.run_id, target.parent, step_points(records[: position + 1]))
         for diagnostic in diagnostics:
             diagnostic.log(record, target.groups, log)
         last = record.rounds_done == federation.rounds
@@ -161,7 +157,8 @@ def log_round_evaluation(target: FederationLog, evaluation: RoundEvaluation) -> 
     """Log a measurement between two rounds; series under a name with the number of complete rounds."""
     target.log_evaluation(evaluation)
     for name, measure in evaluation.measures.items():
-        target.log_points(_indexed_points(f"{name}/after_round_{evaluation.rounds_done}", [measure]))
+        points = _indexed_points(f"{name}/after_round_{evaluation.rounds_done}", [measure])
+        log_curves(target.run_id, target.parent, points)
 
 
 @task()

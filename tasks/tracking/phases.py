@@ -43,7 +43,7 @@ REQUIREMENTS = (
 
 
 @task()
-def log_data(run_id: str, parent: str, prepared: Path, data: DataConfig, report: PreparationReport) -> None:
+def log_data(run_id: str, run: Run, data: DataConfig, report: PreparationReport) -> None:
     """Log the prepared files as data sets of the parent run, and the partition at the phase's run."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
@@ -56,18 +56,18 @@ def log_data(run_id: str, parent: str, prepared: Path, data: DataConfig, report:
     ):
         dataset = Dataset(
             name,
-            data_digest(prepared / f"{name}.parquet"),
+            data_digest(run.prepared / f"{name}.parquet"),
             source_type=data.source,
             source=json.dumps({"uri": source}),
             profile=json.dumps({"num_rows": rows}),
         )
         inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", context)]))
-    mlflow_client().log_inputs(parent, inputs)
+    mlflow_client().log_inputs(run.metadata()["mlflow_run_id"], inputs)
     log = RunLog.open(run_id)
     for name in ("clients.json", "report.json"):
-        log.log_file(prepared / name, "data")
-    if (prepared / "docs").is_dir():
-        log.log_folder(prepared / "docs", "data/docs")
+        log.log_file(run.prepared / name, "data")
+    if (run.prepared / "docs").is_dir():
+        log.log_folder(run.prepared / "docs", "data/docs")
     log.log_metrics(report.metrics(), 0)
 
 
@@ -150,8 +150,9 @@ def _requirements(backbone: BackboneConfig) -> list[str]:
 
 
 @task()
-def log_evaluation(run_id: str, folder: Path, result: EvaluationResult) -> None:
+def log_evaluation(run_id: str, run: Run, result: EvaluationResult) -> None:
     """Log the figures of a result, its files, and tables of generations and answers."""
+    folder = run.evaluation
     log = RunLog.open(run_id)
     log.log_metrics(result_metrics(result), 0)
     for point in result.curve:

@@ -58,16 +58,11 @@ def log_report(run_id: str, run: Run) -> None:
     log.log_folder(run.report, "report")
     summary = (run.report / "summary.txt").read_text(encoding="utf-8")
     log.describe(description(run, summary))
-    log.client.update_model_version(name, version, f"{registered_words(run)}\n\n```\n{summary}\n```")
+    link = f"[{run.id}]({run_url(run.metadata()['mlflow_run_id'])})"
+    words = f"The aligned policy of {link}, a PEFT adapter that `mlflow.pyfunc.load_model` loads."
+    log.client.update_model_version(name, version, f"{words}\n\n```\n{summary}\n```")
     for metric, value in headline.items():
         log.client.set_model_version_tag(name, version, metric.replace("/", "."), f"{value:.4g}")
-
-
-def registered_words(run: Run) -> str:
-    """What a registered version is, with a link to its run."""
-    metadata = run.metadata()
-    url = run_url(metadata["mlflow_run_id"])
-    return f"The aligned policy of [{run.id}]({url}), a PEFT adapter that `mlflow.pyfunc.load_model` loads."
 
 
 def description(run: Run, summary: str) -> str:

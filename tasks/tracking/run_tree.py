@@ -25,9 +25,6 @@ def open_run_tracking(run: Run, recipe: Recipe, link: FlowRunLink, parent: str |
     """Id of the parent MLflow run of a run or a benchmark; created once, and reopened when it is resumed.
 
     Args:
-        run: the run or the benchmark.
-        recipe: its recipe.
-        link: the flow run that works on it.
         parent: MLflow run of the benchmark to which the run belongs; the run then serves all phases.
     """
     from mlflow.entities import Param

@@ -468,7 +468,7 @@ def logged(base, debug, tmp_path, mlflow_store):
     result.write(run.evaluation / "result.json")
     open_run_tracking.fn(run, debug, FlowRunLink("flow-run", None))
     with phase_tracking(run, debug.tracking, "evaluate") as child:
-        log_evaluation.fn(child, run.evaluation, result)
+        log_evaluation.fn(child, run, result)
     return child
 
 

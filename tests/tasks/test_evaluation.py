@@ -229,7 +229,7 @@ class TestAlpacaEval:
         result.write(tmp_path / "evaluation" / RESULT)
         open_run_tracking.fn(run, debug, FlowRunLink("flow-run", None))
         with phase_tracking(run, debug.tracking, "evaluate") as child:
-            log_evaluation.fn(child, tmp_path / "evaluation", result)
+            log_evaluation.fn(child, Run("run", tmp_path), result)
         logged = mlflow_client().get_run(child).data
         figures = result.alpaca_eval.contests["aligned_vs_base"].figures
         for name in ("win_rate", "standard_error", "discrete_win_rate", "n_wins", "equal_length_win_rate"):

@@ -316,9 +316,9 @@ def test_a_table_that_is_logged_twice_is_stored_once(phase, client):
 
 
 @pytest.fixture
-def prepared_copy(prepared, tmp_path):
-    """A prepared folder with the files of a preparation that the shared fixture lacks."""
-    folder = tmp_path / "prepared"
+def prepared_copy(prepared, run):
+    """The run's prepared folder, with the files of a preparation that the shared fixture lacks."""
+    folder = run.prepared
     shutil.copytree(prepared, folder)
     (folder / "docs").mkdir()
     (folder / "docs" / "index.html").write_text("docs")
@@ -327,9 +327,9 @@ def prepared_copy(prepared, tmp_path):
 
 
 def test_the_data_are_logged_as_data_sets_of_the_parent_and_the_partition_at_the_phase(
-    phase, parent, debug, client, prepared_copy
+    run, phase, parent, debug, client, prepared_copy
 ):
-    log_data.fn(phase, parent, prepared_copy, debug.data, preparation_report())
+    log_data.fn(phase, run, debug.data, preparation_report())
     data = client.get_run(phase).data
     digest = hashlib.sha256((prepared_copy / "pairs.parquet").read_bytes()).hexdigest()
     inputs = {one.dataset.name: one for one in client.get_run(parent).inputs.dataset_inputs}
