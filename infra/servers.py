@@ -333,10 +333,13 @@ def register_zombie_automation(url: str) -> None:
         )
         try:
             existing: Any = Automation.read(name=ZOMBIES)
-            automation.id = existing.id
-            automation.update()
         except ValueError:  # there is none of this name
             automation.create()
+            return
+        automation.id = existing.id
+        # An update forgets the flow runs whose next heartbeat is awaited.
+        if existing.model_dump() != automation.model_dump():
+            automation.update()
 
 
 def serve(name: str) -> NoReturn:
