@@ -77,7 +77,7 @@ def fed_rlhf(
     else:
         loaded = load_recipe(recipe, overrides or [])
         validate_environment(loaded)
-        run = open_run(choose_workers(loaded))
+        run = open_run(choose_workers(loaded), overrides or [])
     with lock(run):
         run_pipeline(run)
     return str(run.folder)

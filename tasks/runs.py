@@ -4,7 +4,7 @@
         recipe.yaml      the whole recipe, with defaults, the texts of its templates, and the day that
                          chat templates print
         inputs/          copies of the other files that it names (components/inputs.py)
-        run.json         ids of the MLflow run and of the Prefect run, commits of the code
+        run.json         ids of the MLflow run and of the Prefect run, commits of the code, overrides
         .lock            locked by the process that works on the run
         <phase>.done     empty; the phase is complete and logged (report.done: the whole run is)
         prepared/        data (components/data/records.py)
@@ -29,7 +29,7 @@ import os
 import subprocess
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -223,11 +223,13 @@ def trees_root() -> Path:
     return Path(os.environ.get("FED_RLHF_TREES", runs_root() / "trees"))
 
 
-def open_run(recipe: Recipe) -> Run:
-    """A new run folder with its recipe in it."""
+def open_run(recipe: Recipe, overrides: Sequence[str] = ()) -> Run:
+    """A new run folder with its recipe in it; run.json has the overrides that the recipe was made with."""
     moment = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     run_id = f"{recipe.name.replace('/', '-')}-{moment}-{uuid.uuid4().hex[:4]}"
-    return create_run(recipe, runs_root() / run_id)
+    run = create_run(recipe, runs_root() / run_id)
+    run.update_metadata(overrides=list(overrides))
+    return run
 
 
 def create_run(

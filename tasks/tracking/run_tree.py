@@ -5,11 +5,11 @@ In a benchmark, an arm and seed has one run for all phases, a child of the bench
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from components.config import Recipe, TrackingConfig
+from components.config.loading import leaves
 from tasks.flow_runs import FlowRunLink
 from tasks.runs import PHASES, Run, git_commit
 from tasks.tracking.client import RunLog, find_or_create_experiment, mlflow_client
@@ -18,6 +18,8 @@ from tasks.uncached import task
 PARENT_TAG = "mlflow.parentRunId"
 MAX_PARAM = 500
 """Characters of a parameter's value that are logged."""
+MAX_RUN_NAME = 120
+"""Characters of a run's name."""
 
 
 @task("open MLflow run")
@@ -47,9 +49,9 @@ def open_run_tracking(run: Run, recipe: Recipe, link: FlowRunLink, parent: str |
     if parent is not None:
         tags[PARENT_TAG] = parent
     experiment = find_or_create_experiment(client, recipe.tracking.experiment)
-    run_id = str(client.create_run(experiment, run_name=run.id, tags=tags).info.run_id)
+    run_id = str(client.create_run(experiment, run_name=run_name(run), tags=tags).info.run_id)
     if not run.is_benchmark:
-        values = _leaves(recipe.model_dump(mode="json"))
+        values = leaves(recipe.model_dump(mode="json"))
         client.log_batch(run_id, params=[Param(key, str(value)[:MAX_PARAM]) for key, value in values])
     client.log_artifact(run_id, str(run.folder / run.plan_name))
     phases = dict.fromkeys(PHASES, run_id) if parent is not None else {}
@@ -57,15 +59,10 @@ def open_run_tracking(run: Run, recipe: Recipe, link: FlowRunLink, parent: str |
     return run_id
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """The leaves of nested mappings with the paths of their keys, joined by dots."""
-    leaves: list[tuple[str, Any]] = []
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            leaves += _leaves(value, f"{prefix}{key}.")
-        else:
-            leaves.append((prefix + key, value))
-    return leaves
+def run_name(run: Run) -> str:
+    """The name of a run in MLflow: its id, and the settings that it has on top of its recipe."""
+    name = " ".join([run.id, *run.metadata().get("overrides", [])])
+    return name if len(name) <= MAX_RUN_NAME else f"{name[: MAX_RUN_NAME - 3]}..."
 
 
 def is_known(run_id: str) -> bool:

@@ -18,7 +18,7 @@ from components.reporting.changes import find_changes
 from components.reporting.claims import Finding
 from components.results import ClientRecord, Metrics, StepRecord, Traffic
 from tasks.flow_runs import FlowRunLink
-from tasks.runs import PHASES, contest_file, create_run
+from tasks.runs import PHASES, contest_file, create_run, open_run
 from tasks.tracking import run_tree
 from tasks.tracking.client import RunLog, metric_name, mlflow_client, tracking_uri
 from tasks.tracking.federate import FederationLog, client_rows, log_round_evaluation, log_steps
@@ -466,6 +466,15 @@ def nights(debug, client, tmp_path):
         return run_id
 
     return log
+
+
+def test_the_name_of_a_run_tells_the_settings_on_top_of_its_recipe(debug, client, tmp_path, monkeypatch):
+    monkeypatch.setenv("FED_RLHF_RUNS", str(tmp_path))
+    run = open_run(debug, ["federation.rounds=2", "seed=1"])
+    run_id = open_run_tracking.fn(run, debug, LINK)
+    assert client.get_run(run_id).info.run_name == f"{run.id} federation.rounds=2 seed=1"
+    long = open_run(debug, ["x=" + "9" * 500])
+    assert len(run_tree.run_name(long)) == 120
 
 
 def test_a_benchmark_is_compared_with_its_last_finished_runs_of_the_same_arms_and_seeds(nights, client):
