@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 BATCH = 1000
 """Metrics that MLflow takes in one call."""
-MAX_METRIC_NAME = 250
-"""Characters that MLflow allows in the name of a metric."""
+MAX_NAME = 250
+"""Characters that MLflow allows in the name of a metric; its models have the same."""
 MAIN = re.compile(
     r"accuracy(_assigned)?/(mean|worst|best|domain/.*)|train/loss.*|server/(.*/)?server_step|round/bytes_sent"
     r"|dpo/(loss|rewards/margins)"
@@ -166,19 +166,27 @@ def log_curves(run_id: str, parent: str, points: Iterable[Point], **of: str) -> 
 
 
 def metric_name(name: str) -> str:
-    """A name that MLflow accepts for any client or domain.
+    """A name that MLflow accepts for a metric of any client or domain, see _encoded.
 
-    Other characters are replaced by their code points, and an empty part of the path by 'all'. A name
-    that is too long ends with a hash in place of the rest.
+    An empty part of the path becomes 'all'.
     """
-    parts = []
-    for part in name.split("/"):
-        encoded = re.sub(r"[^A-Za-z0-9_. :-]", lambda match: f"_u{ord(match[0]):x}_", part)
-        if set(encoded) == {"."}:
-            encoded = f"_{encoded}"
-        parts.append(encoded or "all")
-    encoded_name = "/".join(parts)
-    if len(encoded_name) <= MAX_METRIC_NAME:
-        return encoded_name
+    parts = [_encoded(part, "_. :-") for part in name.split("/")]
+    return _shortened("/".join(f"_{part}" if set(part) == {"."} else part or "all" for part in parts), name)
+
+
+def model_name(name: str) -> str:
+    """A name that MLflow accepts for the model of any client, see _encoded."""
+    return _shortened(_encoded(name, "_ -"), name)
+
+
+def _encoded(text: str, allowed: str) -> str:
+    """A text in which characters other than ASCII letters, digits and allowed ones are code points."""
+    return re.sub(rf"[^A-Za-z0-9{allowed}]", lambda match: f"_u{ord(match[0]):x}_", text)
+
+
+def _shortened(encoded: str, name: str) -> str:
+    """An encoded name, which ends with a hash of the name in place of the rest if it is too long."""
+    if len(encoded) <= MAX_NAME:
+        return encoded
     digest = hashlib.sha256(name.encode()).hexdigest()[:12]
-    return f"{encoded_name[: MAX_METRIC_NAME - len(digest) - 1]}-{digest}"
+    return f"{encoded[: MAX_NAME - len(digest) - 1]}-{digest}"

@@ -17,7 +17,7 @@ from components.models.adapters import AdapterStore, export_adapter
 from components.reporting.metrics import evaluation_metrics
 from components.results import FederationResult, Metrics, RoundEvaluation, StepRecord, Traffic
 from tasks.runs import RESULT, Run
-from tasks.tracking.client import Point, RunLog, data_digest, log_curves
+from tasks.tracking.client import Point, RunLog, data_digest, log_curves, model_name
 from tasks.uncached import task
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def log_adapter(log: RunLog, target: FederationLog, name: str, digest: str, step
 
     client = log.client
     experiment = client.get_run(log.run_id).info.experiment_id
-    title = f"{name}-round-{step}"
+    title = model_name(f"{name}-round-{step}")
     if find_adapters(log, f"name = '{title}'"):
         return
     config = target.recipe.federation.options.trained_section(target.recipe)
@@ -198,7 +198,7 @@ def log_adapter(log: RunLog, target: FederationLog, name: str, digest: str, step
         name=title,
         source_run_id=log.run_id,
         model_type="adapter",
-        tags={"sha256": digest},
+        tags={"sha256": digest, "adapter": name},
         params={
             "backbone": config.backbone.name,
             "layers": str(config.backbone.layers or "all"),

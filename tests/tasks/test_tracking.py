@@ -280,6 +280,21 @@ def test_adapters_are_logged_at_the_recipes_cadence_and_after_the_last_round(
     assert set(logged_models(client, target.run_id)) == {f"selector-round-{number}" for number in rounds}
 
 
+ODD_NAMES = ["ada@x.org", "O'Brien", "$\\bad{$", "日本語", 'a/b:c%d "q"', "n" * 300, "../up", "zoe`;rm", "."]
+
+
+def test_the_adapters_of_clients_of_any_name_are_logged_once_under_names_that_mlflow_takes(
+    target, client, records
+):
+    digest = records[0].adapters["selector"]
+    record = records[0].model_copy(update={"adapters": dict.fromkeys(ODD_NAMES, digest)})
+    for _ in range(2):  # as a run does that was stopped while it logged
+        log_steps(target, [record], 0)
+    models = logged_models(client, target.run_id)
+    assert len(models) == len(ODD_NAMES)
+    assert {model.tags["adapter"] for model in models.values()} == set(ODD_NAMES)
+
+
 @pytest.mark.slow
 def test_a_logged_adapter_is_a_peft_folder_that_gives_the_logits_of_the_committed_one(
     target, client, records, tiny_selector, tmp_path
