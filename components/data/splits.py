@@ -11,10 +11,11 @@ several ways, the smallest of the spellings is hashed; a single spelling is hash
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from components.data.records import Pair
+from components.config import DataConfig
+from components.data.records import SPLITS, Pair
 from components.seeding import derive, generator
 
 
@@ -110,6 +111,39 @@ def _split_at(place: float, validation: float, test: float) -> str:
     if place < test:
         return "test"
     return "validation" if place < test + validation else "train"
+
+
+def in_splits(by_split: Mapping[str, Sequence[Pair]], data: DataConfig, seed: int) -> tuple[list[Pair], int]:
+    """Assign splits to pairs, and drop training pairs whose prompt is in the test split too.
+
+    An existing split of validation or test stays; others are drawn by group, or prompt. Prompts are
+    the same if they differ only in case and white space.
+
+    Args:
+        by_split: pairs of 'train', and of 'validation' and 'test' if they exist.
+        data: its shares of validation and test.
+        seed: of the recipe.
+
+    Returns:
+        the pairs, and the number of those dropped because their group or prompt is held out.
+    """
+    everything: list[Pair] = []
+    for split in reversed(SPLITS):
+        everything += [replace(pair, split=split) for pair in by_split.get(split, ())]
+    splits: dict[int, str] = {}  # the most held-out one of each component
+    kept: dict[str, list[Pair]] = {split: [] for split in SPLITS}
+    for component, pair in zip(connected(everything), everything, strict=True):
+        if splits.setdefault(component, pair.split) == pair.split:
+            kept[pair.split].append(pair)
+    training = grouped(kept["train"])
+    validation, test = (
+        0.0 if split in by_split else share
+        for split, share in (("validation", data.validation), ("test", data.test))
+    )
+    drawn = assign((pair.split_group for pair in training), validation, test, seed)
+    pairs = [replace(pair, split=split) for pair, split in zip(training, drawn, strict=True)]
+    pairs += [*grouped(kept["validation"]), *grouped(kept["test"])]
+    return pairs, len(everything) - len(pairs)
 
 
 def sample(prompts: Sequence[str], splits: Sequence[str], limit: int, seed: int) -> set[str]:

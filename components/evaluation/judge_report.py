@@ -13,10 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from components.data.raw import RawRow, one_of
 from components.data.records import DataError
 from components.data.rows import read_file
-from components.data.sources.auto_j import read_labeled
+from components.data.sources.auto_j import LabeledRow
 from components.evaluation.judges.base import Judge
 from components.evaluation.winrate import Verdict, bootstrap_interval, orders_agree
 from components.models.selector import Comparison
@@ -44,6 +46,12 @@ class Share:
 
     def __str__(self) -> str:
         return f"{self.rate:.2%} [{self.low:.2%}, {self.high:.2%}] ({self.count} of {self.total})"
+
+
+class OutputRow(RawRow):
+    """A judge's verdict."""
+
+    output: Annotated[int, one_of({0: "first response", 1: "second", 2: "tie", -1: "unparsable"})] | None
 
 
 @dataclass(frozen=True)
@@ -208,15 +216,13 @@ def read_pairs(path: Path) -> list[LabeledComparison]:
     """Read the pairs of a file of the Auto-J data set, with their human verdicts.
 
     Raises:
-        DataError: see components.data.sources.auto_j.read_labeled.
+        DataError: the file cannot be read, or a row does not fit.
     """
     return [
         LabeledComparison(
-            row["scenario"] or "",
-            Comparison(row["prompt"] or "", row["response 1"] or "", row["response 2"] or ""),
-            VERDICT_OF_LABEL[row["label"]],
+            row.scenario, Comparison(row.prompt, row.first, row.second), VERDICT_OF_LABEL[row.label]
         )
-        for row in read_labeled(path)
+        for row in LabeledRow.read(read_file(path), str(path))
     ]
 
 
@@ -228,13 +234,7 @@ def read_verdicts(path: Path) -> list[Verdict]:
     Raises:
         DataError: the file cannot be read, or an output is another value.
     """
-    verdicts = []
-    for number, row in enumerate(read_file(path, ("output",)), 1):
-        output = row["output"]
-        if output is not None and (type(output) is not int or output not in (0, 1, 2, -1)):
-            raise DataError(
-                f"{path}, row {number}: 'output' is {output!r}, but 0 (first response), 1 (second), 2 (tie),"
-                " or -1 or null (unparsable) is expected"
-            )
-        verdicts.append(Verdict.UNPARSABLE if output in (-1, None) else VERDICT_OF_LABEL[output])
-    return verdicts
+    return [
+        Verdict.UNPARSABLE if row.output in (-1, None) else VERDICT_OF_LABEL[row.output]
+        for row in OutputRow.read(read_file(path), str(path))
+    ]

@@ -46,10 +46,13 @@ def test_a_missing_file_is_named_in_one_sentence():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"label": 3}, "row 1: column 'label' is 3, but 0"),
-        ({"label": "0"}, "column 'label' is '0'"),
-        ({"label": True}, "column 'label' is True"),
-        ({"label": 1.0}, "column 'label' is 1.0"),
+        (
+            {"label": 3},
+            r"row 1: column 'label' must be 0 \(response 1 is better\), .* or 2 \(tie\), but is 3",
+        ),
+        ({"label": "0"}, "column 'label' must be .*, but is '0'"),
+        ({"label": True}, "column 'label' must be .*, but is True"),
+        ({"label": 1.0}, "column 'label' must be .*, but is 1.0"),
         ({"response 2": 5}, "column 'response 2' must be text"),
         ({"scenario": ...}, "column 'scenario' is missing"),
     ],

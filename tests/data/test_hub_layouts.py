@@ -101,8 +101,7 @@ def test_webgpt_reads_the_conversion_of_its_script(hub):
 
 
 def test_webgpts_default_revision_is_the_conversion_and_a_recipe_may_name_another(monkeypatch):
-    from components.data.sources import plain as plain_sources
-    from components.data.sources.webgpt import DATASET
+    from components.data.sources import hub_pairs
 
     asked = []
 
@@ -110,9 +109,9 @@ def test_webgpts_default_revision_is_the_conversion_and_a_recipe_may_name_anothe
         asked.append(revision)
         return []
 
-    monkeypatch.setattr(plain_sources, "from_hub", from_hub)
+    monkeypatch.setattr(hub_pairs, "from_hub", from_hub)
     for revision in (None, "abc"):
-        DATASET.raw_splits(DataConfig(source="webgpt", revision=revision))
+        hub_pairs.WebGpt().raw_splits(DataConfig(source="webgpt", revision=revision))
     assert asked == ["refs/convert/parquet", "abc"]
 
 

@@ -6,8 +6,7 @@ from components.config import DataConfig, RecipeError
 from components.data import sources
 from components.data.prepare import prepare
 from components.data.records import PAIR_COLUMNS, DataError
-from components.data.sources import code_vulnerability, imdb, ultrafeedback, webgpt
-from components.data.sources.plain import RawSplit, make_pairs
+from components.data.sources.hub_pairs import CITATION, CodeVulnerability, Imdb, UltraFeedback, WebGpt
 from tests.support.sources import WHOLE, data_config, prepared_rows, write_jsonl
 
 
@@ -206,7 +205,7 @@ def test_imdb_removes_the_prompt_from_both_completions_and_the_margin_is_the_dif
 
 
 def test_imdb_removes_the_prompt_once_from_a_completion_that_repeats_it():
-    pair = imdb.make_pair(review(0, prompt="no", chosen="no no yes", rejected="no never"), "here")
+    (pair,), _ = Imdb().make_pairs([review(0, prompt="no", chosen="no no yes", rejected="no never")], "here")
     assert (pair.chosen, pair.rejected) == (" no yes", " never")
 
 
@@ -217,8 +216,7 @@ def test_imdb_prompts_and_continuations_are_together_the_texts_of_the_data_set(p
     chosen, rejected = "Film number 0 was bright.", "Film number 0 was dull."
     start = prompt[: len(prompt) - len(prompt.lstrip())]
     row = review(0, prompt=prompt, chosen=f"{start}{chosen} ", rejected=start + rejected)
-    columns = list(row)
-    (pair,), dropped = make_pairs(RawSplit([row], "here"), columns, imdb.make_pair, continues=True)
+    (pair,), dropped = Imdb().make_pairs([row], "here")
     assert dropped == {}
     assert pair.prompt == prompt.strip()
     assert pair.prompt + pair.chosen == chosen
@@ -245,9 +243,7 @@ def test_answers_have_no_white_space_around_them(source, tmp_path):
     ],
 )
 def test_an_imdb_row_whose_margin_is_not_above_0_or_that_has_another_prompt_is_counted(change, reason):
-    pairs, dropped = make_pairs(
-        RawSplit([review(0), review(1, **change)], "here"), list(review(0)), imdb.make_pair
-    )
+    pairs, dropped = Imdb().make_pairs([review(0), review(1, **change)], "here")
     assert [pair.prompt for pair in pairs] == ["Film number 0 was"]
     assert dropped == {reason: 1}
 
@@ -256,13 +252,13 @@ def test_an_imdb_row_whose_margin_is_not_above_0_or_that_has_another_prompt_is_c
     ("value", "words"),
     [
         ("high", "must be a number, but is 'high'"),
-        (None, "must be a finite number, but is None"),
+        (None, "must be a number, but is None"),
         (float("nan"), "must be a finite number, but is nan"),
     ],
 )
 def test_an_imdb_reward_that_is_no_number_is_refused(value, words):
-    with pytest.raises(DataError, match=f"here: column 'rejected_reward' {words}"):
-        imdb.make_pair(review(0, rejected_reward=value), "here")
+    with pytest.raises(DataError, match=f"here, row 1: column 'rejected_reward' {words}"):
+        Imdb().make_pairs([review(0, rejected_reward=value)], "here")
 
 
 @pytest.mark.slow
@@ -298,7 +294,7 @@ def test_a_system_text_is_put_before_the_question():
         code(2, system=None),
         code(3, system="You write Go.", question=" "),
     ]
-    pairs, dropped = make_pairs(RawSplit(rows, "here"), list(code(0)), code_vulnerability.make_pair)
+    pairs, dropped = CodeVulnerability().make_pairs(rows, "here")
     assert [pair.prompt for pair in pairs] == [
         "You write Go.\n\nWrite program 0.",
         "Write program 1.",
@@ -363,7 +359,7 @@ def test_citation_marks_are_removed_only_if_the_option_says_so(tmp_path):
     )
     assert "Sound answer 4 [1]. More [2, 3]." in unchanged.pairs["chosen"]
     assert "Sound answer 4. More." in bare.pairs["chosen"]
-    assert webgpt.CITATION.sub("", "One [1][2] and [ab] x[12,3].") == "One and [ab] x."
+    assert CITATION.sub("", "One [1][2] and [ab] x[12,3].") == "One and [ab] x."
     with pytest.raises(RecipeError, match=r"'data.options.references' is 'drop'.*'keep' or 'remove'"):
         load("webgpt", rows, tmp_path, options={"references": "drop"})
 
@@ -385,13 +381,13 @@ def test_answers_that_differ_only_in_citation_marks_are_the_same_without_them(tm
         ),
         ({"question": {"full_text": 3}}, r"column 'question' must be text, but is 3"),
         ({"score_0": "1"}, r"column 'score_0' must be a number, but is '1'"),
-        ({"score_1": None}, r"column 'score_1' must be a finite number, but is None"),
+        ({"score_1": None}, r"column 'score_1' must be a number, but is None"),
         ({"score_0": float("nan")}, r"column 'score_0' must be a finite number, but is nan"),
     ],
 )
 def test_a_webgpt_row_with_a_wrong_type_is_refused(change, words):
-    with pytest.raises(DataError, match=f"here: {words}"):
-        webgpt.make_pair(compared(0) | change, "here")
+    with pytest.raises(DataError, match=f"here, row 1: {words}"):
+        WebGpt().make_pairs([compared(0) | change], "here")
 
 
 # --- py-dpo and ultrafeedback
@@ -426,5 +422,5 @@ def test_the_last_turn_of_the_assistant_is_the_answer_and_texts_are_unchanged(tm
     ],
 )
 def test_messages_without_an_answer_are_refused(value, words):
-    with pytest.raises(DataError, match=f"here: column 'chosen' (is )?{words}"):
-        ultrafeedback.make_pair(talk(0, chosen=value), "here")
+    with pytest.raises(DataError, match=f"here, row 1: column 'chosen' (is )?{words}"):
+        UltraFeedback().make_pairs([talk(0, chosen=value)], "here")

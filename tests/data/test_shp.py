@@ -10,7 +10,6 @@ from components.data import partition, sources
 from components.data.prepare import prepare
 from components.data.records import PAIR_COLUMNS, DataError
 from components.data.sources import shp
-from components.data.sources.plain import RawSplit
 from components.recipes import load_recipe
 from tasks.data import prepare_data
 from tests.support.sources import read_jsonl, write_jsonl
@@ -66,7 +65,7 @@ def test_label_1_means_that_answer_a_won_and_label_0_that_b_did(fixtures):
 
 
 def test_a_label_that_contradicts_its_scores_is_dropped_and_counted(fixtures):
-    pairs, dropped = shp.read_votes(RawSplit(raw(fixtures, "train"), "train"), "train")
+    pairs, dropped = shp.read_votes(raw(fixtures, "train"), "train", "train")
     assert dropped == {
         "label that the scores do not bear out": 1,
         "both answers the same": 1,
@@ -75,7 +74,7 @@ def test_a_label_that_contradicts_its_scores_is_dropped_and_counted(fixtures):
     assert len(pairs) + sum(dropped.values()) == 29
     assert not any("label of this row lie" in vote.pair.prompt for vote in pairs)
     equal = raw(fixtures, "test")[0] | {"score_A": 8, "score_B": 8}
-    _, dropped = shp.read_votes(RawSplit([*raw(fixtures, "test"), equal], "test"), "test")
+    _, dropped = shp.read_votes([*raw(fixtures, "test"), equal], "test", "test")
     assert dropped == {"label that the scores do not bear out": 1}
 
 
@@ -85,7 +84,7 @@ def test_a_file_whose_labels_are_exchanged_is_refused(fixtures):
         DataError,
         match=r"test: in 12 of 12 rows .*; labels must be 1 where answer A has the higher score",
     ):
-        shp.read_votes(RawSplit(exchanged, "test"), "test")
+        shp.read_votes(exchanged, "test", "test")
 
 
 def test_the_domain_is_the_subreddit_without_its_splits_name(fixtures):
@@ -249,7 +248,7 @@ def test_the_three_splits_are_loaded_from_the_hub_without_remote_code(fixtures, 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"labels": 2}, r"here, row 1: labels must be 1 \(answer A won\) or 0"),
+        ({"labels": 2}, r"here, row 1: column 'labels' must be 1 \(answer A won\) or 0 .*, but is 2"),
         ({"score_A": "many"}, r"row 1: column 'score_A' must be a number, but is 'many'"),
         ({"post_id": ""}, r"row 1: column 'post_id' is empty"),
         ({"history": 7}, r"row 1: column 'history' must be text, but is 7"),
@@ -257,7 +256,7 @@ def test_the_three_splits_are_loaded_from_the_hub_without_remote_code(fixtures, 
 )
 def test_an_error_of_a_row_names_its_place_and_column(fixtures, change, sentence):
     with pytest.raises(DataError, match=sentence):
-        shp.read_votes(RawSplit([raw(fixtures, "test")[0] | change], "here"), "test")
+        shp.read_votes([raw(fixtures, "test")[0] | change], "here", "test")
 
 
 def test_a_missing_column_or_file_is_named(fixtures, tmp_path):
@@ -266,7 +265,7 @@ def test_a_missing_column_or_file_is_named(fixtures, tmp_path):
     with pytest.raises(
         DataError, match=r"here, row 1: column 'labels' is missing; there are: post_id, domain"
     ):
-        shp.read_votes(RawSplit([row], "here"), "test")
+        shp.read_votes([row], "here", "test")
     with pytest.raises(DataError, match=r"the file train .* is missing in this folder"):
         sources.load(DataConfig(source="shp", path=str(tmp_path)), 0)
     with pytest.raises(DataError, match=r"expected a folder with files train, validation, test"):

@@ -13,8 +13,7 @@ from components.data.prepare import prepare
 from components.data.records import PAIR_COLUMNS, PROMPT_COLUMNS, DataError
 from components.data.report import PartitionSummary
 from components.data.rows import read_file
-from components.data.sources.hh_rlhf import split_dialogues
-from components.data.sources.plain import RawSplit
+from components.data.sources.hub_pairs import HhRlhf
 from tests.support.sources import WHOLE, WHOLE_FILE, data_config, read_jsonl, write_jsonl
 
 
@@ -220,22 +219,22 @@ def info_without(*columns):
         (
             "comparisons",
             {"info": None},
-            "column 'info' must be an object with post, title and subreddit, but is None",
+            "column 'info' must be an object, but is None",
         ),
         (
             "comparisons",
             {"summaries": None},
-            "column 'summaries' must be a list of two objects with a text, but is None",
+            "column 'summaries' must be a list, but is None",
         ),
         (
             "comparisons",
             {"summaries": ["a", "b"]},
-            r"column 'summaries' must be a list of two objects with a text, but is \['a', 'b'\]",
+            r"column 'summaries\[0\]' must be an object, but is 'a' \(str\)",
         ),
         (
             "comparisons",
             {"summaries": [{"text": "a"}, {}]},
-            "column 'summaries' must be a list of two objects with a text",
+            r"column 'summaries\[1\].text' is missing; there are: none",
         ),
         (
             "comparisons",
@@ -245,22 +244,22 @@ def info_without(*columns):
         (
             "comparisons",
             {"summaries": [{"text": "a"}]},
-            "expected two summaries and a choice of 0 or 1, but there are 1 and choice is 0",
+            "column 'summaries' must be a list of two summaries, but has 1",
         ),
         (
             "comparisons",
             {"choice": 1.0},
-            "expected two summaries and a choice of 0 or 1, but there are 2 and choice is 1.0",
+            r"column 'choice' must be 0 \(the first summary is better\) or 1 \(the second\), but is 1.0",
         ),
         ("comparisons", {"worker": 7}, r"column 'worker' must be text, but is 7 \(int\)"),
         ("comparisons", {"worker": []}, r"column 'worker' must be text, but is \[\] \(list\)"),
         (
             "comparisons",
             {"worker": None},
-            "column 'worker' is empty, but each comparison needs the worker who made it",
+            "column 'worker' is empty, but each row needs one",
         ),
         ("comparisons", {"worker": "\ud800"}, "column 'worker' holds half a character"),
-        ("comparisons", {"extra": 7}, "column 'extra' must be an object or null, but is 7"),
+        ("comparisons", {"extra": 7}, "column 'extra' must be an object, but is 7"),
         (
             "comparisons",
             {"extra": {"confidence": "x"}},
@@ -486,7 +485,7 @@ def test_the_last_turns_of_hh_dialogues_are_the_completions_and_the_rest_is_the_
 
 def test_hh_counts_dialogues_that_do_not_share_a_prompt(fixtures):
     rows = read_jsonl(fixtures / "hh.jsonl")
-    pairs, dropped = split_dialogues(RawSplit(rows, "hh"))
+    pairs, dropped = HhRlhf().make_pairs(rows, "hh")
     assert dropped == {"dialogues without a common prompt": 1, "both answers the same": 1, "empty answer": 1}
     assert len(pairs) + sum(dropped.values()) == len(rows)
 
@@ -601,7 +600,7 @@ def test_a_repeated_judgment_is_a_row_with_its_own_id(tmp_path):
         ('{"prompt": null, "chosen": "b", "rejected": "c"}\n', r"row 1: column 'prompt' is null"),
         (
             '{"prompt": "a", "chosen": "b", "rejected": "c", "split": "dev"}\n',
-            r"split 'dev' is not known; there are: train, validation, test",
+            r"column 'split' must be '', 'train', 'validation' or 'test', but is 'dev'",
         ),
         (
             '{"prompt": "a", "chosen": "b", "rejected": "c", "margin": "big"}\n',

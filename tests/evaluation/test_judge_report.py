@@ -118,7 +118,7 @@ def test_negative_and_null_outputs_are_unparsable_verdicts(tmp_path):
 def test_an_output_of_another_kind_is_refused_with_its_file_and_row(tmp_path, output):
     path = tmp_path / "verdicts.jsonl"
     path.write_text(f'{{"output": 0}}\n{{"output": {output}}}\n')
-    with pytest.raises(DataError, match=r"verdicts.jsonl, row 2: 'output' is"):
+    with pytest.raises(DataError, match=r"verdicts.jsonl, row 2: column 'output' must be 0 .*, but is"):
         read_verdicts(path)
 
 

@@ -13,12 +13,20 @@ from pathlib import Path
 from pydantic import Field
 
 from components.config import PromptsConfig
+from components.data.raw import BareText, RawRow, Text
 from components.data.records import DataError, PromptData
-from components.data.rows import Row, check_text, from_hub_file, read_file, text_of
+from components.data.rows import from_hub_file, read_file
 from components.data.sources.base import PromptSource
 
 HUB = "tatsu-lab/alpaca_eval"
-COLUMNS = ("instruction", "output")
+
+
+class OutputRow(RawRow):
+    """An instruction with a model's output."""
+
+    instruction: BareText
+    output: BareText
+    generator: Text = ""
 
 
 class Options(PromptSource):
@@ -47,29 +55,16 @@ class Options(PromptSource):
         instructions: dict[str, list[str]] = {}
         generators: set[str] = set()
         dropped: Counter[str] = Counter()
-        for number, row in enumerate(raw, 1):
-            _check(row, f"{where}, row {number}")
-            instruction = text_of(row, "instruction")
-            output = text_of(row, "output")
-            if not instruction:
+        for row in OutputRow.read(raw, where):
+            if not row.instruction:
                 dropped["empty instruction"] += 1
-            elif instruction in instructions:
+            elif row.instruction in instructions:
                 dropped["instruction that came before"] += 1
             else:
-                instructions[instruction] = [output] if output else []
-                generators.add(row.get("generator") or "a model")
+                instructions[row.instruction] = [row.output] if row.output else []
+                generators.add(row.generator or "a model")
         if not instructions:
             raise DataError(f"{where}: there is no instruction in these data")
         return PromptData(
             list(instructions.items()), references=", ".join(sorted(generators)), dropped=dict(dropped)
         )
-
-
-def _check(row: Row, where: str) -> None:
-    missing = [column for column in COLUMNS if column not in row]
-    if missing:
-        raise DataError(
-            f"{where}: column {', '.join(map(repr, missing))} is missing; there are:"
-            f" {', '.join(map(str, row))}; expected model outputs in AlpacaEval's schema"
-        )
-    check_text(row, (*COLUMNS, "generator"), where)

@@ -19,6 +19,7 @@ points of the group `fed_rlhf.prompt_sources`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Annotated
 
 from pydantic import Field
 
@@ -68,21 +69,27 @@ class PromptSource(PromptSourceOptions, ABC):
         """
 
 
-class PairSource(Source):
-    """Base of sources that have neither a judge nor server prompts of their own."""
-
-    align_share: float = Field(
-        0.2,
+AlignShare = Annotated[
+    float,
+    Field(
         ge=0,
         lt=1,
         description=(
             "Share of the training prompts that become the server's unlabeled prompts; their pairs are"
             " dropped."
         ),
-    )
-    judge_share: float = Field(
-        0.1, ge=0, lt=1, description="Share of the prompts whose pairs train the judge."
-    )
+    ),
+]
+JudgeShare = Annotated[
+    float, Field(ge=0, lt=1, description="Share of the prompts whose pairs train the judge.")
+]
+
+
+class PairSource(Source):
+    """Base of sources that have neither a judge nor server prompts of their own."""
+
+    align_share: AlignShare = 0.2
+    judge_share: JudgeShare = 0.1
 
     @property
     def shares(self) -> Shares:

@@ -13,20 +13,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, create_model
 
 from components.config import DataConfig
 from components.data.holdout import Shares, hold_out
-from components.data.records import SPLITS, DataError, Pair, SourceData
-from components.data.rows import check_number, check_text, file_kinds, find_splits, read_file
-from components.data.sources.base import Source
-from components.data.sources.plain import in_splits
-from components.data.splits import assign, connection_warning, grouped
+from components.data.raw import NeededText, RawRow, Text, if_null
+from components.data.records import DataError, Pair, SourceData
+from components.data.rows import file_kinds, find_splits, read_file
+from components.data.sources.base import AlignShare, Source
+from components.data.splits import assign, connection_warning, grouped, in_splits
 
-REQUIRED = ("prompt", "chosen", "rejected")
-OPTIONAL = ("client_id", "domain", "group", "split")
+
+class OwnRow(RawRow):
+    """A pair of a user's own file."""
+
+    prompt: NeededText
+    chosen: NeededText
+    rejected: NeededText
+    client_id: Text = ""
+    domain: Text = ""
+    group: Text = ""
+    split: Annotated[Literal["", "train", "validation", "test"], if_null("")] = ""
+    margin: float | None = None
 
 
 class FileOptions(Source):
@@ -41,15 +51,7 @@ class FileOptions(Source):
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
 
-    align_share: float = Field(
-        0.2,
-        ge=0,
-        lt=1,
-        description=(
-            "Share of the training prompts that become the server's unlabeled prompts; their pairs are"
-            " dropped."
-        ),
-    )
+    align_share: AlignShare = 0.2
     judge_clients: float = Field(
         0.1,
         ge=0,
@@ -135,41 +137,15 @@ def read_pairs(path: Path, column: str | None = None) -> list[Pair]:
 
     Args:
         path: see rows.read_file.
-        column: data.column of the recipe. If it is neither required nor optional, its value is the
-            pair's `column`.
+        column: data.column of the recipe. If it is none of OwnRow's texts, its value is the pair's
+            `column`.
 
     Raises:
         DataError: the file or a column is missing, a line is not JSON, a value has the wrong type,
             or a split is unknown.
     """
-    own_column = None if column in (*REQUIRED, *OPTIONAL) else column
-    required = [*REQUIRED, *([own_column] if own_column is not None else [])]
-    return [
-        _pair(row, own_column, f"{path}, row {number}")
-        for number, row in enumerate(read_file(path, required), 1)
-    ]
-
-
-def _pair(row: Mapping[str, Any], own_column: str | None, where: str) -> Pair:
-    own_columns = [own_column] if own_column is not None else []
-    check_text(row, (*REQUIRED, *OPTIONAL, *own_columns), where)
-    empty = [column for column in REQUIRED if row[column] is None]
-    if empty:
-        raise DataError(f"{where}: column '{empty[0]}' is null, but text is needed")
-    if row.get("split") and row["split"] not in SPLITS:
-        raise DataError(
-            f"{where}: split '{row['split']}' is not known; there are: {', '.join(SPLITS)} (or leave it"
-            " empty)"
-        )
-    check_number(row, ("margin",), where)
-    return Pair(
-        prompt=row["prompt"],
-        chosen=row["chosen"],
-        rejected=row["rejected"],
-        client_id=row.get("client_id") or "",
-        domain=row.get("domain") or "",
-        split=row.get("split") or "",
-        group=row.get("group") or None,
-        margin=None if row.get("margin") is None else float(row["margin"]),
-        column=None if own_column is None else row[own_column] or "",
-    )
+    row_type = OwnRow
+    if column is not None and column not in OwnRow.model_fields.keys() - {"margin"}:
+        row_type = create_model("OwnRow", __base__=OwnRow, column=(Text, Field(alias=column)))
+    rows = row_type.read(read_file(path), str(path))
+    return [Pair(**row.model_dump() | {"group": row.group or None}) for row in rows]

@@ -14,9 +14,16 @@ from pathlib import Path
 from pydantic import Field
 
 from components.config import NameOrFolder, PromptsConfig
+from components.data.raw import BareText, RawRow
 from components.data.records import DataError, PromptData
-from components.data.rows import check_columns, check_text, find_file, from_hub, read_file, text_of
+from components.data.rows import find_file, from_hub, read_file
 from components.data.sources.base import PromptSource
+
+
+class PromptRow(RawRow):
+    """A prompt."""
+
+    prompt: BareText
 
 
 class Options(PromptSource):
@@ -38,23 +45,20 @@ class Options(PromptSource):
         """
         where = str(prompts.path or self.dataset)
         raw = (
-            read_file(_train(Path(prompts.path)), ("prompt",))
+            read_file(_train(Path(prompts.path)))
             if prompts.path
             else from_hub(os.fspath(self.dataset), split="train", revision=prompts.revision)
         )
         texts: dict[str, str] = {}
         dropped: Counter[str] = Counter()
-        for number, row in enumerate(raw, 1):
-            check_columns(row, ("prompt",), f"{where}, row {number}")
-            check_text(row, ("prompt",), f"{where}, row {number}")
-            text = text_of(row, "prompt")
-            key = " ".join(text.split())
+        for row in PromptRow.read(raw, where):
+            key = " ".join(row.prompt.split())
             if not key:
                 dropped["empty prompt"] += 1
             elif key in texts:
                 dropped["prompt that came before"] += 1
             else:
-                texts[key] = text
+                texts[key] = row.prompt
         if not texts:
             raise DataError(f"{where}: there is no prompt in these data")
         return PromptData([(text, []) for text in texts.values()], dropped=dict(dropped))

@@ -28,25 +28,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, FiniteFloat
 
 from components.config import BackboneConfig, DataConfig, NamedModel
 from components.data.holdout import JUDGE
+from components.data.raw import BareText, Name, RawRow, one_of
 from components.data.records import SPLITS, DataError, Pair, SourceData
-from components.data.rows import (
-    SUFFIXES,
-    check_columns,
-    check_text,
-    describe,
-    from_hub,
-    read_file,
-    require_file,
-    text_of,
-)
+from components.data.rows import SUFFIXES, from_hub, read_file, require_file
 from components.data.sources.base import Source
-from components.data.sources.plain import RawSplit
 from components.data.splits import normal, position
 from components.data.tables import Prompt, pairs_dataset, prompts_dataset
 
@@ -54,8 +45,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 HUB = "stanfordnlp/SHP"
-TEXTS = ("post_id", "domain", "history", "human_ref_A", "human_ref_B")
-COLUMNS = (*TEXTS, "labels", "score_A", "score_B")
 FRAME = "POST: \n\n RESPONSE A: \n\n RESPONSE B: \n\n Which response is better? RESPONSE"
 """The words around the three texts in SteamSHP's input, by its model card; only its length is used.
 """
@@ -70,6 +59,44 @@ class Vote:
 
     pair: Pair
     score: float
+
+
+class VoteRow(RawRow):
+    """A question, two answers with their scores, and which won.
+
+    domain is the subreddit with the hub's split as its suffix ('askphysics_train'), which is removed.
+    """
+
+    post_id: Name
+    domain: Name
+    history: BareText
+    human_ref_A: BareText
+    human_ref_B: BareText
+    labels: Annotated[int, one_of({1: "answer A won", 0: "answer B won"})]
+    score_A: FiniteFloat
+    score_B: FiniteFloat
+    score_ratio: FiniteFloat | None = None
+
+    def vote(self, split: str) -> Vote | str:
+        """The pair and its score, or the reason why there is none."""
+        a, b = (self.human_ref_A, self.score_A), (self.human_ref_B, self.score_B)
+        (chosen, score), (rejected, lower) = (a, b) if self.labels == 1 else (b, a)
+        if not score > lower:
+            return CONTRADICTED
+        if not (self.history and chosen and rejected):
+            return "empty text"
+        if chosen == rejected:
+            return "both answers the same"
+        pair = Pair(
+            self.history,
+            chosen,
+            rejected,
+            domain=re.sub(r"_(train|validation|test)$", "", self.domain),
+            group=self.post_id,
+            margin=self.score_ratio,
+            split=split,
+        )
+        return Vote(pair, score)
 
 
 class Options(NamedModel, Source):
@@ -132,7 +159,7 @@ class Options(NamedModel, Source):
         dropped: Counter[str] = Counter()
         for split in SPLITS:
             where = str(data.path or "") or f"{HUB} (split {split})"
-            by_split[split], counts = read_votes(RawSplit(_raw(data, split), where), split)
+            by_split[split], counts = read_votes(_raw(data, split), where, split)
             dropped.update(counts)
         by_split, dropped["question also in a held-out split"] = one_split_per_question(by_split)
         if self.max_tokens is not None:
@@ -183,13 +210,8 @@ def _judge_pairs(votes: Sequence[Vote], seed: int) -> list[Pair]:
     return pairs
 
 
-def read_votes(raw: RawSplit, split: str) -> tuple[list[Vote], dict[str, int]]:
-    """Read pairs of raw rows: chosen is answer A where labels is 1, and answer B where it is 0.
-
-    Args:
-        raw: rows with COLUMNS; domain is the subreddit with the hub's split as its suffix
-            ('askphysics_train'), which is removed.
-        split: of all rows.
+def read_votes(rows: Iterable[Mapping[str, Any]], where: str, split: str) -> tuple[list[Vote], Counter[str]]:
+    """Read pairs of raw rows of a split.
 
     Returns:
         the pairs, with the post as group and score_ratio as margin, and the number of dropped rows
@@ -200,34 +222,20 @@ def read_votes(raw: RawSplit, split: str) -> tuple[list[Vote], dict[str, int]]:
     """
     votes: list[Vote] = []
     dropped: Counter[str] = Counter()
-    for number, row in enumerate(raw.rows, 1):
-        _check(row, f"{raw.where}, row {number}")
-        won, lost = ("A", "B") if row["labels"] == 1 else ("B", "A")
-        pair = Pair(
-            text_of(row, "history"),
-            text_of(row, f"human_ref_{won}"),
-            text_of(row, f"human_ref_{lost}"),
-            domain=re.sub(r"_(train|validation|test)$", "", row["domain"]),
-            group=row["post_id"],
-            margin=row.get("score_ratio"),
-            split=split,
-        )
-        if not row[f"score_{won}"] > row[f"score_{lost}"]:
-            dropped[CONTRADICTED] += 1
-        elif not (pair.prompt and pair.chosen and pair.rejected):
-            dropped["empty text"] += 1
-        elif pair.chosen == pair.rejected:
-            dropped["both answers the same"] += 1
+    for row in VoteRow.read(rows, where):
+        vote = row.vote(split)
+        if isinstance(vote, str):
+            dropped[vote] += 1
         else:
-            votes.append(Vote(pair, row[f"score_{won}"]))
+            votes.append(vote)
     contradicted = dropped[CONTRADICTED]
     if contradicted > len(votes):
         raise DataError(
-            f"{raw.where}: in {contradicted} of {len(votes) + dropped.total()} rows the scores do not"
+            f"{where}: in {contradicted} of {len(votes) + dropped.total()} rows the scores do not"
             " bear the label out; labels must be 1 where answer A has the higher score and 0 where answer B"
             " has: this column means something else, or the answers were exchanged"
         )
-    return votes, dict(dropped)
+    return votes, dropped
 
 
 def one_split_per_question(
@@ -278,22 +286,6 @@ def _divide(votes: Sequence[Vote], purpose: str, share: float, seed: int) -> tup
         in_share = position(seed, purpose, vote.pair.split_group) < share
         (drawn if in_share else others).append(vote)
     return drawn, others
-
-
-def _check(row: Mapping[str, Any], where: str) -> None:
-    check_columns(row, COLUMNS, where)
-    check_text(row, TEXTS, where)
-    empty = [column for column in ("post_id", "domain") if not row[column]]
-    if empty:
-        raise DataError(f"{where}: column '{empty[0]}' is empty, but each row needs a post and a subreddit")
-    if row["labels"] not in (0, 1):
-        raise DataError(
-            f"{where}: labels must be 1 (answer A won) or 0 (answer B won), but is {row['labels']!r}"
-        )
-    for column in ("score_A", "score_B", "score_ratio"):
-        value = row.get(column, 1)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise DataError(f"{where}: column '{column}' must be a number, but is {describe(value)}")
 
 
 def _tokenizer(name: str) -> PreTrainedTokenizerBase:

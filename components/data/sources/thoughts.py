@@ -10,29 +10,18 @@ from pathlib import Path
 from pydantic import Field
 
 from components.config import DataConfig
-from components.data.holdout import Shares, hold_out
+from components.data.holdout import hold_out
 from components.data.records import DataError, Pair, SourceData
-from components.data.sources.base import Source
+from components.data.sources.base import AlignShare, PairSource
 from components.data.splits import assign
 from components.data.trees import thought_pairs
 from components.seeding import generator
 
 
-class Options(Source):
+class Options(PairSource):
     """Options of the source thoughts."""
 
-    align_share: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description=(
-            "Share of the training questions that become the server's unlabeled prompts; their pairs are"
-            " dropped."
-        ),
-    )
-    judge_share: float = Field(
-        0.1, ge=0, lt=1, description="Share of the questions whose pairs train the judge."
-    )
+    align_share: AlignShare = 0.0
     clients_per_set: int = Field(
         1,
         ge=1,
@@ -61,8 +50,7 @@ class Options(Source):
         pairs = [replace(pair, split=split) for pair, split in zip(pairs, splits, strict=True)]
         if self.clients_per_set > 1:
             pairs = divide_sets(pairs, self.clients_per_set, seed)
-        shares = Shares(self.align_share, self.judge_share)
-        return hold_out(pairs, "thoughts", shares, seed, dropped)
+        return hold_out(pairs, "thoughts", self.shares, seed, dropped)
 
 
 def divide_sets(pairs: Sequence[Pair], clients: int, seed: int) -> list[Pair]:

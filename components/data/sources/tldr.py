@@ -19,30 +19,21 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from components.config import DataConfig, NameOrFolder
+from components.data.raw import BareText, Identifier, Name, NeededText, RawRow, Text, if_null, one_of
 from components.data.records import DataError, Pair, SourceData
-from components.data.rows import (
-    CONVERSION,
-    SUFFIXES,
-    check_columns,
-    check_number,
-    check_text,
-    from_hub,
-    read_file,
-    require_file,
-)
+from components.data.rows import CONVERSION, SUFFIXES, from_hub, read_file, require_file
 from components.data.sources.base import Source
-from components.data.sources.plain import RawSplit
+from components.data.sources.hub_pairs import RawSplit
 from components.data.splits import position
 from components.data.tables import Prompt, pairs_dataset, prompts_dataset
 from components.seeding import generator
 
 HUB = "openai/summarize_from_feedback"
-COLUMNS = ("info", "summaries", "choice", "worker")
 POST_COLUMNS = ("subreddit", "title", "post", "summary")
 HUB_SPLITS = {
     "comparisons": "train",
@@ -55,6 +46,112 @@ POST = re.compile(
     r"SUBREDDIT: r/(.*?)\s*\nTITLE: (.*?)\s*\nPOST: (.*?)\s*(?:TL;DR:\s*)?$",
     re.DOTALL,
 )
+PostId = Annotated[Identifier, if_null("")]
+
+
+class PostRow(RawRow):
+    """A post with its author's summary."""
+
+    id: PostId = ""
+    subreddit: NeededText
+    title: Text
+    post: NeededText
+    summary: BareText
+
+    @property
+    def prompt(self) -> str:
+        """The post as a prompt."""
+        return f"SUBREDDIT: r/{self.subreddit}\nTITLE: {self.title.strip()}\nPOST: {self.post.strip()}"
+
+
+class PromptRow(RawRow):
+    """A post that is a prompt already, with its author's summary in either of two columns."""
+
+    id: PostId = ""
+    prompt: Text = ""
+    completion: Text = ""
+    label: Text = ""
+
+
+class ComparedPost(RawRow):
+    """The post of a comparison; a news article has none, and neither title nor subreddit."""
+
+    id: PostId = ""
+    post: Text = ""
+    title: Text = ""
+    subreddit: NeededText | None = None
+
+    @model_validator(mode="after")
+    def _check_whole(self) -> Self:
+        for column, exists in (
+            ("title", "title" in self.model_fields_set),
+            ("subreddit", self.subreddit is not None),
+        ):
+            if self.post and not exists:
+                raise ValueError(
+                    f"has a post without a {column}; there are: {', '.join(sorted(self.model_fields_set))}"
+                )
+        return self
+
+
+class Summary(RawRow):
+    """A summary in a comparison."""
+
+    text: BareText
+
+
+class Extra(RawRow):
+    """The worker's confidence in a comparison."""
+
+    confidence: float | None = None
+
+
+class ComparisonRow(RawRow):
+    """Two summaries of a post, and the worker's choice."""
+
+    info: ComparedPost
+    summaries: list[Summary]
+    choice: Annotated[int, one_of({0: "the first summary is better", 1: "the second"})]
+    worker: Name
+    extra: Extra | None = None
+
+    @field_validator("summaries")
+    @classmethod
+    def _check_two(cls, summaries: list[Summary]) -> list[Summary]:
+        if len(summaries) != 2:
+            raise ValueError(f"must be a list of two summaries, but has {len(summaries)}")
+        return summaries
+
+    @property
+    def post(self) -> PostRow:
+        """The post; its texts are empty if it is a news article."""
+        info = self.info
+        return PostRow(
+            id=info.id, subreddit=info.subreddit or "", title=info.title, post=info.post, summary=""
+        )
+
+    @property
+    def post_names(self) -> frozenset[str]:
+        """What identifies the post."""
+        return _post_names(self.post.prompt, self.info.id)
+
+    def pair(self) -> Pair | str:
+        """The pair, with the confidence as margin, or the reason why there is none."""
+        chosen, rejected = (self.summaries[i].text for i in (self.choice, 1 - self.choice))
+        if not self.info.post:
+            return "not a Reddit post"  # the validation part also holds news articles
+        if not chosen or not rejected:
+            return "empty summary"
+        if chosen == rejected:
+            return "both summaries the same"
+        return Pair(
+            self.post.prompt,
+            chosen,
+            rejected,
+            client_id=self.worker,
+            domain=f"r/{self.info.subreddit}",
+            margin=self.extra.confidence if self.extra else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -110,13 +207,13 @@ class Options(Source):
         Raises:
             DataError: the data cannot be read, lack a column, or have values of a wrong type.
         """
-        raw = self._raw(data, "comparisons")
+        rows = self._comparison_rows(data, "comparisons")
         posts = self._raw(data, "posts")
         test_posts = self._raw(data, "posts_test")
-        comparisons, dropped = read_comparisons(raw)
+        comparisons, dropped = make_comparisons(rows)
         judges = self._draw_judges(comparisons, seed)
         other_judges = [] if self.judge_workers else self._validation_judges(data, comparisons)
-        compared = _compared_posts(raw.rows, other_judges)
+        compared = _compared_posts(rows, other_judges)
         align, test, left_out = self._prompts(posts, test_posts, compared, seed)
         pairs = [comparison.pair for comparison in comparisons]
         judged = [comparison.pair for comparison in other_judges]
@@ -125,7 +222,7 @@ class Options(Source):
             pairs_dataset((pair for pair in pairs if pair.client_id not in judges), "tldr"),
             prompts_dataset([*align, *test], "tldr"),
             pairs_dataset(judged, "tldr"),
-            dropped=dict(Counter(dropped) + left_out),
+            dropped=dict(dropped + left_out),
         )
 
     def _draw_judges(self, comparisons: Sequence[Comparison], seed: int) -> set[str]:
@@ -143,7 +240,7 @@ class Options(Source):
     def _validation_judges(self, data: DataConfig, comparisons: Sequence[Comparison]) -> list[Comparison]:
         """Comparisons of the validation part by workers who are not in the training part."""
         workers = {comparison.pair.client_id for comparison in comparisons}
-        validation, _ = read_comparisons(self._raw(data, "comparisons_validation"))
+        validation, _ = make_comparisons(self._comparison_rows(data, "comparisons_validation"))
         return [comparison for comparison in validation if comparison.pair.client_id not in workers]
 
     def _prompts(
@@ -171,17 +268,19 @@ class Options(Source):
                 align.append(Prompt(prompt, [reference] if reference else [], "align"))
         return align, test, dropped
 
+    def _comparison_rows(self, data: DataConfig, part: str) -> list[ComparisonRow]:
+        return list(ComparisonRow.read(*self._raw(data, part)))
+
     def _raw(self, data: DataConfig, part: str) -> RawSplit:
         """The rows of a part of the data."""
-        compared = part.startswith("comparisons")
         if data.path is None:
             split = HUB_SPLITS[part]
-            if compared:
+            if part.startswith("comparisons"):
                 revision = data.revision or CONVERSION
                 rows = from_hub(HUB, split=split, revision=revision, data_dir="comparisons")
-                return RawSplit(rows, f"{HUB} (split {split})")
+                return rows, f"{HUB} (split {split})"
             rows = from_hub(os.fspath(self.posts), split=split, revision=self.posts_revision)
-            return RawSplit(rows, f"{self.posts} (split {split})")
+            return rows, f"{self.posts} (split {split})"
         folder = Path(data.path)
         if not folder.is_dir():
             raise DataError(
@@ -189,151 +288,64 @@ class Options(Source):
                 f" ({', '.join(SUFFIXES)})"
             )
         file = require_file(folder, part)
-        return RawSplit(read_file(file, COLUMNS if compared else ()), str(file))
+        return read_file(file), str(file)
 
 
-def _compared_posts(rows: Iterable[Mapping[str, Any]], judged: Iterable[Comparison]) -> frozenset[str]:
+def _compared_posts(rows: Iterable[ComparisonRow], judged: Iterable[Comparison]) -> frozenset[str]:
     """What identifies the posts of all comparisons, those included that make no pair."""
     names: set[str] = set()
     for row in rows:
-        names |= _post_names(_post(row["info"]), row["info"])
+        names |= row.post_names
     for comparison in judged:
         names |= comparison.post_names
     return frozenset(names)
 
 
-def read_comparisons(raw: RawSplit) -> tuple[list[Comparison], dict[str, int]]:
-    """Read comparisons: chosen is summaries[choice]; the margin is the stated confidence.
-
-    Args:
-        raw: rows of info {id, post, title, subreddit}, summaries [{text}, {text}], choice 0 or 1,
-            worker, and extra {confidence} or none.
-
-    Returns:
-        the comparisons, and the number of dropped rows by reason: not a Reddit post, an empty
-        summary, or two equal summaries.
-
-    Raises:
-        DataError: a column is missing or of the wrong type, choice is neither 0 nor 1, or a row has
-            not two summaries.
-    """
+def make_comparisons(rows: Iterable[ComparisonRow]) -> tuple[list[Comparison], Counter[str]]:
+    """The comparisons of rows, and the number of rows without one, by reason."""
     comparisons: list[Comparison] = []
     dropped: Counter[str] = Counter()
-    for number, row in enumerate(raw.rows, 1):
-        _check(row, f"{raw.where}, row {number}")
-        info, summaries, choice = row["info"], row["summaries"], row["choice"]
-        chosen, rejected = ((summaries[i]["text"] or "").strip() for i in (choice, 1 - choice))
-        if not info.get("post"):
-            dropped["not a Reddit post"] += 1  # the validation part also holds news articles
-        elif not chosen or not rejected:
-            dropped["empty summary"] += 1
-        elif chosen == rejected:
-            dropped["both summaries the same"] += 1
+    for row in rows:
+        pair = row.pair()
+        if isinstance(pair, str):
+            dropped[pair] += 1
         else:
-            pair = Pair(
-                _post(info),
-                chosen,
-                rejected,
-                client_id=row["worker"],
-                domain=f"r/{info['subreddit']}",
-                margin=(row.get("extra") or {}).get("confidence"),
-            )
-            comparisons.append(Comparison(pair, _post_names(pair.prompt, info)))
-    return comparisons, dict(dropped)
+            comparisons.append(Comparison(pair, row.post_names))
+    return comparisons, dropped
 
 
 def _read_posts(raw: RawSplit) -> Iterable[tuple[str, str, frozenset[str]]]:
     """Prompt, human TL;DR and names of each post."""
-    for number, row in enumerate(raw.rows, 1):
-        prompt, reference = read_post(row, f"{raw.where}, row {number}")
-        yield prompt, reference, _post_names(prompt, row)
+    rows, where = raw
+    for number, row in enumerate(rows, 1):
+        post = read_post(row, f"{where}, row {number}")
+        yield post.prompt, post.summary, _post_names(post.prompt, post.id)
 
 
-def read_post(row: Mapping[str, Any], where: str) -> tuple[str, str]:
-    """Read the prompt and the human TL;DR of a post, in any of the public schemas.
+def read_post(row: Mapping[str, Any], where: str) -> PostRow:
+    """Read a post in any of the public schemas.
 
     Raises:
         DataError: the columns are not known, or have values that are not text.
     """
     if all(column in row for column in POST_COLUMNS):
-        check_text(row, POST_COLUMNS, where)
-        empty = [column for column in ("subreddit", "post") if row[column] is None]
-        if empty:
-            raise DataError(f"{where}: column '{empty[0]}' is null, but text is needed")
-        return _prompt(row["subreddit"], row["title"], row["post"]), (row["summary"] or "").strip()
-    answer = next((column for column in ("completion", "label") if column in row), "")
-    check_text(row, ("prompt", answer), where)
-    match = POST.match(row.get("prompt") or "")
-    if not answer or match is None:
+        return PostRow.read_one(row, where)
+    shown = PromptRow.read_one(row, where)
+    match = POST.match(shown.prompt)
+    if match is None or not shown.model_fields_set & {"completion", "label"}:
         raise DataError(
             f"{where}: expected columns prompt ('SUBREDDIT: r/... TITLE: ... POST: ...') and completion or"
             f" label, or subreddit, title, post and summary; there are: {', '.join(map(str, row))}"
         )
-    subreddit, title, post = match.groups()
-    return _prompt(subreddit, title, post), (row[answer] or "").strip()
+    texts = dict(zip(("subreddit", "title", "post"), match.groups(), strict=True))
+    return PostRow(id=shown.id, summary=shown.completion or shown.label, **texts)
 
 
-def _check(row: Mapping[str, Any], where: str) -> None:
-    """Refuse a row that is no comparison; that of a news article has no post, title and subreddit."""
-    check_columns(row, COLUMNS, where)
-    info = row["info"]
-    if not isinstance(info, Mapping):
-        raise DataError(
-            f"{where}: column 'info' must be an object with post, title and subreddit, but is {info!r}"
-        )
-    _check_summaries(row, where)
-    _check_extra(row, where)
-    texts = {f"info.{column}": info.get(column) for column in ("post", "title", "subreddit")}
-    texts |= {f"summaries[{i}].text": summary["text"] for i, summary in enumerate(row["summaries"])}
-    texts["worker"] = row["worker"]
-    check_text(texts, texts, where)
-    if not (row["worker"] or "").strip():
-        raise DataError(
-            f"{where}: column 'worker' is empty, but each comparison needs the worker who made it"
-        )
-    if info.get("post") and ("title" not in info or info.get("subreddit") is None):
-        missing = "a subreddit" if "title" in info else "a title"
-        raise DataError(
-            f"{where}: column 'info' has a post without {missing}; there are: {', '.join(map(str, info))}"
-        )
-
-
-def _check_summaries(row: Mapping[str, Any], where: str) -> None:
-    summaries, choice = row["summaries"], row["choice"]
-    if not isinstance(summaries, list) or not all(
-        isinstance(summary, Mapping) and "text" in summary for summary in summaries
-    ):
-        raise DataError(
-            f"{where}: column 'summaries' must be a list of two objects with a text, but is {summaries!r}"
-        )
-    if len(summaries) != 2 or type(choice) is not int or choice not in (0, 1):
-        raise DataError(
-            f"{where}: expected two summaries and a choice of 0 or 1, but there are {len(summaries)} and"
-            f" choice is {choice!r}"
-        )
-
-
-def _check_extra(row: Mapping[str, Any], where: str) -> None:
-    extra = row.get("extra") or {}
-    if not isinstance(extra, Mapping):
-        raise DataError(f"{where}: column 'extra' must be an object or null, but is {extra!r}")
-    confidence = {"extra.confidence": extra.get("confidence")}
-    check_number(confidence, confidence, where)
-
-
-def _prompt(subreddit: str, title: str | None, post: str) -> str:
-    return f"SUBREDDIT: r/{subreddit}\nTITLE: {(title or '').strip()}\nPOST: {post.strip()}"
-
-
-def _post(info: Mapping[str, Any]) -> str:
-    return _prompt(info.get("subreddit") or "", info.get("title") or "", info.get("post") or "")
-
-
-def _post_names(prompt: str, row: Mapping[str, Any]) -> frozenset[str]:
+def _post_names(prompt: str, own_id: str) -> frozenset[str]:
     """What identifies a post: its text, and its id if it has one.
 
     The text is in lower case without spacing and punctuation, in which copies of it differ.
     """
     text = re.sub(r"[\W_]+", "", prompt.partition("\nPOST: ")[2].lower())
-    own_id = f"t3_{str(row['id']).removeprefix('t3_')}" if row.get("id") else ""
-    return frozenset(name for name in (text, own_id) if name)
+    names = (text, f"t3_{own_id.removeprefix('t3_')}" if own_id else "")
+    return frozenset(name for name in names if name)

@@ -1,0 +1,150 @@
+"""Raw rows as models: the columns that a source reads, strictly typed.
+
+A row that does not fit is one sentence, with its file, row, column and value, and what is expected.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+from components.data.records import DataError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+EXPECTED = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+}
+"""What a column must be, by the type of pydantic's error."""
+
+
+class RawRow(BaseModel):
+    """A raw row, or an object in one; columns without a field are ignored.
+
+    A validator of a field raises ValueError with the rest of a sentence that begins with its column.
+    """
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    @classmethod
+    def read(cls, rows: Iterable[Mapping[str, Any]], where: str) -> Iterator[Self]:
+        """Read rows in their order.
+
+        Args:
+            rows: values of JSON by column.
+            where: their file, or the part of a hub data set.
+
+        Raises:
+            DataError: naming the first row that does not fit, and its column.
+        """
+        for number, row in enumerate(rows, 1):
+            yield cls.read_one(row, f"{where}, row {number}")
+
+    @classmethod
+    def read_one(cls, row: Mapping[str, Any], where: str) -> Self:
+        """Read a row at a place.
+
+        Raises:
+            DataError: a column does not fit.
+        """
+        try:
+            return cls.model_validate(row)
+        except ValidationError as error:
+            raise DataError(f"{where}: {_sentence(error.errors())}") from None
+
+
+def describe(value: Any) -> str:
+    """The beginning of a value, and its type, for messages."""
+    shown = repr(value)
+    return f"{shown[:80]}{' ...' if len(shown) > 80 else ''} ({type(value).__name__})"
+
+
+def _sentence(errors: list[ErrorDetails]) -> str:
+    missing = [error for error in errors if error["type"] == "missing"]
+    if missing:
+        existing = missing[0]["input"]
+        columns = [_column(error["loc"]) for error in missing if error["input"] is existing]
+        return (
+            f"column {', '.join(map(repr, columns))} is missing; there are:"
+            f" {', '.join(map(str, existing)) or 'none'}"
+        )
+    column = _column(errors[0]["loc"])
+    return f"column '{column}' {_reason(errors[0])}" if column else _reason(errors[0])
+
+
+def _column(place: tuple[int | str, ...]) -> str:
+    """The path of a value in a row, such as summaries[1].text."""
+    keys = (f"[{key}]" if isinstance(key, int) else f".{key}" for key in place)
+    return "".join(keys).removeprefix(".")
+
+
+def _reason(error: ErrorDetails) -> str:
+    value = error["input"]
+    if error["type"] == "value_error":
+        return str(error["ctx"]["error"])
+    if error["type"] == "string_type" and value is None:
+        return "is null, but text is needed"
+    if error["type"] == "float_type" and isinstance(value, int) and abs(value) > sys.float_info.max:
+        return f"is a number of {len(str(abs(value)))} digits, which is too large: repair the file"
+    expected = EXPECTED.get(error["type"]) or error.get("ctx", {}).get("expected", error["msg"])
+    return f"must be {expected}, but is {describe(value)}"
+
+
+def _whole_characters(text: str) -> str:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"holds half a character at position {error.start} (a lone surrogate), which is not text:"
+            " repair the file"
+        ) from None
+    return text
+
+
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise ValueError("is empty, but each row needs one")
+    return text
+
+
+def one_of(meanings: Mapping[int, str]) -> BeforeValidator:
+    """Refuses what is none of these whole numbers, and says what they mean."""
+    *others, last = (f"{number} ({meaning})" for number, meaning in meanings.items())
+
+    def check(value: Any) -> Any:
+        if type(value) is int and value in meanings:
+            return value
+        raise ValueError(f"must be {', '.join(others)} or {last}, but is {describe(value)}")
+
+    return BeforeValidator(check)
+
+
+def if_null(value: Any) -> BeforeValidator:
+    """Reads null as this value."""
+    return BeforeValidator(lambda raw: value if raw is None else raw)
+
+
+NeededText = Annotated[str, AfterValidator(_whole_characters)]
+"""Text that must not be null."""
+
+Text = Annotated[NeededText, if_null("")]
+"""Text; null is empty."""
+
+BareText = Annotated[Text, AfterValidator(str.strip)]
+"""Text without white space around it; null is empty."""
+
+Name = Annotated[Text, AfterValidator(_not_blank)]
+"""Text that must not be empty."""
+
+Identifier = Annotated[NeededText, BeforeValidator(lambda raw: str(raw) if type(raw) is int else raw)]
+"""Text, or a whole number as text."""

@@ -1,0 +1,366 @@
+"""Sources whose raw rows are a prompt with two completions, without owners.
+
+A source is a model of its raw rows, and a method that makes a pair of one. Its base reads the rows,
+drops those without a pair, draws the splits, and reserves pairs for the judge and the server.
+
+FedPDPO's sources (D.1.1) have no owners: its appendix D.1.2 says how they are partitioned.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, FiniteFloat, field_validator
+
+from components.config import DataConfig
+from components.data.holdout import hold_out
+from components.data.raw import RawRow, Text
+from components.data.records import DataError, Pair, SourceData, trailing_space
+from components.data.rows import CONVERSION, SUFFIXES, find_file, from_hub, read_file
+from components.data.sources.base import PairSource
+from components.data.splits import in_splits
+
+RawSplit = tuple[Iterable[Mapping[str, Any]], str]
+"""The raw rows of a split, and their file or the part of the hub data set."""
+TURN = "\n\nAssistant:"
+CITATION = re.compile(r"[ \t]*\[\d+(?:\s*,\s*\d+)*\]")
+
+
+class HubPairs(PairSource):
+    """A data set of the hub, or local files of its schema, whose rows are pairs.
+
+    Attributes:
+        name: of the source.
+        hub: id of the data set on the hub.
+        row: model of its rows.
+        splits: its splits; its test split stays the test split.
+        conversion: revision that is read where a recipe names none, e.g. the hub's conversion to
+            parquet of a data set with a loading script, which is not run.
+        continues: whether completions continue the text of their prompt. The white space between the
+            two stays, at the beginning of the completion, so that prompt and completion together
+            are the text of the data set.
+    """
+
+    name: ClassVar[str]
+    hub: ClassVar[str]
+    row: ClassVar[type[RawRow]]
+    splits: ClassVar[tuple[str, ...]] = ("train",)
+    conversion: ClassVar[str | None] = None
+    continues: ClassVar[bool] = False
+
+    @abstractmethod
+    def pair(self, row: Any) -> Pair | str:
+        """Make the pair of a row, or name the reason why it gives none."""
+
+    @property
+    def folder(self) -> str | None:
+        """Folder of the data set that is read; None: all of it."""
+        return None
+
+    def load(self, data: DataConfig, seed: int) -> SourceData:
+        """Load the pairs with their splits, and reserve some of them.
+
+        data.path names a file of the hub's schema, whose splits are drawn by prompt, or a folder
+        with files train and optionally test, see `rows.find_file`.
+        """
+        by_split: dict[str, list[Pair]] = {}
+        dropped: Counter[str] = Counter()
+        for split, (rows, where) in self.raw_splits(data).items():
+            by_split[split], counts = self.make_pairs(rows, where)
+            dropped += counts
+        pairs, dropped["prompt also in the test split"] = in_splits(by_split, data, seed)
+        return hold_out(pairs, self.name, self.shares, seed, +dropped)
+
+    def make_pairs(self, rows: Iterable[Mapping[str, Any]], where: str) -> tuple[list[Pair], Counter[str]]:
+        """Make pairs of raw rows, without white space around their texts.
+
+        Returns:
+            the pairs, and the number of rows without one, by reason: those of the source, an empty
+            text, or two completions that are the same.
+
+        Raises:
+            DataError: a column is missing or of the wrong type, or no row makes a pair.
+        """
+        pairs: list[Pair] = []
+        dropped: Counter[str] = Counter()
+        for row in self.row.read(rows, where):
+            pair = self.pair(row)
+            if isinstance(pair, Pair):
+                pair = self._stripped(pair)
+            if isinstance(pair, str):
+                dropped[pair] += 1
+            else:
+                pairs.append(pair)
+        if not pairs:
+            reasons = ", ".join(f"{reason}: {n}" for reason, n in dropped.items()) or "there are none"
+            raise DataError(
+                f"{where}: none of the {dropped.total()} rows makes a pair ({reasons}); see whether its"
+                " columns hold what this source reads"
+            )
+        return pairs, dropped
+
+    def raw_splits(self, data: DataConfig) -> dict[str, RawSplit]:
+        """The raw rows of the hub or of data.path, by split.
+
+        Raises:
+            DataError: the hub cannot be reached, or a file is missing.
+        """
+        if data.path is None:
+            return {split: self._hub_split(split, data.revision) for split in self.splits}
+        path = Path(data.path)
+        found = {split: find_file(path, split) for split in ("train", "test")}
+        files = {split: file for split, file in found.items() if file is not None} or {"train": path}
+        if "train" not in files:
+            raise DataError(
+                f"{path}: expected a file train ({', '.join(SUFFIXES)}), and optionally test, in this folder"
+            )
+        return {split: (read_file(file), str(file)) for split, file in files.items()}
+
+    def _hub_split(self, split: str, revision: str | None) -> RawSplit:
+        part = f"{self.folder}, " if self.folder else ""
+        rows = from_hub(self.hub, split=split, revision=revision or self.conversion, data_dir=self.folder)
+        return rows, f"{self.hub} ({part}split {split})"
+
+    def _stripped(self, pair: Pair) -> Pair | str:
+        prompt, chosen, rejected = pair.prompt.strip(), pair.chosen.strip(), pair.rejected.strip()
+        if not (prompt and chosen and rejected):
+            return "empty text"
+        if chosen == rejected:
+            return "both answers the same"
+        if self.continues:
+            between = trailing_space(pair.prompt)
+            chosen, rejected = ((between + text).rstrip() for text in (pair.chosen, pair.rejected))
+        return replace(pair, prompt=prompt, chosen=chosen, rejected=rejected)
+
+
+class PairRow(RawRow):
+    """A prompt with two completions."""
+
+    prompt: Text
+    chosen: Text
+    rejected: Text
+
+
+class PyDpo(HubPairs):
+    """Validated Python programs against those of weaker models (FedPDPO D.1.1).
+
+    It has one split of 9.47 thousand rows; FedPDPO's 8,966 and 500 are a data.test of 0.053.
+    """
+
+    name = "py-dpo"
+    hub = "jondurbin/py-dpo-v0.1"
+    row = PairRow
+
+    def pair(self, row: PairRow) -> Pair:
+        """The row as it is."""
+        return Pair(row.prompt, row.chosen, row.rejected)
+
+
+class ImdbRow(PairRow):
+    """Two completions, which begin with their prompt, and their rewards."""
+
+    chosen_reward: FiniteFloat
+    rejected_reward: FiniteFloat
+
+
+class Imdb(HubPairs):
+    """Beginnings of film reviews, each with two continuations (FedPDPO D.1.1).
+
+    The prompt is removed from both completions; the white space after it stays: a review is read as
+    one text. The margin is the difference of the rewards; use data.partition margin (D.1.2) or iid.
+    The hub's two splits have 9,000 and 1,000 rows. Beginnings are short, so the same one may be in
+    both: those training rows are dropped and counted. Their number was not measured.
+    """
+
+    name = "imdb"
+    hub = "yuasosnin/imdb-dpo"
+    row = ImdbRow
+    splits = ("train", "test")
+    continues = True
+
+    def pair(self, row: ImdbRow) -> Pair | str:
+        """The pair with its margin, unless a completion is of another prompt or the margin is not above 0."""
+        if not (row.chosen.startswith(row.prompt) and row.rejected.startswith(row.prompt)):
+            return "completion that does not begin with its prompt"
+        margin = row.chosen_reward - row.rejected_reward
+        if not margin > 0:
+            return "margin not above 0"
+        chosen, rejected = (text.removeprefix(row.prompt) for text in (row.chosen, row.rejected))
+        return Pair(row.prompt, chosen, rejected, margin=margin)
+
+
+class CodeRow(RawRow):
+    """A programming task with secure and vulnerable code."""
+
+    lang: Text
+    vulnerability: Text
+    system: Text
+    question: Text
+    chosen: Text
+    rejected: Text
+
+
+class CodeVulnerability(HubPairs):
+    """Secure against vulnerable code, in 11 languages (FedPDPO D.1.1).
+
+    The domain is the language as the data set writes it: use data.partition column over domain, with
+    the languages of each client in data.column_clients (D.1.2), or dirichlet. It has one split of 4.7
+    thousand rows; FedPDPO's 4,194 and 466 are a data.test of 0.1; the paper does not say which rows
+    those are.
+    """
+
+    name = "code-vulnerability"
+    hub = "CyberNative/Code_Vulnerability_Security_DPO"
+    row = CodeRow
+
+    def pair(self, row: CodeRow) -> Pair | str:
+        """The pair of a question, after the row's system text."""
+        question = row.question.strip()
+        if not question:
+            return "empty text"
+        return Pair(f"{row.system.strip()}\n\n{question}", row.chosen, row.rejected, domain=row.lang.strip())
+
+
+class WebGptRow(RawRow):
+    """A question (text, or an object with full_text), and two answers with their scores."""
+
+    question: Text
+    answer_0: Text
+    answer_1: Text
+    score_0: FiniteFloat
+    score_1: FiniteFloat
+
+    @field_validator("question", mode="before")
+    @classmethod
+    def _full_text(cls, question: Any) -> Any:
+        if not isinstance(question, Mapping):
+            return question
+        if "full_text" not in question:
+            columns = ", ".join(map(str, question)) or "nothing"
+            raise ValueError(f"must be text, or an object with full_text, but has: {columns}")
+        return question["full_text"]
+
+
+class WebGpt(HubPairs):
+    """Two long answers to a question with scores by people (Nakano et al., 2021; FedPDPO D.1.1).
+
+    The answer with the higher score is chosen, and the margin is the difference; rows with equal
+    scores are ties and are dropped. Use data.partition iid or margin, or the source mixture. It has
+    one split of 19.6 thousand rows, of which FedPDPO takes 12,000 and 1,434, without saying which: the
+    source mixture takes as many (max_pairs).
+    """
+
+    name = "webgpt"
+    hub = "openai/webgpt_comparisons"
+    row = WebGptRow
+    conversion = CONVERSION
+
+    references: Literal["keep", "remove"] = Field(
+        "keep",
+        description=(
+            "What happens to marks in answers that cite a quote, such as [1] or [1, 2]; a list of numbers"
+            " in brackets is always read as one."
+        ),
+    )
+
+    def pair(self, row: WebGptRow) -> Pair | str:
+        """The pair with its margin, or 'tie'."""
+        margin = row.score_0 - row.score_1
+        if not margin:
+            return "tie"
+        answers = [row.answer_0, row.answer_1]
+        if self.references == "remove":
+            answers = [CITATION.sub("", answer) for answer in answers]
+        chosen, rejected = answers if margin > 0 else answers[::-1]
+        return Pair(row.question, chosen, rejected, margin=abs(margin))
+
+
+class UltraFeedbackRow(PairRow):
+    """A prompt with two completions: texts, or lists of chat messages that the answer ends."""
+
+    @field_validator("chosen", "rejected", mode="before")
+    @classmethod
+    def _answer(cls, value: Any) -> Any:
+        """A text unchanged; of a list of messages the last one of the assistant."""
+        if not isinstance(value, list):
+            return value
+        if not all(isinstance(message, Mapping) and {"role", "content"} <= set(message) for message in value):
+            raise ValueError(
+                "must be text or a list of messages, each an object with role and content, but is"
+                f" {str(value)[:60]!r}"
+            )
+        answers = [message["content"] for message in value if message["role"] == "assistant"]
+        if not answers:
+            raise ValueError(
+                f"is a list of {len(value)} messages without a turn of the assistant, which would be the"
+                " answer"
+            )
+        return answers[-1]
+
+
+class UltraFeedback(HubPairs):
+    """Answers to instructions of many kinds (Cui et al., 2023; FedPDPO D.1.1).
+
+    The exact schema was not verified on the hub, so both forms of completions are read. Use
+    data.partition iid, or the source mixture. Its test split of 895 rows stays the test split;
+    FedPDPO tests on as many pairs. Of the 17.1 thousand training rows FedPDPO takes 12,000, without
+    saying which.
+    """
+
+    name = "ultrafeedback"
+    hub = "kaitchup/UltraFeedback-prompt-chosen-rejected"
+    row = UltraFeedbackRow
+    splits = ("train", "test")
+
+    def pair(self, row: UltraFeedbackRow) -> Pair:
+        """The row as it is."""
+        return Pair(row.prompt, row.chosen, row.rejected)
+
+
+class DialogueRow(RawRow):
+    """Two whole dialogues, which differ in the assistant's last turn."""
+
+    chosen: Text
+    rejected: Text
+
+
+class HhRlhf(HubPairs):
+    """Anthropic's helpful and harmless dialogues (Bai et al., 2022; MIT).
+
+    The prompt is the dialogue up to the assistant's last turn. Use data.partition iid or dirichlet.
+    """
+
+    name = "hh-rlhf"
+    hub = "Anthropic/hh-rlhf"
+    row = DialogueRow
+    splits = ("train", "test")
+
+    subset: str = Field(
+        "harmless-base",
+        min_length=1,
+        description=(
+            "Folder of the hub data set: harmless-base, helpful-base, helpful-online,"
+            " helpful-rejection-sampled."
+        ),
+    )
+
+    @property
+    def folder(self) -> str:
+        """The subset."""
+        return self.subset
+
+    def pair(self, row: DialogueRow) -> Pair | str:
+        """The last turns of two dialogues and their common prompt."""
+        prompt, turn, chosen = row.chosen.rpartition(TURN)
+        other_prompt, other_turn, rejected = row.rejected.rpartition(TURN)
+        if not (turn and other_turn and prompt.strip()) or prompt != other_prompt:
+            return "dialogues without a common prompt"
+        if not (chosen.strip() and rejected.strip()):
+            return "empty answer"
+        return Pair(prompt, chosen, rejected, domain=self.subset)
