@@ -12,7 +12,6 @@ import glob
 import gzip
 import json
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,26 +42,23 @@ Row = dict[str, Any]
 T = TypeVar("T")
 
 
-def read_file(path: Path, required: Sequence[str] = ()) -> list[Row]:
+def read_file(path: Path) -> list[Row]:
     """Read the rows of a file, or of the files of a folder, in order.
 
     Args:
         path: a JSON-lines file (gzipped or not), a JSON file of one list (.json), or a parquet
             file, whose suffix is one of SUFFIXES; a folder of such files, or one that
             `datasets.Dataset.save_to_disk` wrote; or the pattern of shards that `find_file` found.
-        required: columns that every row must have.
 
     Raises:
         DataError: the file is missing, empty, damaged or of another kind, a folder holds several
-            splits, a line is not a JSON object, or a column is missing.
+            splits, or a line is not a JSON object.
     """
     rows: list[Row] = []
     for file in [path] if is_saved(path) else _files(path):
         rows += _read_one(file)
     if not rows:
         raise DataError(f"{path}: the {'folder' if path.is_dir() else 'file'} holds no rows")
-    for number, row in enumerate(rows, 1):
-        check_columns(row, required, f"{path}, row {number}")
     return [normalize_line_ends(row) for row in rows]
 
 
@@ -197,68 +193,6 @@ def from_hub_file(name: str, file: str, revision: str | None = None) -> list[Row
     except (OSError, ValueError) as error:
         raise _hub_error(f"{name} (file {file})", error) from error
     return read_file(Path(path))
-
-
-def check_columns(row: Mapping[str, Any], required: Iterable[str], where: str) -> None:
-    """Refuse a row without a required column.
-
-    Raises:
-        DataError: naming the row, the missing columns and the existing ones.
-    """
-    missing = [column for column in required if column not in row]
-    if missing:
-        raise DataError(
-            f"{where}: column {', '.join(map(repr, missing))} is missing; there are:"
-            f" {', '.join(map(str, row)) or 'none'}"
-        )
-
-
-def check_text(row: Mapping[str, Any], columns: Iterable[str], where: str) -> None:
-    """Refuse a row in which one of the columns has a value that is not text.
-
-    Raises:
-        DataError: naming the row, the column and its value.
-    """
-    for column in columns:
-        value = row.get(column)
-        if value is None:
-            continue
-        if not isinstance(value, str):
-            raise DataError(f"{where}: column '{column}' must be text, but is {describe(value)}")
-        try:
-            value.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise DataError(
-                f"{where}: column '{column}' holds half a character at position {error.start} (a lone"
-                " surrogate), which is not text: repair the file"
-            ) from None
-
-
-def check_number(row: Mapping[str, Any], columns: Iterable[str], where: str) -> None:
-    """Refuse a row in which one of the columns has a value that is not a number, or too large.
-
-    Raises:
-        DataError: naming the row, the column and its value.
-    """
-    for column in columns:
-        value = row.get(column)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise DataError(f"{where}: column '{column}' must be a number, but is {describe(value)}")
-        if isinstance(value, int) and abs(value) > sys.float_info.max:
-            raise DataError(
-                f"{where}: column '{column}' is a number of {len(str(abs(value)))} digits, which is too"
-                " large: repair the file"
-            )
-
-
-def text_of(row: Mapping[str, Any], column: str) -> str:
-    """A checked text of a row without white space around it; empty where the column is null."""
-    return (row[column] or "").strip()
-
-
-def describe(value: Any) -> str:
-    """A value and its type, for messages."""
-    return f"{value!r} ({type(value).__name__})"
 
 
 def parse_failure(error: Exception) -> str:

@@ -364,7 +364,7 @@ def test_a_set_without_ids_gets_ids_of_the_text_alone(name):
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
-        ("aqua", {"options": "A)1, B)2"}, r"column 'options' must be a list of texts, but is 'A\)1, B\)2'"),
+        ("aqua", {"options": "A)1, B)2"}, r"column 'options' must be a list, but is 'A\)1, B\)2'"),
         ("aqua", {"options": ["A)1", 2]}, r"column 'options\[1\]' must be text, but is 2"),
         ("aqua", {"correct": 2}, "column 'correct' must be text, but is 2"),
         ("aqua", {"rationale": ...}, "column 'rationale' is missing; there are: question, options, correct"),
@@ -375,8 +375,12 @@ def test_a_set_without_ids_gets_ids_of_the_text_alone(name):
         ("csqa", {"choices": ...}, "column 'choices' is missing"),
         ("csqa", {"id": 5}, "column 'id' must be text"),
         ("csqa", {"question": {"choices": []}}, "column 'stem' is missing"),
-        ("csqa", {"choices": [{"label": "A"}]}, "row 1, choice 1: column 'text' is missing"),
-        ("cose", {"choices": "bed"}, "column 'choices' must be a list of texts"),
+        (
+            "csqa",
+            {"choices": [{"label": "A"}]},
+            "column 'choices' must be a list of choices with label and text",
+        ),
+        ("cose", {"choices": "bed"}, "column 'choices' must be a list, but is 'bed'"),
         ("cose", {"abstractive_explanation": 1}, "column 'abstractive_explanation' must be text"),
         ("piqa", {"label": "1"}, "column 'label' must be a whole number, but is '1'"),
         ("piqa", {"label": True}, "column 'label' must be a whole number"),
@@ -384,13 +388,13 @@ def test_a_set_without_ids_gets_ids_of_the_text_alone(name):
         ("medmcqa", {"cop": "a"}, "column 'cop' must be a whole number"),
         ("medmcqa", {"opc": 3}, "column 'opc' must be text"),
         ("medqa", {"options": ["a", "b"]}, "column 'options' must be an object"),
-        ("medqa", {"options": {"A": 1, "B": "x"}}, "row 1, options: column 'A' must be text"),
+        ("medqa", {"options": {"A": 1, "B": "x"}}, "row 1: column 'options.A' must be text, but is 1"),
         ("pubmedqa", {"context": "text"}, "column 'context' must be an object"),
-        ("pubmedqa", {"pubid": None}, "column 'pubid' must be a whole number or text"),
+        ("pubmedqa", {"pubid": None}, "column 'pubid' is null, but text is needed"),
         (
             "pubmedqa",
             {"context": {"contexts": "text"}},
-            "row 1, context: column 'contexts' must be a list of texts",
+            "row 1: column 'context.contexts' must be a list, but is 'text'",
         ),
     ],
 )
@@ -471,7 +475,9 @@ def test_cos_e_names_a_missing_file_or_column(tmp_path):
     ):
         load_questions("cose", file)
     written(tmp_path / "cose_dev_v1.0.jsonl", [{"id": "q1", "explanation": {"selected": "wet"}}])
-    with pytest.raises(DataError, match=r"row 1, explanation: column 'open-ended' is missing"):
+    with pytest.raises(
+        DataError, match=r"row 1: column 'explanation.open-ended' is missing; there are: selected"
+    ):
         load_questions("cose", file)
 
 
@@ -764,7 +770,7 @@ def test_a_file_in_place_of_the_embedded_conversations_has_their_columns(tmp_pat
     (question,), _ = load_questions("chitchat", written(tmp_path / "chitchat.jsonl", [row]))
     assert right(question) == "hi"
     assert question.context == "THEY: hello"
-    with pytest.raises(DataError, match=r"column 'options' must be a list of texts"):
+    with pytest.raises(DataError, match=r"column 'options' must be a list, but is 'hi'"):
         load_questions("chitchat", written(tmp_path / "other.jsonl", [row | {"options": "hi"}]))
     with pytest.raises(RecipeError, match="an embedded question set has no revision"):
         load_questions("chitchat", revision="main")

@@ -1,14 +1,18 @@
 """A multiple-choice question, and what a question set is made of.
 
-A set is a QuestionSet, whose function `read` makes a question of one row of the hub's schema:
+A set is a QuestionSet with a model of the rows of the hub's schema, which makes their questions:
 
-    MINE = QuestionSet("mine", read_mine, hub="me/mine", split="train", files=("train", "dev"))
+    class MineRow(QuestionRow):
+        question: BareText
+        options: Texts
+        answer: BareText
 
-    def read_mine(row: Row, where: str) -> Question: ...
+        def ask(self) -> Question:
+            return self.answered(self.question, self.options, self.answer)
 
-`read` makes the question with `answered`, which raises SkippedRow for a row that is no question
-(the reason is counted), and raises DataError if a column is missing or of another type. The set is
-registered in QUESTION_SETS, or by the package that contains it:
+    MINE = QuestionSet("mine", MineRow, hub="me/mine", split="train", files=("train", "dev"))
+
+The set is registered in QUESTION_SETS, or by the package that contains it:
 
     [project.entry-points."fed_rlhf.question_sets"]
     mine = "my_package.my_questions:MINE"
@@ -17,17 +21,21 @@ registered in QUESTION_SETS, or by the package that contains it:
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 from components.config import Registry
-from components.data.records import DataError, pair_id
-from components.data.rows import Row, check_columns, check_text, read_file
+from components.data.raw import BareText, RawRow, if_null
+from components.data.records import pair_id
+from components.data.rows import Row, read_file
 
 LETTERS = string.ascii_uppercase
 UNREADABLE_OPTIONS = "options that cannot be told apart"
+Texts = Annotated[list[BareText], if_null([])]
+"""Texts without white space around them; null is no text."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,59 @@ class SkippedRow(Exception):
     """A row that makes no question; the message is the reason by which it is counted."""
 
 
+class QuestionRow(RawRow, ABC):
+    """A row of a question set."""
+
+    @abstractmethod
+    def ask(self) -> Question:
+        """Make the question of the row.
+
+        Raises:
+            SkippedRow: the row is no question.
+        """
+
+    def answered(
+        self,
+        question: str,
+        options: Sequence[str],
+        answer: str,
+        own_id: str = "",
+        explanation: str = "",
+        context: str = "",
+    ) -> Question:
+        """Make a question of texts; `read_questions` names its set.
+
+        Args:
+            question: the question.
+            options: texts of the options in the set's order.
+            answer: label of the right option; empty if the row names none.
+            own_id: the set's own id; if it is empty, the id is a hash of context, question and options.
+            explanation: a human's reason for the answer.
+            context: text that the question is about.
+
+        Raises:
+            SkippedRow: the question or an option is empty, the number of options is below two or above
+                that of the letters, two options are equal, or the answer is missing or none of them.
+        """
+        options = [option.strip() for option in options]
+        labels = LETTERS[: len(options)]
+        checks = (
+            (not question, "empty question"),
+            (len(options) < 2, "fewer than two options"),
+            (len(options) > len(LETTERS), "more options than letters"),
+            (not all(options), "empty option"),
+            (len({" ".join(option.split()) for option in options}) < len(options), "two equal options"),
+            (not answer, "no right answer"),
+            (answer not in list(labels), "answer that is none of the options"),
+        )
+        for failed, reason in checks:
+            if failed:
+                raise SkippedRow(reason)
+        labeled = tuple(zip(labels, options, strict=True))
+        own_id = own_id or pair_id(context, question, *options)
+        return Question(own_id, "", question, labeled, answer, explanation, context)
+
+
 def read_hub_schema(file: Path) -> tuple[list[Row], dict[str, int]]:
     """Read a file with the hub's schema; no row is left out."""
     return read_file(file), {}
@@ -68,9 +129,8 @@ class QuestionSet:
     """A question set.
 
     Attributes:
-        name: its name.
-        read: makes the question of a row of the hub's schema; the second argument is the place of
-            the row, for errors.
+        name: its name, and the `set` of its questions.
+        row: model of its rows on the hub.
         files: stems of the files that are searched in a folder; the first that exists is read.
         hub: data set of the hub; empty for an embedded set.
         config: its configuration.
@@ -83,7 +143,7 @@ class QuestionSet:
     """
 
     name: str
-    read: Callable[[Row, str], Question]
+    row: type[QuestionRow]
     files: tuple[str, ...]
     hub: str = ""
     config: str | None = None
@@ -112,66 +172,6 @@ QUESTION_SETS: Registry[QuestionSet] = Registry(
 """Question sets by name."""
 
 
-@dataclass(frozen=True)
-class QuestionTexts:
-    """The texts of a question as a row has them.
-
-    Attributes:
-        question: the question.
-        options: texts of the options in the set's order.
-        answer: label of the right option; empty if the row names none.
-        own_id: the set's own id; if it is empty, the id is a hash of context, question and options.
-        explanation: a human's reason for the answer.
-        context: text that the question is about.
-    """
-
-    question: str
-    options: Sequence[str]
-    answer: str
-    own_id: str = ""
-    explanation: str = ""
-    context: str = ""
-
-
-def answered(name: str, texts: QuestionTexts) -> Question:
-    """Make a question of its texts.
-
-    Args:
-        name: of the set.
-        texts: of the row.
-
-    Raises:
-        SkippedRow: the question or an option is empty, the number of options is below two or above
-            that of the letters, two options are equal, or the answer is missing or none of them.
-    """
-    options = [option.strip() for option in texts.options]
-    reason = _skip_reason(texts, options)
-    if reason is not None:
-        raise SkippedRow(reason)
-    return Question(
-        id=texts.own_id or pair_id(texts.context, texts.question, *options),
-        set=name,
-        question=texts.question,
-        options=tuple(zip(LETTERS[: len(options)], options, strict=True)),
-        answer=texts.answer,
-        explanation=texts.explanation,
-        context=texts.context,
-    )
-
-
-def _skip_reason(texts: QuestionTexts, options: Sequence[str]) -> str | None:
-    checks = (
-        (not texts.question, "empty question"),
-        (len(options) < 2, "fewer than two options"),
-        (len(options) > len(LETTERS), "more options than letters"),
-        (not all(options), "empty option"),
-        (len({" ".join(option.split()) for option in options}) < len(options), "two equal options"),
-        (not texts.answer, "no right answer"),
-        (texts.answer not in list(LETTERS[: len(options)]), "answer that is none of the options"),
-    )
-    return next((reason for failed, reason in checks if failed), None)
-
-
 def letter(position: int | None) -> str:
     """The label of the option at a position that counts from 0; '?' if there is no such label.
 
@@ -182,51 +182,16 @@ def letter(position: int | None) -> str:
     return LETTERS[position] if 0 <= position < len(LETTERS) else "?"
 
 
-def in_order(labels: Sequence[str]) -> bool:
-    """Whether labels are A, B, C ... (or a, b, c ...) without a gap."""
-    return [label.strip().upper() for label in labels] == list(LETTERS[: len(labels)])
+def option_label(options: Sequence[str], answer: str) -> str:
+    """The label of the option with this text; '?' if there is none, and empty for an empty text."""
+    return letter(options.index(answer)) if answer in options else "?" if answer else ""
 
 
-def texts(row: Mapping[str, Any], columns: Sequence[str], where: str) -> list[str]:
-    """The texts of columns without white space around them; empty where a column is null.
-
-    Raises:
-        DataError: a column is missing or not text.
-    """
-    check_columns(row, columns, where)
-    check_text(row, columns, where)
-    return [(row[column] or "").strip() for column in columns]
-
-
-def text_list(row: Mapping[str, Any], column: str, where: str) -> list[str]:
-    """A column's list of texts without white space around them; empty where the column is null.
+def require_order(labels: Sequence[str]) -> None:
+    """Skip a row whose labels are not A, B, C ... (or a, b, c ...) without a gap.
 
     Raises:
-        DataError: the column is missing or not a list of texts.
+        SkippedRow: they are not.
     """
-    check_columns(row, (column,), where)
-    if not isinstance(row[column], list | None):
-        raise wrong_type(row, column, "a list of texts", where)
-    entries = {f"{column}[{i}]": value for i, value in enumerate(row[column] or [])}
-    return texts(entries, tuple(entries), where)
-
-
-def whole_number(row: Mapping[str, Any], column: str, where: str) -> int | None:
-    """A column's whole number, or None where it is null.
-
-    Raises:
-        DataError: the column is missing or of another type.
-    """
-    check_columns(row, (column,), where)
-    value = row[column]
-    if value is None or type(value) is int:
-        return value
-    raise wrong_type(row, column, "a whole number", where)
-
-
-def wrong_type(row: Mapping[str, Any], column: str, expected: str, where: str) -> DataError:
-    """The error for a column of another type than expected."""
-    value = row[column]
-    return DataError(
-        f"{where}: column '{column}' must be {expected}, but is {str(value)[:60]!r} ({type(value).__name__})"
-    )
+    if [label.strip().upper() for label in labels] != list(LETTERS[: len(labels)]):
+        raise SkippedRow(UNREADABLE_OPTIONS)

@@ -18,26 +18,25 @@ csqa and cose ask the same questions under the same ids (POOL): give their clien
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+from pydantic import Field, model_validator
 
 from components.data.questions.base import (
     UNREADABLE_OPTIONS,
     Question,
+    QuestionRow,
     QuestionSet,
-    QuestionTexts,
     SkippedRow,
-    answered,
-    in_order,
+    Texts,
     letter,
-    text_list,
-    texts,
-    whole_number,
-    wrong_type,
+    option_label,
+    require_order,
 )
+from components.data.raw import BareText, RawRow, describe
 from components.data.records import DataError
-from components.data.rows import CONVERSION, SUFFIXES, Row, check_columns, find_file, read_file
+from components.data.rows import CONVERSION, SUFFIXES, Row, find_file, read_file
 
 POOL = "commonsenseqa"
 CSQA_FILES = (
@@ -52,26 +51,71 @@ EXPLANATION_FILES = ("cose_train_v1.0", "cose_dev_v1.0", "cose_train_v1.11", "co
 HUB_EXPLANATION = "abstractive_explanation"
 
 
-def read_csqa(row: Row, where: str) -> Question:
-    """Read a row of id, question, choices {label, text} and answerKey (a letter).
+class Choices(RawRow):
+    """Labels and texts of choices, which are a list of {label, text} in the original files."""
 
-    In the original files choices is in question.
+    label: Texts
+    text: Texts
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_column(cls, choices: Any) -> Any:
+        if isinstance(choices, dict):
+            return choices
+        columns = ("label", "text")
+        if not isinstance(choices, list) or not all(
+            isinstance(choice, dict) and all(column in choice for column in columns) for choice in choices
+        ):
+            raise ValueError(f"must be a list of choices with label and text, but is {describe(choices)}")
+        return {column: [choice[column] for choice in choices] for column in columns}
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
+        if len(self.label) != len(self.text):
+            raise ValueError(
+                f"has {len(self.label)} labels and {len(self.text)} texts; expected one label a text"
+            )
+        return self
+
+
+class CsqaRow(QuestionRow):
+    """A question with choices and the letter of the right one.
+
+    In the original files the question's text is `stem`, and choices is in question.
     """
-    return _read_csqa("csqa", row, where, "")
+
+    id: BareText
+    question: BareText
+    choices: Choices
+    answer: BareText = Field(alias="answerKey")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flat(cls, row: dict[str, Any]) -> dict[str, Any]:
+        inner = row.get("question")
+        if not isinstance(inner, dict):
+            return row
+        if "stem" not in inner:
+            raise ValueError(f"column 'stem' is missing; there are: {', '.join(inner) or 'none'}")
+        return row | inner | {"question": inner["stem"]}
+
+    def ask(self) -> Question:
+        require_order(self.choices.label)
+        return self.answered(self.question, self.choices.text, self.answer, own_id=self.id)
 
 
-CSQA = QuestionSet("csqa", read_csqa, CSQA_FILES, hub="tau/commonsense_qa", split="train", pool=POOL)
+CSQA = QuestionSet("csqa", CsqaRow, CSQA_FILES, hub="tau/commonsense_qa", split="train", pool=POOL)
 
 
 def join_explanations(file: Path) -> tuple[list[Row], dict[str, int]]:
-    """Read CommonsenseQA's questions with the column `explanation` (null if a question has none).
+    """Read CommonsenseQA's questions as rows of the hub's CoS-E (without an explanation, it is empty).
 
     The explanations are in the file of EXPLANATION_FILES in the same folder that explains most of
     the questions; a file of the hub's CoS-E schema is read as it is.
 
     Returns:
-        the rows, and the number of explanations left out, by reason: of no question in this file,
-        or a second one.
+        the rows, and the number of left-out explanations (of no question in this file, or a second
+        one) and rows (options that cannot be told apart), by reason.
 
     Raises:
         DataError: a file is missing or cannot be read, or lacks a column.
@@ -86,31 +130,49 @@ def join_explanations(file: Path) -> tuple[list[Row], dict[str, int]]:
             f"{file}: the rows have no column '{HUB_EXPLANATION}', and none of the files"
             f" {', '.join(EXPLANATION_FILES)} ({', '.join(SUFFIXES)}) with explanations lies beside this one"
         )
-    ids = [texts(row, ("id",), f"{file}, row {number}")[0] for number, row in enumerate(rows, 1)]
-    candidates = [_explanations(path, set(ids)) for path in existing]
+    questions = list(CsqaRow.read(rows, str(file)))
+    ids = {question.id for question in questions}
+    candidates = [_explanations(path, ids) for path in existing]
     explanations, dropped = max(candidates, key=lambda candidate: len(candidate[0]))
-    joined = [row | {"explanation": explanations.get(own_id)} for row, own_id in zip(rows, ids, strict=True)]
-    return joined, dropped
+    joined: list[Row] = []
+    for row in questions:
+        try:
+            require_order(row.choices.label)
+        except SkippedRow:
+            dropped[UNREADABLE_OPTIONS] += 1
+            continue
+        answers = dict(zip(map(str.upper, row.choices.label), row.choices.text, strict=True))
+        joined.append(
+            {
+                "id": row.id,
+                "question": row.question,
+                "choices": row.choices.text,
+                "answer": answers.get(row.answer, ""),
+                HUB_EXPLANATION: explanations.get(row.id),
+            }
+        )
+    return joined, dict(dropped)
 
 
-def read_cose(row: Row, where: str) -> Question:
-    """Read a row of id, question, choices, answer (the option's text) and abstractive_explanation.
+class CoseRow(QuestionRow):
+    """A question with choices, the text of the right one, and a crowd worker's explanation."""
 
-    Rows of join_explanations are read too.
-    """
-    if HUB_EXPLANATION not in row:
-        (explanation,) = texts(row, ("explanation",), where)
-        return _read_csqa("cose", row, where, _require_explanation(explanation))
-    own_id, question, answer, explanation = texts(row, ("id", "question", "answer", HUB_EXPLANATION), where)
-    options = text_list(row, "choices", where)
-    label = letter(options.index(answer)) if answer in options else "?" if answer else ""
-    explanation = _require_explanation(explanation)
-    return answered("cose", QuestionTexts(question, options, label, own_id=own_id, explanation=explanation))
+    id: BareText
+    question: BareText
+    choices: Texts
+    answer: BareText
+    explanation: BareText = Field(alias=HUB_EXPLANATION)
+
+    def ask(self) -> Question:
+        if not self.explanation:
+            raise SkippedRow("no explanation")
+        label = option_label(self.choices, self.answer)
+        return self.answered(self.question, self.choices, label, own_id=self.id, explanation=self.explanation)
 
 
 COSE = QuestionSet(
     "cose",
-    read_cose,
+    CoseRow,
     CSQA_FILES,
     hub="Salesforce/cos_e",
     config="v1.0",
@@ -151,15 +213,21 @@ def join_labels(file: Path) -> tuple[list[Row], dict[str, int]]:
     return [row | {"label": int(line)} for row, line in zip(rows, lines, strict=True)], {}
 
 
-def read_piqa(row: Row, where: str) -> Question:
-    """Read a row of goal, sol1, sol2 and label: 0 if sol1 is right, 1 if sol2 is."""
-    goal, *solutions = texts(row, ("goal", "sol1", "sol2"), where)
-    return answered("piqa", QuestionTexts(goal, solutions, letter(whole_number(row, "label", where))))
+class PiqaRow(QuestionRow):
+    """A goal and two solutions; label is 0 if the first is right, 1 if the second is."""
+
+    goal: BareText
+    sol1: BareText
+    sol2: BareText
+    label: int | None
+
+    def ask(self) -> Question:
+        return self.answered(self.goal, (self.sol1, self.sol2), letter(self.label))
 
 
 PIQA = QuestionSet(
     "piqa",
-    read_piqa,
+    PiqaRow,
     ("train", "dev", "valid", "validation"),
     hub="ybisk/piqa",
     split="train",
@@ -168,61 +236,28 @@ PIQA = QuestionSet(
 )
 
 
-def _read_csqa(name: str, row: Row, where: str, explanation: str) -> Question:
-    own_id, answer = texts(row, ("id", "answerKey"), where)
-    check_columns(row, ("question",), where)
-    inner = row["question"] if isinstance(row["question"], dict) else row
-    (question,) = texts(inner, ("question" if inner is row else "stem",), where)
-    labels, options = _choices(inner, where)
-    if not in_order(labels):
-        raise SkippedRow(UNREADABLE_OPTIONS)
-    return answered(name, QuestionTexts(question, options, answer, own_id=own_id, explanation=explanation))
+class OpenEnded(RawRow):
+    """A crowd worker's own words."""
+
+    text: BareText = Field(alias="open-ended")
 
 
-def _choices(row: Mapping[str, Any], where: str) -> tuple[list[str], list[str]]:
-    """Labels and texts of choices.
+class ExplanationRow(RawRow):
+    """An explanation of the question with this id."""
 
-    These are a list of {label, text} in the original files and {label: [...], text: [...]} on the
-    hub.
-    """
-    check_columns(row, ("choices",), where)
-    choices = row["choices"]
-    if isinstance(choices, list) and all(isinstance(choice, dict) for choice in choices):
-        both = [
-            texts(choice, ("label", "text"), f"{where}, choice {i}") for i, choice in enumerate(choices, 1)
-        ]
-        return [label for label, _ in both], [text for _, text in both]
-    if not isinstance(choices, dict):
-        raise wrong_type(row, "choices", "a list of choices with label and text", where)
-    labels, options = (text_list(choices, column, f"{where}, choices") for column in ("label", "text"))
-    if len(labels) != len(options):
-        raise DataError(
-            f"{where}: column 'choices' has {len(labels)} labels and {len(options)} texts; expected one label"
-            " a text"
-        )
-    return labels, options
+    id: BareText
+    explanation: OpenEnded
 
 
-def _require_explanation(explanation: str) -> str:
-    if not explanation:
-        raise SkippedRow("no explanation")
-    return explanation
-
-
-def _explanations(file: Path, ids: set[str]) -> tuple[dict[str, str], dict[str, int]]:
+def _explanations(file: Path, ids: set[str]) -> tuple[dict[str, str], Counter[str]]:
     """Open-ended explanations by the id of their question, and the number of those left out."""
     explanations: dict[str, str] = {}
     dropped: Counter[str] = Counter()
-    for number, row in enumerate(read_file(file, ("id", "explanation")), 1):
-        where = f"{file}, row {number}"
-        (own_id,) = texts(row, ("id",), where)
-        if not isinstance(row["explanation"], dict):
-            raise wrong_type(row, "explanation", "an object with the text 'open-ended'", where)
-        (text,) = texts(row["explanation"], ("open-ended",), f"{where}, explanation")
-        if own_id not in ids:
+    for row in ExplanationRow.read(read_file(file), str(file)):
+        if row.id not in ids:
             dropped["explanation without a question"] += 1
-        elif own_id in explanations:
+        elif row.id in explanations:
             dropped["second explanation of a question"] += 1
         else:
-            explanations[own_id] = text
-    return explanations, dict(dropped)
+            explanations[row.id] = row.explanation.text
+    return explanations, dropped

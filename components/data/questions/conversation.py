@@ -9,15 +9,8 @@ replies suit many conversations, so that no reader can answer all questions.
 
 from __future__ import annotations
 
-from components.data.questions.base import (
-    LETTERS,
-    Question,
-    QuestionSet,
-    QuestionTexts,
-    answered,
-    text_list,
-    texts,
-)
+from components.data.questions.base import LETTERS, Question, QuestionRow, QuestionSet, Texts
+from components.data.raw import BareText
 from components.data.rows import Row
 from components.data.sources.chitchat import Reply, read_replies
 from components.seeding import generator
@@ -60,12 +53,17 @@ def conversations() -> list[Row]:
     return rows
 
 
-def read_chitchat(row: Row, where: str) -> Question:
-    """Read a row of `conversations`, or of a file with its columns."""
-    own_id, context, answer = texts(row, ("id", "context", "answer"), where)
-    options = text_list(row, "options", where)
-    question = "What does YOU say next?"
-    return answered("chitchat", QuestionTexts(question, options, answer, own_id=own_id, context=context))
+class ChitchatRow(QuestionRow):
+    """A row of `conversations`, or of a file with its columns."""
+
+    id: BareText
+    context: BareText
+    options: Texts
+    answer: BareText
+
+    def ask(self) -> Question:
+        question = "What does YOU say next?"
+        return self.answered(question, self.options, self.answer, own_id=self.id, context=self.context)
 
 
-CHITCHAT = QuestionSet("chitchat", read_chitchat, ("chitchat",), embedded=conversations)
+CHITCHAT = QuestionSet("chitchat", ChitchatRow, ("chitchat",), embedded=conversations)

@@ -6,7 +6,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -148,18 +148,18 @@ def read_questions(
 
     Returns:
         the questions in the order of the rows, and the number of rows that made none, by reason:
-        see base.answered, a repeated id, or a repeated question with its context and options.
+        see QuestionRow.answered, a repeated id, or a repeated question with its context and options.
 
     Raises:
         DataError: a column is missing or of another type.
     """
-    read = QUESTION_SETS.load(name).read
+    row_type = QUESTION_SETS.load(name).row
     questions: dict[str, Question] = {}
     known: set[tuple[str, str, frozenset[str]]] = set()
     dropped: Counter[str] = Counter()
     for number, row in enumerate(rows, 1):
         try:
-            question = read(dict(row), f"{where}, row {number}")
+            question = replace(row_type.read_one(row, f"{where}, row {number}").ask(), set=name)
         except SkippedRow as reason:
             dropped[str(reason)] += 1
             continue

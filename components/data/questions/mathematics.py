@@ -17,53 +17,58 @@ from __future__ import annotations
 
 import re
 
+from pydantic import Field
+
 from components.data.questions.base import (
     UNREADABLE_OPTIONS,
     Question,
+    QuestionRow,
     QuestionSet,
-    QuestionTexts,
     SkippedRow,
-    answered,
-    in_order,
-    text_list,
-    texts,
+    Texts,
+    require_order,
 )
-from components.data.rows import Row
+from components.data.raw import BareText
 
 FILES = ("train", "dev", "validation", "test")
 LABELED_OPTION = re.compile(r"\s*([A-Z])\s*\)(.*)", re.DOTALL)
 LABEL_IN_LINE = re.compile(r"(?:^|,)\s*([a-e])\s*\)")
 
 
-def read_aqua(row: Row, where: str) -> Question:
-    """Read a row of question, options ["A)...", ...], rationale and correct (a letter)."""
-    question, rationale, correct = texts(row, ("question", "rationale", "correct"), where)
-    labels: list[str] = []
-    options: list[str] = []
-    for option in text_list(row, "options", where):
-        match = LABELED_OPTION.fullmatch(option)
-        if match is None:
-            raise SkippedRow(UNREADABLE_OPTIONS)
-        labels.append(match[1])
-        options.append(match[2])
-    if not in_order(labels):
-        raise SkippedRow(UNREADABLE_OPTIONS)
-    return answered("aqua", QuestionTexts(question, options, correct, explanation=rationale))
+class AquaRow(QuestionRow):
+    """A question with options ["A)...", ...] and the letter of the right one."""
+
+    question: BareText
+    options: Texts
+    rationale: BareText
+    correct: BareText
+
+    def ask(self) -> Question:
+        """The question, whose options are without their labels."""
+        matches = [LABELED_OPTION.fullmatch(option) for option in self.options]
+        require_order([match[1] if match else "?" for match in matches])
+        options = [match[2] for match in matches if match]
+        return self.answered(self.question, options, self.correct, explanation=self.rationale)
 
 
-AQUA = QuestionSet("aqua", read_aqua, FILES, hub="deepmind/aqua_rat", config="raw", split="train")
+AQUA = QuestionSet("aqua", AquaRow, FILES, hub="deepmind/aqua_rat", config="raw", split="train")
 
 
-def read_mathqa(row: Row, where: str) -> Question:
-    """Read a row of Problem, options ("a ) 1 , b ) 2 , ..."), Rationale and correct (a letter)."""
-    problem, options, rationale, correct = texts(row, ("Problem", "options", "Rationale", "correct"), where)
-    return answered(
-        "mathqa",
-        QuestionTexts(problem, split_options(options), correct.upper(), explanation=rationale.strip('" ')),
-    )
+class MathQaRow(QuestionRow):
+    """A problem with options ("a ) 1 , b ) 2 , ...") and the letter of the right one."""
+
+    problem: BareText = Field(alias="Problem")
+    options: BareText
+    rationale: BareText = Field(alias="Rationale")
+    correct: BareText
+
+    def ask(self) -> Question:
+        options = split_options(self.options)
+        explanation = self.rationale.strip('" ')
+        return self.answered(self.problem, options, self.correct.upper(), explanation=explanation)
 
 
-MATHQA = QuestionSet("mathqa", read_mathqa, FILES, hub="regisss/math_qa", split="train")
+MATHQA = QuestionSet("mathqa", MathQaRow, FILES, hub="regisss/math_qa", split="train")
 
 
 def split_options(line: str) -> list[str]:
@@ -74,6 +79,7 @@ def split_options(line: str) -> list[str]:
             order.
     """
     prefix, *pieces = LABEL_IN_LINE.split(line)
-    if prefix.strip() or not in_order(pieces[::2]):
+    if prefix.strip():
         raise SkippedRow(UNREADABLE_OPTIONS)
+    require_order(pieces[::2])
     return [option.strip(" ,") for option in pieces[1::2]]

@@ -19,28 +19,33 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
 
 from components.data.questions.base import (
     UNREADABLE_OPTIONS,
     Question,
+    QuestionRow,
     QuestionSet,
-    QuestionTexts,
     SkippedRow,
-    answered,
-    in_order,
+    Texts,
     letter,
-    text_list,
-    texts,
-    whole_number,
-    wrong_type,
+    option_label,
+    require_order,
 )
+from components.data.raw import BareText, Identifier, RawRow, describe
 from components.data.records import DataError
-from components.data.rows import OBJECTS_EXPECTED, Row, check_columns, parse_failure, read_file
+from components.data.rows import OBJECTS_EXPECTED, Row, parse_failure, read_file
 
 DECISIONS = ("yes", "no", "maybe")
-PUBMEDQA_COLUMNS = {"QUESTION": "question", "LONG_ANSWER": "long_answer", "final_decision": "final_decision"}
 ARTICLES_EXPECTED = "expected one object keyed by the articles' ids"
+
+
+class CopRow(RawRow):
+    """The position of the right option."""
+
+    cop: int | None
 
 
 def count_from_0(file: Path) -> tuple[list[Row], dict[str, int]]:
@@ -54,7 +59,7 @@ def count_from_0(file: Path) -> tuple[list[Row], dict[str, int]]:
             parquet.
     """
     rows = read_file(file)
-    values = {whole_number(row, "cop", f"{file}, row {number}") for number, row in enumerate(rows, 1)}
+    values = {row.cop for row in CopRow.read(rows, str(file))}
     from_0 = bool(values & {-1, 0})
     from_1 = 4 in values
     if from_0 and from_1:
@@ -72,19 +77,25 @@ def count_from_0(file: Path) -> tuple[list[Row], dict[str, int]]:
     return [row if row["cop"] is None else row | {"cop": row["cop"] - 1} for row in rows], {}
 
 
-def read_medmcqa(row: Row, where: str) -> Question:
-    """Read a row of id, question, opa, opb, opc, opd, exp and cop (0 if opa is right, and so on)."""
-    columns = ("id", "question", "exp", "opa", "opb", "opc", "opd")
-    own_id, question, explanation, *options = texts({"exp": None} | row, columns, where)
-    answer = letter(whole_number(row, "cop", where))
-    return answered(
-        "medmcqa", QuestionTexts(question, options, answer, own_id=own_id, explanation=explanation)
-    )
+class MedMcqaRow(CopRow, QuestionRow):
+    """A question with four options and the position of the right one, from 0."""
+
+    id: BareText
+    question: BareText
+    exp: BareText = ""
+    opa: BareText
+    opb: BareText
+    opc: BareText
+    opd: BareText
+
+    def ask(self) -> Question:
+        options = (self.opa, self.opb, self.opc, self.opd)
+        return self.answered(self.question, options, letter(self.cop), own_id=self.id, explanation=self.exp)
 
 
 MEDMCQA = QuestionSet(
     "medmcqa",
-    read_medmcqa,
+    MedMcqaRow,
     ("train", "dev", "validation"),
     hub="openlifescienceai/medmcqa",
     split="train",
@@ -92,39 +103,43 @@ MEDMCQA = QuestionSet(
 )
 
 
-def read_medqa(row: Row, where: str) -> Question:
-    """Read a row of question, options, answer_idx (a letter) and answer (that option's text).
-
-    The options are {label: text}, or a list of {key, value}.
-    """
-    question, index, answer = texts({"answer": None} | row, ("question", "answer_idx", "answer"), where)
-    labeled = sorted(_labeled_options(row, where))
-    if not in_order([label for label, _ in labeled]):
-        raise SkippedRow(UNREADABLE_OPTIONS)
-    made = answered("medqa", QuestionTexts(question, [option for _, option in labeled], index))
-    if answer and answer != dict(made.options)[made.answer]:
-        raise SkippedRow("answer whose letter and text disagree")
-    return made
-
-
-def _labeled_options(row: Row, where: str) -> list[tuple[str, str]]:
-    check_columns(row, ("options",), where)
-    options = row["options"]
+def _by_label(options: Any) -> Any:
+    """Options as {label: text}, which are a list of {key, value} too."""
     if isinstance(options, dict):
-        labels = [label for label, option in options.items() if option is not None]
-        return list(zip(labels, texts(options, labels, f"{where}, options"), strict=True))
-    if not isinstance(options, list) or not all(isinstance(option, dict) for option in options):
-        raise wrong_type(row, "options", "an object of labels and texts", where)
-    labeled: list[tuple[str, str]] = []
-    for i, option in enumerate(options, 1):
-        label, text = texts(option, ("key", "value"), f"{where}, option {i}")
-        labeled.append((label, text))
-    return labeled
+        return options
+    if not isinstance(options, list) or not all(
+        isinstance(option, dict) and option.keys() >= {"key", "value"} for option in options
+    ):
+        raise ValueError(
+            f"must be an object of labels and texts, or a list of key and value, but is {describe(options)}"
+        )
+    labels = [str(option["key"]) for option in options]
+    if len(set(labels)) < len(labels):
+        raise SkippedRow(UNREADABLE_OPTIONS)
+    return {label: option["value"] for label, option in zip(labels, options, strict=True)}
+
+
+class MedQaRow(QuestionRow):
+    """A question with labeled options, and letter and text of the right one."""
+
+    question: BareText
+    options: Annotated[dict[str, BareText | None], BeforeValidator(_by_label)]
+    answer_idx: BareText
+    answer: BareText = ""
+
+    def ask(self) -> Question:
+        """The question, with the options that are not null by label."""
+        labeled = {label: text for label, text in sorted(self.options.items()) if text is not None}
+        require_order(list(labeled))
+        made = self.answered(self.question, list(labeled.values()), self.answer_idx)
+        if self.answer and self.answer != dict(made.options)[made.answer]:
+            raise SkippedRow("answer whose letter and text disagree")
+        return made
 
 
 MEDQA = QuestionSet(
     "medqa",
-    read_medqa,
+    MedQaRow,
     (
         "phrases_no_exclude_train",
         "train",
@@ -136,6 +151,15 @@ MEDQA = QuestionSet(
     hub="GBaker/MedQA-USMLE-4-options",
     split="train",
 )
+
+
+class ArticleRow(RawRow):
+    """The columns of an article in the original file, whose values PubMedQaRow checks."""
+
+    contexts: Any = Field(alias="CONTEXTS")
+    question: Any = Field(alias="QUESTION")
+    long_answer: Any = Field(alias="LONG_ANSWER")
+    final_decision: Any
 
 
 def keyed_by_article(file: Path) -> tuple[list[Row], dict[str, int]]:
@@ -154,33 +178,40 @@ def keyed_by_article(file: Path) -> tuple[list[Row], dict[str, int]]:
         where = f"{file}, row {number} ('{article}')"
         if not isinstance(columns, tuple):
             raise DataError(f"{where}: {OBJECTS_EXPECTED}, but this is {str(columns)[:60]!r}")
-        values = dict(columns)
-        check_columns(values, ("CONTEXTS", *PUBMEDQA_COLUMNS), where)
-        row: Row = {"pubid": article, "context": {"contexts": values["CONTEXTS"]}}
-        rows.append(row | {ours: values[theirs] for theirs, ours in PUBMEDQA_COLUMNS.items()})
+        values = ArticleRow.read_one(dict(columns), where).model_dump()
+        rows.append({"pubid": article, "context": {"contexts": values.pop("contexts")}} | values)
     return rows, {}
 
 
-def read_pubmedqa(row: Row, where: str) -> Question:
-    """Read a row of pubid, question, context {contexts}, long_answer and final_decision."""
-    question, conclusion, decision = texts(row, ("question", "long_answer", "final_decision"), where)
-    check_columns(row, ("pubid", "context"), where)
-    if type(row["pubid"]) not in (int, str):
-        raise wrong_type(row, "pubid", "a whole number or text", where)
-    if not isinstance(row["context"], dict):
-        raise wrong_type(row, "context", "an object with a list of contexts", where)
-    context = "\n".join(text for text in text_list(row["context"], "contexts", f"{where}, context") if text)
-    label = letter(DECISIONS.index(decision)) if decision in DECISIONS else "?" if decision else ""
-    own_id = str(row["pubid"]).strip()
-    made = answered("pubmedqa", QuestionTexts(question, DECISIONS, label, own_id, conclusion, context))
-    if not context:
-        raise SkippedRow("no context")
-    return made
+class Abstract(RawRow):
+    """The sections of an abstract, without its conclusion."""
+
+    contexts: Texts
+
+
+class PubMedQaRow(QuestionRow):
+    """A study's question, abstract, conclusion and decision."""
+
+    pubid: Identifier
+    question: BareText
+    context: Abstract
+    long_answer: BareText
+    final_decision: BareText
+
+    def ask(self) -> Question:
+        """The question whether the study finds so: yes, no or maybe."""
+        context = "\n".join(text for text in self.context.contexts if text)
+        label = option_label(DECISIONS, self.final_decision)
+        own_id = self.pubid.strip()
+        made = self.answered(self.question, DECISIONS, label, own_id, self.long_answer, context)
+        if not context:
+            raise SkippedRow("no context")
+        return made
 
 
 PUBMEDQA = QuestionSet(
     "pubmedqa",
-    read_pubmedqa,
+    PubMedQaRow,
     ("ori_pqal", "train"),
     hub="qiaojin/PubMedQA",
     config="pqa_labeled",
