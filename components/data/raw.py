@@ -6,8 +6,9 @@ A row that does not fit is one sentence, with its file, row, column and value, a
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
@@ -16,6 +17,8 @@ from components.data.records import DataError
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
+R = TypeVar("R")
+T = TypeVar("T")
 EXPECTED = {
     "string_type": "text",
     "int_type": "a whole number",
@@ -61,6 +64,19 @@ class RawRow(BaseModel):
             return cls.model_validate(row)
         except ValidationError as error:
             raise DataError(f"{where}: {_sentence(error.errors())}") from None
+
+
+def collect(rows: Iterable[R], make: Callable[[R], T | str]) -> tuple[list[T], Counter[str]]:
+    """What is made of rows, and the number of rows of which nothing is made, by the reason named."""
+    made: list[T] = []
+    dropped: Counter[str] = Counter()
+    for row in rows:
+        result = make(row)
+        if isinstance(result, str):
+            dropped[result] += 1
+        else:
+            made.append(result)
+    return made, dropped
 
 
 def describe(value: Any) -> str:

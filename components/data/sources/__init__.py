@@ -1,4 +1,4 @@
-"""The sources of pairs and prompts, one file per data set.
+"""The sources of pairs and prompts.
 
 They are registered in SOURCES and PROMPT_SOURCES (components/config/data.py); base.py describes how
 to add one.

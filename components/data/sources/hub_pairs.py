@@ -20,7 +20,7 @@ from pydantic import Field, FiniteFloat, field_validator
 
 from components.config import DataConfig
 from components.data.holdout import hold_out
-from components.data.raw import RawRow, Text
+from components.data.raw import RawRow, Text, collect
 from components.data.records import DataError, Pair, SourceData, trailing_space
 from components.data.rows import CONVERSION, SUFFIXES, find_file, from_hub, read_file
 from components.data.sources.base import PairSource
@@ -87,16 +87,7 @@ class HubPairs(PairSource):
         Raises:
             DataError: a column is missing or of the wrong type, or no row makes a pair.
         """
-        pairs: list[Pair] = []
-        dropped: Counter[str] = Counter()
-        for row in self.row.read(rows, where):
-            pair = self.pair(row)
-            if isinstance(pair, Pair):
-                pair = self._stripped(pair)
-            if isinstance(pair, str):
-                dropped[pair] += 1
-            else:
-                pairs.append(pair)
+        pairs, dropped = collect(self.row.read(rows, where), self._bare_pair)
         if not pairs:
             reasons = ", ".join(f"{reason}: {n}" for reason, n in dropped.items()) or "there are none"
             raise DataError(
@@ -127,7 +118,10 @@ class HubPairs(PairSource):
         rows = from_hub(self.hub, split=split, revision=revision or self.conversion, data_dir=self.folder)
         return rows, f"{self.hub} ({part}split {split})"
 
-    def _stripped(self, pair: Pair) -> Pair | str:
+    def _bare_pair(self, row: RawRow) -> Pair | str:
+        pair = self.pair(row)
+        if isinstance(pair, str):
+            return pair
         prompt, chosen, rejected = pair.prompt.strip(), pair.chosen.strip(), pair.rejected.strip()
         if not (prompt and chosen and rejected):
             return "empty text"
@@ -158,7 +152,6 @@ class PyDpo(HubPairs):
     row = PairRow
 
     def pair(self, row: PairRow) -> Pair:
-        """The row as it is."""
         return Pair(row.prompt, row.chosen, row.rejected)
 
 
@@ -185,7 +178,6 @@ class Imdb(HubPairs):
     continues = True
 
     def pair(self, row: ImdbRow) -> Pair | str:
-        """The pair with its margin, unless a completion is of another prompt or the margin is not above 0."""
         if not (row.chosen.startswith(row.prompt) and row.rejected.startswith(row.prompt)):
             return "completion that does not begin with its prompt"
         margin = row.chosen_reward - row.rejected_reward
@@ -209,10 +201,10 @@ class CodeRow(RawRow):
 class CodeVulnerability(HubPairs):
     """Secure against vulnerable code, in 11 languages (FedPDPO D.1.1).
 
-    The domain is the language as the data set writes it: use data.partition column over domain, with
-    the languages of each client in data.column_clients (D.1.2), or dirichlet. It has one split of 4.7
-    thousand rows; FedPDPO's 4,194 and 466 are a data.test of 0.1; the paper does not say which rows
-    those are.
+    The prompt is the question, after the row's system text. The domain is the language as the data
+    set writes it: use data.partition column over domain, with the languages of each client in
+    data.column_clients (D.1.2), or dirichlet. It has one split of 4.7 thousand rows; FedPDPO's 4,194
+    and 466 are a data.test of 0.1; the paper does not say which rows those are.
     """
 
     name = "code-vulnerability"
@@ -220,7 +212,6 @@ class CodeVulnerability(HubPairs):
     row = CodeRow
 
     def pair(self, row: CodeRow) -> Pair | str:
-        """The pair of a question, after the row's system text."""
         question = row.question.strip()
         if not question:
             return "empty text"
@@ -270,7 +261,6 @@ class WebGpt(HubPairs):
     )
 
     def pair(self, row: WebGptRow) -> Pair | str:
-        """The pair with its margin, or 'tie'."""
         margin = row.score_0 - row.score_1
         if not margin:
             return "tie"
@@ -319,7 +309,6 @@ class UltraFeedback(HubPairs):
     splits = ("train", "test")
 
     def pair(self, row: UltraFeedbackRow) -> Pair:
-        """The row as it is."""
         return Pair(row.prompt, row.chosen, row.rejected)
 
 
@@ -352,11 +341,9 @@ class HhRlhf(HubPairs):
 
     @property
     def folder(self) -> str:
-        """The subset."""
         return self.subset
 
     def pair(self, row: DialogueRow) -> Pair | str:
-        """The last turns of two dialogues and their common prompt."""
         prompt, turn, chosen = row.chosen.rpartition(TURN)
         other_prompt, other_turn, rejected = row.rejected.rpartition(TURN)
         if not (turn and other_turn and prompt.strip()) or prompt != other_prompt:

@@ -34,7 +34,7 @@ from pydantic import Field, FiniteFloat
 
 from components.config import BackboneConfig, DataConfig, NamedModel
 from components.data.holdout import JUDGE
-from components.data.raw import BareText, Name, RawRow, one_of
+from components.data.raw import BareText, Name, RawRow, collect, one_of
 from components.data.records import SPLITS, DataError, Pair, SourceData
 from components.data.rows import SUFFIXES, from_hub, read_file, require_file
 from components.data.sources.base import Source
@@ -220,14 +220,7 @@ def read_votes(rows: Iterable[Mapping[str, Any]], where: str, split: str) -> tup
     Raises:
         DataError: a column is missing or of the wrong type, or most labels contradict the scores.
     """
-    votes: list[Vote] = []
-    dropped: Counter[str] = Counter()
-    for row in VoteRow.read(rows, where):
-        vote = row.vote(split)
-        if isinstance(vote, str):
-            dropped[vote] += 1
-        else:
-            votes.append(vote)
+    votes, dropped = collect(VoteRow.read(rows, where), lambda row: row.vote(split))
     contradicted = dropped[CONTRADICTED]
     if contradicted > len(votes):
         raise DataError(

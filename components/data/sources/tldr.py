@@ -16,15 +16,15 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from components.config import DataConfig, NameOrFolder
-from components.data.raw import BareText, Identifier, Name, NeededText, RawRow, Text, if_null, one_of
+from components.data.raw import BareText, Identifier, Name, NeededText, RawRow, Text, collect, if_null, one_of
 from components.data.records import DataError, Pair, SourceData
 from components.data.rows import CONVERSION, SUFFIXES, from_hub, read_file, require_file
 from components.data.sources.base import Source
@@ -154,19 +154,6 @@ class ComparisonRow(RawRow):
         )
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """A comparison that makes a pair.
-
-    Attributes:
-        pair: the pair.
-        post_names: what identifies its post.
-    """
-
-    pair: Pair
-    post_names: frozenset[str]
-
-
 class Options(Source):
     """Options of the source tldr."""
 
@@ -207,16 +194,16 @@ class Options(Source):
         Raises:
             DataError: the data cannot be read, lack a column, or have values of a wrong type.
         """
-        rows = self._comparison_rows(data, "comparisons")
+        rows = list(ComparisonRow.read(*self._raw(data, "comparisons")))
         posts = self._raw(data, "posts")
         test_posts = self._raw(data, "posts_test")
-        comparisons, dropped = make_comparisons(rows)
-        judges = self._draw_judges(comparisons, seed)
-        other_judges = [] if self.judge_workers else self._validation_judges(data, comparisons)
-        compared = _compared_posts(rows, other_judges)
+        pairs, dropped = collect(rows, ComparisonRow.pair)
+        counts = Counter(pair.client_id for pair in pairs)
+        judges = self._draw_judges(counts, seed)
+        other_rows = [] if self.judge_workers else self._validation_rows(data, counts)
+        compared = frozenset(chain.from_iterable(row.post_names for row in (*rows, *other_rows)))
         align, test, left_out = self._prompts(posts, test_posts, compared, seed)
-        pairs = [comparison.pair for comparison in comparisons]
-        judged = [comparison.pair for comparison in other_judges]
+        judged, _ = collect(other_rows, ComparisonRow.pair)
         judged += [pair for pair in pairs if pair.client_id in judges]
         return SourceData(
             pairs_dataset((pair for pair in pairs if pair.client_id not in judges), "tldr"),
@@ -225,8 +212,7 @@ class Options(Source):
             dropped=dict(dropped + left_out),
         )
 
-    def _draw_judges(self, comparisons: Sequence[Comparison], seed: int) -> set[str]:
-        counts = Counter(comparison.pair.client_id for comparison in comparisons)
+    def _draw_judges(self, counts: Mapping[str, int], seed: int) -> set[str]:
         ranked = sorted(counts, key=lambda worker: (-counts[worker], worker))
         candidates = sorted(ranked[: (len(ranked) + 1) // 2])
         if self.judge_workers > len(candidates):
@@ -237,11 +223,10 @@ class Options(Source):
         drawn = generator(seed, "judges").permutation(len(candidates))[: self.judge_workers]
         return {candidates[i] for i in drawn}
 
-    def _validation_judges(self, data: DataConfig, comparisons: Sequence[Comparison]) -> list[Comparison]:
-        """Comparisons of the validation part by workers who are not in the training part."""
-        workers = {comparison.pair.client_id for comparison in comparisons}
-        validation, _ = make_comparisons(self._comparison_rows(data, "comparisons_validation"))
-        return [comparison for comparison in validation if comparison.pair.client_id not in workers]
+    def _validation_rows(self, data: DataConfig, workers: Container[str]) -> list[ComparisonRow]:
+        """Comparisons of the validation part that make a pair, by others than the workers."""
+        rows = ComparisonRow.read(*self._raw(data, "comparisons_validation"))
+        return [row for row in rows if row.worker not in workers and isinstance(row.pair(), Pair)]
 
     def _prompts(
         self, posts: RawSplit, test_posts: RawSplit, compared: frozenset[str], seed: int
@@ -268,9 +253,6 @@ class Options(Source):
                 align.append(Prompt(prompt, [reference] if reference else [], "align"))
         return align, test, dropped
 
-    def _comparison_rows(self, data: DataConfig, part: str) -> list[ComparisonRow]:
-        return list(ComparisonRow.read(*self._raw(data, part)))
-
     def _raw(self, data: DataConfig, part: str) -> RawSplit:
         """The rows of a part of the data."""
         if data.path is None:
@@ -289,29 +271,6 @@ class Options(Source):
             )
         file = require_file(folder, part)
         return read_file(file), str(file)
-
-
-def _compared_posts(rows: Iterable[ComparisonRow], judged: Iterable[Comparison]) -> frozenset[str]:
-    """What identifies the posts of all comparisons, those included that make no pair."""
-    names: set[str] = set()
-    for row in rows:
-        names |= row.post_names
-    for comparison in judged:
-        names |= comparison.post_names
-    return frozenset(names)
-
-
-def make_comparisons(rows: Iterable[ComparisonRow]) -> tuple[list[Comparison], Counter[str]]:
-    """The comparisons of rows, and the number of rows without one, by reason."""
-    comparisons: list[Comparison] = []
-    dropped: Counter[str] = Counter()
-    for row in rows:
-        pair = row.pair()
-        if isinstance(pair, str):
-            dropped[pair] += 1
-        else:
-            comparisons.append(Comparison(pair, row.post_names))
-    return comparisons, dropped
 
 
 def _read_posts(raw: RawSplit) -> Iterable[tuple[str, str, frozenset[str]]]:
