@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
@@ -63,7 +63,7 @@ class RawRow(BaseModel):
         try:
             return cls.model_validate(row)
         except ValidationError as error:
-            raise DataError(f"{where}: {_sentence(error.errors())}") from None
+            raise DataError(f"{where}: {_sentence(cls, error.errors())}") from None
 
 
 def collect(rows: Iterable[R], make: Callable[[R], T | str]) -> tuple[list[T], Counter[str]]:
@@ -85,7 +85,7 @@ def describe(value: Any) -> str:
     return f"{shown[:80]}{' ...' if len(shown) > 80 else ''} ({type(value).__name__})"
 
 
-def _sentence(errors: list[ErrorDetails]) -> str:
+def _sentence(row: type[BaseModel], errors: list[ErrorDetails]) -> str:
     missing = [error for error in errors if error["type"] == "missing"]
     if missing:
         existing = missing[0]["input"]
@@ -94,8 +94,33 @@ def _sentence(errors: list[ErrorDetails]) -> str:
             f"column {', '.join(map(repr, columns))} is missing; there are:"
             f" {', '.join(map(str, existing)) or 'none'}"
         )
-    column = _column(errors[0]["loc"])
-    return f"column '{column}' {_reason(errors[0])}" if column else _reason(errors[0])
+    place = errors[0]["loc"]
+    column, reason = _column(place), _reason(errors[0], _annotation(row, place))
+    return f"column '{column}' {reason}" if column else reason
+
+
+def _annotation(model: Any, place: tuple[int | str, ...]) -> Any:
+    """The type of a value in a row."""
+    for key in place:
+        kinds = [model, *get_args(model)]
+        inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+        if isinstance(key, int):
+            model = get_args(model)[0] if get_args(model) else model
+        elif inner is not None and key in inner.model_fields:
+            model = inner.model_fields[key].annotation
+    return model
+
+
+def _kind(annotation: Any) -> str:
+    """What a list or an object holds, as the end of a sentence; empty for other types."""
+    for kind in (annotation, *get_args(annotation)):
+        if get_origin(kind) is list:
+            (item,) = get_args(kind)
+            return f" of {'objects' if _kind(item) else 'texts'}{_kind(item)}"
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            *others, last = kind.model_fields
+            return f" with {', '.join(others)} and {last}" if others else f" with {last}"
+    return ""
 
 
 def _column(place: tuple[int | str, ...]) -> str:
@@ -104,7 +129,7 @@ def _column(place: tuple[int | str, ...]) -> str:
     return "".join(keys).removeprefix(".")
 
 
-def _reason(error: ErrorDetails) -> str:
+def _reason(error: ErrorDetails, annotation: Any) -> str:
     value = error["input"]
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])
@@ -113,6 +138,8 @@ def _reason(error: ErrorDetails) -> str:
     if error["type"] == "float_type" and isinstance(value, int) and abs(value) > sys.float_info.max:
         return f"is a number of {len(str(abs(value)))} digits, which is too large: repair the file"
     expected = EXPECTED.get(error["type"]) or error.get("ctx", {}).get("expected", error["msg"])
+    if error["type"] in ("list_type", "dict_type", "model_type"):
+        expected += _kind(annotation)
     return f"must be {expected}, but is {describe(value)}"
 
 

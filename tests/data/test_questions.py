@@ -364,7 +364,7 @@ def test_a_set_without_ids_gets_ids_of_the_text_alone(name):
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
-        ("aqua", {"options": "A)1, B)2"}, r"column 'options' must be a list, but is 'A\)1, B\)2'"),
+        ("aqua", {"options": "A)1, B)2"}, r"column 'options' must be a list of texts, but is 'A\)1, B\)2'"),
         ("aqua", {"options": ["A)1", 2]}, r"column 'options\[1\]' must be text, but is 2"),
         ("aqua", {"correct": 2}, "column 'correct' must be text, but is 2"),
         ("aqua", {"rationale": ...}, "column 'rationale' is missing; there are: question, options, correct"),
@@ -380,7 +380,7 @@ def test_a_set_without_ids_gets_ids_of_the_text_alone(name):
             {"choices": [{"label": "A"}]},
             "column 'choices' must be a list of choices with label and text",
         ),
-        ("cose", {"choices": "bed"}, "column 'choices' must be a list, but is 'bed'"),
+        ("cose", {"choices": "bed"}, "column 'choices' must be a list of texts, but is 'bed'"),
         ("cose", {"abstractive_explanation": 1}, "column 'abstractive_explanation' must be text"),
         ("piqa", {"label": "1"}, "column 'label' must be a whole number, but is '1'"),
         ("piqa", {"label": True}, "column 'label' must be a whole number"),
@@ -394,7 +394,7 @@ def test_a_set_without_ids_gets_ids_of_the_text_alone(name):
         (
             "pubmedqa",
             {"context": {"contexts": "text"}},
-            "row 1: column 'context.contexts' must be a list, but is 'text'",
+            "row 1: column 'context.contexts' must be a list of texts, but is 'text'",
         ),
     ],
 )
@@ -770,7 +770,7 @@ def test_a_file_in_place_of_the_embedded_conversations_has_their_columns(tmp_pat
     (question,), _ = load_questions("chitchat", written(tmp_path / "chitchat.jsonl", [row]))
     assert right(question) == "hi"
     assert question.context == "THEY: hello"
-    with pytest.raises(DataError, match=r"column 'options' must be a list, but is 'hi'"):
+    with pytest.raises(DataError, match=r"column 'options' must be a list of texts, but is 'hi'"):
         load_questions("chitchat", written(tmp_path / "other.jsonl", [row | {"options": "hi"}]))
     with pytest.raises(RecipeError, match="an embedded question set has no revision"):
         load_questions("chitchat", revision="main")

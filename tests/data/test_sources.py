@@ -219,17 +219,17 @@ def info_without(*columns):
         (
             "comparisons",
             {"info": None},
-            "column 'info' must be an object, but is None",
+            "column 'info' must be an object with .*, but is None",
         ),
         (
             "comparisons",
             {"summaries": None},
-            "column 'summaries' must be a list, but is None",
+            "column 'summaries' must be a list of objects with text, but is None",
         ),
         (
             "comparisons",
             {"summaries": ["a", "b"]},
-            r"column 'summaries\[0\]' must be an object, but is 'a' \(str\)",
+            r"column 'summaries\[0\]' must be an object with text, but is 'a' \(str\)",
         ),
         (
             "comparisons",
@@ -259,7 +259,7 @@ def info_without(*columns):
             "column 'worker' is empty, but each row needs one",
         ),
         ("comparisons", {"worker": "\ud800"}, "column 'worker' holds half a character"),
-        ("comparisons", {"extra": 7}, "column 'extra' must be an object, but is 7"),
+        ("comparisons", {"extra": 7}, "column 'extra' must be an object with .*, but is 7"),
         (
             "comparisons",
             {"extra": {"confidence": "x"}},
