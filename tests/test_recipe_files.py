@@ -172,6 +172,14 @@ def test_an_error_names_the_file_or_the_override_that_sets_the_value(write, over
     assert str(refused.value).startswith(f"{origin.replace('FILE', path)}: ")
 
 
+def test_options_that_are_left_over_from_another_source_are_named_together_with_the_cure():
+    with pytest.raises(RecipeError) as refused:
+        load_recipe("debug", ["data.source=jsonl"])
+    (line,) = str(refused.value).splitlines()
+    assert "source jsonl has no judge_annotators, papers_per_annotator," in line
+    assert line.endswith("begin with options={} and set its own, which are: align_share, judge_clients.")
+
+
 def test_the_printed_recipe_is_the_recipe_and_says_where_each_value_comes_from(write):
     path = write("extends: debug\nname: mine\npolicy: {max_new_tokens: 7}\n")
     recipe, origins = load_with_origins(path, ["federation.rounds=5"])

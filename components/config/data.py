@@ -98,7 +98,8 @@ def source_options(values: Any, source: str | None) -> SourceOptions:
     """
     if source is None:
         return SourceOptions()  # the error of the name is reported
-    return validate_nested(SOURCES.load(source), {} if type(values) is SourceOptions else values)
+    values = {} if type(values) is SourceOptions else values
+    return validate_nested(SOURCES.load(source), values, f"source {source}")
 
 
 class PromptsConfig(Section):

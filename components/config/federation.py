@@ -247,7 +247,8 @@ class FederationConfig(Section):
         if "method" not in info.data:
             return MethodOptions()  # the method's own error is reported
         model = METHODS.load(info.data["method"])
-        return validate_nested(model, {} if type(values) is MethodOptions else values)
+        values = {} if type(values) is MethodOptions else values
+        return validate_nested(model, values, f"method {info.data['method']}")
 
     @model_validator(mode="after")
     def _check_warmup(self) -> Self:

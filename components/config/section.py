@@ -52,16 +52,18 @@ class NestedSectionError(ValueError):
         self.error = error
 
 
-def validate_nested(model: type[S], values: Any) -> S:
+def validate_nested(model: type[S], values: Any, owner: str = "") -> S:
     """Validate a nested section inside a validator of the outer one.
 
     Args:
         model: the model of the nested section.
         values: a mapping, or a section that was validated before.
+        owner: whose options they are, such as a method; several that it does not have are left over from
+            another one.
 
     Raises:
         NestedSectionError: the values do not fit the model.
-        ValueError: the values are no mapping.
+        ValueError: the values are no mapping, or left over.
     """
     if isinstance(values, model):
         return values
@@ -72,6 +74,12 @@ def validate_nested(model: type[S], values: Any) -> S:
     try:
         return model.model_validate(dict(values))
     except ValidationError as error:
+        foreign = [str(detail["loc"][0]) for detail in error.errors() if detail["type"] == "extra_forbidden"]
+        if owner and len(foreign) > 1:
+            raise ValueError(
+                f"{owner} has no {', '.join(foreign)}: they may be left over from another one; begin with"
+                " options={} and set its own, which are: " + (", ".join(model.model_fields) or "none")
+            ) from None
         raise NestedSectionError(model, dict(values), error) from None
 
 
