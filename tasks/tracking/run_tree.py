@@ -13,6 +13,7 @@ from components.config.loading import leaves
 from tasks.flow_runs import FlowRunLink
 from tasks.runs import PHASES, Run, git_commit
 from tasks.tracking.client import RunLog, find_or_create_experiment, mlflow_client
+from tasks.tracking.report import run_url
 from tasks.uncached import task
 
 PARENT_TAG = "mlflow.parentRunId"
@@ -90,6 +91,7 @@ def phase_tracking(run: Run, config: TrackingConfig, phase: str) -> Iterator[str
         client.update_run(run_id, status="RUNNING")
     else:
         tags = {PARENT_TAG: parent, "phase": phase, "fed_rlhf.run": run.id}
+        tags["mlflow.note.content"] = f"The phase {phase} of [{run.id}]({run_url(parent)})."
         experiment = find_or_create_experiment(client, config.experiment)
         run_id = str(client.create_run(experiment, run_name=f"{run.id}/{phase}", tags=tags).info.run_id)
         run.update_metadata(mlflow_phases=phases | {phase: run_id})

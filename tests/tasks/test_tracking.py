@@ -121,6 +121,8 @@ def test_a_run_has_a_parent_with_its_recipe_and_a_child_for_each_phase(run, debu
     assert data.tags["git.commit"]
     assert {client.get_run(child).data.tags["mlflow.parentRunId"] for child in children.values()} == {parent}
     assert len(set(children.values())) == 4
+    note = client.get_run(children["align"]).data.tags["mlflow.note.content"]
+    assert note.startswith(f"The phase align of [{run.id}](http://127.0.0.1:5000/")
     assert [info.path for info in client.list_artifacts(parent)] == ["recipe.yaml"]
 
 
