@@ -136,14 +136,15 @@ def resume(run: RunArgument, verbose: VerboseOption = False) -> int:
     """
     from components.config import RecipeError
     from components.recipes import validate_environment
-    from tasks.runs import RESULT, find_run
+    from tasks.runs import RESULT, find_run, lock
 
     found = find_run(run)
     if found.is_pipeline:
         raise RecipeError(f"{found.folder} belongs to `dvc repro`, which goes on where it stopped: run that.")
-    recipe = found.recipe()
-    if not (found.evaluation / RESULT).is_file():
-        validate_environment(recipe)
+    with lock(found):  # refuses a run that is at work, before a flow begins
+        recipe = found.recipe()
+        if not (found.evaluation / RESULT).is_file():
+            validate_environment(recipe)
     return _run_pipeline(verbose, recipe=recipe.name, resume=run)
 
 
@@ -345,7 +346,7 @@ def benchmark(
     for recipe in recipes.values():
         validate_environment(recipe)
     if check:
-        print(f"{name}: the benchmark is valid ({len(plan.arms)} arms, {len(plan.seeds)} seeds)")
+        print(f"{name}: the benchmark is valid (arms: {len(plan.arms)}, seeds: {len(plan.seeds)})")
         if recipes:
             print(describe_arms(recipes))
         return 0

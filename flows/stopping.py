@@ -87,13 +87,14 @@ def stop_runs(restore_terminal: Callable[[], None], status: int, fault: str = ""
     try:
         runs = list(HELD)
         restore_terminal()
-        sentence = (
-            f"Stopped {position(runs[-1])}; resume with: {runs[0].resume_command}" if runs else "Stopped"
-        )
-        print(f"error: {fault}. {sentence}" if fault else f"\n{sentence}", file=sys.stderr, flush=True)
+        print("\nStopping ...", file=sys.stderr, flush=True)
         closing = threading.Thread(target=_close, args=(runs, not fault), daemon=True)
         closing.start()
         closing.join(CLOSING_SECONDS)
+        sentence = "Stopped"  # at the end, since rounds are committed until the process ends
+        if runs:
+            sentence += f" {position(runs[-1])}; resume with: {runs[0].resume_command}"
+        print(f"error: {fault}. {sentence}" if fault else sentence, file=sys.stderr, flush=True)
         sys.stdout.flush()
     finally:  # a run.json or a recipe that cannot be read must not keep the process alive
         os._exit(status)
@@ -118,4 +119,4 @@ def _close(runs: list[Run], has_server: bool) -> None:
         close_open_runs(run, "KILLED")
     flow_run = runs[0].metadata().get("flow_run_id") if runs else None
     if has_server and flow_run is not None:
-        end_flow_runs(flow_run, Cancelled(message=f"Stopped {position(runs[-1])}."))
+        end_flow_runs(flow_run, Cancelled(message=f"Stopped; resume with: {runs[0].resume_command}"))

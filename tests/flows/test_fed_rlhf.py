@@ -15,7 +15,7 @@ from components.data.validation import label_free_first
 from components.recipes import load_recipe
 from components.results import Metrics, StepRecord
 from flows.fed_rlhf import is_eval_round
-from tasks.runs import create_run, lock
+from tasks.runs import Run, create_run, lock
 from tests.support.bare_loop import run_bare_loop
 from tests.support.pipeline import NOISE, ROOT
 
@@ -257,9 +257,10 @@ def test_a_run_that_is_interrupted_says_where_it_stopped_and_ends_as_killed(new_
     place = new_workplace("interrupted")
     run = place.kill_when(lambda run: run.commits >= 2, "federation.rounds=40", number=signal.SIGINT)
     (line,) = [line for line in run.output.splitlines() if line.startswith("Stopped")]
-    assert re.fullmatch(
-        rf"Stopped after round \d+ of 40; resume with: fed-rlhf resume {run.folder.name}", line
+    stopped = re.fullmatch(
+        rf"Stopped after round (\d+) of 40; resume with: fed-rlhf resume {run.folder.name}", line
     )
+    assert int(stopped[1]) == Run(run.folder.name, run.folder).committed_round()
     assert "Traceback" not in run.output
     statuses = {each.data.tags.get("phase"): each.info.status for each in run.mlflow_runs()}
     assert statuses == {None: "KILLED", "prepare": "FINISHED", "federate": "KILLED"}
