@@ -312,7 +312,7 @@ def describe_arms(recipes: Mapping[str, Recipe]) -> str:
     peaks = {arm: own.peak[1].total for arm, own in costs.items() if own.peak is not None}
     if peaks:
         largest = max(peaks, key=lambda arm: peaks[arm])
-        lines += [f"the largest peak has {largest}:", *_cost_lines(costs[largest])]
+        lines += [f"the arm with the largest peak, {largest}:", *_cost_lines(costs[largest])]
     problems: dict[str, None] = {}
     for own in costs.values():
         problems |= dict.fromkeys(own.problems)

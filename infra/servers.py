@@ -121,14 +121,13 @@ def prefect_api() -> Iterator[None]:
     shared = f"http://{HOST}:{PREFECT_PORT}/api"
     if configured:
         if not os.environ.get("PREFECT_API_KEY") and not is_up(f"{configured}/health"):
-            cause = (
-                "the servers of `fed-rlhf up` have ended"
-                if configured == shared
-                else "no Prefect API answers there"
-            )
+            if configured == shared:
+                raise ServerError(
+                    "the servers of `fed-rlhf up` have ended: repeat the command, which then starts one of its own."
+                )
             raise ServerError(
-                f"PREFECT_API_URL is {configured}, but {cause}: start it, or unset the variable so that the"
-                " run starts its own."
+                f"PREFECT_API_URL is {configured}, but no Prefect API answers there: start it, or unset the"
+                " variable so that the run starts its own."
             )
         yield
     elif processes.is_started(PREFECT_SERVER) and is_up(f"{shared}/health"):

@@ -187,7 +187,7 @@ def test_the_table_of_a_benchmark_has_a_line_for_each_arm_and_the_stages_of_the_
     peaks = {line.split()[0]: float(line.split()[1]) for line in lines[2:7]}
     largest = max(peaks, key=lambda arm: peaks[arm])
     assert "rounds (mlabonne/Gemmalpaca-2B)  one GPU" in lines[2 + list(recipes).index(largest)]
-    assert lines[7] == f"the largest peak has {largest}:"
+    assert lines[7] == f"the arm with the largest peak, {largest}:"
     assert lines[8:] == describe_costs(recipes[largest]).splitlines()
 
 
