@@ -1,200 +1,128 @@
-"""Runs expectation suites with Great Expectations, in memory, and writes its Data Docs."""
+"""The expectations on prepared data; to import them (Great Expectations) takes seconds."""
 
 from __future__ import annotations
 
-import importlib
-import logging
-import os
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import great_expectations as gx
+from great_expectations.core import ExpectationValidationResult
+from great_expectations.data_context.types import base as configuration
+from great_expectations.expectations.expectation import Expectation
+
+from components.data.records import SPLITS
+
 if TYPE_CHECKING:
     import pandas as pd
-    from great_expectations.core import ExpectationValidationResult
-    from great_expectations.data_context.data_context.ephemeral_data_context import EphemeralDataContext
 
-SITE = "docs"
+    from components.data.tables import PreparedTables
+    from components.data.validation import Limits
 
+gxe: Any = import_module("great_expectations.expectations")  # exports its classes only implicitly
 
-@dataclass(frozen=True)
-class Rule:
-    """An expectation.
-
-    Attributes:
-        expectation: name of its class in Great Expectations.
-        description: what is expected, in words.
-        arguments: of the class.
-        is_warning: whether data that do not meet it are used nevertheless.
-    """
-
-    expectation: str
-    description: str
-    arguments: Mapping[str, object] = field(default_factory=dict)
-    is_warning: bool = False
+BALANCE = {"min_value": 0.02, "max_value": 0.98}
+MIN_BALANCE_PAIRS = 50
 
 
-@dataclass(frozen=True)
-class Suite:
-    """A table and the expectations on it.
-
-    Attributes:
-        name: of the table.
-        frame: the table.
-        rules: the expectations.
-    """
-
-    name: str
-    frame: pd.DataFrame
-    rules: Sequence[Rule]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of an expectation.
-
-    Attributes:
-        suite: the suite.
-        expectation: its description.
-        type: its name in Great Expectations.
-        column: the column, None for expectations on the table.
-        success: whether it holds.
-        rows: number of rows that violate it.
-        indices: their indices.
-        observed: the observed value, for expectations on the whole column.
-        error: why it could not be checked; None where it could.
-        is_warning: whether the data are used although it fails.
-    """
-
-    suite: Suite
-    expectation: str
-    type: str
-    column: str | None
-    success: bool
-    rows: int
-    indices: list[int]
-    observed: Any
-    error: str | None
-    is_warning: bool
-
-
-def run_suites(suites: Sequence[Suite], docs: Path | None) -> list[Outcome]:
-    """Check all expectations.
-
-    Args:
-        suites: what to check.
-        docs: folder for the Data Docs (its index.html is the entry), or None.
-    """
-    with _quiet():
-        import great_expectations as gx
-
-        context = gx.get_context(mode="ephemeral")
-        variables: Any = context.variables
-        variables.progress_bars = {"globally": False}
-        for site in list(context.get_site_names()):
-            context.delete_data_docs_site(site)  # the default one writes into the temporary folder
-        actions = [] if docs is None else [_add_docs(context, docs)]
-        outcomes: list[Outcome] = []
-        for suite in suites:
-            outcomes += _run_suite(context, suite, actions)
-    return outcomes
-
-
-def _add_docs(context: EphemeralDataContext, docs: Path) -> Any:
-    """Add a site of Data Docs, and return the action that writes it."""
-    from great_expectations.checkpoint.actions import UpdateDataDocsAction
-
-    store = {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(docs.resolve())}
-    site: Any = {
-        "class_name": "SiteBuilder",
-        "store_backend": store,
-        "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
-    }
-    context.add_data_docs_site(SITE, site)
-    return UpdateDataDocsAction(name=SITE, site_names=[SITE])
-
-
-def _run_suite(context: EphemeralDataContext, suite: Suite, actions: Sequence[Any]) -> list[Outcome]:
-    import great_expectations as gx
-
-    classes = importlib.import_module("great_expectations.expectations")
-    expectations = [
-        getattr(classes, rule.expectation)(
-            description=rule.description,
-            severity="warning" if rule.is_warning else "critical",
-            **rule.arguments,
-        )
-        for rule in suite.rules
+def pair_suite(pairs: pd.DataFrame, tables: PreparedTables, limits: Limits) -> gx.ExpectationSuite:
+    """The suite 'pairs'; a label balance is expected where enough pairs determine it."""
+    expectations: list[Expectation] = [
+        gxe.ExpectTableRowCountToBeBetween(description="there are pairs", min_value=1)
     ]
-    source = context.data_sources.add_or_update_pandas(f"prepared {suite.name}")
-    batch = source.add_dataframe_asset(suite.name).add_batch_definition_whole_dataframe("all")
-    rules = gx.ExpectationSuite(suite.name, expectations=expectations)
-    parameters = {"dataframe": suite.frame}
-    if not actions:  # a checkpoint also stores the suite and its result, which takes as long again
-        validation = batch.get_batch(parameters).validate(rules, result_format="COMPLETE")
-        return [_outcome(suite, result) for result in validation.results]
-    definition = context.validation_definitions.add(
-        gx.ValidationDefinition(name=suite.name, data=batch, suite=context.suites.add(rules))
+    for column in ("prompt", "chosen", "rejected"):
+        expectations += _text(column, limits.max_characters)
+    equal = "chosen differs from rejected (data.max_equal)"
+    known = sorted({*tables.clients, *tables.judge["client_id"]})
+    expectations += [
+        _in_set("chosen_differs", equal, [True], mostly=1 - limits.max_equal),
+        gxe.ExpectColumnValuesToNotBeNull(description="every pair has a client", column="client_id"),
+        _in_set("client_id", "the client is known", known),
+        _in_set("split", "the split is known", SPLITS),
+        gxe.ExpectColumnValuesToBeUnique(description="the pair_id is unique", column="pair_id"),
+        _in_set("prompt_in_one_split", "no prompt in two splits", [True]),
+        _in_set("group_in_one_split", "no group in two splits", [True]),
+        gxe.ExpectColumnDistinctValuesToContainSet(
+            description="every client has a pair", column="client_id", value_set=sorted(tables.clients)
+        ),
+    ]
+    if limits.one_client_groups:
+        expectations.append(_in_set("group_in_one_client", "no group in two clients", [True]))
+    for column, order, severity in (
+        ("chosen_is_longer", "is the longer completion", "warning"),
+        ("chosen_is_first", "comes first in a label-free order", "critical"),
+    ):
+        if pairs[column].count() >= MIN_BALANCE_PAIRS:
+            description = f"label balance: chosen {order}"
+            expectations.append(
+                gxe.ExpectColumnMeanToBeBetween(
+                    description=description, severity=severity, column=column, **BALANCE
+                )
+            )
+    return gx.ExpectationSuite("pairs", expectations=expectations)
+
+
+def prompt_suite(limits: Limits) -> gx.ExpectationSuite:
+    """The suite 'prompts', of the server's prompts."""
+    expectations = [
+        *_text("prompt", limits.max_characters),
+        _in_set("split", "the split is known", ("align", "test")),
+        gxe.ExpectColumnValuesToBeUnique(description="the prompt_id is unique", column="prompt_id"),
+        _in_set("prompt_in_one_split", "no prompt in two splits", [True]),
+    ]
+    return gx.ExpectationSuite("prompts", expectations=expectations)
+
+
+def run_suites(
+    suites: Iterable[gx.ExpectationSuite], frames: Mapping[str, pd.DataFrame], docs: Path | None
+) -> list[tuple[str, ExpectationValidationResult]]:
+    """Check each suite on the table of its name; write the Data Docs to `docs` unless None.
+
+    Returns:
+        the name of the suite and the result, for each expectation.
+    """
+    sites: dict[str, dict[str, object]] = {}
+    if docs is not None:
+        store = {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(docs.resolve())}
+        sites["docs"] = {
+            "class_name": "SiteBuilder",
+            "store_backend": store,
+            "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
+        }
+    context = gx.get_context(
+        mode="ephemeral",
+        project_config=configuration.DataContextConfig(
+            store_backend_defaults=configuration.InMemoryStoreBackendDefaults(),
+            data_docs_sites=sites,
+            progress_bars=configuration.ProgressBarsConfig(globally=False),
+            analytics_enabled=False,
+        ),
     )
-    checkpoint = context.checkpoints.add(
-        gx.Checkpoint(
-            name=suite.name,
-            validation_definitions=[definition],
-            actions=list(actions),
-            result_format="COMPLETE",
-        )
+    results: list[tuple[str, ExpectationValidationResult]] = []
+    for suite in suites:
+        source = context.data_sources.add_pandas(f"prepared {suite.name}")
+        batch = source.add_dataframe_asset(suite.name).add_batch_definition_whole_dataframe("all")
+        definition = gx.ValidationDefinition(name=suite.name, data=batch, suite=context.suites.add(suite))
+        parameters = {"dataframe": frames[suite.name]}
+        validation = definition.run(batch_parameters=parameters, result_format="COMPLETE")
+        results += [(suite.name, result) for result in validation.results]
+    if docs is not None:
+        context.build_data_docs()
+    return results
+
+
+def _text(column: str, max_characters: int) -> list[Expectation]:
+    longest = f"{column} has at most {max_characters} characters"
+    return [
+        gxe.ExpectColumnValuesToNotBeNull(description=f"{column} is there", column=column),
+        gxe.ExpectColumnValuesToMatchRegex(description=f"{column} is not empty", column=column, regex=r"\S"),
+        gxe.ExpectColumnValueLengthsToBeBetween(description=longest, column=column, max_value=max_characters),
+    ]
+
+
+def _in_set(column: str, description: str, values: Collection[object], mostly: float = 1.0) -> Expectation:
+    expectation: Expectation = gxe.ExpectColumnValuesToBeInSet(
+        description=description, column=column, value_set=list(values), mostly=mostly
     )
-    results = checkpoint.run(batch_parameters=parameters).run_results
-    validation = next(iter(results.values()))
-    return [_outcome(suite, result) for result in validation.results]
-
-
-def _outcome(suite: Suite, result: ExpectationValidationResult) -> Outcome:
-    config: Any = result.expectation_config
-    values: Mapping[str, Any] = result.result or {}
-    return Outcome(
-        suite=suite,
-        expectation=config.description,
-        type=config.type,
-        column=config.kwargs.get("column"),
-        success=bool(result.success),
-        rows=int(values.get("unexpected_count") or 0),
-        indices=list(values.get("unexpected_index_list") or []),
-        observed=values.get("observed_value"),
-        error=_error_message(result.exception_info or {}),
-        is_warning=config.severity == "warning",
-    )
-
-
-def _error_message(information: Mapping[str, Any]) -> str | None:
-    """The message of an expectation's exception, or of the first metric that raised one; None without."""
-    for part in (information, *information.values()):
-        if isinstance(part, Mapping) and part.get("exception_message"):
-            return str(part["exception_message"])
-    return None
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No telemetry, no log lines and no warnings of the library's own while it runs."""
-    os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")  # read when great_expectations is first imported
-    logger = logging.getLogger("great_expectations")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    # This logger sets its own level when it is imported.
-    noisy = logging.getLogger("great_expectations.data_context.types.base")
-    noisy.addFilter(_is_error)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
-        noisy.removeFilter(_is_error)
-
-
-def _is_error(record: logging.LogRecord) -> bool:
-    return record.levelno >= logging.ERROR
+    return expectation

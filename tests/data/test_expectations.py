@@ -1,25 +1,33 @@
-"""Expectations are checked alike with and without the Data Docs."""
-
-from dataclasses import replace
+"""Suites give the rows that do not meet an expectation, with and without the Data Docs."""
 
 import pandas as pd
 import pytest
 
-from components.data.expectations import Rule, Suite, run_suites
-
 FRAME = pd.DataFrame({"text": ["a", "b", None, "b"], "length": [1.0, 2.0, 30.0, 4.0]})
-RULES = [
-    Rule("ExpectColumnValuesToNotBeNull", "text is not null", {"column": "text"}),
-    Rule("ExpectColumnValuesToBeUnique", "text is unique", {"column": "text"}),
-    Rule("ExpectColumnMeanToBeBetween", "mean length", {"column": "length", "max_value": 20}),
-    Rule("ExpectColumnMaxToBeBetween", "longest", {"column": "length", "max_value": 20}),
-    Rule("ExpectColumnValuesToNotBeNull", "no such column", {"column": "missing"}),
-]
+
+
+def run(docs=None):
+    """The results by the description of the expectation."""
+    import great_expectations as gx
+    import great_expectations.expectations as gxe
+
+    from components.data.expectations import run_suites
+
+    expectations = [
+        gxe.ExpectColumnValuesToNotBeNull(description="text is not null", column="text"),
+        gxe.ExpectColumnValuesToBeUnique(description="text is unique", column="text"),
+        gxe.ExpectColumnMeanToBeBetween(description="mean length", column="length", max_value=20),
+        gxe.ExpectColumnMaxToBeBetween(description="longest", column="length", max_value=20),
+        gxe.ExpectColumnValuesToNotBeNull(description="no such column", column="missing"),
+    ]
+    results = run_suites([gx.ExpectationSuite("rows", expectations=expectations)], {"rows": FRAME}, docs)
+    assert {suite for suite, _ in results} == {"rows"}
+    return {result.expectation_config.description: result for _, result in results}
 
 
 @pytest.fixture(scope="module")
-def outcomes():
-    return {outcome.expectation: outcome for outcome in run_suites([Suite("rows", FRAME, RULES)], None)}
+def results():
+    return run()
 
 
 @pytest.mark.parametrize(
@@ -31,20 +39,28 @@ def outcomes():
         ("longest", False, []),
     ],
 )
-def test_an_expectation_fails_with_the_rows_that_violate_it(outcomes, expectation, success, indices):
-    outcome = outcomes[expectation]
-    assert outcome.success is success
-    assert outcome.indices == indices
-    assert outcome.error is None
+def test_an_expectation_fails_with_the_rows_that_violate_it(results, expectation, success, indices):
+    result = results[expectation]
+    assert result.success is success
+    assert result.result.get("unexpected_index_list", []) == indices
 
 
-def test_an_expectation_that_cannot_be_checked_has_an_error(outcomes):
-    assert not outcomes["no such column"].success
-    assert "missing" in outcomes["no such column"].error
+def test_an_expectation_that_cannot_be_checked_fails_with_an_error(results):
+    assert not results["no such column"].success
+    assert "missing" in str(results["no such column"].exception_info)
 
 
-def test_the_outcomes_are_the_same_where_the_data_docs_are_written(outcomes, tmp_path):
-    documented = run_suites([Suite("rows", FRAME, RULES)], tmp_path / "docs")
-    suite = next(iter(outcomes.values())).suite
-    assert [replace(outcome, suite=suite) for outcome in documented] == list(outcomes.values())
+def test_the_results_are_the_same_where_the_data_docs_are_written(results, tmp_path):
+    documented = run(tmp_path / "docs")
+    assert {name: result.result for name, result in documented.items()} == {
+        name: result.result for name, result in results.items()
+    }
     assert (tmp_path / "docs" / "index.html").is_file()
+    assert list((tmp_path / "docs" / "validations" / "rows").rglob("*.html"))
+
+
+def test_nothing_is_logged_or_printed_while_the_data_docs_are_written(results, tmp_path, caplog, capfd):
+    with caplog.at_level("INFO"):
+        run(tmp_path / "docs")
+    assert [record for record in caplog.records if record.name.startswith("great_expectations")] == []
+    assert capfd.readouterr() == ("", "")
