@@ -1,0 +1,58 @@
+"""The sentences on data that do not meet an expectation."""
+
+import pandas as pd
+import pytest
+
+from components.data.records import DataError
+from components.data.tables import PreparedTables
+from components.data.validation import Limits, validate
+
+
+def tables(prompt_column: str = "prompt_id") -> PreparedTables:
+    rows = [
+        {
+            "pair_id": f"p{i}",
+            "client_id": "c",
+            "split": "train",
+            "group": f"question {i}",
+            "prompt": f"question {i}",
+            "chosen": "yes",
+            "rejected": f"no {i}",
+        }
+        for i in range(50)
+    ]
+    prompts = pd.DataFrame([{prompt_column: "1", "prompt": "other", "split": "align"}])
+    pairs = pd.DataFrame(rows)
+    return PreparedTables(pairs, pairs.iloc[:0], prompts, ["c"])
+
+
+def test_an_expectation_that_cannot_be_checked_says_why():
+    with pytest.raises(DataError) as error:
+        validate(tables(prompt_column="id"), Limits(200, True), None)
+    (line,) = [line for line in str(error.value).splitlines() if line.startswith("- prompts")]
+    assert line.startswith("- prompts: 'the prompt_id is unique' (column prompt_id) could not be checked:")
+    assert 'column "prompt_id"' in line
+
+
+def test_an_extreme_label_balance_is_refused_with_its_share_and_the_expected_ones():
+    data = tables()
+    data.pairs["rejected"] = "no"
+    with pytest.raises(DataError) as error:
+        validate(data, Limits(200, True), None)
+    title, first, *others = str(error.value).splitlines()[1:]
+    assert title.startswith("- pairs: 'label balance: chosen comes first in a label-free order'")
+    assert title.endswith("% of 50 pairs, but 2% to 98% is expected; the first of 50 rows:")
+    assert first.strip().startswith("pair_id: 'p0'; client_id: 'c'; split: 'train'; prompt: 'question 0'")
+    assert len(others) == 4
+
+
+def test_the_group_is_shown_only_where_it_is_at_fault():
+    data = tables()
+    data.pairs["group"] = "one"
+    data.pairs.loc[0, "split"] = "test"
+    with pytest.raises(DataError, match=r"no group in two splits.*\n    pair_id: 'p0'.*group: 'one'"):
+        validate(data, Limits(200, True), None)
+    data.pairs.loc[0, ["group", "split"]] = ["other", "dev"]
+    with pytest.raises(DataError, match="'the split is known'") as error:
+        validate(data, Limits(200, True), None)
+    assert "group:" not in str(error.value)
