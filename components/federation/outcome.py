@@ -64,10 +64,14 @@ class Outcome(ABC):
         trained_model: section of the recipe whose model the adapters are of.
         accuracy_label: what its accuracies are accuracies of.
         accuracy_note: how clients are measured, where they do not all use the same model.
+        policy_note: how the aligned policies can be used, where clients have their own.
+        exports_clients: whether the aligned policy is a PEFT folder for each client.
         record: the adapters, and which client uses which.
     """
 
     kind: ClassVar[str]
+    policy_note: ClassVar[str] = ""
+    exports_clients: ClassVar[bool] = False
     trained_model: ClassVar[Literal["selector", "policy"]] = "policy"
     accuracy_label: ClassVar[str] = "Implicit reward"
     accuracy_note: ClassVar[str] = ""
@@ -182,6 +186,11 @@ class ClientAdapters(Outcome):
     """An adapter for each client, under its name."""
 
     kind = "client-adapters"
+    exports_clients = True
+    policy_note = (
+        "Each client has an aligned policy of its own, a PEFT folder within the folder `aligned`. The"
+        " registered model has all of them: its column client_id says whose policy answers."
+    )
     accuracy_note = "each client's own adapter, on its own pairs"
 
     @property
@@ -208,6 +217,10 @@ class PersonalizedClients(Outcome):
     """
 
     kind = "personalized-clients"
+    policy_note = (
+        "Each client's policy is the shared adapter with private modules, which stay with the client. The"
+        " PEFT folder and the registered model are the shared adapter."
+    )
     accuracy_note = "each client's own model from the server's adapter, on its own pairs"
 
     @property

@@ -12,6 +12,7 @@ from components.charts import COLORS, curve_charts, domain_colors, interval_char
 from components.data.records import answered_prompt
 from components.data.report import ClientCounts
 from components.evaluation.winrate import Verdict
+from components.federation.outcome import load_outcome
 from components.reporting.formats import (
     format_counts,
     format_equal_length,
@@ -79,17 +80,6 @@ REWARD_TITLES = {
     "reward": "Implicit reward of the chosen completions (beta x nats)",
     "margin": "Margin of the implicit reward (beta x nats)",
 }
-POLICY_WORDS = {
-    "client-adapters": (
-        "Each client has an aligned policy of its own, a PEFT folder within the folder `aligned`. The"
-        " registered model has all of them: its column client_id says whose policy answers."
-    ),
-    "personalized-clients": (
-        "Each client's policy is the shared adapter with private modules, which stay with the client. The"
-        " PEFT folder and the registered model are the shared adapter."
-    ),
-}
-"""How the policies of clients can be used, by kind of the policy's record."""
 NUMBER_WORDS = {
     "loss_first": "training loss",
     "loss_last": "training loss",
@@ -162,7 +152,7 @@ def run_page(results: RunResults, run: RunDescription) -> Page:
             Section(
                 "Answers",
                 "The same held-out prompts, answered by the base policy and by the aligned one"
-                + (" of a client" if results.alignment.policy.kind in POLICY_WORDS else "")
+                + (" of a client" if load_outcome(results.federation.outcome).policy_note else "")
                 + "; the first ones by their ids, and nothing is selected.",
                 list(_answers(results, run.references)),
             ),
@@ -183,10 +173,8 @@ def run_page(results: RunResults, run: RunDescription) -> Page:
             Section("Cost", "Time and traffic; seconds are of this machine.", [_cost_table(results, run)]),
             Section(
                 "Use it",
-                POLICY_WORDS.get(
-                    results.alignment.policy.kind,
-                    "The aligned policy is a PEFT folder and a registered model.",
-                ),
+                load_outcome(results.federation.outcome).policy_note
+                or "The aligned policy is a PEFT folder and a registered model.",
                 _usage(results, run),
             ),
             Section(
@@ -495,7 +483,7 @@ def _cost_table(results: RunResults, run: RunDescription) -> Table:
 
 
 def _usage(results: RunResults, run: RunDescription) -> list[Part]:
-    is_by_client = results.alignment.policy.kind == "client-adapters"
+    is_by_client = load_outcome(results.federation.outcome).exports_clients
     client = f', "client_id": ["{next(iter(run.clients))}"]' if is_by_client else ""
     code = (
         "import mlflow, pandas\n"

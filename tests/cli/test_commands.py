@@ -206,7 +206,7 @@ def test_a_benchmark_is_checked_without_writing_anything(tmp_path, runs):
     path.write_text(yaml.safe_dump(plan))
     result = fed_rlhf("benchmark", str(path), "--check")
     assert result.exit_code == 0
-    assert "2 arms, 2 seeds" in result.stdout
+    assert "arms: 2, seeds: 2" in result.stdout
     assert [line.split()[0] for line in result.stdout.splitlines()[2:5]] == ["arm", "more", "one"]
     assert not runs.exists()
 
@@ -222,7 +222,7 @@ def test_a_resumed_benchmark_takes_no_name_and_no_override_but_more_seeds(runs):
     assert "leave out" in refusal("benchmark", "summarization", "--resume", "benchmark-1")
     assert "leave out" in refusal("benchmark", "federation.rounds=2", "--resume", "benchmark-1")
     result = fed_rlhf("benchmark", "seeds=[0,1,2]", "--resume", "benchmark-1", "--check")
-    assert "1 arms, 3 seeds" in result.stdout
+    assert "arms: 1, seeds: 3" in result.stdout
 
 
 def test_an_unknown_benchmark_to_resume_is_refused(runs):

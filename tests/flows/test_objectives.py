@@ -76,7 +76,7 @@ def test_the_table_shows_the_rewards_and_their_kl(complete):
     lines = complete.summary.splitlines()
     start = next(n for n, line in enumerate(lines) if line.startswith("Rewards"))
     labels = {line.split()[0] for line in lines[start + 1 : start + 6] if line}
-    assert {"helpful", "clean", "kl"} <= labels
+    assert {"helpful", "clean", "KL"} <= labels
 
 
 def test_the_rounds_end_with_one_policy_for_all_clients(complete):

@@ -358,15 +358,15 @@ def test_what_left_the_clients_is_counted_by_the_phase_of_a_round(complete, desc
 @pytest.mark.parametrize(
     ("kind", "words", "call"),
     [
-        ("single", "The aligned policy is", '{"prompt": ["..."]}'),
+        ("shared-policy", "The aligned policy is", '{"prompt": ["..."]}'),
         ("client-adapters", "Each client has an aligned policy of its own", '"client_id": ["ada"]}'),
         ("personalized-clients", "private modules, which stay with the client", '{"prompt": ["..."]}'),
     ],
 )
 def test_how_to_use_the_policy_is_said_for_each_kind_of_it(kind, words, call, complete, described):
-    policy = complete.alignment.policy.model_copy(update={"kind": kind})
-    alignment = complete.alignment.model_copy(update={"policy": policy})
-    section = section_of(run_page(replace(complete, alignment=alignment), described), "Use it")
+    outcome = complete.federation.outcome.model_copy(update={"kind": kind})
+    federation = complete.federation.model_copy(update={"outcome": outcome})
+    section = section_of(run_page(replace(complete, federation=federation), described), "Use it")
     assert words in section.lead
     assert call in section.parts[0].text
 
