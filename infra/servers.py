@@ -121,10 +121,6 @@ def prefect_api() -> Iterator[None]:
     shared = f"http://{HOST}:{PREFECT_PORT}/api"
     if configured:
         if not os.environ.get("PREFECT_API_KEY") and not is_up(f"{configured}/health"):
-            if configured == shared:
-                raise ServerError(
-                    "the servers of `fed-rlhf up` have ended: repeat the command, which starts its own."
-                )
             raise ServerError(
                 f"PREFECT_API_URL is {configured}, but no Prefect API answers there: start it, or unset the"
                 " variable so that the run starts its own."

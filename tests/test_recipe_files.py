@@ -1,16 +1,20 @@
 """Files of recipes: what YAML may hold, recipes that extend others, and where values come from."""
 
 import time
+from itertools import pairwise
 
 import pytest
 import yaml
 
 from components.config import RecipeError
-from components.config.loading import annotated_yaml, origin_of, read_yaml
+from components.config.loading import annotated_yaml, dump_yaml, merge, origin_of, read_yaml
 from components.recipes import RECIPES, find_recipe, load_recipe, load_with_origins
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)
+)
+MERGES = "a: &a {k: 1}\n" + "".join(
+    f"{new}: &{new} {{<<: [{', '.join([f'*{old}'] * 9)}]}}\n" for old, new in pairwise("abcdefghij")
 )
 DEBUG = str(RECIPES / "debug.yaml")
 
@@ -44,7 +48,9 @@ def write(tmp_path):
         ("a: " + "{b: " * 3000 + "1" + "}" * 3000, "nested more than 50 levels deep"),
         ("a: &a [*a]", "an alias contains itself"),
         ("a: " + "9" * 5000, "is no int"),
-        (BOMB, "more than 100,000 values, its aliases written out"),
+        (BOMB, "more than 20,000 values, its aliases written out"),
+        (MERGES, "more than 20,000 values, its aliases written out"),
+        ("a: [" + "1, " * 300_000 + "1]", "more than 20,000 values, its aliases written out"),
         ("a: 1\nb: 2\na: 3", "the key 'a' is named twice, in lines 1 and 3"),
         ("a: \x00", "not valid YAML"),
         ("[1]: 2\n? {a: 1}\n: 2", "unhashable key"),
@@ -118,6 +124,18 @@ def test_a_recipe_has_what_it_leaves_out_from_the_one_that_it_extends(write):
     assert recipe.federation.optimizer == debug.federation.optimizer
     assert (recipe.selector.lora.r, recipe.selector.lora.alpha) == (2, debug.selector.lora.alpha)
     assert load_recipe(base).name == "debug"
+
+
+def test_the_default_of_a_choice_and_the_name_of_a_kind_are_merged_with_what_they_stand_for(write):
+    write("extends: debug\nfederation: {options: {aggregator: paper}}\n", "base.yaml")
+    path = write("extends: base.yaml\nfederation: {options: {aggregator: {}}}\n")
+    assert load_recipe(path).federation.options.aggregator.kind == "paper"
+    assert merge({"options": {"x": 1}}, {"method": "fedbis"}) == {"options": {"x": 1}, "method": "fedbis"}
+
+
+@pytest.mark.parametrize("text", ["7e12345", "1e5", "1.5e3", "010", "yes", "0x1F", "1:30"])
+def test_a_text_that_looks_like_a_number_is_written_so_that_it_is_read_as_a_text(write, text):
+    assert read_yaml(find_recipe(write(dump_yaml({"a": text}))), "a mapping") == {"a": text}
 
 
 def test_lists_are_replaced_and_options_belong_to_one_method(write):

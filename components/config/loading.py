@@ -15,10 +15,11 @@ from components.config.section import describe_type
 
 MAX_BYTES = 2_000_000
 """Of a file; recipes and benchmarks have a few thousand."""
-MAX_VALUES = 100_000
+MAX_VALUES = 20_000
 """Of a file, once its aliases are written out."""
 MAX_DEPTH = 50
 """Of mappings and lists within each other."""
+TOO_MANY = f"it has more than {MAX_VALUES:,} values, its aliases written out"
 TAG = "tag:yaml.org,2002:"
 
 
@@ -31,11 +32,14 @@ class _SafeLoader(yaml.SafeLoader):
     """
 
     depth = 0
+    nodes = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self.depth += 1
-        if self.depth > MAX_DEPTH:
-            problem = f"it is nested more than {MAX_DEPTH} levels deep"
+        self.nodes += 1
+        if self.depth > MAX_DEPTH or self.nodes > MAX_VALUES:
+            is_deep = self.depth > MAX_DEPTH
+            problem = f"it is nested more than {MAX_DEPTH} levels deep" if is_deep else TOO_MANY
             raise yaml.constructor.ConstructorError(None, None, problem, self.peek_event().start_mark)  # type: ignore[no-untyped-call]
         node = super().compose_node(parent, index)
         self.depth -= 1
@@ -54,6 +58,11 @@ class _SafeLoader(yaml.SafeLoader):
             lines[key.value] = line
         return node
 
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        super().flatten_mapping(node)
+        if len(node.value) > MAX_VALUES:
+            raise yaml.constructor.ConstructorError(None, None, TOO_MANY, node.start_mark)
+
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             if node.tag.removeprefix(TAG) in ("map", "seq", "str", "int", "float", "bool", "null", "merge"):
@@ -68,7 +77,7 @@ _SafeLoader.yaml_implicit_resolvers = {}
 for _tag, _pattern, _first in (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    ("int", r"[-+]?(0|[1-9][0-9_]*)|0x[0-9a-fA-F]+", list("-+0123456789")),
+    ("int", r"[-+]?(0|[1-9][0-9_]*)|0x[0-9a-fA-F]{1,16}", list("-+0123456789")),
     (
         "float",
         r"[-+]?((\.\d+|\d+\.\d*)([eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.(inf|Inf|INF))|\.(nan|NaN|NAN)",
@@ -89,6 +98,9 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 
 _SafeDumper.add_representer(str, _represent_text)
+_SafeDumper.add_implicit_resolver(  # so that a text such as 7e5, which is a number of YAML 1.2, is quoted
+    TAG + "float", re.compile(r"^[-+]?(\.\d+|\d+\.?\d*)[eE][-+]?\d+$"), list("-+.0123456789")
+)
 
 
 def dump_yaml(content: Any) -> str:
@@ -133,7 +145,7 @@ def _load(text: str) -> Any:
         nonlocal left
         left -= 1
         if left < 0:
-            raise ValueError(f"it has more than {MAX_VALUES:,} values, its aliases written out")
+            raise ValueError(TOO_MANY)
         if isinstance(node, dict):
             return {key: unshared(value) for key, value in node.items()}
         return [unshared(value) for value in node] if isinstance(node, list) else node
@@ -152,12 +164,14 @@ def merge(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """
     merged = dict(base)
     for choice, options in (("method", "options"), ("source", "options")):
-        if choice in own and own[choice] != base.get(choice):
+        if choice in own and choice in base and own[choice] != base[choice]:
             merged.pop(options, None)
-    if "kind" in own and own["kind"] != base.get("kind"):
+    if "kind" in own and "kind" in base and own["kind"] != base["kind"]:
         merged = {}
     for key, value in own.items():
         below = merged.get(key)
+        if isinstance(below, str) and isinstance(value, Mapping):  # the name of a kind, see apply_overrides
+            below = {"kind": below}
         is_section = isinstance(value, Mapping) and isinstance(below, Mapping)
         merged[key] = merge(below or {}, value) if is_section else value
     return merged

@@ -12,7 +12,7 @@ from components.io import read_json
 from components.reporting.changes import Change, MeansByArm
 from components.reporting.claims import Finding
 from tasks.runs import Run
-from tasks.tracking.client import RunLog, mlflow_client, tracking_uri
+from tasks.tracking.client import RunLog, metric_name, mlflow_client, tracking_uri
 from tasks.uncached import task
 
 LOCAL_UI = "http://127.0.0.1:5000"
@@ -101,14 +101,15 @@ def earlier_means(run_id: str, plan: Benchmark) -> list[MeansByArm]:
         order_by=["attributes.start_time DESC"],
         max_results=EARLIER_RUNS,
     )
+    prefixes = {arm: metric_name(f"{arm}/x").removesuffix("x") for arm in plan.arms}
     return [
         {
             arm: {
-                name.removeprefix(f"{arm}/"): value
+                name.removeprefix(prefix): value
                 for name, value in run.data.metrics.items()
-                if name.startswith(f"{arm}/")
+                if name.startswith(prefix)
             }
-            for arm in plan.arms
+            for arm, prefix in prefixes.items()
         }
         for run in runs
     ]

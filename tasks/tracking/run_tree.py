@@ -6,7 +6,7 @@ In a benchmark, an arm and seed has one run for all phases, a child of the bench
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from components.config import Recipe, TrackingConfig
 from components.config.loading import leaves
@@ -113,11 +113,14 @@ def ending(run: Run) -> Iterator[None]:
 
 def close_open_runs(run: Run, status: str) -> None:
     """End the MLflow runs of a run that are still open as FAILED or KILLED."""
+    from mlflow.exceptions import MlflowException
+
     client = mlflow_client()
     metadata = run.metadata()
     for run_id in {*metadata.get("mlflow_phases", {}).values(), metadata.get("mlflow_run_id")} - {None}:
-        if client.get_run(run_id).info.status == "RUNNING":
-            client.set_terminated(run_id, status)
+        with suppress(MlflowException):  # a run that was deleted must not keep the others open
+            if client.get_run(run_id).info.status == "RUNNING":
+                client.set_terminated(run_id, status)
 
 
 def tag_reused_phases(run_id: str, run: Run) -> None:

@@ -297,7 +297,8 @@ def read_post(row: Mapping[str, Any], where: str) -> PostRow:
             f" label, or subreddit, title, post and summary; there are: {', '.join(map(str, row))}"
         )
     texts = dict(zip(("subreddit", "title", "post"), match.groups(), strict=True))
-    return PostRow(id=shown.id, summary=shown.completion or shown.label, **texts)
+    has_completion = "completion" in shown.model_fields_set
+    return PostRow(id=shown.id, summary=shown.completion if has_completion else shown.label, **texts)
 
 
 def _post_names(prompt: str, own_id: str) -> frozenset[str]:
