@@ -203,26 +203,13 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def text_table(table: Table, width: int = 0) -> list[str]:
-    """The lines of a table without its empty columns, for a terminal.
-
-    Args:
-        table: the table; its title is the heading of the first column.
-        width: least width of the first column, so that several tables have it in common.
-    """
+def text_table(table: Table) -> list[str]:
+    """The lines of a table without its empty columns, for a terminal; its title heads the first column."""
     shown = table.filled()
     rows = [[table.title, *shown.header[1:]], *([f"  {row[0]}", *row[1:]] for row in shown.rows)]
     first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
     lines = []
     for name, *cells in rows:
         numbers = [cell.rjust(size) for cell, size in zip(cells, widths, strict=True)]
-        lines.append("  ".join([name.ljust(max(first, width)), *numbers]).rstrip())
+        lines.append("  ".join([name.ljust(first), *numbers]).rstrip())
     return lines
-
-
-def first_column_width(tables: Sequence[Table]) -> int:
-    """The width that the first columns of several tables have in common."""
-    return max(
-        (len(text) for table in tables for text in (table.title, *(f"  {row[0]}" for row in table.rows))),
-        default=0,
-    )

@@ -32,7 +32,6 @@ from components.reporting.page import (
     Section,
     Table,
     filled,
-    first_column_width,
     text_table,
 )
 from components.results import (
@@ -192,13 +191,11 @@ def run_page(results: RunResults, run: RunDescription) -> Page:
 def run_summary(results: RunResults, run: RunDescription) -> str:
     """The summary of a finished run for a terminal: the headline tables, and where to look next."""
     recipe = results.recipe
-    tables = headline_tables(results, run.references)
-    width = first_column_width(tables)
     lines = [
         f"{recipe.name}, seed {recipe.seed}: {recipe.federation.method}, {results.federation.rounds} rounds"
     ]
-    for table in tables:
-        lines += ["", *text_table(table, width)]
+    for table in headline_tables(results, run.references):
+        lines += ["", *text_table(table)]
         lines += [f"  {line}" for line in table.caption.splitlines()]
     lines += ["", "Adapters"]
     for name, adapter in results.federation.adapters.items():
