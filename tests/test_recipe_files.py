@@ -59,7 +59,7 @@ def write(tmp_path):
     ],
     ids=lambda value: value[:30],
 )
-def test_a_file_that_is_no_plain_mapping_is_refused_within_a_second(write, content, part):
+def test_a_file_that_is_no_plain_mapping_is_refused_within_seconds(write, content, part):
     path = write(content)
     start = time.process_time()
     with pytest.raises(RecipeError) as refused:
@@ -67,7 +67,7 @@ def test_a_file_that_is_no_plain_mapping_is_refused_within_a_second(write, conte
     assert str(refused.value).startswith(path)
     assert part in str(refused.value)
     assert len(str(refused.value)) < len(path) + 300
-    assert time.process_time() - start < 1
+    assert time.process_time() - start < 3
 
 
 @pytest.mark.parametrize("value", ["010", "1:30", "2026-11-25", "yes", "0o17", "0b1"])
