@@ -40,7 +40,8 @@ class _SafeLoader(yaml.SafeLoader):
         if self.depth > MAX_DEPTH or self.nodes > MAX_VALUES:
             is_deep = self.depth > MAX_DEPTH
             problem = f"it is nested more than {MAX_DEPTH} levels deep" if is_deep else TOO_MANY
-            raise yaml.constructor.ConstructorError(None, None, problem, self.peek_event().start_mark)  # type: ignore[no-untyped-call]
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.constructor.ConstructorError(None, None, problem, mark)
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node

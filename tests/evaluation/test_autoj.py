@@ -287,7 +287,7 @@ def test_an_instruction_with_placeholders_in_another_order_is_refused(tmp_path):
 
 
 def test_the_judge_needs_no_training_pairs(check):
-    check(base_url="http://127.0.0.1:1/v1")
+    assert check(base_url="http://127.0.0.1:1/v1") is None
 
 
 @pytest.mark.parametrize("value", [None, "", "  "])

@@ -200,7 +200,8 @@ def page():
         answers={"FIRM, seed 0": samples},
     )
     changes = find_changes({"FedBis": {"after/accuracy/mean": 0.5}}, [], {"accuracy": 0.1})
-    return benchmark_page("B <1>", read_benchmark("summarization"), results, [finding], [], changes, "c" * 40)
+    plan = read_benchmark("summarization")
+    return benchmark_page("B <1>", plan, results, [finding], [], changes, "c" * 40)
 
 
 @pytest.mark.parametrize(
