@@ -39,6 +39,7 @@ SECONDS = 30
 ERASED = re.compile(r"(?:\x1b\[\?25h|\r)*\x1b\[1A\x1b\[2K")
 """Beginning of a line that erases the one above it."""
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+TERMINAL_COLUMNS = 150
 TERMINAL_STYLE = (
     "background:#14181f;color:#e6e9ef;font:14px/1.35 monospace;padding:14px;margin:0;white-space:pre-wrap"
 )
@@ -63,8 +64,8 @@ def main() -> int:
             shown = f"<pre style='{TERMINAL_STYLE}'>{html.escape(text)}</pre>"
             body = f'<meta charset="utf-8"><body style="background:#14181f;margin:0">{shown}'
             page.write_text(body, encoding="utf-8")
-            height = 140 + 19 * sum(1 + len(line) // 125 for line in text.split("\n"))
-            take(page.as_uri(), name, 1100, height)
+            height = 60 + 19 * sum(1 + len(line) // TERMINAL_COLUMNS for line in text.split("\n"))
+            take(page.as_uri(), name, 40 + round(8.43 * TERMINAL_COLUMNS), height)
     take((run.report / "report.html").as_uri(), "report", 1200, 1900)
     benchmark = find_benchmark(arguments.benchmark) / "report" / "report.html"
     take(benchmark.as_uri(), "benchmark", 1200, 1500)

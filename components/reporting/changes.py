@@ -85,5 +85,5 @@ def changes_table(changes: Sequence[Change]) -> Table:
         rows,
         "Means over the seeds, beside the median of the last runs of the same arms and seeds. The same code"
         " gives the same figures on the same machine: a change comes from code, recipe, data, libraries or"
-        " machine. A regression is a fall by more than `regressions` in the benchmark's file allows.",
+        " machine. A regression is a fall by more than the benchmark's file allows (its key regressions).",
     )

@@ -123,6 +123,9 @@ def alias_of(name: str) -> Alias:
     if name.startswith(REWARD_ALIAS):
         objective = name.removeprefix(REWARD_ALIAS)
         return Alias((f"after/rewards/{objective}",), f"reward, {objective}")
+    contest, is_contest, figure = name.partition("/")
+    if is_contest and "_vs_" in contest:
+        return Alias((name,), f"{figure}, {contest.replace('_vs_', ' against ')}".replace("_", " "))
     return Alias((name,), name)
 
 
