@@ -129,7 +129,7 @@ def parse_recipe(tree: Mapping[str, Any], where: str) -> Recipe:
     """
     recipe = check_section(Recipe, _resolve_judge_reward(tree, where), where)
     for check in (
-        _check_column,
+        _check_columns,
         _check_question_sets,
         _check_question_parts,
         _check_method,
@@ -171,10 +171,10 @@ def _resolve_judge_reward(tree: Mapping[str, Any], where: str) -> dict[str, Any]
     return {**tree, "evaluation": {**dict(evaluation or {}), "judge": resolved}}
 
 
-def _check_column(recipe: Recipe) -> None:
-    from components.data.sources import check_column
+def _check_columns(recipe: Recipe) -> None:
+    from components.data.sources import check_columns
 
-    check_column(recipe.data)
+    check_columns(recipe.data)
 
 
 def _check_question_sets(recipe: Recipe) -> None:

@@ -19,10 +19,11 @@ class SourceOptions(Section):
     `load`, and registers them in SOURCES or through the entry points of a package.
 
     Attributes:
-        file_columns: whether data.column may name a column of the user's own file.
+        columns: of the user's own files, which data.columns may rename; empty for sources whose columns are
+            given. data.column may name any other column of such files.
     """
 
-    file_columns: ClassVar[bool] = False
+    columns: ClassVar[tuple[str, ...]] = ()
 
 
 SOURCES: Registry[type[SourceOptions]] = Registry(
@@ -33,6 +34,7 @@ SOURCES: Registry[type[SourceOptions]] = Registry(
         "auto-j": "components.data.sources.auto_j:Options",
         "chitchat": "components.data.sources.chitchat:Options",
         "code-vulnerability": "components.data.sources.hub_pairs:CodeVulnerability",
+        "csv": "components.data.sources.files:CsvOptions",
         "hh-rlhf": "components.data.sources.hub_pairs:HhRlhf",
         "imdb": "components.data.sources.hub_pairs:Imdb",
         "jsonl": "components.data.sources.files:JsonlOptions",
@@ -180,8 +182,15 @@ class DataConfig(Section):
         min_length=1,
         description=(
             "Column whose values name the owner of a pair, with partition 'column': a text column of the"
-            " record, such as domain or source, or any column of the file with the sources jsonl and"
-            " parquet."
+            " record, such as domain or source, or any column of the file with the sources jsonl, parquet and"
+            " csv."
+        ),
+    )
+    columns: dict[str, Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=dict,
+        description=(
+            "With the sources jsonl, parquet and csv, names of columns in the file, by their names here:"
+            " {prompt: question, chosen: better}."
         ),
     )
     column_clients: (
@@ -222,6 +231,15 @@ class DataConfig(Section):
         le=1,
         description=(
             "Share of the rows that may be dropped because of max_characters; more of them are an error."
+        ),
+    )
+    drop_invalid: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description=(
+            "With the sources jsonl, parquet and csv, the share of a file's rows that may be dropped because"
+            " a column is missing, empty or of the wrong type. They are counted; more of them are an error."
         ),
     )
     max_equal: float = Field(

@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar, get_args, get_origin
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
@@ -17,6 +18,7 @@ from components.data.records import DataError
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
+SHOWN_COLUMNS = 20
 R = TypeVar("R")
 T = TypeVar("T")
 EXPECTED = {
@@ -35,8 +37,12 @@ class RawRow(BaseModel):
     """A raw row, or an object in one; columns without a field are ignored.
 
     A validator of a field raises ValueError with the rest of a sentence that begins with its column.
+
+    Attributes:
+        may_be_renamed: whether data.columns renames the columns of the file.
     """
 
+    may_be_renamed: ClassVar[bool] = False
     model_config = ConfigDict(strict=True, frozen=True)
 
     @classmethod
@@ -85,15 +91,23 @@ def describe(value: Any) -> str:
     return f"{shown[:80]}{' ...' if len(shown) > 80 else ''} ({type(value).__name__})"
 
 
-def _sentence(row: type[BaseModel], errors: list[ErrorDetails]) -> str:
+def _sentence(row: type[RawRow], errors: list[ErrorDetails]) -> str:
     missing = [error for error in errors if error["type"] == "missing"]
     if missing:
         existing = missing[0]["input"]
         columns = [_column(error["loc"]) for error in missing if error["input"] is existing]
-        return (
-            f"column {', '.join(map(repr, columns))} is missing; there are:"
-            f" {', '.join(map(str, existing)) or 'none'}"
+        others = [str(name) for name in existing if name not in row.model_fields]
+        meant = {column: name for column in columns for name in get_close_matches(column, others, n=1)}
+        shown = [str(name)[:80] for name in list(existing)[:SHOWN_COLUMNS]]
+        sentence = (
+            f"column {', '.join(map(repr, columns))} is missing; there are: {', '.join(shown) or 'none'}"
+            + (f" and {len(existing) - len(shown)} more" if len(existing) > len(shown) else "")
+            + (f"; did you mean {', '.join(map(repr, meant.values()))}?" if meant else "")
         )
+        if row.may_be_renamed and columns[0] in row.model_fields:
+            names = ", ".join(f"{column}: {name}" for column, name in (meant or {columns[0]: "..."}).items())
+            sentence += f"{'' if meant else ';'} data.columns={{{names}}} renames"
+        return sentence
     place = errors[0]["loc"]
     column, reason = _column(place), _reason(errors[0], _annotation(row, place))
     return f"column '{column}' {reason}" if column else reason

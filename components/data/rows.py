@@ -8,6 +8,7 @@ the beginning of a file or of a text is removed.
 
 from __future__ import annotations
 
+import csv
 import glob
 import gzip
 import json
@@ -21,7 +22,7 @@ from typing import IO, Any, TypeVar
 
 from components.data.records import DataError
 
-SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
+SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet", ".csv", ".csv.gz")
 UNREADABLE = (UnicodeDecodeError, gzip.BadGzipFile, EOFError)
 OBJECTS_EXPECTED = "expected a JSON object with named columns"
 SPLIT_NAMES = {
@@ -46,13 +47,13 @@ def read_file(path: Path) -> list[Row]:
     """Read the rows of a file, or of the files of a folder, in order.
 
     Args:
-        path: a JSON-lines file (gzipped or not), a JSON file of one list (.json), or a parquet
-            file, whose suffix is one of SUFFIXES; a folder of such files, or one that
+        path: a JSON-lines file (gzipped or not), a JSON file of one list (.json), a parquet file or one
+            of comma-separated values, whose suffix is one of SUFFIXES; a folder of such files, or one that
             `datasets.Dataset.save_to_disk` wrote; or the pattern of shards that `find_file` found.
 
     Raises:
         DataError: the file is missing, empty, damaged or of another kind, a folder holds several
-            splits, or a line is not a JSON object.
+            splits, a line is not a JSON object, or one of csv has more or fewer values than the first.
     """
     rows: list[Row] = []
     for file in [path] if is_saved(path) else _files(path):
@@ -356,7 +357,9 @@ def _whole(files: list[Path]) -> list[Path]:
 def _read_one(file: Path) -> list[Row]:
     if file.is_dir():
         return _saved(file)
-    return _parquet(file) if file.name.endswith(".parquet") else _json(file)
+    if file.name.endswith(".parquet"):
+        return _parquet(file)
+    return _csv(file) if file.name.endswith((".csv", ".csv.gz")) else _json(file)
 
 
 def _json(path: Path) -> list[Row]:
@@ -399,6 +402,31 @@ def _json_lines(path: Path) -> list[Row]:
     return rows
 
 
+def _csv(path: Path) -> list[Row]:
+    rows: list[Row] = []
+    try:
+        with _open_text(path, newline="") as file:
+            reader = csv.reader(file, strict=True)
+            names = next(reader, [])
+            repeated = next((name for name in names if names.count(name) > 1), None)
+            if repeated is not None:
+                raise DataError(
+                    f"{path}, line 1: expected the names of the columns, but {repeated!r} is there twice"
+                )
+            for values in filter(None, reader):
+                if len(values) != len(names):
+                    raise DataError(
+                        f"{path}, line {reader.line_num}: {len(values)} values, but line 1 names {len(names)}"
+                        " columns; texts with commas, quotes or line ends need quotes around them"
+                    )
+                rows.append(dict(zip(names, values, strict=True)))
+    except csv.Error as error:
+        raise DataError(f"{path}, line {reader.line_num}: this is not valid csv ({error})") from None
+    except UNREADABLE as error:
+        raise _unreadable(path, error) from None
+    return rows
+
+
 def _parse(text: str, path: Path, line: int, expected: str) -> Any:
     """Parse JSON; line is the number of the line, 0 where the text is the whole file."""
     try:
@@ -413,10 +441,10 @@ def _parse(text: str, path: Path, line: int, expected: str) -> Any:
         raise DataError(f"{where}: this JSON cannot be read ({parse_failure(error)}); {expected}") from None
 
 
-def _open_text(path: Path) -> IO[str]:
+def _open_text(path: Path, newline: str | None = None) -> IO[str]:
     if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig")
-    return path.open("rt", encoding="utf-8-sig")
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline=newline)
+    return path.open("rt", encoding="utf-8-sig", newline=newline)
 
 
 def _unreadable(path: Path, error: Exception) -> DataError:

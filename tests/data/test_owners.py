@@ -203,11 +203,11 @@ def test_the_judges_rows_are_separate_from_the_clients_of_a_column(tmp_path):
         ({"region": "  "}, {"column": "region"}, r"1 of 60 rows have no value in the column 'region'"),
         ({"region": None}, {"column": "region"}, r"1 of 60 rows have no value in the column 'region'"),
         ({"domain": None}, {"column": "domain"}, r"1 of 60 rows have no value in the column 'domain'"),
-        ({"region": 3}, {"column": "region"}, r"p.jsonl, row 1: column 'region' must be text, but is 3"),
+        ({"region": 0.5}, {"column": "region"}, r"p.jsonl, row 1: column 'region' must be text, but is 0.5"),
         (
             {},
             {"column": "regoin"},
-            r"p.jsonl, row 1: column 'regoin' is missing; there are: prompt, .*, region",
+            r"p.jsonl, row 1: column 'regoin' is missing; .*, region; did you mean 'region'\?$",
         ),
         (
             {},

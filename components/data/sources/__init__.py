@@ -9,6 +9,7 @@ Pairs:
     auto-j              file: Auto-J's pairwise set, human verdicts in 58 scenarios
     chitchat            embedded: human conversations, a participant is a client
     code-vulnerability  hub: secure and vulnerable code in 11 languages (FedPDPO D.1.1)
+    csv                 the user's own pairs
     hh-rlhf             hub: Anthropic's helpful and harmless dialogues
     imdb                hub: film reviews with two continuations (FedPDPO D.1.1)
     jsonl               the user's own pairs
@@ -32,7 +33,7 @@ from components.data.sources.base import (
     PairSource,
     PromptSource,
     Source,
-    check_column,
+    check_columns,
     load,
     load_prompts,
 )
@@ -41,7 +42,7 @@ __all__ = [
     "PairSource",
     "PromptSource",
     "Source",
-    "check_column",
+    "check_columns",
     "load",
     "load_prompts",
 ]

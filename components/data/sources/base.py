@@ -132,15 +132,24 @@ def load_prompts(prompts: PromptsConfig, key: str, seed: int) -> PromptData:
         raise DataError(f"{key}: {error}".replace("data.path", f"{key}.path")) from error
 
 
-def check_column(data: DataConfig) -> None:
-    """Refuse a column of a recipe that no row of its source can have.
+def check_columns(data: DataConfig) -> None:
+    """Refuse columns of a recipe that no row of its source can have.
 
     Raises:
         RecipeError: naming the column, and the nearest that exists.
     """
-    if data.column is None or data.options.file_columns or data.column in TEXT_COLUMNS:
+    known = data.options.columns
+    sources = ", ".join(name for name in SOURCES.builtin if SOURCES.load(name).columns)
+    for key in ("columns", "drop_invalid"):
+        if getattr(data, key) and not known:
+            raise RecipeError(
+                f"data.{key} is not used with data.source '{data.source}': it is for the sources {sources}."
+            )
+    for name in data.columns:
+        if name not in known:
+            raise RecipeError(unknown_name("data.columns: the column", name, known))
+    if data.column is None or known or data.column in TEXT_COLUMNS:
         return
-    sources = ", ".join(name for name in SOURCES.builtin if SOURCES.load(name).file_columns)
     raise RecipeError(
         f"{unknown_name('data.column', data.column, TEXT_COLUMNS)} A column of a file's own can be named"
         f" with the sources {sources}."

@@ -1,8 +1,10 @@
-"""Sources `jsonl` and `parquet`: the user's own preference pairs from a file or a folder.
+"""Sources `jsonl`, `parquet` and `csv`: the user's own preference pairs from a file or a folder.
 
-Three columns are required: prompt, chosen, rejected. Optional ones are client_id (owner), domain,
-group (rows that must stay with one client and in one split), split (train, validation or test) and
-margin (a number), and a column of text of any name, if data.column names it.
+Three columns are required: prompt, chosen, rejected. They are texts, or lists of messages as in TRL's
+conversational data sets, see `conversations`; then the prompt may be left out. Optional ones are
+client_id (owner), domain, group (rows that must stay with one client and in one split), split (train,
+validation or test) and margin (a number), and a column of text of any name, if data.column names it.
+Owners and the like may be whole numbers, which are read as text. data.columns renames columns.
 
 In a folder whose files, subfolders or saved data sets have the names of splits, such as
 train-00000-of-00002.parquet, these are the splits.
@@ -10,46 +12,68 @@ train-00000-of-00002.parquet, these are the splits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, create_model
+from pydantic import BeforeValidator, Field, create_model
 
-from components.config import DataConfig
+from components.config import DataConfig, unknown_name
+from components.data.conversations import COLUMNS, ConversationRow
 from components.data.holdout import Shares, hold_out
-from components.data.raw import NeededText, RawRow, Text, if_null
+from components.data.raw import Identifier, NeededText, if_null
 from components.data.records import DataError, Pair, SourceData
-from components.data.rows import file_kinds, find_splits, read_file
+from components.data.rows import Row, file_kinds, find_splits, read_file
 from components.data.sources.base import AlignShare, Source
 from components.data.splits import assign, connection_warning, grouped, in_splits
 
+Label = Annotated[Identifier, if_null("")]
+"""Text, or a whole number as text; null is empty."""
 
-class OwnRow(RawRow):
+
+class OwnRow(ConversationRow):
     """A pair of a user's own file."""
+
+    may_be_renamed: ClassVar[bool] = True
 
     prompt: NeededText
     chosen: NeededText
     rejected: NeededText
-    client_id: Text = ""
-    domain: Text = ""
-    group: Text = ""
+    client_id: Label = ""
+    domain: Label = ""
+    group: Label = ""
     split: Annotated[Literal["", "train", "validation", "test"], if_null("")] = ""
     margin: float | None = None
 
 
+def _number(text: Any) -> Any:
+    """A number of a csv file; other text as it is, which is refused then."""
+    try:
+        return float(text) if text.strip() else None
+    except ValueError:
+        return text
+
+
+class CsvRow(OwnRow):
+    """A pair of a csv file, whose values are texts."""
+
+    margin: Annotated[float | None, BeforeValidator(_number)] = None
+
+
 class FileOptions(Source):
-    """Options of the sources jsonl and parquet.
+    """Options of the sources jsonl, parquet and csv.
 
     Attributes:
         name: name of the source.
         suffixes: suffixes of the files that it reads.
+        row: model of its rows.
     """
 
-    file_columns: ClassVar[bool] = True
+    columns: ClassVar[tuple[str, ...]] = tuple(OwnRow.model_fields)
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
+    row: ClassVar[type[OwnRow]] = OwnRow
 
     align_share: AlignShare = 0.2
     judge_clients: float = Field(
@@ -74,31 +98,35 @@ class FileOptions(Source):
         if data.path is None:
             raise DataError(f"the data source {self.name} reads your own pairs: give the file as data.path")
         by_split: dict[str, list[Pair]] = {}
+        invalid: list[str] = []
         for split, path in find_splits(Path(data.path)).items():
             self._check_kind(path)
-            by_split[split] = read_pairs(path, data.column)
+            by_split[split], refused = read_pairs(path, data, self.row)
+            invalid += refused
         whole = by_split.pop("", None)
         if whole is None:
             if "train" not in by_split:
                 raise DataError(f"{data.path}: there is no split train in this folder: bring its pairs too")
             warning = connection_warning(by_split["train"])
             pairs, duplicates = in_splits(by_split, data, seed)
-            dropped = {"prompt also in a held-out split": duplicates} if duplicates else {}
         else:
             warning = connection_warning(whole)
-            pairs, dropped = _in_own_splits(whole, data, seed), {}
-        if not warning:
-            return self._hold_out(pairs, seed, dropped)
+            pairs, duplicates = _in_own_splits(whole, data, seed), 0
+        counts = {"prompt also in a held-out split": duplicates, "invalid row": len(invalid)}
+        dropped = {reason: count for reason, count in counts.items() if count}
+        warnings = [f"{len(invalid)} invalid rows are left out. The first: {invalid[0]}."] if invalid else []
         try:
-            held = self._hold_out(pairs, seed, dropped)
+            held = hold_out(pairs, self.name, Shares(self.align_share, self.judge_clients), seed, dropped)
         except DataError:
+            if not warning:
+                raise
             held = None
-        if held is None or "test" not in held.pairs["split"]:
-            raise DataError(f"{data.path}: {warning}.")
-        return replace(held, warnings=(f"{data.path}: {warning}.",))
-
-    def _hold_out(self, pairs: Sequence[Pair], seed: int, dropped: Mapping[str, int]) -> SourceData:
-        return hold_out(pairs, self.name, Shares(self.align_share, self.judge_clients), seed, dropped)
+        if warning:
+            warnings.append(f"{data.path}: {warning}.")
+            if held is None or "test" not in held.pairs["split"]:
+                raise DataError(warnings[-1])
+        assert held is not None
+        return replace(held, warnings=tuple(warnings))
 
     def _check_kind(self, path: Path) -> None:
         others = file_kinds(path) - set(self.suffixes)
@@ -132,20 +160,78 @@ class ParquetOptions(FileOptions):
     suffixes: ClassVar[tuple[str, ...]] = (".parquet", ".arrow")
 
 
-def read_pairs(path: Path, column: str | None = None) -> list[Pair]:
+class CsvOptions(FileOptions):
+    """Options of the source csv: values separated by commas, below a line of the columns' names."""
+
+    name: ClassVar[str] = "csv"
+    suffixes: ClassVar[tuple[str, ...]] = (".csv", ".csv.gz")
+    row: ClassVar[type[OwnRow]] = CsvRow
+
+
+def read_pairs(path: Path, data: DataConfig, row: type[OwnRow] = OwnRow) -> tuple[list[Pair], list[str]]:
     """Read and check the pairs of a file or folder; columns without a meaning are ignored.
 
     Args:
         path: see rows.read_file.
-        column: data.column of the recipe. If it is none of OwnRow's texts, its value is the pair's
+        data: the recipe's section. If data.column is none of OwnRow's texts, its value is the pair's
             `column`.
+        row: model of the rows.
+
+    Returns:
+        the pairs, and of each invalid row a sentence: one that does not fit the model, or has an empty
+        prompt or completion.
 
     Raises:
-        DataError: the file or a column is missing, a line is not JSON, a value has the wrong type,
-            or a split is unknown.
+        DataError: the file is missing or is not of its kind, or the share of the invalid rows is above
+            data.drop_invalid; if that is 0, rows with empty texts are not refused here.
     """
-    row_type = OwnRow
-    if column is not None and column not in OwnRow.model_fields.keys() - {"margin"}:
-        row_type = create_model("OwnRow", __base__=OwnRow, column=(Text, Field(alias=column)))
-    rows = row_type.read(read_file(path), str(path))
-    return [Pair(**row.model_dump() | {"group": row.group or None}) for row in rows]
+    if data.column is not None and data.column not in row.model_fields.keys() - {"margin"}:
+        row = create_model(row.__name__, __base__=row, column=(Label, Field(alias=data.column)))
+    raw_rows = read_file(path)
+    if data.drop_invalid:
+        return _valid_pairs(raw_rows, path, data, row)
+    rows = row.read(_renamed(raw_rows, data.columns, path), str(path))
+    return [_pair(one) for one in rows], []
+
+
+def _pair(row: OwnRow) -> Pair:
+    return Pair(**row.model_dump() | {"group": row.group or None})
+
+
+def _renamed(rows: Iterable[Row], columns: Mapping[str, str], path: Path) -> Iterable[Row]:
+    """Rows with the names of OwnRow's columns, as data.columns gives them.
+
+    Raises:
+        DataError: a row lacks one of them.
+    """
+    for number, row in enumerate(rows, 1):
+        missing = next((own for own in columns.values() if own not in row), None)
+        if missing is not None:
+            raise DataError(f"{path}, row {number}: {unknown_name('data.columns: the column', missing, row)}")
+        yield row | {name: row[own] for name, own in columns.items()}
+
+
+def _valid_pairs(
+    raw_rows: Sequence[Row], path: Path, data: DataConfig, row: type[OwnRow]
+) -> tuple[list[Pair], list[str]]:
+    pairs: list[Pair] = []
+    invalid: list[str] = []
+    for number, raw in enumerate(raw_rows, 1):
+        where = f"{path}, row {number}"
+        try:
+            (renamed,) = _renamed([raw], data.columns, path)
+            pair = _pair(row.read_one(renamed, where))
+        except DataError as error:
+            invalid.append(str(error))
+            continue
+        empty = next((column for column in COLUMNS if not getattr(pair, column).strip()), None)
+        if empty:
+            invalid.append(f"{where}: column '{empty}' is empty")
+        else:
+            pairs.append(pair)
+    if len(invalid) > data.drop_invalid * len(raw_rows):
+        raise DataError(
+            f"{path}: {len(invalid)} of {len(raw_rows)} rows are invalid, more than data.drop_invalid"
+            f" ({data.drop_invalid:g} of the rows) allows; the first: {invalid[0]}"
+        )
+    return pairs, invalid

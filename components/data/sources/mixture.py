@@ -36,6 +36,7 @@ from components.config import SOURCES, DataConfig, InputFile, Section, SourceOpt
 from components.config.data import registered_name, source_options
 from components.data.records import SPLITS, DataError, Pair, SourceData
 from components.data.sources.base import Source, load
+from components.data.sources.files import FileOptions
 from components.data.splits import assign, normal, one_spelling, sample
 from components.data.tables import TEXT_COLUMNS, Prompt, pairs_dataset, prompts_dataset
 
@@ -122,7 +123,7 @@ class _Loaded:
 class Options(Source):
     """Options of the source mixture."""
 
-    file_columns: ClassVar[bool] = True
+    columns: ClassVar[tuple[str, ...]] = FileOptions.columns
 
     sources: list[PartConfig] = Field(min_length=2, description="The sources, each a client.")
 
@@ -152,6 +153,10 @@ class Options(Source):
                     f"data.{key} is given, but a mixture has none of its own: give it for each of"
                     " data.options.sources"
                 )
+        if (data.columns or data.drop_invalid) and not any(part.options.columns for part in self.sources):
+            raise DataError(
+                "data.columns and data.drop_invalid are for files, but none of the sources reads one"
+            )
         loaded = self._load_parts(data, seed)
         spelling = one_spelling(part_pair.pair.prompt for part_pair in (*loaded.pairs, *loaded.judge))
         pairs = self._split(loaded.pairs, spelling, data, seed)

@@ -1,0 +1,140 @@
+"""Conversational preference data as TRL reads them: lists of messages in place of texts.
+
+A message is an object with a `role` (system, user or assistant) and its `content`, which is text. The
+prompt may be a list of messages, a text, which stands for one message of the user, or absent. Then it is
+what both completions begin with. Where a completion repeats the prompt, as in data sets that give whole
+conversations, the repetition is left out. What remains must be one message of the assistant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from typing import Any
+
+from pydantic import model_validator
+
+from components.data.dialogues import dialogue_turns
+from components.data.raw import RawRow, Text
+
+MARKERS = {"user": "Human", "assistant": "Assistant"}
+ROLES = ("system", *MARKERS)
+COLUMNS = ("prompt", "chosen", "rejected")
+Message = tuple[str, str]
+"""Its role, and its content without white space around it."""
+
+
+class ConversationRow(RawRow):
+    """A prompt with two completions: texts, or lists of messages, which are read as texts."""
+
+    prompt: Text
+    chosen: Text
+    rejected: Text
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_messages(cls, row: Any) -> Any:
+        if not any(isinstance(row.get(column), list) for column in COLUMNS):
+            return row
+        texts = as_texts(*(row.get(column) for column in COLUMNS))
+        return {**row, **dict(zip(COLUMNS, texts, strict=True))}
+
+
+def as_texts(prompt: Any, chosen: Any, rejected: Any) -> tuple[str, str, str]:
+    """The prompt and the completions of a conversational row, as texts.
+
+    A prompt of several turns is a dialogue with the markers of HH-RLHF, see `dialogues`. The message of
+    the system is put before the user's first one, with an empty line between the two.
+
+    Args:
+        prompt: messages, text or None.
+        chosen: messages.
+        rejected: messages.
+
+    Raises:
+        ValueError: the row cannot be read so, as a sentence that names the column.
+    """
+    completions = {"chosen": chosen, "rejected": rejected}
+    for column, value in completions.items():
+        if not isinstance(value, list):
+            raise ValueError(
+                f"column '{column}' is {_kind(value)}, but the other completion is a list of messages: both"
+                " must be texts, or both lists of messages"
+            )
+    conversations = {column: _messages(value, column) for column, value in completions.items()}
+    if prompt is None:
+        beginning = _common_beginning(*conversations.values())
+    elif isinstance(prompt, str):
+        beginning = [("user", prompt.strip())]
+    else:
+        beginning = _messages(prompt, "prompt")
+    answers = [_answer(messages, beginning, column) for column, messages in conversations.items()]
+    return _prompt_text(beginning), answers[0], answers[1]
+
+
+def _messages(value: Any, column: str) -> list[Message]:
+    if not isinstance(value, list):
+        raise ValueError(f"column '{column}' is {_kind(value)}, but text or a list of messages is expected")
+    return [_message(item, f"column '{column}[{number}]'") for number, item in enumerate(value)]
+
+
+def _message(item: Any, where: str) -> Message:
+    if not isinstance(item, Mapping) or not {"role", "content"} <= set(item):
+        raise ValueError(f"{where} must be a message, an object with role and content, but is {_kind(item)}")
+    role, content = item["role"], item["content"]
+    if role not in ROLES or item.get("tool_calls"):
+        what = "calls a tool" if role in ROLES else f"has the role {str(role)[:40]!r}"
+        raise ValueError(
+            f"{where} {what}, but only texts of {', '.join(ROLES)} can be trained on: leave such"
+            " conversations out, or write what the tool did as text"
+        )
+    if not isinstance(content, str):
+        raise ValueError(f"{where}: its content must be text, but is {_kind(content)}")
+    return role, content.strip()
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "text", type(None): "null"}
+    return names.get(type(value), f"{str(value)[:40]!r} ({type(value).__name__})")
+
+
+def _common_beginning(chosen: Sequence[Message], rejected: Sequence[Message]) -> list[Message]:
+    """The messages that two conversations share, up to the assistant's last one."""
+    shared = takewhile(lambda pair: pair[0] == pair[1], zip(chosen[:-1], rejected[:-1], strict=False))
+    return [message for message, _ in shared]
+
+
+def _answer(messages: Sequence[Message], beginning: Sequence[Message], column: str) -> str:
+    """The answer that follows the beginning, which may be repeated before it."""
+    repeats = list(messages[: len(beginning)]) == list(beginning)
+    rest = messages[len(beginning) :] if repeats else messages
+    if len(rest) == 1 and rest[0][0] == "assistant":
+        return rest[0][1]
+    roles = ", ".join(role for role, _ in rest) or "none"
+    raise ValueError(
+        f"column '{column}' must have one message of the assistant after the prompt, but has: {roles}"
+    )
+
+
+def _prompt_text(messages: Sequence[Message]) -> str:
+    turns = list(messages)
+    if turns and turns[0][0] == "system":
+        system = turns.pop(0)[1]
+        if turns and system:
+            turns[0] = (turns[0][0], f"{system}\n\n{turns[0][1]}")
+    roles = [role for role, _ in turns]
+    if len(roles) % 2 == 0 or roles != [("user", "assistant")[n % 2] for n in range(len(roles))]:
+        found = ", ".join(role for role, _ in messages) or "none"
+        raise ValueError(
+            "in the prompt, messages of user and assistant must alternate, the last of them the user's, after"
+            f" at most one of the system, but its roles are: {found}"
+        )
+    if len(turns) == 1:
+        return turns[0][1]
+    text = "\n\n".join(f"{MARKERS[role]}: {content}" for role, content in turns)
+    if [(turn["role"], turn["content"]) for turn in dialogue_turns(text)] != turns:
+        raise ValueError(
+            "the turns of the prompt cannot be told apart as a dialogue, since a message is empty, or"
+            " 'Human:' or 'Assistant:' begins a paragraph of one: write it otherwise, or leave the row out"
+        )
+    return text

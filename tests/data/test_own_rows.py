@@ -1,0 +1,226 @@
+"""Rows of users' own files: TRL's conversations, numbers for names, csv, other columns, invalid rows."""
+
+import csv
+import json
+
+import datasets
+import pytest
+
+from components.config import RecipeError
+from components.data.records import DataError
+from components.data.sources import load
+from components.recipes import load_recipe
+from tests.support.sources import WHOLE_FILE, data_config, write_jsonl
+
+
+def messages(*turns):
+    """Messages as TRL has them: the role is a letter before the text."""
+    roles = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
+    return [{"role": roles[turn[0]], "content": turn[2:]} for turn in turns]
+
+
+def own(path, rows, **settings):
+    return data_config(source="jsonl", path=write_jsonl(path, rows), options=WHOLE_FILE, **settings)
+
+
+def one_pair(tmp_path, row, **settings):
+    (pair,) = load(own(tmp_path / "p.jsonl", [row], test=1e-9, validation=0, **settings), 0).pairs
+    return pair["prompt"], pair["chosen"], pair["rejected"]
+
+
+# --- conversations
+
+
+@pytest.mark.parametrize(
+    ("prompt", "before"),
+    [
+        (messages("u Hi?"), []),  # explicit
+        ("absent", messages("u Hi?")),  # implicit
+        (None, messages("u Hi?")),  # implicit, in a table
+        ("Hi?", []),
+        ("Hi?", messages("u Hi?")),  # as in UltraFeedback
+        (messages("u Hi?"), messages("u Hi?")),
+    ],
+)
+def test_all_forms_of_one_conversation_are_the_same_pair(tmp_path, prompt, before):
+    row = {"chosen": [*before, *messages("a Yes.")], "rejected": [*before, *messages("a No.")]}
+    row |= {} if prompt == "absent" else {"prompt": prompt}
+    assert one_pair(tmp_path, row) == ("Hi?", "Yes.", "No.")
+
+
+def test_several_turns_are_a_dialogue_which_begins_with_the_system(tmp_path):
+    prompt = messages("s Be brief.", "u Hi?", "a Hello.", "u Well?")
+    row = {"prompt": prompt, "chosen": messages("a Yes."), "rejected": messages("a No.")}
+    text = "Human: Be brief.\n\nHi?\n\nAssistant: Hello.\n\nHuman: Well?"
+    assert one_pair(tmp_path, row) == (text, "Yes.", "No.")
+
+
+def test_conversations_of_a_saved_data_set_are_read(tmp_path):
+    prompts = [messages(f"u Question {n}?") for n in range(4)]
+    columns = {"chosen": "a Yes.", "rejected": "a No."}
+    table = {"prompt": prompts} | {name: [messages(turn)] * 4 for name, turn in columns.items()}
+    datasets.Dataset.from_dict(table).save_to_disk(str(tmp_path / "saved"))
+    data = data_config(
+        source="parquet", path=str(tmp_path / "saved"), options=WHOLE_FILE, test=1e-9, validation=0
+    )
+    assert sorted(load(data, 0).pairs["prompt"]) == [f"Question {n}?" for n in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"prompt": messages("u a", "t b")}, r"column 'prompt\[1\]' has the role 'tool', but only"),
+        (
+            {"chosen": [{"role": "assistant", "content": "c", "tool_calls": [{"name": "f"}]}]},
+            r"column 'chosen\[0\]' calls a tool",
+        ),
+        ({"chosen": "text"}, "'chosen' is text, but the other completion is a list of messages"),
+        ({"rejected": messages("a b", "u c")}, "'rejected' must have one message .*: assistant, user"),
+        ({"chosen": []}, "'chosen' must have one message of the assistant after the prompt, but has: none"),
+        ({"prompt": messages("u a", "u b")}, "must alternate, .* its roles are: user, user"),
+        ({"prompt": []}, "but its roles are: none"),
+        ({"prompt": 3}, r"'prompt' is '3' \(int\), but text or a list of messages is expected"),
+        ({"prompt": ["a"]}, r"'prompt\[0\]' must be a message, an object with role and content"),
+        (
+            {"prompt": [{"role": "user", "content": [{"type": "text"}]}]},
+            "content must be text, but is a list",
+        ),
+        ({"prompt": messages("u a", "a b\n\nHuman: c", "u d")}, "cannot be told apart as a dialogue"),
+        ({"prompt": messages("u a", "a ", "u d")}, "cannot be told apart as a dialogue"),
+    ],
+)
+def test_conversations_that_are_no_pair_are_refused(tmp_path, changed, words):
+    row = {"prompt": messages("u Hi?"), "chosen": messages("a Yes."), "rejected": messages("a No.")}
+    with pytest.raises(DataError, match=rf"row 1: .*{words}") as caught:
+        one_pair(tmp_path, row | changed)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+# --- names, columns, csv
+
+
+def test_whole_numbers_name_owners_groups_and_domains(tmp_path):
+    rows = [
+        {"prompt": f"p{n}", "chosen": "c", "rejected": "r", "client_id": n % 3, "group": n, "domain": n % 2}
+        for n in range(12)
+    ]
+    pairs = load(own(tmp_path / "p.jsonl", rows), 0).pairs
+    assert set(pairs["client_id"]) == {"0", "1", "2"}
+    assert set(pairs["domain"]) == {"0", "1"}
+    with pytest.raises(DataError, match=r"column 'client_id' must be text, but is 1\.5 \(float\)"):
+        load(own(tmp_path / "q.jsonl", [rows[0] | {"client_id": 1.5}]), 0)
+
+
+def test_columns_are_renamed(tmp_path):
+    row = {"question": "p", "prompt": "other", "best": "c", "rejected": "r"}
+    assert one_pair(tmp_path, row, columns={"prompt": "question", "chosen": "best"}) == ("p", "c", "r")
+    with pytest.raises(DataError, match=r"row 1: data\.columns: the column 'bst' .* Did you mean 'best'\?"):
+        one_pair(tmp_path, row, columns={"chosen": "bst"})
+
+
+def test_a_missing_column_names_the_nearest_and_the_key_that_renames_it(tmp_path):
+    words = r"'prompt' is missing; .* did you mean 'promt'\? data\.columns={prompt: promt} renames"
+    with pytest.raises(DataError, match=words):
+        one_pair(tmp_path, {"promt": "p", "chosen": "c", "rejected": "r"})
+    with pytest.raises(DataError, match=r"there are: x0, .* x19 and 30 more; data\.columns={prompt: \.\.\.}"):
+        one_pair(tmp_path, {f"x{n}": 1 for n in range(50)})
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        (
+            "data.columns={prompt: q}",
+            r"data\.columns is not used with data\.source 'aclsum': it is for .*csv",
+        ),
+        ("data.drop_invalid=0.1", r"data\.drop_invalid is not used with data\.source 'aclsum'"),
+    ],
+)
+def test_keys_of_files_are_refused_with_other_sources(override, words):
+    with pytest.raises(RecipeError, match=words):
+        load_recipe("debug", [override])
+
+
+def test_a_column_that_rows_do_not_have_cannot_be_renamed():
+    overrides = ["data.source=csv", "data.path=x.csv", "data.options={}", "data.columns={promt: q}"]
+    with pytest.raises(RecipeError, match=r"data\.columns: .*'promt' .* Did you mean 'prompt'\?"):
+        load_recipe("debug", overrides)
+
+
+def write_csv(path, rows):
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    return str(path)
+
+
+def test_csv_gives_the_pairs_of_jsonl(tmp_path):
+    rows = [
+        {"prompt": f'Say "{n}",\nplease', "chosen": "c", "rejected": "r,", "client_id": f"{n % 3}"}
+        | {"domain": "d", "group": "", "split": "", "margin": n / 2}
+        for n in range(20)
+    ]
+    of_json = load(own(tmp_path / "p.jsonl", rows), 0)
+    path = write_csv(tmp_path / "p.csv", [row | {"": n} for n, row in enumerate(rows)])  # pandas' index
+    of_csv = load(data_config(source="csv", path=path, options=WHOLE_FILE), 0)
+    unnamed = ("source", "pair_id")  # the source is part of them
+    assert [
+        {name: value for name, value in pair.items() if name not in unnamed} for pair in of_csv.pairs
+    ] == [{name: value for name, value in pair.items() if name not in unnamed} for pair in of_json.pairs]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("prompt,chosen,rejected\na,b\n", "line 2: 2 values, but line 1 names 3 columns"),
+        ("prompt,chosen,prompt\na,b,c\n", "line 1: .* 'prompt' is there twice"),
+        ('prompt,chosen,rejected\na,"b,c\n', r"line 2: this is not valid csv \(unexpected end of data\)"),
+        ("prompt,chosen,rejected,margin\na,b,c,x\n", "row 1: column 'margin' must be a number, but is 'x'"),
+        ("prompt;chosen;rejected\na;b;c\n", "there are: prompt;chosen;rejected"),
+        ("", "the file holds no rows"),
+        ("prompt,chosen,rejected\n", "the file holds no rows"),
+        ("prompt,chosen,rejected\n" + "x" * 200_000 + ",a,b\n", "field larger than field limit"),
+    ],
+)
+def test_csv_that_cannot_be_read_is_one_sentence(tmp_path, text, words):
+    path = tmp_path / "p.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match=rf"p\.csv.*{words}"):
+        load(data_config(source="csv", path=str(path), options=WHOLE_FILE), 0)
+
+
+# --- invalid rows
+
+
+GOOD = [{"prompt": f"p{n}", "chosen": "c", "rejected": "r"} for n in range(17)]
+BAD = [
+    {"prompt": "p", "chosen": " ", "rejected": "r"},
+    {"prompt": "p", "chosen": 3, "rejected": "r"},
+    {"chosen": "c", "rejected": "r"},
+]
+
+
+def test_invalid_rows_are_dropped_and_counted_up_to_their_share(tmp_path):
+    found = load(own(tmp_path / "p.jsonl", GOOD + BAD, drop_invalid=0.15), 0)
+    assert found.dropped["invalid row"] == 3
+    assert sorted(found.pairs["prompt"]) == sorted(row["prompt"] for row in GOOD)
+    (warning,) = found.warnings
+    assert warning.startswith("3 invalid rows are left out. The first: ")
+    assert warning.endswith("p.jsonl, row 18: column 'chosen' is empty.")
+
+
+def test_more_invalid_rows_than_their_share_are_an_error(tmp_path):
+    words = (
+        r"3 of 20 rows are invalid, more than data\.drop_invalid \(0\.1 .*row 18: column 'chosen' is empty"
+    )
+    with pytest.raises(DataError, match=words):
+        load(own(tmp_path / "p.jsonl", GOOD + BAD, drop_invalid=0.1), 0)
+    with pytest.raises(DataError, match=r"row 18: column 'chosen' must be text, but is 3 \(int\)"):
+        load(own(tmp_path / "p.jsonl", [*GOOD, BAD[1]]), 0)
+
+
+def test_what_is_no_json_is_an_error_in_any_case(tmp_path):
+    (tmp_path / "p.jsonl").write_text("\n".join([json.dumps(GOOD[0]), "{"]), encoding="utf-8")
+    with pytest.raises(DataError, match="line 2: this is not valid JSON"):
+        load(data_config(source="jsonl", path=str(tmp_path / "p.jsonl"), drop_invalid=0.9), 0)
