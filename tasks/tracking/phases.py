@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import components
 import tasks.policy_model
@@ -24,8 +24,13 @@ from components.reporting.run import CONTESTS, verdict_words
 from components.results import AlignmentResult, EvaluationResult, QuestionResult
 from tasks.runs import RESULT, Run, contest_file
 from tasks.tracking.client import RunLog, data_digest, log_curves, mlflow_client, tracking_uri
+from tasks.tracking.run_tree import PARENT_TAG
 from tasks.uncached import task
 
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+ALIAS = "latest-aligned"
 SHOWN_PAIRS = 100
 """Labeled pairs of the logged table."""
 PAIR_COLUMNS = ("prompt_id", "prompt", "chosen", "rejected", "label", "margin")
@@ -100,7 +105,8 @@ def register_policy(run_id: str, recipe: Recipe, adapter: Path) -> tuple[str, st
     """Register the aligned policy as a model version that `mlflow.pyfunc.load_model` loads.
 
     The model holds the adapter, the recipe's policy section and this project's components; the
-    backbone is fetched by its name when the model is loaded.
+    backbone is fetched by its name when the model is loaded. The alias `latest-aligned` moves to it, unless
+    the run belongs to a benchmark, or a run of another experiment has the alias.
 
     Returns:
         the version's URI, for `mlflow.pyfunc.load_model`, and its number.
@@ -137,9 +143,24 @@ def register_policy(run_id: str, recipe: Recipe, adapter: Path) -> tuple[str, st
     registered = client.create_model_version(
         name, logged.model_uri, run_id=run_id, model_id=logged.model_id, tags={"recipe": recipe.name}
     )
-    client.set_registered_model_alias(name, "latest-aligned", registered.version)
+    if may_move_alias(client, name, run_id):
+        client.set_registered_model_alias(name, ALIAS, registered.version)
     client.update_run(run_id, status="RUNNING")  # leaving start_run() has ended it
     return f"models:/{name}/{registered.version}", str(registered.version)
+
+
+def may_move_alias(client: MlflowClient, name: str, run_id: str) -> bool:
+    """Whether the alias of a model may move to a version of this run."""
+    from mlflow.exceptions import MlflowException
+
+    run = client.get_run(run_id)
+    if PARENT_TAG in run.data.tags and "phase" not in run.data.tags:  # an arm of a benchmark
+        return False
+    try:
+        holder = client.get_model_version_by_alias(name, ALIAS)
+        return bool(client.get_run(str(holder.run_id)).info.experiment_id == run.info.experiment_id)
+    except MlflowException:  # no version has it, or its run is gone
+        return True
 
 
 def _requirements(backbone: BackboneConfig) -> list[str]:

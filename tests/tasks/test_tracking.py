@@ -22,9 +22,9 @@ from tasks.runs import PHASES, contest_file, create_run, open_run
 from tasks.tracking import run_tree
 from tasks.tracking.client import RunLog, metric_name, mlflow_client, tracking_uri
 from tasks.tracking.federate import FederationLog, client_rows, log_round_evaluation, log_steps
-from tasks.tracking.phases import log_data, register_policy, verdict_rows
+from tasks.tracking.phases import ALIAS, log_data, may_move_alias, register_policy, verdict_rows
 from tasks.tracking.report import description, earlier_means, log_benchmark_report
-from tasks.tracking.run_tree import ending, open_run_tracking, phase_tracking
+from tasks.tracking.run_tree import PARENT_TAG, ending, open_run_tracking, phase_tracking
 from tests.support.adapters import random_tensors
 from tests.support.contests import LOSS, TIE, WIN, contest
 from tests.support.preparation import preparation_report
@@ -373,6 +373,24 @@ def registered(phase, debug, tmp_path):
     adapter = random_tensors(slot, seed=0, scale=0.5)
     folder = export_adapter(adapter, debug.policy.lora, debug.policy.backbone, tmp_path / "final")
     return register_policy.fn(phase, debug, folder), folder
+
+
+def test_the_alias_moves_with_runs_of_one_experiment_and_stays_for_others_and_benchmarks(
+    run, phase, parent, debug, client, tmp_path
+):
+    assert may_move_alias(client, "model", phase)
+    client.create_registered_model("model")
+    version = client.create_model_version("model", tmp_path.as_uri(), run_id=phase)
+    client.set_registered_model_alias("model", ALIAS, version.version)
+    experiment = client.get_run(phase).info.experiment_id
+    other = client.create_experiment("other")
+
+    def child(experiment, **tags):
+        return client.create_run(experiment, tags={PARENT_TAG: parent} | tags).info.run_id
+
+    assert may_move_alias(client, "model", child(experiment, phase="align"))
+    assert not may_move_alias(client, "model", child(other, phase="align"))
+    assert not may_move_alias(client, "model", child(experiment))  # in a benchmark
 
 
 @pytest.mark.slow
