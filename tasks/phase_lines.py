@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from components.data.report import read_report
 from components.progress import format_duration
+from components.reporting.lines import left_out_line
 from tasks.runs import Run
 
 
@@ -18,8 +19,9 @@ def phase_line(run: Run, phase: str) -> str:
 
 
 def _prepared(run: Run) -> tuple[str, str]:
-    partition = read_report(run.prepared).partition
-    return f"{partition.samples:,} pairs of {partition.clients:,} clients", ""
+    report = read_report(run.prepared)
+    partition = report.partition
+    return f"{partition.samples:,} pairs of {partition.clients:,} clients", left_out_line(report.rows)
 
 
 def _federated(run: Run) -> tuple[str, str]:

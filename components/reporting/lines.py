@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
-from components.data.report import PreparationReport
+from components.data.report import PreparationReport, RowCounts
 from components.progress import format_loss
 from components.results import AccuracyReport, Metrics, QuestionResult, StepRecord
 
@@ -45,6 +46,30 @@ def partition_line(report: PreparationReport) -> str:
         f"{report.partition.samples:,} pairs of {report.partition.clients:,} clients {every};"
         f" {report.partition_train.samples:,} to train on {train}"
     )
+
+
+KEPT_BY = {
+    "owner not among the clients": "data.clients",
+    "value of data.column not among the clients": "data.column_clients",
+    "over max_pairs": "data.max_pairs",
+    "pair over max_characters": "data.max_characters",
+    "prompt over max_characters": "data.max_characters",
+    "prompt given to the server": "data.options.align_share",
+}
+"""By the reason why pairs are left out, the key of a recipe that keeps them."""
+SHOWN_REASONS = 4
+
+
+def left_out_line(rows: RowCounts) -> str:
+    """How many pairs and raw rows are left out, by reason, and the keys that keep them; empty for none."""
+    counts = Counter(rows.left_out) + Counter(rows.dropped)
+    shown = [
+        f"{count:,} {reason}" + (f" ({KEPT_BY[reason]})" if reason in KEPT_BY else "")
+        for reason, count in counts.most_common(SHOWN_REASONS)
+    ]
+    if others := counts.total() - sum(count for _, count in counts.most_common(SHOWN_REASONS)):
+        shown.append(f"{others:,} for other reasons")
+    return f"left out: {', '.join(shown)}" if shown else ""
 
 
 def margins_line(report: PreparationReport) -> str:

@@ -2,6 +2,7 @@
 
 import re
 
+from components.data.prepare import prepare
 from components.data.report import (
     MarginSummary,
     PartitionSummary,
@@ -11,7 +12,9 @@ from components.data.report import (
     ValidationSummary,
 )
 from components.reporting.lines import (
+    KEPT_BY,
     accuracy_line,
+    left_out_line,
     margins_line,
     measure_line,
     partition_line,
@@ -20,6 +23,7 @@ from components.reporting.lines import (
 )
 from components.results import Metrics
 from tests.support.results import accuracy_report, client_record, question_result, step_record
+from tests.support.sources import data_config, write_jsonl
 
 
 def numbers_of(text):
@@ -61,6 +65,35 @@ def test_margins_of_thoughts_are_a_line_with_the_number_of_tied_siblings():
 
 def test_without_pairs_of_thoughts_the_line_of_margins_is_empty():
     assert margins_line(preparation()) == ""
+
+
+def test_what_is_left_out_is_a_line_with_the_keys_that_keep_it(tmp_path):
+    rows = [
+        {"prompt": f"p{n}", "chosen": f"c{n}" + "x" * (n == 0) * 99, "rejected": f"r{n}"}
+        | {"client_id": f"o{n % 6}"}
+        for n in range(90)
+    ]
+    data = data_config(
+        source="jsonl",
+        path=write_jsonl(tmp_path / "p.jsonl", rows),
+        options={"align_share": 0.3, "judge_clients": 0},
+        clients=4,
+        max_pairs=20,
+        max_characters=50,
+    )
+    counts = prepare(data, 0, tmp_path / "data").rows
+    line = left_out_line(counts)
+    reasons = counts.left_out | counts.dropped
+    assert len(reasons) == 4
+    for reason, count in reasons.items():
+        assert f"{count} {reason} ({KEPT_BY[reason]})" in line
+
+
+def test_rare_reasons_are_counted_together():
+    dropped = dict(zip("abcdef", range(1, 7), strict=True))
+    rows = preparation().rows.model_copy(update={"dropped": dropped})
+    assert left_out_line(rows) == "left out: 6 f, 5 e, 4 d, 3 c, 3 for other reasons"
+    assert left_out_line(preparation().rows) == ""
 
 
 # --- Accuracies
