@@ -248,6 +248,11 @@ def _readable(path: Path, key: str) -> Iterator[None]:
             f"{key}: there is no file or folder '{path}' (relative paths start at {Path.cwd()}): correct the"
             " path."
         )
+    if not (path.is_file() or path.is_dir()):
+        raise RecipeError(
+            f"{key}: '{path}' is a pipe, socket or device, and nothing may ever come from it: copy what it"
+            " gives to a file."
+        )
     try:
         yield
     except OSError as error:

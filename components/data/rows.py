@@ -10,20 +10,18 @@ from __future__ import annotations
 
 import csv
 import glob
-import gzip
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
+from components.data.bounded import BATCH, lines, list_text, reading, require_regular, table_rows
 from components.data.records import DataError
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet", ".csv", ".csv.gz")
-UNREADABLE = (UnicodeDecodeError, gzip.BadGzipFile, EOFError)
 OBJECTS_EXPECTED = "expected a JSON object with named columns"
 SPLIT_NAMES = {
     "train": ("train", "training"),
@@ -60,7 +58,10 @@ def read_file(path: Path) -> list[Row]:
         rows += _read_one(file)
     if not rows:
         raise DataError(f"{path}: the {'folder' if path.is_dir() else 'file'} holds no rows")
-    return [normalize_line_ends(row) for row in rows]
+    try:
+        return [normalize_line_ends(row) for row in rows]
+    except RecursionError:
+        raise DataError(f"{path}: a value of a row is nested too deeply: write it as text") from None
 
 
 def is_saved(path: Path) -> bool:
@@ -215,7 +216,10 @@ def _row_files(folder: Path) -> list[Path]:
     return [
         file
         for file in files
-        if file.name.endswith(SUFFIXES) and file.name not in METADATA and not file.name.startswith((".", "_"))
+        if file.name.endswith(SUFFIXES)
+        and file.name not in METADATA
+        and not file.name.startswith((".", "_"))
+        and not file.is_dir()
     ]
 
 
@@ -305,6 +309,8 @@ def _files(path: Path) -> list[Path]:
             saved = "; of a saved data set, give the folder" if path.suffix == ".arrow" else ""
             raise DataError(f"{path}: expected a file that ends in one of {', '.join(SUFFIXES)}{saved}")
         return [path]
+    if path.exists():
+        require_regular(path)
     files = sorted(path.parent.glob(path.name)) if _SHARD_PATTERN in path.name else []
     if not files:
         raise DataError(f"{path}: there is no such file (data.path)")
@@ -369,12 +375,8 @@ def _json(path: Path) -> list[Row]:
 
 def _json_list(path: Path) -> list[Row] | None:
     """The rows of a file of one list of objects; None for others, since JSON lines may be .json."""
-    try:
-        with _open_text(path) as file:
-            text = file.read()
-    except UNREADABLE as error:
-        raise _unreadable(path, error) from None
-    if not text.lstrip().startswith("["):
+    text = list_text(path)
+    if text is None:
         return None
     rows = _parse(text, path, 0, "expected a list of objects")
     for number, row in enumerate(rows, 1):
@@ -386,44 +388,33 @@ def _json_list(path: Path) -> list[Row] | None:
 
 def _json_lines(path: Path) -> list[Row]:
     rows: list[Row] = []
-    try:
-        with _open_text(path) as lines:
-            for number, line in enumerate(lines, 1):
-                if not line.strip():
-                    continue
-                row = _parse(line, path, number, "expected one object a line")
-                if not isinstance(row, dict):
-                    raise DataError(
-                        f"{path}, line {number}: {OBJECTS_EXPECTED}, but this is {line.strip()[:60]!r}"
-                    )
-                rows.append(row)
-    except UNREADABLE as error:
-        raise _unreadable(path, error) from None
+    for number, line in lines(path):
+        row = _parse(line, path, number, "expected one object a line")
+        if not isinstance(row, dict):
+            raise DataError(f"{path}, line {number}: {OBJECTS_EXPECTED}, but this is {line.strip()[:60]!r}")
+        rows.append(row)
     return rows
 
 
 def _csv(path: Path) -> list[Row]:
+    reader = csv.reader((line for _, line in lines(path, newline="", blank=True)), strict=True)
     rows: list[Row] = []
     try:
-        with _open_text(path, newline="") as file:
-            reader = csv.reader(file, strict=True)
-            names = next(reader, [])
-            repeated = next((name for name in names if names.count(name) > 1), None)
-            if repeated is not None:
+        names = next(reader, [])
+        repeated = next((name for name in names if names.count(name) > 1), None)
+        if repeated is not None:
+            raise DataError(
+                f"{path}, line 1: expected the names of the columns, but {repeated!r} is there twice"
+            )
+        for values in filter(None, reader):
+            if len(values) != len(names):
                 raise DataError(
-                    f"{path}, line 1: expected the names of the columns, but {repeated!r} is there twice"
+                    f"{path}, line {reader.line_num}: {len(values)} values, but line 1 names {len(names)}"
+                    " columns; texts with commas, quotes or line ends need quotes around them"
                 )
-            for values in filter(None, reader):
-                if len(values) != len(names):
-                    raise DataError(
-                        f"{path}, line {reader.line_num}: {len(values)} values, but line 1 names {len(names)}"
-                        " columns; texts with commas, quotes or line ends need quotes around them"
-                    )
-                rows.append(dict(zip(names, values, strict=True)))
+            rows.append(dict(zip(names, values, strict=True)))
     except csv.Error as error:
         raise DataError(f"{path}, line {reader.line_num}: this is not valid csv ({error})") from None
-    except UNREADABLE as error:
-        raise _unreadable(path, error) from None
     return rows
 
 
@@ -441,43 +432,17 @@ def _parse(text: str, path: Path, line: int, expected: str) -> Any:
         raise DataError(f"{where}: this JSON cannot be read ({parse_failure(error)}); {expected}") from None
 
 
-def _open_text(path: Path, newline: str | None = None) -> IO[str]:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig", newline=newline)
-    return path.open("rt", encoding="utf-8-sig", newline=newline)
-
-
-def _unreadable(path: Path, error: Exception) -> DataError:
-    packing = "gzipped " if path.suffix == ".gz" else ""
-    return DataError(f"{path}: the file cannot be read as {packing}UTF-8 text ({error})")
-
-
 def _parquet(path: Path) -> list[Row]:
     import pyarrow.parquet
 
-    with _damage(path, "a parquet file"):
-        rows: list[Row] = pyarrow.parquet.read_table(path).to_pylist()
-    return rows
+    require_regular(path)
+    with reading(path, "a parquet file"):
+        return table_rows(path, pyarrow.parquet.ParquetFile(path).iter_batches(BATCH))
 
 
 def _saved(folder: Path) -> list[Row]:
     import datasets
 
-    with _damage(folder, "a data set that save_to_disk wrote"):
-        rows: list[Row] = datasets.Dataset.load_from_disk(str(folder)).with_format(None).to_list()
-    return rows
-
-
-@contextmanager
-def _damage(path: Path, kind: str) -> Iterator[None]:
-    """Report what pyarrow and datasets raise about damaged or foreign files by the file's name."""
-    import pyarrow
-
-    try:
-        yield
-    except (OSError, ValueError, LookupError, TypeError, OverflowError, pyarrow.ArrowException) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(
-            f"{path}: this cannot be read as {kind} ({reason.rstrip('.')}): it is damaged, incomplete or of"
-            " another kind; write or copy it again"
-        ) from None
+    with reading(folder, "a data set that save_to_disk wrote"):
+        saved = datasets.Dataset.load_from_disk(str(folder)).with_format("arrow")
+        return table_rows(folder, saved.iter(BATCH))
