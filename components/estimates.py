@@ -7,6 +7,7 @@ What a model's config.json does not tell is left out and said; nothing is guesse
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -34,6 +35,7 @@ from components.models.memory import (
     StepShape,
     TrainedValues,
     estimate_step,
+    step_flops,
 )
 
 GIGABYTE = 10**9
@@ -63,6 +65,8 @@ class Stage:
         optimizer: name of the optimizer.
         modules: a client's own modules; None without.
         others: backbones that are in memory too.
+        passes: number of forward and backward passes of `step` in the whole run; None if it depends on the
+            pairs or on what the model samples.
     """
 
     name: str
@@ -72,6 +76,7 @@ class Stage:
     optimizer: str
     modules: PersonalModules | None = None
     others: tuple[BackboneConfig, ...] = ()
+    passes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -97,16 +102,19 @@ class DiskEstimate:
         return self.server + self.logged + self.updates + self.private
 
 
-def training_stages(recipe: Recipe) -> list[Stage]:
-    """The stages of a recipe that train a model with LoRA."""
+def training_stages(recipe: Recipe, prompts: int | None = None) -> list[Stage]:
+    """The stages of a recipe that train a model with LoRA; prompts: see alignment_stage."""
     stages = [rounds_stage(recipe)]
     if recipe.federation.options.needs_server_prompts:
-        stages.append(alignment_stage(recipe))
+        stages.append(alignment_stage(recipe, prompts))
     judge = recipe.evaluation.judge
     if isinstance(judge, SelectorJudgeSection):
         step = _selector_step(judge.selector, judge.micro_batch_size or judge.batch_size)
         selector = judge.selector
-        stages.append(Stage("judge", selector.backbone, selector.lora, step, judge.optimizer.name))
+        passes = judge.steps * judge.optimizer.accumulation * _parts(judge.batch_size, step.rows)
+        stages.append(
+            Stage("judge", selector.backbone, selector.lora, step, judge.optimizer.name, passes=passes)
+        )
     return stages
 
 
@@ -118,19 +126,35 @@ def rounds_stage(recipe: Recipe) -> Stage:
     optimizer = config.optimizer.name
     if isinstance(section, SelectorConfig):
         step = _selector_step(section, config.micro_batch_size or config.batch_size)
-        return Stage("rounds", section.backbone, section.lora, step, optimizer)
+        passes = _client_passes(recipe, step)
+        return Stage("rounds", section.backbone, section.lora, step, optimizer, passes=passes)
     objective = method.local_objective
     rewards = recipe.rewards.values()
     scored = isinstance(objective, MultiObjective)
+    step = _policy_step(recipe, objective)
     return Stage(
         "rounds",
         section.backbone,
         section.lora,
-        _policy_step(recipe, objective),
+        step,
         optimizer,
         method.personal_modules if isinstance(method, PersonalizedMethod) else None,
         tuple(backbone for reward in rewards for backbone in reward.required_backbones()) if scored else (),
+        None if step.entropies else _client_passes(recipe, step),
     )
+
+
+def _client_passes(recipe: Recipe, step: StepShape) -> int | None:
+    """Passes of all clients in all rounds; None if their number depends on the clients' pairs."""
+    config = recipe.federation
+    if config.local_epochs is not None:
+        return None
+    gradients = method_of(config).gradient_evaluations(config, 0)
+    return config.rounds * config.clients_per_round * gradients * _parts(config.batch_size, step.rows)
+
+
+def _parts(batch: int, rows: int) -> int:
+    return -(-batch // rows)
 
 
 def _selector_step(section: SelectorConfig, rows: int) -> StepShape:
@@ -161,8 +185,13 @@ def _policy_step(recipe: Recipe, objective: LocalObjective) -> StepShape:
     )
 
 
-def alignment_stage(recipe: Recipe) -> Stage:
-    """DPO on the server, which is checkpointed on CUDA in any case."""
+def alignment_stage(recipe: Recipe, prompts: int | None = None) -> Stage:
+    """DPO on the server, which is checkpointed on CUDA in any case.
+
+    Args:
+        recipe: the recipe.
+        prompts: number of the server's prompts; None if it is not known.
+    """
     policy, dpo = recipe.policy, recipe.alignment.dpo
     step = StepShape(
         dpo.micro_batch_size,
@@ -171,7 +200,13 @@ def alignment_stage(recipe: Recipe) -> Stage:
         shared_prompts=True,
         checkpointing=on_cuda(recipe) or policy.backbone.gradient_checkpointing,
     )
-    return Stage("alignment", policy.backbone, policy.lora, step, dpo.optimizer)
+    passes = None
+    if prompts is not None:
+        config = recipe.alignment
+        used = min(prompts, config.prompts or prompts)
+        pairs = config.pairs_per_prompt or config.completions * (config.completions - 1) // 2
+        passes = dpo.epochs * _parts(used * pairs, dpo.micro_batch_size)
+    return Stage("alignment", policy.backbone, policy.lora, step, dpo.optimizer, passes=passes)
 
 
 def on_cuda(recipe: Recipe) -> bool:
@@ -293,6 +328,26 @@ def estimate_costs(recipe: Recipe, shapes: Shapes) -> Costs:
     except UserError as error:
         problems.setdefault(str(error), []).append("disk of the rounds")
     return Costs("one GPU" if cuda else "the CPU", memory, disk, problems)
+
+
+def training_seconds(recipe: Recipe, shapes: Shapes, rate: float, prompts: int | None) -> dict[str, float]:
+    """Seconds that training takes at most, by stage; stages whose time is not known are left out.
+
+    All sequences are of full length. Sampling, labeling and evaluation are not included.
+
+    Args:
+        recipe: the recipe.
+        shapes: of the models.
+        rate: floating-point operations per second, see models.speed.
+        prompts: number of the server's prompts; None if it is not known.
+    """
+    seconds: dict[str, float] = {}
+    for stage in training_stages(recipe, prompts):
+        if stage.passes is not None:
+            with contextlib.suppress(UserError):  # the model is among the problems of estimate_costs
+                flops = step_flops(shapes.read(stage.backbone), stage.lora, stage.step)
+                seconds[stage.name] = stage.passes * flops / rate
+    return seconds
 
 
 def describe_costs(recipe: Recipe) -> str:

@@ -94,6 +94,20 @@ class MarginSummary(_Frozen):
     max: float
 
 
+class RepeatCounts(_Frozen):
+    """Pairs of clients and of the judge that repeat or contradict others of the same owner.
+
+    Attributes:
+        duplicates: equal to an earlier one.
+        normalized: equal to an earlier one up to Unicode normalization (NFKC), and not otherwise.
+        contradictory: those whose completions the same owner prefers the other way round too.
+    """
+
+    duplicates: int = 0
+    normalized: int = 0
+    contradictory: int = 0
+
+
 class EqualCompletions(_Frozen):
     """Pairs whose two completions are the same tokens to a model that trains on them.
 
@@ -148,6 +162,7 @@ class PreparationReport(_Frozen):
         clients_without_train: clients that have no training pair.
         expectations: the outcome of the expectation suites.
         warnings: what may be wrong with the data, as sentences.
+        repeats: pairs that repeat or contradict others.
         equal_completions: by model that trains on pairs.
         margins: None where there are no pairs of thoughts.
     """
@@ -160,6 +175,7 @@ class PreparationReport(_Frozen):
     clients_without_train: list[str]
     expectations: ValidationSummary
     warnings: list[str] = Field(default_factory=list)
+    repeats: RepeatCounts = RepeatCounts()
     equal_completions: list[EqualCompletions] = Field(default_factory=list)
     margins: MarginSummary | None = None
 
@@ -176,6 +192,8 @@ class PreparationReport(_Frozen):
             if summary is not None:
                 numbers |= {f"{name}/{key}": value for key, value in summary.model_dump().items()}
         numbers |= {f"rows/{split}": count for split, count in self.splits.items()}
+        repeats = self.repeats.model_dump()
+        numbers |= {f"repeats/{name}": count for name, count in repeats.items() if count}
         numbers |= {f"prompts/{split}": count for split, count in self.rows.prompts.items()}
         numbers |= {f"equal_completions/{one.key}": one.equal for one in self.equal_completions if one.equal}
         return numbers

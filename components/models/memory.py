@@ -247,6 +247,20 @@ class StepShape:
     checkpointing: bool = False
 
 
+def step_flops(shape: ModelShape, lora: LoraConfig, step: StepShape) -> int:
+    """Floating-point operations of a forward and backward pass of sequences that are all of full length.
+
+    A multiplication with frozen weights counts once forward and once backward, since they get no gradient;
+    one with LoRA's weights counts once more. Causal attention reads half of the positions.
+    """
+    tokens = step.rows * step.tokens
+    frozen = 2 * tokens * shape.layers * sum(inputs * outputs for _, inputs, outputs in shape.linears)
+    attention = 2 * tokens * step.tokens * shape.layers * shape.heads * shape.head_dim
+    logits = 2 * (step.logit_positions or step.rows) * shape.vocabulary * shape.hidden
+    layers = frozen * (3 if step.checkpointing else 2) + attention * (4 if step.checkpointing else 3)
+    return layers + 2 * logits + 6 * tokens * shape.lora_values(lora)
+
+
 def layer_bytes(shape: ModelShape, lora: LoraConfig, precision: Precision, masked: bool) -> int:
     """Bytes that autograd stores per token in a whole layer.
 

@@ -1,0 +1,32 @@
+"""Pairs that repeat or contradict others of their owner."""
+
+import pandas as pd
+
+from components.data.repeats import count_repeats, repeat_warnings
+from components.data.report import RepeatCounts
+
+
+def frame(*rows):
+    return pd.DataFrame(rows, columns=["client_id", "prompt", "chosen", "rejected"])
+
+
+def test_repeats_and_contradictions_of_one_owner_are_counted():
+    counts = count_repeats(
+        frame(
+            ("a", "p", "caf\u00e9", "r"),
+            ("a", "p", "caf\u00e9", "r"),  # the same
+            ("a", "p", "cafe\u0301", "r"),  # the same, decomposed
+            ("a", "p", "caf\u00e9", "r"),  # the same
+            ("a", "p", "r", "caf\u00e9"),  # the other way round: five pairs cannot all be learned
+            ("b", "p", "r", "caf\u00e9"),  # of another owner
+            ("a", "q", "s", "s"),  # no preference
+            ("a", "q", "caf\u00e9", "r"),
+        )
+    )
+    assert counts == RepeatCounts(duplicates=2, normalized=1, contradictory=5)
+
+
+def test_each_count_is_a_sentence():
+    found = list(repeat_warnings(RepeatCounts(duplicates=1, normalized=2, contradictory=3)))
+    assert [int(warning.partition(";")[0].split()[-1]) for warning in found] == [1, 2, 3]
+    assert list(repeat_warnings(RepeatCounts())) == []
