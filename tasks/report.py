@@ -150,6 +150,8 @@ def link_artifacts(run: Run, recipe: str) -> None:
     """
     from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
+    from components.reporting.page import fenced
+
     def link(what: str, key: str, *artifact: str) -> None:
         url = run_url(run.metadata()["mlflow_run_id"], *artifact)
         create_link_artifact(url, link_text=f"{what} of {run.id}", key=key, description=recipe)
@@ -159,5 +161,4 @@ def link_artifacts(run: Run, recipe: str) -> None:
         link("Report", "report-page", "report/report.html")
     table = run.report / "summary.txt"
     if table.is_file():
-        text = f"```\n{table.read_text(encoding='utf-8')}\n```"
-        create_markdown_artifact(text, key="report", description=recipe)
+        create_markdown_artifact(fenced(table.read_text(encoding="utf-8")), key="report", description=recipe)

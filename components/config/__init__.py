@@ -33,6 +33,7 @@ from components.config.federation import (
 from components.config.files import InputFile, NamedModel, NameOrFolder, RecipeFile, TemplateFile
 from components.config.models import BackboneConfig, LoraConfig, PolicyConfig, SelectorConfig
 from components.config.modules import BottleneckConfig, PersonalModules, RewardHeadConfig
+from components.config.names import check_name, check_visible
 from components.config.objectives import (
     CriticAdvantage,
     DpoObjective,
@@ -126,7 +127,9 @@ __all__ = [
     "TrackingConfig",
     "UserError",
     "check_cohort",
+    "check_name",
     "check_section",
+    "check_visible",
     "check_warmup",
     "describe_type",
     "implicit_reward_scale",

@@ -7,9 +7,12 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from components.config.names import PlainName
 from components.config.section import Section
 
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
+MAX_ARM = 100
+"""Bytes of an arm's name, which is part of the names of folders."""
 WINS = "wins"
 """The figure of a claim on a contest: wins / (wins + losses), without ties."""
 BASE_POLICY = "base policy"
@@ -86,7 +89,7 @@ class Benchmark(Section):
     contests: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = Field(
         default_factory=list, description="Pairs of arms whose policies' answers the judge compares."
     )
-    fronts: dict[str, Annotated[list[str], Field(min_length=2)]] = Field(
+    fronts: dict[PlainName, Annotated[list[str], Field(min_length=2)]] = Field(
         default_factory=dict,
         description=(
             "By name, arms of one method with several objectives that differ in their preference. The report"
@@ -95,7 +98,7 @@ class Benchmark(Section):
             " correlations of preference and reward."
         ),
     )
-    choices: dict[str, Choice] = Field(
+    choices: dict[PlainName, Choice] = Field(
         default_factory=dict,
         description=(
             "By name, arms of which the report names the best one, for benchmarks that choose settings. Their"
@@ -128,6 +131,11 @@ class Benchmark(Section):
         for name in self.arms:
             if not name.replace("-", "").replace("_", "").isalnum():
                 raise ValueError(f"arm '{name}': use letters, digits, '-' and '_', because it names a folder")
+            if len(name.encode()) > MAX_ARM:
+                raise ValueError(
+                    f"arm '{name[:40]} ...': use a shorter name (at most {MAX_ARM} bytes), because it names a"
+                    " folder"
+                )
         owners = {"the benchmark": self.settings} | {f"arm '{name}'": own for name, own in self.arms.items()}
         for owner, settings in owners.items():
             if any(setting.startswith("seed=") for setting in settings):

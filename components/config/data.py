@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, SerializeAsAny, ValidationInfo, fiel
 
 from components.config.errors import unknown_name
 from components.config.files import InputFile
+from components.config.names import PlainName
 from components.config.registry import Registry
 from components.config.section import Section, validate_nested
 
@@ -194,7 +195,7 @@ class DataConfig(Section):
         ),
     )
     column_clients: (
-        dict[Annotated[str, Field(min_length=1)], Annotated[list[str], Field(min_length=1)]] | None
+        dict[Annotated[PlainName, Field(min_length=1)], Annotated[list[str], Field(min_length=1)]] | None
     ) = Field(
         None,
         min_length=1,

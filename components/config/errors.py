@@ -6,9 +6,26 @@ import difflib
 import re
 from collections.abc import Iterable
 
+from components.config.names import code_point, is_hidden
+
+MAX_LINES = 100
+"""Of a message, which may have one for each error of a file."""
+MAX_LINE = 2000
+"""Characters of a line of a message."""
+
 
 class UserError(Exception):
-    """An error that its message explains. It is shown to the user without a stack trace."""
+    """An error that its message explains. It is shown to the user without a stack trace.
+
+    A message repeats names and values of the user's files. So characters that nobody sees are shown as
+    U+XXXX, and what exceeds MAX_LINES or MAX_LINE is left out of the middle.
+    """
+
+    def __init__(self, message: object = "") -> None:
+        lines = _readable(str(message)).split("\n")
+        if len(lines) > MAX_LINES:
+            lines[MAX_LINES - 2 : -1] = [f"... {len(lines) - MAX_LINES + 1} more lines ..."]
+        super().__init__("\n".join(map(_within_line, lines)))
 
 
 class RecipeError(UserError, ValueError):
@@ -17,6 +34,20 @@ class RecipeError(UserError, ValueError):
 
 class ExpectedSectionError(ValueError):
     """A value that should be a section. It is not repeated in the message, because it may be a secret."""
+
+
+def _readable(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(
+        code_point(character) if is_hidden(character) and character != "\n" else character
+        for character in text
+    )
+
+
+def _within_line(line: str) -> str:
+    """A line with at most MAX_LINE characters: its beginning says where, and its end what to do."""
+    return line if len(line) <= MAX_LINE else f"{line[: MAX_LINE - 505]} ... {line[-500:]}"
 
 
 def unknown_name(key: str, name: str, known_names: Iterable[str]) -> str:

@@ -23,7 +23,7 @@ from components.config.section import Section
 from components.config.thoughts import ThoughtsConfig
 from components.config.tracking import TrackingConfig
 
-RewardName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
+RewardName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$", max_length=150)]
 
 
 class Recipe(Section):
@@ -31,6 +31,7 @@ class Recipe(Section):
 
     name: str = Field(
         min_length=1,
+        max_length=150,
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_/.-]*$",
         description="Name of the experiment; by custom the path of its file under flows/recipes.",
     )

@@ -19,6 +19,9 @@ Location = Sequence[str | int]
 LARGEST = 2**31 - 1
 """Largest number of a section; counts that take memory or processes have smaller bounds of their own."""
 
+SHOWN = 200
+"""Characters of a refused value in a message."""
+
 
 class Section(BaseModel):
     """A section of a recipe: frozen, strictly typed, without unknown keys, NaN, infinite or huge numbers."""
@@ -189,7 +192,8 @@ def _shown_value(values: Any, location: Location, error: Mapping[str, Any]) -> s
     refused_section = isinstance(error.get("ctx", {}).get("error"), ExpectedSectionError)
     if refused_section or error["type"] in ("dict_type", "model_type"):
         return f" is {describe_type(value)}"
-    return f" is {value!r}"
+    shown = repr(value)
+    return f" is {shown if len(shown) <= SHOWN else f'{shown[:SHOWN]} ...'}"
 
 
 def _unknown_key(model: type[BaseModel], location: Location, names: Location, prefix: str) -> str:

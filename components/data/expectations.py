@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,8 @@ import great_expectations as gx
 from great_expectations.core import ExpectationValidationResult
 from great_expectations.data_context.types import base as configuration
 from great_expectations.expectations.expectation import Expectation
+from great_expectations.render.view.view import DefaultJinjaPageView
+from jinja2 import pass_context
 
 from components.data.records import SPLITS
 
@@ -24,6 +27,20 @@ gxe: Any = import_module("great_expectations.expectations")  # exports its class
 
 BALANCE = {"min_value": 0.02, "max_value": 0.98}
 MIN_BALANCE_PAIRS = 50
+
+
+class EscapingView(DefaultJinjaPageView):
+    """Data Docs in which values of rows are text, also where Great Expectations takes them for HTML."""
+
+    @pass_context
+    def render_content_block(
+        self, jinja_context: Any, content_block: Any, *arguments: Any, **options: Any
+    ) -> Any:
+        if isinstance(content_block, str):
+            return escape(content_block, quote=False)
+        if isinstance(content_block, list):
+            content_block = [escape(part) if isinstance(part, str) else part for part in content_block]
+        return super().render_content_block(jinja_context, content_block, *arguments, **options)
 
 
 def pair_suite(pairs: pd.DataFrame, tables: PreparedTables, limits: Limits) -> gx.ExpectationSuite:
@@ -88,6 +105,10 @@ def run_suites(
         sites["docs"] = {
             "class_name": "SiteBuilder",
             "store_backend": store,
+            "site_section_builders": {
+                section: {"view": {"module_name": __name__, "class_name": EscapingView.__name__}}
+                for section in ("expectations", "validations")
+            },
             "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
         }
     context = gx.get_context(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, get_a
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
+from components.config import check_name, check_visible
 from components.data.records import DataError
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class RawRow(BaseModel):
     """
 
     may_be_renamed: ClassVar[bool] = False
-    model_config = ConfigDict(strict=True, frozen=True)
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
 
     @classmethod
     def read(cls, rows: Iterable[Mapping[str, Any]], where: str) -> Iterator[Self]:
@@ -200,8 +201,17 @@ Text = Annotated[NeededText, if_null("")]
 BareText = Annotated[Text, AfterValidator(str.strip)]
 """Text without white space around it; null is empty."""
 
-Name = Annotated[Text, AfterValidator(_not_blank)]
-"""Text that must not be empty."""
+Label = Annotated[Text, AfterValidator(check_name)]
+"""The name of a client or a domain; null is empty."""
 
-Identifier = Annotated[NeededText, BeforeValidator(lambda raw: str(raw) if type(raw) is int else raw)]
+Name = Annotated[Label, AfterValidator(_not_blank)]
+"""A name that must not be empty."""
+
+Key = Annotated[Text, AfterValidator(check_visible)]
+"""What rows have in common, such as a question; null is empty."""
+
+AS_TEXT = BeforeValidator(lambda raw: str(raw) if type(raw) is int else raw)
+"""Reads a whole number as text."""
+
+Identifier = Annotated[NeededText, AS_TEXT]
 """Text, or a whole number as text."""

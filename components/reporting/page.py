@@ -166,12 +166,13 @@ def _anchor(title: str) -> str:
 
 def to_markdown(page: Page) -> str:
     """The report as markdown, without charts."""
-    blocks = [f"# {page.title}", page.subtitle]
+    blocks = [f"# {without_tags(page.title)}", without_tags(page.subtitle)]
     for section in page.sections:
         if section.parts:
             blocks += [f"## {section.title}", section.lead]
         for part in section.parts:
-            blocks += _markdown(part)
+            paragraphs = _markdown(part)
+            blocks += paragraphs if isinstance(part, Code) else map(without_tags, paragraphs)
     return "\n\n".join(blocks).rstrip() + "\n"
 
 
@@ -184,7 +185,7 @@ def _markdown(part: Part) -> list[str]:
         verdicts = [f"- {contest}: {verdict}" for contest, verdict in part.verdicts.items()]
         return [f"> {_one_line(part.prompt)}", "\n".join(texts + verdicts)]
     if isinstance(part, Code):
-        return [*([part.title] if part.title else []), f"```\n{part.text}\n```"]
+        return [*([part.title] if part.title else []), fenced(part.text)]
     if isinstance(part, Notes):
         return ["\n".join(f"- {line}" for line in part.lines)]
     return []
@@ -197,6 +198,18 @@ def markdown_table(table: Table) -> str:
     return "\n".join(
         "| " + " | ".join(_one_line(cell).replace("|", "\\|") for cell in row) + " |" for row in rows
     )
+
+
+def without_tags(text: str) -> str:
+    """Markdown in which no HTML begins."""
+    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", text)
+
+
+def fenced(text: str) -> str:
+    """A text as a block of code, which no line of it ends."""
+    longest = max(map(len, re.findall(r"`{3,}", text)), default=2)
+    fence = "`" * (longest + 1)
+    return f"{fence}\n{text}\n{fence}"
 
 
 def _one_line(text: str) -> str:

@@ -11,6 +11,7 @@ from components.environment import PRIVATE_PREFECT
 from components.io import read_json
 from components.reporting.changes import Change, MeansByArm
 from components.reporting.claims import Finding
+from components.reporting.page import fenced, without_tags
 from tasks.runs import Run
 from tasks.tracking.client import RunLog, metric_name, mlflow_client, tracking_uri
 from tasks.uncached import task
@@ -60,7 +61,7 @@ def log_report(run_id: str, run: Run) -> None:
     log.describe(description(run, summary))
     link = f"[{run.id}]({run_url(run.metadata()['mlflow_run_id'])})"
     words = f"The aligned policy of {link}, a PEFT adapter that `mlflow.pyfunc.load_model` loads."
-    log.client.update_model_version(name, version, f"{words}\n\n```\n{summary}\n```")
+    log.client.update_model_version(name, version, f"{words}\n\n{fenced(summary)}")
     for metric, value in headline.items():
         log.client.set_model_version_tag(name, version, metric.replace("/", "."), f"{value:.4g}")
 
@@ -77,7 +78,7 @@ def description(run: Run, summary: str) -> str:
     if metadata.get("flow_run_url"):
         words = "flow run, after `make prefect-ui`" if os.environ.get(PRIVATE_PREFECT) else "flow run"
         lines += [f"Prefect: [{words}]({prefect_page(metadata['flow_run_url'])})", ""]
-    return "\n".join([*lines, f"```\n{summary}\n```"])
+    return "\n".join([*lines, fenced(summary)])
 
 
 def report_link(run_id: str) -> str:
@@ -140,7 +141,7 @@ def log_benchmark_report(
         if finding.low is not None and finding.high is not None:
             log.log_metrics({f"claim/{number}/low": finding.low, f"claim/{number}/high": finding.high}, 0)
     log.log_folder(folder, "report")
-    claims = [f"- {finding.claim}: {finding}" for finding in findings]
+    claims = [without_tags(f"- {finding.claim}: {finding}") for finding in findings]
     log.describe("\n".join([f"{report_link(run_id)}, of the seeds that are finished", "", *claims]))
 
 

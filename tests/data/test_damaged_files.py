@@ -13,8 +13,10 @@ import pytest
 from components.data import bounded
 from components.data.records import DataError
 from components.data.rows import read_file
+from components.data.sources.files import read_pairs
 from components.inputs import check_inputs
 from components.recipes import load_recipe
+from tests.support.sources import data_config
 
 ROW = json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}).encode() + b"\n"
 
@@ -103,6 +105,14 @@ def test_a_table_that_unpacks_to_many_rows_is_refused(tmp_path, monkeypatch):
 def test_what_json_cannot_hold_is_one_sentence(name, content, words, tmp_path):
     (tmp_path / name).write_bytes(content)
     refused(tmp_path / name, words)
+
+
+@pytest.mark.parametrize("margin", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_a_number_that_is_none_is_refused_with_its_row(margin, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(ROW + ROW.replace(b"}", b', "margin": %s}' % margin.encode()))
+    with pytest.raises(DataError, match=r"row 2: column 'margin' must be a finite number, but is -?[ni]"):
+        read_pairs(path, data_config(source="jsonl"))
 
 
 def test_what_is_no_file_is_refused_without_waiting(tmp_path):

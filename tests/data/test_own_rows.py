@@ -224,3 +224,11 @@ def test_what_is_no_json_is_an_error_in_any_case(tmp_path):
     (tmp_path / "p.jsonl").write_text("\n".join([json.dumps(GOOD[0]), "{"]), encoding="utf-8")
     with pytest.raises(DataError, match="line 2: this is not valid JSON"):
         load(data_config(source="jsonl", path=str(tmp_path / "p.jsonl"), drop_invalid=0.9), 0)
+
+
+def test_the_row_of_a_missing_renamed_column_is_named_where_invalid_rows_are_dropped(tmp_path):
+    rows = [{"question": f"p{n}", "chosen": "c", "rejected": "r"} for n in range(9)]
+    found = load(
+        own(tmp_path / "p.jsonl", [*rows, GOOD[0]], drop_invalid=0.1, columns={"prompt": "question"}), 0
+    )
+    assert "row 10: data.columns: the column 'question' is not known" in found.warnings[0]

@@ -69,7 +69,7 @@ def test_the_partition_margin_assigns_the_easiest_pairs_to_the_first_client_and_
             r"partition 'margin': 60 of 60 rows have no margin .*: 60 of source jsonl; .*data.partition",
         ),
         ({"margin": 1.0}, r"partition 'margin': 59 of 60 rows have no margin"),
-        ({"margin": float("inf")}, "60 of 60 rows have no margin"),
+        ({"margin": float("inf")}, r"row 1: column 'margin' must be a finite number, but is inf"),
     ],
 )
 def test_rows_without_a_margin_are_refused_with_their_source_and_number(tmp_path, row, words):

@@ -56,3 +56,17 @@ def test_the_group_is_shown_only_where_it_is_at_fault():
     with pytest.raises(DataError, match="'the split is known'") as error:
         validate(data, Limits(200, True), None)
     assert "group:" not in str(error.value)
+
+
+def test_data_docs_show_texts_and_names_of_the_data_as_text(tmp_path):
+    tag = "<script>alert(1)</script> $\\bad{$ ${x}"
+    data = tables()
+    data.clients.append(tag)
+    data.pairs.loc[0, ["client_id", "pair_id", "split"]] = tag
+    data.pairs.loc[1, ["pair_id", "prompt", "chosen", "rejected"]] = tag + "x" * 200
+    data.pairs.loc[2, "client_id"] = f"unknown {tag}"
+    with pytest.raises(DataError, match="6 of"):
+        validate(data, Limits(200, True), tmp_path / "docs")
+    pages = [page.read_text(encoding="utf-8") for page in (tmp_path / "docs").rglob("*.html")]
+    assert not any("<script>alert" in page for page in pages)
+    assert sum(page.count("&lt;script&gt;alert(1)&lt;/script&gt; $\\bad{$ ${x}") for page in pages) >= 5

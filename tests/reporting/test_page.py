@@ -16,6 +16,7 @@ from components.reporting.page import (
     Section,
     Table,
     cell_class,
+    fenced,
     text_table,
     to_html,
     to_markdown,
@@ -142,7 +143,7 @@ def test_a_page_without_charts_has_no_scripts():
 def test_the_markdown_has_all_but_the_charts():
     lines = to_markdown(PAGE).splitlines()
     assert "| worst \\| client | 0.5 | 0.6 |" in lines
-    assert "> a <prompt> of two lines" in lines
+    assert "> a &lt;prompt> of two lines" in lines
     assert "- **aligned**: two" in lines
     assert "- aligned against base: aligned" in lines
     assert "seed: 0" in lines
@@ -161,3 +162,19 @@ def test_a_table_of_text_has_aligned_columns_and_its_title_above_the_first():
         "  mean             0.5   0.75",
         "  worst client       -      1",
     ]
+
+
+def test_markdown_has_no_html_of_prompts_answers_and_names():
+    tag = "<script>alert(1)</script>"
+    table = Table(tag, ["", tag], [[tag, "p < 0.05"]], caption=tag)
+    parts = [table, Answers(tag, {tag: tag}, {tag: tag}), Notes([tag])]
+    markdown = to_markdown(Page(tag, tag, [Section("Results", "All of it.", parts)]))
+    assert "<script" not in markdown
+    assert markdown.count("&lt;script>alert(1)&lt;/script>") == 12
+    assert "p < 0.05" in markdown
+
+
+def test_no_line_of_a_code_block_ends_it():
+    text = "a\n  ```\n<script>\n````\nb"
+    assert fenced(text) == f"`````\n{text}\n`````"
+    assert fenced("a") == "```\na\n```"

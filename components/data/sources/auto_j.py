@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import Field
 
 from components.config import DataConfig
-from components.data.raw import RawRow, Text, one_of
+from components.data.raw import Label, RawRow, Text, one_of
 from components.data.records import DataError, Pair
 from components.data.rows import read_file
 from components.data.sources.hub_pairs import HubPairs, RawSplit
@@ -24,7 +24,7 @@ TIE = 2
 class LabeledRow(RawRow):
     """A prompt with two responses and a human verdict."""
 
-    scenario: Text
+    scenario: Label
     label: Annotated[int, one_of({0: "response 1 is better", 1: "response 2 is better", TIE: "tie"})]
     prompt: Text
     first: Text = Field(alias="response 1")

@@ -12,7 +12,7 @@ train-00000-of-00002.parquet, these are the splits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -22,14 +22,14 @@ from pydantic import BeforeValidator, Field, create_model
 from components.config import DataConfig, unknown_name
 from components.data.conversations import COLUMNS, ConversationRow
 from components.data.holdout import Shares, hold_out
-from components.data.raw import Identifier, NeededText, if_null
+from components.data.raw import AS_TEXT, Key, Label, NeededText, if_null
 from components.data.records import DataError, Pair, SourceData
 from components.data.rows import Row, file_kinds, find_splits, read_file
 from components.data.sources.base import AlignShare, Source
 from components.data.splits import assign, connection_warning, grouped, in_splits
 
-Label = Annotated[Identifier, if_null("")]
-"""Text, or a whole number as text; null is empty."""
+OwnLabel = Annotated[Label, AS_TEXT]
+"""A name, or a whole number as text; null is empty."""
 
 
 class OwnRow(ConversationRow):
@@ -40,9 +40,9 @@ class OwnRow(ConversationRow):
     prompt: NeededText
     chosen: NeededText
     rejected: NeededText
-    client_id: Label = ""
-    domain: Label = ""
-    group: Label = ""
+    client_id: OwnLabel = ""
+    domain: OwnLabel = ""
+    group: Annotated[Key, AS_TEXT] = ""
     split: Annotated[Literal["", "train", "validation", "test"], if_null("")] = ""
     margin: float | None = None
 
@@ -186,29 +186,25 @@ def read_pairs(path: Path, data: DataConfig, row: type[OwnRow] = OwnRow) -> tupl
             data.drop_invalid; if that is 0, rows with empty texts are not refused here.
     """
     if data.column is not None and data.column not in row.model_fields.keys() - {"margin"}:
-        row = create_model(row.__name__, __base__=row, column=(Label, Field(alias=data.column)))
+        row = create_model(row.__name__, __base__=row, column=(OwnLabel, Field(alias=data.column)))
     raw_rows = read_file(path)
     if data.drop_invalid:
         return _valid_pairs(raw_rows, path, data, row)
-    rows = row.read(_renamed(raw_rows, data.columns, path), str(path))
-    return [_pair(one) for one in rows], []
+    rows = enumerate(raw_rows, 1)
+    return [_pair(raw, data.columns, row, f"{path}, row {number}") for number, raw in rows], []
 
 
-def _pair(row: OwnRow) -> Pair:
-    return Pair(**row.model_dump() | {"group": row.group or None})
-
-
-def _renamed(rows: Iterable[Row], columns: Mapping[str, str], path: Path) -> Iterable[Row]:
-    """Rows with the names of OwnRow's columns, as data.columns gives them.
+def _pair(raw: Row, columns: Mapping[str, str], row: type[OwnRow], where: str) -> Pair:
+    """The pair of a raw row, whose columns have the names that data.columns gives them.
 
     Raises:
-        DataError: a row lacks one of them.
+        DataError: the row does not fit.
     """
-    for number, row in enumerate(rows, 1):
-        missing = next((own for own in columns.values() if own not in row), None)
-        if missing is not None:
-            raise DataError(f"{path}, row {number}: {unknown_name('data.columns: the column', missing, row)}")
-        yield row | {name: row[own] for name, own in columns.items()}
+    missing = next((own for own in columns.values() if own not in raw), None)
+    if missing is not None:
+        raise DataError(f"{where}: {unknown_name('data.columns: the column', missing, raw)}")
+    read = row.read_one(raw | {name: raw[own] for name, own in columns.items()}, where)
+    return Pair(**read.model_dump() | {"group": read.group or None})
 
 
 def _valid_pairs(
@@ -219,8 +215,7 @@ def _valid_pairs(
     for number, raw in enumerate(raw_rows, 1):
         where = f"{path}, row {number}"
         try:
-            (renamed,) = _renamed([raw], data.columns, path)
-            pair = _pair(row.read_one(renamed, where))
+            pair = _pair(raw, data.columns, row, where)
         except DataError as error:
             invalid.append(str(error))
             continue

@@ -20,7 +20,7 @@ from pydantic import Field, FiniteFloat, field_validator
 
 from components.config import DataConfig
 from components.data.holdout import hold_out
-from components.data.raw import RawRow, Text, collect
+from components.data.raw import Label, RawRow, Text, collect
 from components.data.records import DataError, Pair, SourceData, trailing_space
 from components.data.rows import CONVERSION, SUFFIXES, find_file, from_hub, read_file
 from components.data.sources.base import PairSource
@@ -190,7 +190,7 @@ class Imdb(HubPairs):
 class CodeRow(RawRow):
     """A programming task with secure and vulnerable code."""
 
-    lang: Text
+    lang: Label
     vulnerability: Text
     system: Text
     question: Text

@@ -34,6 +34,7 @@ from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, mod
 
 from components.config import SOURCES, DataConfig, InputFile, Section, SourceOptions
 from components.config.data import registered_name, source_options
+from components.config.names import PlainName
 from components.data.records import SPLITS, DataError, Pair, SourceData
 from components.data.sources.base import Source, load
 from components.data.sources.files import FileOptions
@@ -58,7 +59,7 @@ class PartConfig(Section):
     source: Annotated[str, registered_name(SOURCES)] = Field(
         min_length=1, description="Registered source of pairs (components/data/sources)."
     )
-    name: str | None = Field(
+    name: PlainName | None = Field(
         None, min_length=1, description="Name of the client that owns its pairs; null: the source's own name."
     )
     path: InputFile | None = Field(None, description="As data.path, for this source.")
