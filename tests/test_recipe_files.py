@@ -213,6 +213,13 @@ def test_the_printed_recipe_is_the_recipe_and_says_where_each_value_comes_from(w
     assert f"# {DEBUG}" in text
 
 
+@pytest.mark.parametrize("name", ["true", "null", "O'Brien: x", "7e5", "# a", "plain", "", "Größe"])
+def test_printed_keys_are_read_as_they_were(name, tmp_path):
+    tree = {"column_clients": {name: ["a"]}}
+    (tmp_path / "printed.yaml").write_text(annotated_yaml(tree, {}), encoding="utf-8")
+    assert read_yaml(tmp_path / "printed.yaml", "") == tree
+
+
 def test_the_origin_of_a_section_is_that_of_all_its_values():
     origins = {"a.b": "one", "a.c.d": "one", "e.f": "one", "e.g": "two"}
     assert [origin_of(key, origins) for key in ("a", "a.c", "a.b[0].x", "e", "z")] == [

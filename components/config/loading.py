@@ -187,6 +187,10 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
+WORDS = ("true", "false", "null")
+"""Words of YAML that are no texts."""
+
+
 def annotated_yaml(
     tree: Mapping[str, Any], origins: Mapping[str, str], prefix: str = "", indent: str = ""
 ) -> str:
@@ -200,13 +204,18 @@ def annotated_yaml(
     """
     lines = []
     for key, value in tree.items():
+        shown = key if re.fullmatch(r"[a-z]\w*", key) and key not in WORDS else _json(key)
         if isinstance(value, Mapping) and value:
             below = annotated_yaml(value, origins, f"{prefix}{key}.", f"{indent}  ")
-            lines.append(f"{indent}{key}:\n{below}")
+            lines.append(f"{indent}{shown}:\n{below}")
         else:
             origin = origin_of(f"{prefix}{key}", origins) or "default"
-            lines.append(f"{indent}{key}: {json.dumps(value, ensure_ascii=False)}  # {origin}")
+            lines.append(f"{indent}{shown}: {_json(value)}  # {origin}")
     return "\n".join(lines)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def origin_of(key: str, origins: Mapping[str, str]) -> str | None:
