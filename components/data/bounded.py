@@ -88,21 +88,19 @@ def list_text(path: Path) -> str | None:
     return "".join(chunks) or None
 
 
-def table_rows(path: Path, batches: Iterator[pa.RecordBatch | pa.Table]) -> list[dict[str, Any]]:
+def table_rows(path: Path, batches: Iterator[pa.RecordBatch | pa.Table]) -> Iterator[dict[str, Any]]:
     """The rows of a table of several batches.
 
     Raises:
         DataError: it exceeds a bound.
     """
     limit = _limit(path)
-    rows: list[dict[str, Any]] = []
     size = 0
     for batch in batches:
         size += batch.nbytes + ROW * batch.num_rows
         if size > limit:
             raise _too_large(path, limit)
-        rows += batch.to_pylist()
-    return rows
+        yield from batch.to_pylist()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,21 +41,21 @@ Row = dict[str, Any]
 T = TypeVar("T")
 
 
-def read_file(path: Path) -> list[Row]:
+def read_file(path: Path, limit: int | None = None) -> list[Row]:
     """Read the rows of a file, or of the files of a folder, in order.
 
     Args:
         path: a JSON-lines file (gzipped or not), a JSON file of one list (.json), a parquet file or one
             of comma-separated values, whose suffix is one of SUFFIXES; a folder of such files, or one that
             `datasets.Dataset.save_to_disk` wrote; or the pattern of shards that `find_file` found.
+        limit: maximum number of rows that are read; None reads all.
 
     Raises:
         DataError: the file is missing, empty, damaged or of another kind, a folder holds several
             splits, a line is not a JSON object, or one of csv has more or fewer values than the first.
     """
-    rows: list[Row] = []
-    for file in [path] if is_saved(path) else _files(path):
-        rows += _read_one(file)
+    files = [path] if is_saved(path) else _files(path)
+    rows = list(islice(chain.from_iterable(map(_read_one, files)), limit))
     if not rows:
         raise DataError(f"{path}: the {'folder' if path.is_dir() else 'file'} holds no rows")
     try:
@@ -360,7 +360,7 @@ def _whole(files: list[Path]) -> list[Path]:
     return files
 
 
-def _read_one(file: Path) -> list[Row]:
+def _read_one(file: Path) -> Iterable[Row]:
     if file.is_dir():
         return _saved(file)
     if file.name.endswith(".parquet"):
@@ -368,7 +368,7 @@ def _read_one(file: Path) -> list[Row]:
     return _csv(file) if file.name.endswith((".csv", ".csv.gz")) else _json(file)
 
 
-def _json(path: Path) -> list[Row]:
+def _json(path: Path) -> Iterable[Row]:
     rows = _json_list(path) if path.name.endswith((".json", ".json.gz")) else None
     return _json_lines(path) if rows is None else rows
 
@@ -386,19 +386,16 @@ def _json_list(path: Path) -> list[Row] | None:
     return checked
 
 
-def _json_lines(path: Path) -> list[Row]:
-    rows: list[Row] = []
+def _json_lines(path: Path) -> Iterator[Row]:
     for number, line in lines(path):
         row = _parse(line, path, number, "expected one object a line")
         if not isinstance(row, dict):
             raise DataError(f"{path}, line {number}: {OBJECTS_EXPECTED}, but this is {line.strip()[:60]!r}")
-        rows.append(row)
-    return rows
+        yield row
 
 
-def _csv(path: Path) -> list[Row]:
+def _csv(path: Path) -> Iterator[Row]:
     reader = csv.reader((line for _, line in lines(path, newline="", blank=True)), strict=True)
-    rows: list[Row] = []
     try:
         names = next(reader, [])
         repeated = next((name for name in names if names.count(name) > 1), None)
@@ -412,10 +409,9 @@ def _csv(path: Path) -> list[Row]:
                     f"{path}, line {reader.line_num}: {len(values)} values, but line 1 names {len(names)}"
                     " columns; texts with commas, quotes or line ends need quotes around them"
                 )
-            rows.append(dict(zip(names, values, strict=True)))
+            yield dict(zip(names, values, strict=True))
     except csv.Error as error:
         raise DataError(f"{path}, line {reader.line_num}: this is not valid csv ({error})") from None
-    return rows
 
 
 def _parse(text: str, path: Path, line: int, expected: str) -> Any:
@@ -432,17 +428,17 @@ def _parse(text: str, path: Path, line: int, expected: str) -> Any:
         raise DataError(f"{where}: this JSON cannot be read ({parse_failure(error)}); {expected}") from None
 
 
-def _parquet(path: Path) -> list[Row]:
+def _parquet(path: Path) -> Iterator[Row]:
     import pyarrow.parquet
 
     require_regular(path)
     with reading(path, "a parquet file"):
-        return table_rows(path, pyarrow.parquet.ParquetFile(path).iter_batches(BATCH))
+        yield from table_rows(path, pyarrow.parquet.ParquetFile(path).iter_batches(BATCH))
 
 
-def _saved(folder: Path) -> list[Row]:
+def _saved(folder: Path) -> Iterator[Row]:
     import datasets
 
     with reading(folder, "a data set that save_to_disk wrote"):
         saved = datasets.Dataset.load_from_disk(str(folder)).with_format("arrow")
-        return table_rows(folder, saved.iter(BATCH))
+        yield from table_rows(folder, saved.iter(BATCH))
