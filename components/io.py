@@ -1,12 +1,14 @@
-"""Files that are written whole or not at all, and JSON."""
+"""Files and folders that are written whole or not at all, and JSON."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,3 +50,25 @@ def file_hash(path: Path) -> str:
     """sha256 of a file's bytes (hexadecimal)."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def replaced_folder(folder: Path) -> Iterator[Path]:
+    """A new folder to write into, which replaces another one if no error is raised.
+
+    Only between two renames neither of them exists. The folder's parents are created.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        yield building
+        building.chmod(0o755)  # mkdtemp's is private
+        if folder.exists():
+            old = building.with_name(f"{building.name}.old")
+            folder.rename(old)
+            building.rename(folder)
+            shutil.rmtree(old)
+        else:
+            building.rename(folder)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)

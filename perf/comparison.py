@@ -51,8 +51,10 @@ def prepare_process(name: str) -> tuple[Recipe, str]:
 def load_pairs(recipe: Recipe) -> list[PairRow]:
     """The preference pairs of a recipe's source."""
     from components.data.sources import load
+    from components.data.tables import pairs_frame
 
-    pairs: list[PairRow] = load(recipe.data, recipe.seed).pairs.to_list()
+    source = load(recipe.data, recipe.seed)
+    pairs: list[PairRow] = pairs_frame(source.pairs, recipe.data.source).to_dict("records")
     return pairs
 
 

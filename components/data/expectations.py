@@ -20,7 +20,6 @@ from components.data.records import SPLITS
 if TYPE_CHECKING:
     import pandas as pd
 
-    from components.data.tables import PreparedTables
     from components.data.validation import Limits
 
 gxe: Any = import_module("great_expectations.expectations")  # exports its classes only implicitly
@@ -43,7 +42,7 @@ class EscapingView(DefaultJinjaPageView):
         return super().render_content_block(jinja_context, content_block, *arguments, **options)
 
 
-def pair_suite(pairs: pd.DataFrame, tables: PreparedTables, limits: Limits) -> gx.ExpectationSuite:
+def pair_suite(pairs: pd.DataFrame, judges: Collection[str], limits: Limits) -> gx.ExpectationSuite:
     """The suite 'pairs'; a label balance is expected where enough pairs determine it."""
     expectations: list[Expectation] = [
         gxe.ExpectTableRowCountToBeBetween(description="there are pairs", min_value=1)
@@ -51,7 +50,7 @@ def pair_suite(pairs: pd.DataFrame, tables: PreparedTables, limits: Limits) -> g
     for column in ("prompt", "chosen", "rejected"):
         expectations += _text(column, limits.max_characters)
     equal = "chosen differs from rejected (data.max_equal)"
-    known = sorted({*tables.clients, *tables.judge["client_id"]})
+    known = sorted({*limits.clients, *judges})
     expectations += [
         _in_set("chosen_differs", equal, [True], mostly=1 - limits.max_equal),
         gxe.ExpectColumnValuesToNotBeNull(description="every pair has a client", column="client_id"),
@@ -61,7 +60,7 @@ def pair_suite(pairs: pd.DataFrame, tables: PreparedTables, limits: Limits) -> g
         _in_set("prompt_in_one_split", "no prompt in two splits", [True]),
         _in_set("group_in_one_split", "no group in two splits", [True]),
         gxe.ExpectColumnDistinctValuesToContainSet(
-            description="every client has a pair", column="client_id", value_set=sorted(tables.clients)
+            description="every client has a pair", column="client_id", value_set=list(limits.clients)
         ),
     ]
     if limits.one_client_groups:

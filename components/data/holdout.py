@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from components.data.records import DataError, Pair, SourceData
+from components.data.records import DataError, Pair, Prompt, SourceData
 from components.data.splits import normal, position
-from components.data.tables import Prompt, pairs_dataset, prompts_dataset
 from components.seeding import generator
 
 MIN_OWNERS = 10
@@ -42,7 +41,7 @@ def hold_out(
 
     Args:
         pairs: pairs with splits.
-        source: name written to the rows.
+        source: name of the source, for errors.
         shares: of the judge and of the server.
         seed: of the recipe.
         dropped: rows that the source itself dropped, by reason.
@@ -67,12 +66,7 @@ def hold_out(
         if reserved
     ]
     reserved_pairs = {"prompt given to the server": sum(aligned)} if any(aligned) else {}
-    return SourceData(
-        pairs_dataset(own, source),
-        prompts_dataset([*prompts, *_test_prompts(own)], source),
-        pairs_dataset(judged, source),
-        dropped={**dropped, **reserved_pairs},
-    )
+    return SourceData(own, [*prompts, *_test_prompts(own)], judged, dropped={**dropped, **reserved_pairs})
 
 
 def _reserve_for_judge(pairs: Sequence[Pair], share: float, seed: int) -> tuple[list[Pair], list[Pair]]:

@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from components.config import DataConfig, unknown_name
 from components.data import partition
-from components.data.records import DataError
-from components.data.tables import TEXT_COLUMNS
+from components.data.records import TEXT_COLUMNS, DataError
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-@dataclass(frozen=True)
-class OwnedPairs:
-    """Pairs with their clients.
-
-    Attributes:
-        pairs: with client_id.
-        left_out: number of pairs whose owner or value is not among the clients, by reason.
-    """
-
-    pairs: pd.DataFrame
-    left_out: dict[str, int]
+Owned = tuple["pd.DataFrame", dict[str, int]]
+"""Pairs with their clients, and the number of those whose owner or value is none, by reason."""
 
 
-def assign_clients(pairs: pd.DataFrame, data: DataConfig, seed: int) -> OwnedPairs:
+def assign_clients(pairs: pd.DataFrame, data: DataConfig, seed: int) -> Owned:
     """Assign pairs to clients.
 
     Args:
@@ -46,26 +35,21 @@ def assign_clients(pairs: pd.DataFrame, data: DataConfig, seed: int) -> OwnedPai
             return _by_owner(pairs, data)
         if data.partition == "column":
             return _by_column(pairs, data)
-        return OwnedPairs(_by_number(pairs, data, seed), {})
+        return _by_number(pairs, data, seed), {}
     except ValueError as error:
         raise DataError(f"partition '{data.partition}': {error}") from None
 
 
-def is_missing(value: object) -> bool:
-    """Whether a value of a data frame is missing."""
-    return value is None or (isinstance(value, float) and bool(np.isnan(value)))
-
-
 def _by_number(pairs: pd.DataFrame, data: DataConfig, seed: int) -> pd.DataFrame:
     """Pairs of clients that have numbers for names."""
+    import pandas as pd
+
     assert data.clients is not None  # checked with the recipe
     groups = list(pairs["group"])
     if data.partition == "margin":
-        has_margin = (
-            np.isfinite(pairs["margin"].to_numpy(np.float64)) if "margin" in pairs else np.zeros(len(pairs))
-        )
-        _refuse_missing(pairs, ~has_margin.astype(bool), "no margin (a finite number)")
-        clients = partition.by_margin(list(pairs["margin"]), groups, data.clients)
+        margins = pairs.get("margin", pd.Series(np.nan, pairs.index))
+        _refuse_missing(pairs, ~np.isfinite(margins), "no margin (a finite number)")
+        clients = partition.by_margin(list(margins), groups, data.clients)
     elif data.partition == "dirichlet":
         clients = partition.dirichlet(list(pairs["domain"]), groups, data.clients, data.alpha, seed)
     else:
@@ -74,21 +58,20 @@ def _by_number(pairs: pd.DataFrame, data: DataConfig, seed: int) -> pd.DataFrame
     return pairs.assign(client_id=[f"client-{i:0{width}d}" for i in clients])
 
 
-def _by_owner(pairs: pd.DataFrame, data: DataConfig) -> OwnedPairs:
+def _by_owner(pairs: pd.DataFrame, data: DataConfig) -> Owned:
     partition.natural(list(pairs["client_id"]))
     return _largest_clients(pairs, data, f"source {data.source} has", "owners")
 
 
-def _by_column(pairs: pd.DataFrame, data: DataConfig) -> OwnedPairs:
+def _by_column(pairs: pd.DataFrame, data: DataConfig) -> Owned:
     column = _column_of(pairs, data)
-    values = [None if is_missing(value) else value for value in pairs[column]]
-    empty = np.array([not (value or "").strip() for value in values])
+    empty = pairs[column].fillna("").str.strip() == ""
     _refuse_missing(pairs, empty, f"no value in the column '{data.column}'")
-    owned = pairs.assign(client_id=partition.by_column(values, data.column_clients))
+    owned = pairs.assign(client_id=partition.by_column(list(pairs[column]), data.column_clients))
     owned = owned[owned["client_id"].notna()]
     left_out = {"value of data.column not among the clients": len(pairs) - len(owned)}
-    chosen = _largest_clients(owned, data, f"data.column '{data.column}' gives", "clients")
-    return OwnedPairs(chosen.pairs, left_out | chosen.left_out)
+    chosen, others = _largest_clients(owned, data, f"data.column '{data.column}' gives", "clients")
+    return chosen, left_out | others
 
 
 def _column_of(pairs: pd.DataFrame, data: DataConfig) -> str:
@@ -101,7 +84,7 @@ def _column_of(pairs: pd.DataFrame, data: DataConfig) -> str:
     return data.column
 
 
-def _largest_clients(pairs: pd.DataFrame, data: DataConfig, origin: str, kind: str) -> OwnedPairs:
+def _largest_clients(pairs: pd.DataFrame, data: DataConfig, origin: str, kind: str) -> Owned:
     """The pairs of the data.clients clients with most pairs, or of all."""
     counts = Counter(pairs["client_id"])
     if data.clients is not None and data.clients > len(counts):
@@ -111,10 +94,10 @@ def _largest_clients(pairs: pd.DataFrame, data: DataConfig, origin: str, kind: s
         )
     largest = sorted(counts, key=lambda client: (-counts[client], client))[: data.clients]
     chosen = pairs[pairs["client_id"].isin(largest)]
-    return OwnedPairs(chosen, {"owner not among the clients": len(pairs) - len(chosen)})
+    return chosen, {"owner not among the clients": len(pairs) - len(chosen)}
 
 
-def _refuse_missing(pairs: pd.DataFrame, missing: Any, what: str) -> None:
+def _refuse_missing(pairs: pd.DataFrame, missing: pd.Series, what: str) -> None:
     """Refuse rows without a value that a partition needs, with their number by source.
 
     Raises:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,9 +13,9 @@ import numpy as np
 
 from components.config import DataConfig
 from components.data import partition
-from components.data.lengths import drop_long_rows
-from components.data.pairs import PreparedPairs, prepare_pairs
-from components.data.prompts import ServerPrompts, server_prompts
+from components.data.lengths import TOO_LONG, drop_long
+from components.data.pairs import client_pairs, tree_pairs_of_clients
+from components.data.prompts import server_prompts
 from components.data.records import SPLITS, DataError, SourceData
 from components.data.report import (
     ClientCounts,
@@ -25,9 +27,10 @@ from components.data.report import (
     write_report,
 )
 from components.data.sources import load
-from components.data.tables import PreparedTables
+from components.data.splits import with_groups, with_splits
+from components.data.tables import pairs_frame, write_table
 from components.data.validation import Limits, validate
-from components.data.writing import replaced_folder, write_tables
+from components.io import replaced_folder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,55 +55,103 @@ def prepare(data: DataConfig, seed: int, folder: Path, docs: bool = False) -> Pr
     Raises:
         DataError: the data cannot be used; one sentence, or one for each expectation that fails.
     """
+    import pandas as pd
+
     folder = Path(folder)
-    source = drop_long_rows(load(data, seed), data)
-    pairs = prepare_pairs(source, data, seed)
-    prompts = server_prompts(data, source, pairs.pairs, pairs.judge, seed)
-    _check_counts(pairs)
-    tables = PreparedTables(pairs.pairs, pairs.judge, prompts.rows, pairs.clients)
-    clients = _client_counts(pairs, source, data)
+    rejected = folder.with_name(f"{folder.name}.rejected")
+    source = _drop_long(load(data, seed), data)
+    rows, judge = (
+        pairs_frame(with_splits(pairs, data.validation, data.test, seed), data.source)
+        for pairs in with_groups(source.pairs, source.judge)
+    )
+    pairs, clients, left_out = client_pairs(rows, set(judge["client_id"]), data, seed)
+    trees = None
+    if data.trees is not None:
+        thoughts, trees = tree_pairs_of_clients(Path(data.trees), clients, data, seed)
+        pairs = pd.concat([pairs, thoughts], ignore_index=True)
+    if not (pairs["split"] == "train").any():
+        raise DataError(
+            f"of {len(pairs)} pairs none is in the train split: bring more pairs, or lower data.test and"
+            " data.validation, or raise data.max_pairs"
+        )
+    pairs = pairs.sort_values(["client_id", "pair_id"], kind="stable", ignore_index=True)
+    known = [key for frame in (pairs, judge) for key in zip(frame["prompt"], frame["split"], strict=True)]
+    prompts, summaries = server_prompts(data, source.prompts, known, seed)
+    counts = RowCounts(
+        source=len(rows),
+        pairs=len(pairs),
+        left_out=left_out,
+        judge=len(judge),
+        prompts=dict(sorted(Counter(prompts["split"]).items())),
+        dropped=source.dropped,
+        trees=trees,
+    )
+    _check_counts(counts)
+    by_client = _client_counts(pairs, clients, source.groups if data.partition == "natural" else {})
+    limits = Limits(clients, data.max_characters, data.partition not in ("natural", "column"), data.max_equal)
+    tables = {"pairs": pairs, "judge": judge, "prompts": prompts}
     with replaced_folder(folder) as building:
-        expectations = _validate(tables, data, building / "docs" if docs else None, _rejected(folder))
-        report = _report(source, pairs, prompts, clients, expectations)
-        write_tables(building, tables)
-        write_client_counts(building, clients)
+        expectations = _validate(tables, limits, building / "docs" if docs else None, rejected)
+        report = PreparationReport(
+            rows=counts,
+            splits={split: sum(getattr(client, split) for client in by_client.values()) for split in SPLITS},
+            prompts=summaries,
+            partition=partition.summarize([sum(client.rows().values()) for client in by_client.values()]),
+            partition_train=partition.summarize([client.train for client in by_client.values()]),
+            clients_without_train=[name for name, client in by_client.items() if not client.train],
+            expectations=expectations,
+            warnings=[*source.warnings, *expectations.warnings],
+            margins=_margins(pairs, judge),
+        )
+        for name, frame in tables.items():
+            write_table(building / f"{name}.parquet", frame)
+        write_client_counts(building, by_client)
         write_report(building, report)
-    shutil.rmtree(_rejected(folder), ignore_errors=True)
+    shutil.rmtree(rejected, ignore_errors=True)
     return report
 
 
-def _rejected(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.rejected")
+def _drop_long(source: SourceData, data: DataConfig) -> SourceData:
+    """The data of a source without pairs and prompts that are too long, which are counted."""
+    kept = replace(
+        source,
+        pairs=drop_long(source.pairs, f"pairs of source {data.source}", data),
+        judge=drop_long(source.judge, f"judge's pairs of source {data.source}", data),
+        prompts=drop_long(source.prompts, f"prompts of source {data.source}", data),
+    )
+    counts = {
+        f"pair {TOO_LONG}": len(source.pairs) - len(kept.pairs),
+        f"judge's pair {TOO_LONG}": len(source.judge) - len(kept.judge),
+        f"prompt {TOO_LONG}": len(source.prompts) - len(kept.prompts),
+    }
+    return replace(
+        kept, dropped=source.dropped | {reason: count for reason, count in counts.items() if count}
+    )
 
 
-def _check_counts(pairs: PreparedPairs) -> None:
+def _check_counts(counts: RowCounts) -> None:
     """Every pair that a source or a tree gives is prepared, or counted as left out."""
-    total = pairs.source_rows + (pairs.trees.pairs if pairs.trees else 0)
-    if total != len(pairs.pairs) + sum(pairs.left_out.values()):
+    total = counts.source + (counts.trees.pairs if counts.trees else 0)
+    if total != counts.pairs + sum(counts.left_out.values()):
         raise AssertionError(
-            f"of {total} pairs, {len(pairs.pairs)} are prepared and {pairs.left_out} are left out"
+            f"of {total} pairs, {counts.pairs} are prepared and {counts.left_out} are left out"
         )
 
 
-def _client_counts(pairs: PreparedPairs, source: SourceData, data: DataConfig) -> dict[str, ClientCounts]:
-    groups = source.groups if data.partition == "natural" else {}
-    counts = Counter(zip(pairs.pairs["client_id"], pairs.pairs["split"], strict=True))
+def _client_counts(
+    pairs: pd.DataFrame, clients: Sequence[str], groups: Mapping[str, str]
+) -> dict[str, ClientCounts]:
+    counts = Counter(zip(pairs["client_id"], pairs["split"], strict=True))
     return {
-        client: ClientCounts(
-            train=counts[client, "train"],
-            validation=counts[client, "validation"],
-            test=counts[client, "test"],
-            group=groups.get(client),
-        )
-        for client in pairs.clients
+        client: ClientCounts(**{split: counts[client, split] for split in SPLITS}, group=groups.get(client))
+        for client in clients
     }
 
 
 def _validate(
-    tables: PreparedTables, data: DataConfig, docs: Path | None, rejected: Path
+    tables: Mapping[str, pd.DataFrame], limits: Limits, docs: Path | None, rejected: Path
 ) -> ValidationSummary:
     """Check the expectations; the Data Docs of data that fail are moved to `rejected`."""
-    limits = Limits(data.max_characters, data.partition not in ("natural", "column"), data.max_equal)
     try:
         return validate(tables, limits, docs)
     except DataError as error:
@@ -110,36 +161,6 @@ def _validate(
         rejected.mkdir()
         docs.rename(rejected / "docs")
         raise DataError(str(error).replace(str(docs), str(rejected / "docs"))) from None
-
-
-def _report(
-    source: SourceData,
-    pairs: PreparedPairs,
-    prompts: ServerPrompts,
-    clients: dict[str, ClientCounts],
-    expectations: ValidationSummary,
-) -> PreparationReport:
-    splits = Counter(pairs.pairs["split"])
-    counts = clients.values()
-    return PreparationReport(
-        rows=RowCounts(
-            source=pairs.source_rows,
-            pairs=len(pairs.pairs),
-            left_out=pairs.left_out,
-            judge=len(pairs.judge),
-            prompts=dict(sorted(Counter(prompts.rows["split"]).items())),
-            dropped=source.dropped,
-            trees=pairs.trees,
-        ),
-        splits={split: splits[split] for split in SPLITS},
-        prompts=prompts.summaries,
-        partition=partition.summarize([sum(client.rows().values()) for client in counts]),
-        partition_train=partition.summarize([client.train for client in counts]),
-        clients_without_train=[name for name, client in clients.items() if not client.train],
-        expectations=expectations,
-        warnings=[*source.warnings, *expectations.warnings],
-        margins=_margins(pairs.pairs, pairs.judge),
-    )
 
 
 def _margins(*frames: pd.DataFrame) -> MarginSummary | None:

@@ -9,17 +9,16 @@ in case and white space.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from components.config import DataConfig, PromptsConfig
-from components.data.lengths import TOO_LONG, check_dropped, fits
-from components.data.records import PROMPT_COLUMNS, DataError, PromptData, SourceData
+from components.data.lengths import TOO_LONG, drop_long
+from components.data.records import DataError, Prompt
 from components.data.report import PromptSummary
 from components.data.sources import load_prompts
 from components.data.splits import normal
-from components.data.tables import Prompt, prompts_dataset
+from components.data.tables import prompts_frame
 from components.seeding import generator
 
 if TYPE_CHECKING:
@@ -29,22 +28,9 @@ REASONS = {"align": "in a pair or to be evaluated on", "test": "in a training or
 """By split, why a prompt is left out."""
 
 
-@dataclass(frozen=True)
-class ServerPrompts:
-    """The server's prompts.
-
-    Attributes:
-        rows: rows of PROMPT_COLUMNS.
-        summaries: by split, of prompts that do not come unchanged from the source of the pairs.
-    """
-
-    rows: pd.DataFrame
-    summaries: dict[str, PromptSummary]
-
-
 def server_prompts(
-    data: DataConfig, source: SourceData, pairs: pd.DataFrame, judge: pd.DataFrame, seed: int
-) -> ServerPrompts:
+    data: DataConfig, own: Sequence[Prompt], known: Sequence[tuple[str, str]], seed: int
+) -> tuple[pd.DataFrame, dict[str, PromptSummary]]:
     """Choose the server's prompts of a recipe.
 
     If prompts of another data set are used, no prompt to evaluate on is one that a client or the
@@ -53,70 +39,69 @@ def server_prompts(
 
     Args:
         data: the recipe's data section.
-        source: the data of the source of pairs.
-        pairs, judge: the pairs of the clients and of the judge, with their splits.
+        own: the prompts of the source of pairs.
+        known: prompt and split of each pair of the clients and of the judge.
         seed: of the recipe.
+
+    Returns:
+        rows of PROMPT_COLUMNS, and by split a summary of the prompts that do not come unchanged from
+        the source of the pairs.
 
     Raises:
         DataError: the prompts cannot be read, or none remains.
     """
     import pandas as pd
 
-    own = source.prompts.to_pandas()[list(PROMPT_COLUMNS)]
     if data.test_prompts is None and data.align_prompts is None:
-        return ServerPrompts(own, {})
-    known = pd.concat([pairs[["prompt", "split"]], judge[["prompt", "split"]]])
-    forbidden = {normal(prompt) for prompt in known.loc[known["split"] != "test", "prompt"]}
-    chosen: dict[str, pd.DataFrame] = {}
+        return prompts_frame(own, data.source), {}
+    forbidden = {normal(prompt) for prompt, split in known if split != "test"}
+    in_pairs = {normal(prompt) for prompt, _ in known}
+    frames: dict[str, pd.DataFrame] = {}
     summaries: dict[str, PromptSummary] = {}
     for split, section in (("test", data.test_prompts), ("align", data.align_prompts)):
         if section is None:
-            rows = own[own["split"] == split]
-            chosen[split] = rows[~rows["prompt"].map(normal).isin(forbidden)]
-            left_out = len(rows) - len(chosen[split])
+            candidates = [row for row in own if row.split == split]
+            rows, left_out = _choose(candidates, None, split, forbidden, seed)
             if left_out:
-                summaries[split] = PromptSummary(source=data.source, left_out={REASONS[split]: left_out})
+                summaries[split] = PromptSummary(source=data.source, left_out=left_out)
         else:
-            chosen[split], summaries[split] = _other_prompts(section, split, forbidden, data, seed)
-        forbidden |= {normal(prompt) for prompt in (*known["prompt"], *chosen[split]["prompt"])}
-    rows = pd.concat([chosen["align"], chosen["test"]], ignore_index=True)
-    return ServerPrompts(rows, summaries)
+            rows, summaries[split] = _other_prompts(section, split, forbidden, data, seed)
+        frames[split] = prompts_frame(rows, section.source if section else data.source)
+        forbidden |= in_pairs | {normal(row.prompt) for row in rows}
+    return pd.concat([frames["align"], frames["test"]], ignore_index=True), summaries
 
 
 def _other_prompts(
     section: PromptsConfig, split: str, forbidden: Collection[str], data: DataConfig, seed: int
-) -> tuple[pd.DataFrame, PromptSummary]:
+) -> tuple[list[Prompt], PromptSummary]:
     """Prompts of another data set, without the forbidden ones, and their summary."""
     key = f"data.{split}_prompts"
     loaded = load_prompts(section, key, seed)
-    is_kept = [fits((prompt,), data) for prompt, _ in loaded.prompts]
-    if too_long := check_dropped(is_kept, f"prompts of {key}", data):
-        prompts = [prompt for prompt, kept in zip(loaded.prompts, is_kept, strict=True) if kept]
-        dropped = {**loaded.dropped, TOO_LONG: too_long}
-        loaded = replace(loaded, prompts=prompts, dropped=dropped)
-    rows, left_out = _choose(loaded, section.max_prompts, split, forbidden, seed)
+    prompts = [Prompt(text, references, split) for text, references in loaded.prompts]
+    short = drop_long(prompts, f"prompts of {key}", data)
+    rows, left_out = _choose(short, section.max_prompts, split, forbidden, seed)
     if not rows:
         raise DataError(
-            f"{key}: of the {len(loaded.prompts)} prompts of {section.source} none is left, for all are in"
+            f"{key}: of the {len(short)} prompts of {section.source} none is left, for all are in"
             " the pairs too"
         )
-    summary = PromptSummary(source=section.source, left_out=left_out, references=loaded.references)
-    return prompts_dataset(rows, section.source).to_pandas(), summary
+    counts = {**loaded.dropped, TOO_LONG: len(prompts) - len(short), **left_out}
+    summary = PromptSummary(
+        source=section.source,
+        left_out={reason: count for reason, count in counts.items() if count},
+        references=loaded.references,
+    )
+    return rows, summary
 
 
 def _choose(
-    loaded: PromptData, limit: int | None, split: str, forbidden: Collection[str], seed: int
+    prompts: Sequence[Prompt], limit: int | None, split: str, forbidden: Collection[str], seed: int
 ) -> tuple[list[Prompt], dict[str, int]]:
     """At most `limit` prompts that are not forbidden, and the number of others, by reason."""
-    left_out = Counter(loaded.dropped)
-    rows = [
-        Prompt(prompt, references, split)
-        for prompt, references in loaded.prompts
-        if normal(prompt) not in forbidden
-    ]
-    left_out[REASONS[split]] += len(loaded.prompts) - len(rows)
+    rows = [row for row in prompts if normal(row.prompt) not in forbidden]
+    left_out = Counter({REASONS[split]: len(prompts) - len(rows)})
     if limit is not None and len(rows) > limit:
+        left_out["over max_prompts"] = len(rows) - limit
         drawn = generator(seed, "max_prompts", split).choice(len(rows), limit, replace=False)
-        left_out["over max_prompts"] += len(rows) - limit
         rows = [rows[i] for i in sorted(drawn)]
-    return rows, {reason: count for reason, count in left_out.items() if count}
+    return rows, dict(+left_out)

@@ -1,7 +1,7 @@
 """The record of the project, and the files of a prepared folder.
 
 A preference pair is a row of PAIR_COLUMNS; a server prompt is a row of PROMPT_COLUMNS. Both are
-parquet files on disk and `datasets.Dataset` in memory. A prepared folder contains:
+parquet files on disk. A prepared folder contains:
 
     pairs.parquet      the pairs of the clients, with splits train, validation and test
     judge.parquet      pairs of owners that never take part in the federation (may have no rows)
@@ -19,7 +19,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NotRequired, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, NotRequired, TypedDict
 
 from components.config import UserError
 from components.data.report import read_client_counts
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 PAIR_COLUMNS = ("prompt", "chosen", "rejected", "client_id", "domain", "source", "pair_id", "split")
+OPTIONAL_COLUMNS = ("margin", "group", "tree", "depth", "column")
+"""Columns that some sources have beside PAIR_COLUMNS; see Pair."""
+TEXT_COLUMNS = (*PAIR_COLUMNS, "group", "tree")
+"""The columns of the record that data.column may name with any source."""
 PROMPT_COLUMNS = ("prompt_id", "prompt", "references", "split")
 SPLITS = ("train", "validation", "test")
 
@@ -82,7 +86,7 @@ class Pair:
         rejected: the other completion.
         client_id: its owner; empty where the source knows none.
         domain: its domain; empty where the source knows none.
-        source: name of the source, where the pairs of several sources are combined.
+        source: name of the source, where it is not that of the recipe (data.source).
         split: train, validation or test; empty where the split is drawn later.
         group: rows of one group stay with one client and in one split, e.g. those of a question;
             None or empty: the prompt is the group.
@@ -111,25 +115,30 @@ class Pair:
         return self.group or self.prompt
 
 
+class Prompt(NamedTuple):
+    """A prompt of the server as a source reads it."""
+
+    prompt: str
+    references: list[str]  # human answers, if any; the first is the opponent in a win rate against humans
+    split: str  # 'align' or 'test'
+
+
 @dataclass(frozen=True)
 class SourceData:
     """What a source returns, before the partition.
 
     Attributes:
-        pairs: rows of PAIR_COLUMNS, and of OPTIONAL_COLUMNS (components/data/tables.py) where the
-            source has them. `client_id` is empty where the source knows no owners, `split` where it
-            has no splits of its own.
-        prompts: rows of PROMPT_COLUMNS; `references` are human answers (may be empty), the first of
-            which is the opponent in a win rate against humans.
-        judge: rows as pairs, of owners outside the federation; may have no rows.
+        pairs: of the clients.
+        prompts: of the server; of equal ones the first is used.
+        judge: pairs of owners outside the federation; may be empty.
         groups: group of annotators by client, where the source knows it (adjusted Rand index).
         dropped: raw rows that became neither a pair nor a pair of the judge, by reason.
         warnings: what may be wrong with the rows, as sentences.
     """
 
-    pairs: Dataset
-    prompts: Dataset
-    judge: Dataset
+    pairs: list[Pair]
+    prompts: list[Prompt]
+    judge: list[Pair]
     groups: dict[str, str] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()

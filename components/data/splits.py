@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from components.config import DataConfig
 from components.data.records import SPLITS, Pair
@@ -72,22 +73,28 @@ def connection_warning(pairs: Sequence[Pair]) -> str:
 
 
 def grouped(pairs: Sequence[Pair]) -> list[Pair]:
-    """Give connected pairs one group: the smallest of their own groups, or of their prompt's spellings.
-
-    A pair whose prompt has one spelling and no group of its own needs none.
-    """
+    """Give connected pairs one group: the smallest of their own groups, or of their prompt's spellings."""
     components = connected(pairs)
     groups: dict[int, str] = {}
     for number, pair in zip(components, pairs, strict=True):
         if pair.group:
             groups[number] = min(pair.group, groups.get(number, pair.group))
-    spelling = one_spelling(pair.prompt for pair in pairs)
-    return [
-        replace(pair, group=groups.get(number, spelling[pair.prompt]))
-        if number in groups or spelling[pair.prompt] != pair.prompt
-        else pair
-        for number, pair in zip(components, pairs, strict=True)
-    ]
+    (result,) = with_groups(
+        [replace(pair, group=groups.get(number)) for number, pair in zip(components, pairs, strict=True)]
+    )
+    return result
+
+
+def with_groups(*tables: Sequence[Pair]) -> list[list[Pair]]:
+    """Tables of pairs with a group in each: its own, or its prompt in one spelling in all tables."""
+    spelling = one_spelling(pair.prompt for pair in chain(*tables))
+    return [[replace(pair, group=pair.group or spelling[pair.prompt]) for pair in pairs] for pairs in tables]
+
+
+def with_splits(pairs: Sequence[Pair], validation: float, test: float, seed: int) -> list[Pair]:
+    """Pairs with a split in each: its own, or one drawn by group, see assign."""
+    drawn = iter(assign((pair.split_group for pair in pairs if not pair.split), validation, test, seed))
+    return [pair if pair.split else replace(pair, split=next(drawn)) for pair in pairs]
 
 
 def position(seed: int, purpose: str, group: str) -> float:
@@ -135,13 +142,12 @@ def in_splits(by_split: Mapping[str, Sequence[Pair]], data: DataConfig, seed: in
     for component, pair in zip(connected(everything), everything, strict=True):
         if splits.setdefault(component, pair.split) == pair.split:
             kept[pair.split].append(pair)
-    training = grouped(kept["train"])
+    training = [replace(pair, split="") for pair in grouped(kept["train"])]
     validation, test = (
         0.0 if split in by_split else share
         for split, share in (("validation", data.validation), ("test", data.test))
     )
-    drawn = assign((pair.split_group for pair in training), validation, test, seed)
-    pairs = [replace(pair, split=split) for pair, split in zip(training, drawn, strict=True)]
+    pairs = with_splits(training, validation, test, seed)
     pairs += [*grouped(kept["validation"]), *grouped(kept["test"])]
     return pairs, len(everything) - len(pairs)
 

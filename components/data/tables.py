@@ -1,95 +1,76 @@
-"""Pairs and prompts as data sets with the columns of the record."""
+"""The tables of a prepared folder, as data frames and as parquet files of one schema."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from components.data.records import PAIR_COLUMNS, PROMPT_COLUMNS, Pair, pair_id
+from components.data.records import OPTIONAL_COLUMNS, PAIR_COLUMNS, PROMPT_COLUMNS, Pair, Prompt, pair_id
 
 if TYPE_CHECKING:
     import pandas as pd
-    from datasets import Dataset
-
-OPTIONAL_COLUMNS = {
-    "margin": "float64",
-    "group": "string",
-    "tree": "string",
-    "depth": "int64",
-    "column": "string",
-}
-"""Columns that some sources have beside PAIR_COLUMNS, with their types; see records.Pair."""
-
-TEXT_COLUMNS = (*PAIR_COLUMNS, "group", "tree")
-"""The columns of the record that data.column may name with any source."""
+    import pyarrow as pa
 
 
-class Prompt(NamedTuple):
-    """A prompt as a source reads it: its text, human answers, and its split ('align' or 'test')."""
+def pairs_frame(pairs: Sequence[Pair], source: str) -> pd.DataFrame:
+    """A data frame of pairs: PAIR_COLUMNS, group, and those of OPTIONAL_COLUMNS that any pair has.
 
-    prompt: str
-    references: list[str]
-    split: str
-
-
-@dataclass(frozen=True)
-class PreparedTables:
-    """The tables of a prepared folder.
-
-    Attributes:
-        pairs: the clients' pairs (PAIR_COLUMNS, `group`, and other OPTIONAL_COLUMNS).
-        judge: pairs of owners that are not clients; may have no rows.
-        prompts: the server's prompts (PROMPT_COLUMNS).
-        clients: ids of the clients, sorted.
-    """
-
-    pairs: pd.DataFrame
-    judge: pd.DataFrame
-    prompts: pd.DataFrame
-    clients: Sequence[str]
-
-
-def pairs_dataset(pairs: Iterable[Pair], source: str | None) -> Dataset:
-    """Make a data set of pairs: PAIR_COLUMNS, and those of OPTIONAL_COLUMNS that any pair has.
+    The id of a pair is derived from source, owner, prompt and completions; an owner's repeated
+    judgment of one pair is numbered, so that ids are unique.
 
     Args:
         pairs: the pairs.
-        source: written to every row; None: each pair has its own. The id of a pair is derived from
-            source, owner, prompt and completions; an owner's repeated judgment of one pair is
-            numbered, so that ids are unique.
+        source: name of the source of those that name none.
     """
-    from datasets import Dataset, Features, Value
-
-    pairs = list(pairs)
-    optional = [name for name in OPTIONAL_COLUMNS if any(getattr(pair, name) is not None for pair in pairs)]
-    columns: dict[str, list[Any]] = {name: [] for name in (*PAIR_COLUMNS, *optional)}
-    repeats: dict[tuple[str, ...], int] = {}
-    for pair in pairs:
-        origin = pair.source if source is None else source
-        identity = (origin, pair.client_id, pair.prompt, pair.chosen, pair.rejected)
-        repeats[identity] = repeats.get(identity, -1) + 1
-        suffix = [str(repeats[identity])] if repeats[identity] else []
-        derived = {"source": origin, "pair_id": pair_id(*identity, *suffix)}
-        for name, values in columns.items():
-            values.append(derived[name] if name in derived else getattr(pair, name))
-    features = Features({name: Value(OPTIONAL_COLUMNS.get(name, "string")) for name in columns})
-    return Dataset.from_dict(columns, features=features)
+    names = [*PAIR_COLUMNS, "group"]
+    names += [name for name in OPTIONAL_COLUMNS if any(getattr(pair, name) is not None for pair in pairs)]
+    columns = {name: [getattr(pair, name, "") for pair in pairs] for name in names}
+    columns["source"] = [pair.source or source for pair in pairs]
+    repeats: Counter[tuple[str, ...]] = Counter()
+    for row, pair in enumerate(pairs):
+        identity = (columns["source"][row], pair.client_id, pair.prompt, pair.chosen, pair.rejected)
+        number = [str(repeats[identity])] if repeats[identity] else []
+        columns["pair_id"][row] = pair_id(*identity, *number)
+        repeats[identity] += 1
+    return _frame(columns)
 
 
-def prompts_dataset(rows: Iterable[Prompt], source: str) -> Dataset:
-    """Make a data set of prompts with PROMPT_COLUMNS; of equal prompts the first one is used."""
-    from datasets import Dataset, Features, Value
-    from datasets import List as ListOf
+def unique_prompts(prompts: Iterable[Prompt]) -> list[Prompt]:
+    """The prompts without those that equal an earlier one."""
+    first: dict[str, Prompt] = {}
+    for row in prompts:
+        first.setdefault(row.prompt, row)
+    return list(first.values())
 
-    unique: dict[str, Prompt] = {}
-    for row in rows:
-        unique.setdefault(row.prompt, row)
-    columns = {
-        "prompt_id": [pair_id(source, prompt) for prompt in unique],
-        "prompt": list(unique),
-        "references": [row.references for row in unique.values()],
-        "split": [row.split for row in unique.values()],
-    }
-    types = {name: Value("string") for name in PROMPT_COLUMNS} | {"references": ListOf(Value("string"))}
-    return Dataset.from_dict(columns, features=Features(types))
+
+def prompts_frame(prompts: Iterable[Prompt], source: str) -> pd.DataFrame:
+    """A data frame with PROMPT_COLUMNS of the prompts of a source; of equal ones the first is used."""
+    rows = unique_prompts(prompts)
+    columns: dict[str, list[Any]] = {name: [getattr(row, name) for row in rows] for name in Prompt._fields}
+    return _frame(columns | {"prompt_id": [pair_id(source, row.prompt) for row in rows]})
+
+
+def write_table(path: Path, frame: pd.DataFrame) -> None:
+    """Write pairs or prompts as parquet."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    table = pa.Table.from_pandas(frame, schema=_schema(frame), preserve_index=False)
+    pyarrow.parquet.write_table(table.replace_schema_metadata(), path)  # without pandas' metadata
+
+
+def _frame(columns: dict[str, list[Any]]) -> pd.DataFrame:
+    import pyarrow as pa
+
+    return pa.table(columns, schema=_schema(columns)).to_pandas()
+
+
+def _schema(columns: Collection[str]) -> pa.Schema:
+    """The types of these columns, in the order that they have in the tables of pairs and of prompts."""
+    import pyarrow as pa
+
+    types = {"references": pa.list_(pa.string()), "margin": pa.float64(), "depth": pa.int64()}
+    names = (*PROMPT_COLUMNS[:3], *PAIR_COLUMNS[1:], *OPTIONAL_COLUMNS)
+    return pa.schema([(name, types.get(name, pa.string())) for name in names if name in columns])

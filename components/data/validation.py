@@ -18,7 +18,7 @@ for each source.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING
 from components.data.records import DataError
 from components.data.report import ExpectationOutcome, ValidationSummary
 from components.data.splits import normal
-from components.data.tables import PreparedTables
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,13 +41,14 @@ SHOWN_COLUMNS = ("pair_id", "prompt_id", "client_id", "split", "group", "prompt"
 class Limits:
     """What the data must meet."""
 
+    clients: Sequence[str]  # ids, sorted; each has pairs
     max_characters: int  # of a prompt or completion
     one_client_groups: bool  # as the partitions dirichlet, iid and margin promise
     max_equal: float = 0.0  # share of the pairs whose two completions may be the same text
 
 
-def validate(tables: PreparedTables, limits: Limits, docs: Path | None) -> ValidationSummary:
-    """Check prepared pairs and prompts.
+def validate(tables: Mapping[str, pd.DataFrame], limits: Limits, docs: Path | None) -> ValidationSummary:
+    """Check the tables of a prepared folder, by the names of their files: pairs, judge and prompts.
 
     The Data Docs are written first, to the folder `docs` (entry: index.html), unless it is None.
 
@@ -58,9 +58,9 @@ def validate(tables: PreparedTables, limits: Limits, docs: Path | None) -> Valid
     """
     from components.data import expectations  # imports Great Expectations
 
-    frames = _frames(tables)
-    suites = [expectations.pair_suite(frames["pairs"], tables, limits)]
-    if len(tables.prompts):
+    frames = _frames(tables, limits)
+    suites = [expectations.pair_suite(frames["pairs"], set(tables["judge"]["client_id"]), limits)]
+    if len(tables["prompts"]):
         suites.append(expectations.prompt_suite(limits))
     results = [
         (_outcome(suite, result), result) for suite, result in expectations.run_suites(suites, frames, docs)
@@ -95,14 +95,14 @@ def label_free_first(chosen: str, rejected: str) -> bool:
     return first < second
 
 
-def _frames(tables: PreparedTables) -> dict[str, pd.DataFrame]:
+def _frames(tables: Mapping[str, pd.DataFrame], limits: Limits) -> dict[str, pd.DataFrame]:
     """The tables by suite, with a column for each check that compares several values."""
     import pandas as pd
 
-    pairs = pd.concat([tables.pairs, tables.judge], ignore_index=True)
+    pairs = pd.concat([tables["pairs"], tables["judge"]], ignore_index=True)
     pairs["group_in_one_split"] = pairs.groupby("group")["split"].transform("nunique") <= 1
     # A group of a client may also be the judge's.
-    federated = pairs["client_id"].where(pairs["client_id"].isin(list(tables.clients)))
+    federated = pairs["client_id"].where(pairs["client_id"].isin(limits.clients))
     pairs["group_in_one_client"] = federated.groupby(pairs["group"]).transform("nunique") <= 1
     chosen = pairs["chosen"].fillna("")
     rejected = pairs["rejected"].fillna("")
@@ -111,7 +111,7 @@ def _frames(tables: PreparedTables) -> dict[str, pd.DataFrame]:
     pairs["chosen_is_longer"] = longer.where(chosen.str.len() != rejected.str.len())
     first = [float(label_free_first(*texts)) for texts in zip(chosen, rejected, strict=True)]
     pairs["chosen_is_first"] = pd.Series(first, dtype="float64").where(pairs["chosen_differs"])
-    frames = {"pairs": pairs, "prompts": tables.prompts.copy()}
+    frames = {"pairs": pairs, "prompts": tables["prompts"].copy()}
     known = pd.concat([frame[["prompt", "split"]] for frame in frames.values()])
     splits = known.groupby(known["prompt"].map(normal, na_action="ignore"))["split"].nunique()
     for frame in frames.values():

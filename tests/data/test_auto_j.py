@@ -19,21 +19,23 @@ def test_label_0_prefers_response_1_and_label_1_response_2(fixtures):
     raw = read_jsonl(fixtures / "auto_j.jsonl")
     data = load(fixtures / "auto_j.jsonl", options=WHOLE)
     assert len(data.pairs) == 6
-    assert all(r["chosen"].startswith("Better") and r["rejected"].startswith("Worse") for r in data.pairs)
+    assert all(r.chosen.startswith("Better") and r.rejected.startswith("Worse") for r in data.pairs)
     by_prompt = {row["prompt"]: row for row in raw}
-    assert {by_prompt[r["prompt"]]["label"] for r in data.pairs} == {0, 1}
+    assert {by_prompt[r.prompt]["label"] for r in data.pairs} == {0, 1}
     for row in data.pairs:
         assert (
-            row["chosen"]
-            == by_prompt[row["prompt"]][("response 1", "response 2")[by_prompt[row["prompt"]]["label"]]]
+            row.chosen == by_prompt[row.prompt][("response 1", "response 2")[by_prompt[row.prompt]["label"]]]
         )
 
 
 def test_the_domain_is_the_scenario_and_what_makes_no_pair_is_counted(fixtures):
     data = load(fixtures / "auto_j.jsonl", options=WHOLE)
     assert data.dropped == {"tie": 1, "both responses the same": 1, "empty prompt or response": 1}
-    assert sorted(data.pairs["domain"]) == ["chitchat"] * 2 + ["planning"] * 2 + ["text_correction"] * 2
-    assert set(data.pairs["client_id"]) == {""}
+    assert (
+        sorted(row.domain for row in data.pairs)
+        == ["chitchat"] * 2 + ["planning"] * 2 + ["text_correction"] * 2
+    )
+    assert {row.client_id for row in data.pairs} == {""}
 
 
 def test_a_missing_file_is_named_in_one_sentence():

@@ -62,7 +62,7 @@ def test_spacing_does_not_tell_a_summary_from_a_sentence(papers):
 
 def test_half_of_an_annotators_pairs_are_common_taste_and_half_its_own(annotators):
     for split in ("train", "validation", "test"):
-        counts = Counter((r["client_id"], r["domain"]) for r in annotators.pairs if r["split"] == split)
+        counts = Counter((r.client_id, r.domain) for r in annotators.pairs if r.split == split)
         assert len(counts) == 24
         assert len(set(counts.values())) == 1
     assert len(annotators.pairs) == 12 * 4 * (16 + 2 + 5)
@@ -76,48 +76,46 @@ def test_aclsum_prefers_the_whole_summary_and_the_annotators_aspect(annotators, 
         (annotators.judge, {f"judge-{i:02d}": aclsum.ASPECTS[i % 3] for i in range(6)}),
     ):
         for row in rows:
-            paper = by_prompt[row["prompt"]]
+            paper = by_prompt[row.prompt]
             summaries = set(paper.summaries.values())
-            assert row["chosen"] in summaries
-            if row["domain"] == "own":
-                assert row["chosen"] == paper.summaries[aspect_of[row["client_id"]]]
-                assert row["rejected"] in summaries
+            assert row.chosen in summaries
+            if row.domain == "own":
+                assert row.chosen == paper.summaries[aspect_of[row.client_id]]
+                assert row.rejected in summaries
             else:
-                assert row["rejected"] == paper.lead or row["chosen"].startswith(
-                    row["rejected"].rstrip(".!?")
-                )
+                assert row.rejected == paper.lead or row.chosen.startswith(row.rejected.rstrip(".!?"))
 
 
 def test_a_truncated_summary_ends_with_the_mark_of_the_whole_summary(annotators):
     assert aclsum.truncate("One two, three four.", 0.5) == "One two."
     assert aclsum.truncate("One two three?", 0.01) == "One?"
-    common = [row for row in annotators.pairs if row["domain"] == "common"]
-    assert sum(row["rejected"][-1] in ".!?" for row in common) >= 0.98 * sum(
-        row["chosen"][-1] in ".!?" for row in common
+    common = [row for row in annotators.pairs if row.domain == "common"]
+    assert sum(row.rejected[-1] in ".!?" for row in common) >= 0.98 * sum(
+        row.chosen[-1] in ".!?" for row in common
     )
 
 
 def test_the_share_of_first_sentences_among_common_pairs_is_the_options(annotators, papers):
     leads = {paper.lead for paper in papers}
-    common = [row for row in annotators.pairs if row["domain"] == "common"]
-    assert 0.2 < sum(row["rejected"] in leads for row in common) / len(common) < 0.3
+    common = [row for row in annotators.pairs if row.domain == "common"]
+    assert 0.2 < sum(row.rejected in leads for row in common) / len(common) < 0.3
 
 
 def test_no_paper_serves_two_purposes(annotators):
     uses = defaultdict(set)
     for kind in ("pairs", "judge", "prompts"):
         for row in getattr(annotators, kind):
-            uses[row["prompt"]].add(f"judge {row['split']}" if kind == "judge" else row["split"])
+            uses[row.prompt].add(f"judge {row.split}" if kind == "judge" else row.split)
     assert Counter(map(len, uses.values())).keys() == {1}
-    assert Counter(annotators.prompts["split"]) == {"align": 60, "test": 40}
+    assert Counter(row.split for row in annotators.prompts) == {"align": 60, "test": 40}
 
 
 @pytest.mark.slow
 def test_aclsum_is_a_function_of_the_seed(annotators):
     again, other = (sources.load(DataConfig(source="aclsum"), seed) for seed in (0, 1))
-    assert again.pairs.to_list() == annotators.pairs.to_list()
-    assert again.prompts.to_list() == annotators.prompts.to_list()
-    assert other.pairs.to_list() != annotators.pairs.to_list()
+    assert again.pairs == annotators.pairs
+    assert again.prompts == annotators.prompts
+    assert other.pairs != annotators.pairs
 
 
 @pytest.mark.slow
@@ -222,22 +220,19 @@ def test_chitchat_refuses_more_clients_judges_or_prompts_than_people_allow(talks
 @pytest.mark.slow
 def test_the_real_conversations_give_clients_judges_and_prompts_of_different_people():
     data = sources.load(DataConfig(source="chitchat", clients=30), 0)
-    assert len(set(data.pairs["client_id"])) == 30
-    assert len(set(data.judge["client_id"])) == 20
-    assert not set(data.pairs["client_id"]) & set(data.judge["client_id"])
-    assert Counter(data.prompts["split"]) == {"align": 200, "test": 100}
+    assert len({row.client_id for row in data.pairs}) == 30
+    assert len({row.client_id for row in data.judge}) == 20
+    assert not {row.client_id for row in data.pairs} & {row.client_id for row in data.judge}
+    assert Counter(row.split for row in data.prompts) == {"align": 200, "test": 100}
     splits = defaultdict(set)
-    for kind in ("pairs", "judge"):
-        table = getattr(data, kind)
-        for group, split in zip(table["group"], table["split"], strict=True):
-            splits[group].add(split)
+    for row in (*data.pairs, *data.judge):
+        splits[row.group].add(row.split)
     assert all(len(s) == 1 for s in splits.values())
     splits_by_prompt = defaultdict(set)
-    for table in (data.pairs, data.judge, data.prompts):
-        for prompt, split in zip(table["prompt"], table["split"], strict=True):
-            splits_by_prompt[normal(prompt)].add(split)
+    for row in (*data.pairs, *data.judge, *data.prompts):
+        splits_by_prompt[normal(row.prompt)].add(row.split)
     assert all(len(s) == 1 for s in splits_by_prompt.values())
-    assert min(Counter(data.pairs["client_id"]).values()) >= 20
+    assert min(Counter(row.client_id for row in data.pairs).values()) >= 20
 
 
 @pytest.mark.slow
@@ -247,19 +242,19 @@ def test_a_prompt_has_the_request_and_the_first_words_of_the_abstract(annotators
     assert aclsum.show("T", "one two three", "", 3) == "TITLE: T\nABSTRACT: one two three"
     assert aclsum.show("T", "one two three", abstract_words=0) == "TITLE: T"
     short = sources.load(DataConfig(source="aclsum", options={"request": "Sum up.", "abstract_words": 5}), 0)
-    assert [(r["chosen"], r["rejected"], r["client_id"], r["split"]) for r in short.pairs] == [
-        (r["chosen"], r["rejected"], r["client_id"], r["split"]) for r in annotators.pairs
+    assert [(r.chosen, r.rejected, r.client_id, r.split) for r in short.pairs] == [
+        (r.chosen, r.rejected, r.client_id, r.split) for r in annotators.pairs
     ]
     assert all(
-        r["prompt"].startswith("Sum up.\n\nTITLE: ") and len(r["prompt"].split("ABSTRACT: ")[1].split()) <= 6
+        r.prompt.startswith("Sum up.\n\nTITLE: ") and len(r.prompt.split("ABSTRACT: ")[1].split()) <= 6
         for r in short.pairs
     )
 
 
 def test_judges_of_the_common_taste_alone_give_no_pairs_of_their_own_tastes():
     both, common = (
-        sources.load(data_config(options={"judge_own_taste": own_taste}), 0).judge.to_list()
+        sources.load(data_config(options={"judge_own_taste": own_taste}), 0).judge
         for own_taste in (True, False)
     )
-    assert {row["domain"] for row in common} == {"common"}
-    assert common == [row for row in both if row["domain"] == "common"]
+    assert {row.domain for row in common} == {"common"}
+    assert common == [row for row in both if row.domain == "common"]

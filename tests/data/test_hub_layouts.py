@@ -53,8 +53,8 @@ def test_tldr_reads_the_folder_of_comparisons_of_the_conversion_branch(hub, fixt
     loaded = load("tldr", options=options)
     local = load("tldr", options=options, path=str(fixtures / "tldr"))
     assert len(loaded.pairs) > 0
-    assert loaded.pairs.to_list() == local.pairs.to_list()
-    assert loaded.prompts["prompt"] == local.prompts["prompt"]
+    assert loaded.pairs == local.pairs
+    assert [row.prompt for row in loaded.prompts] == [row.prompt for row in local.prompts]
 
 
 def test_shp_reads_the_folders_of_all_subreddits(hub, fixtures):
@@ -64,7 +64,7 @@ def test_shp_reads_the_folders_of_all_subreddits(hub, fixtures):
     loaded = load("shp", options=options, partition="dirichlet", clients=2)
     local = load("shp", options=options, partition="dirichlet", clients=2, path=str(fixtures / "shp"))
     assert len(loaded.pairs) > 0
-    assert set(loaded.pairs["pair_id"]) == set(local.pairs["pair_id"])
+    assert set(loaded.pairs) == set(local.pairs)
 
 
 def test_hh_rlhf_reads_one_folder_with_its_splits(hub):
@@ -74,22 +74,22 @@ def test_hh_rlhf_reads_one_folder_with_its_splits(hub):
         write_hh(hub, subset, splits)
     loaded = load("hh-rlhf", options={"subset": "helpful-base", "align_share": 0, "judge_share": 0})
     assert len(loaded.pairs) == 25
-    assert loaded.pairs["split"].count("test") == 5
-    assert all(int(prompt.split()[-1]) < 100 for prompt in loaded.pairs["prompt"])
+    assert [row.split for row in loaded.pairs].count("test") == 5
+    assert all(int(row.prompt.split()[-1]) < 100 for row in loaded.pairs)
 
 
 def test_imdb_has_prompts_in_its_completions_and_two_splits(hub):
     write_imdb(hub, {"train": range(20), "test": range(20, 24)})
     loaded = load("imdb", options={"align_share": 0, "judge_share": 0})
     assert len(loaded.pairs) == 24
-    assert loaded.pairs["split"].count("test") == 4
-    assert not loaded.pairs[0]["chosen"].startswith("I saw")
+    assert [row.split for row in loaded.pairs].count("test") == 4
+    assert not loaded.pairs[0].chosen.startswith("I saw")
 
 
 def test_ultrafeedback_keeps_its_test_split(hub):
     write_ultrafeedback(hub, range(30), range(30, 35))
     loaded = load("ultrafeedback", options={"align_share": 0, "judge_share": 0})
-    assert loaded.pairs["split"].count("test") == 5
+    assert [row.split for row in loaded.pairs].count("test") == 5
     assert len(loaded.pairs) == 35
 
 
@@ -97,7 +97,7 @@ def test_webgpt_reads_the_conversion_of_its_script(hub):
     write_webgpt(hub, range(30))
     loaded = load("webgpt", options={"align_share": 0, "judge_share": 0})
     assert len(loaded.pairs) == 30
-    assert set(loaded.pairs["margin"]) == {1.0}
+    assert {row.margin for row in loaded.pairs} == {1.0}
 
 
 def test_webgpts_default_revision_is_the_conversion_and_a_recipe_may_name_another(monkeypatch):

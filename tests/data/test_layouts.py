@@ -22,7 +22,7 @@ def load(source, path, **values):
 
 
 def prompts_of(loaded, split):
-    return {row["prompt"] for row in loaded.pairs if row["split"] == split}
+    return {row.prompt for row in loaded.pairs if row.split == split}
 
 
 # --- layouts
@@ -46,7 +46,7 @@ def test_own_pairs_in_a_folder_of_one_split_are_those_of_one_file(layout, tmp_pa
     LAYOUTS[layout](tmp_path / "pairs", {"train": rows})
     file = write_jsonl(tmp_path / "pairs.jsonl", rows)
     loaded = load("parquet", tmp_path / "pairs")
-    assert loaded.pairs["split"] == load("jsonl", file).pairs["split"]
+    assert [row.split for row in loaded.pairs] == [row.split for row in load("jsonl", file).pairs]
     assert len(loaded.pairs) == 60
 
 
@@ -81,7 +81,7 @@ def test_own_pairs_may_be_a_json_list_or_a_folder_of_json_lines(tmp_path):
 def test_a_hub_source_reads_the_layouts_of_the_hub_and_of_datasets(layout, tmp_path):
     LAYOUTS[layout](tmp_path / "hh", {"train": dialogues(range(20)), "test": dialogues(range(20, 25))})
     loaded = load("hh-rlhf", tmp_path / "hh")
-    assert loaded.pairs["split"].count("test") == 5
+    assert [row.split for row in loaded.pairs].count("test") == 5
     assert len(loaded.pairs) == 25
 
 
@@ -89,7 +89,7 @@ def test_a_hub_source_reads_one_saved_data_set_as_its_training_split(tmp_path):
     datasets.Dataset.from_list(dialogues(range(40))).save_to_disk(tmp_path / "hh")
     loaded = load("hh-rlhf", tmp_path / "hh")
     assert len(loaded.pairs) == 40
-    assert set(loaded.pairs["split"]) == {"train", "validation", "test"}
+    assert {row.split for row in loaded.pairs} == {"train", "validation", "test"}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -99,7 +99,7 @@ def test_shp_reads_its_splits_in_any_layout(layout, tmp_path, fixtures):
     options = {"max_tokens": None}
     loaded = sources.load(DataConfig(source="shp", path=str(tmp_path / "shp"), options=options), 0)
     local = sources.load(DataConfig(source="shp", path=str(fixtures / "shp"), options=options), 0)
-    assert loaded.pairs["pair_id"] == local.pairs["pair_id"]
+    assert loaded.pairs == local.pairs
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -231,7 +231,7 @@ def test_dialogues_with_windows_line_ends_are_split_like_others(tmp_path):
     rows = [{name: text.replace("\n", "\r\n") for name, text in row.items()} for row in dialogues(range(20))]
     loaded = load("hh-rlhf", write_jsonl(tmp_path / "windows.jsonl", rows))
     local = load("hh-rlhf", write_jsonl(tmp_path / "unix.jsonl", dialogues(range(20))))
-    assert loaded.pairs["pair_id"] == local.pairs["pair_id"]
+    assert loaded.pairs == local.pairs
 
 
 def test_rows_of_the_hub_are_read_with_one_line_end_each_time(tmp_path, monkeypatch):
@@ -255,7 +255,7 @@ def test_own_groups_with_a_repeated_prompt_are_in_one_split(tmp_path):
     loaded = load("jsonl", write_jsonl(tmp_path / "tickets.jsonl", rows))
     splits = {}
     for row in loaded.pairs:
-        splits.setdefault(" ".join(row["prompt"].split()).casefold(), set()).add(row["split"])
+        splits.setdefault(" ".join(row.prompt.split()).casefold(), set()).add(row.split)
     assert len(loaded.pairs) == 200
     assert set(map(len, splits.values())) == {1}
     assert set.union(*splits.values()) == {"train", "validation", "test"}

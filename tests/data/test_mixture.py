@@ -103,15 +103,16 @@ def test_a_prompt_of_two_sources_is_in_one_split_and_once_among_the_servers_prom
     data = sources.load(mixture(*parts), 0)
     splits = defaultdict(set)
     for row in (*data.pairs, *data.prompts):
-        splits[row["prompt"]].add(row["split"])
+        splits[row.prompt].add(row.split)
     assert len(splits) == 80
     assert all(len(s) == 1 for s in splits.values())
     assert set(data.dropped) == {"a: prompt given to the server", "b: prompt given to the server"}
-    assert all(row["split"] == split_of(row["prompt"], mixture(*parts)) for row in data.pairs)
-    assert Counter(data.pairs["client_id"])["a"] == Counter(data.pairs["client_id"])["b"]
-    tested = [row for row in data.prompts if row["split"] == "test"]
-    assert len(data.prompts) == len({row["prompt"] for row in data.prompts})
-    assert all(len(row["references"]) == 2 for row in tested)
+    assert all(row.split == split_of(row.prompt, mixture(*parts)) for row in data.pairs)
+    counts = Counter(row.client_id for row in data.pairs)
+    assert counts["a"] == counts["b"]
+    tested = [row for row in data.prompts if row.split == "test"]
+    assert len(data.prompts) == len({row.prompt for row in data.prompts})
+    assert all(len(row.references) == 2 for row in tested)
     assert len(tested) > 5
 
 
@@ -126,7 +127,7 @@ def test_where_splits_of_two_sources_differ_the_most_held_out_one_is_used_and_ot
     expected_splits = {
         i: "test" if i % 3 == 2 or i % 2 else "validation" if i % 3 == 1 else "train" for i in range(60)
     }
-    rows = {(r["client_id"], int(r["prompt"].split()[1]), r["split"]) for r in data.pairs}
+    rows = {(r.client_id, int(r.prompt.split()[1]), r.split) for r in data.pairs}
     assert rows == {("a", i, s) for i, s in expected_splits.items() if first[i]["split"] == s} | {
         ("b", i, s) for i, s in expected_splits.items() if second[i]["split"] == s
     }
@@ -152,17 +153,17 @@ def test_prompts_of_the_judge_and_the_server_that_another_source_holds_out_are_d
         0,
     )
     assert data.judge
-    assert {int(r["prompt"].split()[1]) for r in data.judge} <= set(range(30, 60))
+    assert {int(r.prompt.split()[1]) for r in data.judge} <= set(range(30, 60))
     assert data.dropped["a: prompt held out in another source"] > 0
-    assert set(data.prompts["split"]) == {"test"}
+    assert {row.split for row in data.prompts} == {"test"}
     alone = sources.load(
         DataConfig(
             source="jsonl", path=str(tmp_path / "a.jsonl"), options={"align_share": 0.4, "judge_clients": 0.4}
         ),
         0,
     )
-    assert {int(r["prompt"].split()[1]) for r in alone.judge} & set(range(30))
-    assert "align" in alone.prompts["split"], "or nothing is tested here"
+    assert {int(r.prompt.split()[1]) for r in alone.judge} & set(range(30))
+    assert "align" in [row.split for row in alone.prompts], "or nothing is tested here"
 
 
 @pytest.mark.slow
@@ -177,10 +178,8 @@ def test_groups_of_two_sources_are_distinct_unless_they_are_the_prompt(tmp_path)
         for name, spelled in (("a", ["Shared?", "SHARED?"]), ("b", ["shared? "]))
     ]
     data = sources.load(mixture(*parts), 0)
-    assert {r["group"] for r in data.pairs if r["client_id"] == "a"} - {"SHARED?"} == {
-        f"a/g{i}" for i in range(20)
-    }
-    assert {r["group"] for r in data.pairs if normal(r["prompt"]) == "shared?"} == {"SHARED?"}
+    assert {r.group for r in data.pairs if r.client_id == "a"} - {"SHARED?"} == {f"a/g{i}" for i in range(20)}
+    assert {r.group for r in data.pairs if normal(r.prompt) == "shared?"} == {"SHARED?"}
     prepare(mixture(*parts, partition="iid", clients=4), 0, tmp_path / "data")
     owners = defaultdict(set)
     for row in prepared_rows(tmp_path / "data"):
@@ -197,13 +196,11 @@ def test_max_pairs_of_a_source_samples_whole_prompts_as_that_of_the_recipe_does(
     ]
     whole = sources.load(mixture(*parts), 0)
     some = sources.load(mixture(parts[0] | {"max_pairs": 50}, parts[1]), 0)
-    sampled = Counter(r["prompt"] for r in some.pairs if r["client_id"] == "a")
+    sampled = Counter(r.prompt for r in some.pairs if r.client_id == "a")
     assert 40 < sampled.total() <= 50
     assert set(sampled.values()) == {2}
     assert some.dropped == {"a: over max_pairs": 160 - sampled.total()}
-    assert [r for r in some.pairs if r["client_id"] == "b"] == [
-        r for r in whole.pairs if r["client_id"] == "b"
-    ]
+    assert [r for r in some.pairs if r.client_id == "b"] == [r for r in whole.pairs if r.client_id == "b"]
     prepare(
         DataConfig(
             source="jsonl",
@@ -217,8 +214,8 @@ def test_max_pairs_of_a_source_samples_whole_prompts_as_that_of_the_recipe_does(
         tmp_path / "data",
     )
     assert {r["prompt"] for r in prepared_rows(tmp_path / "data")} == set(sampled)
-    own_rows = [r for r in whole.pairs if r["client_id"] == "a"]
-    assert sample([r["prompt"] for r in own_rows], [r["split"] for r in own_rows], 50, 1) != set(sampled), (
+    own_rows = [r for r in whole.pairs if r.client_id == "a"]
+    assert sample([r.prompt for r in own_rows], [r.split for r in own_rows], 50, 1) != set(sampled), (
         "another seed, another sample"
     )
 
@@ -226,10 +223,10 @@ def test_max_pairs_of_a_source_samples_whole_prompts_as_that_of_the_recipe_does(
 def test_max_pairs_of_each_split_limits_it_alone(tmp_path):
     parts = [own(tmp_path, name, [pair(i, name) for i in range(200)]) for name in ("a", "b")]
     everything = sources.load(mixture(*parts, test=0.2, validation=0.1), 0)
-    whole = Counter(row["split"] for row in everything.pairs if row["client_id"] == "a")
+    whole = Counter(row.split for row in everything.pairs if row.client_id == "a")
     limited = parts[0] | {"max_pairs": {"train": 50, "test": 7}}
     loaded = sources.load(mixture(limited, parts[1], test=0.2, validation=0.1), 0)
-    counts = Counter((row["client_id"], row["split"]) for row in loaded.pairs)
+    counts = Counter((row.client_id, row.split) for row in loaded.pairs)
     assert (counts["a", "train"], counts["a", "test"]) == (50, 7)
     assert counts["a", "validation"] == whole["validation"]
     assert counts["b", "train"] == whole["train"]
@@ -240,7 +237,7 @@ def test_a_source_may_have_a_test_share_of_its_own(tmp_path):
         own(tmp_path, name, [pair(i, name, prompt=f"{name} {i}") for i in range(400)]) for name in ("a", "b")
     ]
     loaded = sources.load(mixture(parts[0] | {"test": 0.5}, parts[1], test=0.1, validation=0.0), 0)
-    counts = Counter((row["client_id"], row["split"]) for row in loaded.pairs)
+    counts = Counter((row.client_id, row.split) for row in loaded.pairs)
     assert 170 <= counts["a", "test"] <= 230
     assert 20 <= counts["b", "test"] <= 60
 
@@ -345,8 +342,8 @@ def test_each_source_is_loaded_from_the_hub_with_its_own_revision(monkeypatch):
         ("kaitchup/UltraFeedback-prompt-chosen-rejected", "train", None),
         ("kaitchup/UltraFeedback-prompt-chosen-rejected", "test", None),
     ]
-    assert set(data.pairs["client_id"]) == {"py-dpo", "ultrafeedback"}
-    assert all(r["chosen"].startswith("jondurbin") == (r["client_id"] == "py-dpo") for r in data.pairs)
+    assert {row.client_id for row in data.pairs} == {"py-dpo", "ultrafeedback"}
+    assert all(r.chosen.startswith("jondurbin") == (r.client_id == "py-dpo") for r in data.pairs)
 
 
 @pytest.mark.slow

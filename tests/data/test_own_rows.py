@@ -25,7 +25,7 @@ def own(path, rows, **settings):
 
 def one_pair(tmp_path, row, **settings):
     (pair,) = load(own(tmp_path / "p.jsonl", [row], test=1e-9, validation=0, **settings), 0).pairs
-    return pair["prompt"], pair["chosen"], pair["rejected"]
+    return pair.prompt, pair.chosen, pair.rejected
 
 
 # --- conversations
@@ -63,7 +63,7 @@ def test_conversations_of_a_saved_data_set_are_read(tmp_path):
     data = data_config(
         source="parquet", path=str(tmp_path / "saved"), options=WHOLE_FILE, test=1e-9, validation=0
     )
-    assert sorted(load(data, 0).pairs["prompt"]) == [f"Question {n}?" for n in range(4)]
+    assert sorted(pair.prompt for pair in load(data, 0).pairs) == [f"Question {n}?" for n in range(4)]
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,8 @@ def test_whole_numbers_name_owners_groups_and_domains(tmp_path):
         for n in range(12)
     ]
     pairs = load(own(tmp_path / "p.jsonl", rows), 0).pairs
-    assert set(pairs["client_id"]) == {"0", "1", "2"}
-    assert set(pairs["domain"]) == {"0", "1"}
+    assert {pair.client_id for pair in pairs} == {"0", "1", "2"}
+    assert {pair.domain for pair in pairs} == {"0", "1"}
     with pytest.raises(DataError, match=r"column 'client_id' must be text, but is 1\.5 \(float\)"):
         load(own(tmp_path / "q.jsonl", [rows[0] | {"client_id": 1.5}]), 0)
 
@@ -164,10 +164,7 @@ def test_csv_gives_the_pairs_of_jsonl(tmp_path):
     of_json = load(own(tmp_path / "p.jsonl", rows), 0)
     path = write_csv(tmp_path / "p.csv", [row | {"": n} for n, row in enumerate(rows)])  # pandas' index
     of_csv = load(data_config(source="csv", path=path, options=WHOLE_FILE), 0)
-    unnamed = ("source", "pair_id")  # the source is part of them
-    assert [
-        {name: value for name, value in pair.items() if name not in unnamed} for pair in of_csv.pairs
-    ] == [{name: value for name, value in pair.items() if name not in unnamed} for pair in of_json.pairs]
+    assert of_csv.pairs == of_json.pairs
 
 
 @pytest.mark.parametrize(
@@ -204,7 +201,7 @@ BAD = [
 def test_invalid_rows_are_dropped_and_counted_up_to_their_share(tmp_path):
     found = load(own(tmp_path / "p.jsonl", GOOD + BAD, drop_invalid=0.15), 0)
     assert found.dropped["invalid row"] == 3
-    assert sorted(found.pairs["prompt"]) == sorted(row["prompt"] for row in GOOD)
+    assert sorted(pair.prompt for pair in found.pairs) == sorted(row["prompt"] for row in GOOD)
     (warning,) = found.warnings
     assert warning.startswith("3 invalid rows are left out. The first: ")
     assert warning.endswith("p.jsonl, row 18: column 'chosen' is empty.")

@@ -5,7 +5,7 @@ import pytest
 from components.config import DataConfig, RecipeError
 from components.data import sources
 from components.data.prepare import prepare
-from components.data.records import PAIR_COLUMNS, DataError
+from components.data.records import DataError
 from components.data.sources.hub_pairs import CITATION, CodeVulnerability, Imdb, UltraFeedback, WebGpt
 from tests.support.sources import WHOLE, data_config, prepared_rows, write_jsonl
 
@@ -95,16 +95,14 @@ def test_every_row_becomes_a_pair_or_is_counted_and_splits_are_drawn_by_prompt(s
     data = load(source, rows, tmp_path, options={})
     assert len(data.pairs) + len(data.judge) + data.dropped["prompt given to the server"] == 160
     assert set(data.dropped) == {"prompt given to the server"}
-    assert set(data.pairs["split"]) == {"train", "validation", "test"}
+    assert {row.split for row in data.pairs} == {"train", "validation", "test"}
     assert len(data.judge)
-    splits = dict(zip(data.pairs["prompt"], data.pairs["split"], strict=True))
-    assert len(set(zip(data.pairs["prompt"], data.pairs["split"], strict=True))) == len(splits)
-    assert {p["prompt"] for p in data.prompts if p["split"] == "test"} == {
+    splits = {row.prompt: row.split for row in data.pairs}
+    assert {(row.prompt, row.split) for row in data.pairs} == set(splits.items())
+    assert {p.prompt for p in data.prompts if p.split == "test"} == {
         prompt for prompt, split in splits.items() if split == "test"
     }
-    assert set(data.pairs["source"]) == {source}
-    assert set(data.pairs["client_id"]) == {""}
-    assert tuple(data.pairs.column_names)[: len(PAIR_COLUMNS)] == PAIR_COLUMNS
+    assert {row.client_id for row in data.pairs} == {""}
 
 
 @pytest.mark.parametrize("source", HUBS)
@@ -183,7 +181,7 @@ def test_a_folder_with_a_test_file_keeps_it_and_drops_training_rows_of_its_promp
     write_jsonl(tmp_path / "train.jsonl", [program(i) for i in range(20)])
     write_jsonl(tmp_path / "test.jsonl", [program(19, prompt=" print   19."), program(30)])
     data = sources.load(DataConfig(source="py-dpo", path=str(tmp_path), options=WHOLE), 0)
-    assert sorted(p["prompt"] for p in data.pairs if p["split"] == "test") == ["Print 30.", "print   19."]
+    assert sorted(p.prompt for p in data.pairs if p.split == "test") == ["Print 30.", "print   19."]
     assert len(data.pairs) == 21
     assert data.dropped == {"prompt also in the test split": 1}
     (tmp_path / "train.jsonl").unlink()
@@ -198,8 +196,8 @@ def test_imdb_removes_the_prompt_from_both_completions_and_the_margin_is_the_dif
     tmp_path,
 ):
     data = load("imdb", [review(i) for i in range(40)], tmp_path)
-    assert all(p["chosen"].startswith(" bright") and p["rejected"].startswith(" dull") for p in data.pairs)
-    assert {p["prompt"]: round(p["margin"], 6) for p in data.pairs} == {
+    assert all(p.chosen.startswith(" bright") and p.rejected.startswith(" dull") for p in data.pairs)
+    assert {p.prompt: round(p.margin, 6) for p in data.pairs} == {
         f"Film number {i} was": round(0.5 + i / 10, 6) for i in range(40)
     }
 
@@ -229,8 +227,8 @@ def test_answers_have_no_white_space_around_them(source, tmp_path):
     columns = {"webgpt": ("answer_0", "answer_1")}.get(source, ("chosen", "rejected"))
     rows = [make(i) | {column: f" {make(i)[column]}\n" for column in columns} for i in range(40)]
     for pair in load(source, rows, tmp_path).pairs:
-        assert pair["chosen"] == pair["chosen"].strip()
-        assert pair["rejected"] == pair["rejected"].strip()
+        assert pair.chosen == pair.chosen.strip()
+        assert pair.rejected == pair.rejected.strip()
 
 
 @pytest.mark.parametrize(
@@ -282,9 +280,9 @@ def test_imdb_by_margin_gives_the_first_client_the_easiest_pairs(tmp_path):
 
 def test_secure_code_is_chosen_and_the_domain_is_the_language_as_it_is_write_jsonl(tmp_path):
     data = load("code-vulnerability", [code(i) for i in range(60)], tmp_path)
-    assert all(p["chosen"].startswith("safe") and p["rejected"].startswith("unsafe") for p in data.pairs)
-    assert set(data.pairs["domain"]) == {"Go", "c++", "Ruby"}
-    assert {p["prompt"]: p["domain"] for p in data.pairs}["Write program 1."] == "c++"
+    assert all(p.chosen.startswith("safe") and p.rejected.startswith("unsafe") for p in data.pairs)
+    assert {row.domain for row in data.pairs} == {"Go", "c++", "Ruby"}
+    assert {p.prompt: p.domain for p in data.pairs}["Write program 1."] == "c++"
 
 
 def test_a_system_text_is_put_before_the_question():
@@ -334,9 +332,9 @@ def test_languages_are_assigned_to_the_clients_that_the_recipe_names(tmp_path):
 def test_the_answer_with_the_higher_score_is_chosen_in_either_column(tmp_path):
     data = load("webgpt", [compared(i) for i in range(40)], tmp_path)
     assert len(data.pairs) == 40
-    assert all(p["chosen"].startswith("Sound") and p["rejected"].startswith("Poor") for p in data.pairs)
-    assert set(data.pairs["margin"]) == {0.75}
-    assert "Why is it 3?" in data.pairs["prompt"]
+    assert all(p.chosen.startswith("Sound") and p.rejected.startswith("Poor") for p in data.pairs)
+    assert {row.margin for row in data.pairs} == {0.75}
+    assert "Why is it 3?" in [row.prompt for row in data.pairs]
 
 
 def test_equal_scores_are_a_tie_and_a_question_may_be_a_text(tmp_path):
@@ -349,7 +347,7 @@ def test_equal_scores_are_a_tie_and_a_question_may_be_a_text(tmp_path):
     data = load("webgpt", rows, tmp_path)
     assert data.dropped == {"tie": 2}
     assert len(data.pairs) == 31
-    assert "Plainly asked?" in data.pairs["prompt"]
+    assert "Plainly asked?" in [row.prompt for row in data.pairs]
 
 
 def test_citation_marks_are_removed_only_if_the_option_says_so(tmp_path):
@@ -357,8 +355,8 @@ def test_citation_marks_are_removed_only_if_the_option_says_so(tmp_path):
     unchanged, bare = (
         load("webgpt", rows, tmp_path, options=WHOLE | more) for more in ({}, {"references": "remove"})
     )
-    assert "Sound answer 4 [1]. More [2, 3]." in unchanged.pairs["chosen"]
-    assert "Sound answer 4. More." in bare.pairs["chosen"]
+    assert "Sound answer 4 [1]. More [2, 3]." in [row.chosen for row in unchanged.pairs]
+    assert "Sound answer 4. More." in [row.chosen for row in bare.pairs]
     assert CITATION.sub("", "One [1][2] and [ab] x[12,3].") == "One and [ab] x."
     with pytest.raises(RecipeError, match=r"'data.options.references' is 'drop'.*'keep' or 'remove'"):
         load("webgpt", rows, tmp_path, options={"references": "drop"})
@@ -395,14 +393,14 @@ def test_a_webgpt_row_with_a_wrong_type_is_refused(change, words):
 
 def test_validated_programs_are_chosen(tmp_path):
     data = load("py-dpo", [program(i) for i in range(20)], tmp_path)
-    assert all(p["chosen"].startswith("print(") and p["rejected"].startswith("prin(") for p in data.pairs)
+    assert all(p.chosen.startswith("print(") and p.rejected.startswith("prin(") for p in data.pairs)
 
 
 def test_the_last_turn_of_the_assistant_is_the_answer_and_texts_are_unchanged(tmp_path):
     rows = [*(talk(i) for i in range(20)), talk(20, chosen="A plain name.", rejected="No plain name.")]
     rows.append(talk(21, chosen=[*talk(21)["chosen"], {"role": "user", "content": "Thank you."}]))
     data = load("ultrafeedback", rows, tmp_path)
-    answers = {p["prompt"]: (p["chosen"], p["rejected"]) for p in data.pairs}
+    answers = {p.prompt: (p.chosen, p.rejected) for p in data.pairs}
     assert answers["Name 3."] == ("A helpful name 3.", "No name 3, sorry.")
     assert answers["Name 20."] == ("A plain name.", "No plain name.")
     assert answers["Name 21."][0] == "A helpful name 21."

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter, defaultdict
+from dataclasses import replace
 from itertools import product
 
 import pandas as pd
@@ -13,7 +14,6 @@ from components.data.prepare import prepare
 from components.data.records import DataError, Pair, read_clients, read_rows
 from components.data.report import read_report
 from components.data.splits import assign, grouped, normal, one_spelling
-from components.data.tables import PreparedTables
 from components.data.validation import Limits, validate
 from tests.support.sources import prepared_rows
 
@@ -117,8 +117,8 @@ def test_a_prompt_of_one_spelling_is_split_by_the_hash_of_its_text(source, file,
     loaded = sources.load(data, 0)
     rows = [*loaded.pairs, *loaded.judge]
     assert len(rows) > 5
-    assert [r["split"] for r in rows] == assign([r["prompt"] for r in rows], data.validation, data.test, 0)
-    assert not any(r.get("group") for r in rows)
+    assert [r.split for r in rows] == assign([r.prompt for r in rows], data.validation, data.test, 0)
+    assert all(r.group == r.prompt for r in rows)
 
 
 def test_the_smallest_spelling_is_the_group_of_all_in_any_order():
@@ -127,14 +127,14 @@ def test_the_smallest_spelling_is_the_group_of_all_in_any_order():
         one_spelling(spellings) == one_spelling(spellings[::-1]) == {"b ": "B", "B": "B", "b": "B", "a": "a"}
     )
     pairs = [Pair(prompt, "yes", "no") for prompt in spellings]
-    assert [pair.group for pair in grouped(pairs)] == ["B", None, None, "B"]
+    assert [pair.group for pair in grouped(pairs)] == ["B", "B", "a", "B"]
 
 
 def test_groups_that_share_a_prompt_become_the_smallest_of_them_and_others_stay():
     asked = [("hi", "t3"), ("order?", "t3"), ("Hi ", "t1"), ("bye", "t2"), ("hi", None), ("else", None)]
     pairs = [Pair(prompt, "yes", "no", group=group) for prompt, group in asked]
-    assert [pair.group for pair in grouped(pairs)] == ["t1", "t1", "t1", "t2", "t1", None]
-    assert [pair.group for pair in grouped(pairs[::-1])] == [None, "t1", "t2", "t1", "t1", "t1"]
+    assert [pair.group for pair in grouped(pairs)] == ["t1", "t1", "t1", "t2", "t1", "else"]
+    assert [pair.group for pair in grouped(pairs[::-1])] == ["else", "t1", "t2", "t1", "t1", "t1"]
 
 
 @pytest.mark.slow
@@ -384,8 +384,8 @@ def check(
         else prompts
     )
     judge = pairs.iloc[:0] if judge is None else judge
-    tables = PreparedTables(pairs, judge, prompts, ["c0", "c1", "c2"])
-    return validate(tables, Limits(200, one_client_groups), docs)
+    tables = {"pairs": pairs, "judge": judge, "prompts": prompts}
+    return validate(tables, Limits(["c0", "c1", "c2"], 200, one_client_groups), docs)
 
 
 def changed(column: str, rows: slice, value) -> pd.DataFrame:
@@ -445,12 +445,13 @@ def test_a_pair_of_equal_completions_is_refused():
 def test_a_share_of_pairs_of_equal_completions_may_be_allowed():
     pairs = good()
     pairs.loc[:2, "rejected"] = pairs.loc[:2, "chosen"]
-    tables = PreparedTables(pairs, pairs.iloc[:0], pairs.iloc[:0], ["c0", "c1", "c2"])
-    assert validate(tables, Limits(200, True, max_equal=0.05), None).success
+    tables = {"pairs": pairs, "judge": pairs.iloc[:0], "prompts": pairs.iloc[:0]}
+    limits = Limits(["c0", "c1", "c2"], 200, True, max_equal=0.05)
+    assert validate(tables, limits, None).success
     with pytest.raises(
         DataError, match=r"'chosen differs from rejected .data.max_equal.'.* fails in 3 of 60 rows"
     ):
-        validate(tables, Limits(200, True, max_equal=0.04), None)
+        validate(tables, replace(limits, max_equal=0.04), None)
 
 
 @pytest.mark.slow

@@ -153,15 +153,16 @@ def chosen(own, seed=0, **sections):
     """The server's prompts by split with references, their summaries, and the clients' pairs."""
     data = data_config(**own, **sections)
     loaded = sources.load(data, seed)
-    prompts = server_prompts(data, loaded, loaded.pairs.to_pandas(), loaded.judge.to_pandas(), seed)
+    known = [(row.prompt, row.split) for row in (*loaded.pairs, *loaded.judge)]
+    prompts, summaries = server_prompts(data, loaded.prompts, known, seed)
     by_split = {"align": {}, "test": {}}
-    for row in prompts.rows.to_dict("records"):
+    for row in prompts.to_dict("records"):
         by_split[row["split"]][row["prompt"]] = list(row["references"])
-    return by_split, prompts.summaries, loaded.pairs.to_list()
+    return by_split, summaries, loaded.pairs
 
 
 def of_split(pairs, split):
-    return next(r["prompt"] for r in pairs if r["split"] == split)
+    return next(r.prompt for r in pairs if r.split == split)
 
 
 def test_prompts_of_another_data_set_replace_those_of_one_split_only(own, prompts):
@@ -227,7 +228,7 @@ def test_a_prompt_that_is_trained_on_is_not_evaluated_on_but_one_of_a_held_out_p
 def test_a_prompt_of_a_validation_pair_is_not_evaluated_on(own, tmp_path):
     _, _, pairs = chosen(own)
     only = of_split(pairs, "validation")
-    assert {r["split"] for r in pairs if r["prompt"] == only} == {"validation"}
+    assert {r.split for r in pairs if r.prompt == only} == {"validation"}
     prompts_by_split, notes, _ = chosen(
         own,
         test_prompts={
@@ -278,6 +279,6 @@ def test_max_prompts_is_a_seeded_sample(own, tmp_path):
 
 def test_prompts_that_are_all_in_the_pairs_are_refused(own, tmp_path):
     _, _, pairs = chosen(own)
-    path = written(tmp_path / "p.jsonl", *list({r["prompt"]: None for r in pairs})[:3])
+    path = written(tmp_path / "p.jsonl", *list({r.prompt: None for r in pairs})[:3])
     with pytest.raises(DataError, match=r"data.align_prompts: of the 3 prompts of safe-rlhf none is left"):
         chosen(own, align_prompts={"source": "safe-rlhf", "path": path})

@@ -8,7 +8,7 @@ import pytest
 from components.config import DataConfig
 from components.data import partition, sources
 from components.data.prepare import prepare
-from components.data.records import PAIR_COLUMNS, DataError
+from components.data.records import DataError
 from components.data.sources import shp
 from components.recipes import load_recipe
 from tasks.data import prepare_data
@@ -58,8 +58,8 @@ def test_label_1_means_that_answer_a_won_and_label_0_that_b_did(fixtures):
     data = load(fixtures, align_share=0.0)
     pairs = [*data.pairs, *data.judge]
     assert len(pairs) == 49
-    assert all(pair["chosen"] == best[frozenset((pair["chosen"], pair["rejected"]))] for pair in pairs)
-    assert sum("Check the temperature" in p["chosen"] or "Halve it" in p["chosen"] for p in pairs) == 48, (
+    assert all(pair.chosen == best[frozenset((pair.chosen, pair.rejected))] for pair in pairs)
+    assert sum("Check the temperature" in p.chosen or "Halve it" in p.chosen for p in pairs) == 48, (
         "the helpful answers won, in whichever column they stood"
     )
 
@@ -88,19 +88,17 @@ def test_a_file_whose_labels_are_exchanged_is_refused(fixtures):
 
 
 def test_the_domain_is_the_subreddit_without_its_splits_name(fixtures):
-    assert set(load(fixtures).pairs["domain"]) == {"askbaking", "askphysics", "legaladvice"}
+    assert {row.domain for row in load(fixtures).pairs} == {"askbaking", "askphysics", "legaladvice"}
 
 
 def test_the_hubs_splits_are_ours_and_rows_have_the_records_columns(fixtures):
     data = load(fixtures, align_share=0.0, judge_share=0.0)
-    assert tuple(data.pairs.column_names) == (*PAIR_COLUMNS, "margin", "group")
+    assert all(pair.group and pair.margin for pair in data.pairs)
     home = {row["history"].strip(): row["domain"].rpartition("_")[2] for row in all_raw(fixtures)}
-    assert {(p["prompt"], p["split"]) for p in data.pairs} == {
-        (p["prompt"], home[p["prompt"]]) for p in data.pairs
-    }
-    assert {p["split"] for p in data.pairs} == {"train", "validation", "test"}
+    assert {(p.prompt, p.split) for p in data.pairs} == {(p.prompt, home[p.prompt]) for p in data.pairs}
+    assert {p.split for p in data.pairs} == {"train", "validation", "test"}
     assert len(data.judge) == 0
-    assert {p["margin"] for p in data.pairs} <= {row["score_ratio"] for row in all_raw(fixtures)}
+    assert {p.margin for p in data.pairs} <= {row["score_ratio"] for row in all_raw(fixtures)}
 
 
 def test_a_question_that_is_asked_in_two_posts_is_one_group_and_stays_held_out(fixtures, tmp_path):
@@ -108,26 +106,27 @@ def test_a_question_that_is_asked_in_two_posts_is_one_group_and_stays_held_out(f
     assert (
         data.dropped["question also in a held-out split"] == 1
     )  # 'again' asks what askp6 asks, in other case and spacing
-    assert not any("Ask the other post" in p["chosen"] for p in data.pairs)
+    assert not any("Ask the other post" in p.chosen for p in data.pairs)
     train = raw(fixtures, "train")
     twice = [row | {"post_id": "other", "human_ref_A": row["human_ref_A"] + " Really."} for row in train[:2]]
     path = written(
         tmp_path, train=[*train, *twice], validation=raw(fixtures, "validation"), test=raw(fixtures, "test")
     )
     pairs = sources.load(DataConfig(source="shp", path=path, options=UNCOUNTED), 0).pairs
-    assert {p["group"] for p in pairs if p["prompt"] == twice[0]["history"]} == {"askb0"}
+    assert {p.group for p in pairs if p.prompt == twice[0]["history"]} == {"askb0"}
 
 
 def test_no_question_is_with_two_clients_or_in_two_splits(fixtures):
     data = load(fixtures, align_share=0.0)
-    posts = dict(zip(data.pairs["prompt"], data.pairs["group"], strict=True))
+    prompts, groups, splits = zip(*((row.prompt, row.group, row.split) for row in data.pairs), strict=True)
+    posts = dict(zip(prompts, groups, strict=True))
     assert len(posts) == len(set(posts.values())) > 15
     for seed in range(5):
-        owners = partition.dirichlet(data.pairs["domain"], data.pairs["group"], 4, 0.3, seed)
-        for keys in (data.pairs["prompt"], data.pairs["group"]):
+        owners = partition.dirichlet([row.domain for row in data.pairs], groups, 4, 0.3, seed)
+        for keys in (prompts, groups):
             assert (
                 len(set(zip(keys, owners, strict=True)))
-                == len(set(zip(keys, data.pairs["split"], strict=True)))
+                == len(set(zip(keys, splits, strict=True)))
                 == len(posts)
             )
 
@@ -152,18 +151,18 @@ def test_every_raw_row_becomes_a_pair_or_is_counted(dirichlet, fixtures, tmp_pat
 
 def test_a_share_of_the_test_questions_are_the_servers_and_the_rest_are_evaluated_on(fixtures):
     data = load(fixtures, align_share=0.5)
-    align, test = ({p["prompt"] for p in data.prompts if p["split"] == split} for split in ("align", "test"))
+    align, test = ({p.prompt for p in data.prompts if p.split == split} for split in ("align", "test"))
     held_out = {row["history"] for row in raw(fixtures, "test")}
     assert align
     assert test
     assert align | test == held_out
     assert not align & test
-    assert {p["prompt"] for p in data.pairs if p["split"] == "test"} == test
+    assert {p.prompt for p in data.pairs if p.split == "test"} == test
     assert data.dropped["question given to the server"] == 2 * len(align)
     every = load(fixtures, align_share=1.0)
-    assert set(every.prompts["split"]) == {"align"}
+    assert {row.split for row in every.prompts} == {"align"}
     assert len(every.prompts) == 6
-    assert "test" not in every.pairs["split"]
+    assert "test" not in [row.split for row in every.pairs]
 
 
 def test_the_first_reference_of_a_prompt_is_the_answer_with_the_highest_score(fixtures):
@@ -173,23 +172,23 @@ def test_the_first_reference_of_a_prompt_is_the_answer_with_the_highest_score(fi
         scores = {
             r[f"human_ref_{x}"]: r[f"score_{x}"]
             for r, x in product(rows, "AB")
-            if r["history"] == prompt["prompt"]
+            if r["history"] == prompt.prompt
         }
-        assert len(prompt["references"]) == 2
-        assert prompt["references"][0] == max(scores, key=scores.get)
+        assert len(prompt.references) == 2
+        assert prompt.references[0] == max(scores, key=scores.get)
 
 
 def test_the_judges_pairs_are_of_validation_questions_that_no_client_has(fixtures):
     data = load(fixtures, judge_share=0.5)
     validation = {row["history"] for row in raw(fixtures, "validation")}
-    judged = {p["prompt"] for p in data.judge}
-    theirs = {p["prompt"] for p in data.pairs}
+    judged = {p.prompt for p in data.judge}
+    theirs = {p.prompt for p in data.pairs}
     assert judged
     assert judged < validation
     assert not judged & theirs
     assert validation - judged <= theirs
-    assert set(data.judge["client_id"]) == {"judge"}
-    assert set(load(fixtures, judge_share=1.0).judge["split"]) == {"train", "test"}
+    assert {row.client_id for row in data.judge} == {"judge"}
+    assert {row.split for row in load(fixtures, judge_share=1.0).judge} == {"train", "test"}
 
 
 @pytest.mark.slow
@@ -198,13 +197,13 @@ def test_pairs_of_more_tokens_than_allowed_are_left_out_in_every_split_and_count
     assert load(fixtures, max_tokens=4000, **longest).dropped.get("over 4000 tokens") is None
     cut = load(fixtures, max_tokens=2000, **longest)
     assert cut.dropped["over 2000 tokens"] == 1
-    assert not any("so long" in p["prompt"] for p in cut.pairs)
+    assert not any("so long" in p.prompt for p in cut.pairs)
 
     def tokens(*texts):
         return sum(len(text) - text.count(" A") - text.count(" B") for text in texts)
 
     sizes = sorted(
-        tokens(shp.FRAME, p["prompt"], p["chosen"], p["rejected"])
+        tokens(shp.FRAME, p.prompt, p.chosen, p.rejected)
         for p in load(fixtures, align_share=0.0, judge_share=0.0).pairs
     )
     limit = sizes[len(sizes) // 2]
@@ -238,7 +237,7 @@ def test_the_three_splits_are_loaded_from_the_hub_without_remote_code(fixtures, 
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     hub = sources.load(DataConfig(source="shp", revision="abc", options=UNCOUNTED), 0)
-    assert hub.pairs.to_list() == load(fixtures).pairs.to_list()
+    assert hub.pairs == load(fixtures).pairs
     assert requests == [
         ("stanfordnlp/SHP", None, {"split": split, "revision": "abc", "data_dir": None})
         for split in ("train", "validation", "test")

@@ -1,6 +1,7 @@
 import gzip
 import subprocess
 import sys
+from collections import Counter
 from itertools import product
 
 import pyarrow as pa
@@ -10,10 +11,11 @@ import pytest
 from components.config import PROMPT_SOURCES, SOURCES, DataConfig, RecipeError, SourceOptions
 from components.data import sources
 from components.data.prepare import prepare
-from components.data.records import PAIR_COLUMNS, PROMPT_COLUMNS, DataError
+from components.data.records import DataError
 from components.data.report import PartitionSummary
 from components.data.rows import read_file
 from components.data.sources.hub_pairs import HhRlhf
+from components.data.tables import pairs_frame
 from tests.support.sources import WHOLE, WHOLE_FILE, data_config, read_jsonl, write_jsonl
 
 
@@ -155,24 +157,20 @@ def test_the_summary_that_the_tldr_worker_preferred_is_chosen_in_either_place(fi
     rows = [*data.pairs, *data.judge]
     assert len(rows) == len(preferences) == 20
     for row in rows:
-        assert (row["chosen"], row["rejected"]) == preferences[
-            row["prompt"].partition("\nPOST: ")[2], row["client_id"]
-        ]
-    assert "Basil on a north window rots although it is watered daily." in {r["chosen"] for r in rows}
+        assert (row.chosen, row.rejected) == preferences[row.prompt.partition("\nPOST: ")[2], row.client_id]
+    assert "Basil on a north window rots although it is watered daily." in {row.chosen for row in rows}
 
 
 def test_tldr_clients_are_workers_and_the_judges_workers_are_others(fixtures):
     data = tldr(fixtures)
-    clients = set(data.pairs["client_id"])
-    judges = set(data.judge["client_id"])
+    clients = {row.client_id for row in data.pairs}
+    judges = {row.client_id for row in data.judge}
     assert len(judges) == 1
     assert len(clients) == 3
     assert not clients & judges
     assert judges != {"worker-four"}  # too few pairs to be a judge
-    assert data.pairs[0]["prompt"].startswith("SUBREDDIT: r/")
-    assert data.pairs[0]["domain"].startswith("r/")
-    assert tuple(data.pairs.column_names) == PAIR_COLUMNS
-    assert tuple(data.prompts.column_names) == PROMPT_COLUMNS
+    assert data.pairs[0].prompt.startswith("SUBREDDIT: r/")
+    assert data.pairs[0].domain.startswith("r/")
 
 
 COMPARISON = {
@@ -303,9 +301,11 @@ def test_tldr_accepts_a_comparison_without_a_title_a_confidence_or_a_reference(f
         comparisons=[*raw_comparisons(fixtures), *rows],
         posts=[post("p", "A new one.") | {"summary": None}],
     )
-    assert "SUBREDDIT: r/tales\nTITLE: \nPOST: It rained." in [*data.pairs["prompt"], *data.judge["prompt"]]
+    assert "SUBREDDIT: r/tales\nTITLE: \nPOST: It rained." in [
+        row.prompt for row in (*data.pairs, *data.judge)
+    ]
     assert data.dropped["not a Reddit post"] == 2
-    assert [p["references"] for p in data.prompts if p["split"] == "align"] == [[]]
+    assert [p.references for p in data.prompts if p.split == "align"] == [[]]
 
 
 def test_tldr_counts_the_rows_that_make_no_pair(fixtures):
@@ -318,22 +318,21 @@ def test_tldr_counts_the_rows_that_make_no_pair(fixtures):
 
 def test_posts_of_tldr_comparisons_with_other_punctuation_are_not_prompts(fixtures):
     prompts = tldr(fixtures).prompts
-    assert not any("basil" in p.lower() for p in prompts["prompt"])
-    assert prompts["split"].count("align") == 12
-    assert prompts["split"].count("test") == 4
-    assert prompts["references"][0] == ["kettle is broken"]
+    assert not any("basil" in row.prompt.lower() for row in prompts)
+    assert Counter(row.split for row in prompts) == {"align": 12, "test": 4}
+    assert prompts[0].references == ["kettle is broken"]
 
 
 def test_sixty_percent_of_the_tldr_posts_are_reserved_for_supervised_fine_tuning(fixtures, tmp_path):
     posts = [post(f"p{i}", f"It happened on day {i} and nobody knew.") for i in range(1000)]
     data = tldr_of(fixtures, tmp_path, posts=posts, align_share=0.4)
-    used = {p["prompt"] for p in data.prompts if p["split"] == "align"}
+    used = {p.prompt for p in data.prompts if p.split == "align"}
     assert abs(len(used) - 400) < 50
     assert data.dropped["post reserved for supervised fine-tuning"] == 1000 - len(used)
     assert used == {
-        p["prompt"]
+        p.prompt
         for p in tldr_of(fixtures, tmp_path, posts=posts[::-1], align_share=0.4).prompts
-        if p["split"] == "align"
+        if p.split == "align"
     }
 
 
@@ -343,7 +342,7 @@ def test_an_edited_post_of_a_tldr_comparison_is_recognized_by_its_id(fixtures, t
         post("zz", "EDIT: it was the cassette, thank you all, too."),
     ]
     data = tldr_of(fixtures, tmp_path, posts=posts)
-    assert [p["prompt"].rpartition(" ")[2] for p in data.prompts if p["split"] == "align"] == ["too."]
+    assert [p.prompt.rpartition(" ")[2] for p in data.prompts if p.split == "align"] == ["too."]
     assert data.dropped["post that is in a comparison"] == 1
 
 
@@ -353,7 +352,7 @@ def test_a_post_whose_only_tldr_comparison_makes_no_pair_is_no_prompt(fixtures, 
     }
     posts = [post("q1", "Nobody could tell  the two summaries of this apart"), post("q2", "Everybody could.")]
     data = tldr_of(fixtures, tmp_path, comparisons=[*raw_comparisons(fixtures), lonely], posts=posts)
-    assert [p["prompt"].rpartition("POST: ")[2] for p in data.prompts if p["split"] == "align"] == [
+    assert [p.prompt.rpartition("POST: ")[2] for p in data.prompts if p.split == "align"] == [
         "Everybody could."
     ]
 
@@ -369,11 +368,11 @@ def test_every_tldr_test_post_outside_the_comparisons_is_evaluated_on_and_not_al
         posts=[copied, post("p0", "A short morning.")],
         posts_test=held_out,
     )
-    test = [p for p in data.prompts if p["split"] == "test"]
+    test = [p for p in data.prompts if p.split == "test"]
     assert len(test) == 29
-    assert all(p["references"] == ["in short"] for p in test)
-    assert not any("number 7," in p["prompt"] for p in test)
-    assert [p["prompt"].rpartition("POST: ")[2] for p in data.prompts if p["split"] == "align"] == [
+    assert all(p.references == ["in short"] for p in test)
+    assert not any("number 7," in p.prompt for p in test)
+    assert [p.prompt.rpartition("POST: ")[2] for p in data.prompts if p.split == "align"] == [
         "A short morning."
     ]
     assert (
@@ -473,13 +472,10 @@ def test_the_last_turns_of_hh_dialogues_are_the_completions_and_the_rest_is_the_
         0,
     )
     assert len(data.pairs) == 8
-    assert all(
-        r["chosen"].startswith("Good answer") and r["rejected"].startswith("Bad answer") for r in data.pairs
-    )
-    longer = next(r for r in data.pairs if "hydrant" in r["prompt"])
+    assert all(r.chosen.startswith("Good answer") and r.rejected.startswith("Bad answer") for r in data.pairs)
+    longer = next(r for r in data.pairs if "hydrant" in r.prompt)
     assert (
-        longer["prompt"]
-        == "Human: Can I park on a hydrant?\n\nAssistant: Tell me more.\n\nHuman: It is urgent."
+        longer.prompt == "Human: Can I park on a hydrant?\n\nAssistant: Tell me more.\n\nHuman: It is urgent."
     )
 
 
@@ -495,7 +491,7 @@ def test_hh_uses_the_test_split_of_a_folder_and_drops_training_rows_of_its_promp
     (tmp_path / "train.jsonl.gz").write_bytes(gzip.compress("".join(lines[:7]).encode()))
     (tmp_path / "test.jsonl").write_text("".join(lines[6:8]))
     data = sources.load(DataConfig(source="hh-rlhf", path=str(tmp_path), options=WHOLE), 0)
-    assert sorted(r["chosen"][:20] for r in data.pairs if r["split"] == "test") == [
+    assert sorted(r.chosen[:20] for r in data.pairs if r.split == "test") == [
         "Good answer number 6",
         "Good answer number 7",
     ]
@@ -518,15 +514,15 @@ def test_hh_reads_the_real_sample_and_loses_no_row_uncounted(samples):
 def test_own_pairs_of_three_columns_are_divided_among_clients_judge_and_server(fixtures):
     data = sources.load(DataConfig(source="jsonl", path=str(fixtures / "pairs.jsonl")), 0)
     assert len(data.pairs) + len(data.judge) + data.dropped["prompt given to the server"] == 60
-    assert set(data.judge["client_id"]) == {"judge"}
-    assert set(data.pairs["client_id"]) == {"ann", "bob", "cem"}
-    tested = {r["prompt"] for r in data.pairs if r["split"] == "test"}
-    by_split = {s: {r["prompt"] for r in data.prompts if r["split"] == s} for s in ("align", "test")}
+    assert {row.client_id for row in data.judge} == {"judge"}
+    assert {row.client_id for row in data.pairs} == {"ann", "bob", "cem"}
+    tested = {r.prompt for r in data.pairs if r.split == "test"}
+    by_split = {s: {r.prompt for r in data.prompts if r.split == s} for s in ("align", "test")}
     assert by_split["test"] == tested
     assert by_split["align"]
-    assert not by_split["align"] & ({*data.pairs["prompt"], *data.judge["prompt"]})
-    prompt = next(r for r in data.prompts if r["split"] == "test")
-    assert set(prompt["references"]) == {r["chosen"] for r in data.pairs if r["prompt"] == prompt["prompt"]}
+    assert not by_split["align"] & {row.prompt for row in (*data.pairs, *data.judge)}
+    prompt = next(r for r in data.prompts if r.split == "test")
+    assert set(prompt.references) == {r.chosen for r in data.pairs if r.prompt == prompt.prompt}
 
 
 def test_own_pairs_have_the_labels_splits_and_margins_of_the_file(tmp_path):
@@ -542,8 +538,8 @@ def test_own_pairs_have_the_labels_splits_and_margins_of_the_file(tmp_path):
         ),
         0,
     )
-    assert {(r["chosen"], r["rejected"]) for r in data.pairs} == {("good", "bad")}
-    assert {(r["prompt"], r["split"], r["margin"]) for r in data.pairs} == {
+    assert {(r.chosen, r.rejected) for r in data.pairs} == {("good", "bad")}
+    assert {(r.prompt, r.split, r.margin) for r in data.pairs} == {
         (r["prompt"], r["split"], float(r["margin"])) for r in rows
     }
 
@@ -551,18 +547,17 @@ def test_own_pairs_have_the_labels_splits_and_margins_of_the_file(tmp_path):
 def test_some_of_ten_or_more_owners_are_the_judges(tmp_path):
     rows = [own(prompt=f"q{i} {c}", client_id=f"c{c}") for c, i in product(range(20), range(5))]
     data = sources.load(DataConfig(source="jsonl", path=write_jsonl(tmp_path / "p.jsonl", rows)), 0)
-    judges = set(data.judge["client_id"])
+    judges = {row.client_id for row in data.judge}
     assert len(judges) == 2
-    assert not judges & set(data.pairs["client_id"])
+    assert not judges & {row.client_id for row in data.pairs}
     assert len(data.judge) == 10
 
 
 def test_parquet_reads_the_same_pairs_as_jsonl(fixtures, tmp_path):
     rows = read_jsonl(fixtures / "pairs.jsonl")
     pyarrow.parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "p.parquet")
-    columns = [c for c in PAIR_COLUMNS if c not in ("source", "pair_id")]
     left, right = (
-        sources.load(DataConfig(source=s, path=str(p)), 3).pairs.select_columns(columns).to_list()
+        sources.load(DataConfig(source=s, path=str(p)), 3).pairs
         for s, p in (("jsonl", fixtures / "pairs.jsonl"), ("parquet", tmp_path / "p.parquet"))
     )
     assert left == right
@@ -578,7 +573,8 @@ def test_a_repeated_judgment_is_a_row_with_its_own_id(tmp_path):
         ),
         0,
     )
-    assert len(data.pairs) == len(set(data.pairs["pair_id"])) == 40
+    ids = pairs_frame(data.pairs, "jsonl")["pair_id"]
+    assert len(data.pairs) == ids.nunique() == 40
 
 
 @pytest.mark.parametrize(

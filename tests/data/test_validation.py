@@ -4,11 +4,10 @@ import pandas as pd
 import pytest
 
 from components.data.records import DataError
-from components.data.tables import PreparedTables
 from components.data.validation import Limits, validate
 
 
-def tables(prompt_column: str = "prompt_id") -> PreparedTables:
+def tables(prompt_column: str = "prompt_id") -> dict[str, pd.DataFrame]:
     rows = [
         {
             "pair_id": f"p{i}",
@@ -23,12 +22,12 @@ def tables(prompt_column: str = "prompt_id") -> PreparedTables:
     ]
     prompts = pd.DataFrame([{prompt_column: "1", "prompt": "other", "split": "align"}])
     pairs = pd.DataFrame(rows)
-    return PreparedTables(pairs, pairs.iloc[:0], prompts, ["c"])
+    return {"pairs": pairs, "judge": pairs.iloc[:0], "prompts": prompts}
 
 
 def test_an_expectation_that_cannot_be_checked_says_why():
     with pytest.raises(DataError) as error:
-        validate(tables(prompt_column="id"), Limits(200, True), None)
+        validate(tables(prompt_column="id"), Limits(["c"], 200, True), None)
     (line,) = [line for line in str(error.value).splitlines() if line.startswith("- prompts")]
     assert line.startswith("- prompts: 'the prompt_id is unique' (column prompt_id) could not be checked:")
     assert 'column "prompt_id"' in line
@@ -36,9 +35,9 @@ def test_an_expectation_that_cannot_be_checked_says_why():
 
 def test_an_extreme_label_balance_is_refused_with_its_share_and_the_expected_ones():
     data = tables()
-    data.pairs["rejected"] = "no"
+    data["pairs"]["rejected"] = "no"
     with pytest.raises(DataError) as error:
-        validate(data, Limits(200, True), None)
+        validate(data, Limits(["c"], 200, True), None)
     title, first, *others = str(error.value).splitlines()[1:]
     assert title.startswith("- pairs: 'label balance: chosen comes first in a label-free order'")
     assert title.endswith("% of 50 pairs, but 2% to 98% is expected; the first of 50 rows:")
@@ -48,25 +47,25 @@ def test_an_extreme_label_balance_is_refused_with_its_share_and_the_expected_one
 
 def test_the_group_is_shown_only_where_it_is_at_fault():
     data = tables()
-    data.pairs["group"] = "one"
-    data.pairs.loc[0, "split"] = "test"
+    data["pairs"]["group"] = "one"
+    data["pairs"].loc[0, "split"] = "test"
     with pytest.raises(DataError, match=r"no group in two splits.*\n    pair_id: 'p0'.*group: 'one'"):
-        validate(data, Limits(200, True), None)
-    data.pairs.loc[0, ["group", "split"]] = ["other", "dev"]
+        validate(data, Limits(["c"], 200, True), None)
+    data["pairs"].loc[0, ["group", "split"]] = ["other", "dev"]
     with pytest.raises(DataError, match="'the split is known'") as error:
-        validate(data, Limits(200, True), None)
+        validate(data, Limits(["c"], 200, True), None)
     assert "group:" not in str(error.value)
 
 
 def test_data_docs_show_texts_and_names_of_the_data_as_text(tmp_path):
     tag = "<script>alert(1)</script> $\\bad{$ ${x}"
     data = tables()
-    data.clients.append(tag)
-    data.pairs.loc[0, ["client_id", "pair_id", "split"]] = tag
-    data.pairs.loc[1, ["pair_id", "prompt", "chosen", "rejected"]] = tag + "x" * 200
-    data.pairs.loc[2, "client_id"] = f"unknown {tag}"
+    pairs = data["pairs"]
+    pairs.loc[0, ["client_id", "pair_id", "split"]] = tag
+    pairs.loc[1, ["pair_id", "prompt", "chosen", "rejected"]] = tag + "x" * 200
+    pairs.loc[2, "client_id"] = f"unknown {tag}"
     with pytest.raises(DataError, match="6 of"):
-        validate(data, Limits(200, True), tmp_path / "docs")
+        validate(data, Limits(["c", tag], 200, True), tmp_path / "docs")
     pages = [page.read_text(encoding="utf-8") for page in (tmp_path / "docs").rglob("*.html")]
     assert not any("<script>alert" in page for page in pages)
     assert sum(page.count("&lt;script&gt;alert(1)&lt;/script&gt; $\\bad{$ ${x}") for page in pages) >= 5

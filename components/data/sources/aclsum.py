@@ -25,10 +25,9 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from components.config import DataConfig
-from components.data.records import DataError, Pair, SourceData
+from components.data.records import DataError, Pair, Prompt, SourceData
 from components.data.sources.base import Source
 from components.data.sources.detokenize import detokenize, is_sentence
-from components.data.tables import Prompt, pairs_dataset, prompts_dataset
 from components.seeding import generator
 
 ASPECTS = ("challenge", "approach", "outcome")
@@ -162,12 +161,8 @@ class Options(Source):
         judged: list[Pair] = []
         for annotator in self._annotators("judge", self.judge_annotators):
             judged += _judge_pairs(annotator, sets["judge"], seed, self.judge_own_taste)
-        return SourceData(
-            pairs_dataset(pairs, "aclsum"),
-            prompts_dataset(self._prompts(sets, seed), "aclsum"),
-            pairs_dataset(judged, "aclsum"),
-            {annotator.name: annotator.aspect for annotator in annotators},
-        )
+        groups = {annotator.name: annotator.aspect for annotator in annotators}
+        return SourceData(pairs, self._prompts(sets, seed), judged, groups)
 
     def _paper_sets(self, papers: Sequence[Paper], seed: int) -> dict[str, list[Paper]]:
         sizes = {

@@ -19,6 +19,7 @@ points of the group `fed_rlhf.prompt_sources`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
@@ -33,8 +34,8 @@ from components.config import (
     unknown_name,
 )
 from components.data.holdout import Shares
-from components.data.records import DataError, PromptData, SourceData
-from components.data.tables import TEXT_COLUMNS
+from components.data.records import TEXT_COLUMNS, DataError, PromptData, SourceData
+from components.data.tables import unique_prompts
 
 
 class Source(SourceOptions, ABC):
@@ -106,7 +107,8 @@ def load(data: DataConfig, seed: int) -> SourceData:
     """
     if not isinstance(data.options, Source):
         raise TypeError(f"the source '{data.source}' does not derive from {Source.__module__}.Source")
-    return data.options.load(data, seed)
+    source = data.options.load(data, seed)
+    return replace(source, prompts=unique_prompts(source.prompts))
 
 
 def load_prompts(prompts: PromptsConfig, key: str, seed: int) -> PromptData:

@@ -22,10 +22,9 @@ import numpy as np
 from pydantic import Field
 
 from components.config import DataConfig
-from components.data.records import DataError, Pair, SourceData
+from components.data.records import DataError, Pair, Prompt, SourceData
 from components.data.sources.base import Source
 from components.data.splits import assign, normal
-from components.data.tables import Prompt, pairs_dataset, prompts_dataset
 from components.seeding import generator
 
 
@@ -89,11 +88,7 @@ class Options(Source):
         people = self._choose_people(pairs, data, seed)
         busy = {*people.clients, *people.judges}
         prompts = self._choose_prompts(replies, busy, seed)
-        return SourceData(
-            pairs_dataset(_pairs_of(people.clients, pairs), "chitchat"),
-            prompts_dataset(prompts, "chitchat"),
-            pairs_dataset(_pairs_of(sorted(people.judges), pairs), "chitchat"),
-        )
+        return SourceData(_pairs_of(people.clients, pairs), prompts, _pairs_of(sorted(people.judges), pairs))
 
     def _pairs_by_person(
         self, replies: Sequence[Reply], data: DataConfig, seed: int

@@ -123,7 +123,7 @@ class FileOptions(Source):
             held = None
         if warning:
             warnings.append(f"{data.path}: {warning}.")
-            if held is None or "test" not in held.pairs["split"]:
+            if held is None or all(pair.split != "test" for pair in held.pairs):
                 raise DataError(warnings[-1])
         assert held is not None
         return replace(held, warnings=tuple(warnings))

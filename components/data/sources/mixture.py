@@ -27,7 +27,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
+from itertools import chain
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
@@ -35,14 +36,12 @@ from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, mod
 from components.config import SOURCES, DataConfig, InputFile, Section, SourceOptions
 from components.config.data import registered_name, source_options
 from components.config.names import PlainName
-from components.data.records import SPLITS, DataError, Pair, SourceData
+from components.data.records import SPLITS, TEXT_COLUMNS, DataError, Pair, Prompt, SourceData
 from components.data.sources.base import Source, load
 from components.data.sources.files import FileOptions
-from components.data.splits import assign, normal, one_spelling, sample
-from components.data.tables import TEXT_COLUMNS, Prompt, pairs_dataset, prompts_dataset
+from components.data.splits import normal, sample, with_groups, with_splits
 
 NAME = "mixture"
-PAIR_FIELDS = {item.name for item in fields(Pair)}
 
 
 class SplitLimits(Section):
@@ -103,24 +102,6 @@ class PartConfig(Section):
         return self.name or self.source
 
 
-@dataclass(frozen=True)
-class PartPair:
-    """A pair, and the client of its source in the mixture."""
-
-    part: str
-    pair: Pair
-
-
-@dataclass
-class _Loaded:
-    """What the sources of a mixture return, in their order."""
-
-    pairs: list[PartPair] = field(default_factory=list)
-    judge: list[PartPair] = field(default_factory=list)
-    prompts: list[Prompt] = field(default_factory=list)
-    dropped: Counter[str] = field(default_factory=Counter)
-
-
 class Options(Source):
     """Options of the source mixture."""
 
@@ -158,26 +139,20 @@ class Options(Source):
             raise DataError(
                 "data.columns and data.drop_invalid are for files, but none of the sources reads one"
             )
-        loaded = self._load_parts(data, seed)
-        spelling = one_spelling(part_pair.pair.prompt for part_pair in (*loaded.pairs, *loaded.judge))
-        pairs = self._split(loaded.pairs, spelling, data, seed)
-        judge = self._split(loaded.judge, spelling, data, seed)
-        splits = _split_of_prompt((*pairs, *judge), loaded.prompts)
-        dropped = loaded.dropped
-        for part_pair in (*pairs, *judge):
-            if _held_out_elsewhere(part_pair.pair, splits):
-                dropped[f"{part_pair.part}: prompt held out in another source"] += 1
-        consistent = [one for one in pairs if not _held_out_elsewhere(one.pair, splits)]
-        judged = [one.pair for one in judge if not _held_out_elsewhere(one.pair, splits)]
-        return SourceData(
-            pairs_dataset(self._sample(consistent, dropped, seed), None),
-            prompts_dataset(_merge_prompts(loaded.prompts, splits), NAME),
-            pairs_dataset(judged, None),
-            dropped={reason: count for reason, count in dropped.items() if count},
-        )
+        parts = self._load_parts(data, seed)
+        splits = _split_of_prompt(parts.values())
+        dropped: Counter[str] = Counter()
+        for name, part in parts.items():
+            dropped += Counter({f"{name}: {reason}": count for reason, count in part.dropped.items()})
+        pairs = {name: _consistent(name, part.pairs, splits, dropped) for name, part in parts.items()}
+        judge = {name: _consistent(name, part.judge, splits, dropped) for name, part in parts.items()}
+        sampled = self._sample(pairs, dropped, seed)
+        prompts = _merge_prompts(chain.from_iterable(part.prompts for part in parts.values()), splits)
+        return SourceData(sampled, prompts, list(chain.from_iterable(judge.values())), dropped=dict(dropped))
 
-    def _load_parts(self, data: DataConfig, seed: int) -> _Loaded:
-        result = _Loaded()
+    def _load_parts(self, data: DataConfig, seed: int) -> dict[str, SourceData]:
+        """What the sources return, by client; each pair with a group and a split."""
+        loaded: dict[str, SourceData] = {}
         for i, part in enumerate(self.sources):
             key = f"data.options.sources[{i}]"
             settings = {
@@ -192,46 +167,35 @@ class Options(Source):
                 "column": None if data.column in TEXT_COLUMNS else data.column,
             }
             try:
-                source = load(data.model_copy(update=settings), seed)
+                loaded[part.client] = load(data.model_copy(update=settings), seed)
             except DataError as error:
                 message = re.sub(r"\bdata\.(path|revision|options)\b", rf"{key}.\1", str(error))
                 raise DataError(f"{key}: {message}") from error
-            result.pairs += [_part_pair(row, part.client) for row in source.pairs]
-            result.judge += [_part_pair(row, part.client) for row in source.judge]
-            result.prompts += [
-                Prompt(row["prompt"], row["references"], row["split"]) for row in source.prompts
-            ]
-            result.dropped.update(
-                {f"{part.client}: {reason}": count for reason, count in source.dropped.items()}
+        tables: list[list[Pair]] = []
+        for part in self.sources:
+            source = loaded[part.client]
+            tables += [[_part_pair(pair, part) for pair in pairs] for pairs in (source.pairs, source.judge)]
+        with_group = iter(with_groups(*tables))
+        for part in self.sources:
+            pairs, judge = (
+                with_splits(next(with_group), data.validation, part.test or data.test, seed) for _ in range(2)
             )
-        return result
+            loaded[part.client] = replace(loaded[part.client], pairs=pairs, judge=judge)
+        return loaded
 
-    def _split(
-        self, part_pairs: Sequence[PartPair], spelling: Mapping[str, str], data: DataConfig, seed: int
-    ) -> list[PartPair]:
-        """Pairs with a group, and with a split, as their source has it or drawn by group."""
-        test_shares = {part.client: part.test or data.test for part in self.sources}
-        result: list[PartPair] = []
-        for one in part_pairs:
-            pair = replace(one.pair, group=one.pair.group or spelling[one.pair.prompt])
-            (split,) = assign([pair.split_group], data.validation, test_shares[one.part], seed)
-            result.append(replace(one, pair=replace(pair, split=pair.split or split)))
-        return result
-
-    def _sample(self, pairs: Sequence[PartPair], dropped: Counter[str], seed: int) -> list[Pair]:
+    def _sample(self, pairs: Mapping[str, list[Pair]], dropped: Counter[str], seed: int) -> list[Pair]:
         """The pairs with their clients, at most max_pairs of each source; counts the dropped ones."""
         sampled: list[Pair] = []
         for i, part in enumerate(self.sources):
-            own = [part_pair.pair for part_pair in pairs if part_pair.part == part.client]
+            own = pairs[part.client]
             if not own:
                 raise DataError(
                     f"data.options.sources[{i}]: the source {part.client} has no pairs for its client, after"
                     " the shares of the judge and the server and what other sources hold out"
                 )
             remaining = _limit(own, part.max_pairs, seed)
-            dropped[f"{part.client}: over max_pairs"] += len(own) - len(remaining)
-            own = remaining
-            sampled += [replace(pair, client_id=part.client) for pair in own]
+            dropped += Counter({f"{part.client}: over max_pairs": len(own) - len(remaining)})
+            sampled += [replace(pair, client_id=part.client) for pair in remaining]
         return sampled
 
 
@@ -256,27 +220,36 @@ def _limit_together(pairs: list[Pair], limit: int, seed: int) -> list[Pair]:
     return [pair for pair in pairs if pair.prompt in chosen]
 
 
-def _part_pair(row: Mapping[str, Any], client: str) -> PartPair:
+def _part_pair(pair: Pair, part: PartConfig) -> Pair:
     """A pair of a source, with a group only if it is not the prompt in some spelling."""
-    pair = Pair(**{name: value for name, value in row.items() if name in PAIR_FIELDS})
     own_group = pair.group and normal(pair.group) != normal(pair.prompt)
-    group = f"{client}/{pair.group}" if own_group else ""
-    return PartPair(client, replace(pair, group=group, domain=pair.domain or client))
+    return replace(
+        pair,
+        source=pair.source or part.source,
+        group=f"{part.client}/{pair.group}" if own_group else None,
+        domain=pair.domain or part.client,
+    )
 
 
-def _split_of_prompt(part_pairs: Iterable[PartPair], prompts: Iterable[Prompt]) -> dict[str, str]:
+def _split_of_prompt(parts: Iterable[SourceData]) -> dict[str, str]:
     """The most held-out split of each prompt, by its normal form."""
-    rows = [(part_pair.pair.prompt, part_pair.pair.split) for part_pair in part_pairs]
-    rows += [(row.prompt, row.split) for row in prompts if row.split == "test"]
     splits: dict[str, str] = {}
-    for prompt, split in rows:
-        key = normal(prompt)
-        splits[key] = max(split, splits.get(key, "train"), key=SPLITS.index)
+    for part in parts:
+        rows: list[Pair | Prompt] = [*part.pairs, *part.judge]
+        rows += [row for row in part.prompts if row.split == "test"]
+        for row in rows:
+            key = normal(row.prompt)
+            splits[key] = max(row.split, splits.get(key, "train"), key=SPLITS.index)
     return splits
 
 
-def _held_out_elsewhere(pair: Pair, splits: Mapping[str, str]) -> bool:
-    return pair.split != splits[normal(pair.prompt)]
+def _consistent(
+    name: str, pairs: Sequence[Pair], splits: Mapping[str, str], dropped: Counter[str]
+) -> list[Pair]:
+    """The pairs of a source whose prompt is not held out in another one; counts the others."""
+    kept = [pair for pair in pairs if pair.split == splits[normal(pair.prompt)]]
+    dropped += Counter({f"{name}: prompt held out in another source": len(pairs) - len(kept)})
+    return kept
 
 
 def _merge_prompts(prompts: Iterable[Prompt], splits: Mapping[str, str]) -> list[Prompt]:

@@ -35,11 +35,10 @@ from pydantic import Field, FiniteFloat
 from components.config import BackboneConfig, DataConfig, NamedModel
 from components.data.holdout import JUDGE
 from components.data.raw import BareText, Name, RawRow, collect, one_of
-from components.data.records import SPLITS, DataError, Pair, SourceData
+from components.data.records import SPLITS, DataError, Pair, Prompt, SourceData
 from components.data.rows import SUFFIXES, from_hub, read_file, require_file
 from components.data.sources.base import Source
 from components.data.splits import normal, position
-from components.data.tables import Prompt, pairs_dataset, prompts_dataset
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -170,9 +169,9 @@ class Options(NamedModel, Source):
         prompts = [Prompt(vote.pair.prompt, [], "align") for vote in align]
         pairs = [vote.pair for vote in (*by_split["train"], *validation, *tested)]
         return SourceData(
-            pairs_dataset(pairs, "shp"),
-            prompts_dataset([*prompts, *_test_prompts(tested)], "shp"),
-            pairs_dataset(_judge_pairs(judged, seed), "shp"),
+            pairs,
+            [*prompts, *_test_prompts(tested)],
+            _judge_pairs(judged, seed),
             dropped={reason: count for reason, count in dropped.items() if count},
         )
 

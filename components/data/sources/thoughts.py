@@ -13,7 +13,7 @@ from components.config import DataConfig
 from components.data.holdout import hold_out
 from components.data.records import DataError, Pair, SourceData
 from components.data.sources.base import AlignShare, PairSource
-from components.data.splits import assign
+from components.data.splits import with_splits
 from components.data.trees import thought_pairs
 from components.seeding import generator
 
@@ -46,8 +46,7 @@ class Options(PairSource):
                 " of them, as data.path"
             )
         pairs, dropped = thought_pairs(Path(data.path), "data.path", data.min_margin)
-        splits = assign((pair.split_group for pair in pairs), data.validation, data.test, seed)
-        pairs = [replace(pair, split=split) for pair, split in zip(pairs, splits, strict=True)]
+        pairs = with_splits(pairs, data.validation, data.test, seed)
         if self.clients_per_set > 1:
             pairs = divide_sets(pairs, self.clients_per_set, seed)
         return hold_out(pairs, "thoughts", self.shares, seed, dropped)

@@ -25,12 +25,11 @@ from pydantic import Field, field_validator, model_validator
 
 from components.config import DataConfig, NameOrFolder
 from components.data.raw import BareText, Identifier, Name, NeededText, RawRow, Text, collect, if_null, one_of
-from components.data.records import DataError, Pair, SourceData
+from components.data.records import DataError, Pair, Prompt, SourceData
 from components.data.rows import CONVERSION, SUFFIXES, from_hub, read_file, require_file
 from components.data.sources.base import Source
 from components.data.sources.hub_pairs import RawSplit
 from components.data.splits import position
-from components.data.tables import Prompt, pairs_dataset, prompts_dataset
 from components.seeding import generator
 
 HUB = "openai/summarize_from_feedback"
@@ -206,9 +205,9 @@ class Options(Source):
         judged, _ = collect(other_rows, ComparisonRow.pair)
         judged += [pair for pair in pairs if pair.client_id in judges]
         return SourceData(
-            pairs_dataset((pair for pair in pairs if pair.client_id not in judges), "tldr"),
-            prompts_dataset([*align, *test], "tldr"),
-            pairs_dataset(judged, "tldr"),
+            [pair for pair in pairs if pair.client_id not in judges],
+            [*align, *test],
+            judged,
             dropped=dict(dropped + left_out),
         )
 
