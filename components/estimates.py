@@ -26,7 +26,7 @@ from components.config import (
 from components.evaluation.judges.selector import SelectorJudgeSection
 from components.federation.personalization import PersonalizedMethod
 from components.federation.protocol import method_of
-from components.models.backbone import read_model_config
+from components.models.backbone import choose_devices, read_model_config
 from components.models.memory import (
     FP32,
     MemoryEstimate,
@@ -37,8 +37,10 @@ from components.models.memory import (
     estimate_step,
     step_flops,
 )
+from components.models.speed import flops_per_second
+from components.progress import format_duration
 
-GIGABYTE = 10**9
+GIGA = 10**9
 COLUMNS = (
     "stage",
     "rows x tokens",
@@ -330,24 +332,52 @@ def estimate_costs(recipe: Recipe, shapes: Shapes) -> Costs:
     return Costs("one GPU" if cuda else "the CPU", memory, disk, problems)
 
 
-def training_seconds(recipe: Recipe, shapes: Shapes, rate: float, prompts: int | None) -> dict[str, float]:
-    """Seconds that training takes at most, by stage; stages whose time is not known are left out.
+@dataclass(frozen=True)
+class TrainingTime:
+    """How long training takes on this machine with sequences of full length.
 
-    All sequences are of full length. Sampling, labeling and evaluation are not included.
+    Attributes:
+        device: such as 'cpu' or 'cuda:0'.
+        rate: its floating-point operations per second, as measured.
+        seconds: by stage; stages are left out whose model or number of passes is not known.
+    """
+
+    device: str
+    rate: float
+    seconds: dict[str, float]
+
+
+def training_time(recipe: Recipe, prompts: int | None) -> TrainingTime:
+    """Estimate the time of a recipe's training, on one of its devices.
+
+    Sampling, labeling and evaluation are not included.
 
     Args:
         recipe: the recipe.
-        shapes: of the models.
-        rate: floating-point operations per second, see models.speed.
         prompts: number of the server's prompts; None if it is not known.
+
+    Raises:
+        BackboneError: a configured device does not exist.
     """
+    device = choose_devices(recipe.runtime.devices)[0]
+    rate = flops_per_second(device)
+    shapes = Shapes()
     seconds: dict[str, float] = {}
     for stage in training_stages(recipe, prompts):
         if stage.passes is not None:
             with contextlib.suppress(UserError):  # the model is among the problems of estimate_costs
                 flops = step_flops(shapes.read(stage.backbone), stage.lora, stage.step)
                 seconds[stage.name] = stage.passes * flops / rate
-    return seconds
+    return TrainingTime(device, rate, seconds)
+
+
+def describe_time(time: TrainingTime) -> str:
+    """The estimate as a line."""
+    stages = ", ".join(f"{name} {format_duration(seconds)}" for name, seconds in time.seconds.items())
+    return (
+        f"estimated time of training on {time.device} ({time.rate / GIGA:,.0f} GFLOP/s), with sequences of"
+        f" full length: {stages}; sampling, labeling and evaluation come on top"
+    )
 
 
 def describe_costs(recipe: Recipe) -> str:
@@ -430,7 +460,7 @@ def _disk_lines(estimate: DiskEstimate) -> list[str]:
 
 
 def _gigabytes(size: int) -> str:
-    value = size / GIGABYTE
+    value = size / GIGA
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from components.config import (
     BackboneConfig,
+    InputFile,
     QuestionsConfig,
     Recipe,
     RecipeError,
@@ -25,7 +26,7 @@ from components.config import (
 from components.config.loading import apply_overrides, dump_yaml, leaves, merge, origin_of, read_yaml
 from components.config.section import describe_type
 from components.data.records import DataError
-from components.inputs import check_inputs
+from components.inputs import check_inputs, named_files
 from components.paths import is_file
 
 RECIPES = Path(__file__).resolve().parent.parent / "flows" / "recipes"
@@ -292,7 +293,7 @@ def validate_environment(recipe: Recipe) -> list[str]:
     """Refuse a recipe whose files, models, or AlpacaEval package, annotator or key are missing or do not fit.
 
     It is called before a run starts. load_recipe does not call it, since it also reads recipes of
-    finished runs.
+    finished runs. Data of local files are read, see preview_data.
 
     Returns:
         names of the models of the hub that cannot be read from here, and were not checked.
@@ -302,6 +303,7 @@ def validate_environment(recipe: Recipe) -> list[str]:
             adapter of DPO.
     """
     from components.checks import check_models
+    from components.preview import preview_data
 
     if recipe.evaluation.alpaca_eval:
         from components.evaluation.alpaca import check_alpaca_eval
@@ -309,6 +311,8 @@ def validate_environment(recipe: Recipe) -> list[str]:
         check_alpaca_eval(recipe.evaluation.alpaca_eval)
     check_inputs(recipe)
     _check_adapters(recipe)
+    if any(isinstance(file, InputFile) for _, file in named_files(recipe.data)):
+        preview_data(recipe)
     return check_models(recipe)
 
 

@@ -177,7 +177,8 @@ def check(
 ) -> None:
     """Check a recipe and what it needs; estimate memory and disk."""
     from components.config.loading import annotated_yaml
-    from components.estimates import Shapes, describe_costs, estimate_costs
+    from components.estimates import Shapes, describe_costs, describe_time, estimate_costs, training_time
+    from components.preview import describe_data, preview_data
     from components.recipes import load_with_origins, validate_environment
 
     loaded, origins = load_with_origins(recipe, overrides or [])
@@ -185,15 +186,20 @@ def check(
         print(annotated_yaml(loaded.model_dump(mode="json"), origins))
         return
     unread = validate_environment(loaded)
+    preview = preview_data(loaded)
+    time = training_time(loaded, preview.server_prompts)
     if json:
         from flows.outputs import RecipeCheck
 
-        _print_json(RecipeCheck.of(recipe, unread, estimate_costs(loaded, Shapes())))
+        _print_json(RecipeCheck.of(recipe, unread, preview, estimate_costs(loaded, Shapes()), time))
         return
     print(f"{recipe}: the recipe is valid")
     if unread:
         print(f"not checked, since they cannot be read from here: model and tokenizer of {', '.join(unread)}")
+    print(describe_data(preview))
     print(describe_costs(loaded))
+    if time.seconds:
+        print(describe_time(time))
 
 
 @command

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from typing import Self
+from typing import Any, Self
 
 from pydantic import BaseModel, Field
 
 from components.config.federation import METHODS
-from components.estimates import Costs
+from components.estimates import Costs, TrainingTime
+from components.preview import DataPreview
 from components.recipes import load_recipe, recipe_names
 
 
@@ -46,16 +47,23 @@ class RecipeCheck(BaseModel):
 
     recipe: str = Field(description="its name or path")
     unread_models: list[str] = Field(description="models that cannot be read from here, and were not checked")
+    data: dict[str, Any] | None = Field(
+        description="`clients` that train, and numbers of `rows` as in report.json; null if not all were read"
+    )
     place: str = Field(description="what the memory is of")
     memory: list[StageMemory] = Field(description="peak memory by training stage")
     disk: dict[str, int] | None = Field(
         description="bytes on disk of the rounds' adapters, and their `total`; null if it is not known"
     )
+    seconds: dict[str, float] = Field(description="of training on this machine, by stage; estimated")
     not_estimated: dict[str, list[str]] = Field(description="what is not estimated, by reason")
 
     @classmethod
-    def of(cls, recipe: str, unread_models: list[str], costs: Costs) -> Self:
-        """The output of the check of a recipe with these estimates."""
+    def of(
+        cls, recipe: str, unread_models: list[str], preview: DataPreview, costs: Costs, time: TrainingTime
+    ) -> Self:
+        """The output of the check of a recipe with these data and estimates."""
+        rows = preview.rows and {"clients": preview.clients, "rows": preview.rows.model_dump(mode="json")}
         memory = [
             StageMemory(
                 stage=stage.name,
@@ -69,9 +77,11 @@ class RecipeCheck(BaseModel):
         return cls(
             recipe=recipe,
             unread_models=unread_models,
+            data=rows,
             place=costs.place,
             memory=memory,
             disk=costs.disk and asdict(costs.disk) | {"total": costs.disk.total},
+            seconds={stage: round(seconds, 1) for stage, seconds in time.seconds.items()},
             not_estimated=costs.problems,
         )
 

@@ -191,6 +191,7 @@ def prepare_data(recipe: Recipe, folder: Path, trees: Path) -> PreparationReport
         equal_warnings,
     )
     from components.evaluation.judges.base import judge_section
+    from components.preview import check_rows
 
     if recipe.evaluation.alpaca_eval:
         check_alpaca_eval(recipe.evaluation.alpaca_eval)
@@ -209,7 +210,7 @@ def prepare_data(recipe: Recipe, folder: Path, trees: Path) -> PreparationReport
             prompts, recipe.policy.template, recipe.data.test_prompts, recipe.evaluation.alpaca_eval
         )
         check_prompts(recipe.evaluation.alpaca_eval, prompts, instructions)
-    _check_splits(recipe, report)
+    check_rows(recipe, report.splits, report.rows.prompts)
     counted = count_equal_completions(recipe, folder)
     warnings = [*report.warnings, *equal_warnings(counted), *dialogue_warnings(recipe, folder)]
     report = report.model_copy(update={"equal_completions": counted, "warnings": warnings})
@@ -230,23 +231,3 @@ def check_pairs(recipe: Recipe, folder: Path) -> list[str]:
     known = read_report(folder).equal_completions
     counted = count_equal_completions(recipe, folder, known, refuse=False)
     return equal_warnings([counts for counts in counted if counts not in known])
-
-
-def _check_splits(recipe: Recipe, report: PreparationReport) -> None:
-    """Refuse data without rows that a phase needs."""
-    prompts = report.rows.prompts
-    required = {
-        "held-out prompts to evaluate on": (prompts.get("test", 0), "data.test_prompts"),
-        "held-out pairs to measure accuracy on": (report.splits.get("test", 0), ""),
-        "pairs to train on": (report.splits.get("train", 0), ""),
-    }
-    if recipe.federation.options.needs_server_prompts:
-        align = {"server prompts to align on": (prompts.get("align", 0), "data.align_prompts")}
-        required = align | required
-    for rows, (count, key) in required.items():
-        if not count:
-            elsewhere = f", or take them from elsewhere ({key})" if key else ""
-            raise DataError(
-                f"source {recipe.data.source} leaves no {rows}: see data.test, data.validation and"
-                f" data.options (e.g. align_share){elsewhere}."
-            )

@@ -22,9 +22,11 @@ class SourceOptions(Section):
     Attributes:
         columns: of the user's own files, which data.columns may rename; empty for sources whose columns are
             given. data.column may name any other column of such files.
+        is_local: whether its rows come from a file or a package, and in no case from the hub.
     """
 
     columns: ClassVar[tuple[str, ...]] = ()
+    is_local: ClassVar[bool] = False
 
 
 SOURCES: Registry[type[SourceOptions]] = Registry(

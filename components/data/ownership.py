@@ -89,8 +89,9 @@ def _largest_clients(pairs: pd.DataFrame, data: DataConfig, origin: str, kind: s
     counts = Counter(pairs["client_id"])
     if data.clients is not None and data.clients > len(counts):
         raise ValueError(
-            f"data.clients is {data.clients}, but {origin} only {len(counts)} {kind} with pairs (those of the"
-            " judge are not included, see data.options): use at most that many, or another data.partition"
+            f"data.clients is {data.clients}, but {origin} only {len(counts)} {kind} with pairs, besides"
+            f" those of the judge (data.options): set data.clients to {len(counts)}, or to null for all, or"
+            " choose another data.partition"
         )
     largest = sorted(counts, key=lambda client: (-counts[client], client))[: data.clients]
     chosen = pairs[pairs["client_id"].isin(largest)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,10 +17,12 @@ from components.data.lengths import TOO_LONG, drop_long
 from components.data.pairs import client_pairs, tree_pairs_of_clients
 from components.data.prompts import server_prompts
 from components.data.records import SPLITS, DataError, SourceData
+from components.data.repeats import count_repeats, repeat_warnings
 from components.data.report import (
     ClientCounts,
     MarginSummary,
     PreparationReport,
+    PromptSummary,
     RowCounts,
     ValidationSummary,
     write_client_counts,
@@ -55,10 +57,59 @@ def prepare(data: DataConfig, seed: int, folder: Path, docs: bool = False) -> Pr
     Raises:
         DataError: the data cannot be used; one sentence, or one for each expectation that fails.
     """
-    import pandas as pd
-
     folder = Path(folder)
     rejected = folder.with_name(f"{folder.name}.rejected")
+    data_set = assemble(data, seed)
+    names = list(data_set.clients)
+    limits = Limits(names, data.max_characters, data.partition not in ("natural", "column"), data.max_equal)
+    with replaced_folder(folder) as building:
+        docs_folder = building / "docs" if docs else None
+        expectations = _validate(data_set.tables, limits, docs_folder, rejected)
+        report = _report(data_set, expectations)
+        for name, frame in data_set.tables.items():
+            write_table(building / f"{name}.parquet", frame)
+        write_client_counts(building, data_set.clients)
+        write_report(building, report)
+    shutil.rmtree(rejected, ignore_errors=True)
+    return report
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """The data of a recipe before they are validated and written.
+
+    Attributes:
+        tables: pairs, judge and prompts, see records.
+        clients: numbers of pairs by client, in the order of their names.
+        rows: numbers of rows.
+        prompts: see PreparationReport.
+        warnings: what may be wrong with the rows, as sentences.
+    """
+
+    tables: dict[str, pd.DataFrame]
+    clients: dict[str, ClientCounts]
+    rows: RowCounts
+    prompts: dict[str, PromptSummary]
+    warnings: tuple[str, ...]
+
+    @property
+    def splits(self) -> dict[str, int]:
+        """Numbers of the clients' pairs."""
+        return {split: sum(getattr(client, split) for client in self.clients.values()) for split in SPLITS}
+
+
+def assemble(data: DataConfig, seed: int) -> DataSet:
+    """Load, split and partition the data of a recipe.
+
+    Args:
+        data: the recipe's data section.
+        seed: the recipe's seed.
+
+    Raises:
+        DataError: the data cannot be used, as a sentence.
+    """
+    import pandas as pd
+
     source = _drop_long(load(data, seed), data)
     rows, judge = (
         pairs_frame(with_splits(pairs, data.validation, data.test, seed), data.source)
@@ -87,28 +138,32 @@ def prepare(data: DataConfig, seed: int, folder: Path, docs: bool = False) -> Pr
         trees=trees,
     )
     _check_counts(counts)
-    by_client = _client_counts(pairs, clients, source.groups if data.partition == "natural" else {})
-    limits = Limits(clients, data.max_characters, data.partition not in ("natural", "column"), data.max_equal)
-    tables = {"pairs": pairs, "judge": judge, "prompts": prompts}
-    with replaced_folder(folder) as building:
-        expectations = _validate(tables, limits, building / "docs" if docs else None, rejected)
-        report = PreparationReport(
-            rows=counts,
-            splits={split: sum(getattr(client, split) for client in by_client.values()) for split in SPLITS},
-            prompts=summaries,
-            partition=partition.summarize([sum(client.rows().values()) for client in by_client.values()]),
-            partition_train=partition.summarize([client.train for client in by_client.values()]),
-            clients_without_train=[name for name, client in by_client.items() if not client.train],
-            expectations=expectations,
-            warnings=[*source.warnings, *expectations.warnings],
-            margins=_margins(pairs, judge),
-        )
-        for name, frame in tables.items():
-            write_table(building / f"{name}.parquet", frame)
-        write_client_counts(building, by_client)
-        write_report(building, report)
-    shutil.rmtree(rejected, ignore_errors=True)
-    return report
+    groups = source.groups if data.partition == "natural" else {}
+    return DataSet(
+        {"pairs": pairs, "judge": judge, "prompts": prompts},
+        _client_counts(pairs, clients, groups),
+        counts,
+        summaries,
+        source.warnings,
+    )
+
+
+def _report(data_set: DataSet, expectations: ValidationSummary) -> PreparationReport:
+    pairs, judge = data_set.tables["pairs"], data_set.tables["judge"]
+    clients = data_set.clients.values()
+    repeats = count_repeats(pairs, judge)
+    return PreparationReport(
+        rows=data_set.rows,
+        splits=data_set.splits,
+        prompts=data_set.prompts,
+        partition=partition.summarize([sum(client.rows().values()) for client in clients]),
+        partition_train=partition.summarize([client.train for client in clients]),
+        clients_without_train=[name for name, client in data_set.clients.items() if not client.train],
+        expectations=expectations,
+        warnings=[*data_set.warnings, *expectations.warnings, *repeat_warnings(repeats)],
+        repeats=repeats,
+        margins=_margins(pairs, judge),
+    )
 
 
 def _drop_long(source: SourceData, data: DataConfig) -> SourceData:

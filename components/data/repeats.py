@@ -14,13 +14,15 @@ if TYPE_CHECKING:
 TEXTS = ["prompt", "chosen", "rejected"]
 
 
-def count_repeats(pairs: pd.DataFrame) -> RepeatCounts:
+def count_repeats(*frames: pd.DataFrame) -> RepeatCounts:
     """Count the pairs that repeat or contradict an earlier one of the same owner.
 
     Args:
-        pairs: with the columns client_id, prompt, chosen and rejected.
+        frames: pairs with the columns client_id, prompt, chosen and rejected.
     """
-    own = pairs[["client_id", *TEXTS]]
+    import pandas as pd
+
+    own = pd.concat([frame[["client_id", *TEXTS]] for frame in frames], ignore_index=True)
     normal = own.assign(**{name: own[name].map(_normalized) for name in TEXTS})
     given = set(normal.itertuples(index=False, name=None))
     duplicates = own.duplicated()

@@ -97,17 +97,26 @@ def build_federation(
         RecipeError: a round samples more clients than participate.
     """
     active = {name: splits for name, splits in sorted(clients.items()) if splits["train"] > 0}
-    if clients_per_round > len(active):
-        raise RecipeError(
-            f"federation.clients_per_round is {clients_per_round}, but only {len(active)} clients of the"
-            f" data set have training pairs: use at most {len(active)}."
-        )
+    check_participants(len(active), clients_per_round)
     total = sum(splits["train"] for splits in active.values())
     members = (
         Client(name, splits["train"], splits["validation"], splits["train"] / total)
         for name, splits in active.items()
     )
     return Federation(tuple(members), initial)
+
+
+def check_participants(clients: int, clients_per_round: int) -> None:
+    """Refuse rounds that sample more clients than have training pairs.
+
+    Raises:
+        RecipeError: naming both numbers, and the key.
+    """
+    if clients_per_round > clients:
+        raise RecipeError(
+            f"federation.clients_per_round is {clients_per_round}, but only {clients} clients of the"
+            f" data set have training pairs: use at most {clients}."
+        )
 
 
 class Memory(BaseModel):

@@ -20,7 +20,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -77,6 +77,8 @@ class Annotator:
 
 class Options(Source):
     """Options of the source aclsum; papers of the sets sum to at most 250."""
+
+    is_local: ClassVar[bool] = True
 
     judge_annotators: int = Field(
         6,

@@ -8,7 +8,7 @@ data.path names it.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -33,6 +33,8 @@ class LabeledRow(RawRow):
 
 class Options(HubPairs):
     """Options of the source auto-j."""
+
+    is_local: ClassVar[bool] = True
 
     name = "auto-j"
     row = LabeledRow

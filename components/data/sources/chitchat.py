@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -52,6 +52,8 @@ class Reply:
 
 class Options(Source):
     """Options of the source chitchat."""
+
+    is_local: ClassVar[bool] = True
 
     turns: int = Field(4, ge=1, description="Last turns of the conversation that the prompt shows.")
     min_reply_words: int = Field(4, ge=1, description="Minimum length of a reply (words).")

@@ -71,6 +71,7 @@ class FileOptions(Source):
     """
 
     columns: ClassVar[tuple[str, ...]] = tuple(OwnRow.model_fields)
+    is_local: ClassVar[bool] = True
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
     row: ClassVar[type[OwnRow]] = OwnRow
@@ -95,14 +96,7 @@ class FileOptions(Source):
         Raises:
             DataError: see read_pairs; or a prompt connects so many groups that a split is empty.
         """
-        if data.path is None:
-            raise DataError(f"the data source {self.name} reads your own pairs: give the file as data.path")
-        by_split: dict[str, list[Pair]] = {}
-        invalid: list[str] = []
-        for split, path in find_splits(Path(data.path)).items():
-            self._check_kind(path)
-            by_split[split], refused = read_pairs(path, data, self.row)
-            invalid += refused
+        by_split, invalid = self.read(data)
         whole = by_split.pop("", None)
         if whole is None:
             if "train" not in by_split:
@@ -127,6 +121,26 @@ class FileOptions(Source):
                 raise DataError(warnings[-1])
         assert held is not None
         return replace(held, warnings=tuple(warnings))
+
+    def read(self, data: DataConfig, limit: int | None = None) -> tuple[dict[str, list[Pair]], list[str]]:
+        """Read pairs by split, and a sentence for each invalid row that is left out.
+
+        Args:
+            data: the recipe's section.
+            limit: maximum number of rows of each split; None reads all.
+
+        Raises:
+            DataError: see read_pairs.
+        """
+        if data.path is None:
+            raise DataError(f"the data source {self.name} reads your own pairs: give the file as data.path")
+        by_split: dict[str, list[Pair]] = {}
+        invalid: list[str] = []
+        for split, path in find_splits(Path(data.path)).items():
+            self._check_kind(path)
+            by_split[split], refused = read_pairs(path, data, self.row, limit)
+            invalid += refused
+        return by_split, invalid
 
     def _check_kind(self, path: Path) -> None:
         others = file_kinds(path) - set(self.suffixes)
@@ -168,7 +182,9 @@ class CsvOptions(FileOptions):
     row: ClassVar[type[OwnRow]] = CsvRow
 
 
-def read_pairs(path: Path, data: DataConfig, row: type[OwnRow] = OwnRow) -> tuple[list[Pair], list[str]]:
+def read_pairs(
+    path: Path, data: DataConfig, row: type[OwnRow] = OwnRow, limit: int | None = None
+) -> tuple[list[Pair], list[str]]:
     """Read and check the pairs of a file or folder; columns without a meaning are ignored.
 
     Args:
@@ -176,6 +192,7 @@ def read_pairs(path: Path, data: DataConfig, row: type[OwnRow] = OwnRow) -> tupl
         data: the recipe's section. If data.column is none of OwnRow's texts, its value is the pair's
             `column`.
         row: model of the rows.
+        limit: maximum number of rows that are read; None reads all.
 
     Returns:
         the pairs, and of each invalid row a sentence: one that does not fit the model, or has an empty
@@ -187,7 +204,7 @@ def read_pairs(path: Path, data: DataConfig, row: type[OwnRow] = OwnRow) -> tupl
     """
     if data.column is not None and data.column not in row.model_fields.keys() - {"margin"}:
         row = create_model(row.__name__, __base__=row, column=(OwnLabel, Field(alias=data.column)))
-    raw_rows = read_file(path)
+    raw_rows = read_file(path, limit)
     if data.drop_invalid:
         return _valid_pairs(raw_rows, path, data, row)
     rows = enumerate(raw_rows, 1)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -20,6 +21,8 @@ from components.seeding import generator
 
 class Options(PairSource):
     """Options of the source thoughts."""
+
+    is_local: ClassVar[bool] = True
 
     align_share: AlignShare = 0.0
     clients_per_set: int = Field(
