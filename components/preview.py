@@ -5,13 +5,12 @@ Data of the hub are not read, since that may take hours. Of files above MAX_BYTE
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from components.config import DataConfig, InputFile, Recipe
-from components.data.prepare import assemble
-from components.data.records import DataError
+from components.data.prepare import assemble, check_rows
 from components.data.report import RowCounts
 from components.data.sources.files import FileOptions
 from components.federation.protocol import check_participants
@@ -95,34 +94,6 @@ def _hub_keys(data: DataConfig) -> Iterator[str]:
         section = getattr(data, key)
         if section is not None and section.path is None:
             yield f"data.{key}.source {section.source}"
-
-
-def check_rows(recipe: Recipe, splits: Mapping[str, int], prompts: Mapping[str, int]) -> None:
-    """Refuse data without rows that a phase needs.
-
-    Args:
-        recipe: the recipe.
-        splits: numbers of the clients' pairs.
-        prompts: numbers of the server's prompts, by split.
-
-    Raises:
-        DataError: there are none of a kind.
-    """
-    required = {
-        "held-out prompts to evaluate on": (prompts.get("test", 0), "data.test_prompts"),
-        "held-out pairs to measure accuracy on": (splits.get("test", 0), ""),
-        "pairs to train on": (splits.get("train", 0), ""),
-    }
-    if recipe.federation.options.needs_server_prompts:
-        align = {"server prompts to align on": (prompts.get("align", 0), "data.align_prompts")}
-        required = align | required
-    for rows, (count, key) in required.items():
-        if not count:
-            elsewhere = f", or take them from elsewhere ({key})" if key else ""
-            raise DataError(
-                f"source {recipe.data.source} leaves no {rows}: see data.test, data.validation and"
-                f" data.options (e.g. align_share){elsewhere}."
-            )
 
 
 def _size(path: Path) -> int:

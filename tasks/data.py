@@ -182,7 +182,7 @@ def prepare_data(recipe: Recipe, folder: Path, trees: Path) -> PreparationReport
     Raises:
         DataError: data are missing, a split that a phase needs is empty, or too many pairs are equal.
     """
-    from components.data.prepare import prepare
+    from components.data.prepare import check_rows, prepare
     from components.evaluation.alpaca import annotator_instructions, check_alpaca_eval, check_prompts
     from components.evaluation.answers import load_evaluation_questions, tree_questions
     from components.evaluation.equal_pairs import (
@@ -191,7 +191,6 @@ def prepare_data(recipe: Recipe, folder: Path, trees: Path) -> PreparationReport
         equal_warnings,
     )
     from components.evaluation.judges.base import judge_section
-    from components.preview import check_rows
 
     if recipe.evaluation.alpaca_eval:
         check_alpaca_eval(recipe.evaluation.alpaca_eval)

@@ -52,6 +52,7 @@ NAMES_NO_FILE = {
     "ClassifierReward.template": "the text itself",
     "TrainedReward.template": "the text itself",
     "objectives": "names of rewards",
+    "columns": "columns of the user's own files",
     "preference": "names of objectives",
     "weights": "names of objectives",
     "rewards": "their names",

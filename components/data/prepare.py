@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from components.config import DataConfig
+from components.config import DataConfig, Recipe
 from components.data import partition
 from components.data.lengths import TOO_LONG, drop_long
 from components.data.pairs import client_pairs, tree_pairs_of_clients
@@ -146,6 +146,34 @@ def assemble(data: DataConfig, seed: int) -> DataSet:
         summaries,
         source.warnings,
     )
+
+
+def check_rows(recipe: Recipe, splits: Mapping[str, int], prompts: Mapping[str, int]) -> None:
+    """Refuse data without rows that a phase needs.
+
+    Args:
+        recipe: the recipe.
+        splits: numbers of the clients' pairs.
+        prompts: numbers of the server's prompts, by split.
+
+    Raises:
+        DataError: there are none of a kind.
+    """
+    required = {
+        "held-out prompts to evaluate on": (prompts.get("test", 0), "data.test_prompts"),
+        "held-out pairs to measure accuracy on": (splits.get("test", 0), ""),
+        "pairs to train on": (splits.get("train", 0), ""),
+    }
+    if recipe.federation.options.needs_server_prompts:
+        align = {"server prompts to align on": (prompts.get("align", 0), "data.align_prompts")}
+        required = align | required
+    for rows, (count, key) in required.items():
+        if not count:
+            elsewhere = f", or take them from elsewhere ({key})" if key else ""
+            raise DataError(
+                f"source {recipe.data.source} leaves no {rows}: see data.test, data.validation and"
+                f" data.options (e.g. align_share){elsewhere}."
+            )
 
 
 def _report(data_set: DataSet, expectations: ValidationSummary) -> PreparationReport:

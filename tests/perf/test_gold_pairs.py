@@ -58,9 +58,9 @@ def test_the_pairs_of_a_policys_samples_are_read_as_clients(debug, tmp_path):
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     values = {"source": "jsonl", "path": str(path), "options": {"judge_clients": 0.2, "align_share": 0.2}}
     source = load(check_section(DataConfig, values, "recipe.yaml", "data"), 0)
-    owners = {row["client_id"] for row in source.pairs}
+    owners = {pair.client_id for pair in source.pairs}
     assert owners <= {row["client_id"] for row in rows}
-    assert not owners & {row["client_id"] for row in source.judge}
+    assert not owners & {pair.client_id for pair in source.judge}
 
 
 def test_a_recipe_of_other_texts_has_no_gold_summaries():
