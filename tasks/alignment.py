@@ -108,7 +108,7 @@ def train_dpo(run: Run, recipe: Recipe) -> AlignmentResult:
     prompts = choose_prompts(run.prepared, "test", recipe.alignment.dpo.kl_prompts, recipe.seed)
     rows = [
         DpoPair(prompt=row["prompt"], chosen_ids=row["chosen_ids"], rejected_ids=row["rejected_ids"])
-        for row in (read_rows(pairs).to_list() if pairs.is_file() else [])
+        for row in (read_rows(pairs) if pairs.is_file() else [])
     ]
     bar = ProgressBar("dpo-steps", "Steps of DPO")
 

@@ -204,7 +204,7 @@ def prepare_data(recipe: Recipe, folder: Path, trees: Path) -> PreparationReport
     report = prepare(data, recipe.seed, folder, recipe.runtime.data_docs)
     judge_section(recipe.evaluation.judge).check_data(folder)
     if recipe.evaluation.alpaca_eval:
-        prompts = read_rows(folder / "prompts.parquet", split="test")["prompt"]
+        prompts = [row["prompt"] for row in read_rows(folder / "prompts.parquet", split="test")]
         instructions = annotator_instructions(
             prompts, recipe.policy.template, recipe.data.test_prompts, recipe.evaluation.alpaca_eval
         )

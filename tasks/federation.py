@@ -193,7 +193,7 @@ def measure_accuracy(record: OutcomeRecord, workspace: Workspace) -> AccuracyRep
     """
     recipe = workspace.recipe
     outcome = load_outcome(record)
-    pairs = list(read_rows(workspace.contexts.pairs, split=recipe.federation.accuracy_split).to_list())
+    pairs = read_rows(workspace.contexts.pairs, split=recipe.federation.accuracy_split)
     if not pairs and recipe.federation.accuracy_split == "validation":
         raise DataError(
             "federation.accuracy_split is 'validation', but the prepared data have no validation pairs: raise"

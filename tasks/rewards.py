@@ -70,7 +70,7 @@ def score_pairs(run: Run, recipe: Recipe, name: str) -> dict[str, float]:
         known = read_json(record)
         if known["fingerprint"] == fingerprint:
             return dict(known["figures"])
-    rows = list(read_rows(run.prepared / "pairs.parquet", split="train").to_list())
+    rows = read_rows(run.prepared / "pairs.parquet", split="train")
     with POOL.borrow(recipe.runtime) as device:
         resources = _resources(run, recipe, device)
         scores, reward_figures = reward.score_pairs(rows, resources, _log_progress(name))

@@ -19,14 +19,11 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NotRequired, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from components.config import UserError
 from components.data.report import read_client_counts
 from components.seeding import generator
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 PAIR_COLUMNS = ("prompt", "chosen", "rejected", "client_id", "domain", "source", "pair_id", "split")
 OPTIONAL_COLUMNS = ("margin", "group", "tree", "depth", "column")
@@ -180,20 +177,20 @@ def trailing_space(text: str) -> str:
     return text[len(text.rstrip()) :]
 
 
-def read_rows(path: Path, client_id: str | None = None, split: str | None = None) -> Dataset:
-    """Read pairs or prompts from parquet, optionally only those of one client or split.
+def read_rows(path: Path, client_id: str | None = None, split: str | None = None) -> list[Any]:
+    """Read rows (PairRow or PromptRow) from parquet, optionally only those of one client or split.
 
     Raises:
         DataError: the file is missing or is not parquet.
     """
     import pyarrow
     import pyarrow.parquet
-    from datasets import Dataset
 
     values = {"client_id": client_id, "split": split}
     filters = [(column, "=", value) for column, value in values.items() if value is not None]
     try:
-        return Dataset(pyarrow.parquet.read_table(path, filters=filters or None))
+        rows: list[Any] = pyarrow.parquet.read_table(path, filters=filters or None).to_pylist()
+        return rows
     except (FileNotFoundError, pyarrow.ArrowInvalid) as error:
         raise DataError(
             f"{path}: expected a parquet file of prepared data ({error}); run the prepare stage first."
@@ -211,8 +208,8 @@ def read_judges_rows(folder: Path, who: str) -> tuple[list[PairRow], list[PairRo
         DataError: one of the two is empty.
     """
     table = folder / "judge.parquet"
-    train: list[PairRow] = read_rows(table, split="train").to_list()
-    held_out: list[PairRow] = read_rows(table, split="test").to_list()
+    train: list[PairRow] = read_rows(table, split="train")
+    held_out: list[PairRow] = read_rows(table, split="test")
     if not train or not held_out:
         raise DataError(
             f"{table} has {len(train)} training and {len(held_out)} held-out pairs, but {who} needs both, of"
@@ -240,7 +237,7 @@ def choose_prompts(folder: Path, split: str, limit: int | None, seed: int) -> li
         limit: maximum number of prompts; None takes all.
         seed: determines the sample.
     """
-    rows: list[PromptRow] = read_rows(folder / "prompts.parquet", split=split).to_list()
+    rows: list[PromptRow] = read_rows(folder / "prompts.parquet", split=split)
     rows.sort(key=lambda row: str(row["prompt_id"]))
     if limit is None or limit >= len(rows):
         return rows

@@ -41,7 +41,7 @@ def count_equal_completions(
     counted: list[EqualCompletions] = []
     for reader, table in _readers(recipe):
         counts = counts_by_model.get((reader.model, reader.settings))
-        counted.append(counts or _count(reader, read_rows(folder / table).to_list()))
+        counted.append(counts or _count(reader, read_rows(folder / table)))
         if refuse:
             _check_share(counted[-1], recipe.data.max_equal)
     return counted
@@ -129,7 +129,7 @@ def dialogue_warnings(recipe: Recipe, folder: Path) -> list[str]:
         return []
     prompts: set[str] = set()
     for table in (CLIENTS, "prompts.parquet"):
-        prompts.update(read_rows(folder / table)["prompt"])
+        prompts.update(row["prompt"] for row in read_rows(folder / table))
     warnings = []
     unread = sorted(filter(is_unread_dialogue, prompts))
     if unread:

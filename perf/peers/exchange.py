@@ -282,9 +282,7 @@ def _describe_optimizer(recipe: Recipe) -> PeerOptimizer:
 def _encode_clients(folder: Path, model: TrainedModel, names: Iterable[str]) -> dict[str, ClientRows]:
     from components.data.records import read_rows
 
-    return {
-        name: model.encode(read_rows(pairs_file(folder), name, "train").to_list()) for name in sorted(names)
-    }
+    return {name: model.encode(read_rows(pairs_file(folder), name, "train")) for name in sorted(names)}
 
 
 def _describe_job(recipe: Recipe, job: TrainJob, client: ClientRows) -> PeerJob:

@@ -148,7 +148,7 @@ def measure_implicit_reward(run: Run, recipe: Recipe) -> AccuracyReport:
 
 def _evaluation_pairs(run: Run, recipe: Recipe, clients: Sequence[str] | None) -> list[PairRow]:
     """The held-out pairs of these clients (None: of all), or a seeded sample of them."""
-    pairs = list(read_rows(run.prepared / "pairs.parquet", split="test").to_list())
+    pairs = read_rows(run.prepared / "pairs.parquet", split="test")
     if clients is not None:
         pairs = [pair for pair in pairs if pair["client_id"] in clients]
     limit = recipe.evaluation.preference_pairs

@@ -96,7 +96,7 @@ def log_alignment(run_id: str, run: Run, result: AlignmentResult) -> None:
     for path in [*result.checkpoints, result.policy.folder]:
         log.log_folder(run.alignment / path, f"adapters/{Path(path).name}")
     if (run.alignment / "pairs.parquet").is_file():
-        rows = list(read_rows(run.alignment / "pairs.parquet").to_list())[:SHOWN_PAIRS]
+        rows = read_rows(run.alignment / "pairs.parquet")[:SHOWN_PAIRS]
         log.log_table([{key: row[key] for key in PAIR_COLUMNS} for row in rows], "labelled_pairs.json")
 
 

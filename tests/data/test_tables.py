@@ -38,11 +38,11 @@ def test_of_equal_prompts_the_first_is_in_the_table():
 def test_rows_are_read_as_they_were_written_and_what_is_missing_is_none(tmp_path):
     pairs = [Pair("p", "good", "bad", margin=0.5, depth=2), Pair("q", "yes", "no", tree="t")]
     write_table(tmp_path / "pairs.parquet", pairs_frame(pairs, "mine"))
-    rows = read_rows(tmp_path / "pairs.parquet").to_list()
+    rows = read_rows(tmp_path / "pairs.parquet")
     assert [(row["margin"], row["depth"], row["tree"]) for row in rows] == [(0.5, 2, None), (None, None, "t")]
     assert type(rows[0]["depth"]) is int
     write_table(tmp_path / "prompts.parquet", prompts_frame([Prompt("p", ["a", "b"], "test")], "mine"))
-    (row,) = read_rows(tmp_path / "prompts.parquet").to_list()
+    (row,) = read_rows(tmp_path / "prompts.parquet")
     assert row == {
         "prompt_id": pair_id("mine", "p"),
         "prompt": "p",

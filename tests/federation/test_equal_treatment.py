@@ -100,7 +100,7 @@ def scored(prepared, tmp_path):
             "chosen": float(len(row["chosen"])),
             "rejected": 0.5,
         }
-        for row in read_rows(prepared / "pairs.parquet", split="train").to_list()
+        for row in read_rows(prepared / "pairs.parquet", split="train")
     ]
     rewards = rewards_folder(tmp_path / "federation")
     rewards.mkdir(parents=True)

@@ -97,7 +97,7 @@ def copied(fedpdpo, tmp_path):
 
 @pytest.fixture
 def held_out_rows(prepared):
-    return read_rows(prepared / "pairs.parquet", "ada", "test").to_list()
+    return read_rows(prepared / "pairs.parquet", "ada", "test")
 
 
 # --- what is shared, and what stays

@@ -489,7 +489,7 @@ def test_a_clients_gradients_are_those_of_its_whole_batch_from_what_it_remembers
     sent = trainer.run(job, context).tensors
 
     trainer.resident.slot.load(trained)
-    prompts = unique_prompts(read_rows(prepared / "pairs.parquet", "ada", "train").to_list())
+    prompts = unique_prompts(read_rows(prepared / "pairs.parquet", "ada", "train"))
     (batch,) = draw_minibatches(len(prompts), 4, 1, derive(5, "prompts"))
     objective = method_of(loop.recipe.federation).build_objective(())
     rollout, _ = sample_rollout(

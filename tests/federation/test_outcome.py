@@ -59,7 +59,7 @@ def loops(prepared, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def rows(prepared):
-    pairs = read_rows(prepared / "pairs.parquet", split="test").to_list()
+    pairs = read_rows(prepared / "pairs.parquet", split="test")
     return [row for row in pairs if row["client_id"] in ("ada", "bea")]
 
 

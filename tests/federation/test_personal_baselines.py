@@ -162,7 +162,7 @@ def server_adapter(perfedavg):
 
 @pytest.fixture(scope="module")
 def held_out_rows(prepared):
-    return read_rows(prepared / "pairs.parquet", "ada", "test").to_list()
+    return read_rows(prepared / "pairs.parquet", "ada", "test")
 
 
 def client_margins(loop, client, adapter, rows):
@@ -232,7 +232,7 @@ def write_scores(prepared):
         from datasets import Dataset
 
         scores = []
-        for row in read_rows(prepared / "pairs.parquet", split="train").to_list():
+        for row in read_rows(prepared / "pairs.parquet", split="train"):
             scores.append(
                 {
                     "pair_id": row["pair_id"],

@@ -269,7 +269,7 @@ def test_both_orders_of_a_pair_come_from_training_rows(prepared, contexts, monke
 
     monkeypatch.setattr(trainer.selector, "encode", record)
     run_job(train_job(contexts, trainer.initial_adapter(0)), trainer, contexts)
-    rows = read_rows(prepared / "pairs.parquet", "ada").to_list()
+    rows = read_rows(prepared / "pairs.parquet", "ada")
     prompts = {comparison.prompt for comparison in comparisons}
     assert prompts == {row["prompt"] for row in rows if row["split"] == "train"}
     assert not prompts & {row["prompt"] for row in rows if row["split"] != "train"}

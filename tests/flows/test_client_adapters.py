@@ -164,7 +164,7 @@ def test_the_context_of_a_long_question_is_truncated(trees):
 
 
 def test_the_pairs_of_trees_have_tree_and_depth_and_belong_to_the_client_of_their_set(complete, trees):
-    rows = read_rows(complete.folder / "prepared" / "pairs.parquet").to_list()
+    rows = read_rows(complete.folder / "prepared" / "pairs.parquet")
     assert {row["client_id"] for row in rows} == set(trees)
     assert {row["depth"] for row in rows} == {1, 2}
     assert all(row["tree"].split("/")[0] == row["client_id"] for row in rows)

@@ -35,5 +35,5 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 def prepared_rows(folder: Path, table: str = "pairs") -> list[dict[str, Any]]:
     """The rows of a table of a prepared folder."""
-    rows: list[dict[str, Any]] = read_rows(folder / f"{table}.parquet").to_list()
+    rows: list[dict[str, Any]] = read_rows(folder / f"{table}.parquet")
     return rows

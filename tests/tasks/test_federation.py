@@ -560,7 +560,7 @@ def ensemble(store, random_adapter):
 @pytest.fixture
 def correct(ensemble, store, tiny_selector, prepared):
     """The held-out pairs, and by selector, on which of them it agrees with their owner."""
-    pairs = read_rows(prepared / "pairs.parquet", split="test").to_list()
+    pairs = read_rows(prepared / "pairs.parquet", split="test")
     by_selector = {}
     for name, digest in ensemble.adapters.items():
         tiny_selector.slot.load(store.get(store.ref(digest)))

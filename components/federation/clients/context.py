@@ -45,7 +45,7 @@ class ClientContext:
 
     def rows(self, split: str) -> list[PairRow]:
         """The client's own pairs of a split."""
-        return list(read_rows(self.pairs, self.client, split).to_list())
+        return read_rows(self.pairs, self.client, split)
 
     def private_state(self) -> PrivateState | None:
         """The state after the client's last accepted job; None before the first one.
