@@ -59,7 +59,12 @@ def _by_number(pairs: pd.DataFrame, data: DataConfig, seed: int) -> pd.DataFrame
 
 
 def _by_owner(pairs: pd.DataFrame, data: DataConfig) -> Owned:
-    partition.natural(list(pairs["client_id"]))
+    ownerless = int((pairs["client_id"] == "").sum())
+    if ownerless:
+        raise ValueError(
+            f"{ownerless} of {len(pairs)} rows have no client_id: partition 'natural' needs an owner for"
+            " each; use 'dirichlet' or 'iid'"
+        )
     return _largest_clients(pairs, data, f"source {data.source} has", "owners")
 
 

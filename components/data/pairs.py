@@ -63,23 +63,27 @@ def client_pairs(
     return sampled, clients, {reason: count for reason, count in left_out.items() if count}
 
 
-def tree_pairs_of_clients(
-    trees: Path, clients: Sequence[str], data: DataConfig, seed: int
-) -> tuple[pd.DataFrame, TreeCounts]:
-    """The pairs of data.trees, whose questions are assigned to the clients, and their counts."""
-    thoughts, dropped = thought_pairs(trees, "data.trees", data.min_margin)
+def with_trees(
+    pairs: pd.DataFrame, clients: Sequence[str], data: DataConfig, seed: int
+) -> tuple[pd.DataFrame, TreeCounts | None]:
+    """The pairs, with those of data.trees, whose questions are assigned to the clients."""
+    import pandas as pd
+
+    if data.trees is None:
+        return pairs, None
+    thoughts, dropped = thought_pairs(Path(data.trees), "data.trees", data.min_margin)
     short = drop_long(thoughts, "pairs of data.trees", data)
     if len(short) < len(thoughts):
         dropped[TOO_LONG] = len(thoughts) - len(short)
-    pairs = with_splits(short, data.validation, data.test, seed)
+    drawn = with_splits(short, data.validation, data.test, seed)
     owners: dict[str, str] = {}
     for split in SPLITS:
-        groups = [pair.split_group for pair in pairs if pair.split == split]
+        groups = [pair.split_group for pair in drawn if pair.split == split]
         if groups:
             owners |= assign_round_robin(groups, clients, split, seed)
-    owned = [replace(pair, client_id=owners[pair.split_group]) for pair in pairs]
+    owned = [replace(pair, client_id=owners[pair.split_group]) for pair in drawn]
     counts = TreeCounts(pairs=len(owned), questions=len(owners), dropped=dropped)
-    return pairs_frame(owned, "thoughts"), counts
+    return pd.concat([pairs, pairs_frame(owned, "thoughts")], ignore_index=True), counts
 
 
 def assign_round_robin(

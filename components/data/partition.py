@@ -106,7 +106,7 @@ def iid(groups: Sequence[Hashable], n_clients: int, seed: int) -> ClientIndices:
     return _clients_of_rows(groups, client_of)
 
 
-def by_margin(margins: Sequence[float | None], groups: Sequence[Hashable], n_clients: int) -> ClientIndices:
+def by_margin(margins: Sequence[float], groups: Sequence[Hashable], n_clients: int) -> ClientIndices:
     """Sort groups by margin, the greatest first, and divide them into contiguous shards.
 
     The shard with the greatest margins, the easiest, is client 0's (FedPDPO D.1.2, IMDB). A group's
@@ -116,7 +116,7 @@ def by_margin(margins: Sequence[float | None], groups: Sequence[Hashable], n_cli
     order of rows.
 
     Args:
-        margins: how much better chosen is than rejected, of each row [N], in any unit.
+        margins: how much better chosen is than rejected, of each row [N], in any unit; finite.
         groups: group of each row [N].
         n_clients: number of clients, at most the number of groups.
 
@@ -124,22 +124,15 @@ def by_margin(margins: Sequence[float | None], groups: Sequence[Hashable], n_cli
         client of each row, int64 [N] in [0, n_clients).
 
     Raises:
-        ValueError: lengths differ, a margin is missing or not finite, or there are more clients
-            than groups.
+        ValueError: lengths differ, or there are more clients than groups.
     """
     if len(margins) != len(groups):
         raise ValueError(
             f"margins has {len(margins)} rows and groups has {len(groups)}: each row needs one of both"
         )
-    finite = [float(margin) for margin in margins if margin is not None and math.isfinite(margin)]
-    if len(finite) < len(margins):
-        raise ValueError(
-            f"{len(margins) - len(finite)} of {len(margins)} rows have no margin, which must be a finite"
-            " number: bring one for each, or use another partition"
-        )
     sizes = _group_sizes(groups, n_clients)
     of_group: dict[str, list[float]] = {group: [] for group in sizes}
-    for margin, group in zip(finite, groups, strict=True):
+    for margin, group in zip(margins, groups, strict=True):
         of_group[str(group)].append(margin)
     # fsum does not depend on the order
     means = {group: math.fsum(values) / sizes[group] for group, values in of_group.items()}
@@ -156,9 +149,7 @@ def by_margin(margins: Sequence[float | None], groups: Sequence[Hashable], n_cli
     return _clients_of_rows(groups, client_of)
 
 
-def by_column(
-    values: Sequence[str | None], clients: Mapping[str, Sequence[str]] | None = None
-) -> list[str | None]:
+def by_column(values: Sequence[str], clients: Mapping[str, Sequence[str]] | None = None) -> list[str | None]:
     """Assign rows to clients by their value in a column (FedPDPO D.1.2, code by language).
 
     Rows of one group may go to several clients.
@@ -171,43 +162,18 @@ def by_column(
         name of each row's client [N], None if no client has its value.
 
     Raises:
-        ValueError: a row has no value, or no row has a client's value; the nearest one is named.
+        ValueError: no row has a client's value; the nearest one is named.
     """
-    empty = sum(not (value or "").strip() for value in values)
-    if empty:
-        raise ValueError(
-            f"{empty} of {len(values)} rows have no value in the column: fill them, or leave these rows"
-            " out of the data"
-        )
     if clients is None:
         return list(values)
-    known = {value for value in values if value is not None}
+    known = set(values)
     client_of: dict[str, str] = {}
     for client, own in clients.items():
         for value in own:
             if value not in known:
                 raise ValueError(unknown_name(f"data.column_clients.{client}: value", value, known))
             client_of[value] = client
-    return [client_of.get(value or "") for value in values]
-
-
-def natural(client_ids: Sequence[str]) -> ClientIndices:
-    """Assign each row to its owner.
-
-    Returns:
-        index of each row's owner among the sorted distinct owners, int64 [N].
-
-    Raises:
-        ValueError: a row has no owner.
-    """
-    ownerless = sum(not client for client in client_ids)
-    if ownerless:
-        raise ValueError(
-            f"{ownerless} of {len(client_ids)} rows have no client_id: partition 'natural' needs an owner for"
-            " each; use 'dirichlet' or 'iid'"
-        )
-    index = {client: i for i, client in enumerate(sorted(set(client_ids)))}
-    return np.array([index[client] for client in client_ids], dtype=np.int64)
+    return [client_of.get(value) for value in values]
 
 
 def summarize(counts: Sequence[int]) -> PartitionSummary:

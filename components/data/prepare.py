@@ -14,7 +14,7 @@ import numpy as np
 from components.config import DataConfig, Recipe
 from components.data import partition
 from components.data.lengths import TOO_LONG, drop_long
-from components.data.pairs import client_pairs, tree_pairs_of_clients
+from components.data.pairs import client_pairs, with_trees
 from components.data.prompts import server_prompts
 from components.data.records import SPLITS, DataError, SourceData
 from components.data.repeats import count_repeats, repeat_warnings
@@ -115,11 +115,8 @@ def assemble(data: DataConfig, seed: int) -> DataSet:
         pairs_frame(with_splits(pairs, data.validation, data.test, seed), data.source)
         for pairs in with_groups(source.pairs, source.judge)
     )
-    pairs, clients, left_out = client_pairs(rows, set(judge["client_id"]), data, seed)
-    trees = None
-    if data.trees is not None:
-        thoughts, trees = tree_pairs_of_clients(Path(data.trees), clients, data, seed)
-        pairs = pd.concat([pairs, thoughts], ignore_index=True)
+    sampled, clients, left_out = client_pairs(rows, set(judge["client_id"]), data, seed)
+    pairs, trees = with_trees(sampled, clients, data, seed)
     if not (pairs["split"] == "train").any():
         raise DataError(
             f"of {len(pairs)} pairs none is in the train split: bring more pairs, or lower data.test and"
