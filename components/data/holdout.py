@@ -17,15 +17,10 @@ JUDGE = "judge"
 
 @dataclass(frozen=True)
 class Shares:
-    """What is reserved.
+    """What is reserved."""
 
-    Attributes:
-        align: share of the clients' training groups that become the server's prompts.
-        judge: share of the owners, or of the groups, whose pairs train the judge.
-    """
-
-    align: float
-    judge: float
+    align: float  # share of the clients' training groups that become the server's prompts
+    judge: float  # share of the owners, or of the groups, whose pairs train the judge
 
 
 def hold_out(

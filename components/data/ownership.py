@@ -20,12 +20,7 @@ Owned = tuple["pd.DataFrame", dict[str, int]]
 
 
 def assign_clients(pairs: pd.DataFrame, data: DataConfig, seed: int) -> Owned:
-    """Assign pairs to clients.
-
-    Args:
-        pairs: with groups and splits.
-        data: the recipe's section.
-        seed: of the recipe.
+    """Assign pairs, which have groups and splits, to clients.
 
     Raises:
         DataError: the partition is not possible with these pairs.
@@ -59,7 +54,7 @@ def _by_number(pairs: pd.DataFrame, data: DataConfig, seed: int) -> pd.DataFrame
 
 
 def _by_owner(pairs: pd.DataFrame, data: DataConfig) -> Owned:
-    ownerless = int((pairs["client_id"] == "").sum())
+    ownerless = int((pairs["client_id"].fillna("") == "").sum())
     if ownerless:
         raise ValueError(
             f"{ownerless} of {len(pairs)} rows have no client_id: partition 'natural' needs an owner for"
@@ -70,7 +65,7 @@ def _by_owner(pairs: pd.DataFrame, data: DataConfig) -> Owned:
 
 def _by_column(pairs: pd.DataFrame, data: DataConfig) -> Owned:
     column = _column_of(pairs, data)
-    empty = pairs[column].fillna("").str.strip() == ""
+    empty = pairs[column].fillna("").map(str.strip) == ""
     _refuse_missing(pairs, empty, f"no value in the column '{data.column}'")
     owned = pairs.assign(client_id=partition.by_column(list(pairs[column]), data.column_clients))
     owned = owned[owned["client_id"].notna()]

@@ -108,7 +108,6 @@ def assemble(data: DataConfig, seed: int) -> DataSet:
     Raises:
         DataError: the data cannot be used, as a sentence.
     """
-    import pandas as pd
 
     source = _drop_long(load(data, seed), data)
     rows, judge = (

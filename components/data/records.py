@@ -76,35 +76,22 @@ class DataError(UserError, ValueError):
 class Pair:
     """A preference pair as a source reads it.
 
-    Attributes:
-        prompt: what is answered.
-        chosen: the preferred completion. One that continues the text of its prompt begins with the
-            white space between the two (see Policy.encode_texts).
-        rejected: the other completion.
-        client_id: its owner; empty where the source knows none.
-        domain: its domain; empty where the source knows none.
-        source: name of the source, where it is not that of the recipe (data.source).
-        split: train, validation or test; empty where the split is drawn later.
-        group: rows of one group stay with one client and in one split, e.g. those of a question;
-            None or empty: the prompt is the group.
-        margin: how much better chosen is than rejected, in the units of the source.
-        tree: name of the tree of thoughts that the pair is from.
-        depth: depth of the pair's thoughts in that tree.
-        column: value of data.column, where that is a column of the user's own file.
+    A completion that continues the text of its prompt begins with the white space between the two
+    (see Policy.encode_texts).
     """
 
     prompt: str
     chosen: str
     rejected: str
-    client_id: str = ""
-    domain: str = ""
-    source: str = ""
-    split: str = ""
-    group: str | None = None
-    margin: float | None = None
-    tree: str | None = None
-    depth: int | None = None
-    column: str | None = None
+    client_id: str = ""  # the owner; empty where the source knows none
+    domain: str = ""  # empty where the source knows none
+    source: str = ""  # name of the source, where it is not that of the recipe (data.source)
+    split: str = ""  # train, validation or test; empty where it is drawn later
+    group: str | None = None  # stays with one client and in one split; None or empty: the prompt
+    margin: float | None = None  # how much better chosen is, in the units of the source
+    tree: str | None = None  # name of the tree of thoughts that the pair is from
+    depth: int | None = None  # of the pair's thoughts in that tree
+    column: str | None = None  # value of data.column, if that is a column of the user's own file
 
     @property
     def split_group(self) -> str:
@@ -122,39 +109,23 @@ class Prompt(NamedTuple):
 
 @dataclass(frozen=True)
 class SourceData:
-    """What a source returns, before the partition.
-
-    Attributes:
-        pairs: of the clients.
-        prompts: of the server; of equal ones the first is used.
-        judge: pairs of owners outside the federation; may be empty.
-        groups: group of annotators by client, where the source knows it (adjusted Rand index).
-        dropped: raw rows that became neither a pair nor a pair of the judge, by reason.
-        warnings: what may be wrong with the rows, as sentences.
-    """
+    """What a source returns, before the partition."""
 
     pairs: list[Pair]
-    prompts: list[Prompt]
-    judge: list[Pair]
-    groups: dict[str, str] = field(default_factory=dict)
-    dropped: dict[str, int] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
+    prompts: list[Prompt]  # of the server; of equal ones the first is used
+    judge: list[Pair]  # of owners outside the federation; may be empty
+    groups: dict[str, str] = field(default_factory=dict)  # true group of each client, if it is known
+    dropped: dict[str, int] = field(default_factory=dict)  # raw rows that became no pair, by reason
+    warnings: tuple[str, ...] = ()  # what may be wrong with the rows, as sentences
 
 
 @dataclass(frozen=True)
 class PromptData:
-    """What a source of prompts returns.
+    """What a source of prompts returns."""
 
-    Attributes:
-        prompts: (prompt, references) in the order of the data set; there may be no references.
-        references: author of the references, e.g. 'human' or the name of a model; empty without
-            any.
-        dropped: raw rows that became no prompt, by reason.
-    """
-
-    prompts: list[tuple[str, list[str]]]
-    references: str = ""
-    dropped: dict[str, int] = field(default_factory=dict)
+    prompts: list[tuple[str, list[str]]]  # with references, if any, in the order of the data set
+    references: str = ""  # their author, e.g. 'human' or the name of a model; empty without any
+    dropped: dict[str, int] = field(default_factory=dict)  # raw rows that became no prompt, by reason
 
 
 def pair_id(*parts: str) -> str:
@@ -200,12 +171,8 @@ def read_rows(path: Path, client_id: str | None = None, split: str | None = None
 def read_judges_rows(folder: Path, who: str) -> tuple[list[PairRow], list[PairRow]]:
     """Read the training and the held-out pairs of owners that never take part in the federation.
 
-    Args:
-        folder: prepared data.
-        who: the reader, for the error.
-
     Raises:
-        DataError: one of the two is empty.
+        DataError: one of the two is empty; names the reader, `who`.
     """
     table = folder / "judge.parquet"
     train: list[PairRow] = read_rows(table, split="train")

@@ -45,44 +45,31 @@ class PartitionSummary(_Frozen):
 
 
 class TreeCounts(_Frozen):
-    """Pairs of trees of thoughts that the recipe adds to the source's pairs.
-
-    dropped counts the thoughts that gave no pair, by reason.
-    """
+    """Pairs of trees of thoughts that the recipe adds to the source's pairs."""
 
     pairs: int
     questions: int
-    dropped: dict[str, int]
+    dropped: dict[str, int]  # thoughts that gave no pair, by reason
 
 
 class RowCounts(_Frozen):
-    """Numbers of rows.
+    """Numbers of rows."""
 
-    source is the number of pairs that the source gave, and pairs the number that the clients have,
-    those of `trees` included; left_out counts the difference by reason. judge is the number of the
-    judge's pairs, prompts the number of the server's prompts by split, and dropped the number of
-    raw rows that the source dropped, by reason.
-    """
-
-    source: int
-    pairs: int
-    left_out: dict[str, int]
-    judge: int
-    prompts: dict[str, int]
-    dropped: dict[str, int]
+    source: int  # pairs that the source gave
+    pairs: int  # of the clients, those of `trees` included
+    left_out: dict[str, int]  # the difference by reason
+    judge: int  # the judge's pairs
+    prompts: dict[str, int]  # of the server, by split
+    dropped: dict[str, int]  # raw rows that the source dropped, by reason
     trees: TreeCounts | None = None
 
 
 class PromptSummary(_Frozen):
-    """Where the server's prompts of a split come from.
-
-    left_out counts the prompts that are not used, by reason; references names the author of the
-    references, and is empty where there are none or it is not known.
-    """
+    """Where the server's prompts of a split come from."""
 
     source: str
-    left_out: dict[str, int]
-    references: str = ""
+    left_out: dict[str, int]  # prompts that are not used, by reason
+    references: str = ""  # author of the references; empty where there are none or it is not known
 
 
 class MarginSummary(_Frozen):
@@ -95,40 +82,24 @@ class MarginSummary(_Frozen):
 
 
 class RepeatCounts(_Frozen):
-    """Pairs of clients and of the judge that repeat or contradict others of the same owner.
+    """Pairs of clients and of the judge that repeat or contradict others of the same owner."""
 
-    Attributes:
-        duplicates: equal to an earlier one.
-        normalized: equal to an earlier one up to Unicode normalization (NFKC), and not otherwise.
-        contradictory: those whose completions the same owner prefers the other way round too.
-    """
-
-    duplicates: int = 0
-    normalized: int = 0
-    contradictory: int = 0
+    duplicates: int = 0  # equal to an earlier one
+    normalized: int = 0  # equal to an earlier one up to Unicode normalization (NFKC), and not otherwise
+    contradictory: int = 0  # those whose completions the same owner prefers the other way round too
 
 
 class EqualCompletions(_Frozen):
-    """Pairs whose two completions are the same tokens to a model that trains on them.
-
-    Attributes:
-        model: the model.
-        settings: hash of its section of the recipe.
-        key: the recipe's key of the length that completions are cut to.
-        length: its value (tokens).
-        pairs: number of pairs.
-        equal: number of those that are equal; same_text of them have the same text.
-        by_client: number of equal pairs by client and split, where there are some.
-    """
+    """Pairs whose two completions are the same tokens to a model that trains on them."""
 
     model: str
-    settings: str
-    key: str
-    length: int
+    settings: str  # hash of the model's section of the recipe
+    key: str  # of the recipe: the length that completions are cut to
+    length: int  # its value (tokens)
     pairs: int
     equal: int
-    same_text: int
-    by_client: dict[str, dict[str, int]]
+    same_text: int  # of the equal ones, those with the same text
+    by_client: dict[str, dict[str, int]]  # equal pairs by client and split, where there are some
 
 
 class ExpectationOutcome(_Frozen):
@@ -151,33 +122,20 @@ class ValidationSummary(_Frozen):
 
 
 class PreparationReport(_Frozen):
-    """The report of components.data.prepare.prepare.
-
-    Attributes:
-        rows: see RowCounts.
-        splits: the clients' pairs by split.
-        prompts: by split of the server's prompts, those that do not come unchanged from the source.
-        partition: over all pairs of the clients.
-        partition_train: over their training pairs.
-        clients_without_train: clients that have no training pair.
-        expectations: the outcome of the expectation suites.
-        warnings: what may be wrong with the data, as sentences.
-        repeats: pairs that repeat or contradict others.
-        equal_completions: by model that trains on pairs.
-        margins: None where there are no pairs of thoughts.
-    """
+    """The report of components.data.prepare.prepare."""
 
     rows: RowCounts
-    splits: dict[str, int]
+    splits: dict[str, int]  # the clients' pairs by split
+    # By split, the server's prompts that do not come unchanged from the source.
     prompts: dict[str, PromptSummary] = Field(default_factory=dict)
-    partition: PartitionSummary
-    partition_train: PartitionSummary
+    partition: PartitionSummary  # over all pairs of the clients
+    partition_train: PartitionSummary  # over their training pairs
     clients_without_train: list[str]
     expectations: ValidationSummary
-    warnings: list[str] = Field(default_factory=list)
+    warnings: list[str] = Field(default_factory=list)  # what may be wrong with the data, as sentences
     repeats: RepeatCounts = RepeatCounts()
-    equal_completions: list[EqualCompletions] = Field(default_factory=list)
-    margins: MarginSummary | None = None
+    equal_completions: list[EqualCompletions] = Field(default_factory=list)  # by model that trains on pairs
+    margins: MarginSummary | None = None  # None where there are no pairs of thoughts
 
     def tied_siblings(self) -> int:
         """Number of thoughts without a pair because their score equals the chosen sibling's."""

@@ -107,17 +107,13 @@ def assign(groups: Iterable[str], validation: float, test: float, seed: int) -> 
 
     Args:
         groups: group of each row [N]; the prompt, in one spelling, where nothing larger is known.
-        validation: share of the groups.
-        test: share of the groups; validation + test < 1.
+        validation, test: shares of the groups, together below 1.
         seed: of the recipe.
     """
-    return [_split_at(position(seed, "split", group), validation, test) for group in groups]
-
-
-def _split_at(place: float, validation: float, test: float) -> str:
-    if place < test:
-        return "test"
-    return "validation" if place < test + validation else "train"
+    places = (position(seed, "split", group) for group in groups)
+    return [
+        "test" if place < test else "validation" if place < test + validation else "train" for place in places
+    ]
 
 
 def in_splits(by_split: Mapping[str, Sequence[Pair]], data: DataConfig, seed: int) -> tuple[list[Pair], int]:

@@ -20,7 +20,7 @@ import fcntl
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from components.data.lengths import TEXTS
@@ -35,44 +35,26 @@ from components.io import write_atomically
 
 @dataclass(frozen=True)
 class Node:
-    """A thought.
+    """A thought."""
 
-    Attributes:
-        number: of the node, in the order of growth.
-        parent: number of the previous thought, -1 for the first ones.
-        depth: 1 for the first ones.
-        thought: its text, one line.
-        score: 1 to 10 (an integer, or a mean with `read: expected`), None where it is unreadable.
-        asked: number of requests to the evaluator.
-    """
-
-    number: int
-    parent: int
-    depth: int
-    thought: str
-    score: float | None
-    asked: int
+    number: int  # in the order of growth
+    parent: int  # number of the previous thought, -1 for the first ones
+    depth: int  # 1 for the first ones
+    thought: str  # one line
+    score: float | None  # 1 to 10 (an integer, or a mean with `read: expected`); None: unreadable
+    asked: int  # number of requests to the evaluator
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A question's tree.
+    """A question's tree."""
 
-    Attributes:
-        id: of the question, with its set.
-        set: name of the question set.
-        key: hash of the settings that it was grown with.
-        question: text that the policy was shown.
-        nodes: in the order of growth.
-        path: numbers of the best path's nodes; shorter than the depth where scores are missing.
-    """
-
-    id: str
-    set: str
-    key: str
-    question: str
-    nodes: tuple[Node, ...]
-    path: tuple[int, ...] = field(default=())
+    id: str  # of the question, with its set
+    set: str  # name of the question set
+    key: str  # hash of the settings that it was grown with
+    question: str  # text that the policy was shown
+    nodes: tuple[Node, ...]  # in the order of growth
+    path: tuple[int, ...] = ()  # the best path's nodes; shorter than the depth where scores are missing
 
 
 def thought_pairs(path: Path, key: str, min_margin: float = 0.0) -> tuple[list[Pair], dict[str, int]]:

@@ -45,34 +45,21 @@ PAPER_SHARES = (
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper.
+    """A paper."""
 
-    Attributes:
-        id: its id in the data set.
-        prompt: what is summarized, see show.
-        lead: first sentence of its abstract.
-        summaries: by aspect.
-    """
-
-    id: str
-    prompt: str
-    lead: str
-    summaries: Mapping[str, str]
+    id: str  # in the data set
+    prompt: str  # what is summarized, see show
+    lead: str  # first sentence of the abstract
+    summaries: Mapping[str, str]  # by aspect
 
 
 @dataclass(frozen=True)
 class Annotator:
-    """A synthetic annotator.
+    """A synthetic annotator."""
 
-    Attributes:
-        name: its client id.
-        aspect: what it is interested in.
-        lead_share: see Options.
-    """
-
-    name: str
-    aspect: str
-    lead_share: float
+    name: str  # client id
+    aspect: str  # what it is interested in
+    lead_share: float  # see Options
 
 
 class Options(Source):

@@ -15,6 +15,7 @@ import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,24 +31,14 @@ from components.seeding import generator
 
 @dataclass(frozen=True)
 class Reply:
-    """A reply in a conversation.
+    """A reply in a conversation."""
 
-    Attributes:
-        prompt: the last turns before it.
-        text: its text.
-        person: its author.
-        question: opening question of the conversation.
-        conversation: id of the conversation.
-        repeated_prompt: whether its prompt came up before in other case; such a reply is not used
-            when it is drawn.
-    """
-
-    prompt: str
+    prompt: str  # the last turns before it
     text: str
-    person: str
-    question: str
-    conversation: str
-    repeated_prompt: bool
+    person: str  # its author
+    question: str  # opening question of the conversation
+    conversation: str  # id
+    repeated_prompt: bool  # whether the prompt came up before in other case; if drawn, it is not used
 
 
 class Options(Source):
@@ -87,10 +78,12 @@ class Options(Source):
         """
         replies = read_replies(self.turns, self.min_reply_words, self.max_reply_words)
         pairs = self._pairs_by_person(replies, data, seed)
-        people = self._choose_people(pairs, data, seed)
-        busy = {*people.clients, *people.judges}
-        prompts = self._choose_prompts(replies, busy, seed)
-        return SourceData(_pairs_of(people.clients, pairs), prompts, _pairs_of(sorted(people.judges), pairs))
+        clients, judges = self._choose_people(pairs, data, seed)
+        prompts = self._choose_prompts(replies, {*clients, *judges}, seed)
+        of_clients, of_judges = (
+            list(chain.from_iterable(pairs[person] for person in people)) for people in (clients, judges)
+        )
+        return SourceData(of_clients, prompts, of_judges)
 
     def _pairs_by_person(
         self, replies: Sequence[Reply], data: DataConfig, seed: int
@@ -106,7 +99,10 @@ class Options(Source):
             for person in sorted(by_person)
         }
 
-    def _choose_people(self, pairs: Mapping[str, Sequence[Pair]], data: DataConfig, seed: int) -> _People:
+    def _choose_people(
+        self, pairs: Mapping[str, Sequence[Pair]], data: DataConfig, seed: int
+    ) -> tuple[list[str], list[str]]:
+        """The clients, and the judge's people."""
         eligible = [person for person in pairs if len(pairs[person]) >= self.min_pairs]
         drawn = generator(seed, "judges").permutation(len(eligible))[: self.judge_participants]
         judges = {eligible[i] for i in drawn}
@@ -119,7 +115,7 @@ class Options(Source):
                 f" {count or 1} clients and {self.judge_participants} judges: lower data.clients,"
                 " judge_participants or min_pairs"
             )
-        return _People(clients, judges)
+        return clients, sorted(judges)
 
     def _choose_prompts(self, replies: Sequence[Reply], busy: Collection[str], seed: int) -> list[Prompt]:
         """Draw prompts of conversations in which nobody is a client or a judge."""
@@ -142,12 +138,6 @@ class Options(Source):
             Prompt(reply.prompt, [reply.text], "test" if i < self.evaluation_prompts else "align")
             for i, reply in enumerate(usable[:count])
         ]
-
-
-@dataclass(frozen=True)
-class _People:
-    clients: list[str]
-    judges: set[str]
 
 
 def read_replies(turns: int, min_words: int, max_words: int) -> list[Reply]:
@@ -205,13 +195,6 @@ def _prompt(question: str, person: str, turns: Iterable[tuple[str, str]]) -> str
     topic = [f"TOPIC: {question}"] if question else []
     lines = [f"{'YOU' if who == person else 'THEY'}: {text}" for who, text in turns]
     return "\n".join(topic + lines)
-
-
-def _pairs_of(people: Iterable[str], pairs: Mapping[str, Sequence[Pair]]) -> list[Pair]:
-    rows: list[Pair] = []
-    for person in people:
-        rows += pairs[person]
-    return rows
 
 
 def _draw_reply(replies: Sequence[Reply], conversation: str, seed: int) -> Reply:

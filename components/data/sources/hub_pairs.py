@@ -35,24 +35,18 @@ CITATION = re.compile(r"[ \t]*\[\d+(?:\s*,\s*\d+)*\]")
 class HubPairs(PairSource):
     """A data set of the hub, or local files of its schema, whose rows are pairs.
 
-    Attributes:
-        name: of the source.
-        hub: id of the data set on the hub.
-        row: model of its rows.
-        splits: its splits; its test split stays the test split.
-        conversion: revision that is read where a recipe names none, e.g. the hub's conversion to
-            parquet of a data set with a loading script, which is not run.
-        continues: whether completions continue the text of their prompt. The white space between the
-            two stays, at the beginning of the completion, so that prompt and completion together
-            are the text of the data set.
+    Where completions continue the text of their prompt, the white space between the two stays, at the
+    beginning of the completion, so that prompt and completion together are the text of the data set.
     """
 
-    name: ClassVar[str]
-    hub: ClassVar[str]
+    name: ClassVar[str]  # of the source
+    hub: ClassVar[str]  # id of the data set on the hub
     row: ClassVar[type[RawRow]]
-    splits: ClassVar[tuple[str, ...]] = ("train",)
+    splits: ClassVar[tuple[str, ...]] = ("train",)  # on the hub; its test split stays the test split
+    # Revision that is read where a recipe names none, e.g. the hub's conversion to parquet of a data
+    # set with a loading script, which is not run.
     conversion: ClassVar[str | None] = None
-    continues: ClassVar[bool] = False
+    continues: ClassVar[bool] = False  # whether completions continue the text of their prompt
 
     @abstractmethod
     def pair(self, row: Any) -> Pair | str:
