@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from components.data.records import DataError, Pair, Prompt, SourceData
@@ -61,7 +61,9 @@ def hold_out(
         if reserved
     ]
     reserved_pairs = {"prompt given to the server": sum(aligned)} if any(aligned) else {}
-    return SourceData(own, [*prompts, *_test_prompts(own)], judged, dropped={**dropped, **reserved_pairs})
+    return SourceData(
+        own, [*prompts, *evaluation_prompts(own)], judged, dropped={**dropped, **reserved_pairs}
+    )
 
 
 def _reserve_for_judge(pairs: Sequence[Pair], share: float, seed: int) -> tuple[list[Pair], list[Pair]]:
@@ -87,7 +89,7 @@ def _aligned(pair: Pair, share: float, seen: set[str], seed: int) -> bool:
     )
 
 
-def _test_prompts(pairs: Sequence[Pair]) -> list[Prompt]:
+def evaluation_prompts(pairs: Iterable[Pair]) -> list[Prompt]:
     """The prompts of the test pairs, with their distinct chosen completions as references."""
     references: dict[str, list[str]] = {}
     for pair in pairs:

@@ -26,12 +26,12 @@ def drop_long(rows: Sequence[R], what: str, data: DataConfig) -> list[R]:
     Raises:
         DataError: more rows than the share data.max_dropped are too long.
     """
-    texts = [[getattr(row, name, None) or "" for name in TEXTS] for row in rows]
-    kept = [row for row, own in zip(rows, texts, strict=True) if max(map(len, own)) <= data.max_characters]
+    limit = data.max_characters
+    kept = [row for row in rows if all(len(getattr(row, name, None) or "") <= limit for name in TEXTS)]
     count = len(rows) - len(kept)
     if count > data.max_dropped * len(rows):
         raise DataError(
-            f"{count} of {len(rows)} {what} have more than {data.max_characters} characters, more than"
+            f"{count} of {len(rows)} {what} have more than {limit} characters, more than"
             f" the share {data.max_dropped:g} that may be dropped: raise data.max_characters, or"
             " data.max_dropped."
         )

@@ -201,23 +201,18 @@ class Options(Source):
 
 def _limit(pairs: list[Pair], limits: int | SplitLimits | None, seed: int) -> list[Pair]:
     """A sample of whole prompts with at most as many pairs as the limits say, of all splits or of each."""
-    if limits is None:
-        return pairs
-    if isinstance(limits, int):
-        return _limit_together(pairs, limits, seed)
+    parts = (
+        [(pairs, limits)]
+        if not isinstance(limits, SplitLimits)
+        else [([pair for pair in pairs if pair.split == split], getattr(limits, split)) for split in SPLITS]
+    )
     kept: list[Pair] = []
-    for split in SPLITS:
-        limit = getattr(limits, split)
-        own = [pair for pair in pairs if pair.split == split]
-        kept += own if limit is None else _limit_together(own, limit, seed)
+    for own, limit in parts:
+        if limit is not None and len(own) > limit:
+            chosen = sample([pair.prompt for pair in own], [pair.split for pair in own], limit, seed)
+            own = [pair for pair in own if pair.prompt in chosen]
+        kept += own
     return kept
-
-
-def _limit_together(pairs: list[Pair], limit: int, seed: int) -> list[Pair]:
-    if len(pairs) <= limit:
-        return pairs
-    chosen = sample([pair.prompt for pair in pairs], [pair.split for pair in pairs], limit, seed)
-    return [pair for pair in pairs if pair.prompt in chosen]
 
 
 def _part_pair(pair: Pair, part: PartConfig) -> Pair:

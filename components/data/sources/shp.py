@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field, FiniteFloat
 
 from components.config import BackboneConfig, DataConfig, NamedModel
-from components.data.holdout import JUDGE
+from components.data.holdout import JUDGE, evaluation_prompts
 from components.data.raw import BareText, Name, RawRow, collect, one_of
 from components.data.records import SPLITS, DataError, Pair, Prompt, SourceData
 from components.data.rows import SUFFIXES, from_hub, read_file, require_file
@@ -167,10 +167,11 @@ class Options(NamedModel, Source):
         align, tested = _divide(by_split["test"], "align", self.align_share, seed)
         dropped["question given to the server"] = len(align)
         prompts = [Prompt(vote.pair.prompt, [], "align") for vote in align]
+        best_first = sorted(tested, key=lambda vote: -vote.score)
         pairs = [vote.pair for vote in (*by_split["train"], *validation, *tested)]
         return SourceData(
             pairs,
-            [*prompts, *_test_prompts(tested)],
+            [*prompts, *evaluation_prompts(vote.pair for vote in best_first)],
             _judge_pairs(judged, seed),
             dropped={reason: count for reason, count in dropped.items() if count},
         )
@@ -188,16 +189,6 @@ class Options(NamedModel, Source):
 
 def _total(by_split: Mapping[str, Sequence[Vote]]) -> int:
     return sum(map(len, by_split.values()))
-
-
-def _test_prompts(votes: Sequence[Vote]) -> list[Prompt]:
-    """The prompts of test pairs, with the answers that won as references, the highest score first."""
-    references: dict[str, list[str]] = {}
-    for vote in sorted(votes, key=lambda vote: -vote.score):
-        answers = references.setdefault(vote.pair.prompt, [])
-        if vote.pair.chosen not in answers:
-            answers.append(vote.pair.chosen)
-    return [Prompt(prompt, answers, "test") for prompt, answers in references.items()]
 
 
 def _judge_pairs(votes: Sequence[Vote], seed: int) -> list[Pair]:
