@@ -122,7 +122,8 @@ def assemble(data: DataConfig, seed: int) -> DataSet:
             " data.validation, or raise data.max_pairs"
         )
     pairs = pairs.sort_values(["client_id", "pair_id"], kind="stable", ignore_index=True)
-    known = [key for frame in (pairs, judge) for key in zip(frame["prompt"], frame["split"], strict=True)]
+    known = [*zip(pairs["prompt"], pairs["split"], strict=True)]
+    known += zip(judge["prompt"], judge["split"], strict=True)
     prompts, summaries = server_prompts(data, source.prompts, known, seed)
     counts = RowCounts(
         source=len(rows),
