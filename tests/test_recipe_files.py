@@ -229,3 +229,10 @@ def test_the_origin_of_a_section_is_that_of_all_its_values():
         None,
         None,
     ]
+
+
+def test_an_override_of_several_lines_is_refused_on_one_line():
+    for override in ("=null\n", "seed\n=1", "federation.rounds=[\n" + "1" * 500):
+        with pytest.raises(RecipeError, match=r"^override '.*\\n.*: (expected key|the value)") as error:
+            load_recipe("debug", [override])
+        assert len(str(error.value)) < 400

@@ -239,12 +239,13 @@ def apply_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> None:
 
 def _apply(tree: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
-    if not equals or not all(key.split(".")):
-        raise RecipeError(f"override '{override}': expected key.path=value, e.g. federation.rounds=10.")
+    shown = repr(override if len(override) <= 200 else f"{override[:200]} ...")
+    if not equals or not all(key.split(".")) or not key.isprintable():
+        raise RecipeError(f"override {shown}: expected key.path=value, e.g. federation.rounds=10.")
     try:
         value = _load(text)
     except (yaml.YAMLError, ValueError):
-        raise RecipeError(f"override '{override}': the value is not valid YAML.") from None
+        raise RecipeError(f"override {shown}: the value is not valid YAML.") from None
     *sections, last = key.split(".")
     node = tree
     for depth, section in enumerate(sections):
@@ -256,8 +257,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         if not isinstance(child, dict):
             path = ".".join(sections[: depth + 1])
             raise RecipeError(
-                f"override '{override}': {path} is {describe_type(child)}, not a section with keys of its"
-                " own."
+                f"override {shown}: {path} is {describe_type(child)}, not a section with keys of its own."
             )
         node = child
     node[last] = value

@@ -19,7 +19,6 @@ from components.data.records import DataError
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-SHOWN_COLUMNS = 20
 R = TypeVar("R")
 T = TypeVar("T")
 EXPECTED = {
@@ -99,11 +98,8 @@ def _sentence(row: type[RawRow], errors: list[ErrorDetails]) -> str:
         columns = [_column(error["loc"]) for error in missing if error["input"] is existing]
         others = [str(name) for name in existing if name not in row.model_fields]
         meant = {column: name for column in columns for name in get_close_matches(column, others, n=1)}
-        shown = [str(name)[:80] for name in list(existing)[:SHOWN_COLUMNS]]
-        sentence = (
-            f"column {', '.join(map(repr, columns))} is missing; there are: {', '.join(shown) or 'none'}"
-            + (f" and {len(existing) - len(shown)} more" if len(existing) > len(shown) else "")
-            + (f"; did you mean {', '.join(map(repr, meant.values()))}?" if meant else "")
+        sentence = f"column {', '.join(map(repr, columns))} is missing; there are: {_names(existing)}" + (
+            f"; did you mean {', '.join(map(repr, meant.values()))}?" if meant else ""
         )
         if row.may_be_renamed and columns[0] in row.model_fields:
             names = ", ".join(f"{column}: {name}" for column, name in (meant or {columns[0]: "..."}).items())
@@ -112,6 +108,13 @@ def _sentence(row: type[RawRow], errors: list[ErrorDetails]) -> str:
     place = errors[0]["loc"]
     column, reason = _column(place), _reason(errors[0], _annotation(row, place))
     return f"column '{column}' {reason}" if column else reason
+
+
+def _names(columns: Iterable[object]) -> str:
+    """The names of columns on one line."""
+    names = [name if (name := str(column)).isprintable() else repr(name) for column in columns]
+    shown = [name[:60] for name in names[:40]]
+    return ", ".join([*shown, *([f"and {len(names) - 40} more"] if len(names) > 40 else [])]) or "none"
 
 
 def _annotation(model: Any, place: tuple[int | str, ...]) -> Any:

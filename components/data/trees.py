@@ -18,11 +18,15 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
+from components.config import check_name
 from components.data.lengths import TEXTS
 from components.data.questions import pooled
 from components.data.records import DataError, Pair
@@ -55,6 +59,9 @@ class Tree:
     question: str  # text that the policy was shown
     nodes: tuple[Node, ...]  # in the order of growth
     path: tuple[int, ...] = ()  # the best path's nodes; shorter than the depth where scores are missing
+
+
+_TREE = TypeAdapter(Tree)
 
 
 def thought_pairs(path: Path, key: str, min_margin: float = 0.0) -> tuple[list[Pair], dict[str, int]]:
@@ -218,12 +225,30 @@ def _parse_tree(line: bytes, path: Path, number: int) -> Tree:
     try:
         content = json.loads(line)
         nodes = tuple(Node(**node) for node in content["nodes"])
-        return Tree(**content | {"nodes": nodes, "path": tuple(content["path"])})
+        tree = Tree(**content | {"nodes": nodes, "path": tuple(content["path"])})
+        _TREE.validate_json(line, strict=True)
+        _check_tree(tree)
+        return tree
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
         raise DataError(
-            f"{path}, line {number}: this is not a tree of thoughts ({error}): delete the line, and its"
+            f"{path}, line {number}: this is not a tree of thoughts ({reason}): delete the line, and its"
             " question is asked again"
         ) from None
+
+
+def _check_tree(tree: Tree) -> None:
+    """Refuse a path that is none of the tree's, and scores that are no numbers.
+
+    Raises:
+        ValueError: naming what is wrong.
+    """
+    check_name(tree.set)
+    numbers = [node.number for node in tree.nodes]
+    if len(set(numbers)) < len(numbers) or not set(tree.path) <= set(numbers):
+        raise ValueError("the numbers of its nodes are not unique, or its path has another one")
+    if not all(math.isfinite(node.score) for node in tree.nodes if node.score is not None):
+        raise ValueError("a score is not finite")
 
 
 def trees_at(path: Path, key: str) -> list[Tree]:

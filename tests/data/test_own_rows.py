@@ -122,7 +122,9 @@ def test_a_missing_column_names_the_nearest_and_the_key_that_renames_it(tmp_path
     words = r"'prompt' is missing; .* did you mean 'promt'\? data\.columns={prompt: promt} renames"
     with pytest.raises(DataError, match=words):
         one_pair(tmp_path, {"promt": "p", "chosen": "c", "rejected": "r"})
-    with pytest.raises(DataError, match=r"there are: x0, .* x19 and 30 more; data\.columns={prompt: \.\.\.}"):
+    with pytest.raises(
+        DataError, match=r"there are: x0, .* x39, and 10 more; data\.columns={prompt: \.\.\.}"
+    ):
         one_pair(tmp_path, {f"x{n}": 1 for n in range(50)})
 
 
