@@ -118,4 +118,4 @@ def test_names_of_columns_are_shown_on_one_line(tmp_path):
     path = tmp_path / "pairs.jsonl"
     path.write_text(json.dumps({"a\nb": 1} | {"x" * 500: 2} | {f"c{n}": n for n in range(60)}))
     with pytest.raises(DataError, match=r"missing; there are: 'a\\nb', x{60}, c0, .*, and 22 more"):
-        read_pairs(path)
+        own_pairs(path)

@@ -62,8 +62,9 @@ def content(name):
         writer = csv.DictWriter(table, ROWS[0])
         writer.writeheader()
         writer.writerows(ROWS)
-        return table.getvalue().encode()
-    text = json.dumps(ROWS) if ".json." in f"{name}." else "\n".join(map(json.dumps, ROWS))
+        text = table.getvalue()
+    else:
+        text = json.dumps(ROWS) if ".json." in f"{name}." else "\n".join(map(json.dumps, ROWS))
     return gzip.compress(text.encode(), mtime=0) if name.endswith(".gz") else text.encode()
 
 
@@ -76,18 +77,18 @@ def source_of(path):
 def load(path):
     data = accepted(lambda: sources.load(DataConfig(source=source_of(path), path=str(path)), 0))
     if data is not None:
-        for row in (*data.pairs.to_list(), *data.judge.to_list()):
-            check_pair(row)
+        for pair in (*data.pairs, *data.judge):
+            check_pair(pair)
 
 
-def check_pair(row):
-    for column in ("prompt", "chosen", "rejected"):
-        assert row[column].encode("utf-8") is not None
-    check_name(row["client_id"])
-    check_name(row["domain"])
-    check_visible(row.get("group") or "")
-    assert row["split"] in ("train", "validation", "test")
-    assert row.get("margin") is None or math.isfinite(row["margin"])
+def check_pair(pair):
+    for text in (pair.prompt, pair.chosen, pair.rejected):
+        assert text.encode("utf-8") is not None
+    check_name(pair.client_id)
+    check_name(pair.domain)
+    check_visible(pair.group or "")
+    assert pair.split in ("train", "validation", "test")
+    assert pair.margin is None or math.isfinite(pair.margin)
 
 
 @pytest.mark.parametrize("name", [f"rows{suffix}" for suffix in SUFFIXES])
