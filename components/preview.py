@@ -8,11 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from components.config import DataConfig, InputFile, Recipe
 from components.data.prepare import assemble, check_rows
+from components.data.records import DataError
 from components.data.report import RowCounts
 from components.data.sources.files import FileOptions
+from components.data.tables import write_table
+from components.evaluation.judges.base import judge_section
 from components.federation.protocol import check_participants
 from components.inputs import hash_path, named_files
 from components.reporting.lines import left_out_line
@@ -79,6 +83,15 @@ def _read(recipe: Recipe) -> DataPreview:
     check_rows(recipe, data_set.splits, data_set.rows.prompts)
     active = sum(client.train > 0 for client in data_set.clients.values())
     check_participants(active, recipe.federation.clients_per_round)
+    judge = judge_section(recipe.evaluation.judge)
+    if judge.pair_reader() is not None:
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "judge.parquet"
+            write_table(path, data_set.tables["judge"])
+            try:
+                judge.check_data(Path(folder))
+            except DataError as error:
+                raise DataError(str(error).replace(f"{path} has", "the judge has")) from None
     return DataPreview(data_set.rows, active, data_set.warnings)
 
 

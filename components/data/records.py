@@ -180,7 +180,8 @@ def read_judges_rows(folder: Path, who: str) -> tuple[list[PairRow], list[PairRo
     if not train or not held_out:
         raise DataError(
             f"{table} has {len(train)} training and {len(held_out)} held-out pairs, but {who} needs both, of"
-            " owners that are not in the federation: reserve more owners in data.options."
+            " owners that are not in the federation: reserve more of them in data.options (judge_clients or"
+            " judge_share, as the source has it)."
         )
     return train, held_out
 

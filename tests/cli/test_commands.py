@@ -1,6 +1,7 @@
 """The command `fed-rlhf` without a run: help, completion, lists and refused input."""
 
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -159,6 +160,21 @@ def test_a_valid_recipe_is_checked_without_writing_anything(runs):
     assert result.exit_code == 0
     assert "debug" in result.stdout
     assert not runs.exists()
+
+
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_bad_data_are_refused_before_anything_is_written(command, runs, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    (tmp_path / "bad.jsonl").write_text('{"prompt": "a", "chosen": "b"}\n', encoding="utf-8")
+    settings = ["data.source=jsonl", f"data.path={tmp_path}/bad.jsonl", "data.options={}"]
+    assert "bad.jsonl, row 1: column 'rejected' is missing" in refusal(command, "debug", *settings)
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.jsonl"]
+
+
+def test_a_check_tells_the_data_and_the_time(runs):
+    lines = fed_rlhf("check", "debug").stdout.splitlines()
+    assert any(re.match(r"data: \d+ pairs of 4 clients that train", line) for line in lines)
+    assert any(line.startswith("estimated time of training on ") for line in lines)
 
 
 def test_a_recipe_file_is_checked_by_its_path(tmp_path):

@@ -1,9 +1,10 @@
 """The estimate of a step's memory, against what autograd stores in tiny models of several families."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from components.config import BackboneConfig, LoraConfig
@@ -22,6 +23,7 @@ from components.models.memory import (
     activation_bytes,
     estimate_step,
     logit_bytes,
+    step_flops,
 )
 
 TOLERANCE = 0.1
@@ -222,3 +224,21 @@ def test_a_missing_value_is_named_and_not_guessed():
     config = {"model_type": "llama", "hidden_size": 64}
     with pytest.raises(ShapeError, match=r"config\.json of 'some/llama' has no intermediate_size"):
         ModelShape.from_config(config, BackboneConfig(name="some/llama"))
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_operations_of_a_step_are_those_that_torch_counts(family, checkpointing):
+    lora = LoraConfig(r=4, alpha=8, dropout=0.0)
+    model, shape = build(family, lora)
+    if checkpointing:
+        enable_checkpointing(model, family)
+    model.get_base_model().set_attn_implementation("eager")  # torch counts no other on the CPU
+    ids = torch.arange(ROWS * TOKENS).reshape(ROWS, TOKENS) % 96
+    with FlopCounterMode(display=False) as counter, checkpointed(model) if checkpointing else nullcontext():
+        model(input_ids=ids, use_cache=False).logits.sum().backward()
+    step = StepShape(ROWS, TOKENS, logit_positions=ROWS * TOKENS, checkpointing=checkpointing)
+    passes = 4 if checkpointing else 3
+    all_positions = 2 * passes * ROWS * TOKENS**2 * shape.layers * shape.heads * shape.head_dim / 2
+    expected = step_flops(shape, lora, step) + 2 * all_positions  # eager attention reads later positions too
+    assert expected == pytest.approx(counter.get_total_flops(), rel=0.12)

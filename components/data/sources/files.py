@@ -26,7 +26,7 @@ from components.data.raw import AS_TEXT, Key, Label, NeededText, if_null
 from components.data.records import DataError, Pair, SourceData
 from components.data.rows import Row, file_kinds, find_splits, read_file
 from components.data.sources.base import AlignShare, Source
-from components.data.splits import assign, connection_warning, grouped, in_splits
+from components.data.splits import connection_warning, grouped, in_splits, with_splits
 
 OwnLabel = Annotated[Label, AS_TEXT]
 """A name, or a whole number as text; null is empty."""
@@ -105,7 +105,7 @@ class FileOptions(Source):
             pairs, duplicates = in_splits(by_split, data, seed)
         else:
             warning = connection_warning(whole)
-            pairs, duplicates = _in_own_splits(whole, data, seed), 0
+            pairs, duplicates = with_splits(grouped(whole), data.validation, data.test, seed), 0
         counts = {"prompt also in a held-out split": duplicates, "invalid row": len(invalid)}
         dropped = {reason: count for reason, count in counts.items() if count}
         warnings = [f"{len(invalid)} invalid rows are left out. The first: {invalid[0]}."] if invalid else []
@@ -149,15 +149,6 @@ class FileOptions(Source):
                 f"{path}: the data source {self.name} reads {' or '.join(self.suffixes)} files, but here are"
                 f" {' and '.join(sorted(others))}: for another kind, choose another data.source"
             )
-
-
-def _in_own_splits(pairs: Sequence[Pair], data: DataConfig, seed: int) -> list[Pair]:
-    """The pairs in the splits of their column, or drawn by group where it is empty."""
-    pairs = grouped(pairs)
-    splits = assign((pair.split_group for pair in pairs), data.validation, data.test, seed)
-    return [
-        pair if pair.split else replace(pair, split=split) for pair, split in zip(pairs, splits, strict=True)
-    ]
 
 
 class JsonlOptions(FileOptions):

@@ -1,0 +1,102 @@
+"""The data of a recipe, read before a run starts."""
+
+import json
+
+import pytest
+
+from components import preview
+from components.config import RecipeError
+from components.data.prepare import prepare
+from components.data.records import DataError
+from components.estimates import training_stages, training_time
+from components.preview import describe_data, preview_data
+from components.recipes import load_recipe, validate_environment
+from tests.support.sources import write_jsonl
+
+ROWS = [
+    {"prompt": f"p{n}", "chosen": f"good {n}", "rejected": f"bad {n}", "client_id": f"owner-{n % 12}"}
+    for n in range(240)
+]
+
+
+@pytest.fixture
+def own(tmp_path):
+    """The recipe debug with rows of a user's own."""
+
+    def recipe(rows=ROWS, **settings):
+        path = write_jsonl(tmp_path / "pairs.jsonl", rows)
+        overrides = {"data.source": "jsonl", "data.path": path, "data.options": "{judge_clients: 0.2}"}
+        return load_recipe("debug", [f"{key}={value}" for key, value in (overrides | settings).items()])
+
+    return recipe
+
+
+def test_the_numbers_are_those_of_the_preparation(own, tmp_path):
+    recipe = own()
+    found = preview_data(recipe)
+    prepared = prepare(recipe.data, recipe.seed, tmp_path / "prepared")
+    assert found.rows == prepared.rows
+    assert found.clients == prepared.partition.clients - len(prepared.clients_without_train)
+    assert f"{prepared.rows.pairs} pairs of 4 clients" in describe_data(found)
+    assert "owner not among the clients (data.clients)" in describe_data(found)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"data.clients": 20}, r"data\.clients is 20, but .* 10 owners .* set data\.clients to 10"),
+        ({"federation.clients_per_round": 11, "data.clients": "null"}, "but only 10 clients"),
+        ({"data.options": "{judge_clients: 0}"}, "the judge has 0 training and 0 held-out pairs"),
+        ({"data.test": 1e-6}, "leaves no held-out"),
+        ({"data.partition": "margin"}, "no margin"),
+    ],
+)
+def test_what_would_fail_a_run_is_refused_before_it_starts(own, settings, words):
+    recipe = own(**settings)
+    with pytest.raises((DataError, RecipeError), match=words) as refused:
+        validate_environment(recipe)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_of_large_files_only_the_first_rows_are_read(own, monkeypatch):
+    monkeypatch.setattr(preview, "MAX_BYTES", 100)
+    monkeypatch.setattr(preview, "HEAD", 100)
+    assert "only the first 100 rows were" in describe_data(preview_data(own([*ROWS, {"prompt": "no"}])))
+    with pytest.raises(DataError, match="row 51: column 'chosen', 'rejected' is missing"):
+        preview_data(own([*ROWS[:50], {"prompt": "no"}, *ROWS[50:]]))
+
+
+def test_data_of_the_hub_are_not_read(own, tmp_path):
+    assert "data.source tldr" in describe_data(preview_data(load_recipe("summarization/tldr")))
+    recipe = own(**{"data.test_prompts": "{source: alpaca_eval}"})
+    assert "data.test_prompts.source alpaca_eval" in describe_data(preview_data(recipe))
+    parts = [{"source": "jsonl", "path": str(tmp_path / "pairs.jsonl")}, {"source": "hh-rlhf"}]
+    options = json.dumps({"sources": parts})
+    mixture = load_recipe("debug", ["data.source=mixture", f"data.options={options}", "data.clients=2"])
+    assert "data.options.sources[1].source hh-rlhf" in describe_data(preview_data(mixture))
+
+
+def test_embedded_data_are_read():
+    found = preview_data(load_recipe("debug"))
+    assert found.rows is not None
+    assert found.rows.pairs > 0
+    assert found.unread == ""
+
+
+def test_data_that_changed_are_read_again(own):
+    first = preview_data(own()).rows
+    second = preview_data(own(ROWS[:120])).rows
+    assert first.pairs + first.judge > second.pairs + second.judge
+
+
+def test_the_time_of_training_is_that_of_all_passes():
+    recipe = load_recipe("debug")
+    passes = {stage.name: stage.passes for stage in training_stages(recipe, prompts=4)}
+    # 3 rounds of 2 clients with 2 steps; DPO: 4 pairs twice, in micro-batches of 2; 3 steps of the judge
+    assert passes == {"rounds": 12, "alignment": 4, "judge": 3}
+    time = training_time(recipe, prompts=4)
+    assert set(time.seconds) == set(passes)
+    more = training_time(load_recipe("debug", ["federation.rounds=6"]), prompts=4)
+    operations = [one.seconds["rounds"] * one.rate for one in (time, more)]
+    assert operations[1] == pytest.approx(2 * operations[0])
+    assert "alignment" not in training_time(recipe, prompts=None).seconds
