@@ -243,17 +243,17 @@ def hash_path(path: Path) -> str:
 @contextmanager
 def _readable(path: Path, key: str) -> Iterator[None]:
     """Report a path that does not exist, or cannot be read, by the key that names it."""
-    if not path.exists():
-        raise RecipeError(
-            f"{key}: there is no file or folder '{path}' (relative paths start at {Path.cwd()}): correct the"
-            " path."
-        )
-    if not (path.is_file() or path.is_dir()):
-        raise RecipeError(
-            f"{key}: '{path}' is a pipe, socket or device, and nothing may ever come from it: copy what it"
-            " gives to a file."
-        )
     try:
+        if not path.exists():
+            raise RecipeError(
+                f"{key}: there is no file or folder '{path}' (relative paths start at {Path.cwd()}): correct"
+                " the path."
+            )
+        if not (path.is_file() or path.is_dir()):
+            raise RecipeError(
+                f"{key}: '{path}' is a pipe, socket or device, and nothing may ever come from it: copy what"
+                " it gives to a file."
+            )
         yield
     except OSError as error:
         raise RecipeError(

@@ -12,10 +12,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
-from pydantic import Field, GetCoreSchemaHandler, PrivateAttr
+from pydantic import Field, GetCoreSchemaHandler, PrivateAttr, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from components.config.section import Section
+
+MAX_PART = 255
+"""Bytes of the name of a file or folder, as file systems limit it."""
+MAX_PATH = 4095
+"""Bytes of a path."""
+
+
+def check_path(path: str) -> str:
+    """Refuse a text that cannot be the path of a file.
+
+    Raises:
+        ValueError: with the rest of a sentence that begins with what the path is of.
+    """
+    encoded = path.encode("utf-8", errors="replace")
+    longest = max(map(len, encoded.split(b"/")))
+    if len(encoded) > MAX_PATH or longest > MAX_PART or b"\0" in encoded:
+        raise ValueError(
+            f"can be no file: a path has at most {MAX_PATH:,} bytes, {MAX_PART} in each part, and no U+0000:"
+            " correct it"
+        )
+    return path
 
 
 @dataclass(frozen=True)
@@ -40,12 +61,15 @@ class RecipeFile:
         """The file of a name, or of a mapping of name and content.
 
         Raises:
-            PydanticCustomError: the value is neither.
+            PydanticCustomError: the value is neither, or can be no file.
         """
         if isinstance(value, cls):
             return value
         if isinstance(value, str) and value:
-            return cls(value)
+            try:
+                return cls(check_path(value))
+            except ValueError as error:
+                raise PydanticCustomError("path", str(error)) from None
         if isinstance(value, Mapping) and set(value) == {"name", cls.content_key}:
             values = dict(value)
             if all(isinstance(part, str) for part in values.values()):
@@ -117,6 +141,14 @@ class NamedModel(Section):
             " other files. null: the files are not compared."
         ),
     )
+
+    @model_validator(mode="after")
+    def _check_model_path(self) -> Self:
+        try:
+            check_path(getattr(self, self.model_key))
+        except ValueError as error:
+            raise ValueError(f"{self.model_key} {error}") from None
+        return self
 
     @property
     def model_name(self) -> str | None:

@@ -34,6 +34,8 @@ SAVED = ("state.json", "dataset_info.json")
 SAVED_SPLITS = "dataset_dict.json"
 """File of a folder that `datasets.DatasetDict.save_to_disk` wrote."""
 METADATA = (*SAVED, SAVED_SPLITS, "dataset_infos.json")
+MAX_FOLDERS = 1000
+"""That are searched for files of rows."""
 _SHARD_PATTERN = "-[0-9][0-9][0-9][0-9][0-9]-of-*"
 _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\b")
 Row = dict[str, Any]
@@ -212,10 +214,9 @@ def _hub_error(name: str, error: Exception) -> DataError:
 
 def _row_files(folder: Path) -> list[Path]:
     """Files with rows in a folder, sorted; none if there is no such folder."""
-    files = sorted(folder.iterdir()) if folder.is_dir() else []
     return [
         file
-        for file in files
+        for file in _entries(folder)
         if file.name.endswith(SUFFIXES)
         and file.name not in METADATA
         and not file.name.startswith((".", "_"))
@@ -224,12 +225,33 @@ def _row_files(folder: Path) -> list[Path]:
 
 
 def _all_row_files(folder: Path) -> list[Path]:
-    """Files with rows in a folder and in the folders below it, sorted."""
-    files = _row_files(folder)
-    for inner in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if inner.is_dir() and not inner.name.startswith((".", "_")) and not is_saved(inner):
-            files += _all_row_files(inner)
+    """Files with rows in a folder and in the folders below it, sorted.
+
+    Raises:
+        DataError: there are more than MAX_FOLDERS, as in the folder of a system or in links of a circle.
+    """
+    files: list[Path] = []
+    below = [folder]
+    count = 0
+    while below:
+        place = below.pop()
+        count += 1
+        if count > MAX_FOLDERS:
+            raise DataError(
+                f"{folder}: expected a folder of rows, but more than {MAX_FOLDERS:,} folders are in it: give"
+                " the folder or the file of the rows alone"
+            )
+        with reading(folder, "a folder of rows"):
+            files += _row_files(place)
+            inner = [path for path in _entries(place) if path.is_dir() and path.name[0] not in "._"]
+            below += [path for path in reversed(inner) if not is_saved(path)]
     return files
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What is in a folder, sorted; nothing if there is no such folder."""
+    with reading(folder, "a folder of rows"):
+        return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
 def _refuse_unclear(folder: Path, files: Sequence[Path]) -> None:
@@ -274,7 +296,7 @@ def _split_stems(folder: Path) -> list[str]:
         for file in _row_files(place):
             shard = _SHARD.match(file.name)
             stems[shard["stem"] if shard else file.name.partition(".")[0]] = None
-        for inner in sorted(place.iterdir()) if place.is_dir() else []:
+        for inner in _entries(place):
             if is_saved(inner) or (inner.name != "data" and _all_row_files(inner)):
                 stems[inner.name] = None
     return list(stems)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from components.config import RecipeError
 from components.data import bounded
 from components.data.records import DataError
 from components.data.rows import read_file
@@ -142,3 +143,33 @@ def test_a_file_that_may_not_be_read_says_so(name, tmp_path, monkeypatch):
     monkeypatch.setattr("gzip.open", refuse)
     monkeypatch.setattr("pyarrow.parquet.ParquetFile", refuse)
     refused(tmp_path / name, r"cannot be read \(Permission denied\): see its permissions")
+
+
+def test_a_folder_that_may_not_be_searched_says_so(tmp_path, monkeypatch):
+    (tmp_path / "rows" / "part").mkdir(parents=True)
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.iterdir", refuse)
+    refused(tmp_path / "rows", r"cannot be read \(Permission denied\): see its permissions")
+
+
+def test_a_folder_that_contains_itself_or_a_whole_system_is_refused_soon(tmp_path):
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "a.jsonl").write_bytes(ROW)
+    for name in ("one", "two"):
+        (tmp_path / "rows" / name).symlink_to(tmp_path / "rows")
+    refused(tmp_path / "rows", "more than 1,000 folders are in it: give the folder or the file")
+
+
+@pytest.mark.parametrize(
+    "path", ["x" * 256, "/".join(["x" * 200] * 30), "a\\0b"], ids=["name", "path", "null"]
+)
+@pytest.mark.parametrize("key", ["data.trees", "policy.template", "policy.backbone.name"])
+def test_a_path_that_no_file_can_have_is_refused(key, path):
+    with pytest.raises(
+        RecipeError, match=rf"'{key.removesuffix('.name')}'.* can be no file: .*correct it"
+    ) as error:
+        load_recipe("debug", [f'{key}="{path}"'])
+    assert len(str(error.value)) < 500
