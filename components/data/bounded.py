@@ -92,11 +92,13 @@ def table_rows(path: Path, batches: Iterator[pa.RecordBatch | pa.Table]) -> Iter
     """The rows of a table of several batches.
 
     Raises:
+        ArrowInvalid: values lie outside of the table.
         DataError: it exceeds a bound.
     """
     limit = _limit(path)
     size = 0
     for batch in batches:
+        batch.validate(full=True)  # or wrong offsets of a damaged file end the process
         size += batch.nbytes + ROW * batch.num_rows
         if size > limit:
             raise _too_large(path, limit)

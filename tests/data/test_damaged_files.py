@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import struct
 import time
 
 import datasets
@@ -143,6 +144,15 @@ def test_a_file_that_may_not_be_read_says_so(name, tmp_path, monkeypatch):
     monkeypatch.setattr("gzip.open", refuse)
     monkeypatch.setattr("pyarrow.parquet.ParquetFile", refuse)
     refused(tmp_path / name, r"cannot be read \(Permission denied\): see its permissions")
+
+
+def test_a_saved_data_set_whose_texts_lie_outside_of_it_is_refused(tmp_path):
+    datasets.Dataset.from_dict({"prompt": ["eight..."] * 60}).save_to_disk(tmp_path / "saved")
+    (path,) = (tmp_path / "saved").glob("*.arrow")
+    offsets = struct.pack("<4i", 0, 8, 16, 24)
+    assert path.read_bytes().count(offsets) == 1
+    path.write_bytes(path.read_bytes().replace(offsets, struct.pack("<4i", 0, 8, 2**30, 24)))
+    refused(tmp_path / "saved", "cannot be read as a data set that save_to_disk wrote")
 
 
 def test_a_folder_that_may_not_be_searched_says_so(tmp_path, monkeypatch):
