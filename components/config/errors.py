@@ -55,7 +55,7 @@ def unknown_name(key: str, name: str, known_names: Iterable[str]) -> str:
     names = sorted(known_names)
     nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f" Did you mean '{nearest[0]}'?" if nearest else ""
-    return f"{key} '{name}' is not known; there are: {', '.join(names) or 'none'}.{hint}"
+    return f"{key} {name!r} is not known; there are: {', '.join(names) or 'none'}.{hint}"
 
 
 def is_kind(text: str) -> bool:

@@ -91,6 +91,13 @@ def describe(value: Any) -> str:
     return f"{shown[:80]}{' ...' if len(shown) > 80 else ''} ({type(value).__name__})"
 
 
+def column_names(columns: Iterable[object]) -> str:
+    """The names of columns on one line."""
+    names = [name if (name := str(column)).isprintable() else repr(name) for column in columns]
+    shown = [name[:60] for name in names[:40]]
+    return ", ".join([*shown, *([f"and {len(names) - 40} more"] if len(names) > 40 else [])]) or "none"
+
+
 def _sentence(row: type[RawRow], errors: list[ErrorDetails]) -> str:
     missing = [error for error in errors if error["type"] == "missing"]
     if missing:
@@ -98,8 +105,9 @@ def _sentence(row: type[RawRow], errors: list[ErrorDetails]) -> str:
         columns = [_column(error["loc"]) for error in missing if error["input"] is existing]
         others = [str(name) for name in existing if name not in row.model_fields]
         meant = {column: name for column in columns for name in get_close_matches(column, others, n=1)}
-        sentence = f"column {', '.join(map(repr, columns))} is missing; there are: {_names(existing)}" + (
-            f"; did you mean {', '.join(map(repr, meant.values()))}?" if meant else ""
+        sentence = (
+            f"column {', '.join(map(repr, columns))} is missing; there are: {column_names(existing)}"
+            + (f"; did you mean {', '.join(map(repr, meant.values()))}?" if meant else "")
         )
         if row.may_be_renamed and columns[0] in row.model_fields:
             names = ", ".join(f"{column}: {name}" for column, name in (meant or {columns[0]: "..."}).items())
@@ -108,13 +116,6 @@ def _sentence(row: type[RawRow], errors: list[ErrorDetails]) -> str:
     place = errors[0]["loc"]
     column, reason = _column(place), _reason(errors[0], _annotation(row, place))
     return f"column '{column}' {reason}" if column else reason
-
-
-def _names(columns: Iterable[object]) -> str:
-    """The names of columns on one line."""
-    names = [name if (name := str(column)).isprintable() else repr(name) for column in columns]
-    shown = [name[:60] for name in names[:40]]
-    return ", ".join([*shown, *([f"and {len(names) - 40} more"] if len(names) > 40 else [])]) or "none"
 
 
 def _annotation(model: Any, place: tuple[int | str, ...]) -> Any:

@@ -7,6 +7,7 @@ import pytest
 from components.config import RecipeError, UserError
 from components.config.benchmark import Benchmark
 from components.config.section import check_section
+from components.data.questions import read_questions
 from components.data.records import DataError
 from components.data.sources.files import read_pairs
 from components.recipes import load_recipe
@@ -119,3 +120,10 @@ def test_names_of_columns_are_shown_on_one_line(tmp_path):
     path.write_text(json.dumps({"a\nb": 1} | {"x" * 500: 2} | {f"c{n}": n for n in range(60)}))
     with pytest.raises(DataError, match=r"missing; there are: 'a\\nb', x{60}, c0, .*, and 22 more"):
         own_pairs(path)
+
+
+def test_names_in_a_question_and_unknown_names_are_shown_on_one_line():
+    with pytest.raises(DataError, match=r"column 'stem' is missing; there are: '\\n'$"):
+        read_questions("csqa", [{"id": "1", "question": {"\n": None}, "answerKey": "A"}], "here")
+    with pytest.raises(RecipeError, match=r"^recipe 'a\\n' is not known"):
+        load_recipe("a\n")

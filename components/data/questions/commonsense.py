@@ -34,7 +34,7 @@ from components.data.questions.base import (
     option_label,
     require_order,
 )
-from components.data.raw import BareText, RawRow, describe
+from components.data.raw import BareText, RawRow, column_names, describe
 from components.data.records import DataError
 from components.data.rows import CONVERSION, SUFFIXES, Row, find_file, read_file
 
@@ -96,7 +96,7 @@ class CsqaRow(QuestionRow):
         if not isinstance(inner, dict):
             return row
         if "stem" not in inner:
-            raise ValueError(f"column 'stem' is missing; there are: {', '.join(inner) or 'none'}")
+            raise ValueError(f"column 'stem' is missing; there are: {column_names(inner)}")
         return row | inner | {"question": inner["stem"]}
 
     def ask(self) -> Question:

@@ -24,7 +24,18 @@ from typing import Annotated, Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from components.config import DataConfig, NameOrFolder
-from components.data.raw import BareText, Identifier, Name, NeededText, RawRow, Text, collect, if_null, one_of
+from components.data.raw import (
+    BareText,
+    Identifier,
+    Name,
+    NeededText,
+    RawRow,
+    Text,
+    collect,
+    column_names,
+    if_null,
+    one_of,
+)
 from components.data.records import DataError, Pair, Prompt, SourceData
 from components.data.rows import CONVERSION, SUFFIXES, from_hub, read_file, require_file
 from components.data.sources.base import Source
@@ -293,7 +304,7 @@ def read_post(row: Mapping[str, Any], where: str) -> PostRow:
     if match is None or not shown.model_fields_set & {"completion", "label"}:
         raise DataError(
             f"{where}: expected columns prompt ('SUBREDDIT: r/... TITLE: ... POST: ...') and completion or"
-            f" label, or subreddit, title, post and summary; there are: {', '.join(map(str, row))}"
+            f" label, or subreddit, title, post and summary; there are: {column_names(row)}"
         )
     texts = dict(zip(("subreddit", "title", "post"), match.groups(), strict=True))
     has_completion = "completion" in shown.model_fields_set
