@@ -38,7 +38,7 @@ def test_the_numbers_are_those_of_the_preparation(own, tmp_path):
     assert found.rows == prepared.rows
     assert found.clients == prepared.partition.clients - len(prepared.clients_without_train)
     assert f"{prepared.rows.pairs} pairs of 4 clients" in describe_data(found)
-    assert "owner not among the clients (data.clients)" in describe_data(found)
+    assert "(owner not among the clients, see data.clients)" in describe_data(found)
 
 
 @pytest.mark.parametrize(

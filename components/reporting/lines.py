@@ -64,11 +64,11 @@ def left_out_line(rows: RowCounts) -> str:
     """How many pairs and raw rows are left out, by reason, and the keys that keep them; empty for none."""
     counts = Counter(rows.left_out) + Counter(rows.dropped)
     shown = [
-        f"{count:,} {reason}" + (f" ({KEPT_BY[reason]})" if reason in KEPT_BY else "")
+        f"{count:,} ({reason}" + (f", see {KEPT_BY[reason]})" if reason in KEPT_BY else ")")
         for reason, count in counts.most_common(SHOWN_REASONS)
     ]
     if others := counts.total() - sum(count for _, count in counts.most_common(SHOWN_REASONS)):
-        shown.append(f"{others:,} for other reasons")
+        shown.append(f"{others:,} (other reasons)")
     return f"left out: {', '.join(shown)}" if shown else ""
 
 

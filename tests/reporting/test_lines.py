@@ -86,13 +86,13 @@ def test_what_is_left_out_is_a_line_with_the_keys_that_keep_it(tmp_path):
     reasons = counts.left_out | counts.dropped
     assert len(reasons) == 4
     for reason, count in reasons.items():
-        assert f"{count} {reason} ({KEPT_BY[reason]})" in line
+        assert f"{count} ({reason}, see {KEPT_BY[reason]})" in line
 
 
 def test_rare_reasons_are_counted_together():
     dropped = dict(zip("abcdef", range(1, 7), strict=True))
     rows = preparation().rows.model_copy(update={"dropped": dropped})
-    assert left_out_line(rows) == "left out: 6 f, 5 e, 4 d, 3 c, 3 for other reasons"
+    assert left_out_line(rows) == "left out: 6 (f), 5 (e), 4 (d), 3 (c), 3 (other reasons)"
     assert left_out_line(preparation().rows) == ""
 
 
