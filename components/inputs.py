@@ -118,11 +118,15 @@ def original_names(recipe: Recipe) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        message = str(error)
-        for _, named in named_files(recipe):
-            if isinstance(named, InputFile) and named.copy is not None:
-                message = message.replace(named.copy, named.name)
-        raise type(error)(message) from error
+        raise type(error)(with_original_names(recipe, str(error))) from error
+
+
+def with_original_names(recipe: Recipe, text: str) -> str:
+    """A text about a run's copies with the names of the files as the recipe's author wrote them."""
+    for _, named in named_files(recipe):
+        if isinstance(named, InputFile) and named.copy is not None:
+            text = text.replace(named.copy, named.name)
+    return text
 
 
 def check_inputs(recipe: Recipe) -> None:

@@ -11,11 +11,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from components.config import DataConfig, InputFile, Recipe
-from components.data.prepare import assemble, check_rows
+from components.data.prepare import assemble, check_rows, expected
 from components.data.records import DataError
+from components.data.repeats import count_repeats, repeat_warnings
 from components.data.report import RowCounts
 from components.data.sources.files import FileOptions
 from components.data.tables import write_table
+from components.data.validation import validate
 from components.evaluation.judges.base import judge_section
 from components.federation.protocol import check_participants
 from components.inputs import hash_path, named_files
@@ -35,12 +37,14 @@ class DataPreview:
         clients: number of clients that have training pairs; None likewise.
         warnings: what may be wrong with the rows, as sentences.
         unread: why not all rows were read; empty where they were.
+        validated: whether the rows meet the expectations.
     """
 
     rows: RowCounts | None = None
     clients: int | None = None
     warnings: tuple[str, ...] = ()
     unread: str = ""
+    validated: bool = False
 
     @property
     def server_prompts(self) -> int | None:
@@ -52,8 +56,13 @@ _known: dict[str, DataPreview] = {}
 """The last preview of this process, by what it depends on: a command and its flow ask for the same."""
 
 
-def preview_data(recipe: Recipe) -> DataPreview:
+def preview_data(recipe: Recipe, validated: bool = False) -> DataPreview:
     """Read the data of a recipe as far as they are here.
+
+    Args:
+        recipe: the recipe.
+        validated: whether the expectations are checked too, which imports Great Expectations. A run does so
+            itself, and keeps the Data Docs of data that fail.
 
     Raises:
         UserError: a run would fail with these data; in one sentence.
@@ -72,13 +81,13 @@ def preview_data(recipe: Recipe) -> DataPreview:
         return DataPreview(unread=f"the files have over {limit}")
     key = f"{recipe.seed} {data.model_dump_json()} {recipe.federation.model_dump_json()}"
     key += " ".join(map(hash_path, files))
-    if key not in _known:
+    if key not in _known or (validated and not _known[key].validated):
         _known.clear()
-        _known[key] = _read(recipe)
+        _known[key] = _read(recipe, validated)
     return _known[key]
 
 
-def _read(recipe: Recipe) -> DataPreview:
+def _read(recipe: Recipe, validated: bool) -> DataPreview:
     data_set = assemble(recipe.data, recipe.seed)
     check_rows(recipe, data_set.splits, data_set.rows.prompts)
     active = sum(client.train > 0 for client in data_set.clients.values())
@@ -92,7 +101,11 @@ def _read(recipe: Recipe) -> DataPreview:
                 judge.check_data(Path(folder))
             except DataError as error:
                 raise DataError(str(error).replace(f"{path} has", "the judge has")) from None
-    return DataPreview(data_set.rows, active, data_set.warnings)
+    warnings = list(data_set.warnings)
+    if validated:
+        warnings += validate(data_set.tables, expected(data_set, recipe.data), None).warnings
+        warnings += repeat_warnings(count_repeats(data_set.tables["pairs"], data_set.tables["judge"]))
+    return DataPreview(data_set.rows, active, tuple(warnings), validated=validated)
 
 
 def _hub_keys(data: DataConfig) -> Iterator[str]:

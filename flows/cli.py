@@ -178,6 +178,7 @@ def check(
     """Check a recipe and what it needs; estimate memory and disk."""
     from components.config.loading import annotated_yaml
     from components.estimates import Shapes, describe_costs, describe_time, estimate_costs, training_time
+    from components.inputs import check_inputs
     from components.preview import describe_data, preview_data
     from components.recipes import load_with_origins, validate_environment
 
@@ -185,8 +186,9 @@ def check(
     if print_recipe:
         print(annotated_yaml(loaded.model_dump(mode="json"), origins))
         return
+    check_inputs(loaded)
+    preview = preview_data(loaded, validated=True)
     unread = validate_environment(loaded)
-    preview = preview_data(loaded)
     time = training_time(loaded, preview.server_prompts)
     if json:
         from flows.outputs import RecipeCheck

@@ -12,6 +12,7 @@ from prefect import get_run_logger
 from components.config import InputFile, Recipe, ThoughtsConfig
 from components.data.records import DataError, read_rows
 from components.data.report import PreparationReport, read_report, write_report
+from components.inputs import with_original_names
 from components.io import file_hash, write_atomically, write_json
 from components.progress import Work, progress
 from tasks.devices import POOL
@@ -211,7 +212,8 @@ def prepare_data(recipe: Recipe, folder: Path, trees: Path) -> PreparationReport
         check_prompts(recipe.evaluation.alpaca_eval, prompts, instructions)
     check_rows(recipe, report.splits, report.rows.prompts)
     counted = count_equal_completions(recipe, folder)
-    warnings = [*report.warnings, *equal_warnings(counted), *dialogue_warnings(recipe, folder)]
+    warnings = [with_original_names(recipe, warning) for warning in report.warnings]
+    warnings += [*equal_warnings(counted), *dialogue_warnings(recipe, folder)]
     report = report.model_copy(update={"equal_completions": counted, "warnings": warnings})
     write_report(folder, report)
     return report

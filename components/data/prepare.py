@@ -60,8 +60,7 @@ def prepare(data: DataConfig, seed: int, folder: Path, docs: bool = False) -> Pr
     folder = Path(folder)
     rejected = folder.with_name(f"{folder.name}.rejected")
     data_set = assemble(data, seed)
-    names = list(data_set.clients)
-    limits = Limits(names, data.max_characters, data.partition not in ("natural", "column"), data.max_equal)
+    limits = expected(data_set, data)
     with replaced_folder(folder) as building:
         docs_folder = building / "docs" if docs else None
         expectations = _validate(data_set.tables, limits, docs_folder, rejected)
@@ -143,6 +142,12 @@ def assemble(data: DataConfig, seed: int) -> DataSet:
         summaries,
         source.warnings,
     )
+
+
+def expected(data_set: DataSet, data: DataConfig) -> Limits:
+    """What the tables must meet."""
+    one_client_groups = data.partition not in ("natural", "column")
+    return Limits(list(data_set.clients), data.max_characters, one_client_groups, data.max_equal)
 
 
 def check_rows(recipe: Recipe, splits: Mapping[str, int], prompts: Mapping[str, int]) -> None:
