@@ -61,8 +61,8 @@ def test_what_would_fail_a_run_is_refused_before_it_starts(own, settings, words)
 def test_expectations_and_repeats_are_checked_on_demand(own):
     twice = own([*ROWS, ROWS[5]])
     assert preview_data(twice).warnings == ()
-    (warning,) = preview_data(twice, validated=True).warnings
-    assert warning.startswith("pairs that repeat an earlier one of the same owner: 1;")
+    repeats = "pairs that repeat an earlier one of the same owner: 1;"
+    assert any(warning.startswith(repeats) for warning in preview_data(twice, validated=True).warnings)
     empty = own([ROWS[0] | {"chosen": " "}, *ROWS[1:]], **{"data.clients": "null"})
     assert preview_data(empty).rows is not None
     with pytest.raises(DataError, match="'chosen is not empty'"):

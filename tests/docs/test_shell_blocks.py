@@ -131,7 +131,7 @@ def test_a_command_that_trains_ends_with_its_table(command, place):
 
 @pytest.mark.parametrize("command", SPLIT, ids=named(SPLIT))
 def test_the_data_of_a_command_are_split_as_the_page_says(command, tmp_path):
-    recipe = load_recipe("debug", command.overrides)
+    recipe = load_recipe(shlex.split(command.line)[2], command.overrides)
     partition = prepare(recipe.data, recipe.seed, tmp_path / "prepared").partition
     pairs = f"{partition.samples} pairs of {partition.clients} clients"
     assert command.pairs in ("", pairs)
