@@ -26,7 +26,7 @@ from components.config import (
 from components.evaluation.judges.selector import SelectorJudgeSection
 from components.federation.personalization import PersonalizedMethod
 from components.federation.protocol import method_of
-from components.models.backbone import choose_devices, read_model_config
+from components.models.backbone import BackboneError, choose_devices, read_model_config
 from components.models.memory import (
     FP32,
     MemoryEstimate,
@@ -339,7 +339,8 @@ class TrainingTime:
     Attributes:
         device: such as 'cpu' or 'cuda:0'.
         rate: its floating-point operations per second, as measured.
-        seconds: by stage; stages are left out whose model or number of passes is not known.
+        seconds: by stage; stages are left out whose model or number of passes is not known, and all of them
+            on a machine without the recipe's devices.
     """
 
     device: str
@@ -355,11 +356,11 @@ def training_time(recipe: Recipe, prompts: int | None) -> TrainingTime:
     Args:
         recipe: the recipe.
         prompts: number of the server's prompts; None if it is not known.
-
-    Raises:
-        BackboneError: a configured device does not exist.
     """
-    device = choose_devices(recipe.runtime.devices)[0]
+    try:
+        device = choose_devices(recipe.runtime.devices)[0]
+    except BackboneError:
+        return TrainingTime("", 0.0, {})
     rate = flops_per_second(device)
     shapes = Shapes()
     seconds: dict[str, float] = {}
@@ -376,7 +377,7 @@ def describe_time(time: TrainingTime) -> str:
     stages = ", ".join(f"{name} {format_duration(seconds)}" for name, seconds in time.seconds.items())
     return (
         f"estimated time of training on {time.device} ({time.rate / GIGA:,.0f} GFLOP/s), with sequences of"
-        f" full length: {stages}; sampling, labeling and evaluation come on top"
+        f" full length: {stages}; sampling, labeling and evaluation are not included"
     )
 
 

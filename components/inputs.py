@@ -14,7 +14,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
@@ -242,6 +242,26 @@ def hash_path(path: Path) -> str:
     for file in _visible_files(path):
         digest.update(f"{file.relative_to(path).as_posix()}\0{file_hash(file)}\n".encode())
     return digest.hexdigest()
+
+
+def is_larger(paths: Iterable[Path], limit: int) -> bool:
+    """Whether files, and those in folders, have more bytes; no more files are seen than that takes."""
+    size = 0
+    for path in paths:
+        for file in [path] if path.is_file() else _walk(path):
+            size += file.stat().st_size
+            if size > limit:
+                return True
+    return False
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """The files below a folder that can be read, in no order; links are followed once."""
+    seen: set[Path] = set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        seen.add(Path(place).resolve())
+        folders[:] = [name for name in folders if (Path(place) / name).resolve() not in seen]
+        yield from (path for path in (Path(place) / name for name in names) if path.is_file())
 
 
 @contextmanager

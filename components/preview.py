@@ -11,16 +11,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from components.config import DataConfig, InputFile, Recipe
-from components.data.prepare import assemble, check_rows, expected
+from components.data.prepare import DataSet, assemble, check_rows, expected
 from components.data.records import DataError
-from components.data.repeats import count_repeats, repeat_warnings
 from components.data.report import RowCounts
 from components.data.sources.files import FileOptions
 from components.data.tables import write_table
 from components.data.validation import validate
 from components.evaluation.judges.base import judge_section
 from components.federation.protocol import check_participants
-from components.inputs import hash_path, named_files
+from components.inputs import hash_path, is_larger, named_files
 from components.reporting.lines import left_out_line
 
 MAX_BYTES = 256 * 2**20
@@ -36,15 +35,13 @@ class DataPreview:
         rows: numbers of rows; None where not all rows were read.
         clients: number of clients that have training pairs; None likewise.
         warnings: what may be wrong with the rows, as sentences.
-        unread: why not all rows were read; empty where they were.
-        validated: whether the rows meet the expectations.
+        unread: why not all rows were read, as a sentence; empty where they were.
     """
 
     rows: RowCounts | None = None
     clients: int | None = None
     warnings: tuple[str, ...] = ()
     unread: str = ""
-    validated: bool = False
 
     @property
     def server_prompts(self) -> int | None:
@@ -52,8 +49,8 @@ class DataPreview:
         return None if self.rows is None else self.rows.prompts.get("align", 0)
 
 
-_known: dict[str, DataPreview] = {}
-"""The last preview of this process, by what it depends on: a command and its flow ask for the same."""
+_last: dict[str, DataSet] = {}
+"""The data that this process read last, by what they depend on: arms of a benchmark share them."""
 
 
 def preview_data(recipe: Recipe, validated: bool = False) -> DataPreview:
@@ -69,26 +66,25 @@ def preview_data(recipe: Recipe, validated: bool = False) -> DataPreview:
     """
     data = recipe.data
     if recipe.thoughts is not None:
-        return DataPreview(unread="their pairs are those of the trees of thoughts that the run grows")
+        return DataPreview(unread="the data were not read: the run grows the trees that they come from")
     if from_hub := ", ".join(_hub_keys(data)):
-        return DataPreview(unread=f"they come from the hub ({from_hub})")
+        return DataPreview(unread=f"the data were not read: they come from the hub ({from_hub})")
     files = [Path(file) for _, file in named_files(data) if isinstance(file, InputFile)]
-    if sum(map(_size, files)) > MAX_BYTES:
-        limit = f"{MAX_BYTES:,} bytes"
+    if is_larger(files, MAX_BYTES):
+        large = f"their files have more than {MAX_BYTES:,} bytes"
         if isinstance(data.options, FileOptions):
             data.options.read(data, HEAD)
-            return DataPreview(unread=f"only the first {HEAD:,} rows were, since the files have over {limit}")
-        return DataPreview(unread=f"the files have over {limit}")
-    key = f"{recipe.seed} {data.model_dump_json()} {recipe.federation.model_dump_json()}"
-    key += " ".join(map(hash_path, files))
-    if key not in _known or (validated and not _known[key].validated):
-        _known.clear()
-        _known[key] = _read(recipe, validated)
-    return _known[key]
+            return DataPreview(unread=f"of the data, the first {HEAD:,} rows were read, since {large}")
+        return DataPreview(unread=f"the data were not read: {large}")
+    key = " ".join([str(recipe.seed), data.model_dump_json(), *map(hash_path, files)])
+    if key not in _last:
+        data_set = assemble(data, recipe.seed)
+        _last.clear()
+        _last[key] = data_set
+    return _checked(recipe, _last[key], validated)
 
 
-def _read(recipe: Recipe, validated: bool) -> DataPreview:
-    data_set = assemble(recipe.data, recipe.seed)
+def _checked(recipe: Recipe, data_set: DataSet, validated: bool) -> DataPreview:
     check_rows(recipe, data_set.splits, data_set.rows.prompts)
     active = sum(client.train > 0 for client in data_set.clients.values())
     check_participants(active, recipe.federation.clients_per_round)
@@ -104,8 +100,7 @@ def _read(recipe: Recipe, validated: bool) -> DataPreview:
     warnings = list(data_set.warnings)
     if validated:
         warnings += validate(data_set.tables, expected(data_set, recipe.data), None).warnings
-        warnings += repeat_warnings(count_repeats(data_set.tables["pairs"], data_set.tables["judge"]))
-    return DataPreview(data_set.rows, active, tuple(warnings), validated=validated)
+    return DataPreview(data_set.rows, active, tuple(warnings))
 
 
 def _hub_keys(data: DataConfig) -> Iterator[str]:
@@ -122,15 +117,11 @@ def _hub_keys(data: DataConfig) -> Iterator[str]:
             yield f"data.{key}.source {section.source}"
 
 
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else sum(file.stat().st_size for file in path.rglob("*"))
-
-
 def describe_data(preview: DataPreview) -> str:
     """The data in lines: pairs and clients, what is left out, and warnings; or why they were not read."""
     rows = preview.rows
     if rows is None:
-        return f"the data were not read: {preview.unread}"
+        return preview.unread
     prompts = ", ".join(f"{count:,} {split}" for split, count in rows.prompts.items()) or "none"
     lines = [
         f"data: {rows.pairs:,} pairs of {preview.clients:,} clients that train, {rows.judge:,} pairs of the"

@@ -16,7 +16,6 @@ from typing import Any
 
 from components.config import (
     BackboneConfig,
-    InputFile,
     QuestionsConfig,
     Recipe,
     RecipeError,
@@ -26,7 +25,7 @@ from components.config import (
 from components.config.loading import apply_overrides, dump_yaml, leaves, merge, origin_of, read_yaml
 from components.config.section import describe_type
 from components.data.records import DataError
-from components.inputs import check_inputs, named_files
+from components.inputs import check_inputs
 from components.paths import is_file
 
 RECIPES = Path(__file__).resolve().parent.parent / "flows" / "recipes"
@@ -311,8 +310,7 @@ def validate_environment(recipe: Recipe) -> list[str]:
         check_alpaca_eval(recipe.evaluation.alpaca_eval)
     check_inputs(recipe)
     _check_adapters(recipe)
-    if any(isinstance(file, InputFile) for _, file in named_files(recipe.data)):
-        preview_data(recipe)
+    preview_data(recipe)
     return check_models(recipe)
 
 

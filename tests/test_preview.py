@@ -5,7 +5,7 @@ import json
 import pytest
 
 from components import preview
-from components.config import RecipeError
+from components.config import RecipeError, UserError
 from components.data.prepare import prepare
 from components.data.records import DataError
 from components.estimates import training_stages, training_time
@@ -60,20 +60,44 @@ def test_what_would_fail_a_run_is_refused_before_it_starts(own, settings, words)
 
 def test_expectations_and_repeats_are_checked_on_demand(own):
     twice = own([*ROWS, ROWS[5]])
-    assert preview_data(twice).warnings == ()
     repeats = "pairs that repeat an earlier one of the same owner: 1;"
-    assert any(warning.startswith(repeats) for warning in preview_data(twice, validated=True).warnings)
+    assert preview_data(twice).warnings[0].startswith(repeats)
     empty = own([ROWS[0] | {"chosen": " "}, *ROWS[1:]], **{"data.clients": "null"})
     assert preview_data(empty).rows is not None
     with pytest.raises(DataError, match="'chosen is not empty'"):
         preview_data(empty, validated=True)
 
 
+def test_the_judge_is_checked_for_each_recipe_with_the_same_data(own):
+    without = own(**{"data.options": "{judge_clients: 0}", "evaluation.judge": "{kind: autoj}"})
+    assert preview_data(without).rows is not None
+    with pytest.raises(DataError, match="the judge has 0 training"):
+        preview_data(own(**{"data.options": "{judge_clients: 0}"}))
+
+
+def test_folders_that_cannot_be_walked_end_in_a_sentence(tmp_path):
+    write_jsonl(tmp_path / "rows.jsonl", ROWS)
+    (tmp_path / "link").symlink_to("/nowhere")
+    data = ["data.source=jsonl", "data.options={judge_clients: 0.2}"]
+    assert preview_data(load_recipe("debug", [f"data.path={tmp_path}", *data])).rows is not None
+    with pytest.raises(UserError):
+        preview_data(load_recipe("debug", ["data.path=/proc", *data]))
+
+
+def test_a_share_of_invalid_rows_is_that_of_the_whole_file(own, monkeypatch):
+    monkeypatch.setattr(preview, "MAX_BYTES", 100)
+    monkeypatch.setattr(preview, "HEAD", 20)
+    recipe = own([{"prompt": "no"}, *ROWS], **{"data.drop_invalid": 0.01})
+    assert "the first 20 rows were read" in describe_data(preview_data(recipe))
+
+
 def test_of_large_files_only_the_first_rows_are_read(own, monkeypatch):
     monkeypatch.setattr(preview, "MAX_BYTES", 100)
     monkeypatch.setattr(preview, "HEAD", 100)
-    assert "only the first 100 rows were" in describe_data(preview_data(own([*ROWS, {"prompt": "no"}])))
-    with pytest.raises(DataError, match="row 51: column 'chosen', 'rejected' is missing"):
+    assert "of the data, the first 100 rows were read" in describe_data(
+        preview_data(own([*ROWS, {"prompt": "no"}]))
+    )
+    with pytest.raises(DataError, match="row 51: columns 'chosen', 'rejected' are missing"):
         preview_data(own([*ROWS[:50], {"prompt": "no"}, *ROWS[50:]]))
 
 

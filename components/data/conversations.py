@@ -58,11 +58,11 @@ def as_texts(prompt: Any, chosen: Any, rejected: Any) -> tuple[str, str, str]:
     for column, value in completions.items():
         if not isinstance(value, list):
             raise ValueError(
-                f"column '{column}' is {_kind(value)}, but the other completion is a list of messages: both"
-                " must be texts, or both lists of messages"
+                f"column '{column}' is {_kind(value)}, but another column is a list of messages: the prompt"
+                " and both completions must be texts, or both completions lists of messages"
             )
     conversations = {column: _messages(value, column) for column, value in completions.items()}
-    if prompt is None:
+    if prompt is None or prompt in ("", []):
         beginning = _common_beginning(*conversations.values())
     elif isinstance(prompt, str):
         beginning = [("user", prompt.strip())]
@@ -82,7 +82,7 @@ def _message(item: Any, where: str) -> Message:
     if not isinstance(item, Mapping) or not {"role", "content"} <= set(item):
         raise ValueError(f"{where} must be a message, an object with role and content, but is {_kind(item)}")
     role, content = item["role"], item["content"]
-    if role not in ROLES or item.get("tool_calls"):
+    if role not in ROLES or item.get("tool_calls") or item.get("function_call"):
         what = "calls a tool" if role in ROLES else f"has the role {str(role)[:40]!r}"
         raise ValueError(
             f"{where} {what}, but only texts of {', '.join(ROLES)} can be trained on: leave such"
@@ -112,7 +112,8 @@ def _answer(messages: Sequence[Message], beginning: Sequence[Message], column: s
         return rest[0][1]
     roles = ", ".join(role for role, _ in rest) or "none"
     raise ValueError(
-        f"column '{column}' must have one message of the assistant after the prompt, but has: {roles}"
+        f"column '{column}' must be one message of the assistant, before which the prompt may be repeated,"
+        f" but beside the prompt it has: {roles}"
     )
 
 
@@ -129,9 +130,9 @@ def _prompt_text(messages: Sequence[Message]) -> str:
             "in the prompt, messages of user and assistant must alternate, the last of them the user's, after"
             f" at most one of the system, but its roles are: {found}"
         )
-    if len(turns) == 1:
-        return turns[0][1]
-    text = "\n\n".join(f"{MARKERS[role]}: {content}" for role, content in turns)
+    text = turns[0][1]
+    if len(turns) > 1:
+        text = "\n\n".join(f"{MARKERS[role]}: {content}" for role, content in turns)
     if [(turn["role"], turn["content"]) for turn in dialogue_turns(text)] != turns:
         raise ValueError(
             "the turns of the prompt cannot be told apart as a dialogue, since a message is empty, or"

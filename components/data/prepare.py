@@ -13,6 +13,7 @@ import numpy as np
 
 from components.config import DataConfig, Recipe
 from components.data import partition
+from components.data.holdout import JUDGE
 from components.data.lengths import TOO_LONG, drop_long
 from components.data.pairs import client_pairs, with_trees
 from components.data.prompts import server_prompts
@@ -23,6 +24,7 @@ from components.data.report import (
     MarginSummary,
     PreparationReport,
     PromptSummary,
+    RepeatCounts,
     RowCounts,
     ValidationSummary,
     write_client_counts,
@@ -83,6 +85,7 @@ class DataSet:
         rows: numbers of rows.
         prompts: see PreparationReport.
         warnings: what may be wrong with the rows, as sentences.
+        repeats: among the pairs of the source by their owners, before they are assigned to clients.
     """
 
     tables: dict[str, pd.DataFrame]
@@ -90,6 +93,7 @@ class DataSet:
     rows: RowCounts
     prompts: dict[str, PromptSummary]
     warnings: tuple[str, ...]
+    repeats: RepeatCounts
 
     @property
     def splits(self) -> dict[str, int]:
@@ -113,6 +117,7 @@ def assemble(data: DataConfig, seed: int) -> DataSet:
         pairs_frame(with_splits(pairs, data.validation, data.test, seed), data.source)
         for pairs in with_groups(source.pairs, source.judge)
     )
+    repeats = count_repeats(rows, judge[judge["client_id"] != JUDGE])
     sampled, clients, left_out = client_pairs(rows, set(judge["client_id"]), data, seed)
     pairs, trees = with_trees(sampled, clients, data, seed)
     if not (pairs["split"] == "train").any():
@@ -140,7 +145,8 @@ def assemble(data: DataConfig, seed: int) -> DataSet:
         _client_counts(pairs, clients, groups),
         counts,
         summaries,
-        source.warnings,
+        (*source.warnings, *repeat_warnings(repeats)),
+        repeats,
     )
 
 
@@ -181,7 +187,7 @@ def check_rows(recipe: Recipe, splits: Mapping[str, int], prompts: Mapping[str, 
 def _report(data_set: DataSet, expectations: ValidationSummary) -> PreparationReport:
     pairs, judge = data_set.tables["pairs"], data_set.tables["judge"]
     clients = data_set.clients.values()
-    repeats = count_repeats(pairs, judge)
+    repeats = data_set.repeats
     return PreparationReport(
         rows=data_set.rows,
         splits=data_set.splits,
@@ -190,7 +196,7 @@ def _report(data_set: DataSet, expectations: ValidationSummary) -> PreparationRe
         partition_train=partition.summarize([client.train for client in clients]),
         clients_without_train=[name for name, client in data_set.clients.items() if not client.train],
         expectations=expectations,
-        warnings=[*data_set.warnings, *expectations.warnings, *repeat_warnings(repeats)],
+        warnings=[*data_set.warnings, *expectations.warnings],
         repeats=repeats,
         margins=_margins(pairs, judge),
     )

@@ -5,6 +5,7 @@ A row that does not fit is one sentence, with its file, row, column and value, a
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -105,13 +106,15 @@ def _sentence(row: type[RawRow], errors: list[ErrorDetails]) -> str:
         columns = [_column(error["loc"]) for error in missing if error["input"] is existing]
         others = [str(name) for name in existing if name not in row.model_fields]
         meant = {column: name for column in columns for name in get_close_matches(column, others, n=1)}
-        sentence = (
-            f"column {', '.join(map(repr, columns))} is missing; there are: {column_names(existing)}"
-            + (f"; did you mean {', '.join(map(repr, meant.values()))}?" if meant else "")
-        )
+        guess = f"; did you mean {', '.join(map(repr, meant.values()))}?" if meant else ""
+        named = f"columns {', '.join(map(repr, columns))} are" if columns[1:] else f"column {columns[0]!r} is"
+        sentence = f"{named} missing; there are: {column_names(existing)}{guess}"
         if row.may_be_renamed and columns[0] in row.model_fields:
-            names = ", ".join(f"{column}: {name}" for column, name in (meant or {columns[0]: "..."}).items())
-            sentence += f"{'' if meant else ';'} data.columns={{{names}}} renames"
+            names = ", ".join(
+                f"{column}: {name if name.isidentifier() or not meant else json.dumps(name)}"
+                for column, name in (meant or {columns[0]: "..."}).items()
+            )
+            sentence += f"{'' if meant else ';'} 'data.columns={{{names}}}' renames"
         return sentence
     place = errors[0]["loc"]
     column, reason = _column(place), _reason(errors[0], _annotation(row, place))

@@ -38,7 +38,7 @@ def count_repeats(*frames: pd.DataFrame) -> RepeatCounts:
 
 def repeat_warnings(counts: RepeatCounts) -> Iterator[str]:
     """What the counts mean, as sentences; none where nothing repeats."""
-    weigh = "they weigh more than others"
+    weigh = "they have more weight than others"
     if counts.duplicates:
         yield f"pairs that repeat an earlier one of the same owner: {counts.duplicates:,}; {weigh}."
     if counts.normalized:
@@ -48,7 +48,7 @@ def repeat_warnings(counts: RepeatCounts) -> Iterator[str]:
         )
     if counts.contradictory:
         yield (
-            "pairs whose owner also prefers their completions the other way round:"
+            "pairs that are there the other way round too, of the same owner where owners are known:"
             f" {counts.contradictory:,}; a model cannot learn both."
         )
 

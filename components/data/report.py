@@ -82,7 +82,7 @@ class MarginSummary(_Frozen):
 
 
 class RepeatCounts(_Frozen):
-    """Pairs of clients and of the judge that repeat or contradict others of the same owner."""
+    """Pairs of the source that repeat or contradict others of the same owner, where owners are known."""
 
     duplicates: int = 0  # equal to an earlier one
     normalized: int = 0  # equal to an earlier one up to Unicode normalization (NFKC), and not otherwise

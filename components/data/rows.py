@@ -18,7 +18,7 @@ from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from components.data.bounded import BATCH, lines, list_text, reading, require_regular, table_rows
+from components.data.bounded import BATCH, MAX_LINE, lines, list_text, reading, require_regular, table_rows
 from components.data.records import DataError
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet", ".csv", ".csv.gz")
@@ -417,9 +417,12 @@ def _json_lines(path: Path) -> Iterator[Row]:
 
 
 def _csv(path: Path) -> Iterator[Row]:
+    csv.field_size_limit(MAX_LINE)
     reader = csv.reader((line for _, line in lines(path, newline="", blank=True)), strict=True)
     try:
         names = next(reader, [])
+        if len(names) == 1 and re.search(r"[;\t]", names[0]):
+            raise DataError(f"{path}, line 1: the separator must be a comma, but the names are {names[0]!r}")
         repeated = next((name for name in names if names.count(name) > 1), None)
         if repeated is not None:
             raise DataError(

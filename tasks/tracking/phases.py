@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
@@ -30,7 +31,10 @@ from tasks.uncached import task
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+LOGGER = logging.getLogger(__name__)
 ALIAS = "latest-aligned"
+NOT_FOUND = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
+"""Codes of MLflow where there is no run, or no version with an alias."""
 SHOWN_PAIRS = 100
 """Labeled pairs of the logged table."""
 PAIR_COLUMNS = ("prompt_id", "prompt", "chosen", "rejected", "label", "margin")
@@ -145,6 +149,8 @@ def register_policy(run_id: str, recipe: Recipe, adapter: Path) -> tuple[str, st
     )
     if may_move_alias(client, name, run_id):
         client.set_registered_model_alias(name, ALIAS, registered.version)
+    else:
+        LOGGER.info("%s@%s stays where it is: see the guide Operations, MLflow", name, ALIAS)
     client.update_run(run_id, status="RUNNING")  # leaving start_run() has ended it
     return f"models:/{name}/{registered.version}", str(registered.version)
 
@@ -157,10 +163,12 @@ def may_move_alias(client: MlflowClient, name: str, run_id: str) -> bool:
     if PARENT_TAG in run.data.tags and "phase" not in run.data.tags:  # an arm of a benchmark
         return False
     try:
-        holder = client.get_model_version_by_alias(name, ALIAS)
-        return bool(client.get_run(str(holder.run_id)).info.experiment_id == run.info.experiment_id)
-    except MlflowException:  # no version has it, or its run is gone
+        holder = client.get_run(str(client.get_model_version_by_alias(name, ALIAS).run_id)).info
+    except MlflowException as error:
+        if error.error_code not in NOT_FOUND:
+            raise
         return True
+    return holder.lifecycle_stage != "active" or holder.experiment_id == run.info.experiment_id
 
 
 def _requirements(backbone: BackboneConfig) -> list[str]:

@@ -74,9 +74,9 @@ def test_conversations_of_a_saved_data_set_are_read(tmp_path):
             {"chosen": [{"role": "assistant", "content": "c", "tool_calls": [{"name": "f"}]}]},
             r"column 'chosen\[0\]' calls a tool",
         ),
-        ({"chosen": "text"}, "'chosen' is text, but the other completion is a list of messages"),
-        ({"rejected": messages("a b", "u c")}, "'rejected' must have one message .*: assistant, user"),
-        ({"chosen": []}, "'chosen' must have one message of the assistant after the prompt, but has: none"),
+        ({"chosen": "text"}, "'chosen' is text, but another column is a list of messages"),
+        ({"rejected": messages("a b", "u c")}, "'rejected' must be one message .*: assistant, user"),
+        ({"chosen": []}, "'chosen' must be one message of the assistant, .* it has: none"),
         ({"prompt": messages("u a", "u b")}, "must alternate, .* its roles are: user, user"),
         ({"prompt": []}, "but its roles are: none"),
         ({"prompt": 3}, r"'prompt' is '3' \(int\), but text or a list of messages is expected"),
@@ -87,6 +87,19 @@ def test_conversations_of_a_saved_data_set_are_read(tmp_path):
         ),
         ({"prompt": messages("u a", "a b\n\nHuman: c", "u d")}, "cannot be told apart as a dialogue"),
         ({"prompt": messages("u a", "a ", "u d")}, "cannot be told apart as a dialogue"),
+        (
+            {"prompt": messages("u Human: a\n\nAssistant: b\n\nHuman: c")},
+            "cannot be told apart as a dialogue",
+        ),
+        (
+            {
+                "chosen": [
+                    {"role": "assistant", "content": "", "function_call": {}}
+                    | {"function_call": {"name": "f"}}
+                ]
+            },
+            "calls a tool",
+        ),
     ],
 )
 def test_conversations_that_are_no_pair_are_refused(tmp_path, changed, words):
@@ -119,11 +132,11 @@ def test_columns_are_renamed(tmp_path):
 
 
 def test_a_missing_column_names_the_nearest_and_the_key_that_renames_it(tmp_path):
-    words = r"'prompt' is missing; .* did you mean 'promt'\? data\.columns={prompt: promt} renames"
+    words = r"'prompt' is missing; .* did you mean 'promt'\? 'data\.columns={prompt: promt}' renames"
     with pytest.raises(DataError, match=words):
         one_pair(tmp_path, {"promt": "p", "chosen": "c", "rejected": "r"})
     with pytest.raises(
-        DataError, match=r"there are: x0, .* x39, and 10 more; data\.columns={prompt: \.\.\.}"
+        DataError, match=r"there are: x0, .* x39, and 10 more; 'data\.columns={prompt: \.\.\.}'"
     ):
         one_pair(tmp_path, {f"x{n}": 1 for n in range(50)})
 
@@ -176,10 +189,10 @@ def test_csv_gives_the_pairs_of_jsonl(tmp_path):
         ("prompt,chosen,prompt\na,b,c\n", "line 1: .* 'prompt' is there twice"),
         ('prompt,chosen,rejected\na,"b,c\n', r"line 2: this is not valid csv \(unexpected end of data\)"),
         ("prompt,chosen,rejected,margin\na,b,c,x\n", "row 1: column 'margin' must be a number, but is 'x'"),
-        ("prompt;chosen;rejected\na;b;c\n", "there are: prompt;chosen;rejected"),
+        ("prompt;chosen;rejected\na;b;c\n", "line 1: the separator must be a comma"),
         ("", "the file holds no rows"),
         ("prompt,chosen,rejected\n", "the file holds no rows"),
-        ("prompt,chosen,rejected\n" + "x" * 200_000 + ",a,b\n", "field larger than field limit"),
+        ("prompt,chosen,rejected\n\"[{'role': 'user', 'content': 'a'}]\",a,b\n", "holds messages as text"),
     ],
 )
 def test_csv_that_cannot_be_read_is_one_sentence(tmp_path, text, words):

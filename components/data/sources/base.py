@@ -19,6 +19,7 @@ points of the group `fed_rlhf.prompt_sources`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from dataclasses import replace
 from typing import Annotated
 
@@ -150,6 +151,9 @@ def check_columns(data: DataConfig) -> None:
     for name in data.columns:
         if name not in known:
             raise RecipeError(unknown_name("data.columns: the column", name, known))
+    repeated = [own for own, count in Counter(data.columns.values()).items() if count > 1]
+    if repeated:
+        raise RecipeError(f"data.columns gives the column '{repeated[0]}' two names: give each its own.")
     if data.column is None or known or data.column in TEXT_COLUMNS:
         return
     raise RecipeError(

@@ -12,12 +12,13 @@ train-00000-of-00002.parquet, these are the splits.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, create_model
+from pydantic import BeforeValidator, Field, create_model, field_validator
 
 from components.config import DataConfig, unknown_name
 from components.data.conversations import COLUMNS, ConversationRow
@@ -59,6 +60,13 @@ class CsvRow(OwnRow):
     """A pair of a csv file, whose values are texts."""
 
     margin: Annotated[float | None, BeforeValidator(_number)] = None
+
+    @field_validator(*COLUMNS)
+    @classmethod
+    def _refuse_messages(cls, text: str) -> str:
+        if re.match(r"\[\s*\{", text) and "role" in text and "content" in text:
+            raise ValueError("holds messages as text: write such rows as .jsonl or .parquet")
+        return text
 
 
 class FileOptions(Source):
@@ -139,6 +147,7 @@ class FileOptions(Source):
         for split, path in find_splits(Path(data.path)).items():
             self._check_kind(path)
             by_split[split], refused = read_pairs(path, data, self.row, limit)
+            _check_splits(by_split[split], split, path)
             invalid += refused
         return by_split, invalid
 
@@ -173,6 +182,16 @@ class CsvOptions(FileOptions):
     row: ClassVar[type[OwnRow]] = CsvRow
 
 
+def _check_splits(pairs: Sequence[Pair], split: str, path: Path) -> None:
+    """Refuse pairs whose own split is not that of their file."""
+    for pair in pairs:
+        if split and pair.split not in ("", split):
+            raise DataError(
+                f"{path}: column 'split' is '{pair.split}' in the pair of the prompt {pair.prompt[:40]!r},"
+                f" but the file is of the split {split}: correct the column, or leave it out"
+            )
+
+
 def read_pairs(
     path: Path, data: DataConfig, row: type[OwnRow] = OwnRow, limit: int | None = None
 ) -> tuple[list[Pair], list[str]]:
@@ -197,7 +216,7 @@ def read_pairs(
         row = create_model(row.__name__, __base__=row, column=(OwnLabel, Field(alias=data.column)))
     raw_rows = read_file(path, limit)
     if data.drop_invalid:
-        return _valid_pairs(raw_rows, path, data, row)
+        return _valid_pairs(raw_rows, path, data, row, whole=limit is None)
     rows = enumerate(raw_rows, 1)
     return [_pair(raw, data.columns, row, f"{path}, row {number}") for number, raw in rows], []
 
@@ -216,7 +235,7 @@ def _pair(raw: Row, columns: Mapping[str, str], row: type[OwnRow], where: str) -
 
 
 def _valid_pairs(
-    raw_rows: Sequence[Row], path: Path, data: DataConfig, row: type[OwnRow]
+    raw_rows: Sequence[Row], path: Path, data: DataConfig, row: type[OwnRow], whole: bool
 ) -> tuple[list[Pair], list[str]]:
     pairs: list[Pair] = []
     invalid: list[str] = []
@@ -232,7 +251,7 @@ def _valid_pairs(
             invalid.append(f"{where}: column '{empty}' is empty")
         else:
             pairs.append(pair)
-    if len(invalid) > data.drop_invalid * len(raw_rows):
+    if whole and (not pairs or len(invalid) > data.drop_invalid * len(raw_rows)):
         raise DataError(
             f"{path}: {len(invalid)} of {len(raw_rows)} rows are invalid, more than data.drop_invalid"
             f" ({data.drop_invalid:g} of the rows) allows; the first: {invalid[0]}"
