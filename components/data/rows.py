@@ -13,10 +13,9 @@ import glob
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from components.data.bounded import BATCH, MAX_LINE, lines, list_text, reading, require_regular, table_rows
 from components.data.records import DataError
@@ -41,6 +40,18 @@ _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\b")
 Row = dict[str, Any]
 """A raw row: values of any JSON type by column."""
 T = TypeVar("T")
+
+
+class RawRows(NamedTuple):
+    """Raw rows, and where they are from, for errors: a file, or a part of a data set of the hub."""
+
+    rows: Iterable[Row]
+    where: str
+
+
+def from_file(path: Path) -> RawRows:
+    """The rows of a file or folder, see read_file."""
+    return RawRows(read_file(path), str(path))
 
 
 def read_file(path: Path, limit: int | None = None) -> list[Row]:
@@ -96,16 +107,18 @@ def find_file(folder: Path, stem: str) -> Path | None:
     return None
 
 
-def require_file(folder: Path, stem: str) -> Path:
-    """What `find_file` finds.
+def from_folder(folder: Path, stem: str, stems: Sequence[str]) -> RawRows:
+    """The rows of what `find_file` finds in a folder that has a file of each stem.
 
     Raises:
-        DataError: there is none.
+        DataError: this is no folder, or there is no such file.
     """
+    if not folder.is_dir():
+        raise DataError(f"{folder}: expected a folder with files {', '.join(stems)} ({', '.join(SUFFIXES)})")
     file = find_file(folder, stem)
     if file is None:
         raise DataError(f"{folder}: the file {stem} ({', '.join(SUFFIXES)}) is missing in this folder")
-    return file
+    return from_file(file)
 
 
 def find_splits(path: Path) -> dict[str, Path]:
@@ -145,16 +158,6 @@ def normalize_line_ends(value: T) -> T:
     return result
 
 
-@dataclass(frozen=True)
-class HubRows:
-    """Rows of the hub, which may be read several times."""
-
-    rows: Iterable[Row]
-
-    def __iter__(self) -> Iterator[Row]:
-        return map(normalize_line_ends, self.rows)
-
-
 CONVERSION = "refs/convert/parquet"
 """Branch on which the hub converts a data set to parquet, in a folder for each configuration."""
 
@@ -166,7 +169,7 @@ def from_hub(
     split: str,
     revision: str | None = None,
     data_dir: str | None = None,
-) -> Iterable[Row]:
+) -> RawRows:
     """Load a split of a hub data set. No remote code is run.
 
     Raises:
@@ -174,16 +177,15 @@ def from_hub(
     """
     import datasets
 
+    where = f"{name} ({data_dir + ', ' if data_dir else ''}split {split})"
     try:
-        rows: Iterable[Row] = datasets.load_dataset(
-            name, config, split=split, revision=revision, data_dir=data_dir
-        )
+        rows = datasets.load_dataset(name, config, split=split, revision=revision, data_dir=data_dir)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        raise _hub_error(f"{name} (split {split})", error) from error
-    return HubRows(rows)
+        raise _hub_error(where, error) from error
+    return RawRows(map(normalize_line_ends, rows), where)
 
 
-def from_hub_file(name: str, file: str, revision: str | None = None) -> list[Row]:
+def from_hub_file(name: str, file: str, revision: str | None = None) -> RawRows:
     """Read one file of a hub data set whose other files, or loading script, are not used.
 
     Raises:
@@ -192,11 +194,12 @@ def from_hub_file(name: str, file: str, revision: str | None = None) -> list[Row
     """
     import huggingface_hub
 
+    where = f"{name} (file {file})"
     try:
         path = huggingface_hub.hf_hub_download(name, file, repo_type="dataset", revision=revision)
     except (OSError, ValueError) as error:
-        raise _hub_error(f"{name} (file {file})", error) from error
-    return read_file(Path(path))
+        raise _hub_error(where, error) from error
+    return RawRows(read_file(Path(path)), where)
 
 
 def parse_failure(error: Exception) -> str:

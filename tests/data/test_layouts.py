@@ -234,15 +234,15 @@ def test_dialogues_with_windows_line_ends_are_split_like_others(tmp_path):
     assert loaded.pairs == local.pairs
 
 
-def test_rows_of_the_hub_are_read_with_one_line_end_each_time(tmp_path, monkeypatch):
+def test_rows_of_the_hub_are_read_with_one_line_end(tmp_path, monkeypatch):
     from components.data.rows import from_hub
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     write_shards(tmp_path / "me" / "mine" / "data", "train", [WINDOWS] * 2, count=1)
-    rows = from_hub("me/mine", split="train")
+    rows, where = from_hub("me/mine", split="train")
     assert [row["rejected"] for row in rows] == ["No.\nNever."] * 2
-    assert [row["rejected"] for row in rows] == ["No.\nNever."] * 2
+    assert where == "me/mine (split train)"
 
 
 # --- own groups

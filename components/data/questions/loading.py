@@ -6,14 +6,14 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from components.config import QuestionsConfig, RecipeError
 from components.data.questions.base import QUESTION_SETS, Question, QuestionSet, SkippedRow
 from components.data.records import DataError
-from components.data.rows import SUFFIXES, find_file, from_hub, is_saved
+from components.data.rows import SUFFIXES, RawRows, find_file, from_hub, is_saved
 from components.seeding import derive, generator
 
 
@@ -91,9 +91,9 @@ def load_questions(
         raise RecipeError(
             f"the question set '{name}': count is {count}, but at least 1 is expected (or null for all)"
         )
-    raw = _raw(question_set, path, revision, split)
-    questions, counts = read_questions(name, raw.rows, raw.where)
-    dropped = Counter(raw.dropped) + Counter(counts)
+    raw, left_out = _raw(question_set, path, revision, split)
+    questions, counts = read_questions(name, *raw)
+    dropped = Counter(left_out) + Counter(counts)
     if not questions:
         reasons = ", ".join(f"{reason}: {n}" for reason, n in dropped.items()) or "no rows"
         raise DataError(f"{raw.where}: there is no usable question in these data ({reasons})")
@@ -197,35 +197,27 @@ def render(question: Question) -> str:
     return "\n\n".join(text for text in (question.context, f"{question.question}\n{options}") if text)
 
 
-@dataclass(frozen=True)
-class _RawQuestions:
-    """Rows of the hub's schema, their origin, and the number of those left out, by reason."""
-
-    rows: Iterable[Mapping[str, Any]]
-    where: str
-    dropped: Mapping[str, int] = field(default_factory=dict)
-
-
 def _raw(
     question_set: QuestionSet, path: str | os.PathLike[str] | None, revision: str | None, split: str | None
-) -> _RawQuestions:
+) -> tuple[RawRows, Mapping[str, int]]:
+    """Rows of the hub's schema, and the number of those left out, by reason."""
     if path is None and question_set.embedded is not None:
         if revision is not None:
             raise RecipeError("an embedded question set has no revision: leave it out")
         if split is not None:
             raise RecipeError("an embedded question set has no splits: leave split out")
-        return _RawQuestions(question_set.embedded(), "the embedded conversations")
+        return RawRows(question_set.embedded(), "the embedded conversations"), {}
     if path is None:
-        rows: Iterable[Mapping[str, Any]] = from_hub(
+        raw = from_hub(
             question_set.hub,
             question_set.config,
             split=split or question_set.split,
             revision=revision or question_set.revision,
         )
-        return _RawQuestions(rows, f"{question_set.hub} (split {split or question_set.split})")
+        return raw, {}
     file = _local_file(question_set, Path(path))
     rows, dropped = question_set.local(file)
-    return _RawQuestions(rows, str(file), dropped)
+    return RawRows(rows, str(file)), dropped
 
 
 def _local_file(question_set: QuestionSet, path: Path) -> Path:

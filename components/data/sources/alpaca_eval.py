@@ -15,7 +15,7 @@ from pydantic import Field
 from components.config import PromptsConfig
 from components.data.raw import BareText, RawRow, Text
 from components.data.records import DataError, PromptData
-from components.data.rows import from_hub_file, read_file
+from components.data.rows import from_file, from_hub_file
 from components.data.sources.base import PromptSource
 
 HUB = "tatsu-lab/alpaca_eval"
@@ -48,14 +48,13 @@ class Options(PromptSource):
         Raises:
             DataError: the file cannot be read, lacks a column, or has no instruction.
         """
-        where = str(prompts.path or "") or f"{HUB} (file {self.file})"
         raw = (
-            read_file(Path(prompts.path)) if prompts.path else from_hub_file(HUB, self.file, prompts.revision)
+            from_file(Path(prompts.path)) if prompts.path else from_hub_file(HUB, self.file, prompts.revision)
         )
         instructions: dict[str, list[str]] = {}
         generators: set[str] = set()
         dropped: Counter[str] = Counter()
-        for row in OutputRow.read(raw, where):
+        for row in OutputRow.read(*raw):
             if not row.instruction:
                 dropped["empty instruction"] += 1
             elif row.instruction in instructions:
@@ -64,7 +63,7 @@ class Options(PromptSource):
                 instructions[row.instruction] = [row.output] if row.output else []
                 generators.add(row.generator or "a model")
         if not instructions:
-            raise DataError(f"{where}: there is no instruction in these data")
+            raise DataError(f"{raw.where}: there is no instruction in these data")
         return PromptData(
             list(instructions.items()), references=", ".join(sorted(generators)), dropped=dict(dropped)
         )

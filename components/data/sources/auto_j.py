@@ -15,8 +15,8 @@ from pydantic import Field
 from components.config import DataConfig
 from components.data.raw import Label, RawRow, Text, one_of
 from components.data.records import DataError, Pair
-from components.data.rows import read_file
-from components.data.sources.hub_pairs import HubPairs, RawSplit
+from components.data.rows import RawRows, from_file
+from components.data.sources.hub_pairs import HubPairs
 
 TIE = 2
 
@@ -39,14 +39,14 @@ class Options(HubPairs):
     name = "auto-j"
     row = LabeledRow
 
-    def raw_splits(self, data: DataConfig) -> dict[str, RawSplit]:
+    def raw_splits(self, data: DataConfig) -> dict[str, RawRows]:
         """The rows of the file, whose splits are drawn by prompt."""
         if data.path is None:
             raise DataError(
                 "the data source auto-j reads Auto-J's pairwise set from a file: give testdata_pairwise.jsonl"
                 " of the repository GAIR-NLP/auto-j as data.path"
             )
-        return {"train": (read_file(Path(data.path)), str(data.path))}
+        return {"train": from_file(Path(data.path))}
 
     def pair(self, row: LabeledRow) -> Pair | str:
         """The preferred response and the other one, with the scenario as domain."""

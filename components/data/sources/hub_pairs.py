@@ -22,12 +22,10 @@ from components.config import DataConfig
 from components.data.holdout import hold_out
 from components.data.raw import Label, RawRow, Text, collect
 from components.data.records import DataError, Pair, SourceData, trailing_space
-from components.data.rows import CONVERSION, SUFFIXES, find_file, from_hub, read_file
+from components.data.rows import CONVERSION, SUFFIXES, RawRows, find_file, from_file, from_hub
 from components.data.sources.base import PairSource
 from components.data.splits import in_splits
 
-RawSplit = tuple[Iterable[Mapping[str, Any]], str]
-"""The raw rows of a split, and their file or the part of the hub data set."""
 TURN = "\n\nAssistant:"
 CITATION = re.compile(r"[ \t]*\[\d+(?:\s*,\s*\d+)*\]")
 
@@ -90,14 +88,18 @@ class HubPairs(PairSource):
             )
         return pairs, dropped
 
-    def raw_splits(self, data: DataConfig) -> dict[str, RawSplit]:
+    def raw_splits(self, data: DataConfig) -> dict[str, RawRows]:
         """The raw rows of the hub or of data.path, by split.
 
         Raises:
             DataError: the hub cannot be reached, or a file is missing.
         """
         if data.path is None:
-            return {split: self._hub_split(split, data.revision) for split in self.splits}
+            revision = data.revision or self.conversion
+            return {
+                split: from_hub(self.hub, split=split, revision=revision, data_dir=self.folder)
+                for split in self.splits
+            }
         path = Path(data.path)
         found = {split: find_file(path, split) for split in ("train", "test")}
         files = {split: file for split, file in found.items() if file is not None} or {"train": path}
@@ -105,12 +107,7 @@ class HubPairs(PairSource):
             raise DataError(
                 f"{path}: expected a file train ({', '.join(SUFFIXES)}), and optionally test, in this folder"
             )
-        return {split: (read_file(file), str(file)) for split, file in files.items()}
-
-    def _hub_split(self, split: str, revision: str | None) -> RawSplit:
-        part = f"{self.folder}, " if self.folder else ""
-        rows = from_hub(self.hub, split=split, revision=revision or self.conversion, data_dir=self.folder)
-        return rows, f"{self.hub} ({part}split {split})"
+        return {split: from_file(file) for split, file in files.items()}
 
     def _bare_pair(self, row: RawRow) -> Pair | str:
         pair = self.pair(row)

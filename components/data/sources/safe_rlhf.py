@@ -16,7 +16,7 @@ from pydantic import Field
 from components.config import NameOrFolder, PromptsConfig
 from components.data.raw import BareText, RawRow
 from components.data.records import DataError, PromptData
-from components.data.rows import find_file, from_hub, read_file
+from components.data.rows import find_file, from_file, from_hub
 from components.data.sources.base import PromptSource
 
 
@@ -43,15 +43,14 @@ class Options(PromptSource):
         Raises:
             DataError: the data cannot be read, or have no prompt.
         """
-        where = str(prompts.path or self.dataset)
         raw = (
-            read_file(_train(Path(prompts.path)))
+            from_file(_train(Path(prompts.path)))
             if prompts.path
             else from_hub(os.fspath(self.dataset), split="train", revision=prompts.revision)
         )
         texts: dict[str, str] = {}
         dropped: Counter[str] = Counter()
-        for row in PromptRow.read(raw, where):
+        for row in PromptRow.read(*raw):
             key = " ".join(row.prompt.split())
             if not key:
                 dropped["empty prompt"] += 1
@@ -60,7 +59,7 @@ class Options(PromptSource):
             else:
                 texts[key] = row.prompt
         if not texts:
-            raise DataError(f"{where}: there is no prompt in these data")
+            raise DataError(f"{raw.where}: there is no prompt in these data")
         return PromptData([(text, []) for text in texts.values()], dropped=dict(dropped))
 
 

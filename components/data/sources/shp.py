@@ -36,7 +36,7 @@ from components.config import BackboneConfig, DataConfig, NamedModel
 from components.data.holdout import JUDGE, evaluation_prompts
 from components.data.raw import BareText, Name, RawRow, collect, one_of
 from components.data.records import SPLITS, DataError, Pair, Prompt, SourceData
-from components.data.rows import SUFFIXES, from_hub, read_file, require_file
+from components.data.rows import RawRows, from_folder, from_hub
 from components.data.sources.base import Source
 from components.data.splits import normal, position
 
@@ -157,8 +157,7 @@ class Options(NamedModel, Source):
         by_split: dict[str, list[Vote]] = {}
         dropped: Counter[str] = Counter()
         for split in SPLITS:
-            where = str(data.path or "") or f"{HUB} (split {split})"
-            by_split[split], counts = read_votes(_raw(data, split), where, split)
+            by_split[split], counts = read_votes(*_raw(data, split), split)
             dropped.update(counts)
         by_split, dropped["question also in a held-out split"] = one_split_per_question(by_split)
         if self.max_tokens is not None:
@@ -283,10 +282,7 @@ def _tokenizer(name: str) -> PreTrainedTokenizerBase:
         ) from None
 
 
-def _raw(data: DataConfig, split: str) -> Iterable[Mapping[str, Any]]:
+def _raw(data: DataConfig, split: str) -> RawRows:
     if data.path is None:
         return from_hub(HUB, split=split, revision=data.revision)
-    folder = Path(data.path)
-    if not folder.is_dir():
-        raise DataError(f"{folder}: expected a folder with files {', '.join(SPLITS)} ({', '.join(SUFFIXES)})")
-    return read_file(require_file(folder, split))
+    return from_folder(Path(data.path), split, SPLITS)

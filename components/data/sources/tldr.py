@@ -37,9 +37,8 @@ from components.data.raw import (
     one_of,
 )
 from components.data.records import DataError, Pair, Prompt, SourceData
-from components.data.rows import CONVERSION, SUFFIXES, from_hub, read_file, require_file
+from components.data.rows import CONVERSION, RawRows, from_folder, from_hub
 from components.data.sources.base import Source
-from components.data.sources.hub_pairs import RawSplit
 from components.data.splits import position
 from components.seeding import generator
 
@@ -239,7 +238,7 @@ class Options(Source):
         return [row for row in rows if row.worker not in workers and isinstance(row.pair(), Pair)]
 
     def _prompts(
-        self, posts: RawSplit, test_posts: RawSplit, compared: frozenset[str], seed: int
+        self, posts: RawRows, test_posts: RawRows, compared: frozenset[str], seed: int
     ) -> tuple[list[Prompt], list[Prompt], Counter[str]]:
         """The prompts to align on and to evaluate on, and the number of dropped posts by reason."""
         dropped: Counter[str] = Counter()
@@ -263,27 +262,18 @@ class Options(Source):
                 align.append(Prompt(prompt, [reference] if reference else [], "align"))
         return align, test, dropped
 
-    def _raw(self, data: DataConfig, part: str) -> RawSplit:
+    def _raw(self, data: DataConfig, part: str) -> RawRows:
         """The rows of a part of the data."""
         if data.path is None:
             split = HUB_SPLITS[part]
             if part.startswith("comparisons"):
                 revision = data.revision or CONVERSION
-                rows = from_hub(HUB, split=split, revision=revision, data_dir="comparisons")
-                return rows, f"{HUB} (split {split})"
-            rows = from_hub(os.fspath(self.posts), split=split, revision=self.posts_revision)
-            return rows, f"{self.posts} (split {split})"
-        folder = Path(data.path)
-        if not folder.is_dir():
-            raise DataError(
-                f"{folder}: expected a folder with files comparisons, posts and posts_test"
-                f" ({', '.join(SUFFIXES)})"
-            )
-        file = require_file(folder, part)
-        return read_file(file), str(file)
+                return from_hub(HUB, split=split, revision=revision, data_dir="comparisons")
+            return from_hub(os.fspath(self.posts), split=split, revision=self.posts_revision)
+        return from_folder(Path(data.path), part, ("comparisons", "posts", "posts_test"))
 
 
-def _read_posts(raw: RawSplit) -> Iterable[tuple[str, str, frozenset[str]]]:
+def _read_posts(raw: RawRows) -> Iterable[tuple[str, str, frozenset[str]]]:
     """Prompt, human TL;DR and names of each post."""
     rows, where = raw
     for number, row in enumerate(rows, 1):
