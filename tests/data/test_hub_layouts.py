@@ -100,21 +100,6 @@ def test_webgpt_reads_the_conversion_of_its_script(hub):
     assert {row.margin for row in loaded.pairs} == {1.0}
 
 
-def test_webgpts_default_revision_is_the_conversion_and_a_recipe_may_name_another(monkeypatch):
-    from components.data.sources import hub_pairs
-
-    asked = []
-
-    def from_hub(name, *, split, revision, data_dir):
-        asked.append(revision)
-        return []
-
-    monkeypatch.setattr(hub_pairs, "from_hub", from_hub)
-    for revision in (None, "abc"):
-        hub_pairs.WebGpt().raw_splits(DataConfig(source="webgpt", revision=revision))
-    assert asked == ["refs/convert/parquet", "abc"]
-
-
 def test_py_dpo_is_one_file_at_the_root(hub):
     write_py_dpo(hub, range(30))
     assert len(load("py-dpo", options={"align_share": 0, "judge_share": 0}).pairs) == 30
@@ -165,11 +150,6 @@ def test_a_recipe_may_name_another_split_of_a_question_set(hub, name):
 def test_a_split_of_a_local_file_is_refused():
     with pytest.raises(ValidationError, match="split 'test' is of the hub set, and path names a local file"):
         QuestionsConfig(set="aqua", split="test", path="aqua.jsonl")
-
-
-def test_a_split_of_an_embedded_set_is_refused():
-    with pytest.raises(RecipeError, match="an embedded question set has no splits"):
-        load_questions("chitchat", split="test")
 
 
 def test_different_splits_of_a_set_may_have_the_same_part():

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from components.config import DataConfig, RecipeError
+from components.config import DataConfig
 from components.data import sources
 from components.data.prepare import prepare
 from components.data.records import DataError, read_clients
@@ -291,26 +291,7 @@ def test_a_column_of_the_users_files_and_the_source_itself_can_name_the_clients(
 
 
 @pytest.mark.slow
-def test_errors_of_a_source_name_its_key_in_the_mixture(tmp_path):
-    good = own(tmp_path, "good", [pair(i, "a") for i in range(60)])
-    with pytest.raises(
-        DataError,
-        match=r"^data.options.sources\[1\]: .*none.jsonl: .* \(data.options.sources\[1\].path\)$",
-    ):
-        sources.load(mixture(good, {"source": "jsonl", "path": str(tmp_path / "none.jsonl")}), 0)
-    with pytest.raises(DataError, match=r"give the file as data.options.sources\[1\].path$"):
-        sources.load(mixture(good, {"source": "jsonl"}), 0)
-    with pytest.raises(
-        RecipeError,
-        match=r"sources\[1\].options.judge_share'; did you mean .*sources\[1\].options.align_share'",
-    ):
-        sources.load(mixture(good, {"source": "jsonl", "options": {"judge_share": 0.1}}), 0)
-    for key in ("path", "revision"):
-        with pytest.raises(
-            DataError,
-            match=f"data.{key} is given, .*: give it for each of data.options.sources",
-        ):
-            sources.load(mixture(good, good | {"name": "other"}, **{key: "x"}), 0)
+def test_a_source_of_which_others_hold_out_everything_is_refused(tmp_path):
     held_out = own(
         tmp_path,
         "out",

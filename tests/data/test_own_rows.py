@@ -31,30 +31,6 @@ def one_pair(tmp_path, row, **settings):
 # --- conversations
 
 
-@pytest.mark.parametrize(
-    ("prompt", "before"),
-    [
-        (messages("u Hi?"), []),  # explicit
-        ("absent", messages("u Hi?")),  # implicit
-        (None, messages("u Hi?")),  # implicit, in a table
-        ("Hi?", []),
-        ("Hi?", messages("u Hi?")),  # as in UltraFeedback
-        (messages("u Hi?"), messages("u Hi?")),
-    ],
-)
-def test_all_forms_of_one_conversation_are_the_same_pair(tmp_path, prompt, before):
-    row = {"chosen": [*before, *messages("a Yes.")], "rejected": [*before, *messages("a No.")]}
-    row |= {} if prompt == "absent" else {"prompt": prompt}
-    assert one_pair(tmp_path, row) == ("Hi?", "Yes.", "No.")
-
-
-def test_several_turns_are_a_dialogue_which_begins_with_the_system(tmp_path):
-    prompt = messages("s Be brief.", "u Hi?", "a Hello.", "u Well?")
-    row = {"prompt": prompt, "chosen": messages("a Yes."), "rejected": messages("a No.")}
-    text = "Human: Be brief.\n\nHi?\n\nAssistant: Hello.\n\nHuman: Well?"
-    assert one_pair(tmp_path, row) == (text, "Yes.", "No.")
-
-
 def test_conversations_of_a_saved_data_set_are_read(tmp_path):
     prompts = [messages(f"u Question {n}?") for n in range(4)]
     columns = {"chosen": "a Yes.", "rejected": "a No."}
@@ -69,37 +45,9 @@ def test_conversations_of_a_saved_data_set_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"prompt": messages("u a", "t b")}, r"column 'prompt\[1\]' has the role 'tool', but only"),
-        (
-            {"chosen": [{"role": "assistant", "content": "c", "tool_calls": [{"name": "f"}]}]},
-            r"column 'chosen\[0\]' calls a tool",
-        ),
-        ({"chosen": "text"}, "'chosen' is text, but another column is a list of messages"),
-        ({"rejected": messages("a b", "u c")}, "'rejected' must be one message .*: assistant, user"),
-        ({"chosen": []}, "'chosen' must be one message of the assistant, .* it has: none"),
-        ({"prompt": messages("u a", "u b")}, "must alternate, .* its roles are: user, user"),
-        ({"prompt": []}, "but its roles are: none"),
-        ({"prompt": 3}, r"'prompt' is '3' \(int\), but text or a list of messages is expected"),
-        ({"prompt": ["a"]}, r"'prompt\[0\]' must be a message, an object with role and content"),
-        (
-            {"prompt": [{"role": "user", "content": [{"type": "text"}]}]},
-            "content must be text, but is a list",
-        ),
-        ({"prompt": messages("u a", "a b\n\nHuman: c", "u d")}, "cannot be told apart as a dialogue"),
-        ({"prompt": messages("u a", "a ", "u d")}, "cannot be told apart as a dialogue"),
-        (
-            {"prompt": messages("u Human: a\n\nAssistant: b\n\nHuman: c")},
-            "cannot be told apart as a dialogue",
-        ),
-        (
-            {
-                "chosen": [
-                    {"role": "assistant", "content": "", "function_call": {}}
-                    | {"function_call": {"name": "f"}}
-                ]
-            },
-            "calls a tool",
-        ),
+        ({"prompt": messages("u Human: a\n\nAssistant: b\n\nHuman: c")}, "cannot be told apart"),
+        ({"chosen": [{"role": "assistant", "content": "", "function_call": {"name": "f"}}]}, "calls a tool"),
+        ({"prompt": "", "chosen": messages("a b")}, "but its roles are: none"),
     ],
 )
 def test_conversations_that_are_no_pair_are_refused(tmp_path, changed, words):
@@ -110,25 +58,6 @@ def test_conversations_that_are_no_pair_are_refused(tmp_path, changed, words):
 
 
 # --- names, columns, csv
-
-
-def test_whole_numbers_name_owners_groups_and_domains(tmp_path):
-    rows = [
-        {"prompt": f"p{n}", "chosen": "c", "rejected": "r", "client_id": n % 3, "group": n, "domain": n % 2}
-        for n in range(12)
-    ]
-    pairs = load(own(tmp_path / "p.jsonl", rows), 0).pairs
-    assert {pair.client_id for pair in pairs} == {"0", "1", "2"}
-    assert {pair.domain for pair in pairs} == {"0", "1"}
-    with pytest.raises(DataError, match=r"column 'client_id' must be text, but is 1\.5 \(float\)"):
-        load(own(tmp_path / "q.jsonl", [rows[0] | {"client_id": 1.5}]), 0)
-
-
-def test_columns_are_renamed(tmp_path):
-    row = {"question": "p", "prompt": "other", "best": "c", "rejected": "r"}
-    assert one_pair(tmp_path, row, columns={"prompt": "question", "chosen": "best"}) == ("p", "c", "r")
-    with pytest.raises(DataError, match=r"row 1: data\.columns: the column 'bst' .* Did you mean 'best'\?"):
-        one_pair(tmp_path, row, columns={"chosen": "bst"})
 
 
 def test_a_missing_column_names_the_nearest_and_the_key_that_renames_it(tmp_path):
@@ -185,17 +114,11 @@ def test_csv_gives_the_pairs_of_jsonl(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("prompt,chosen,rejected\na,b\n", "line 2: 2 values, but line 1 names 3 columns"),
-        ("prompt,chosen,prompt\na,b,c\n", "line 1: .* 'prompt' is there twice"),
-        ('prompt,chosen,rejected\na,"b,c\n', r"line 2: this is not valid csv \(unexpected end of data\)"),
-        ("prompt,chosen,rejected,margin\na,b,c,x\n", "row 1: column 'margin' must be a number, but is 'x'"),
         ("prompt;chosen;rejected\na;b;c\n", "line 1: the separator must be a comma"),
-        ("", "the file holds no rows"),
-        ("prompt,chosen,rejected\n", "the file holds no rows"),
         ("prompt,chosen,rejected\n\"[{'role': 'user', 'content': 'a'}]\",a,b\n", "holds messages as text"),
     ],
 )
-def test_csv_that_cannot_be_read_is_one_sentence(tmp_path, text, words):
+def test_csv_of_another_form_is_one_sentence(tmp_path, text, words):
     path = tmp_path / "p.csv"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(DataError, match=rf"p\.csv.*{words}"):
@@ -220,16 +143,6 @@ def test_invalid_rows_are_dropped_and_counted_up_to_their_share(tmp_path):
     (warning,) = found.warnings
     assert warning.startswith("3 invalid rows are left out. The first: ")
     assert warning.endswith("p.jsonl, row 18: column 'chosen' is empty.")
-
-
-def test_more_invalid_rows_than_their_share_are_an_error(tmp_path):
-    words = (
-        r"3 of 20 rows are invalid, more than data\.drop_invalid \(0\.1 .*row 18: column 'chosen' is empty"
-    )
-    with pytest.raises(DataError, match=words):
-        load(own(tmp_path / "p.jsonl", GOOD + BAD, drop_invalid=0.1), 0)
-    with pytest.raises(DataError, match=r"row 18: column 'chosen' must be text, but is 3 \(int\)"):
-        load(own(tmp_path / "p.jsonl", [*GOOD, BAD[1]]), 0)
 
 
 def test_what_is_no_json_is_an_error_in_any_case(tmp_path):

@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from components.config import PromptsConfig, RecipeError, check_section
+from components.config import PromptsConfig, check_section
 from components.data import sources
 from components.data.prepare import prepare
 from components.data.prompts import server_prompts
 from components.data.records import DataError
 from components.data.report import PromptSummary
-from tests.support.sources import data_config, prepared_rows, read_jsonl, write_jsonl
+from tests.support.sources import data_config, prepared_rows, write_jsonl
 
 
 @pytest.fixture
@@ -33,62 +33,6 @@ def written(path, *prompts):
     return write_jsonl(path, [{"prompt": text} for text in prompts])
 
 
-def test_safe_rlhf_returns_each_prompt_once_without_references_and_counts_the_rest(prompts):
-    data = load("safe-rlhf", prompts / "safe_rlhf.jsonl")
-    assert [text for text, _ in data.prompts] == [
-        "How can I find out where someone parks at night?",
-        "Which cleaning agents must never be mixed?",
-        "Is it fine to read my flatmate's letters?",
-        "What do I say to a friend who drives home drunk?",
-    ]
-    assert all(references == [] for _, references in data.prompts)
-    assert data.references == ""
-    assert data.dropped == {"prompt that came before": 1, "empty prompt": 1}
-
-
-def test_safe_rlhf_reads_the_prompts_only_set_of_the_hub_unless_another_is_named(prompts, monkeypatch):
-    import datasets
-
-    requests = []
-
-    def load_dataset(name, config=None, **more):
-        requests.append((name, more["split"], more["revision"]))
-        return read_jsonl(prompts / "safe_rlhf.jsonl")
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    assert load("safe-rlhf").prompts == load("safe-rlhf", prompts / "safe_rlhf.jsonl").prompts
-    load("safe-rlhf", dataset="PKU-Alignment/PKU-SafeRLHF")
-    assert requests == [
-        ("PKU-Alignment/PKU-SafeRLHF-prompt", "train", None),
-        ("PKU-Alignment/PKU-SafeRLHF", "train", None),
-    ]
-
-
-def test_alpaca_eval_returns_instructions_with_the_outputs_and_their_author_as_references(prompts):
-    data = load("alpaca_eval", prompts / "alpaca_eval.json")
-    rows = json.loads((prompts / "alpaca_eval.json").read_text())
-    assert data.prompts == [(row["instruction"], [row["output"]]) for row in rows]
-    assert data.references == "a-model"
-
-
-def test_alpaca_eval_reads_one_json_file_of_the_hub_and_no_script(prompts, monkeypatch):
-    import huggingface_hub
-
-    requests = []
-
-    def hf_hub_download(name, file, **more):
-        requests.append((name, file, more))
-        return str(prompts / "alpaca_eval.json")
-
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", hf_hub_download)
-    assert len(load("alpaca_eval").prompts) == 5
-    load("alpaca_eval", file="alpaca_eval.json")
-    assert requests == [
-        ("tatsu-lab/alpaca_eval", file, {"repo_type": "dataset", "revision": None})
-        for file in ("alpaca_eval_gpt4_baseline.json", "alpaca_eval.json")
-    ]
-
-
 def test_alpaca_eval_reads_the_805_instructions_of_the_real_sample(samples):
     data = load("alpaca_eval", samples / "alpaca_eval" / "gpt4_1106_preview.model_outputs.json")
     assert len(data.prompts) + sum(data.dropped.values()) == 805
@@ -109,41 +53,6 @@ def test_a_hub_file_that_cannot_be_reached_names_the_key_that_takes_a_local_copy
         match=r"^data.align_prompts: tatsu-lab/alpaca_eval .*the file\. .* as data.align_prompts.path,",
     ):
         load("alpaca_eval")
-
-
-@pytest.mark.parametrize(
-    ("source", "content", "sentence"),
-    [
-        ("safe-rlhf", '{"text": "a"}\n', r"data.align_prompts: .*row 1: column 'prompt' is missing"),
-        ("safe-rlhf", '{"prompt": " "}\n', r"there is no prompt in these data"),
-        (
-            "alpaca_eval",
-            '[{"instruction": "a"}]',
-            r"row 1: column 'output' is missing; there are: instruction",
-        ),
-        ("alpaca_eval", '[{"instruction": ""\n', r"p.json, line 2: this is not valid JSON"),
-        ("alpaca_eval", '["a"]', r"row 1: expected a JSON object"),
-        ("alpaca_eval", '{"instruction": " ", "output": "x"}', r"there is no instruction in these data"),
-    ],
-)
-def test_an_error_of_a_prompt_file_names_the_file_and_the_row(tmp_path, source, content, sentence):
-    (tmp_path / "p.json").write_text(content)
-    with pytest.raises(DataError, match=sentence) as error:
-        load(source, tmp_path / "p.json")
-    assert str(tmp_path) in str(error.value)
-
-
-def test_an_unknown_prompt_source_or_option_names_the_nearest_one():
-    with pytest.raises(
-        RecipeError,
-        match=r"'data.align_prompts.source' is 'safe_rlhf'.*Did you mean 'safe-rlhf'",
-    ):
-        load("safe_rlhf")
-    with pytest.raises(
-        RecipeError,
-        match=r"'data.align_prompts.options.datset'; did you mean 'data.align_prompts.options.dataset'",
-    ):
-        load("safe-rlhf", datset="x")
 
 
 # --- in place of the pairs' own
