@@ -37,9 +37,6 @@ def lines(path: Path, newline: str | None = None, blank: bool = False) -> Iterat
         path: of the file.
         newline: see open.
         blank: whether blank lines are among them.
-
-    Raises:
-        DataError: the file cannot be read, or exceeds a bound.
     """
     limit = _limit(path)
     size = blanks = number = 0
@@ -67,11 +64,7 @@ def lines(path: Path, newline: str | None = None, blank: bool = False) -> Iterat
 
 
 def list_text(path: Path) -> str | None:
-    """The text of a file of one JSON list, gzipped or not; None if it begins with something else.
-
-    Raises:
-        DataError: the file cannot be read, or exceeds a bound.
-    """
+    """The text of a file of one JSON list, gzipped or not; None if it begins with something else."""
     limit = _limit(path)
     chunks: list[str] = []
     size = 0
@@ -147,11 +140,7 @@ def _open_text(path: Path, newline: str | None = None) -> Iterator[IO[str]]:
 
 
 def require_regular(path: Path) -> None:
-    """Refuse what is no regular file, such as a pipe, from which nothing may ever come.
-
-    Raises:
-        DataError: naming what it is.
-    """
+    """Refuse what is no regular file, such as a pipe, from which nothing may ever come."""
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
         kind = "a folder" if stat.S_ISDIR(mode) else "a pipe, socket or device"

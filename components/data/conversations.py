@@ -16,10 +16,11 @@ from pydantic import model_validator
 
 from components.data.dialogues import dialogue_turns
 from components.data.raw import RawRow, Text
+from components.data.records import TEXTS
 
 MARKERS = {"user": "Human", "assistant": "Assistant"}
 ROLES = ("system", *MARKERS)
-COLUMNS = ("prompt", "chosen", "rejected")
+COLUMNS = TEXTS
 Message = tuple[str, str]
 """Its role, and its content without white space around it."""
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from components.config import DataConfig
-from components.data.records import DataError, Pair, Prompt
+from components.data.records import TEXTS, DataError, Pair, Prompt
 
-TEXTS = ("prompt", "chosen", "rejected")
 TOO_LONG = "over max_characters"
 R = TypeVar("R", Pair, Prompt)
 
@@ -22,9 +21,6 @@ def drop_long(rows: Sequence[R], what: str, data: DataConfig) -> list[R]:
         rows: pairs or prompts.
         what: their name, for the message.
         data: the recipe's section.
-
-    Raises:
-        DataError: more rows than the share data.max_dropped are too long.
     """
     limit = data.max_characters
     kept = [row for row in rows if all(len(getattr(row, name, None) or "") <= limit for name in TEXTS)]

@@ -20,11 +20,7 @@ Owned = tuple["pd.DataFrame", dict[str, int]]
 
 
 def assign_clients(pairs: pd.DataFrame, data: DataConfig, seed: int) -> Owned:
-    """Assign pairs, which have groups and splits, to clients.
-
-    Raises:
-        DataError: the partition is not possible with these pairs.
-    """
+    """Assign pairs, which have groups and splits, to clients."""
     try:
         if data.partition == "natural":
             return _by_owner(pairs, data)

@@ -35,9 +35,6 @@ def client_pairs(
 
     Returns:
         pairs with their clients; the ids of the clients, sorted; the number of other pairs by reason.
-
-    Raises:
-        DataError: there are no pairs, or they cannot be divided so.
     """
     if not len(rows):
         raise DataError(f"source {data.source} gives no pairs")

@@ -77,23 +77,14 @@ def prepare(data: DataConfig, seed: int, folder: Path, docs: bool = False) -> Pr
 
 @dataclass(frozen=True)
 class DataSet:
-    """The data of a recipe before they are validated and written.
+    """The data of a recipe before they are validated and written."""
 
-    Attributes:
-        tables: pairs, judge and prompts, see records.
-        clients: numbers of pairs by client, in the order of their names.
-        rows: numbers of rows.
-        prompts: see PreparationReport.
-        warnings: what may be wrong with the rows, as sentences.
-        repeats: among the pairs of the source by their owners, before they are assigned to clients.
-    """
-
-    tables: dict[str, pd.DataFrame]
-    clients: dict[str, ClientCounts]
+    tables: dict[str, pd.DataFrame]  # pairs, judge and prompts, see records
+    clients: dict[str, ClientCounts]  # numbers of pairs by client, in the order of their names
     rows: RowCounts
-    prompts: dict[str, PromptSummary]
-    warnings: tuple[str, ...]
-    repeats: RepeatCounts
+    prompts: dict[str, PromptSummary]  # see PreparationReport
+    warnings: tuple[str, ...]  # what may be wrong with the rows, as sentences
+    repeats: RepeatCounts  # among the source's pairs by their owners, before they are assigned to clients
 
     @property
     def splits(self) -> dict[str, int]:
@@ -163,9 +154,6 @@ def check_rows(recipe: Recipe, splits: Mapping[str, int], prompts: Mapping[str, 
         recipe: the recipe.
         splits: numbers of the clients' pairs.
         prompts: numbers of the server's prompts, by split.
-
-    Raises:
-        DataError: there are none of a kind.
     """
     required = {
         "held-out prompts to evaluate on": (prompts.get("test", 0), "data.test_prompts"),

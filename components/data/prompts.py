@@ -46,9 +46,6 @@ def server_prompts(
     Returns:
         rows of PROMPT_COLUMNS, and by split a summary of the prompts that do not come unchanged from
         the source of the pairs.
-
-    Raises:
-        DataError: the prompts cannot be read, or none remains.
     """
     import pandas as pd
 

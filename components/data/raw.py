@@ -38,12 +38,9 @@ class RawRow(BaseModel):
     """A raw row, or an object in one; columns without a field are ignored.
 
     A validator of a field raises ValueError with the rest of a sentence that begins with its column.
-
-    Attributes:
-        may_be_renamed: whether data.columns renames the columns of the file.
     """
 
-    may_be_renamed: ClassVar[bool] = False
+    may_be_renamed: ClassVar[bool] = False  # whether data.columns renames the columns of the file
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
 
     @classmethod

@@ -25,7 +25,8 @@ from components.config import UserError
 from components.data.report import read_client_counts
 from components.seeding import generator
 
-PAIR_COLUMNS = ("prompt", "chosen", "rejected", "client_id", "domain", "source", "pair_id", "split")
+TEXTS = ("prompt", "chosen", "rejected")
+PAIR_COLUMNS = (*TEXTS, "client_id", "domain", "source", "pair_id", "split")
 OPTIONAL_COLUMNS = ("margin", "group", "tree", "depth", "column")
 """Columns that some sources have beside PAIR_COLUMNS; see Pair."""
 TEXT_COLUMNS = (*PAIR_COLUMNS, "group", "tree")

@@ -6,12 +6,11 @@ import unicodedata
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from components.data.records import TEXTS
 from components.data.report import RepeatCounts
 
 if TYPE_CHECKING:
     import pandas as pd
-
-TEXTS = ["prompt", "chosen", "rejected"]
 
 
 def count_repeats(*frames: pd.DataFrame) -> RepeatCounts:

@@ -108,11 +108,7 @@ def find_file(folder: Path, stem: str) -> Path | None:
 
 
 def from_folder(folder: Path, stem: str, stems: Sequence[str]) -> RawRows:
-    """The rows of what `find_file` finds in a folder that has a file of each stem.
-
-    Raises:
-        DataError: this is no folder, or there is no such file.
-    """
+    """The rows of what `find_file` finds in a folder that has a file of each stem."""
     if not folder.is_dir():
         raise DataError(f"{folder}: expected a folder with files {', '.join(stems)} ({', '.join(SUFFIXES)})")
     file = find_file(folder, stem)
@@ -122,12 +118,7 @@ def from_folder(folder: Path, stem: str, stems: Sequence[str]) -> RawRows:
 
 
 def find_splits(path: Path) -> dict[str, Path]:
-    """What read_file reads by split; {'': path} for a file, and for a folder without named splits.
-
-    Raises:
-        DataError: a folder that `datasets.DatasetDict.save_to_disk` wrote has a split of another name,
-            or a folder has files beside those of its splits.
-    """
+    """What read_file reads by split; {'': path} for a file, and for a folder without named splits."""
     if not path.is_dir() or is_saved(path):
         return {"": path}
     found = _named_splits(path)
@@ -170,11 +161,7 @@ def from_hub(
     revision: str | None = None,
     data_dir: str | None = None,
 ) -> RawRows:
-    """Load a split of a hub data set. No remote code is run.
-
-    Raises:
-        DataError: the hub cannot be reached, or has no such data set, revision or split.
-    """
+    """Load a split of a hub data set. No remote code is run."""
     import datasets
 
     where = f"{name} ({data_dir + ', ' if data_dir else ''}split {split})"
@@ -186,12 +173,7 @@ def from_hub(
 
 
 def from_hub_file(name: str, file: str, revision: str | None = None) -> RawRows:
-    """Read one file of a hub data set whose other files, or loading script, are not used.
-
-    Raises:
-        DataError: the hub cannot be reached, has no such data set, revision or file, or the file
-            cannot be read.
-    """
+    """Read one file of a hub data set whose other files, or loading script, are not used."""
     import huggingface_hub
 
     where = f"{name} (file {file})"
@@ -228,11 +210,7 @@ def _row_files(folder: Path) -> list[Path]:
 
 
 def _all_row_files(folder: Path) -> list[Path]:
-    """Files with rows in a folder and in the folders below it, sorted.
-
-    Raises:
-        DataError: there are more than MAX_FOLDERS, as in the folder of a system or in links of a circle.
-    """
+    """Files with rows in a folder and in the folders below it, sorted."""
     files: list[Path] = []
     below = [folder]
     count = 0
@@ -258,11 +236,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _refuse_unclear(folder: Path, files: Sequence[Path]) -> None:
-    """Refuse rows of several levels of folders, or of several splits in folders below.
-
-    Raises:
-        DataError: naming two of the files.
-    """
+    """Refuse rows of several levels of folders, or of several splits in folders below."""
     first = {file.parent: file for file in reversed(files)}
     for inner, file in first.items():
         above = next((first[place] for place in inner.parents if place in first), None)
@@ -283,22 +257,24 @@ def _refuse_unclear(folder: Path, files: Sequence[Path]) -> None:
 
 def _split_of(path: Path) -> str:
     """The split that a relative path names by its file or a folder; empty if none."""
-    shard = _SHARD.match(path.name)
-    stem = shard["stem"] if shard else path.name.partition(".")[0]
-    for part in (stem, *path.parts[:-1]):
+    for part in (_stem(path), *path.parts[:-1]):
         for split, names in SPLIT_NAMES.items():
             if part in names:
                 return split
     return ""
 
 
+def _stem(path: Path) -> str:
+    """The name of a file without its suffixes and the number of its shard."""
+    shard = _SHARD.match(path.name)
+    return shard["stem"] if shard else path.name.partition(".")[0]
+
+
 def _split_stems(folder: Path) -> list[str]:
     """Names of the splits that the files and folders in a folder, or in its folder data, are of."""
     stems: dict[str, None] = {}
     for place in (folder, folder / "data"):
-        for file in _row_files(place):
-            shard = _SHARD.match(file.name)
-            stems[shard["stem"] if shard else file.name.partition(".")[0]] = None
+        stems |= dict.fromkeys(map(_stem, _row_files(place)))
         for inner in _entries(place):
             if is_saved(inner) or (inner.name != "data" and _all_row_files(inner)):
                 stems[inner.name] = None
@@ -368,11 +344,7 @@ def _files_of_folder(folder: Path) -> list[Path]:
 
 
 def _whole(files: list[Path]) -> list[Path]:
-    """The files, of which each shard `-00000-of-00002` must be there.
-
-    Raises:
-        DataError: one is missing.
-    """
+    """The files, of which each shard `-00000-of-00002` must be there."""
     shards = [match for match in (_SHARD.match(file.name) for file in files) if match]
     expected = {(shard["stem"], n) for shard in shards for n in range(int(shard["count"]))}
     missing = sorted(expected - {(shard["stem"], int(shard["number"])) for shard in shards})

@@ -46,21 +46,14 @@ _POST = re.compile(r"\ASUBREDDIT: (.*)\nTITLE: (.*)\nPOST: ?")
 
 @dataclass(frozen=True)
 class Template:
-    """A parsed template.
+    """A parsed template."""
 
-    Attributes:
-        name: as the recipe names it.
-        kind: one of FIELDS.
-        pieces: literal text at even positions and field names at odd ones; starts and ends with
-            literal text, which may be empty at the start. An input that is too long is shortened in
-            its fields and never in its literals.
-        is_headed: whether a selector's field prompt is {headed_post} in the file.
-    """
-
-    name: str
+    name: str  # as the recipe names it
     kind: Kind
+    # Literal text at even positions and field names at odd ones; starts and ends with literal text, which
+    # may be empty at the start. An input that is too long is shortened in its fields, never in its literals.
     pieces: tuple[str, ...]
-    is_headed: bool = False
+    is_headed: bool = False  # whether a selector's field prompt is {headed_post} in the file
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -76,11 +69,7 @@ class Template:
         return "".join(values[piece] if i % 2 else piece for i, piece in enumerate(self.pieces))
 
     def show_prompt(self, prompt: str) -> str:
-        """A prompt as the field prompt of a selector's template shows it.
-
-        Raises:
-            DataError: the template shows forum posts, and the prompt is none.
-        """
+        """A prompt as the field prompt of a selector's template shows it."""
         if not self.is_headed:
             return prompt
         shown, count = _POST.subn(r"### SUBREDDIT: \1\n### TITLE: \2\n### POST: ", prompt, count=1)
@@ -100,12 +89,7 @@ def names(kind: Kind) -> list[str]:
 
 
 def load(template: TemplateFile | str, kind: Kind) -> Template:
-    """Parse a template that has its text, or read one by its name or path.
-
-    Raises:
-        DataError: there is no such file, or a placeholder is missing, unknown, repeated or in the
-            wrong place; the file and the placeholder are named.
-    """
+    """Parse a template that has its text, or read one by its name or path."""
     file = TemplateFile(template) if isinstance(template, str) else template
     if file.text is not None:
         return parse(file.text, file.name, kind, file.name)
@@ -118,11 +102,7 @@ def load(template: TemplateFile | str, kind: Kind) -> Template:
 
 
 def with_text(file: TemplateFile) -> TemplateFile:
-    """A template with its text, which is read unless it is there.
-
-    Raises:
-        DataError: there is no such file, or it is not text.
-    """
+    """A template with its text, which is read unless it is there."""
     if file.text is not None:
         return file
     path = find(file.name)
@@ -152,9 +132,6 @@ def parse(text: str, name: str, kind: Kind, where: str) -> Template:
         name: as the recipe names it.
         kind: one of FIELDS.
         where: its file, for errors.
-
-    Raises:
-        DataError: see load.
     """
     pieces = tuple(re.split(r"\{([A-Za-z_]\w*)\}", text))
     is_headed = kind == "selector" and "headed_post" in pieces[1::2]

@@ -18,34 +18,37 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from components.config import check_name
-from components.data.lengths import TEXTS
 from components.data.questions import pooled
-from components.data.records import DataError, Pair
+from components.data.records import TEXTS, DataError, Pair
 from components.data.rows import normalize_line_ends
 from components.data.splits import normal
 from components.data.templates import Template, names
 from components.data.templates import load as load_template
 from components.io import write_atomically
 
+STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
 
 @dataclass(frozen=True)
 class Node:
     """A thought."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
     number: int  # in the order of growth
     parent: int  # number of the previous thought, -1 for the first ones
     depth: int  # 1 for the first ones
     thought: str  # one line
-    score: float | None  # 1 to 10 (an integer, or a mean with `read: expected`); None: unreadable
+    score: int | float | None  # 1 to 10 (an integer, or a mean with `read: expected`); None: unreadable
     asked: int  # number of requests to the evaluator
 
 
@@ -53,12 +56,14 @@ class Node:
 class Tree:
     """A question's tree."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
     id: str  # of the question, with its set
     set: str  # name of the question set
     key: str  # hash of the settings that it was grown with
     question: str  # text that the policy was shown
     nodes: tuple[Node, ...]  # in the order of growth
-    path: tuple[int, ...] = ()  # the best path's nodes; shorter than the depth where scores are missing
+    path: tuple[int, ...]  # the best path's nodes; shorter than the depth where scores are missing
 
 
 _TREE = TypeAdapter(Tree)
@@ -77,10 +82,6 @@ def thought_pairs(path: Path, key: str, min_margin: float = 0.0) -> tuple[list[P
 
     Returns:
         the pairs, and the number of thoughts that gave none, by reason.
-
-    Raises:
-        DataError: there is no file, one has a line that is no tree, a question has two trees, or
-            none of them gives a pair.
     """
     trees = _unique_trees(trees_at(path, key), path)
     groups = _question_groups(trees)
@@ -223,32 +224,18 @@ def read_trees(path: Path) -> list[Tree]:
 
 def _parse_tree(line: bytes, path: Path, number: int) -> Tree:
     try:
-        content = json.loads(line)
-        nodes = tuple(Node(**node) for node in content["nodes"])
-        tree = Tree(**content | {"nodes": nodes, "path": tuple(content["path"])})
-        _TREE.validate_json(line, strict=True)
-        _check_tree(tree)
+        tree = _TREE.validate_json(line)
+        check_name(tree.set)
+        numbers = [node.number for node in tree.nodes]
+        if len(set(numbers)) < len(numbers) or not set(tree.path) <= set(numbers):
+            raise ValueError("the numbers of its nodes are not unique, or its path has another one")
         return tree
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+    except ValueError as error:
+        reason = error.errors()[-1]["msg"] if isinstance(error, ValidationError) else error
         raise DataError(
             f"{path}, line {number}: this is not a tree of thoughts ({reason}): delete the line, and its"
             " question is asked again"
         ) from None
-
-
-def _check_tree(tree: Tree) -> None:
-    """Refuse a path that is none of the tree's, and scores that are no numbers.
-
-    Raises:
-        ValueError: naming what is wrong.
-    """
-    check_name(tree.set)
-    numbers = [node.number for node in tree.nodes]
-    if len(set(numbers)) < len(numbers) or not set(tree.path) <= set(numbers):
-        raise ValueError("the numbers of its nodes are not unique, or its path has another one")
-    if not all(math.isfinite(node.score) for node in tree.nodes if node.score is not None):
-        raise ValueError("a score is not finite")
 
 
 def trees_at(path: Path, key: str) -> list[Tree]:
@@ -257,9 +244,6 @@ def trees_at(path: Path, key: str) -> list[Tree]:
     Args:
         path: of the file or folder.
         key: of the recipe that names it, for errors.
-
-    Raises:
-        DataError: there is no such file, or a line is not a tree.
     """
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     if not files or not all(file.is_file() for file in files):

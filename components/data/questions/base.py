@@ -40,26 +40,15 @@ Texts = Annotated[list[BareText], if_null([])]
 
 @dataclass(frozen=True)
 class Question:
-    """A question with one right answer among its options.
+    """A question with one right answer among its options."""
 
-    Attributes:
-        id: unique in its set, and the same for every copy of the data: the set's own id, or a hash
-            of the texts if it has none.
-        set: name of the set.
-        question: text, without its context and its options.
-        options: (label, text) in the set's order; the labels are A, B, C ...
-        answer: label of the right option.
-        explanation: a human's reason for the answer; empty if the set has none.
-        context: text that the question is about; empty if the set has none.
-    """
-
-    id: str
-    set: str
-    question: str
-    options: tuple[tuple[str, str], ...]
-    answer: str
-    explanation: str = ""
-    context: str = ""
+    id: str  # unique in its set, and in every copy of the data the same: its own, or a hash of the texts
+    set: str  # name of the set
+    question: str  # text, without its context and its options
+    options: tuple[tuple[str, str], ...]  # (label, text) in the set's order; the labels are A, B, C ...
+    answer: str  # label of the right option
+    explanation: str = ""  # a human's reason for the answer; empty if the set has none
+    context: str = ""  # text that the question is about; empty if the set has none
 
 
 class SkippedRow(Exception):
@@ -126,31 +115,19 @@ def read_hub_schema(file: Path) -> tuple[list[Row], dict[str, int]]:
 
 @dataclass(frozen=True)
 class QuestionSet:
-    """A question set.
+    """A question set."""
 
-    Attributes:
-        name: its name, and the `set` of its questions.
-        row: model of its rows on the hub.
-        files: stems of the files that are searched in a folder; the first that exists is read.
-        hub: data set of the hub; empty for an embedded set.
-        config: its configuration.
-        split: its split.
-        revision: its default revision.
-        local: reads a local file as rows of the hub's schema, and counts left-out rows by reason.
-        embedded: makes the rows from an installed package; None if they come from the hub.
-        pool: name of the pool of questions that the set takes its questions from; empty: its own.
-            Sets of one pool ask the same questions under the same ids, if in other words.
-    """
-
-    name: str
-    row: type[QuestionRow]
-    files: tuple[str, ...]
-    hub: str = ""
-    config: str | None = None
+    name: str  # also the `set` of its questions
+    row: type[QuestionRow]  # model of its rows on the hub
+    files: tuple[str, ...]  # stems of the files that are searched in a folder; the first there is read
+    hub: str = ""  # data set of the hub; empty for an embedded set
+    config: str | None = None  # its configuration
     split: str = ""
     revision: str | None = None
+    # Reads a local file as rows of the hub's schema, and counts left-out rows by reason.
     local: Callable[[Path], tuple[list[Row], dict[str, int]]] = read_hub_schema
-    embedded: Callable[[], list[Row]] | None = None
+    embedded: Callable[[], list[Row]] | None = None  # makes the rows from an installed package
+    # Sets of one pool ask the same questions under the same ids, if in other words; empty: its own.
     pool: str = ""
 
 

@@ -116,9 +116,6 @@ def join_explanations(file: Path) -> tuple[list[Row], dict[str, int]]:
     Returns:
         the rows, and the number of left-out explanations (of no question in this file, or a second
         one) and rows (options that cannot be told apart), by reason.
-
-    Raises:
-        DataError: a file is missing or cannot be read, or lacks a column.
     """
     rows = read_file(file)
     if HUB_EXPLANATION in rows[0]:
@@ -183,12 +180,7 @@ COSE = QuestionSet(
 
 
 def join_labels(file: Path) -> tuple[list[Row], dict[str, int]]:
-    """Read PIQA's rows with the column `label`, their own or of the file ...-labels.lst.
-
-    Raises:
-        DataError: a file is missing or cannot be read, or does not have one label, a whole number,
-            for each row.
-    """
+    """Read PIQA's rows with the column `label`, their own or of the file ...-labels.lst."""
     rows = read_file(file)
     if "label" in rows[0]:
         return rows, {}

@@ -25,9 +25,6 @@ def conversations() -> list[Row]:
     """Make a row for each conversation with a suitable reply.
 
     The other options are replies in other conversations, drawn by the id of this one.
-
-    Raises:
-        DataError: the package chitchat-dataset is not installed.
     """
     first: dict[str, Reply] = {}
     for reply in read_replies(TURNS, *WORDS):

@@ -53,10 +53,6 @@ def count_from_0(file: Path) -> tuple[list[Row], dict[str, int]]:
 
     The column tells how it counts: the original files count from 1 and have a 4, the hub's count
     from 0 and have a 0 (or a -1).
-
-    Raises:
-        DataError: the file cannot be read, or its column has both, or neither and is not the hub's
-            parquet.
     """
     rows = read_file(file)
     values = {row.cop for row in CopRow.read(rows, str(file))}
@@ -166,9 +162,6 @@ def keyed_by_article(file: Path) -> tuple[list[Row], dict[str, int]]:
     """Read PubMedQA's rows of one JSON object keyed by the article's id, with the hub's columns.
 
     Other files are read as they are.
-
-    Raises:
-        DataError: the file cannot be read, or a row lacks a column.
     """
     articles = _articles(file)
     if articles is None:

@@ -137,9 +137,6 @@ class Options(Source):
 
         With the natural partition data.clients annotators take part (default, and with other
         partitions: 12); annotator i is interested in aspect i modulo 3.
-
-        Raises:
-            DataError: the package is missing, or the sets need more papers than the data have.
         """
         sets = self._paper_sets(read_papers(self.request, self.abstract_words), seed)
         count = data.clients if data.partition == "natural" and data.clients else ANNOTATORS
@@ -222,9 +219,6 @@ def read_papers(request: str = "", abstract_words: int | None = None) -> list[Pa
     Args:
         request: see Options.
         abstract_words: see Options.
-
-    Raises:
-        DataError: the package aclsum is not installed.
     """
     spec = importlib.util.find_spec("aclsum")  # does not import the package and its dependencies
     if spec is None or spec.origin is None:

@@ -7,16 +7,15 @@ instruction, output, generator and dataset).
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 from pydantic import Field
 
 from components.config import PromptsConfig
 from components.data.raw import BareText, RawRow, Text
-from components.data.records import DataError, PromptData
+from components.data.records import PromptData
 from components.data.rows import from_file, from_hub_file
-from components.data.sources.base import PromptSource
+from components.data.sources.base import PromptSource, distinct
 
 HUB = "tatsu-lab/alpaca_eval"
 
@@ -43,27 +42,13 @@ class Options(PromptSource):
     )
 
     def load(self, prompts: PromptsConfig, seed: int) -> PromptData:
-        """Load the instructions in the order of the file; the output of each is its reference.
-
-        Raises:
-            DataError: the file cannot be read, lacks a column, or has no instruction.
-        """
+        """Load the instructions in the order of the file; the output of each is its reference."""
         raw = (
             from_file(Path(prompts.path)) if prompts.path else from_hub_file(HUB, self.file, prompts.revision)
         )
-        instructions: dict[str, list[str]] = {}
-        generators: set[str] = set()
-        dropped: Counter[str] = Counter()
-        for row in OutputRow.read(*raw):
-            if not row.instruction:
-                dropped["empty instruction"] += 1
-            elif row.instruction in instructions:
-                dropped["instruction that came before"] += 1
-            else:
-                instructions[row.instruction] = [row.output] if row.output else []
-                generators.add(row.generator or "a model")
-        if not instructions:
-            raise DataError(f"{raw.where}: there is no instruction in these data")
+        rows, dropped = distinct(OutputRow.read(*raw), lambda row: row.instruction, "instruction", raw.where)
         return PromptData(
-            list(instructions.items()), references=", ".join(sorted(generators)), dropped=dict(dropped)
+            [(row.instruction, [row.output] if row.output else []) for row in rows],
+            references=", ".join(sorted({row.generator or "a model" for row in rows})),
+            dropped=dropped,
         )

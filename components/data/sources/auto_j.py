@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from components.config import DataConfig
-from components.data.raw import Label, RawRow, Text, one_of
+from components.data.raw import BareText, Label, RawRow, Text, one_of
 from components.data.records import DataError, Pair
 from components.data.rows import RawRows, from_file
 from components.data.sources.hub_pairs import HubPairs
@@ -27,8 +27,8 @@ class LabeledRow(RawRow):
     scenario: Label
     label: Annotated[int, one_of({0: "response 1 is better", 1: "response 2 is better", TIE: "tie"})]
     prompt: Text
-    first: Text = Field(alias="response 1")
-    second: Text = Field(alias="response 2")
+    first: BareText = Field(alias="response 1")
+    second: BareText = Field(alias="response 2")
 
 
 class Options(HubPairs):
@@ -50,12 +50,11 @@ class Options(HubPairs):
 
     def pair(self, row: LabeledRow) -> Pair | str:
         """The preferred response and the other one, with the scenario as domain."""
-        first, second = row.first.strip(), row.second.strip()
         if row.label == TIE:
             return "tie"
-        if not (row.prompt.strip() and first and second):
+        if not (row.prompt.strip() and row.first and row.second):
             return "empty prompt or response"
-        if first == second:
+        if row.first == row.second:
             return "both responses the same"
-        chosen, rejected = (second, first) if row.label else (first, second)
+        chosen, rejected = (row.second, row.first) if row.label else (row.first, row.second)
         return Pair(row.prompt, chosen, rejected, domain=row.scenario)

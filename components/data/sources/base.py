@@ -20,8 +20,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import Field
 
@@ -37,6 +38,8 @@ from components.config import (
 from components.data.holdout import Shares
 from components.data.records import TEXT_COLUMNS, DataError, PromptData, SourceData
 from components.data.tables import unique_prompts
+
+R = TypeVar("R")
 
 
 class Source(SourceOptions, ABC):
@@ -133,6 +136,30 @@ def load_prompts(prompts: PromptsConfig, key: str, seed: int) -> PromptData:
         return prompts.options.load(prompts, seed)
     except DataError as error:
         raise DataError(f"{key}: {error}".replace("data.path", f"{key}.path")) from error
+
+
+def distinct(
+    rows: Iterable[R], key: Callable[[R], str], what: str, where: str
+) -> tuple[list[R], dict[str, int]]:
+    """The first row of each key that is not empty, and the number of others by reason.
+
+    Args:
+        rows: raw rows.
+        key: that is equal for rows with the same prompt.
+        what: name of the prompts, for reasons.
+        where: the rows are from, for the error if none has a key.
+    """
+    first: dict[str, R] = {}
+    dropped: Counter[str] = Counter()
+    for row in rows:
+        name = key(row)
+        if not name:
+            dropped[f"empty {what}"] += 1
+        elif first.setdefault(name, row) is not row:
+            dropped[f"{what} that came before"] += 1
+    if not first:
+        raise DataError(f"{where}: there is no {what} in these data")
+    return list(first.values()), dict(dropped)
 
 
 def check_columns(data: DataConfig) -> None:

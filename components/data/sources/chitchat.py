@@ -72,9 +72,6 @@ class Options(Source):
 
         With the natural partition data.clients is the number of participants, those with most
         pairs; otherwise all participate.
-
-        Raises:
-            DataError: the package is missing, or too few participants have enough pairs.
         """
         replies = read_replies(self.turns, self.min_reply_words, self.max_reply_words)
         pairs = self._pairs_by_person(replies, data, seed)
@@ -149,9 +146,6 @@ def read_replies(turns: int, min_words: int, max_words: int) -> list[Reply]:
     Args:
         turns: turns that a prompt shows.
         min_words, max_words: length of a reply.
-
-    Raises:
-        DataError: the package chitchat-dataset is not installed.
     """
     spec = importlib.util.find_spec("chitchat_dataset")
     if spec is None or spec.origin is None:

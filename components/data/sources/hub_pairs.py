@@ -9,7 +9,6 @@ FedPDPO's sources (D.1.1) have no owners: its appendix D.1.2 says how they are p
 from __future__ import annotations
 
 import re
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -20,7 +19,7 @@ from pydantic import Field, FiniteFloat, field_validator
 
 from components.config import DataConfig
 from components.data.holdout import hold_out
-from components.data.raw import Label, RawRow, Text, collect
+from components.data.raw import BareText, Label, RawRow, Text, collect
 from components.data.records import DataError, Pair, SourceData, trailing_space
 from components.data.rows import CONVERSION, SUFFIXES, RawRows, find_file, from_file, from_hub
 from components.data.sources.base import PairSource
@@ -28,6 +27,14 @@ from components.data.splits import in_splits
 
 TURN = "\n\nAssistant:"
 CITATION = re.compile(r"[ \t]*\[\d+(?:\s*,\s*\d+)*\]")
+
+
+class PairRow(RawRow):
+    """A prompt with two completions."""
+
+    prompt: Text
+    chosen: Text
+    rejected: Text
 
 
 class HubPairs(PairSource):
@@ -39,16 +46,16 @@ class HubPairs(PairSource):
 
     name: ClassVar[str]  # of the source
     hub: ClassVar[str]  # id of the data set on the hub
-    row: ClassVar[type[RawRow]]
+    row: ClassVar[type[RawRow]] = PairRow
     splits: ClassVar[tuple[str, ...]] = ("train",)  # on the hub; its test split stays the test split
     # Revision that is read where a recipe names none, e.g. the hub's conversion to parquet of a data
     # set with a loading script, which is not run.
     conversion: ClassVar[str | None] = None
     continues: ClassVar[bool] = False  # whether completions continue the text of their prompt
 
-    @abstractmethod
     def pair(self, row: Any) -> Pair | str:
         """Make the pair of a row, or name the reason why it gives none."""
+        return Pair(row.prompt, row.chosen, row.rejected)
 
     @property
     def folder(self) -> str | None:
@@ -75,9 +82,6 @@ class HubPairs(PairSource):
         Returns:
             the pairs, and the number of rows without one, by reason: those of the source, an empty
             text, or two completions that are the same.
-
-        Raises:
-            DataError: a column is missing or of the wrong type, or no row makes a pair.
         """
         pairs, dropped = collect(self.row.read(rows, where), self._bare_pair)
         if not pairs:
@@ -89,11 +93,7 @@ class HubPairs(PairSource):
         return pairs, dropped
 
     def raw_splits(self, data: DataConfig) -> dict[str, RawRows]:
-        """The raw rows of the hub or of data.path, by split.
-
-        Raises:
-            DataError: the hub cannot be reached, or a file is missing.
-        """
+        """The raw rows of the hub or of data.path, by split."""
         if data.path is None:
             revision = data.revision or self.conversion
             return {
@@ -124,14 +124,6 @@ class HubPairs(PairSource):
         return replace(pair, prompt=prompt, chosen=chosen, rejected=rejected)
 
 
-class PairRow(RawRow):
-    """A prompt with two completions."""
-
-    prompt: Text
-    chosen: Text
-    rejected: Text
-
-
 class PyDpo(HubPairs):
     """Validated Python programs against those of weaker models (FedPDPO D.1.1).
 
@@ -140,10 +132,6 @@ class PyDpo(HubPairs):
 
     name = "py-dpo"
     hub = "jondurbin/py-dpo-v0.1"
-    row = PairRow
-
-    def pair(self, row: PairRow) -> Pair:
-        return Pair(row.prompt, row.chosen, row.rejected)
 
 
 class ImdbRow(PairRow):
@@ -183,8 +171,8 @@ class CodeRow(RawRow):
 
     lang: Label
     vulnerability: Text
-    system: Text
-    question: Text
+    system: BareText
+    question: BareText
     chosen: Text
     rejected: Text
 
@@ -203,10 +191,9 @@ class CodeVulnerability(HubPairs):
     row = CodeRow
 
     def pair(self, row: CodeRow) -> Pair | str:
-        question = row.question.strip()
-        if not question:
+        if not row.question:
             return "empty text"
-        return Pair(f"{row.system.strip()}\n\n{question}", row.chosen, row.rejected, domain=row.lang.strip())
+        return Pair(f"{row.system}\n\n{row.question}", row.chosen, row.rejected, domain=row.lang.strip())
 
 
 class WebGptRow(RawRow):
@@ -298,9 +285,6 @@ class UltraFeedback(HubPairs):
     hub = "kaitchup/UltraFeedback-prompt-chosen-rejected"
     row = UltraFeedbackRow
     splits = ("train", "test")
-
-    def pair(self, row: UltraFeedbackRow) -> Pair:
-        return Pair(row.prompt, row.chosen, row.rejected)
 
 
 class DialogueRow(RawRow):

@@ -125,9 +125,6 @@ class Options(Source):
 
         The name of the source in the mixture is the client_id, and the domain where the source
         knows none. Dropped rows are counted by source and reason.
-
-        Raises:
-            DataError: data.path or data.revision is set, a source cannot be used, or has no pairs.
         """
         for key in ("path", "revision"):
             if getattr(data, key) is not None:

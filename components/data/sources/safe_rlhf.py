@@ -8,16 +8,15 @@ where each is in several rows) can be named instead.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from pathlib import Path
 
 from pydantic import Field
 
 from components.config import NameOrFolder, PromptsConfig
 from components.data.raw import BareText, RawRow
-from components.data.records import DataError, PromptData
+from components.data.records import PromptData
 from components.data.rows import find_file, from_file, from_hub
-from components.data.sources.base import PromptSource
+from components.data.sources.base import PromptSource, distinct
 
 
 class PromptRow(RawRow):
@@ -39,28 +38,16 @@ class Options(PromptSource):
 
         Two prompts are the same if they differ only in white space. A local file (path) needs the
         column prompt.
-
-        Raises:
-            DataError: the data cannot be read, or have no prompt.
         """
         raw = (
             from_file(_train(Path(prompts.path)))
             if prompts.path
             else from_hub(os.fspath(self.dataset), split="train", revision=prompts.revision)
         )
-        texts: dict[str, str] = {}
-        dropped: Counter[str] = Counter()
-        for row in PromptRow.read(*raw):
-            key = " ".join(row.prompt.split())
-            if not key:
-                dropped["empty prompt"] += 1
-            elif key in texts:
-                dropped["prompt that came before"] += 1
-            else:
-                texts[key] = row.prompt
-        if not texts:
-            raise DataError(f"{raw.where}: there is no prompt in these data")
-        return PromptData([(text, []) for text in texts.values()], dropped=dict(dropped))
+        rows, dropped = distinct(
+            PromptRow.read(*raw), lambda row: " ".join(row.prompt.split()), "prompt", raw.where
+        )
+        return PromptData([(row.prompt, []) for row in rows], dropped=dropped)
 
 
 def _train(path: Path) -> Path:

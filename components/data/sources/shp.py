@@ -149,10 +149,6 @@ class Options(NamedModel, Source):
 
         A group is a post. Posts with the same question are one group; if it is in two splits, the
         held-out one has it. So no question is with two clients or in two splits.
-
-        Raises:
-            DataError: the data or the tokenizer cannot be read, or most labels contradict their
-                scores.
         """
         by_split: dict[str, list[Vote]] = {}
         dropped: Counter[str] = Counter()
@@ -205,9 +201,6 @@ def read_votes(rows: Iterable[Mapping[str, Any]], where: str, split: str) -> tup
     Returns:
         the pairs, with the post as group and score_ratio as margin, and the number of dropped rows
         by reason: an empty text, both answers the same, or a label that the scores contradict.
-
-    Raises:
-        DataError: a column is missing or of the wrong type, or most labels contradict the scores.
     """
     votes, dropped = collect(VoteRow.read(rows, where), lambda row: row.vote(split))
     contradicted = dropped[CONTRADICTED]

@@ -39,9 +39,6 @@ class Options(PairSource):
 
         With the natural partition a question set is a client, or several (clients_per_set). Splits are
         drawn by question, so that all steps of a tree are in one.
-
-        Raises:
-            DataError: data.path is missing or does not exist, or no tree gives a pair.
         """
         if data.path is None:
             raise DataError(

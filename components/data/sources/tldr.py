@@ -199,9 +199,6 @@ class Options(Source):
         data.path names a folder with files comparisons, posts, posts_test, and
         comparisons_validation if judge_workers is 0 (.jsonl, .jsonl.gz or .parquet), of the hub's
         schemas, which are read in place of the hub.
-
-        Raises:
-            DataError: the data cannot be read, lack a column, or have values of a wrong type.
         """
         rows = list(ComparisonRow.read(*self._raw(data, "comparisons")))
         posts = self._raw(data, "posts")
@@ -282,11 +279,7 @@ def _read_posts(raw: RawRows) -> Iterable[tuple[str, str, frozenset[str]]]:
 
 
 def read_post(row: Mapping[str, Any], where: str) -> PostRow:
-    """Read a post in any of the public schemas.
-
-    Raises:
-        DataError: the columns are not known, or have values that are not text.
-    """
+    """Read a post in any of the public schemas."""
     if all(column in row for column in POST_COLUMNS):
         return PostRow.read_one(row, where)
     shown = PromptRow.read_one(row, where)
