@@ -536,7 +536,7 @@ def test_a_part_without_questions_is_refused(tmp_path):
 def trees(tmp_path):
     """A folder of trees of the run, and one of trees that were grown before it."""
     for folder, name in (("run", "csqa/1"), ("earlier", "csqa/2")):
-        append_trees(tmp_path / folder / "csqa.jsonl", [Tree(name, "csqa", "k", f"text of {name}", ())])
+        append_trees(tmp_path / folder / "csqa.jsonl", [Tree(name, "csqa", "k", f"text of {name}", (), ())])
     return tmp_path
 
 

@@ -325,7 +325,7 @@ def with_trees(files):
 
 
 def tree_of(question_id):
-    return Tree(f"csqa/{question_id}", "csqa", "k", "as it was shown", ())
+    return Tree(f"csqa/{question_id}", "csqa", "k", "as it was shown", (), ())
 
 
 def test_a_question_with_a_tree_of_the_run_is_refused_before_any_answer(files, tmp_path):
