@@ -1,6 +1,6 @@
 """Charts of plain numbers, for reports and artifacts: plotly figures that need no network.
 
-Names that come from data are escaped, because plotly reads tags in texts. Figures have a
+Names that come from data are encoded and short (components/names.py). Figures have a
 transparent background; a page sets the color of their texts (components/reporting/page.html.j2).
 Plotly and pandas take seconds to import, and are imported where a chart is drawn.
 """
@@ -13,6 +13,8 @@ from html import escape
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from components.names import plotly_text, short_labels
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,7 +32,7 @@ MAX_NAMES = 40
 MAX_DOMAINS = 8
 """Number of domains beyond which the smaller ones are combined."""
 MAX_CHARACTERS = 38
-"""Of a domain's name."""
+"""Of a domain's name in the legend of a partition."""
 SHADES = 12
 """Colors of the edges of a network, which are drawn together."""
 
@@ -76,7 +78,8 @@ def line_chart(
     from plotly.colors import hex_to_rgb
     from plotly.graph_objects import Figure, Scatter
 
-    frame = _frame(points, "name", "x", "y")
+    rows = list(points)
+    frame = _frame(rows, "name", "x", "y")
     names = list(frame["name"].unique())
     lines = frame.groupby(["name", "x"])["y"].agg(["mean", "min", "max"]).reset_index()
     figure = express.line(
@@ -87,7 +90,7 @@ def line_chart(
         line_dash="name",
         line_dash_sequence=DASHES,
         category_orders={"name": names},
-        color_discrete_map={escape(name): color for name, color in (colors or {}).items()},
+        color_discrete_map=_color_map(colors, (row[0] for row in rows)),
         markers=len(lines) <= 100 * len(names),
         render_mode="svg",
         **_texts(title, x=x_title, mean=y_title),
@@ -136,7 +139,8 @@ def bar_chart(
     """
     from plotly import express
 
-    frame = _frame(values, "series", "name", "value")
+    rows = list(values)
+    frame = _frame(rows, "series", "name", "value")
     bars = frame.groupby(["series", "name"], sort=False)["value"].agg("sum" if stacked else "mean")
     texts = _texts(title, name="", value=y_title)
     figure = express.bar(
@@ -144,7 +148,7 @@ def bar_chart(
         x="name",
         y="value",
         color="series",
-        color_discrete_map={escape(name): color for name, color in (colors or {}).items()},
+        color_discrete_map=_color_map(colors, (row[0] for row in rows)),
         pattern_shape="series",
         pattern_shape_sequence=PATTERNS,
         barmode="stack" if stacked else "group",
@@ -187,9 +191,7 @@ def partition_chart(counts: Mapping[str, Mapping[str, int]]) -> Figure:
     if clients > MAX_NAMES:
         table = table.iloc[:, [round(i * (clients - 1) / (MAX_NAMES - 1)) for i in range(MAX_NAMES)]]
         title = f"Pairs of {MAX_NAMES} of {clients} clients, from the largest to the smallest"
-    names = [
-        name if len(name) <= MAX_CHARACTERS else name[: MAX_CHARACTERS - 1] + "…" for name in table.index
-    ]
+    names = list(short_labels(table.index, MAX_CHARACTERS).values())
     colors = domain_colors(counts)
     colors = {name: colors[domain] for name, domain in zip(names, table.index, strict=True)}
     colors["all others"] = COLORS[0]
@@ -253,11 +255,12 @@ def heat_map(
     """
     from plotly import express
 
-    names = {"x": [escape(name) for name in columns], "y": [escape(name) for name in rows]}
+    x, y = _labels(columns), _labels(rows)
+    names = {"x": [x[name] for name in columns], "y": [y[name] for name in rows]}
     figure = express.imshow(table, **names, aspect="auto", **_texts(title, color=value))
     figure.add_scatter(
-        x=[escape(marked[name]) for name in rows if name in marked],
-        y=[escape(name) for name in rows if name in marked],
+        x=[x[marked[name]] for name in rows if name in marked],
+        y=[y[name] for name in rows if name in marked],
         mode="markers",
         marker={"symbol": "square-open", "size": 14, "color": RED, "line": {"width": 2}},
         showlegend=False,
@@ -305,13 +308,15 @@ def network_chart(
         color = sample_colorscale("Viridis", shade / (SHADES - 1))[0]
         figure.add_scatter(x=x, y=y, mode="lines", line_color=color, hoverinfo="skip", showlegend=False)
     texts = [f"{value:.2g}" for value in weights]
+    labels = _labels(nodes)
+    ends_text = [" – ".join(labels[name] for name in edge) for edge in edges]
     x, y = ends[:, :2].mean(axis=1).T
     figure.add_scatter(
         x=x,
         y=y,
         mode="markers+text" if labeled else "markers",
         text=texts,
-        hovertext=[escape(f"{' – '.join(edge)}: {text}") for edge, text in zip(edges, texts, strict=True)],
+        hovertext=[f"{edge}: {text}" for edge, text in zip(ends_text, texts, strict=True)],
         hoverinfo="text",
         marker={"opacity": 0, "size": 12, "color": weights, "coloraxis": "coloraxis"},
         textfont={"size": 10},
@@ -321,7 +326,7 @@ def network_chart(
     for meaning, names in (rings or {}).items():
         x, y = np.array([nodes[name][:2] for name in names]).reshape(-1, 2).T
         style = {"mode": "markers", "marker": ring, "hoverinfo": "skip", "cliponaxis": False}
-        figure.add_scatter(x=x, y=y, name=escape(meaning), **style)
+        figure.add_scatter(x=x, y=y, name=plotly_text(meaning), **style)
     figure.data = figure.data[len(groups) :] + groups  # nodes over edges
     scale = {"cmin": 0, "cmax": largest, "colorscale": "Viridis"}
     figure.update_layout(
@@ -361,7 +366,7 @@ def front_chart(
         trace.update(marker={"size": 10, "symbol": symbols}, textposition=side, textfont={"size": 10})
     figure = Figure([*lines.data, *points.data], points.layout)
     marker = {"symbol": "x", "color": GREY, "size": 11}
-    figure.add_scatter(x=[base[1]], y=[base[2]], mode="markers", name=escape(base[0]), marker=marker)
+    figure.add_scatter(x=[base[1]], y=[base[2]], mode="markers", name=plotly_text(base[0]), marker=marker)
     return _finished(figure, height=440)
 
 
@@ -376,21 +381,37 @@ def write_charts(figures: Sequence[Figure], path: Path) -> None:
 
 
 def _frame(rows: Iterable[Sequence[Any]], *columns: str) -> pd.DataFrame:
-    """Rows as a frame, with escaped texts."""
+    """Rows as a frame, in which texts are labels."""
     import pandas as pd
 
-    cells = [[escape(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
-    return pd.DataFrame(cells, columns=list(columns))
+    frame = pd.DataFrame(list(rows), columns=list(columns))
+    for column in columns:
+        labels = _labels(cell for cell in frame[column] if isinstance(cell, str))
+        if labels:
+            frame[column] = [labels.get(cell, cell) for cell in frame[column]]
+    return frame
+
+
+def _labels(names: Iterable[str]) -> dict[str, str]:
+    """By name, its label in a chart."""
+    return {name: plotly_text(label) for name, label in short_labels(names).items()}
+
+
+def _color_map(colors: Mapping[str, str] | None, names: Iterable[str]) -> dict[str, str]:
+    """The color of each label of a chart with these names."""
+    return {label: colors[name] for name, label in _labels(names).items() if colors and name in colors}
 
 
 def _texts(title: str, **labels: str) -> dict[str, Any]:
     """Arguments of plotly.express: the title, the labels of columns, and how all charts look."""
-    labels = {column: escape(label) for column, label in labels.items()}
-    return {"title": escape(title), "labels": labels, "template": {"layout": LAYOUT}}
+    labels = {column: plotly_text(label) for column, label in labels.items()}
+    return {"title": plotly_text(title), "labels": labels, "template": {"layout": LAYOUT}}
 
 
 def _finished(figure: Figure, reference: tuple[float, str] | None = None, **layout: Any) -> Figure:
     """The figure with a reference line; its legend has no title unless the layout gives one."""
     if reference is not None:
-        figure.add_hline(reference[0], line={"color": GREY, "dash": "dot"}, annotation_text=reference[1])
+        figure.add_hline(
+            reference[0], line={"color": GREY, "dash": "dot"}, annotation_text=plotly_text(reference[1])
+        )
     return figure.update_layout({"height": 340, "legend_title_text": ""} | layout)

@@ -32,6 +32,7 @@ from components.federation.protocol import (
 )
 from components.io import file_hash, stored
 from components.models.adapters import AdapterStore
+from components.names import short_labels
 from components.results import (
     AccuracyReport,
     ExportedAdapter,
@@ -81,7 +82,8 @@ def open_commits(run: Run, recipe: Recipe) -> Commits:
 
 def _shard_name() -> str:
     jobs = runtime.task_run.parameters["shard"]
-    return f"round {jobs[0].round + 1}: {jobs[0].kind} {', '.join(job.client for job in jobs)}"
+    clients = short_labels(job.client for job in jobs).values()
+    return f"round {jobs[0].round + 1}: {jobs[0].kind} {', '.join(clients)}"
 
 
 @task(name=_shard_name)

@@ -93,7 +93,8 @@ def describe(run: Run, results: RunResults) -> RunDescription:
         clients=clients,
         references=(prompts["test"].references if "test" in prompts else "") or "human text",
         partition=partition,
-        adapters=adapters | {"aligned": _relative(run.alignment / results.alignment.policy.folder)},
+        adapters=adapters,
+        aligned=_relative(run.alignment / results.alignment.policy.folder),
         links=ui_links(run),
         phases=metadata.get("seconds", {}),
         environment={

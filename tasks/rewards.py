@@ -19,6 +19,7 @@ from components.models.rewards.base import (
     response_reward,
     reward_section,
 )
+from components.names import file_name
 from tasks.devices import POOL
 from tasks.runs import Run, judges_root
 from tasks.uncached import task
@@ -53,7 +54,7 @@ def rewards_fingerprint(rewards: Mapping[str, RewardConfig], prepared: Path) -> 
 def score_pairs(run: Run, recipe: Recipe, name: str) -> dict[str, float]:
     """Score all training pairs of the clients; scores of the same recipe are read if they are stored.
 
-    They are stored as <name>.parquet and <name>.json in the folder of rewards.
+    They are stored as NAME.parquet and NAME.json in the folder of rewards, see file_name.
 
     Returns:
         pairs, accuracy (share of the pairs whose chosen completion has the higher score, equal
@@ -62,7 +63,7 @@ def score_pairs(run: Run, recipe: Recipe, name: str) -> dict[str, float]:
     from datasets import Dataset
 
     reward = reward_section(recipe.rewards[name])
-    path = rewards_folder(run.federation) / f"{name}.parquet"
+    path = rewards_folder(run.federation) / f"{file_name(name)}.parquet"
     record = path.with_suffix(".json")
     trained = rewards_fingerprint(recipe.rewards, run.prepared)
     fingerprint = recipe.fingerprint(*reward.recipe_sections) + trained
@@ -95,7 +96,7 @@ def score_pairs(run: Run, recipe: Recipe, name: str) -> dict[str, float]:
 def prepare_reward(run: Run, recipe: Recipe, name: str) -> dict[str, float]:
     """Prepare the reward of an objective before any client trains: train it if needed, and try it.
 
-    The folder of a trained reward is stored as <name>.trained.json in the folder of rewards.
+    The folder of a trained reward is stored as NAME.trained.json in the folder of rewards, see file_name.
 
     Returns:
         figures of the reward, e.g. a trained one's accuracy on held-out pairs of its owners.
@@ -105,7 +106,7 @@ def prepare_reward(run: Run, recipe: Recipe, name: str) -> dict[str, float]:
         prepared = reward.prepare(_resources(run, recipe, device), _log_progress(name))
         if prepared.folder is not None:
             content = {"folder": str(prepared.folder), "figures": prepared.figures}
-            write_json(rewards_folder(run.federation) / f"{name}.trained.json", content)
+            write_json(rewards_folder(run.federation) / f"{file_name(name)}.trained.json", content)
         scores = check_scores(
             f"reward '{name}'",
             reward.load(device, prepared.folder),

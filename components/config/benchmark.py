@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from itertools import combinations
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
@@ -135,6 +136,11 @@ class Benchmark(Section):
                 raise ValueError(
                     f"arm '{name[:40]} ...': use a shorter name (at most {MAX_ARM} bytes), because it names a"
                     " folder"
+                )
+        for one, other in combinations(self.arms, 2):
+            if one.casefold() == other.casefold():
+                raise ValueError(
+                    f"arms '{one}' and '{other}' differ only in case, but name folders: rename one"
                 )
         owners = {"the benchmark": self.settings} | {f"arm '{name}'": own for name, own in self.arms.items()}
         for owner, settings in owners.items():

@@ -85,6 +85,13 @@ class MultiObjectiveMethod(Method):
                     f"an objective cannot be named '{name}', which is the name of another measured number:"
                     " use another name"
                 )
+        for name in self.objectives:
+            for ending in ("_min", "_max"):
+                if f"{name}{ending}" in self.objectives:
+                    raise ValueError(
+                        f"an objective cannot be named '{name}{ending}' beside '{name}', whose smallest and"
+                        " largest values over the clients have such names: use another name"
+                    )
         return self
 
     @property

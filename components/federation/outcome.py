@@ -21,8 +21,9 @@ from components.data.records import Pairs
 from components.federation.clients.base import Trainer
 from components.federation.clients.context import ClientContexts
 from components.learning.preference_scores import Array, PreferenceScores, concat
-from components.models.adapters import choose_folder_names, export_adapter
+from components.models.adapters import export_adapter
 from components.models.policy import save_client_adapters
+from components.names import file_name
 from components.results import ExportedAdapter, OutcomeRecord, PolicyRecord
 
 if TYPE_CHECKING:
@@ -113,11 +114,10 @@ class Outcome(ABC):
         """
         model = self.exported_model(workspace.recipe)
         exported = {}
-        for name, folder_name in choose_folder_names(list(self.record.adapters)).items():
-            digest = self.record.adapters[name]
-            adapter = workspace.adapter(digest)
-            export_adapter(adapter, model.lora, model.backbone, folder / folder_name, model.template)
-            exported[name] = ExportedAdapter(hash=digest, folder=f"{folder.name}/{folder_name}")
+        for name, digest in self.record.adapters.items():
+            target = folder / file_name(name)
+            export_adapter(workspace.adapter(digest), model.lora, model.backbone, target, model.template)
+            exported[name] = ExportedAdapter(hash=digest, folder=f"{folder.name}/{target.name}")
         return exported
 
     def exported_model(self, recipe: Recipe) -> SelectorConfig | PolicyConfig:

@@ -569,20 +569,6 @@ def read_adapter(folder: Path) -> tuple[Adapter, LoraConfig]:
     return tensors, from_peft_options(options, tensors)
 
 
-def choose_folder_names(names: Sequence[str]) -> dict[str, str]:
-    """Choose a folder name for each of several names, e.g. of clients.
-
-    The names themselves are used if every file system accepts all of them. Otherwise each folder
-    name is a number and the characters of the name that are accepted everywhere.
-    """
-    accepted = {name: re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:80] for name in names}
-    unchanged = all(accepted[name] == name and name.strip(".") for name in names)
-    distinct = len({name.lower() for name in names}) == len(names)  # some file systems ignore case
-    if unchanged and distinct:
-        return accepted
-    return {name: f"{position:04d}-{accepted[name]}" for position, name in enumerate(names)}
-
-
 def stack_adapters(
     lower: tuple[Adapter, LoraConfig], upper: tuple[Adapter, LoraConfig]
 ) -> tuple[Adapter, LoraConfig]:

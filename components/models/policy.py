@@ -15,13 +15,7 @@ from components.data.records import trailing_space
 from components.data.templates import Template
 from components.data.templates import load as load_template
 from components.io import write_atomically
-from components.models.adapters import (
-    AdapterSlot,
-    attach_lora,
-    choose_folder_names,
-    export_adapter,
-    read_adapter,
-)
+from components.models.adapters import AdapterSlot, attach_lora, export_adapter, read_adapter
 from components.models.backbone import load_backbone, load_tokenizer
 from components.models.chat_template import ChatTemplate, ChatTemplateError, Message
 from components.models.checkpointing import enable_checkpointing
@@ -36,6 +30,7 @@ from components.models.generation import (
 from components.models.logprobs import TokenRow
 from components.models.peft_folder import check_recorded_layers, read_options
 from components.models.tokens import encode_beginning, encode_continuation
+from components.names import file_name
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -436,7 +431,7 @@ def has_client_adapters(folder: Path | None) -> bool:
 
 def save_client_adapters(adapters: Mapping[str, Adapter], config: PolicyConfig, folder: Path) -> Path:
     """Write a PEFT folder for each client, and the file that maps clients to folders."""
-    folder_names = choose_folder_names(sorted(adapters))
+    folder_names = {name: file_name(name) for name in sorted(adapters)}
     for name, folder_name in folder_names.items():
         target = folder / folder_name
         export_adapter(adapters[name], config.lora, config.backbone, target, config.template)

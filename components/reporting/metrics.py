@@ -206,10 +206,11 @@ def accuracy_metrics(accuracy: AccuracyReport) -> Metrics:
 
 
 def _report_figures(report: AccuracyReport) -> dict[str, Any]:
+    unnamed = "" if "all" in report.domains else "all"
     return {
         **_summary_figures(report),
         **{"margin": report.margin, "reward": report.reward},
-        "domain": {domain or "all": value for domain, value in report.domains.items()},
+        "domain": {domain or unnamed: value for domain, value in report.domains.items()},
         **{name: _summary_figures(summary) for name, summary in report.by_metric.items()},
     }
 
@@ -261,6 +262,8 @@ def reward_curve(federation: FederationResult, beta: float) -> list[Point]:
 def result_metrics(result: EvaluationResult) -> Metrics:
     """The numbers of the phase evaluate."""
     judge = {name.removeprefix("judge_"): value for name, value in result.judge_figures.items()}
+    if "accuracy/" in judge and "accuracy/all" not in judge:  # of pairs without a domain
+        judge["accuracy/all"] = judge.pop("accuracy/")
     contests = {name: figures.model_dump() for name, figures in result.contests.items()}
     alpaca = {} if result.alpaca_eval is None else result.alpaca_eval.contests
     questions = {

@@ -9,6 +9,8 @@ from html import unescape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from components.names import markdown_text
+
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
@@ -179,7 +181,7 @@ def to_markdown(page: Page) -> str:
 def _markdown(part: Part) -> list[str]:
     """The paragraphs of a part."""
     if isinstance(part, Table):
-        return [f"### {part.title}", markdown_table(part), *part.notes]
+        return [f"### {markdown_text(part.title)}", markdown_table(part), *part.notes]
     if isinstance(part, Answers):
         texts = [f"- **{_one_line(policy)}**: {_one_line(text)}" for policy, text in part.texts.items()]
         verdicts = [f"- {contest}: {verdict}" for contest, verdict in part.verdicts.items()]
@@ -195,9 +197,7 @@ def markdown_table(table: Table) -> str:
     """A table without its empty columns."""
     shown = table.filled()
     rows = [shown.header, ["---"] * len(shown.header), *shown.rows]
-    return "\n".join(
-        "| " + " | ".join(_one_line(cell).replace("|", "\\|") for cell in row) + " |" for row in rows
-    )
+    return "\n".join("| " + " | ".join(markdown_text(_one_line(cell)) for cell in row) + " |" for row in rows)
 
 
 def without_tags(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -122,7 +123,8 @@ class RunDescription:
     clients: Mapping[str, ClientCounts]  # numbers of their pairs, by client
     references: str  # author of the references of the held-out prompts
     partition: Mapping[str, Mapping[str, int]]  # pairs by client and domain's label
-    adapters: Mapping[str, str]  # folder of each exported adapter by name, of the policy as `aligned`
+    adapters: Mapping[str, str]  # folder of each exported adapter by name
+    aligned: str  # folder of the aligned policy
     links: Mapping[str, str]  # address of the run in MLflow and in Prefect, by name
     phases: Mapping[str, float]  # wall time of each phase that ran here (seconds)
     environment: Mapping[str, str]  # versions and commits, by name
@@ -200,9 +202,7 @@ def run_summary(results: RunResults, run: RunDescription) -> str:
     lines += ["", "Adapters"]
     for name, adapter in results.federation.adapters.items():
         lines.append(f"  {name:<10}  {run.adapters[name]}  (sha256 {adapter.hash[:12]})")
-    lines.append(
-        f"  {'aligned':<10}  {run.adapters['aligned']}  (registered as {results.alignment.model_uri})"
-    )
+    lines.append(f"  {'aligned':<10}  {run.aligned}  (registered as {results.alignment.model_uri})")
     return "\n".join(
         [*lines, "", "Open this run", *(f"  {name + ':':<10}{link}" for name, link in run.links.items())]
     )
@@ -481,7 +481,9 @@ def _cost_table(results: RunResults, run: RunDescription) -> Table:
 
 def _usage(results: RunResults, run: RunDescription) -> list[Part]:
     is_by_client = load_outcome(results.federation.outcome).exports_clients
-    client = f', "client_id": ["{next(iter(run.clients))}"]' if is_by_client else ""
+    client = (
+        f', "client_id": [{json.dumps(next(iter(run.clients)), ensure_ascii=False)}]' if is_by_client else ""
+    )
     code = (
         "import mlflow, pandas\n"
         f'policy = mlflow.pyfunc.load_model("{results.alignment.model_uri}")\n'
@@ -489,7 +491,11 @@ def _usage(results: RunResults, run: RunDescription) -> list[Part]:
     )
     return [
         Code("In Python, where MLFLOW_TRACKING_URI is that of the run", code),
-        Table("Adapters (PEFT folders)", ["adapter", "folder"], [*map(list, run.adapters.items())]),
+        Table(
+            "Adapters (PEFT folders)",
+            ["adapter", "folder"],
+            [*map(list, run.adapters.items()), ["aligned", run.aligned]],
+        ),
         Notes([f"{name}: {link}" for name, link in run.links.items()]),
     ]
 

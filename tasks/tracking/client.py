@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import re
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.io import file_hash
+from components.names import file_name, mlflow_key
 from components.paths import home
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 BATCH = 1000
 """Metrics that MLflow takes in one call."""
-MAX_NAME = 250
-"""Characters that MLflow allows in the name of a metric; its models have the same."""
 MAIN = re.compile(
     r"accuracy(_assigned)?/(mean|worst|best|domain/.*)|train/loss.*|server/(.*/)?server_step|round/bytes_sent"
     r"|dpo/(loss|rewards/margins)"
@@ -67,9 +65,7 @@ def find_or_create_experiment(client: MlflowClient, name: str) -> str:
             if key not in experiment.tags:
                 client.set_experiment_tag(experiment.experiment_id, key, value)
         return str(experiment.experiment_id)
-    location = (
-        None if tracking_uri().startswith("http") else (artifact_root() / name.replace("/", "-")).as_uri()
-    )
+    location = None if tracking_uri().startswith("http") else (artifact_root() / file_name(name)).as_uri()
     try:
         return client.create_experiment(name, artifact_location=location, tags=EXPERIMENT_KIND)
     except MlflowException:  # another run has created it in the meantime
@@ -111,7 +107,7 @@ class RunLog:
 
         now = int(time.time() * 1000)
         metrics = [
-            Metric(metric_name(name), float(value), now, step, **of)
+            Metric(mlflow_key(name), float(value), now, step, **of)
             for name, value, step in points
             if isinstance(value, int | float) and math.isfinite(value)
         ]
@@ -163,30 +159,3 @@ def log_curves(run_id: str, parent: str, points: Iterable[Point], **of: str) -> 
         curves[parent if MAIN.fullmatch(point[0]) else run_id].append(point)
     for target, own in curves.items():
         RunLog.open(target).log_points(own, **of)
-
-
-def metric_name(name: str) -> str:
-    """A name that MLflow accepts for a metric of any client or domain, see _encoded.
-
-    An empty part of the path becomes 'all'.
-    """
-    parts = [_encoded(part, "_. :-") for part in name.split("/")]
-    return _shortened("/".join(f"_{part}" if set(part) == {"."} else part or "all" for part in parts), name)
-
-
-def model_name(name: str) -> str:
-    """A name that MLflow accepts for the model of any client, see _encoded."""
-    return _shortened(_encoded(name, "_ -"), name)
-
-
-def _encoded(text: str, allowed: str) -> str:
-    """A text in which characters other than ASCII letters, digits and allowed ones are code points."""
-    return re.sub(rf"[^A-Za-z0-9{allowed}]", lambda match: f"_u{ord(match[0]):x}_", text)
-
-
-def _shortened(encoded: str, name: str) -> str:
-    """An encoded name, which ends with a hash of the name in place of the rest if it is too long."""
-    if len(encoded) <= MAX_NAME:
-        return encoded
-    digest = hashlib.sha256(name.encode()).hexdigest()[:12]
-    return f"{encoded[: MAX_NAME - len(digest) - 1]}-{digest}"

@@ -14,10 +14,11 @@ from components.evaluation.diagnostics import load_diagnostics
 from components.evaluation.diagnostics.base import DiagnosedRun, Groups
 from components.federation.protocol import method_of
 from components.models.adapters import AdapterStore, export_adapter
+from components.names import mlflow_model
 from components.reporting.metrics import evaluation_metrics
 from components.results import FederationResult, Metrics, RoundEvaluation, StepRecord, Traffic
 from tasks.runs import RESULT, Run
-from tasks.tracking.client import Point, RunLog, data_digest, log_curves, model_name
+from tasks.tracking.client import Point, RunLog, data_digest, log_curves
 from tasks.uncached import task
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ def log_adapter(log: RunLog, target: FederationLog, name: str, digest: str, step
 
     client = log.client
     experiment = client.get_run(log.run_id).info.experiment_id
-    title = model_name(f"{name}-round-{step}")
+    title = mlflow_model(f"{name}-round-{step}")
     if find_adapters(log, f"name = '{title}'"):
         return
     config = target.recipe.federation.options.trained_section(target.recipe)

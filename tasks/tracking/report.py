@@ -9,11 +9,13 @@ from pathlib import Path
 from components.config.benchmark import Benchmark
 from components.environment import PRIVATE_PREFECT
 from components.io import read_json
+from components.names import markdown_text, mlflow_key
 from components.reporting.changes import Change, MeansByArm
 from components.reporting.claims import Finding
-from components.reporting.page import fenced, without_tags
+from components.reporting.metrics import alias_of
+from components.reporting.page import fenced
 from tasks.runs import Run
-from tasks.tracking.client import RunLog, metric_name, mlflow_client, tracking_uri
+from tasks.tracking.client import RunLog, mlflow_client, tracking_uri
 from tasks.uncached import task
 
 LOCAL_UI = "http://127.0.0.1:5000"
@@ -87,7 +89,7 @@ def report_link(run_id: str) -> str:
 
 
 def earlier_means(run_id: str, plan: Benchmark) -> list[MeansByArm]:
-    """Means over the seeds by arm and metric, of the last finished runs of a benchmark, the newest first.
+    """Means over the seeds by arm and figure whose changes count, of a benchmark's last runs, newest first.
 
     Args:
         run_id: run of the benchmark that they are compared with, which began after them.
@@ -102,17 +104,13 @@ def earlier_means(run_id: str, plan: Benchmark) -> list[MeansByArm]:
         order_by=["attributes.start_time DESC"],
         max_results=EARLIER_RUNS,
     )
-    prefixes = {arm: metric_name(f"{arm}/x").removesuffix("x") for arm in plan.arms}
+    names = [name for figure in plan.regressions for name in alias_of(figure).metrics]
     return [
         {
-            arm: {
-                name.removeprefix(prefix): value
-                for name, value in run.data.metrics.items()
-                if name.startswith(prefix)
-            }
-            for arm, prefix in prefixes.items()
+            arm: {name: metrics[key] for name in names if (key := mlflow_key(f"{arm}/{name}")) in metrics}
+            for arm in plan.arms
         }
-        for run in runs
+        for metrics in (run.data.metrics for run in runs)
     ]
 
 
@@ -141,7 +139,7 @@ def log_benchmark_report(
         if finding.low is not None and finding.high is not None:
             log.log_metrics({f"claim/{number}/low": finding.low, f"claim/{number}/high": finding.high}, 0)
     log.log_folder(folder, "report")
-    claims = [without_tags(f"- {finding.claim}: {finding}") for finding in findings]
+    claims = [f"- {markdown_text(f'{finding.claim}: {finding}')}" for finding in findings]
     log.describe("\n".join([f"{report_link(run_id)}, of the seeds that are finished", "", *claims]))
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 
 from components.config import Recipe, TrackingConfig
 from components.config.loading import leaves
+from components.names import mlflow_key
 from tasks.flow_runs import FlowRunLink
 from tasks.runs import PHASES, Run, git_commit
 from tasks.tracking.client import RunLog, find_or_create_experiment, mlflow_client
@@ -53,7 +54,9 @@ def open_run_tracking(run: Run, recipe: Recipe, link: FlowRunLink, parent: str |
     run_id = str(client.create_run(experiment, run_name=run_name(run), tags=tags).info.run_id)
     if not run.is_benchmark:
         values = leaves(recipe.model_dump(mode="json"))
-        client.log_batch(run_id, params=[Param(key, str(value)[:MAX_PARAM]) for key, value in values])
+        client.log_batch(
+            run_id, params=[Param(mlflow_key(key), str(value)[:MAX_PARAM]) for key, value in values]
+        )
     client.log_artifact(run_id, str(run.folder / run.plan_name))
     phases = dict.fromkeys(PHASES, run_id) if parent is not None else {}
     run.update_metadata(mlflow_run_id=run_id, mlflow_phases=phases)

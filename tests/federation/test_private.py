@@ -8,7 +8,6 @@ from components.federation.clients.private import (
     PrivateState,
     PrivateStore,
     PrivateStoreError,
-    client_folder,
     private_root,
 )
 from components.models.adapters import AdapterError, AdapterStore
@@ -109,16 +108,6 @@ def test_a_damaged_state_is_refused_by_its_file(store):
     (store.folder / "job.json").write_text("{")
     with pytest.raises(PrivateStoreError, match=r"job\.json is damaged"):
         store.load("job")
-
-
-def test_two_clients_never_share_a_folder():
-    names = ["ada", "Ada", "a/da", "a_da", "..", "x" * 200, "x" * 201]
-    folders = [client_folder(name) for name in names]
-    assert len({folder.lower() for folder in folders}) == len(names)
-    for folder in folders:
-        assert "/" not in folder
-        assert len(folder) < 80
-        assert folder.strip(".")
 
 
 def test_private_stores_lie_beside_the_federations_folder_and_scores_in_it(tmp_path):

@@ -14,7 +14,6 @@ from components.models.adapters import (
     AdapterStore,
     attach_lora,
     check_adapter,
-    choose_folder_names,
     export_adapter,
     read_adapter,
     stack_adapters,
@@ -320,19 +319,3 @@ def test_two_stacked_adapters_are_the_sum_of_their_updates(layer):
     assert lora.target_modules == ["q", "up", "v"]
     expected = compute_update(lower, layer, 2.0) + compute_update(upper, layer, 3.0)
     assert torch.allclose(compute_update(stacked, layer, 1.0), expected, atol=1e-6)
-
-
-# --- folder names
-
-
-def test_names_that_every_file_system_accepts_are_used_as_folder_names():
-    assert choose_folder_names(["ada", "bea-2"]) == {"ada": "ada", "bea-2": "bea-2"}
-
-
-@pytest.mark.parametrize("names", [["a/b", "a b"], ["Ada", "ada"], [".."]])
-def test_other_names_get_numbered_folder_names_that_differ(names):
-    folder_names = choose_folder_names(names)
-    assert len({name.lower() for name in folder_names.values()}) == len(names)
-    for position, name in enumerate(names):
-        assert folder_names[name].startswith(f"{position:04d}-")
-        assert "/" not in folder_names[name]

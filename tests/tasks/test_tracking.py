@@ -14,13 +14,14 @@ from components.environment import PRIVATE_PREFECT
 from components.models.adapters import AdapterSlot, AdapterStore, attach_lora, export_adapter
 from components.models.backbone import load_backbone
 from components.models.policy import Policy
+from components.names import mlflow_key
 from components.reporting.changes import find_changes
 from components.reporting.claims import Finding
 from components.results import ClientRecord, Metrics, StepRecord, Traffic
 from tasks.flow_runs import FlowRunLink
 from tasks.runs import PHASES, contest_file, create_run, open_run
 from tasks.tracking import run_tree
-from tasks.tracking.client import RunLog, metric_name, mlflow_client, tracking_uri
+from tasks.tracking.client import RunLog, mlflow_client, tracking_uri
 from tasks.tracking.federate import FederationLog, client_rows, log_round_evaluation, log_steps
 from tasks.tracking.phases import ALIAS, log_data, may_move_alias, register_policy, verdict_rows
 from tasks.tracking.report import description, earlier_means, log_benchmark_report
@@ -31,7 +32,8 @@ from tests.support.preparation import preparation_report
 from tests.support.recipes import with_section
 from tests.support.results import round_evaluation
 
-NIGHTLY = Benchmark(recipe="debug", seeds=[0], arms={"FedBis": []})
+ODD = "after/accuracy/domain/a@b.org"
+NIGHTLY = Benchmark(recipe="debug", seeds=[0], arms={"FedBis": []}, regressions={"accuracy": 0.02, ODD: 0.02})
 LINK = FlowRunLink("flow-run", "http://127.0.0.1:4200/flow")
 
 
@@ -430,21 +432,20 @@ def test_no_environment_variable_is_logged_as_a_parameter_or_a_tag(run, debug, c
 def test_metrics_of_any_client_or_domain_get_a_name_that_mlflow_accepts(client, phase):
     odd = [
         "accuracy/domain/",
+        "accuracy/domain/all",
         "clients/c/0 é/loss",
-        "clients/c/0 è/loss",
         "clients/../loss",
         "clients/a%b/loss",
     ]
-    names = [metric_name(name) for name in odd]
+    names = [mlflow_key(name) for name in odd]
     assert len(set(names)) == len(odd)
-    assert names[0] == "accuracy/domain/all"
     RunLog.open(phase).log_metrics(dict.fromkeys(odd, 1.0), 0)
     metrics = client.get_run(phase).data.metrics
     assert {name: metrics[name] for name in names} == dict.fromkeys(names, 1.0)
 
 
 def test_metrics_of_clients_with_long_names_are_logged_under_different_names(client, phase):
-    names = [metric_name(f"clients/{'é' * 60}{end}/loss") for end in "ab"]
+    names = [mlflow_key(f"clients/{'é' * 60}{end}/loss") for end in "ab"]
     assert max(len(name) for name in names) <= 250
     assert names[0] != names[1]
     RunLog.open(phase).log_metrics(dict.fromkeys(names, 1.0), 0)
@@ -494,7 +495,7 @@ def nights(debug, client, tmp_path):
 
     def log(number, plan, accuracy):
         run_id = open_run_tracking.fn(create_run(debug, tmp_path / f"night-{number}"), debug, LINK)
-        means = {"FedBis": {"after/accuracy/mean": accuracy}}
+        means = {"FedBis": {"after/accuracy/mean": accuracy, ODD: accuracy / 2}}
         changes = find_changes(means, earlier_means(run_id, plan), {"accuracy": 0.02})
         log_benchmark_report.fn(run_id, plan, tmp_path / "report", means, [], changes)
         client.set_terminated(run_id)
@@ -518,8 +519,8 @@ def test_a_benchmark_is_compared_with_its_last_finished_runs_of_the_same_arms_an
     client.set_terminated(nights(4, NIGHTLY, 0.1), "FAILED")
     last = nights(5, NIGHTLY, 0.6)
     assert [run["FedBis"] for run in earlier_means(last, NIGHTLY)] == [
-        {"after/accuracy/mean": 0.8},
-        {"after/accuracy/mean": 0.7},
+        {"after/accuracy/mean": 0.8, ODD: 0.4},
+        {"after/accuracy/mean": 0.7, ODD: 0.35},
     ]
     assert earlier_means(first, NIGHTLY) == []
     assert client.get_run(last).data.tags["regressions"] == (

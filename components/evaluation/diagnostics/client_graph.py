@@ -18,6 +18,7 @@ from components.evaluation.diagnostics.base import (
 )
 from components.federation.graph import own_group_share
 from components.federation.methods.drift import GraphMemory, Options
+from components.names import short_labels
 from components.results import FederationResult, StepRecord
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def graph_charts(record: StepRecord, run: DiagnosedRun) -> list[Figure]:
     graph = nx.node_link_graph(memory.graph, edges="edges")
     names = sorted(graph)
     first = names[0]
+    label = short_labels([first])[first]
     weights = {tuple(sorted(edge[:2])): edge[2] for edge in graph.edges.data("weight")}
     largest = max(weights.values(), default=0.0) or 1.0
     distances = {
@@ -93,10 +95,10 @@ def graph_charts(record: StepRecord, run: DiagnosedRun) -> list[Figure]:
     for name, words, edges in (
         ("", "divergence of all pairs", set(weights)),
         ("mst", "minimum spanning tree", tree),
-        ("sp", f"shortest paths from {first}", paths),
+        ("sp", f"shortest paths from {label}", paths),
     ):
         decides = name != "" and name == variant
-        rings = {f"aggregated with {first}": memory.weights.get(first, {})} if decides else {}
+        rings = {f"aggregated with {label}": memory.weights.get(first, {})} if decides else {}
         figures.append(
             network_chart(
                 f"Round {record.rounds_done}: {words}{', which decides the aggregation' if decides else ''}",

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from components.data.records import DataError, PairRow, choose_prompts, read_clients, read_rows
 from components.federation.clients.private import PrivateState, PrivateStore, private_root
 from components.models.adapters import AdapterRef, AdapterStore
+from components.names import file_name
 
 if TYPE_CHECKING:
     from components.models.adapters import Adapter
@@ -68,7 +69,7 @@ class ClientContext:
         Raises:
             DataError: the reward has not scored all pairs.
         """
-        path = self.rewards / f"{reward}.parquet"
+        path = self.rewards / f"{file_name(reward)}.parquet"
         scores = {row["pair_id"]: (row["chosen"], row["rejected"]) for row in read_rows(path, self.client)}
         missing = [row["pair_id"] for row in rows if row["pair_id"] not in scores]
         if missing:
@@ -84,7 +85,7 @@ class ClientContext:
 
     def trained_reward(self, name: str) -> Path | None:
         """The folder of a reward that was trained before the rounds; None for other rewards."""
-        path = self.rewards / f"{name}.trained.json"
+        path = self.rewards / f"{file_name(name)}.trained.json"
         if not path.is_file():
             return None
         return Path(json.loads(path.read_text(encoding="utf-8"))["folder"])

@@ -16,9 +16,7 @@ its commit.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +24,7 @@ from typing import TYPE_CHECKING
 from components.config import UserError
 from components.io import write_atomically
 from components.models.adapters import AdapterStore
+from components.names import file_name
 
 if TYPE_CHECKING:
     from components.models.adapters import Adapter
@@ -56,7 +55,7 @@ class PrivateStore:
     def __init__(self, root: Path, client: str) -> None:
         """The store of a client, under the folder of all clients' stores."""
         self.client = client
-        self.folder = Path(root) / client_folder(client)
+        self.folder = Path(root) / file_name(client)
         self._modules = AdapterStore(self.folder / "modules")
 
     def load(self, job_key: str) -> PrivateState | None:
@@ -135,9 +134,3 @@ def private_root(federation: Path) -> Path:
     Whoever keeps or sends the federation's folder, as DVC does, has nothing of the clients' own.
     """
     return federation.with_name(f"{federation.name}-clients")
-
-
-def client_folder(name: str) -> str:
-    """Name of a client's folder: the portable characters of its name, and a hash of the name."""
-    readable = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:60]
-    return f"{readable}-{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"
