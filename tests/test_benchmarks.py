@@ -300,6 +300,7 @@ CLAIM = {"arm": "FedBis", "figure": "common"}
         ({"seed": 3}, ("did you mean 'seeds'?",)),
         ({"recipe": "debgu"}, ("Did you mean 'debug'?",)),
         ({"arms": {"a/b": []}, "contests": []}, ("rm 'a/b'", "letters")),
+        ({"arms": {"a": [], "A": []}, "contests": []}, ("'A' and 'a' differ only in case",)),
         ({"contests": [["FedBis", "FedBis"]]}, ("cannot be compared with itself",)),
         ({"contests": [["FedBis", "FedAvg"]]}, ("no arm 'FedAvg'", "FedBis, FedDPO")),
         ({"arms": {"FedBis": ["seed=3"]}, "contests": []}, ("FedBis", "sets the seed")),

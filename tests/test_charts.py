@@ -110,6 +110,35 @@ def test_a_domain_has_one_color_in_the_charts_of_a_page():
     assert lines == bars | {"mean": COLORS[0]}
 
 
+def test_long_domains_that_begin_equally_have_bars_of_their_own():
+    names = ["x" * 300, "x" * 299 + "y", "x" * 37 + "…"]
+    figure = partition_chart({"ada": dict.fromkeys(names, 1), "bea": dict.fromkeys(names, 2)})
+    assert {bar.name for bar in figure.data} == {"x" * 37 + "…", "x" * 33 + "… (2)", "x" * 33 + "… (3)"}
+    assert [list(bar.y) for bar in figure.data] == [[2, 1]] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ('O\'Brien "q"', 'O\'Brien "q"'),
+        ("$\\bad{$", "&#36;\\bad{&#36;"),
+        ("%{y}", "&#37;{y}"),
+        ("研究者-一", "研究者-一"),
+        ("x" * 300, "x" * 59 + "…"),
+    ],
+)
+def test_plotly_shows_names_as_they_are(name, label):
+    line = line_chart(name, "x", "y", [(name, 1, 0.5), ("other", 1, 0.5)]).data[0]
+    bar = bar_chart("t", "y", [("series", name, 1.0)]).data[0]
+    cells, frames = heat_map("t", "loss", [name], [name], [[1]], {name: name}).data
+    nodes = {name: (0.0, 0.0, name), "other": (1.0, 0.0, "")}
+    *_, group = network_chart("t", "nats", {(name, "other"): 1.0}, nodes, largest=1.0).data
+    assert line.name == label
+    assert list(bar.x) == [label]
+    assert (list(cells.x), list(frames.y)) == ([label], [label])
+    assert list(group.text) == [label]
+
+
 def test_intervals_are_rows_and_those_without_a_number_are_left_out():
     intervals = {"A": (0.6, 0.5, 0.8), "B": (float("nan"), 0, 0)}
     first, seeds = interval_chart("t", "win rate", intervals, 0.5, {"A": [0.55, 0.65]}).data

@@ -569,6 +569,12 @@ def test_gradients_with_other_tensors_are_refused(loop_of):
             ["federation.options.objectives={kl: [long], vowels: [vowels]}"],
             "cannot be named 'kl'",
         ),
+        (
+            "firm",
+            "",
+            ["federation.options.objectives={long: [long], long_min: [vowels]}"],
+            "cannot be named 'long_min' beside 'long'",
+        ),
         ("firm", "", ["federation.options.objectives={a/b: [long], vowels: [vowels]}"], "a/b"),
         ("firm", "", ["federation.options.ppo={kl: 0}"], "set target_kl to null"),
         (

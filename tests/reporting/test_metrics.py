@@ -77,6 +77,15 @@ def test_an_accuracy_has_a_mean_its_clients_range_its_domains_and_other_metrics(
     }
 
 
+def test_pairs_without_a_domain_and_those_of_a_domain_named_all_are_different_metrics(debug):
+    metrics = accuracy_metrics(accuracy_report(domains={"": 0.5, "all": 0.7}))
+    assert (metrics["accuracy/domain/"], metrics["accuracy/domain/all"]) == (0.5, 0.7)
+    figures = [{"judge_accuracy/": 0.5}, {"judge_accuracy/": 0.5, "judge_accuracy/all": 0.7}]
+    judges = [metrics_of(debug, evaluation=evaluation_result(judge_figures=one)) for one in figures]
+    assert judges[0]["judge/accuracy/all"] == 0.5
+    assert (judges[1]["judge/accuracy/"], judges[1]["judge/accuracy/all"]) == (0.5, 0.7)
+
+
 def test_measures_of_a_method_are_metrics_under_its_names():
     metrics = evaluation_metrics(round_evaluation(0, measures={"rewards": {"helpful": 1.5}}))
     assert metrics["rewards/helpful"] == 1.5

@@ -1,5 +1,6 @@
 """The report of a run: its tables, charts and answers, and its summary for a terminal."""
 
+import ast
 import math
 from dataclasses import replace
 
@@ -370,6 +371,21 @@ def test_how_to_use_the_policy_is_said_for_each_kind_of_it(kind, words, call, co
     section = section_of(run_page(replace(complete, federation=federation), described), "Use it")
     assert words in section.lead
     assert call in section.parts[0].text
+
+
+def test_the_code_that_uses_a_clients_policy_has_its_name(complete, described):
+    name = 'O\'Brien "q" \\bad{ 研究者'
+    outcome = complete.federation.outcome.model_copy(update={"kind": "client-adapters"})
+    results = replace(complete, federation=complete.federation.model_copy(update={"outcome": outcome}))
+    run = replace(described, clients={name: ClientCounts(train=1, validation=1, test=1)})
+    code = ast.parse(section_of(run_page(results, run), "Use it").parts[0].text)
+    assert name in [node.value for node in ast.walk(code) if isinstance(node, ast.Constant)]
+
+
+def test_an_adapter_may_have_the_name_of_the_aligned_policy(complete, described):
+    run = replace(described, adapters={"aligned": "runs/1/of-a-client"})
+    table = section_of(run_page(complete, run), "Use it").parts[1]
+    assert table.rows == [["aligned", "runs/1/of-a-client"], ["aligned", "runs/1/final"]]
 
 
 def test_the_page_has_the_recipe_the_versions_and_how_to_load_the_policy(complete, described):

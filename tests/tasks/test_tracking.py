@@ -15,6 +15,7 @@ from components.models.adapters import AdapterSlot, AdapterStore, attach_lora, e
 from components.models.backbone import load_backbone
 from components.models.policy import Policy
 from components.names import mlflow_key
+from components.recipes import load_recipe
 from components.reporting.changes import find_changes
 from components.reporting.claims import Finding
 from components.results import ClientRecord, Metrics, StepRecord, Traffic
@@ -420,6 +421,17 @@ def test_a_registered_policy_loads_with_pyfunc_and_gives_the_policys_completions
     files = [path.name for path in Path(packed).rglob("*") if path.is_file()]
     assert not [name for name in files if name.endswith((".pkl", ".pt", ".bin", ".pickle"))]
     assert "adapter_model.safetensors" in files
+
+
+def test_clients_of_the_recipe_are_parameters_under_names_that_mlflow_accepts(run, client):
+    names = ["anna.o@example.com", "$\\bad{$", 'a/b:c%d "q"', "x" * 300, "研究者-一", ".."]
+    owners = {name: [str(number)] for number, name in enumerate(names)}
+    settings = ["data.source=jsonl", "data.path=pairs.jsonl", "data.options={}", "data.clients=null"]
+    settings += ["data.partition=column", "data.column=domain", f"data.column_clients={json.dumps(owners)}"]
+    recipe = load_recipe("debug", settings)
+    params = client.get_run(open_run_tracking.fn(run, recipe, LINK)).data.params
+    for name, values in owners.items():
+        assert params[mlflow_key(f"data.column_clients.{name}")] == str(values)
 
 
 def test_no_environment_variable_is_logged_as_a_parameter_or_a_tag(run, debug, client, monkeypatch):
