@@ -135,6 +135,7 @@ def resume(run: RunArgument, verbose: VerboseOption = False) -> int:
     It continues after its last committed step.
     """
     from components.config import RecipeError
+    from components.inputs import original_names
     from components.recipes import validate_environment
     from tasks.runs import RESULT, find_run, lock
 
@@ -144,7 +145,8 @@ def resume(run: RunArgument, verbose: VerboseOption = False) -> int:
     with lock(found):  # refuses a run that is at work, before a flow begins
         recipe = found.recipe()
         if not (found.evaluation / RESULT).is_file():
-            validate_environment(recipe)
+            with original_names(recipe):
+                validate_environment(recipe)
     return _run_pipeline(verbose, recipe=recipe.name, resume=run)
 
 
@@ -178,7 +180,6 @@ def check(
     """Check a recipe and what it needs; estimate memory and disk."""
     from components.config.loading import annotated_yaml
     from components.estimates import Shapes, describe_costs, describe_time, estimate_costs, training_time
-    from components.inputs import check_inputs
     from components.preview import describe_data, preview_data
     from components.recipes import load_with_origins, validate_environment
 
@@ -186,9 +187,8 @@ def check(
     if print_recipe:
         print(annotated_yaml(loaded.model_dump(mode="json"), origins))
         return
-    check_inputs(loaded)
-    preview = preview_data(loaded, validated=True)
     unread = validate_environment(loaded)
+    preview = preview_data(loaded, validated=True)
     time = training_time(loaded, preview.server_prompts)
     if json:
         from flows.outputs import RecipeCheck

@@ -341,3 +341,13 @@ def test_two_real_samples_are_two_clients_and_no_row_is_lost_uncounted(samples, 
         name: sum(counts[s] for s in ("train", "validation", "test"))
         for name, counts in read_clients(tmp_path / "data").items()
     } == {"hh-rlhf": 905, "auto-j": 408}
+
+
+def test_warnings_of_the_parts_name_them(tmp_path):
+    rows = [{"prompt": f"p{n}", "chosen": "c", "rejected": "r"} for n in range(40)]
+    one = write_jsonl(tmp_path / "one.jsonl", [*rows, {"prompt": "no"}])
+    two = write_jsonl(tmp_path / "two.jsonl", [row | {"prompt": f"q{n}"} for n, row in enumerate(rows)])
+    parts = [{"source": "jsonl", "name": name, "path": path} for name, path in (("a", one), ("b", two))]
+    found = sources.load(data_config(source="mixture", options={"sources": parts}, drop_invalid=0.1), 0)
+    (warning,) = found.warnings
+    assert warning.startswith("a: 1 invalid rows are left out. The first: ")

@@ -128,8 +128,8 @@ def test_the_report_of_a_run_has_its_rewards_its_disagreement_and_its_weights(re
         "Reward, helpful",
         "Reward, clean",
         "KL (nats)",
-        "Distance of clients&#x27; weights",
-        "Distance of clients&#x27; updates",
+        "Distance of clients' weights",
+        "Distance of clients' updates",
         "FIRM, seed 0: weight of helpful",
         "FIRM, seed 0: weight of clean",
     ]

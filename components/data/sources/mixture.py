@@ -145,7 +145,9 @@ class Options(Source):
         judge = {name: _consistent(name, part.judge, splits, dropped) for name, part in parts.items()}
         sampled = self._sample(pairs, dropped, seed)
         prompts = _merge_prompts(chain.from_iterable(part.prompts for part in parts.values()), splits)
-        return SourceData(sampled, prompts, list(chain.from_iterable(judge.values())), dropped=dict(dropped))
+        warnings = tuple(f"{name}: {warning}" for name, part in parts.items() for warning in part.warnings)
+        judged = list(chain.from_iterable(judge.values()))
+        return SourceData(sampled, prompts, judged, dropped=dict(dropped), warnings=warnings)
 
     def _load_parts(self, data: DataConfig, seed: int) -> dict[str, SourceData]:
         """What the sources return, by client; each pair with a group and a split."""
