@@ -5,8 +5,8 @@ Data of the hub are not read, since that may take hours. Of files above MAX_BYTE
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -34,12 +34,16 @@ class DataPreview:
     Attributes:
         rows: numbers of rows; None where not all rows were read.
         clients: number of clients that have training pairs; None likewise.
+        splits: numbers of the clients' pairs.
+        sizes: smallest and largest number of pairs of a client.
         warnings: what may be wrong with the rows, as sentences.
         unread: why not all rows were read, as a sentence; empty where they were.
     """
 
     rows: RowCounts | None = None
     clients: int | None = None
+    splits: Mapping[str, int] = field(default_factory=dict)
+    sizes: tuple[int, int] = (0, 0)
     warnings: tuple[str, ...] = ()
     unread: str = ""
 
@@ -100,7 +104,9 @@ def _checked(recipe: Recipe, data_set: DataSet, validated: bool) -> DataPreview:
     warnings = list(data_set.warnings)
     if validated:
         warnings += validate(data_set.tables, expected(data_set, recipe.data), None).warnings
-    return DataPreview(data_set.rows, active, tuple(warnings))
+    sizes = [sum(client.rows().values()) for client in data_set.clients.values()]
+    splits = data_set.splits
+    return DataPreview(data_set.rows, active, splits, (min(sizes), max(sizes)), tuple(warnings))
 
 
 def _hub_keys(data: DataConfig) -> Iterator[str]:
@@ -123,9 +129,11 @@ def describe_data(preview: DataPreview) -> str:
     if rows is None:
         return preview.unread
     prompts = ", ".join(f"{count:,} {split}" for split, count in rows.prompts.items()) or "none"
+    splits = ", ".join(f"{count:,} {split}" for split, count in preview.splits.items())
+    sizes = " to ".join(f"{size:,}" for size in preview.sizes)
     lines = [
-        f"data: {rows.pairs:,} pairs of {preview.clients:,} clients that train, {rows.judge:,} pairs of the"
-        f" judge, prompts of the server: {prompts}",
+        f"data: {rows.pairs:,} pairs of {preview.clients:,} clients ({splits}; {sizes} a client),"
+        f" {rows.judge:,} pairs of the judge, prompts of the server: {prompts}",
         left_out_line(rows),
         *(f"warning: {warning}" for warning in preview.warnings),
     ]

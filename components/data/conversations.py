@@ -20,6 +20,8 @@ from components.data.records import TEXTS
 
 MARKERS = {"user": "Human", "assistant": "Assistant"}
 ROLES = ("system", *MARKERS)
+TOOLS = ("tool", "function", "ipython", "observation")
+"""Roles of what tools answer, as chat templates name them."""
 COLUMNS = TEXTS
 Message = tuple[str, str]
 """Its role, and its content without white space around it."""
@@ -37,6 +39,8 @@ class ConversationRow(RawRow):
     def _read_messages(cls, row: Any) -> Any:
         if not any(isinstance(row.get(column), list) for column in COLUMNS):
             return row
+        if not {"chosen", "rejected"} <= set(row):
+            return {"prompt": "", **row}  # the missing column is reported
         texts = as_texts(*(row.get(column) for column in COLUMNS))
         return {**row, **dict(zip(COLUMNS, texts, strict=True))}
 
@@ -57,6 +61,8 @@ def as_texts(prompt: Any, chosen: Any, rejected: Any) -> tuple[str, str, str]:
     """
     completions = {"chosen": chosen, "rejected": rejected}
     for column, value in completions.items():
+        if value is None:
+            raise ValueError(f"column '{column}' is null, but a list of messages is needed")
         if not isinstance(value, list):
             raise ValueError(
                 f"column '{column}' is {_kind(value)}, but another column is a list of messages: the prompt"
@@ -81,16 +87,19 @@ def _messages(value: Any, column: str) -> list[Message]:
 
 def _message(item: Any, where: str) -> Message:
     if not isinstance(item, Mapping) or not {"role", "content"} <= set(item):
-        raise ValueError(f"{where} must be a message, an object with role and content, but is {_kind(item)}")
+        found = f"has {', '.join(map(str, item))[:60]}" if isinstance(item, Mapping) else f"is {_kind(item)}"
+        raise ValueError(f"{where} must be a message, an object with role and content, but {found}")
     role, content = item["role"], item["content"]
-    if role not in ROLES or item.get("tool_calls") or item.get("function_call"):
-        what = "calls a tool" if role in ROLES else f"has the role {str(role)[:40]!r}"
-        raise ValueError(
-            f"{where} {what}, but only texts of {', '.join(ROLES)} can be trained on: leave such"
-            " conversations out, or write what the tool did as text"
-        )
+    calls = bool(item.get("tool_calls") or item.get("function_call"))
+    if role not in ROLES or calls:
+        what = "calls a tool" if calls else f"has the role {str(role)[:40]!r}"
+        cure = "leave such conversations out, or write what the tool did as text"
+        if not calls and role not in TOOLS:
+            cure = "write one of these roles"
+        raise ValueError(f"{where} {what}, but only texts of {', '.join(ROLES)} can be trained on: {cure}")
     if not isinstance(content, str):
-        raise ValueError(f"{where}: its content must be text, but is {_kind(content)}")
+        parts = ": join its parts to one text" if isinstance(content, list) else ""
+        raise ValueError(f"{where}: its content must be text, but is {_kind(content)}{parts}")
     return role, content.strip()
 
 

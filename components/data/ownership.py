@@ -54,7 +54,8 @@ def _by_owner(pairs: pd.DataFrame, data: DataConfig) -> Owned:
     if ownerless:
         raise ValueError(
             f"{ownerless} of {len(pairs)} rows have no client_id: partition 'natural' needs an owner for"
-            " each; use 'dirichlet' or 'iid'"
+            " each; name the column of owners (data.columns={client_id: ...}), or set data.partition=iid and"
+            " data.clients"
         )
     return _largest_clients(pairs, data, f"source {data.source} has", "owners")
 

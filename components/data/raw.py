@@ -109,7 +109,7 @@ def _sentence(row: type[RawRow], errors: list[ErrorDetails]) -> str:
         if row.may_be_renamed and columns[0] in row.model_fields:
             names = ", ".join(
                 f"{column}: {name if name.isidentifier() or not meant else json.dumps(name)}"
-                for column, name in (meant or {columns[0]: "..."}).items()
+                for column, name in (meant or dict.fromkeys(columns, "...")).items()
             )
             sentence += f"{'' if meant else ';'} 'data.columns={{{names}}}' renames"
         return sentence

@@ -350,4 +350,4 @@ def test_warnings_of_the_parts_name_them(tmp_path):
     parts = [{"source": "jsonl", "name": name, "path": path} for name, path in (("a", one), ("b", two))]
     found = sources.load(data_config(source="mixture", options={"sources": parts}, drop_invalid=0.1), 0)
     (warning,) = found.warnings
-    assert warning.startswith("a: 1 invalid rows are left out. The first: ")
+    assert warning.startswith("a: invalid rows: 1 (left out), the first: ")

@@ -4,6 +4,7 @@ import csv
 import json
 
 import datasets
+import pandas as pd
 import pytest
 
 from components.config import RecipeError
@@ -48,6 +49,12 @@ def test_conversations_of_a_saved_data_set_are_read(tmp_path):
         ({"prompt": messages("u Human: a\n\nAssistant: b\n\nHuman: c")}, "cannot be told apart"),
         ({"chosen": [{"role": "assistant", "content": "", "function_call": {"name": "f"}}]}, "calls a tool"),
         ({"prompt": "", "chosen": messages("a b")}, "but its roles are: none"),
+        (
+            {"prompt": messages("u a"), "chosen": [{"role": "human", "content": "b"}]},
+            "write one of these roles",
+        ),
+        ({"chosen": [{"from": "gpt", "value": "b"}]}, "with role and content, but has from, value"),
+        ({"chosen": None}, "'chosen' is null, but a list of messages is needed"),
     ],
 )
 def test_conversations_that_are_no_pair_are_refused(tmp_path, changed, words):
@@ -65,7 +72,7 @@ def test_a_missing_column_names_the_nearest_and_the_key_that_renames_it(tmp_path
     with pytest.raises(DataError, match=words):
         one_pair(tmp_path, {"promt": "p", "chosen": "c", "rejected": "r"})
     with pytest.raises(
-        DataError, match=r"there are: x0, .* x39, and 10 more; 'data\.columns={prompt: \.\.\.}'"
+        DataError, match=r"there are: x0, .* x39, and 10 more; 'data\.columns={prompt: \.\.\., "
     ):
         one_pair(tmp_path, {f"x{n}": 1 for n in range(50)})
 
@@ -141,7 +148,7 @@ def test_invalid_rows_are_dropped_and_counted_up_to_their_share(tmp_path):
     assert found.dropped["invalid row"] == 3
     assert sorted(pair.prompt for pair in found.pairs) == sorted(row["prompt"] for row in GOOD)
     (warning,) = found.warnings
-    assert warning.startswith("3 invalid rows are left out. The first: ")
+    assert warning.startswith("invalid rows: 3 (left out), the first: ")
     assert warning.endswith("p.jsonl, row 18: column 'chosen' is empty.")
 
 
@@ -157,3 +164,24 @@ def test_the_row_of_a_missing_renamed_column_is_named_where_invalid_rows_are_dro
         own(tmp_path / "p.jsonl", [*rows, GOOD[0]], drop_invalid=0.1, columns={"prompt": "question"}), 0
     )
     assert "row 10: data.columns: the column 'question' is not known" in found.warnings[0]
+
+
+def test_empty_texts_are_a_warning_with_their_row_where_none_may_be_dropped(tmp_path):
+    found = load(own(tmp_path / "p.jsonl", [*GOOD, BAD[0]]), 0)
+    assert found.warnings[0].startswith("invalid rows: 1 (kept, and data.drop_invalid leaves them out)")
+    assert found.warnings[0].endswith("row 18: column 'chosen' is empty.")
+    assert "invalid row" not in found.dropped
+
+
+def test_a_typo_in_a_conversation_names_the_column(tmp_path):
+    row = {"prompt": messages("u a"), "choosen": messages("a b"), "rejected": messages("a c")}
+    with pytest.raises(DataError, match=r"'chosen' is missing; .* did you mean 'choosen'\?"):
+        one_pair(tmp_path, row)
+
+
+def test_owners_that_a_table_holds_as_floats_are_whole_numbers(tmp_path):
+    table = pd.DataFrame([row | {"client_id": n % 3} for n, row in enumerate(GOOD)])
+    table.loc[0, "client_id"] = None
+    table.to_parquet(tmp_path / "p.parquet")
+    data = data_config(source="parquet", path=str(tmp_path / "p.parquet"), options=WHOLE_FILE)
+    assert {pair.client_id for pair in load(data, 0).pairs} == {"", "0", "1", "2"}

@@ -12,6 +12,7 @@ train-00000-of-00002.parquet, these are the splits.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -29,7 +30,15 @@ from components.data.rows import Row, file_kinds, find_splits, read_file
 from components.data.sources.base import AlignShare, Source
 from components.data.splits import connection_warning, grouped, in_splits, with_splits
 
-OwnLabel = Annotated[Label, AS_TEXT]
+
+def _whole_number(value: Any) -> Any:
+    """A whole number that a table holds as a float, since other rows of its column have none."""
+    if isinstance(value, float):
+        return None if math.isnan(value) else int(value) if value.is_integer() else value
+    return value
+
+
+OwnLabel = Annotated[Label, AS_TEXT, BeforeValidator(_whole_number)]
 """A name, or a whole number as text; null is empty."""
 
 
@@ -114,9 +123,11 @@ class FileOptions(Source):
         else:
             warning = connection_warning(whole)
             pairs, duplicates = with_splits(grouped(whole), data.validation, data.test, seed), 0
-        counts = {"prompt also in a held-out split": duplicates, "invalid row": len(invalid)}
+        left_out = len(invalid) if data.drop_invalid else 0
+        counts = {"prompt also in a held-out split": duplicates, "invalid row": left_out}
         dropped = {reason: count for reason, count in counts.items() if count}
-        warnings = [f"{len(invalid)} invalid rows are left out. The first: {invalid[0]}."] if invalid else []
+        what = "left out" if left_out else "kept, and data.drop_invalid leaves them out"
+        warnings = [f"invalid rows: {len(invalid)} ({what}), the first: {invalid[0]}."] if invalid else []
         try:
             held = hold_out(pairs, self.name, Shares(self.align_share, self.judge_clients), seed, dropped)
         except DataError:
@@ -154,9 +165,10 @@ class FileOptions(Source):
     def _check_kind(self, path: Path) -> None:
         others = file_kinds(path) - set(self.suffixes)
         if others:
+            kinds = ", ".join(kind.name for kind in (JsonlOptions, ParquetOptions, CsvOptions))
             raise DataError(
                 f"{path}: the data source {self.name} reads {' or '.join(self.suffixes)} files, but here are"
-                f" {' and '.join(sorted(others))}: for another kind, choose another data.source"
+                f" {' and '.join(sorted(others))}: for another kind, choose another data.source ({kinds})"
             )
 
 
@@ -205,20 +217,39 @@ def read_pairs(
         limit: maximum number of rows that are read; None reads all.
 
     Returns:
-        the pairs, and of each invalid row a sentence: one that does not fit the model, or has an empty
-        prompt or completion.
+        the pairs, and a sentence for each invalid row, which does not fit the model or has an empty text.
+        If data.drop_invalid is 0, pairs with empty texts are among the pairs.
 
     Raises:
         DataError: the file is missing or is not of its kind, or the share of the invalid rows is above
-            data.drop_invalid; if that is 0, rows with empty texts are not refused here.
+            data.drop_invalid; if that is 0, a row does not fit the model.
     """
     if data.column is not None and data.column not in row.model_fields.keys() - {"margin"}:
         row = create_model(row.__name__, __base__=row, column=(OwnLabel, Field(alias=data.column)))
     raw_rows = read_file(path, limit)
-    if data.drop_invalid:
-        return _valid_pairs(raw_rows, path, data, row, whole=limit is None)
-    rows = enumerate(raw_rows, 1)
-    return [_pair(raw, data.columns, row, f"{path}, row {number}") for number, raw in rows], []
+    pairs: list[Pair] = []
+    invalid: list[str] = []
+    for number, raw in enumerate(raw_rows, 1):
+        where = f"{path}, row {number}"
+        try:
+            pair = _pair(raw, data.columns, row, where)
+        except DataError as error:
+            if not data.drop_invalid:
+                raise
+            invalid.append(str(error))
+            continue
+        empty = next((column for column in COLUMNS if not getattr(pair, column).strip()), None)
+        if empty:
+            invalid.append(f"{where}: column '{empty}' is empty")
+        if not (empty and data.drop_invalid):
+            pairs.append(pair)
+    allowed = data.drop_invalid * len(raw_rows)
+    if data.drop_invalid and limit is None and (not pairs or len(invalid) > allowed):
+        raise DataError(
+            f"{path}: {len(invalid)} of {len(raw_rows)} rows are invalid, more than data.drop_invalid"
+            f" ({data.drop_invalid:g} of the rows) allows; the first: {invalid[0]}"
+        )
+    return pairs, invalid
 
 
 def _pair(raw: Row, columns: Mapping[str, str], row: type[OwnRow], where: str) -> Pair:
@@ -232,28 +263,3 @@ def _pair(raw: Row, columns: Mapping[str, str], row: type[OwnRow], where: str) -
         raise DataError(f"{where}: {unknown_name('data.columns: the column', missing, raw)}")
     read = row.read_one(raw | {name: raw[own] for name, own in columns.items()}, where)
     return Pair(**read.model_dump() | {"group": read.group or None})
-
-
-def _valid_pairs(
-    raw_rows: Sequence[Row], path: Path, data: DataConfig, row: type[OwnRow], whole: bool
-) -> tuple[list[Pair], list[str]]:
-    pairs: list[Pair] = []
-    invalid: list[str] = []
-    for number, raw in enumerate(raw_rows, 1):
-        where = f"{path}, row {number}"
-        try:
-            pair = _pair(raw, data.columns, row, where)
-        except DataError as error:
-            invalid.append(str(error))
-            continue
-        empty = next((column for column in COLUMNS if not getattr(pair, column).strip()), None)
-        if empty:
-            invalid.append(f"{where}: column '{empty}' is empty")
-        else:
-            pairs.append(pair)
-    if whole and (not pairs or len(invalid) > data.drop_invalid * len(raw_rows)):
-        raise DataError(
-            f"{path}: {len(invalid)} of {len(raw_rows)} rows are invalid, more than data.drop_invalid"
-            f" ({data.drop_invalid:g} of the rows) allows; the first: {invalid[0]}"
-        )
-    return pairs, invalid
