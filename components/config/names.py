@@ -44,7 +44,7 @@ def check_visible(text: str) -> str:
 
 
 def check_name(name: str) -> str:
-    """Refuse the name of a client, a domain or the like that has such characters, lines or no end.
+    """Refuse the name of a client or the like that has such characters, lines, or white space around it.
 
     Raises:
         ValueError: as check_visible.
@@ -57,6 +57,8 @@ def check_name(name: str) -> str:
                 f"holds {code_point(character)} at position {name.index(character)}, but a name is one line"
                 " without tabs: remove it"
             )
+    if name != name.strip():
+        raise ValueError(f"is {name[:40]!r}, with white space around it: remove it")
     return check_visible(name)
 
 

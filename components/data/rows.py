@@ -414,10 +414,20 @@ def _csv(path: Path) -> Iterator[Row]:
         raise DataError(f"{path}, line {reader.line_num}: this is not valid csv ({error})") from None
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, whose names must differ: of two values, readers would take one."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"an object has the name {repeated!r} twice")
+    return found
+
+
 def _parse(text: str, path: Path, line: int, expected: str) -> Any:
     """Parse JSON; line is the number of the line, 0 where the text is the whole file."""
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         column = "" if line else f", column {error.colno}"
         raise DataError(

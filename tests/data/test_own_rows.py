@@ -185,3 +185,14 @@ def test_owners_that_a_table_holds_as_floats_are_whole_numbers(tmp_path):
     table.to_parquet(tmp_path / "p.parquet")
     data = data_config(source="parquet", path=str(tmp_path / "p.parquet"), options=WHOLE_FILE)
     assert {pair.client_id for pair in load(data, 0).pairs} == {"", "0", "1", "2"}
+
+
+def test_values_of_one_name_are_refused_in_json(tmp_path):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "p", "chosen": "c", "rejected": "r", "chosen": "d"}\n')
+    with pytest.raises(DataError, match=r"line 1: .*an object has the name 'chosen' twice.*; expected one"):
+        load(data_config(source="jsonl", path=str(tmp_path / "p.jsonl")), 0)
+
+
+def test_white_space_around_an_owner_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"row 1: column 'client_id' is 'a ', with white space around it"):
+        one_pair(tmp_path, GOOD[0] | {"client_id": "a "})
