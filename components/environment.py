@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Iterator
 
 from components.config import UserError
-from components.paths import compiled_programs
 
 VARIABLES = {
     "DO_NOT_TRACK": "1",
@@ -93,7 +92,6 @@ def configure_libraries() -> None:
         os.environ.setdefault(name, value)
     if not any(name in os.environ for name in WAIT_VARIABLES):
         os.environ.update(SPIN)
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled_programs()))
     configure_malloc()
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     warnings.filterwarnings("ignore", category=FutureWarning)

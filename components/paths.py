@@ -27,11 +27,6 @@ def runs_root() -> Path:
     return Path(os.environ.get("FED_RLHF_RUNS", home() / "runs"))
 
 
-def compiled_programs() -> Path:
-    """Folder of torch's compiled programs, shared by runs and processes: compiled/ beside the runs."""
-    return runs_root() / "compiled"
-
-
 def is_file(path: Path) -> bool:
     """Whether there is a file; a name that no file can have is none."""
     try:

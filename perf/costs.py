@@ -4,7 +4,6 @@
     python -m perf.costs --policy
     python -m perf.costs --objectives
     python -m perf.costs --threads
-    python -m perf.costs --compiled
 
 1. A training step of the selector that computes its last layer and two rows of the head at the
    answer position, in concurrent parts and in one, against the same step with the whole last layer,
@@ -20,8 +19,7 @@
 With --policy instead: a DPO step of both trainers, and completions in a continuous batch, in batches
 of transformers' `generate`, and with a separate adapter. With --objectives: a local step of FIRM with
 one, two and three objectives, and a solution of MGDA with and without a solver. With --threads: a
-step of the selector by how threads wait for each other, alone and beside a busy process. With
---compiled: a step of the selector compiled by torch.compile (runtime.compile), and its compilation.
+step of the selector by how threads wait for each other, alone and beside a busy process.
 
 Ratios of neighboring runs are printed, because the machine's speed drifts. Nothing is measured
 beside other work, unless --beside-others is set.
@@ -37,14 +35,7 @@ from collections.abc import Sequence
 from components.config import UserError
 from components.environment import configure_libraries
 from perf.comparison import Comparison, check_load
-from perf.selector_costs import (
-    ARMS,
-    COMPILED,
-    compare_compilation,
-    compare_scoring,
-    compare_steps,
-    time_step,
-)
+from perf.selector_costs import ARMS, compare_scoring, compare_steps, time_step
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,9 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     configure_libraries()
     recipe = options.recipe or ("multi-objective/demo" if options.objectives else "summarization/demo")
     comparison = Comparison(recipe, options.pairs)
-    if options.arm is None:
+    if options.arm is None and not options.beside_others:
         try:
-            _check_machine(options, recipe)
+            check_load()
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
@@ -73,8 +64,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from perf.thread_costs import compare_waiting
 
         compare_waiting(comparison)
-    elif options.compiled:
-        compare_compilation(comparison)
     elif options.policy:
         from perf.policy_costs import compare_dpo_trainers, compare_generation
 
@@ -89,24 +78,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _check_machine(options: argparse.Namespace, recipe: str) -> None:
-    """Check that nothing else runs, and that there is a compiler where one is needed.
-
-    Raises:
-        UserError: there is other work, no compiler, or no such recipe.
-    """
-    if options.compiled:
-        from components.models.backbone import choose_devices
-        from components.models.compiled import missing_tool
-        from components.recipes import load_recipe
-
-        missing = missing_tool(choose_devices(load_recipe(recipe).runtime.devices)[0])
-        if missing is not None:
-            raise UserError(f"--compiled compiles a step, but {missing}.")
-    if not options.beside_others:
-        check_load()
-
-
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m perf.costs", description="Costs of orchestration and of the selector, as tables."
@@ -119,13 +90,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--policy", action="store_true", help="measure the policy instead of the selector")
     parser.add_argument("--threads", action="store_true", help="measure how threads wait for each other")
-    parser.add_argument("--compiled", action="store_true", help="measure the compiled step of the selector")
     parser.add_argument(
         "--beside-others", action="store_true", help="measure even if the machine has other work"
     )
     parser.add_argument("--rounds", type=int, default=3, help="federated rounds of a timed run")
     parser.add_argument("--pairs", type=int, default=3, help="timed runs of each kind")
-    parser.add_argument("--arm", choices=(*ARMS, COMPILED), help=argparse.SUPPRESS)
+    parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 

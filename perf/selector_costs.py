@@ -8,7 +8,6 @@ import resource
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -40,7 +39,6 @@ CONCURRENT = "concurrent"
 ONE_POSITION = "one-position"
 TWO_ROWS = "two-rows"
 FULL_LOGITS = "full-logits"
-COMPILED = "compiled"
 ARMS = (CONCURRENT, ONE_POSITION, TWO_ROWS, FULL_LOGITS)
 """Steps that compute the last layer and two rows of the head at one position, in as many parts at a
 time as a training does and in one; the rows of the head alone; and all logits."""
@@ -55,7 +53,6 @@ class StepCost:
 
     Attributes:
         seconds: median.
-        first_seconds: of the first step, with its compilation if it is compiled.
         peak_mb: peak memory above that of the loaded model (MB).
         rows: rows of the step.
         tokens: tokens of the step.
@@ -66,7 +63,6 @@ class StepCost:
     """
 
     seconds: float
-    first_seconds: float
     peak_mb: float
     rows: int
     tokens: int
@@ -109,37 +105,6 @@ def compare_steps(comparison: Comparison) -> Ratios:
     return ratios
 
 
-def compare_compilation(comparison: Comparison) -> Ratios:
-    """Print the table of the compiled step against the step that a training computes without it.
-
-    Each repeat compiles with an empty cache, and once more with the cache of that compilation.
-
-    Returns:
-        the speed-up of a compiled step.
-    """
-    plain, cold, warm = [], [], []
-    for _ in range(comparison.repeats):
-        plain.append(measure_arm(comparison.recipe, CONCURRENT))
-        with tempfile.TemporaryDirectory() as cache:
-            variables = {"TORCHINDUCTOR_CACHE_DIR": cache}
-            cold.append(measure_arm(comparison.recipe, COMPILED, variables))
-            warm.append(measure_arm(comparison.recipe, COMPILED, variables))
-    shape = plain[0]
-    print(
-        f"\nCompiled training step ({comparison.recipe}: {shape.rows} rows, {shape.threads} threads,"
-        f" {shape.device}), median of {comparison.repeats}"
-    )
-    print(f"  {'':<24}{'s/step':>10}{'s first step':>14}{'peak MB above the loaded model':>34}")
-    for name, costs in (("not compiled", plain), ("compiled, empty cache", cold), ("compiled again", warm)):
-        seconds = statistics.median(cost.seconds for cost in costs)
-        first = statistics.median(cost.first_seconds for cost in costs)
-        peak = statistics.median(cost.peak_mb for cost in costs)
-        print(f"  {name:<24}{seconds:>10.3f}{first:>14.1f}{peak:>34.0f}")
-    times = [cost.seconds for cost in plain], [cost.seconds for cost in cold]
-    print(f"  compiled against not compiled: {format_speed_up(*times)}")
-    return {"selector_step/compiled_against_concurrent": median_ratio(*times)}
-
-
 def _share_of_gemm(costs: Sequence[StepCost]) -> float:
     return statistics.median(cost.gigaflops / cost.seconds / cost.peak_gigaflops for cost in costs)
 
@@ -169,7 +134,7 @@ def time_step(recipe_name: str, arm: str) -> dict[str, Any]:
     from components.models.selector import Selector
 
     recipe, device = prepare_process(recipe_name)
-    selector = Selector(recipe.selector, device, compiled=arm == COMPILED)
+    selector = Selector(recipe.selector, device)
     selector.slot.load(selector.slot.initial_adapter(recipe.seed))
     pairs = load_pairs(recipe)[: recipe.federation.batch_size]
     rows = [selector.encode(SelectorComparison(p["prompt"], p["chosen"], p["rejected"])) for p in pairs]
@@ -186,25 +151,21 @@ def time_step(recipe_name: str, arm: str) -> dict[str, Any]:
         if device.startswith("cuda"):
             torch.cuda.synchronize()
 
-    parts = concurrent_parts(torch.device(device)) if arm in (CONCURRENT, COMPILED) else 1
+    parts = concurrent_parts(torch.device(device)) if arm == CONCURRENT else 1
     seconds = [_time(partial(step, parts)) for _ in range(STEPS)]
     if device.startswith("cuda"):
         peak = torch.cuda.max_memory_allocated() / 2**20
     else:
         peak = _resident_mb() - before
     peak_gigaflops = gemm_gigaflops(device)
-    gigaflops = 0.0  # a compiled step's operations are not those that the counter sees
-    if arm != COMPILED:
-        with flop_counter() as counter:  # it counts the operations of its own thread
-            step(parts=1)
-        gigaflops = counter.get_total_flops() / 1e9
+    with flop_counter() as counter:  # it counts the operations of its own thread
+        step(parts=1)
     cost = StepCost(
         seconds=statistics.median(seconds[WARM_UP:]),
-        first_seconds=seconds[0],
         peak_mb=peak,
         rows=len(rows),
         tokens=sum(map(len, rows)),
-        gigaflops=gigaflops,
+        gigaflops=counter.get_total_flops() / 1e9,
         peak_gigaflops=peak_gigaflops,
         threads=torch.get_num_threads(),
         device=device,
@@ -218,7 +179,7 @@ def _arm_logits(selector: Selector, arm: str, rows: Sequence[Sequence[int]]) -> 
 
     from components.models.selector import choice_logits
 
-    if arm in (CONCURRENT, ONE_POSITION, COMPILED):
+    if arm in (CONCURRENT, ONE_POSITION):
         return selector.training_logits(rows)
     ids, last = selector.collate(rows)
     if arm == FULL_LOGITS:

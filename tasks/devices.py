@@ -14,7 +14,7 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -29,7 +29,6 @@ from components.federation.outcome import Workspace
 from components.learning.references import ReferenceCache
 from components.models.adapters import AdapterStore
 from components.models.backbone import choose_devices, find_active_dropout
-from components.models.compiled import forget_programs, missing_tool
 from components.models.rewards.function import ALLOW_CODE
 from tasks.runs import Run
 
@@ -126,7 +125,6 @@ class DevicePool:
         with self._lock:
             self._residents.clear()
             self._free = None
-        forget_programs()
         gc.collect()
         release_memory()
 
@@ -154,10 +152,10 @@ def set_threads(runtime: RuntimeConfig, mapped: bool = False) -> None:
 
 
 def choose_workers(recipe: Recipe) -> Recipe:
-    """The recipe with threads, concurrent clients and compilation that it leaves to the machine.
+    """The recipe with the threads and concurrent clients that it leaves to the machine.
 
-    They are what the last bits of a result depend on. They follow from the recipe, the devices, the
-    number of cores and the installed compilers, never from a measurement. With Ray nothing is chosen,
+    They are what the last bits of a result depend on. They follow from the recipe, the devices and the
+    number of cores, never from a measurement. With Ray nothing is chosen,
     because other machines compute.
 
     Raises:
@@ -167,26 +165,20 @@ def choose_workers(recipe: Recipe) -> Recipe:
     if runtime.task_runner != "threads":
         return recipe
     threads = runtime.torch_threads or available_cores()
-    devices = choose_devices(runtime.devices)
-    compiled = runtime.compile and can_compile(recipe, devices)
-    concurrent = threads > 1 and not compiled and _can_train_concurrently(recipe)
+    on_cpu = choose_devices(runtime.devices) == ["cpu"]
+    concurrent = threads > 1 and on_cpu and _can_train_concurrently(recipe)
     chosen = {
         "torch_threads": threads,
         "cpu_workers": runtime.cpu_workers or (2 if concurrent else 1),
-        "compile": compiled,
     }
     return recipe.model_copy(update={"runtime": runtime.model_copy(update=chosen)})
 
 
 def _can_train_concurrently(recipe: Recipe) -> bool:
-    """Whether a round has several tasks for the CPU, and no client draws dropout."""
+    """Whether a round has several tasks, and no client draws dropout."""
     federation = recipe.federation
     trained = recipe.model_dump(mode="json", include={federation.options.trained_model, "federation"})
-    return (
-        choose_devices(recipe.runtime.devices) == ["cpu"]
-        and federation.clients_per_round > federation.clients_per_task
-        and not _has_dropout(trained)
-    )
+    return federation.clients_per_round > federation.clients_per_task and not _has_dropout(trained)
 
 
 def _has_dropout(settings: object) -> bool:
@@ -201,35 +193,6 @@ def _has_dropout(settings: object) -> bool:
 def available_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def can_compile(recipe: Recipe, devices: Sequence[str]) -> bool:
-    """Whether a recipe's selector can be compiled here; if not, the reason is logged.
-
-    The choice is stored with the run's recipe, because the last bits of a result depend on it.
-
-    Args:
-        recipe: the recipe, which asks for it.
-        devices: on which its clients train.
-    """
-    obstacle = _obstacle(recipe, devices)
-    if obstacle is not None:
-        log.warning("runtime.compile is true, but %s: the run does not compile", obstacle)
-    return obstacle is None
-
-
-def _obstacle(recipe: Recipe, devices: Sequence[str]) -> str | None:
-    """Why a recipe's selectors cannot be compiled here; None if they can."""
-    if not recipe.federation.options.has_compilable_step:
-        return f"federation.method '{recipe.federation.method}' trains no selector"
-    if recipe.selector.backbone.quantization != "none":
-        return "selector.backbone.quantization is set, whose layers torch cannot compile"
-    if len(devices) > 1:
-        return (
-            f"clients train on {len(devices)} devices at a time, and torch computes otherwise in a thread"
-            " beside one that compiles"
-        )
-    return missing_tool(devices[0])
 
 
 def open_workspace(run: Run, recipe: Recipe) -> Workspace:

@@ -74,7 +74,6 @@ def open_commits(run: Run, recipe: Recipe) -> Commits:
         first + rewards_fingerprint(recipe.rewards, run.prepared),
         *others,
         f"threads{recipe.runtime.torch_threads}x{recipe.runtime.workers}",
-        *(["compiled"] if recipe.runtime.compile else []),
         f"v{ROUNDS}",
     ]
     return Commits(run.federation, "-".join(parts))

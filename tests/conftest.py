@@ -88,15 +88,6 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture
-def no_compiler() -> Iterator[None]:
-    """No C++ compiler that torch could use; it reads CXX when it is imported."""
-    from torch._inductor import config
-
-    with config.patch({"cpp.cxx": (None, "/nonexistent/c++")}):
-        yield
-
-
 @pytest.fixture(scope="session")
 def debug():
     """The debug recipe: a tiny random model."""

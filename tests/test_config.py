@@ -572,3 +572,9 @@ def test_help_and_checks_answer_without_heavy_imports_and_without_a_stack_trace(
     assert part in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     assert "IMPORTED []" in done.stdout
+
+
+def test_recipes_that_earlier_runs_stored_without_compiled_steps_are_read():
+    assert "compile" not in load_recipe("debug", ["runtime.compile=false"]).runtime.model_dump()
+    with pytest.raises(RecipeError, match=r"unknown key 'runtime\.compile'"):
+        load_recipe("debug", ["runtime.compile=true"])

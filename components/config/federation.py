@@ -47,11 +47,6 @@ class MethodOptions(Section):
         """Whether a policy is aligned after the rounds, on prompts of the server."""
         return self.trained_model == "selector"
 
-    @property
-    def has_compilable_step(self) -> bool:
-        """Whether runtime.compile can apply to the clients' training step."""
-        return self.trained_model == "selector"
-
     def server_adapters(self, federation: FederationConfig) -> int:
         """Adapters of the server that a round changes at most."""
         return 1

@@ -115,15 +115,6 @@ class Recipe(Section):
             )
         return self
 
-    @model_validator(mode="after")
-    def _check_checkpointing(self) -> Self:
-        if self.runtime.compile and self.selector.backbone.gradient_checkpointing:
-            raise ValueError(
-                "runtime.compile and selector.backbone.gradient_checkpointing are both true, but a"
-                " checkpointed step cannot be compiled: set one of them to false"
-            )
-        return self
-
     def fingerprint(self, *sections: str) -> str:
         """Hash of the seed and of the named sections."""
         values = self.model_dump(mode="json")

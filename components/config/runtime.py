@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -13,9 +14,9 @@ from components.config.section import Section
 class RuntimeConfig(Section):
     """How the work is distributed.
 
-    Nothing here changes a result on one type of device, except torch_threads, cpu_workers and compile
-    in the last bits (and compile in the numbers that dropout draws). What a run chooses of them when
-    it starts is stored with its recipe (tasks/devices.py), so that it resumes with the same values.
+    Nothing here changes a result on one type of device, except torch_threads and cpu_workers in the last
+    bits. What a run chooses of them when it starts is stored with its recipe (tasks/devices.py), so that it
+    resumes with the same values.
     """
 
     task_runner: Literal["threads", "ray"] = Field(
@@ -41,7 +42,7 @@ class RuntimeConfig(Section):
             "Clients that train concurrently on the CPU, each with a model of its own in memory and an"
             " even share of the threads. Their models must have no dropout, since a process has one"
             " generator for all. null: 2 where a run starts on the CPU with at least two threads, without"
-            " dropout, without compile and with several tasks per round, else 1."
+            " dropout and with several tasks per round, else 1."
         ),
     )
     torch_threads: int | None = Field(
@@ -52,17 +53,6 @@ class RuntimeConfig(Section):
             "Threads of a CPU operation, or of all concurrent clients together. Sums are split by it, so runs"
             " that shall be equal to the last bit need the same value. null: the cores of the machine where"
             " the run starts."
-        ),
-    )
-    compile: bool = Field(
-        False,
-        description=(
-            "Compile the training step of the clients' selectors by torch.compile, with rows padded to a few"
-            " lengths. It needs a C++ compiler, and on a GPU triton; a run that starts without them, on"
-            " several devices, or without a selector to train, logs it and stores false. One client trains at"
-            " a time, because torch computes otherwise in a thread beside one that compiles. Whether it pays"
-            " depends on the machine: see docs/results/performance.md, and measure by"
-            " python -m perf.costs --compiled."
         ),
     )
     data_docs: bool = Field(
@@ -84,18 +74,20 @@ class RuntimeConfig(Section):
         """Clients that train concurrently on the CPU."""
         return self.cpu_workers or 1
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_compile(cls, values: Any) -> Any:
+        """Recipes of earlier runs store false for the option compile, which was removed."""
+        if isinstance(values, Mapping) and values.get("compile") is False:
+            return {key: value for key, value in values.items() if key != "compile"}
+        return values
+
     @model_validator(mode="after")
     def _check_workers(self) -> Self:
         if self.workers > 1 and self.task_runner != "threads":
             raise ValueError(
                 "cpu_workers is for task_runner 'threads': Ray distributes clients over its own workers,"
                 " so leave cpu_workers out"
-            )
-        if self.workers > 1 and self.compile:
-            raise ValueError(
-                f"cpu_workers is {self.workers}, but with compile one client trains at a time, because torch"
-                " computes otherwise in a thread beside one that compiles: leave cpu_workers out, or set"
-                " compile to false"
             )
         return self
 

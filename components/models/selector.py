@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from components.models.adapters import Adapter
-    from components.models.compiled import CompiledLogits
 
 MIN_COMPLETION_TOKENS = 8
 """Tokens of each completion that a template must leave room for."""
@@ -159,16 +158,14 @@ class Selector:
         one_position: whether the last layer is computed at the answer slot alone.
     """
 
-    def __init__(self, config: SelectorConfig, device: str, compiled: bool = False) -> None:
+    def __init__(self, config: SelectorConfig, device: str) -> None:
         """Load the backbone, and attach LoRA.
 
         Args:
             config: the section of the recipe.
             device: e.g. 'cpu' or 'cuda:0'.
-            compiled: whether the logits of training steps are compiled.
 
         Raises:
-            CompileError: they are to be compiled, and the machine has no compiler.
             BackboneError: the backbone cannot be loaded, or not be checkpointed.
         """
         self.config = config
@@ -184,12 +181,6 @@ class Selector:
             enable_checkpointing(self.model, config.backbone.name, whole_last_layer=not self.one_position)
         self.slot = AdapterSlot(self.model)
         self._member_slots: list[AdapterSlot] = []
-        self._compiled = self._compile() if compiled else None
-
-    def _compile(self) -> CompiledLogits:
-        from components.models.compiled import CompiledLogits
-
-        return CompiledLogits(self.choice_logits, self.config.max_length, self.device)
 
     def encode(self, comparison: Comparison) -> list[int]:
         """Token ids of one comparison, see `encode_comparison`."""
@@ -197,23 +188,15 @@ class Selector:
             self.tokenizer, self.template, comparison, self.config.max_length, self.config.max_prompt_tokens
         )
 
-    def collate(
-        self, rows: Sequence[Sequence[int]], width: int | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Pad N rows of token ids on the right.
-
-        Args:
-            rows: the rows.
-            width: padded length L (tokens); None pads to the longest row.
+    def collate(self, rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pad N rows of token ids on the right, to the longest length L.
 
         Returns:
             input ids [N, L], and the position of the last real token of each row [N].
         """
         import torch
 
-        ids = torch.full(
-            (len(rows), width or max(map(len, rows))), self.tokenizer.pad_token_id, dtype=torch.long
-        )
+        ids = torch.full((len(rows), max(map(len, rows))), self.tokenizer.pad_token_id, dtype=torch.long)
         for i, row in enumerate(rows):
             ids[i, : len(row)] = torch.as_tensor(row)
         return ids.to(self.device), torch.tensor([len(row) - 1 for row in rows], device=self.device)
@@ -224,15 +207,8 @@ class Selector:
         return choice_logits(base, input_ids, last, self.choices, self.one_position)
 
     def training_logits(self, rows: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Logits of ' A' and ' B' after each of N rows of token ids, for a training step; [N, 2] fp32.
-
-        Raises:
-            CompileError: they are compiled, and torch cannot compile the model.
-        """
-        if self._compiled is None:
-            return self.choice_logits(*self.collate(rows))
-        width = self._compiled.width(max(map(len, rows)))
-        return self._compiled(*self.collate(rows, width))
+        """Logits of ' A' and ' B' after each of N rows of token ids, for a training step; [N, 2] fp32."""
+        return self.choice_logits(*self.collate(rows))
 
     def logits(self, comparisons: Sequence[Comparison]) -> np.ndarray:
         """Logits of ' A' and ' B' for N comparisons, for the adapter in the slot; [N, 2] fp32."""

@@ -30,7 +30,6 @@ from components.models.checkpointing import checkpointed, enable_checkpointing
 from components.models.personalized import as_reference
 from components.models.resident import ResidentPolicy
 from components.models.selector import Selector
-from components.recipes import load_recipe
 from tests.support.adapters import random_tensors
 from tests.support.pairs import PAIRS
 from tests.support.reward_functions import score_length, score_vowels
@@ -142,11 +141,6 @@ def test_the_parts_of_a_minibatch_are_checkpointed_concurrently(debug, two_threa
     initial = random_tensors(selectors[0].slot, seed=1, scale=0.2)
     trained = [train_selector(selector, PAIRS, initial, ONE_STEP)[0] for selector in selectors]
     assert_same(*trained, initial)
-
-
-def test_a_compiled_step_with_checkpointing_is_refused_in_one_sentence():
-    with pytest.raises(ValueError, match=r"runtime\.compile and selector\.backbone\.gradient_checkpointing"):
-        load_recipe("debug", ["runtime.compile=true", "selector.backbone.gradient_checkpointing=true"])
 
 
 # --- policies

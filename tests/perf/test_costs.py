@@ -50,37 +50,6 @@ def test_both_kinds_of_a_selector_step_are_compared_on_the_same_rows(debug_compa
     assert gigaflops[0] == gigaflops[1] < gigaflops[2] < gigaflops[3]
 
 
-def test_each_repeat_compiles_with_an_empty_cache_and_again_with_that_cache(monkeypatch, capsys):
-    """Compiled steps take 2 s, and 1.5 s in the second repeat; others take 3 s."""
-    measured = []
-
-    def measure(recipe, arm, variables=None):
-        cache = (variables or {}).get("TORCHINDUCTOR_CACHE_DIR")
-        measured.append((arm, cache))
-        seconds = 3.0 if cache is None else 2.0 if len(measured) <= 3 else 1.5
-        shape = {
-            "peak_mb": 10,
-            "rows": 4,
-            "threads": 1,
-            "device": "cpu",
-        }
-        return SimpleNamespace(seconds=seconds, first_seconds=20 * seconds, **shape)
-
-    monkeypatch.setattr(selector_costs, "measure_arm", measure)
-    ratios = selector_costs.compare_compilation(Comparison("debug", 2))
-    assert [arm for arm, _ in measured] == ["concurrent", "compiled", "compiled"] * 2
-    caches = [cache for _, cache in measured]
-    assert caches[1] == caches[2] != caches[4] == caches[5]
-    assert ratios == {"selector_step/compiled_against_concurrent": 1.75}
-    assert "60.0" in capsys.readouterr().out
-
-
-def test_without_a_compiler_the_compiled_step_is_not_measured(no_compiler, monkeypatch, capsys):
-    monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
-    assert costs.main(["--compiled", "--recipe", "debug"]) == 2
-    assert "no C++ compiler is installed" in capsys.readouterr().err
-
-
 def test_ways_to_wait_are_timed_alone_and_beside_a_busy_process(debug_comparison, monkeypatch, capsys):
     """The short spin takes 1 s, sleep 1.5 s, and the long spin 4 s beside other work."""
     measured = []

@@ -40,7 +40,7 @@ class SelectorTrainer:
         method = method_of(recipe.federation)
         self._federation = recipe.federation
         self._proximal_weight = method.proximal_weight
-        self.selector = Selector(recipe.selector, device, recipe.runtime.compile)
+        self.selector = Selector(recipe.selector, device)
         for factor in method.frozen_factors:
             self.selector.slot.freeze(factor)
         self.references = ReferenceCache()
