@@ -357,19 +357,20 @@ def training_time(recipe: Recipe, prompts: int | None) -> TrainingTime:
         recipe: the recipe.
         prompts: number of the server's prompts; None if it is not known.
     """
-    try:
-        device = choose_devices(recipe.runtime.devices)[0]
-    except BackboneError:
-        return TrainingTime("", 0.0, {})
-    rate = flops_per_second(device)
     shapes = Shapes()
-    seconds: dict[str, float] = {}
+    flops: dict[str, int] = {}
     for stage in training_stages(recipe, prompts):
         if stage.passes is not None:
             with contextlib.suppress(UserError):  # the model is among the problems of estimate_costs
-                flops = step_flops(shapes.read(stage.backbone), stage.lora, stage.step)
-                seconds[stage.name] = stage.passes * flops / rate
-    return TrainingTime(device, rate, seconds)
+                flops[stage.name] = stage.passes * step_flops(
+                    shapes.read(stage.backbone), stage.lora, stage.step
+                )
+    try:
+        device = choose_devices(recipe.runtime.devices)[0] if flops else ""
+    except BackboneError:
+        device = ""
+    rate = flops_per_second(device) if device else 1.0
+    return TrainingTime(device, rate, {name: one / rate for name, one in flops.items()} if device else {})
 
 
 def describe_time(time: TrainingTime) -> str:

@@ -556,7 +556,7 @@ ANNOTATOR = "evaluation.alpaca_eval={annotators_config: foo}"
     ("arguments", "status", "part"),
     [
         (["--help"], 0, "resume"),
-        (["check", "debug"], 0, "debug"),
+        (["check", "debug", "--print-recipe"], 0, "debug"),
         (["check", "summarization/tldr"], 0, "summarization/tldr"),
         (["run", "debug", "federation.round=3"], 2, "did you mean 'federation.rounds'?"),
         (["run", "debug", "federation.clients_per_round=5", "data.clients=3"], 2, "use at most 3"),
