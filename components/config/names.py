@@ -57,7 +57,7 @@ def check_name(name: str) -> str:
                 f"holds {code_point(character)} at position {name.index(character)}, but a name is one line"
                 " without tabs: remove it"
             )
-    if name != name.strip():
+    if name.strip() and name != name.strip():
         raise ValueError(f"is {name[:40]!r}, with white space around it: remove it")
     return check_visible(name)
 
