@@ -23,6 +23,8 @@ from components.inputs import hash_path, is_larger, named_files
 from components.reporting.lines import left_out_line
 
 MAX_BYTES = 256 * 2**20
+KEPT_BYTES = 32 * 2**20
+"""Of files whose pairs stay in memory for the next recipe that has the same data."""
 HEAD = 1000
 """Rows of larger files that are read."""
 
@@ -80,6 +82,8 @@ def preview_data(recipe: Recipe, validated: bool = False) -> DataPreview:
             data.options.read(data, HEAD)
             return DataPreview(unread=f"of the data, the first {HEAD:,} rows were read, since {large}")
         return DataPreview(unread=f"the data were not read: {large}")
+    if is_larger(files, KEPT_BYTES):
+        return _checked(recipe, assemble(data, recipe.seed), validated)
     key = " ".join([str(recipe.seed), data.model_dump_json(), *map(hash_path, files)])
     if key not in _last:
         data_set = assemble(data, recipe.seed)

@@ -135,3 +135,12 @@ def test_the_time_of_training_is_that_of_all_passes():
     operations = [one.seconds["rounds"] * one.rate for one in (time, more)]
     assert operations[1] == pytest.approx(2 * operations[0])
     assert "alignment" not in training_time(recipe, prompts=None).seconds
+
+
+def test_pairs_of_large_files_do_not_stay_in_memory(own, monkeypatch):
+    preview_data(own())
+    assert preview._last
+    monkeypatch.setattr(preview, "KEPT_BYTES", 100)
+    monkeypatch.setattr(preview, "_last", {})
+    assert preview_data(own()).rows is not None
+    assert preview._last == {}

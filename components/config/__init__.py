@@ -33,7 +33,7 @@ from components.config.federation import (
 from components.config.files import InputFile, NamedModel, NameOrFolder, RecipeFile, TemplateFile
 from components.config.models import BackboneConfig, LoraConfig, PolicyConfig, SelectorConfig
 from components.config.modules import BottleneckConfig, PersonalModules, RewardHeadConfig
-from components.config.names import check_name, check_visible
+from components.config.name_checks import check_name, check_visible
 from components.config.objectives import (
     CriticAdvantage,
     DpoObjective,

@@ -8,7 +8,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from components.config.names import PlainName
+from components.config.name_checks import PlainName
 from components.config.section import Section
 
 Seed = Annotated[int, Field(ge=0, lt=2**31)]

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, SerializeAsAny, ValidationInfo, fiel
 
 from components.config.errors import unknown_name
 from components.config.files import InputFile
-from components.config.names import PlainName
+from components.config.name_checks import PlainName
 from components.config.registry import Registry
 from components.config.section import Section, validate_nested
 

@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-from components.config.names import code_point, is_hidden
+from components.config.name_checks import code_point, is_hidden
 
 MAX_LINES = 100
 """Of a message, which may have one for each error of a file."""
@@ -18,7 +18,8 @@ class UserError(Exception):
     """An error that its message explains. It is shown to the user without a stack trace.
 
     A message repeats names and values of the user's files. So characters that nobody sees are shown as
-    U+XXXX, and what exceeds MAX_LINES or MAX_LINE is left out of the middle.
+    U+XXXX, and a message of more than MAX_LINES lines, or a line of more than MAX_LINE characters, is
+    shortened in its middle.
     """
 
     def __init__(self, message: object = "") -> None:

@@ -1,4 +1,4 @@
-"""Files of rows, read within bounds: what is damaged, endless or no file ends in one sentence."""
+"""Files of rows, read within bounds on their size; damaged and special files are refused."""
 
 from __future__ import annotations
 
@@ -156,5 +156,5 @@ def _limit(path: Path) -> int:
 def _too_large(path: Path, limit: int) -> DataError:
     return DataError(
         f"{path}: this unpacks to more than {limit:,} bytes, the most that is read of data of its size: if it"
-        " is no damage, unpack it yourself, or write it as several files"
+        " is not damaged, unpack it yourself, or write it as several files"
     )

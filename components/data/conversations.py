@@ -22,7 +22,6 @@ MARKERS = {"user": "Human", "assistant": "Assistant"}
 ROLES = ("system", *MARKERS)
 TOOLS = ("tool", "function", "ipython", "observation")
 """Roles of what tools answer, as chat templates name them."""
-COLUMNS = TEXTS
 Message = tuple[str, str]
 """Its role, and its content without white space around it."""
 
@@ -37,12 +36,12 @@ class ConversationRow(RawRow):
     @model_validator(mode="before")
     @classmethod
     def _read_messages(cls, row: Any) -> Any:
-        if not any(isinstance(row.get(column), list) for column in COLUMNS):
+        if not any(isinstance(row.get(column), list) for column in TEXTS):
             return row
         if not {"chosen", "rejected"} <= set(row):
             return {"prompt": "", **row}  # the missing column is reported
-        texts = as_texts(*(row.get(column) for column in COLUMNS))
-        return {**row, **dict(zip(COLUMNS, texts, strict=True))}
+        texts = as_texts(*(row.get(column) for column in TEXTS))
+        return {**row, **dict(zip(TEXTS, texts, strict=True))}
 
 
 def as_texts(prompt: Any, chosen: Any, rejected: Any) -> tuple[str, str, str]:

@@ -2,8 +2,10 @@
 
 import pandas as pd
 
+from components.data.prepare import prepare
 from components.data.repeats import count_repeats, repeat_warnings
 from components.data.report import RepeatCounts
+from tests.support.sources import WHOLE_FILE, data_config, write_jsonl
 
 
 def frame(*rows):
@@ -30,3 +32,13 @@ def test_each_count_is_a_sentence():
     found = list(repeat_warnings(RepeatCounts(duplicates=1, normalized=2, contradictory=3)))
     assert [int(warning.partition(";")[0].split()[-1]) for warning in found] == [1, 2, 3]
     assert list(repeat_warnings(RepeatCounts())) == []
+
+
+def test_counts_are_metrics_where_there_are_some(tmp_path):
+    rows = [{"prompt": f"p{n}", "chosen": "c", "rejected": "r", "client_id": f"o{n % 3}"} for n in range(40)]
+    data = data_config(
+        source="jsonl", path=write_jsonl(tmp_path / "p.jsonl", [*rows, rows[0]]), options=WHOLE_FILE
+    )
+    metrics = prepare(data, 0, tmp_path / "data").metrics()
+    assert metrics["repeats/duplicates"] == 1
+    assert "repeats/contradictory" not in metrics

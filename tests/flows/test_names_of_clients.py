@@ -14,25 +14,10 @@ import pytest
 from components.config.federation import METHODS
 from components.names import mlflow_key, mlflow_model
 from flows import fed_rlhf as flow
+from tests.support.odd_names import ODD_NAMES, SHARED_START
 from tests.support.pipeline import NOISE
 
-NAMES = (
-    "anna.o@example.com",
-    "O'Brien",
-    "$\\bad{$",
-    'a/b:c%d "q"',
-    "x" * 300,
-    "研究者-一",
-    "مستخدم",
-    "..",
-    "CON",
-    "<b>x</b>",
-    "a",
-    "A",
-)
-SHARED_START = "x" * 299 + "y"
-"""A name that begins as one of the others, beyond what a file name or a metric holds."""
-OWNERS = (*NAMES, SHARED_START)
+OWNERS = (*ODD_NAMES, SHARED_START)
 """One of them, which depends on the seed, has the judge's pairs; the others are clients."""
 REWARDS = (
     "rewards={Long: {kind: function, name: 'tests.support.reward_functions:score_length'},"
@@ -62,7 +47,7 @@ OVERRIDES = [
     "evaluation.prompts=3",
     "evaluation.preference_pairs=26",
     "federation.evaluate_every=1",
-    f"federation.clients_per_round={len(NAMES)}",
+    f"federation.clients_per_round={len(ODD_NAMES)}",
     "federation.local_steps=2",
     "federation.batch_size=2",
     "policy.max_new_tokens=4",
@@ -109,7 +94,7 @@ def stop_after_a_round(patch):
 def complete_run(place, method):
     """A run that was stopped after its first round, and resumed."""
     number = sorted(METHODS.builtin).index(method)
-    domains = NAMES[: len(NAMES) // 2] if number % 2 else NAMES[len(NAMES) // 2 :]
+    domains = ODD_NAMES[: len(ODD_NAMES) // 2] if number % 2 else ODD_NAMES[len(ODD_NAMES) // 2 :]
     path = place.folder / "pairs.jsonl"
     path.write_text(pairs(domains), encoding="utf-8")
     template = place.folder / "policy.txt"
@@ -161,7 +146,7 @@ def test_odd_names_come_back_from_every_method_as_they_are(new_workplace, method
     assert not NOISE.findall(run.output)
 
     clients = set(run.federation.records[-1].clients)
-    assert len(clients) == len(NAMES)
+    assert len(clients) == len(ODD_NAMES)
     assert clients < set(OWNERS)
     with (run.folder / "report" / "accuracy.csv").open(encoding="utf-8", newline="") as file:
         assert {row["client"] for row in csv.DictReader(file)} == clients

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.config import SOURCES, DataConfig
-from components.config.names import check_name, check_visible
+from components.config.name_checks import check_name, check_visible
 from components.data import sources
 from components.data.questions import names, read_questions
 from components.data.questions.base import QUESTION_SETS

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from components.config import UserError
 from components.config.errors import MAX_LINE, MAX_LINES
-from components.config.names import is_hidden
+from components.config.name_checks import is_hidden
 
 T = TypeVar("T")
 LIMIT = 5

@@ -22,10 +22,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, create_model, field_validator
 
 from components.config import DataConfig, unknown_name
-from components.data.conversations import COLUMNS, ConversationRow
+from components.data.conversations import ConversationRow
 from components.data.holdout import Shares, hold_out
 from components.data.raw import AS_TEXT, Key, Label, NeededText, if_null
-from components.data.records import DataError, Pair, SourceData
+from components.data.records import TEXTS, DataError, Pair, SourceData
 from components.data.rows import Row, file_kinds, find_splits, read_file
 from components.data.sources.base import AlignShare, Source
 from components.data.splits import connection_warning, grouped, in_splits, with_splits
@@ -70,7 +70,7 @@ class CsvRow(OwnRow):
 
     margin: Annotated[float | None, BeforeValidator(_number)] = None
 
-    @field_validator(*COLUMNS)
+    @field_validator(*TEXTS)
     @classmethod
     def _refuse_messages(cls, text: str) -> str:
         if re.match(r"\[\s*\{", text) and "role" in text and "content" in text:
@@ -238,7 +238,7 @@ def read_pairs(
                 raise
             invalid.append(str(error))
             continue
-        empty = next((column for column in COLUMNS if not getattr(pair, column).strip()), None)
+        empty = next((column for column in TEXTS if not getattr(pair, column).strip()), None)
         if empty:
             invalid.append(f"{where}: column '{empty}' is empty")
         if not (empty and data.drop_invalid):

@@ -35,7 +35,7 @@ from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, mod
 
 from components.config import SOURCES, DataConfig, InputFile, Section, SourceOptions
 from components.config.data import registered_name, source_options
-from components.config.names import PlainName
+from components.config.name_checks import PlainName
 from components.data.records import SPLITS, TEXT_COLUMNS, DataError, Pair, Prompt, SourceData
 from components.data.sources.base import Source, load
 from components.data.sources.files import FileOptions
