@@ -5,10 +5,10 @@
 Each commit is checked out into a scratch folder, and the recipe `debug` runs there through the flow
 with every entry of that commit's tests/golden/variants.yaml. Compared are the values of every
 adapter of every round, of every client's private modules, of the aligned policy, and every MLflow
-metric at every step, timings excepted; metrics that HEAD does not have are named. HEAD is the working
-tree where it is left out. Results depend on the processor and on the versions of the libraries, so
-both commits run here, in the same environment. The exit status is 0 where all compared results of
-BASE are those of HEAD.
+metric at every step, timings excepted. What both commits keep has to be equal; variants, adapters and
+metrics that only one of them has are named. HEAD is the working tree where it is left out. Results
+depend on the processor and on the versions of the libraries, so both commits run here, in the same
+environment. The exit status is 0 where all compared results of BASE are those of HEAD.
 """
 
 from __future__ import annotations
@@ -270,19 +270,25 @@ def read_metrics(database: Path) -> dict[str, list[Any]]:
 
 
 def report_variant(name: str, base: Digest | None, head: Digest | None) -> bool:
-    """Print how the results of a variant differ; whether all that both have are equal."""
+    """Print how the results of a variant differ, and what was not compared; whether the compared are equal."""
     if base is None:
         print(f"{name}: new at HEAD")
         return True
     if head is None:
-        print(f"{name}: missing at HEAD")
-        return False
-    differences = [
-        f"adapters of {part}: {len(base[part])} at BASE, {len(head[part])} at HEAD,"
-        f" {len(set(base[part]) & set(head[part]))} equal"
-        for part in ("server", "clients", "policy")
-        if base[part] != head[part]
-    ]
+        print(f"{name}: not compared, since HEAD does not have this variant")
+        return True
+    differences = []
+    incomparable = []
+    for part in ("server", "clients", "policy"):
+        before, after = set(base[part]), set(head[part])
+        if not (before <= after or after <= before):
+            differences.append(
+                f"adapters of {part}: {len(before)} at BASE, {len(after)} at HEAD,"
+                f" {len(before & after)} equal"
+            )
+        elif before != after:
+            kept_by = "HEAD" if before < after else "BASE"
+            incomparable.append(f"{len(before ^ after)} adapters of {part} that only {kept_by} keeps")
     expected = {renamed(key): values for key, values in base["metrics"].items()}
     metrics = head["metrics"]
     shared = sorted(set(expected) & set(metrics))
@@ -298,7 +304,9 @@ def report_variant(name: str, base: Digest | None, head: Digest | None) -> bool:
     )
     missing = sorted(set(expected) - set(metrics))
     if missing:
-        print(f"    not compared, since HEAD has no such metric: {', '.join(missing)}")
+        incomparable.append(f"metrics that HEAD does not have: {', '.join(missing)}")
+    for line in incomparable:
+        print(f"    not compared: {line}")
     for line in differences[:12]:
         print(f"    {line}")
     return not differences
