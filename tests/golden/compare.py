@@ -270,7 +270,7 @@ def read_metrics(database: Path) -> dict[str, list[Any]]:
 
 
 def report_variant(name: str, base: Digest | None, head: Digest | None) -> bool:
-    """Print how the results of a variant differ, and what was not compared; whether the compared are equal."""
+    """Print how the results of a variant differ; whether what both commits keep is equal."""
     if base is None:
         print(f"{name}: new at HEAD")
         return True
