@@ -32,7 +32,7 @@ from components.alignment.dpo_model import (
 )
 from components.concurrency import concurrent_parts, run_concurrently
 from components.config import DpoConfig
-from components.learning.local import Gradients, add_gradients, compute_gradients
+from components.learning.loop import Gradients, add_gradients, gradients_of
 from components.learning.objectives import dpo_loss
 from components.models.adapters import AdapterSlot, add_adapter_slot, attach_lora, from_peft_config
 from components.models.backbone import choose_dtype, find_active_dropout
@@ -284,7 +284,7 @@ class PairLoss:
 
         def compute(indices: list[int]) -> tuple[Gradients, torch.Tensor]:
             losses, figures = self._losses(indices)
-            return compute_gradients(losses.sum() / step.pairs, self.parameters), figures
+            return gradients_of(losses.sum() / step.pairs, self.parameters), figures
 
         sums = torch.zeros(len(FIGURES), dtype=torch.float64)
         parts = self._parts()

@@ -377,7 +377,7 @@ def score_folders(parts: Sequence[tuple[Path, list[int]]], pairs: Pairs, workspa
     Returns:
         [N].
     """
-    from components.learning.dpo import implicit_margins, pair_logprobs
+    from components.learning.pair_scores import implicit_margins, pair_logprobs
     from components.models.resident import ResidentPolicy
 
     margins = np.zeros(len(pairs))
@@ -403,7 +403,7 @@ def score_folders(parts: Sequence[tuple[Path, list[int]]], pairs: Pairs, workspa
 
 def _reference_logprobs(pairs: Pairs, recipe: Recipe, device: str) -> Margins | None:
     """Log-probabilities of completions under DPO's reference adapter, [N, 2]; None without one."""
-    from components.learning.dpo import pair_logprobs
+    from components.learning.pair_scores import pair_logprobs
     from components.models.resident import ResidentPolicy
 
     folder = base_adapter(recipe)

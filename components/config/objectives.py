@@ -14,21 +14,30 @@ from components.config.section import Section
 from components.config.unions import one_of
 
 
-class SelectorObjective(Section):
+class Objective(Section):
+    """A local objective; the base of the sections below."""
+
+    loss: ClassVar[str] = ""
+    """Its `Loss` (components/learning/loop.py), as module and class; empty where the trainer has its own."""
+
+
+class SelectorObjective(Objective):
     """Cross-entropy of the binary choice between two completions (FedBiscuit eq. 7)."""
 
     kind: Literal["selector"] = Field("selector", description="Name of the objective.")
 
 
-class SftObjective(Section):
+class SftObjective(Objective):
     """Negative log-likelihood of the chosen completions (FedBiscuit section 7.1, baseline FedAvg)."""
 
+    loss: ClassVar[str] = "components.learning.preference:SftLoss"
     kind: Literal["sft"] = Field("sft", description="Name of the objective.")
 
 
-class DpoObjective(Section):
+class DpoObjective(Objective):
     """Direct preference optimization against the frozen backbone (FedBiscuit eq. 2)."""
 
+    loss: ClassVar[str] = "components.learning.preference:PreferenceLoss"
     kind: Literal["dpo"] = Field("dpo", description="Name of the objective.")
     beta: float = Field(
         0.1,
@@ -61,9 +70,10 @@ class CriticAdvantage(Section):
     )
 
 
-class PairPpoObjective(Section):
+class PairPpoObjective(Objective):
     """PPO on the clients' own scored pairs, with sequence-level advantages (FedPDPO D.3.1)."""
 
+    loss: ClassVar[str] = "components.learning.pair_ppo:PairPpoLoss"
     kind: Literal["ppo"] = Field("ppo", description="Name of the objective.")
     clip: float = Field(
         0.2,
@@ -131,9 +141,10 @@ class ExclusionConfig(Section):
     )
 
 
-class PdpoObjective(Section):
+class PdpoObjective(Objective):
     """Personalized DPO: DPO with the margin of an explicit reward head added (FedPDPO eq. 8)."""
 
+    loss: ClassVar[str] = "components.learning.preference:PreferenceLoss"
     kind: Literal["pdpo"] = Field("pdpo", description="Name of the objective.")
     beta: float = Field(
         0.1, gt=0, description="Inverse temperature of the implicit reward; FedPDPO D.3: 0.1."
@@ -309,7 +320,7 @@ class PpoConfig(Section):
         return self
 
 
-class MultiObjective(Section):
+class MultiObjective(Objective):
     """Several rewards, weighted by regularized MGDA or by fixed weights (FIRM algorithm 1).
 
     Built by a method from its own options.

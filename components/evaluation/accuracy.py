@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from components.data.records import PairRow, Pairs
-from components.learning.preference_scores import Array, PreferenceScores
+from components.learning.pair_scores import Array, PreferenceScores
 from components.results import AccuracyReport, AccuracySummary
 from components.seeding import generator
 

@@ -20,7 +20,7 @@ from components.config import PolicyConfig, Recipe, Registry, SelectorConfig, Us
 from components.data.records import Pairs
 from components.federation.clients.base import Trainer
 from components.federation.clients.context import ClientContexts
-from components.learning.preference_scores import Array, PreferenceScores, concat
+from components.learning.pair_scores import Array, PreferenceScores, concat
 from components.models.adapters import export_adapter
 from components.models.policy import save_client_adapters
 from components.names import file_name

@@ -74,7 +74,7 @@ class StepLength(PersonalRate):
 class PersonalizedMethod(RatedMethod):
     """Options of methods whose clients keep private modules; the base of their `Options`."""
 
-    trainer: ClassVar[str] = "personalized"
+    trainer: ClassVar[str] = "policy"
 
     aggregator: AnyAggregator = Field(
         default_factory=ParticipationMean,
@@ -90,11 +90,6 @@ class PersonalizedMethod(RatedMethod):
     @abstractmethod
     def personal_lr(self) -> float:
         """Learning rate of the private modules."""
-
-    @property
-    def personal_step(self) -> StepLength | None:
-        """The personal step; None where private and shared modules are trained at once."""
-        return None
 
     def check(self, recipe: Recipe) -> None:
         """Refuse a round of one step too, where the method needs two.

@@ -32,6 +32,7 @@ from components.config import (
     OfflinePpoObjective,
     PairPpoObjective,
     PdpoObjective,
+    PersonalModules,
     Recipe,
     RecipeError,
     UserError,
@@ -40,6 +41,7 @@ from components.models.adapters import AdapterRef, AdapterStore
 from components.results import Metrics, OutcomeRecord, Traffic
 
 if TYPE_CHECKING:
+    from components.federation.personalization import StepLength
     from components.models.adapters import Adapter
 
 
@@ -464,6 +466,21 @@ class Method(MethodOptions, ABC):
     def proximal_weight(self) -> float:
         """Weight of the proximal term, which the trainers 'policy' and 'selector' add; 0 for none."""
         return 0.0
+
+    @property
+    def personal_modules(self) -> PersonalModules | None:
+        """The modules that a client keeps to itself; None without any."""
+        return None
+
+    @property
+    def personal_lr(self) -> float:
+        """Learning rate of the private modules, if there are any."""
+        return 0.0
+
+    @property
+    def personal_step(self) -> StepLength | None:
+        """The personal step; None where private and shared modules are trained at once."""
+        return None
 
     def keeps_client_state(self, config: FederationConfig) -> bool:
         """Whether clients keep state beside private modules: a critic, or a decay of their rates."""

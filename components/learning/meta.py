@@ -1,4 +1,4 @@
-"""First-order meta-training of an adapter.
+"""First-order meta-training of an adapter, as a loss around another one.
 
 This is the first-order approximation of Fallah et al. 2020, Personalized Federated Learning with
 Theoretical Guarantees, section 5:
@@ -14,30 +14,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
-from typing import TYPE_CHECKING
+from itertools import chain, islice
 
 import numpy as np
+import torch
 
-from components.config import OptimizerConfig
-from components.learning.local import (
-    LoopOptions,
-    LossFunction,
-    TrainingMetrics,
-    mean_gradients,
-    train,
+from components.learning.loop import (
+    Gradients,
+    Loss,
+    Parameters,
+    RowLosses,
+    Rows,
+    Trained,
+    TrainingError,
+    gradients_of,
+    split_rows,
 )
-from components.models.resident import ResidentPolicy
-from components.seeding import derive
-
-if TYPE_CHECKING:
-    import torch
-
-    from components.models.adapters import Adapter
+from components.models.checkpointing import checkpointed
+from components.seeding import seeded
 
 
-def group_meta_batches(minibatches: Sequence[np.ndarray], inner_steps: int) -> list[list[np.ndarray]]:
+def group_meta_batches(minibatches: Sequence[Rows], inner_steps: int) -> list[list[Rows]]:
     """Divide the minibatches of a round among meta-steps, so that each is used for one gradient.
 
     A meta-step takes one minibatch for each inner step, and one for its outer step. If their number
@@ -56,121 +53,134 @@ def group_meta_batches(minibatches: Sequence[np.ndarray], inner_steps: int) -> l
     return [list(islice(remaining, size)) for size in sizes]
 
 
-def adapt(
-    resident: ResidentPolicy,
-    loss: LossFunction,
-    minibatches: Sequence[np.ndarray],
-    lr: float,
-    options: LoopOptions,
-) -> TrainingMetrics:
-    """Adapt the adapter in the slot to a client by gradient descent, one step per minibatch.
+def descend(
+    loss: Loss, minibatch: Rows, parameters: Parameters, lr: float, micro_batch_size: int | None
+) -> int:
+    """Take a step of plain gradient descent, without clipping.
 
     Args:
-        resident: the model; its adapter is changed in place.
-        loss: loss of the client's pairs.
-        minibatches: index arrays.
-        lr: learning rate; gradients are not clipped.
-        options: seed, whether there is dropout, and size of micro-batches.
-    """
-    sgd = OptimizerConfig(name="sgd", lr=lr, weight_decay=0.0, clip=None)
-    return train(resident.model, resident.slot.parameters, minibatches, loss, sgd, options)
-
-
-@dataclass(frozen=True)
-class MetaRates:
-    """How far the steps of meta-training go.
-
-    Attributes:
-        inner_lr: learning rate of the inner steps, by plain gradient descent.
-        outer: optimizer of the outer steps, without accumulation.
-    """
-
-    inner_lr: float
-    outer: OptimizerConfig
-
-
-def train_meta(
-    resident: ResidentPolicy,
-    loss: LossFunction,
-    meta_batches: Sequence[Sequence[np.ndarray]],
-    rates: MetaRates,
-    options: LoopOptions,
-) -> tuple[Adapter, TrainingMetrics]:
-    """Train the adapter in the slot so that a few steps from it adapt it to a client.
-
-    Args:
-        resident: the model.
-        loss: loss of the client's pairs.
-        meta_batches: minibatches of each meta-step, see `group_meta_batches`.
-        rates: of the inner and outer steps.
-        options: of the loop over the outer steps.
+        loss: of the minibatch's rows.
+        minibatch: indices of the rows.
+        parameters: changed in place; they keep their own gradients.
+        lr: learning rate.
+        micro_batch_size: rows that go through the model at once; None for all of them.
 
     Returns:
-        the trained adapter (fp32, CPU), and metrics: the losses of the outer steps, the tokens of
-        all steps.
+        the number of tokens.
+
+    Raises:
+        TrainingError: the loss is not finite.
     """
-    inner = _InnerSteps(resident, loss, meta_batches, rates.inner_lr, options)
-    metrics = train(
-        resident.model,
-        resident.slot.parameters,
-        [minibatches[-1] for minibatches in meta_batches],
-        loss,
-        rates.outer,
-        replace(
-            options,
-            seed=derive(options.seed, "meta"),
-            before_minibatch=inner.take,
-            before_step=inner.restore,
-        ),
-    )
-    return resident.slot.read(), replace(metrics, tokens=metrics.tokens + inner.tokens)
+    micro_batches = split_rows(minibatch, micro_batch_size)
+    loss.begin_minibatch(micro_batches)
+    total: Gradients = [None] * len(parameters)
+    tokens = 0
+    for micro_batch in micro_batches:
+        losses = loss(micro_batch)
+        value = losses.values.mean() * (len(micro_batch) / len(minibatch))
+        if not math.isfinite(value.item()):
+            raise TrainingError(
+                f"the loss is {value.item()} in an inner step: lower federation.options.inner_lr, or inspect"
+                " the rows of this client"
+            )
+        total = [
+            new if old is None else old if new is None else old + new
+            for old, new in zip(total, gradients_of(value, parameters), strict=True)
+        ]
+        tokens += losses.tokens
+    with torch.no_grad():
+        for parameter, gradient in zip(parameters, total, strict=True):
+            if gradient is not None:
+                parameter.sub_(gradient, alpha=lr)
+    return tokens
 
 
-class _InnerSteps:
-    """Takes the inner steps of each meta-step before its outer minibatch.
+def adapt(
+    model: torch.nn.Module,
+    parameters: Parameters,
+    minibatches: Sequence[Rows],
+    loss: Loss,
+    lr: float,
+    seed: int,
+    micro_batch_size: int | None = None,
+) -> None:
+    """Adapt parameters to a client, one step of `descend` per minibatch; dropout is a function of seed."""
+    model.train(loss.dropout)
+    try:
+        with seeded(str(parameters[0].device), seed), checkpointed(model):
+            for minibatch in minibatches:
+                descend(loss, minibatch, parameters, lr, micro_batch_size)
+    finally:
+        model.eval()
 
-    Attributes:
-        tokens: tokens of the inner steps so far.
-    """
+
+class MetaLoss(Loss):
+    """Takes the inner steps before each outer minibatch, and undoes them before the outer step."""
+
+    accumulates = False
 
     def __init__(
         self,
-        resident: ResidentPolicy,
-        loss: LossFunction,
-        meta_batches: Sequence[Sequence[np.ndarray]],
+        loss: Loss,
+        meta_batches: Sequence[Sequence[Rows]],
+        parameters: Parameters,
         lr: float,
-        options: LoopOptions,
+        micro_batch_size: int | None = None,
     ) -> None:
-        self.tokens = 0
-        self._parameters = resident.slot.parameters
-        self._loss = loss
-        self._meta_batches = iter(meta_batches)
+        """Wrap a loss.
+
+        Args:
+            loss: of the inner and the outer steps.
+            meta_batches: minibatches of each meta-step, see `group_meta_batches`.
+            parameters: the adapter's.
+            lr: learning rate of the inner steps, by plain gradient descent without clipping.
+            micro_batch_size: rows that go through the model at once in an inner step.
+        """
+        self.loss = loss
+        self.dropout = loss.dropout
+        self.tokens = 0  # of the inner steps
+        self._meta_batches = meta_batches
+        self._remaining = iter(meta_batches)
+        self._parameters = parameters
         self._lr = lr
-        self._options = options
+        self._micro_batch_size = micro_batch_size
         self._initial: list[torch.Tensor] = []
 
-    def take(self, micro_batches: Sequence[np.ndarray]) -> None:
-        """Take the inner steps of the next meta-step; the argument is its outer minibatch."""
-        import torch
+    @property
+    def outer_minibatches(self) -> list[Rows]:
+        """The minibatches of the outer steps."""
+        return [minibatches[-1] for minibatches in self._meta_batches]
 
-        *inner, _ = next(self._meta_batches)
+    def __call__(self, rows: Rows) -> RowLosses:
+        return self.loss(rows)
+
+    def begin_minibatch(self, micro_batches: Sequence[Rows]) -> None:
+        """Take the inner steps of the next meta-step."""
+        *inner, _ = next(self._remaining)
         self._initial = [parameter.detach().clone() for parameter in self._parameters]
         for minibatch in inner:
-            gradients, tokens = mean_gradients(
-                self._loss, self._parameters, minibatch, self._options.micro_batch_size
-            )
-            with torch.no_grad():
-                for parameter, gradient in zip(self._parameters, gradients, strict=True):
-                    if gradient is not None:
-                        parameter.sub_(gradient, alpha=self._lr)
-            self.tokens += tokens
-        if self._options.before_minibatch is not None:
-            self._options.before_minibatch(micro_batches)
+            self.tokens += descend(self.loss, minibatch, self._parameters, self._lr, self._micro_batch_size)
+        self.loss.begin_minibatch(micro_batches)
 
-    def restore(self) -> None:
+    def before_step(self) -> None:
         """Undo the inner steps, so that the outer step starts from the parameters before them."""
-        import torch
-
         with torch.no_grad():
             for parameter, value in zip(self._parameters, self._initial, strict=True):
                 parameter.copy_(value)
+
+    def stops(self) -> bool:
+        return self.loss.stops()
+
+    def metrics(self, trained: Trained) -> dict[str, float]:
+        """As of the wrapped loss, with steps counted in gradients, as those of other methods are.
+
+        The loss of DPO is that of the outer steps, after the adaptation.
+        """
+        taken = list(chain.from_iterable(self._meta_batches[: len(trained.losses)]))
+        metrics = self.loss.metrics(trained)
+        metrics |= {"steps": float(len(taken)), "tokens": trained.tokens + self.tokens}
+        if "dpo" in metrics:
+            metrics["dpo"] = metrics["loss"]
+        if "pairs" in metrics:
+            metrics["pairs"] = float(len(np.unique(np.concatenate(taken))))
+        return metrics

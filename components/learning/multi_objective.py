@@ -26,14 +26,14 @@ import numpy as np
 
 from components.config import GaeEstimator, GrpoEstimator, MultiObjective, PpoConfig
 from components.learning import mgda
-from components.learning.local import (
-    Division,
-    LocalTraining,
+from components.learning.loop import (
+    Trained,
+    Training,
     TrainingError,
-    TrainingMetrics,
     build_optimizer,
     clip_gradients,
     draw_minibatches,
+    split_rows,
 )
 from components.learning.optimizer_state import load_moments, read_moments
 from components.learning.ppo import approximate_kl, estimate_kl, masked_mean, policy_loss, value_loss
@@ -68,7 +68,7 @@ class ObjectiveGradients:
 
 
 @dataclass(frozen=True)
-class MultiObjectiveMetrics(TrainingMetrics):
+class MultiObjectiveMetrics(Trained):
     """Metrics of a client's round.
 
     Attributes:
@@ -133,7 +133,7 @@ def compute_objective_gradients(
         micro_batch_size: completions that go through the model at once; None takes all. Gradients are
             weighted by tokens, or by completions for the estimator grpo.
     """
-    micro_batches = Division(micro_batch_size).micro_batches(indices)
+    micro_batches = split_rows(indices, micro_batch_size)
     with checkpointed(resident.model):
         parts = [
             _scaled_gradients(resident, rollout, micro_batch, ppo, weights, indices)
@@ -232,7 +232,7 @@ def train_multi_objective_ppo(
     rewards: Mapping[str, RewardFunction],
     state: PPOClientState,
     config: MultiObjective,
-    training: LocalTraining,
+    training: Training,
 ) -> tuple[PPOClientState, MultiObjectiveMetrics]:
     """Train the adapter in the slot in a client's local steps.
 
@@ -388,7 +388,7 @@ class _MultiObjectiveTrainer:
         objectives: list[str],
         state: PPOClientState,
         config: MultiObjective,
-        training: LocalTraining,
+        training: Training,
     ) -> None:
         self.record = _Record(objectives)
         self._resident = resident

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
-from components.learning.local import LocalTraining, TrainingMetrics, train_adapter
+from components.learning.loop import Loss, RowLosses, Rows, Trained, Training, train
 from components.learning.objectives import selector_loss
 from components.models.selector import Comparison, Selector
 
 if TYPE_CHECKING:
-    import torch
-
     from components.models.adapters import Adapter
     from components.models.resident import Pair
 
@@ -35,9 +34,27 @@ def build_labeled_comparisons(pairs: Sequence[Pair]) -> tuple[list[Comparison], 
     return [*chosen_first, *rejected_first], np.repeat([0, 1], len(pairs))
 
 
+class SelectorLoss(Loss):
+    """Cross-entropy of the binary choice; a row is a pair in one order (FedBiscuit eq. 7)."""
+
+    concurrent = True
+
+    def __init__(self, selector: Selector, pairs: Sequence[Pair]) -> None:
+        self.selector = selector
+        self.pairs = len(pairs)
+        comparisons, self.labels = build_labeled_comparisons(pairs)
+        self.encoded = [selector.encode(comparison) for comparison in comparisons]
+
+    def __call__(self, rows: Rows) -> RowLosses:
+        encoded = [self.encoded[n] for n in rows]
+        logits = self.selector.choice_logits(*self.selector.collate(encoded))
+        losses = selector_loss(logits, torch.as_tensor(self.labels[rows], device=logits.device))
+        return RowLosses(losses, rows % self.pairs, sum(map(len, encoded)))
+
+
 def train_selector(
-    selector: Selector, pairs: Sequence[Pair], adapter: Adapter, training: LocalTraining
-) -> tuple[Adapter, TrainingMetrics]:
+    selector: Selector, pairs: Sequence[Pair], adapter: Adapter, training: Training
+) -> tuple[Adapter, Trained]:
     """Train an adapter on one client's pairs, shown in both orders.
 
     Args:
@@ -47,26 +64,17 @@ def train_selector(
         training: a row of a minibatch is a pair in one order.
 
     Returns:
-        the trained adapter (fp32, CPU) and the metrics.
+        the trained adapter (fp32, CPU) and the figures.
 
     Raises:
         AdapterError: the adapter does not fit.
         TrainingError: there are no pairs, or a loss is not finite.
-        CompileError: the selector's steps are compiled, and torch cannot compile its model.
     """
-    import torch
-
-    comparisons, labels = build_labeled_comparisons(pairs)
-    encoded = [selector.encode(comparison) for comparison in comparisons]
+    loss = SelectorLoss(selector, pairs)
     selector.slot.load(adapter)
-
-    def loss(indices: np.ndarray) -> tuple[torch.Tensor, int]:
-        rows = [encoded[i] for i in indices]
-        logits = selector.training_logits(rows)
-        losses = selector_loss(logits, torch.as_tensor(labels[indices], device=logits.device))
-        return losses, sum(map(len, rows))
-
-    return train_adapter(selector.model, selector.slot, len(encoded), loss, training, concurrent=True)
+    minibatches = training.draw_minibatches(len(loss.encoded))
+    trained = train(selector.model, selector.slot.parameters, minibatches, loss, training)
+    return selector.slot.read(), trained
 
 
 def score_pairs(selector: Selector, pairs: Sequence[Pair]) -> np.ndarray:
@@ -112,8 +120,6 @@ def validation_losses(selector: Selector, pairs: Sequence[Pair], adapters: Seque
     Returns:
         U mean cross-entropies over both orders of the pairs (nats); NaN if there are no pairs.
     """
-    import torch
-
     if not pairs:
         return [float("nan")] * len(adapters)
     comparisons, labels = build_labeled_comparisons(pairs)

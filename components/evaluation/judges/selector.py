@@ -155,7 +155,7 @@ def train_judge(
     selector: Selector, section: SelectorJudgeSection, resources: JudgeResources
 ) -> tuple[Adapter, dict[str, float]]:
     """Train a selector on the judge's training pairs, and measure it on its held-out pairs."""
-    from components.learning.local import LocalTraining
+    from components.learning.loop import Training
     from components.learning.selector import accuracy, score_pairs, train_selector
 
     def progress(step: int, loss: float) -> None:
@@ -164,7 +164,7 @@ def train_judge(
             resources.progress(step, loss)
 
     rows, held_out = read_judges_rows(resources.prepared, PURPOSE)
-    training = LocalTraining(
+    training = Training(
         section.steps,
         section.batch_size,
         section.optimizer,

@@ -15,7 +15,6 @@ TRAINERS: Registry[TrainerFactory] = Registry(
     {
         "meta": "components.federation.clients.meta:MetaTrainer",
         "multi-objective": "components.federation.clients.multi_objective:MultiObjectiveTrainer",
-        "personalized": "components.federation.clients.personalized:PersonalizedTrainer",
         "policy": "components.federation.clients.policy:PolicyTrainer",
         "selector": "components.federation.clients.selector:SelectorTrainer",
     },

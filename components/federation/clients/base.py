@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from components.data.records import Pairs
 from components.federation.protocol import Job
-from components.learning.preference_scores import Array, PreferenceScores
+from components.learning.pair_scores import Array, PreferenceScores
 from components.results import Metrics
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from components.config import Recipe
 from components.data.records import PairRow
 from components.federation.clients.base import ClientResult, unsupported_job
 from components.federation.clients.context import ClientContext
-from components.federation.clients.policy import ResidentPolicyTrainer, training_metrics
+from components.federation.clients.policy import ResidentPolicyTrainer
 from components.federation.clients.private import PrivateState
 from components.federation.multi_objective import MultiObjectiveMethod, gradient_name, weight_series
 from components.federation.protocol import GradientJob, Job, MeasureJob, TrainJob
-from components.learning.local import LocalTraining, TrainingError, draw_minibatches
+from components.learning.loop import Training, TrainingError, draw_minibatches
 from components.learning.multi_objective import (
     MultiObjectiveMetrics,
     compute_objective_gradients,
@@ -68,7 +68,7 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
         """The round's local steps; the private state is written before the update is sent."""
         rows = context.rows("train")
         prompts = unique_prompts(rows)
-        config = self._federation
+        config = self._config
         completions = len(prompts) * self._options.ppo.estimator.samples
         self.resident.slot.load(context.load_adapter(job.adapter))
         state, metrics = train_multi_objective_ppo(
@@ -77,7 +77,7 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
             self._client_rewards(context),
             self._client_state(context),
             self._options.build_objective(job.objective_weights),
-            LocalTraining(
+            Training(
                 config.local_steps_for(completions),
                 config.batch_size,
                 config.optimizer,
@@ -103,7 +103,7 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
         prompts = unique_prompts(rows)
         objective = self._options.build_objective(())
         self.resident.slot.load(context.load_adapter(job.adapter))
-        batch_size = self._federation.batch_size // objective.ppo.estimator.samples
+        batch_size = self._config.batch_size // objective.ppo.estimator.samples
         (batch,) = draw_minibatches(len(prompts), batch_size, 1, derive(job.seed, "prompts"))
         rollout, _ = sample_rollout(
             self.resident,
@@ -124,7 +124,7 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
                 rollout,
                 indices,
                 objective.ppo,
-                micro_batch_size=self._federation.micro_batch_size,
+                micro_batch_size=self._config.micro_batch_size,
             )
             weighted = part.gradients * len(indices)
             total = weighted if total is None else total + weighted
@@ -177,7 +177,7 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
         self.resident.slot.load(context.load_adapter(job.adapter))
         scores = []
         kl = 0.0
-        batch_size = self._federation.batch_size  # as in training
+        batch_size = self._config.batch_size  # as in training
         for begin in range(0, len(prompts), batch_size):
             batch = prompts[begin : begin + batch_size]
             part, part_kl = measure_rewards(
@@ -277,4 +277,4 @@ def multi_objective_metrics(metrics: MultiObjectiveMetrics) -> Metrics:
     scalars |= {f"lambda/{name}": float(np.mean(values)) for name, values in metrics.weights.items()}
     scalars |= {f"score/{name}": float(np.mean(values)) for name, values in metrics.scores.items()}
     series = {weight_series(name): values for name, values in metrics.weights.items()}
-    return training_metrics(metrics).merged(Metrics(scalars=scalars, series=series))
+    return Metrics(scalars=metrics.metrics() | scalars, series=series)

@@ -1,50 +1,55 @@
-"""The trainer of the policy: on chosen completions, by DPO, or by PPO on the clients' own pairs.
+"""The client half of all methods that train the policy on pairs; it knows no objective and no method.
+
+    load the received adapter, and the client's private modules if the method has some
+    for each step of the round (a single one, or a personal and a shared one):
+        train its modules by the loss of the method's objective
+    write what the client keeps; send the shared adapter
 
 The reference of DPO and PPO is the frozen backbone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
+import torch
 
-from components.config import (
-    DpoObjective,
-    LocalObjective,
-    OfflinePpoObjective,
-    OptimizerConfig,
-    PersonalModules,
-    Recipe,
-    RecipeError,
-    SftObjective,
-)
+from components.config import LocalObjective, Recipe, RecipeError
 from components.data.records import PairRow, Pairs
 from components.federation.clients.base import ClientResult, unsupported_job
 from components.federation.clients.context import ClientContext
 from components.federation.clients.private import PrivateState
 from components.federation.clients.rates import RateMemory
 from components.federation.protocol import Job, TrainJob, method_of
-from components.learning.local import LocalTraining, TrainingMetrics
-from components.learning.preference_scores import Array, PreferenceScores
+from components.learning.client_data import ClientData
+from components.learning.loop import Group, Loss, Parameters, Part, Rows, Training, TrainingError, train
+from components.learning.pair_scores import Array, PreferenceScores, pair_logprobs, policy_scores
 from components.learning.references import ReferenceCache
 from components.models.eight_bit import check_support
+from components.models.resident import ResidentPolicy
 from components.results import Metrics
+from components.seeding import derive
 
 if TYPE_CHECKING:
-    import torch
-
-    from components.learning.offline_ppo import Critic, OfflinePPOMetrics, ScoredPairs, TrainedModules
     from components.models.adapters import Adapter
+    from components.models.logprobs import TokenRow
     from components.models.policy import Policy
-    from components.models.resident import ResidentPolicy
     from components.models.selector import Comparison
 
-
 CRITIC = "critic."
-"""Prefix of the critic's tensors in a client's private store."""
+"""Prefix of the tensors of a loss in a client's private store."""
+ModuleGroup = Literal["personal", "shared", "all"]
+"""What is trained: the private modules, the shared adapter, or both."""
+SEEDS: dict[ModuleGroup, str] = {"personal": "own half", "shared": "shared half"}
+"""Names from which the seeds of the two steps of a round are derived."""
+STEP_METRICS = ("loss", "seconds", "steps", "excluded", "kl", "pairs", "stopped")
+"""Metrics of each step where a round has two of them."""
 
 
 class ResidentPolicyTrainer:
@@ -62,9 +67,7 @@ class ResidentPolicyTrainer:
 
     adds_proximal_term: ClassVar[bool] = False
 
-    def __init__(self, recipe: Recipe, device: str, modules: PersonalModules | None = None) -> None:
-        from components.models.resident import ResidentPolicy
-
+    def __init__(self, recipe: Recipe, device: str) -> None:
         check_support("federation.optimizer.name", recipe.federation.optimizer.name, device)
         method = method_of(recipe.federation)
         if method.proximal_weight and not self.adds_proximal_term:
@@ -73,12 +76,12 @@ class ResidentPolicyTrainer:
                 f" proximal term, and the method's has the weight {method.proximal_weight:g}: use the trainer"
                 " 'policy', or set the weight to 0"
             )
-        self._federation = recipe.federation
-        self._objective: LocalObjective = method.local_objective
+        self._config = recipe.federation
         self._method = method
-        self._proximal_weight = method.proximal_weight
+        self._seed = recipe.seed
         self._reward = next(iter(recipe.rewards), "")
-        self.resident: ResidentPolicy = ResidentPolicy(recipe.policy, device, modules)
+        self.resident = ResidentPolicy(recipe.policy, device, method.personal_modules)
+        self._private = self.resident.personal
         for factor in method.frozen_factors:
             self.resident.slot.freeze(factor)
         self.references = ReferenceCache()
@@ -98,9 +101,7 @@ class ResidentPolicyTrainer:
         An adapter whose factors B are all zero is the reference itself, and nothing is computed for
         it.
         """
-        from components.learning.dpo import pair_logprobs
-
-        reference = self.reference_logprobs(pairs)
+        reference = self._reference_logprobs(pairs)
         logprobs = np.zeros((len(adapters), len(pairs), 2))
         for row, adapter in zip(logprobs, adapters, strict=True):
             if any(tensor.any() for name, tensor in adapter.items() if ".lora_B." in name):
@@ -108,7 +109,7 @@ class ResidentPolicyTrainer:
                 row[:] = pair_logprobs(self.resident, pairs, self._score_batch_size)
             else:
                 row[:] = reference
-        return self._preference_scores(pairs, logprobs, reference)
+        return policy_scores(self.resident, pairs, logprobs, reference)
 
     def compare(self, comparisons: Sequence[Comparison], adapters: Sequence[Adapter]) -> Array:
         """Refused: a policy is no selector."""
@@ -127,199 +128,243 @@ class ResidentPolicyTrainer:
         self.resident.slot.load(adapter)
         return self.resident.policy
 
-    def reference_logprobs(self, pairs: Pairs, used: npt.NDArray[np.int64] | None = None) -> Array:
-        """Summed log-probabilities of chosen and rejected under the reference, [N, 2].
-
-        Args:
-            pairs: N pairs.
-            used: indices of the pairs that are needed, the others' values are NaN; None computes
-                all.
-        """
+    def _reference_logprobs(self, pairs: Pairs) -> Array:
+        """Summed log-probabilities of chosen and rejected under the reference, [N, 2]."""
         rows = [self.resident.encode_pair(pair) for pair in pairs]
-        needed = None if used is None else set(used.tolist())
-        return self.references.completion_logprobs(self.resident, rows, self._score_batch_size, needed)
-
-    def reference_token_logprobs(self, pairs: Pairs, used: npt.NDArray[np.int64]) -> list[list[torch.Tensor]]:
-        """Log-probabilities of each token of chosen and of rejected under the reference.
-
-        Empty for unused pairs.
-        """
-        rows = [self.resident.encode_pair(pair) for pair in pairs]
-        needed = set(used.tolist())
-        return self.references.token_logprobs(self.resident, rows, self._score_batch_size, needed)
-
-    def train_ppo(
-        self,
-        rows: Sequence[PairRow],
-        context: ClientContext,
-        minibatches: Sequence[npt.NDArray[np.int64]],
-        modules: TrainedModules,
-        objective: OfflinePpoObjective,
-        training: LocalTraining,
-    ) -> OfflinePPOMetrics:
-        """Train modules by PPO on the client's pairs, from the values in the resident model.
-
-        Args:
-            rows: the client's training pairs.
-            context: has their scores.
-            minibatches: index arrays, a step each.
-            modules: what is trained.
-            objective: the coefficients.
-            training: optimizer and seed.
-        """
-        from components.learning.offline_ppo import train_offline_ppo, unique_rows
-
-        data = self.scored_pairs(rows, context, unique_rows(minibatches))
-        return train_offline_ppo(self.resident, data, minibatches, modules, objective, training)
-
-    def scored_pairs(
-        self, rows: Sequence[PairRow], context: ClientContext, used: npt.NDArray[np.int64]
-    ) -> ScoredPairs:
-        """The client's pairs with the reward's scores, and with the reference of those that are used."""
-        from components.learning.offline_ppo import ScoredPairs
-
-        scores = context.pair_scores(rows, self._reward)
-        return ScoredPairs(rows, scores, self.reference_token_logprobs(rows, used))
-
-    def decayed_optimizer(self, rates: RateMemory) -> OptimizerConfig:
-        """The optimizer of a client's round, at the method's learning rate and the client's decay of it."""
-        config = self._federation
-        lr = rates.learning_rate(self._method.learning_rate(config), config.rate_decay)
-        return config.optimizer.model_copy(update={"lr": lr})
-
-    def load_critic(self, state: PrivateState | None) -> Critic | None:
-        """The client's critic, as it was after its last accepted job; None without one."""
-        from components.learning.offline_ppo import Critic
-
-        config = self._objective.critic if isinstance(self._objective, OfflinePpoObjective) else None
-        if config is None:
-            return None
-        hidden_size = int(self.resident.model.config.get_text_config().hidden_size)
-        critic = Critic(config, hidden_size, self.resident.policy.device)
-        if state is not None:
-            critic.load(critic_tensors(state.tensors))
-        return critic
-
-    def _preference_scores(
-        self, pairs: Pairs, logprobs: Array, reference: Array, explicit: Array | None = None
-    ) -> PreferenceScores:
-        """Scores from log-probabilities [U, N, 2], the reference's [N, 2], and explicit margins [U, N]."""
-        completions = [self.resident.encode_pair(pair)[1:] for pair in pairs]
-        lengths = np.array([[len(tokens) for tokens in pair] for pair in completions]).reshape(len(pairs), 2)
-        ratios = logprobs - reference
-        per_token = logprobs / lengths
-        margins_by_metric = {
-            "summed": logprobs[..., 0] - logprobs[..., 1],
-            "per_token": per_token[..., 0] - per_token[..., 1],
-        }
-        if explicit is not None:
-            margins_by_metric["explicit"] = explicit
-        return PreferenceScores(ratios[..., 0] - ratios[..., 1], ratios[..., 0], margins_by_metric)
+        return self.references.completion_logprobs(self.resident, rows, self._score_batch_size)
 
     @property
     def _score_batch_size(self) -> int:
         """Pairs per batch; scoring needs less memory than training."""
-        return 2 * (self._federation.micro_batch_size or self._federation.batch_size)
+        return 2 * (self._config.micro_batch_size or self._config.batch_size)
+
+
+@dataclass
+class ClientRound:
+    """A client's round: its job, its pairs, and what it keeps, which each step of the round replaces."""
+
+    job: TrainJob
+    context: ClientContext
+    rows: Sequence[PairRow]
+    rates: RateMemory  # of the round; they decay after it
+    numbers: dict[str, float]  # `Loss.numbers`
+    tensors: Adapter  # `Loss.tensors`
 
 
 class PolicyTrainer(ResidentPolicyTrainer):
-    """Trains the shared adapter by the method's local objective."""
+    """Trains the shared adapter, and a client's private modules if the method has some."""
 
     adds_proximal_term = True
 
+    def __init__(self, recipe: Recipe, device: str) -> None:
+        super().__init__(recipe, device)
+        self._objective: LocalObjective = self._method.local_objective
+        if not self._objective.loss:
+            raise TypeError(f"{type(self).__name__} cannot train the objective '{self._objective.kind}'")
+        self._loss_type: Any = resolve_name(self._objective.loss)  # a Loss, built from ClientData
+
     def run(self, job: Job, context: ClientContext) -> ClientResult:
-        """Train on the client's training pairs."""
+        """Take a round's steps on the client's training pairs.
+
+        The private state is written after each step, so that a repeated job resumes from a finished
+        personal step, and before the update is sent.
+        """
         if not isinstance(job, TrainJob):
             raise unsupported_job(self, job)
+        state = context.private_state() or PrivateState({})
+        rates = RateMemory.of(state.numbers)
+        self._load(context.load_adapter(job.adapter), state.tensors)
         rows = context.rows("train")
-        config = self._federation
-        previous = context.private_state()
-        rates = RateMemory.of(previous.numbers if previous else {})
-        training = LocalTraining(
-            config.local_steps_for(len(rows)),
-            config.batch_size,
-            self.decayed_optimizer(rates),
-            job.seed,
-            self._proximal_weight,
-            micro_batch_size=config.micro_batch_size,
-        )
-        critic = self.load_critic(previous)
-        adapter, metrics = self._train(rows, context, context.load_adapter(job.adapter), training, critic)
+        client = ClientRound(job, context, rows, rates, state.numbers, loss_tensors(state.tensors))
+        steps = self._take_steps(client)
+        metrics = merge_steps(steps)
+        dpo = [step["dpo"] for step in steps.values() if "dpo" in step]
+        if dpo:
+            rates = rates.after_round(float(np.mean(dpo)), self._config.rate_decay)
+        decays = self._config.rate_decay is not None
+        if decays or self._private is not None:
+            metrics["decay"] = rates.decay
         kept_bytes = 0
-        if self._method.keeps_client_state(config):
-            if config.rate_decay is not None:
-                rates = rates.after_round(metrics.scalars["dpo"], config.rate_decay)
-                metrics = metrics.merged(Metrics(scalars={"decay": rates.decay}))
-            state = PrivateState(pack_critic(critic), rates.numbers())
-            kept_bytes = context.store.save(job.key(), job.previous_job_key, state).size
-        return ClientResult(tensors=adapter, rows=len(rows), metrics=metrics, kept_bytes=kept_bytes)
+        if decays or self._private is not None or client.tensors:
+            kept = PrivateState(self._read_kept(client), rates.numbers() | client.numbers)
+            kept_bytes = context.store.save(job.key(), job.previous_job_key, kept).size
+        return ClientResult(
+            tensors=self.resident.slot.read(),
+            rows=len(rows),
+            metrics=Metrics(scalars=metrics),
+            kept_bytes=kept_bytes,
+        )
 
-    def _train(
+    def _take_steps(self, client: ClientRound) -> dict[str, dict[str, float]]:
+        """The metrics of each step of a round."""
+        if self._method.personal_step is None:
+            return {"shared": self._take_step(client, "all")}
+        key = client.job.key()
+        completed = client.context.store.load_personal_step(key)  # of an earlier attempt at this job
+        if completed is None:
+            personal = self._take_step(client, "personal")
+            client.context.store.save_personal_step(key, PrivateState(self._read_kept(client), personal))
+        else:
+            personal = client.numbers = completed.numbers
+            client.tensors = loss_tensors(completed.tensors)
+            self._load_private(completed.tensors)
+        return {"personal": personal, "shared": self._take_step(client, "shared")}
+
+    def _take_step(self, client: ClientRound, group: ModuleGroup) -> dict[str, float]:
+        """Train a group of modules in its part of a round."""
+        config, method, job = self._config, self._method, client.job
+        lr = client.rates.learning_rate(method.learning_rate(config), config.rate_decay)
+        personal_lr = client.rates.learning_rate(method.personal_lr, config.rate_decay)
+        training = Training(
+            config.local_steps_for(len(client.rows)),
+            config.batch_size,
+            config.optimizer.model_copy(update={"lr": personal_lr if group == "personal" else lr}),
+            derive(job.seed, SEEDS[group]) if group in SEEDS else job.seed,
+            config.micro_batch_size,
+            method.proximal_weight,
+        )
+        part: Part = partial(self._part, group=group)
+        objective = self._objective
+        minibatches = self._loss_type.draw_minibatches(objective, len(client.rows), training, part, job.seed)
+        progress = job.round / (config.rounds - 1) if config.rounds > 1 else 0.0
+        loss = self._build_loss(
+            client.context, client.rows, minibatches, progress, client.numbers, client.tensors
+        )
+        with self._trainable(group, personal_lr) as (parameters, groups):
+            metrics = self._minimize(loss, minibatches, training, parameters, groups)
+        client.numbers, client.tensors = loss.numbers(), loss.tensors()
+        return metrics
+
+    def _minimize(
         self,
-        rows: Sequence[PairRow],
+        loss: Loss,
+        minibatches: list[Rows],
+        training: Training,
+        parameters: Parameters,
+        groups: tuple[Group, ...],
+    ) -> dict[str, float]:
+        """Train parameters on minibatches; the metrics."""
+        trained = train(self.resident.model, parameters, minibatches, loss, training, groups)
+        return loss.metrics(trained)
+
+    def _part(self, steps: Sequence[object], group: ModuleGroup) -> Sequence[object]:
+        """The steps of a round in which a group of modules is trained; see StepLength.divide."""
+        if self._method.personal_step is None:
+            return steps
+        personal, shared = self._method.personal_step.divide(len(steps))
+        return steps[:personal] if group == "personal" else steps[-shared:]
+
+    def _build_loss(
+        self,
         context: ClientContext,
-        adapter: Adapter,
-        training: LocalTraining,
-        critic: Critic | None,
-    ) -> tuple[Adapter, Metrics]:
-        from components.learning.dpo import train_dpo
-        from components.learning.offline_ppo import TrainedModules, draw_ppo_minibatches
-        from components.learning.sft import train_sft
+        rows: Sequence[PairRow],
+        minibatches: Sequence[Rows],
+        progress: float = 0.0,
+        numbers: Mapping[str, float] | None = None,
+        tensors: Adapter | None = None,
+    ) -> Loss:
+        """The loss of the method's objective; further arguments as of ClientData."""
+        data = ClientData(
+            self.resident,
+            self._objective,
+            rows,
+            np.unique(np.concatenate(minibatches)),
+            self.references,
+            self._score_batch_size,
+            partial(context.pair_scores, rows, self._reward),
+            progress,
+            numbers or {},
+            tensors or {},
+        )
+        loss: Loss = self._loss_type(data)
+        return loss
 
-        match self._objective:
-            case SftObjective():
-                trained, metrics = train_sft(self.resident, rows, adapter, training)
-            case DpoObjective():
-                reference = self.reference_logprobs(rows, drawn_rows(len(rows), training))
-                beta = self._objective.beta
-                trained, dpo = train_dpo(self.resident, rows, adapter, reference, beta, training)
-                return trained, training_metrics(dpo).merged(Metrics(scalars={"dpo": dpo.dpo_loss}))
-            case OfflinePpoObjective():
-                self.resident.slot.load(adapter)
-                modules = TrainedModules(self.resident.slot.parameters, critic=critic)
-                minibatches = draw_ppo_minibatches(len(rows), self._objective, training.seed)
-                ppo = self.train_ppo(rows, context, minibatches, modules, self._objective, training)
-                return self.resident.slot.read(), ppo_metrics(ppo)
-            case _:
-                raise TypeError(f"{type(self).__name__} cannot train the objective '{self._objective.kind}'")
-        return trained, training_metrics(metrics)
+    @contextmanager
+    def _trainable(
+        self, group: ModuleGroup, personal_lr: float
+    ) -> Iterator[tuple[Parameters, tuple[Group, ...]]]:
+        """Freeze what is not trained; the parameters at the optimizer's rate, and those at their own."""
+        shared = self.resident.slot.parameters
+        private = [] if self._private is None else self._private.parameters
+        frozen = {"personal": shared, "shared": private, "all": []}[group]
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+        try:
+            groups = ((private, personal_lr),) if group == "all" and private else ()
+            yield (private if group == "personal" else shared), groups
+        finally:
+            for parameter in frozen:
+                parameter.requires_grad_(True)
+
+    def score_client_pairs(self, pairs: Pairs, adapter: Adapter, context: ClientContext) -> PreferenceScores:
+        """Scores by the adapter with the client's private modules; 'explicit' are its reward head's."""
+        if self._private is None:
+            return self.score_pairs(pairs, [adapter])
+        self.client_policy(adapter, context)
+        reference = self._reference_logprobs(pairs)
+        head = self._private.head.reward
+        if head is None or not pairs:
+            logprobs = pair_logprobs(self.resident, pairs, self._score_batch_size)
+            explicit = None if head is None else np.zeros((1, 0))
+            return policy_scores(self.resident, pairs, logprobs[None], reference, explicit)
+
+        def measure(rows: list[TokenRow]) -> torch.Tensor:
+            logprobs, features = self.resident.logprobs_and_features(rows, head.pooling)
+            rewards = head(features)
+            return torch.cat([logprobs, rewards[:, :1] - rewards[:, 1:]], 1)
+
+        rows = [self.resident.encode_pair(pair) for pair in pairs]
+        measured = self.resident.map_batches(rows, self._score_batch_size, measure)
+        return policy_scores(self.resident, pairs, measured[None, :, :2], reference, measured[None, :, 2])
+
+    def client_policy(self, adapter: Adapter, context: ClientContext) -> Policy:
+        """The resident policy with the adapter and the client's private modules."""
+        state = context.private_state() if self._private is not None else None
+        self._load(adapter, {} if state is None else state.tensors)
+        return self.resident.policy
+
+    def _load(self, adapter: Adapter, private: Adapter) -> None:
+        """Load an adapter and private modules, whose initial values are those of a client without any."""
+        self._load_private(private)
+        self.resident.slot.load(adapter)
+
+    def _load_private(self, tensors: Adapter) -> None:
+        if self._private is not None:
+            own = {name: value for name, value in tensors.items() if not name.startswith(CRITIC)}
+            self._private.load(own or self._private.initial_modules(self._seed))
+
+    def _read_kept(self, client: ClientRound) -> Adapter:
+        """The private modules, and the tensors of the loss.
+
+        Raises:
+            TrainingError: a value is NaN or infinite; the client keeps its previous state.
+        """
+        tensors = {} if self._private is None else self._private.read()
+        tensors |= {f"{CRITIC}{name}": value for name, value in client.tensors.items()}
+        for name, tensor in tensors.items():
+            if not tensor.isfinite().all():
+                raise TrainingError(
+                    f"the client's private tensor '{name}' has values that are NaN or infinite after its"
+                    " last step: lower the learning rates"
+                )
+        return tensors
 
 
-def drawn_rows(rows: int, training: LocalTraining) -> npt.NDArray[np.int64]:
-    """Sorted indices of the rows that a training draws."""
-    return np.unique(np.concatenate(list(training.draw_minibatches(rows))))
-
-
-def training_metrics(metrics: TrainingMetrics) -> Metrics:
-    """A local training as a client's metrics."""
-    return Metrics(
-        scalars={
-            "loss_first": metrics.losses[0],
-            "loss_last": metrics.losses[-1],
-            "loss": sum(metrics.losses) / len(metrics.losses),
-            "gradient_norm": sum(metrics.gradient_norms) / len(metrics.gradient_norms),
-            "steps": len(metrics.losses),
-            "tokens": metrics.tokens,
-            "seconds": metrics.seconds,
-        }
-    )
-
-
-def ppo_metrics(metrics: OfflinePPOMetrics) -> Metrics:
-    """A training by PPO as a client's metrics.
-
-    `steps` are those that were taken, `pairs` the distinct pairs of these, and `stopped` is 1 if the
-    training ended at the target KL.
-    """
-    scalars = {"kl": metrics.kl, "pairs": float(metrics.pairs), "stopped": float(metrics.stopped)}
-    return training_metrics(metrics).merged(Metrics(scalars=scalars))
-
-
-def pack_critic(critic: Critic | None) -> Adapter:
-    """The tensors of a critic as the client's private store names them; none without a critic."""
-    return {} if critic is None else {f"{CRITIC}{name}": value for name, value in critic.read().items()}
-
-
-def critic_tensors(tensors: Adapter) -> Adapter:
-    """The tensors of the critic among those of a private store, by the critic's own names."""
+def loss_tensors(tensors: Adapter) -> Adapter:
+    """The tensors of a loss among those of a private store, by the loss' own names."""
     return {name.removeprefix(CRITIC): value for name, value in tensors.items() if name.startswith(CRITIC)}
+
+
+def merge_steps(steps: dict[str, dict[str, float]]) -> dict[str, float]:
+    """The metrics of a client's round.
+
+    Returns:
+        those of the shared step, with the totals of steps, tokens and seconds, and STEP_METRICS of
+        each step under its name where there are two.
+    """
+    totals = {name: sum(step[name] for step in steps.values()) for name in ("steps", "tokens", "seconds")}
+    metrics = steps["shared"] | totals
+    if len(steps) > 1:
+        for name, step in steps.items():
+            metrics |= {f"{name}/{key}": step[key] for key in STEP_METRICS if key in step}
+    return metrics

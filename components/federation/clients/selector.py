@@ -12,10 +12,11 @@ from components.data.records import Pairs
 from components.federation.clients.base import ClientResult, unsupported_job
 from components.federation.clients.context import ClientContext
 from components.federation.protocol import Job, ScoreJob, TrainJob, method_of
-from components.learning.local import LocalTraining
-from components.learning.preference_scores import Array, PreferenceScores
+from components.learning.loop import Training
+from components.learning.pair_scores import Array, PreferenceScores
 from components.learning.references import ReferenceCache
 from components.models.eight_bit import check_support
+from components.results import Metrics
 
 if TYPE_CHECKING:
     import torch
@@ -65,21 +66,20 @@ class SelectorTrainer:
                 raise unsupported_job(self, job)
 
     def _train(self, job: TrainJob, context: ClientContext) -> ClientResult:
-        from components.federation.clients.policy import training_metrics
         from components.learning.selector import train_selector
 
         rows = context.rows("train")
         config = self._federation
-        training = LocalTraining(
+        training = Training(
             config.local_steps_for(len(rows)),
             config.batch_size,
             config.optimizer,
             job.seed,
+            config.micro_batch_size,
             self._proximal_weight,
-            micro_batch_size=config.micro_batch_size,
         )
-        adapter, metrics = train_selector(self.selector, rows, context.load_adapter(job.adapter), training)
-        return ClientResult(tensors=adapter, rows=len(rows), metrics=training_metrics(metrics))
+        adapter, trained = train_selector(self.selector, rows, context.load_adapter(job.adapter), training)
+        return ClientResult(tensors=adapter, rows=len(rows), metrics=Metrics(scalars=trained.metrics()))
 
     def _score(self, job: ScoreJob, context: ClientContext) -> ClientResult:
         from components.learning.selector import validation_losses

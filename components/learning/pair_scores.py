@@ -4,34 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from components.models.resident import Pair, ResidentPolicy
 
 Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class PreferenceScores:
-    """Scores of N pairs by U models.
+    """Scores of N pairs by U models."""
 
-    Attributes:
-        margins: [U, N], positive where a model prefers the chosen completion. Of a selector they
-            are log-odds, of a policy differences of log-ratios to the reference (nats).
-        swapped: [U, N], the margins of a selector that is shown the chosen completion second; None
-            where a margin does not depend on the order.
-        rewards: [U, N], log-ratios of the chosen completions (nats); None for selectors.
-        margins_by_metric: other margins, [U, N] each. A policy has 'summed', margins of the
-            completions' log-likelihoods, and 'per_token', margins of their means per token; a
-            reward head has 'explicit', margins of its rewards.
-        assigned: [N], index of the model that the client of each pair uses, -1 if it uses none;
-            None if all clients use the same model.
-    """
-
+    # [U, N], positive where a model prefers the chosen completion. Of a selector they are log-odds, of
+    # a policy differences of log-ratios to the reference (nats).
     margins: Array
-    rewards: Array | None = None
+    rewards: Array | None = None  # [U, N], log-ratios of the chosen completions (nats); None for selectors
+    # Other margins, [U, N] each. A policy has 'summed', margins of the completions' log-likelihoods,
+    # and 'per_token', margins of their means per token; a reward head has 'explicit'.
     margins_by_metric: dict[str, Array] = field(default_factory=dict)
+    # [N], index of the model that the client of each pair uses, -1 if it uses none; None if all
+    # clients use the same model.
     assigned: npt.NDArray[np.int64] | None = None
+    # [U, N], the margins of a selector that is shown the chosen completion second; None where a
+    # margin does not depend on the order.
     swapped: Array | None = None
 
     @property
@@ -105,3 +104,59 @@ def concat(parts: Sequence[tuple[Sequence[int], PreferenceScores]]) -> Preferenc
         },
         swapped=join(swapped) if swapped else None,
     )
+
+
+def policy_scores(
+    resident: ResidentPolicy,
+    pairs: Sequence[Pair],
+    logprobs: Array,
+    reference: Array,
+    explicit: Array | None = None,
+) -> PreferenceScores:
+    """Scores of N pairs by U policies.
+
+    Args:
+        resident: encodes the pairs.
+        pairs: records with prompt, chosen and rejected.
+        logprobs: [U, N, 2], summed log-probabilities of chosen and rejected.
+        reference: [N, 2], those under the reference.
+        explicit: [U, N], margins of a reward head.
+    """
+    completions = [resident.encode_pair(pair)[1:] for pair in pairs]
+    lengths = np.array([[len(tokens) for tokens in pair] for pair in completions]).reshape(len(pairs), 2)
+    ratios = logprobs - reference
+    per_token = logprobs / lengths
+    margins_by_metric = {
+        "summed": logprobs[..., 0] - logprobs[..., 1],
+        "per_token": per_token[..., 0] - per_token[..., 1],
+    }
+    if explicit is not None:
+        margins_by_metric["explicit"] = explicit
+    return PreferenceScores(ratios[..., 0] - ratios[..., 1], ratios[..., 0], margins_by_metric)
+
+
+def pair_logprobs(
+    resident: ResidentPolicy, pairs: Sequence[Pair], batch_size: int, reference: bool = False
+) -> Array:
+    """Summed log-probabilities of chosen and rejected of N pairs, [N, 2] (nats).
+
+    Args:
+        resident: the model.
+        pairs: records with prompt, chosen and rejected.
+        batch_size: pairs per batch.
+        reference: use the frozen backbone rather than the adapter in the slot.
+    """
+    if not pairs:
+        return np.zeros((0, 2))
+    return resident.score([resident.encode_pair(pair) for pair in pairs], batch_size, reference)
+
+
+def implicit_margins(policy: Array, reference: Array) -> Array:
+    """Margins of the implicit reward, over beta, [N] (Rafailov et al. 2023, section 4).
+
+    They are log pi(chosen) / pi_ref(chosen) - log pi(rejected) / pi_ref(rejected), from summed
+    log-probabilities [N, 2] of chosen and rejected. The implicit reward is correct where they are
+    above 0.
+    """
+    ratios = policy - reference
+    return np.asarray(ratios[:, 0] - ratios[:, 1])
