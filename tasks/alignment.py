@@ -99,8 +99,8 @@ def label_completions(run: Run, recipe: Recipe) -> LabellingResult:
 @task(name="align by DPO")
 def train_dpo(run: Run, recipe: Recipe) -> AlignmentResult:
     """Align the policy by DPO on the labeled pairs."""
-    from components.alignment.dpo import DpoSettings, align_policy
-    from components.alignment.dpo_model import DpoPair
+    from components.alignment.dpo import DpoPair, align_policy
+    from components.models.policy import Policy
 
     log = get_run_logger()
     folder = run.alignment
@@ -120,8 +120,10 @@ def train_dpo(run: Run, recipe: Recipe) -> AlignmentResult:
         log.info(line, step, steps, loss, margin, extra=progress(work))
 
     with POOL.borrow(recipe.runtime) as device:
-        settings = DpoSettings(recipe.policy, recipe.alignment.dpo, device, derive(recipe.seed, "dpo"))
-        result = align_policy(settings, rows, folder, [row["prompt"] for row in prompts], log_step)
+        policy = Policy(recipe.policy, device)
+        kl_prompts = [row["prompt"] for row in prompts]
+        seed = derive(recipe.seed, "dpo")
+        result = align_policy(policy, recipe.alignment.dpo, rows, folder, kl_prompts, seed, log_step)
     return AlignmentResult(
         policy=PolicyRecord(kind="single", folder=result.adapter.relative_to(folder).as_posix()),
         reference=recipe.alignment.dpo.reference,

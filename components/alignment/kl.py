@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+
+from components.models.adapters import AdapterSlot
 from components.models.head import apply_lm_head
+from components.models.personalized import as_reference
 from components.models.policy import Policy
 
 if TYPE_CHECKING:
-    import torch
     from peft import PeftModel
+
+    from components.models.adapters import Adapter
 
 
 def kl_to_reference(
-    policy: Policy, prompts: Sequence[str], seed: int, temperature: float = 1.0
+    policy: Policy,
+    prompts: Sequence[str],
+    seed: int,
+    temperature: float = 1.0,
+    reference: Adapter | None = None,
 ) -> dict[str, float]:
     """Estimate KL(policy || reference) in nats on completions that the policy samples.
 
@@ -23,18 +33,16 @@ def kl_to_reference(
     sample per prompt suffices.
 
     Args:
-        policy: its model is a PEFT model; the reference is its adapter "ref", or its backbone if it
-            has no such adapter.
+        policy: its model is a PEFT model.
         prompts: texts; may be empty.
         seed: determines the samples.
         temperature: divides the logits of the policy and of the reference.
+        reference: adapter of the reference; None for the backbone.
 
     Returns:
         kl_sequence (mean over completions, nats per completion) and kl_token (nats per token);
         empty without prompts.
     """
-    import torch
-
     if not prompts:
         return {}
     model = cast("PeftModel", policy.model)
@@ -44,26 +52,29 @@ def kl_to_reference(
     for prompt, completion in zip(prompts, completions, strict=True):
         prompt_ids = policy.encode(prompt)
         ids = torch.tensor([[*prompt_ids, *completion.ids]], device=policy.device)
-        with torch.inference_mode():
+        with torch.no_grad():
             policy_logprobs = _next_token_logprobs(model, ids, len(prompt_ids), temperature)
-            reference_logprobs = _reference_logprobs(model, ids, len(prompt_ids), temperature)
+            with as_dpo_reference(model, reference):
+                reference_logprobs = _next_token_logprobs(model, ids, len(prompt_ids), temperature)
         total += float((policy_logprobs.exp() * (policy_logprobs - reference_logprobs)).sum())
         tokens += len(completion.ids)
     return {"kl_sequence": total / len(prompts), "kl_token": total / max(tokens, 1)}
 
 
-def _reference_logprobs(
-    model: PeftModel, ids: torch.Tensor, prompt_length: int, temperature: float
-) -> torch.Tensor:
-    from components.models.personalized import as_reference
-
-    if "ref" not in model.peft_config:
+@contextmanager
+def as_dpo_reference(model: PeftModel, adapter: Adapter | None) -> Iterator[None]:
+    """Use the reference of a model: another adapter, or its backbone where that is None."""
+    if adapter is None:
         with as_reference(model):
-            return _next_token_logprobs(model, ids, prompt_length, temperature)
-    model.set_adapter("ref")
-    logprobs = _next_token_logprobs(model, ids, prompt_length, temperature)
-    model.set_adapter("default")
-    return logprobs
+            yield
+        return
+    slot = AdapterSlot(model)
+    trained = slot.read()
+    slot.load(adapter)
+    try:
+        yield
+    finally:
+        slot.load(trained)
 
 
 def _next_token_logprobs(

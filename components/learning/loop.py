@@ -58,6 +58,15 @@ class RowLosses(NamedTuple):
     tokens: int  # that went through the model
 
 
+class StepFigures(NamedTuple):
+    """Figures of an optimizer step that was taken."""
+
+    step: int  # from 0
+    loss: float  # mean loss of its minibatches, before the step (nats)
+    gradient_norm: float  # global norm of its gradient, before clipping
+    learning_rate: float
+
+
 class Loss:
     """What a training minimizes: the losses of rows, and what happens at the steps of the loop."""
 
@@ -131,7 +140,8 @@ class Training:
     seed: int  # the order of the rows, and dropout, are functions of it
     micro_batch_size: int | None = None  # rows that go through the model at once; None: a minibatch
     proximal_weight: float = 0.0  # mu of (mu / 2) |phi - phi_0|^2, see `proximal_term`
-    progress: Callable[[int, float], None] | None = None  # called with (step, loss) after each step
+    # Called after each step; the training ends if it returns True.
+    progress: Callable[[StepFigures], bool | None] | None = None
 
     def draw_minibatches(self, rows: int) -> list[Rows]:
         """The minibatches of all steps for a client with this number of rows."""
@@ -198,6 +208,7 @@ def train(
     training: Training,
     groups: tuple[Group, ...] = (),
     gradient_rule: GradientRule | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> Trained:
     """Take one optimizer step per `accumulation` minibatches, whose gradients are averaged.
 
@@ -211,6 +222,7 @@ def train(
         training: its steps and its batch size are not used.
         groups: further parameters of the model, at rates of their own.
         gradient_rule: None takes `mean_gradients`.
+        optimizer: over the parameters; None takes that of `build_optimizer`.
 
     Raises:
         TrainingError: a loss is not finite; the message names the step.
@@ -220,7 +232,7 @@ def train(
     size = config.accumulation if loss.accumulates else 1
     batches = list(minibatches)
     steps = [batches[start : start + size] for start in range(0, len(batches), size)]
-    optimizer = build_optimizer(parameters, config)
+    optimizer = optimizer or build_optimizer(parameters, config)
     policy = [parameters, *(members for members, _ in groups)]
     for members, lr in (*groups, *loss.groups):
         optimizer.add_param_group({"params": list(members), "lr": lr})
@@ -248,11 +260,12 @@ def train(
                 if step and loss.stops():
                     break
                 norms.append(math.hypot(*(clip_gradients(group, config.clip) for group in clipped)))
+                rate = float(scheduler.get_last_lr()[0])
                 optimizer.step()
                 scheduler.step()
                 losses.append(value)
-                if training.progress is not None:
-                    training.progress(step, value)
+                if training.progress and training.progress(StepFigures(step, value, norms[-1], rate)):
+                    break
     finally:
         model.eval()
         for parameter in trained:

@@ -14,7 +14,7 @@ from components.config import Recipe
 from components.data.records import PairRow, PromptRow, answer_id, choose_prompts, read_rows
 from components.evaluation.accuracy import accuracy_report
 from components.io import read_json, stored, write_json
-from components.learning.preference_scores import PreferenceScores
+from components.learning.pair_scores import PreferenceScores
 from components.models.policy import GREEDY, Sampling
 from components.progress import Work, progress
 from components.results import AccuracyReport, PolicyRecord

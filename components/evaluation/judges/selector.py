@@ -155,10 +155,11 @@ def train_judge(
     selector: Selector, section: SelectorJudgeSection, resources: JudgeResources
 ) -> tuple[Adapter, dict[str, float]]:
     """Train a selector on the judge's training pairs, and measure it on its held-out pairs."""
-    from components.learning.loop import Training
+    from components.learning.loop import StepFigures, Training
     from components.learning.selector import accuracy, score_pairs, train_selector
 
-    def progress(step: int, loss: float) -> None:
+    def progress(trained: StepFigures) -> None:
+        step, loss = trained.step, trained.loss
         report_work(log, Work("judge's training step", step + 1, section.steps, loss))
         if resources.progress is not None:
             resources.progress(step, loss)
