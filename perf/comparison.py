@@ -21,7 +21,7 @@ IDLE_LOAD = 0.5
 """Largest load average of the last minute beside which times are measured."""
 
 Ratios = dict[str, float]
-"""Median of paired ratios by name, such as `dpo_step/packed_against_trl`; higher is better."""
+"""Median of paired ratios by name, such as `generation/merged_against_separate`; higher is better."""
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@
    the same components, alternating in one process. Start-up, data and the loading of the model are
    not timed.
 
-With --policy instead: a DPO step of both trainers, and completions in a continuous batch, in batches
-of transformers' `generate`, and with a separate adapter. With --objectives: a local step of FIRM with
+With --policy instead: completions in a continuous batch, in batches of transformers' `generate`, and
+with a separate adapter. With --objectives: a local step of FIRM with
 one, two and three objectives, and a solution of MGDA with and without a solver. With --threads: a
 step of the selector by how threads wait for each other, alone and beside a busy process.
 
@@ -65,9 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         compare_waiting(comparison)
     elif options.policy:
-        from perf.policy_costs import compare_dpo_trainers, compare_generation
+        from perf.policy_costs import compare_generation
 
-        compare_dpo_trainers(comparison)
         compare_generation(comparison)
     else:
         from perf.orchestration import compare_orchestration

@@ -28,7 +28,7 @@ from components.environment import configure_libraries
 from perf.comparison import IDLE_LOAD, Comparison, Ratios, prepare_process
 from perf.objective_costs import compare_objectives, compare_solvers
 from perf.orchestration import compare_orchestration
-from perf.policy_costs import compare_dpo_trainers, compare_generation
+from perf.policy_costs import compare_generation
 from perf.ratios import Conditions, Measured, Rule, Verdict, judge, regression_tag, summarize
 from perf.selector_costs import compare_scoring, compare_steps
 from tasks.devices import POOL, available_cores
@@ -47,14 +47,13 @@ MAX_RUNS = 1000
 MEASUREMENTS: dict[str, Callable[[Comparison], Ratios]] = {
     "selector-step": compare_steps,
     "scoring": compare_scoring,
-    "dpo-step": lambda comparison: compare_dpo_trainers(comparison, micro_batches=2),
     "generation": compare_generation,
     "orchestration": lambda comparison: compare_orchestration(comparison, rounds=1),
     "objectives": compare_objectives,
     "mgda": lambda comparison: compare_solvers(comparison.repeats),
 }
 """The measurements by name; `objectives` needs a recipe of several."""
-DEFAULT = ("selector-step", "scoring", "dpo-step", "generation")
+DEFAULT = ("selector-step", "scoring", "generation")
 """Measurements that together take minutes on two cores."""
 
 
@@ -88,8 +87,8 @@ def performance(
 
     Args:
         recipe: name or path of the recipe whose sizes are measured.
-        measurements: of selector-step, scoring, dpo-step, generation, orchestration, objectives and
-            mgda; None takes the first four.
+        measurements: of selector-step, scoring, generation, orchestration, objectives and mgda; None
+            takes the first three.
         pairs: timed runs of each kind.
         tolerance: fraction by which a ratio may be below the median of earlier runs.
         earlier_runs: number of last runs, under the same conditions, that the median is of.

@@ -1,16 +1,13 @@
-"""Costs of the policy: DPO by the packed trainer and by TRL's, and ways to sample completions."""
+"""Costs of the policy: ways to sample completions."""
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
 
-from components.config import UserError
 from perf.comparison import (
     Comparison,
     Ratios,
@@ -22,92 +19,8 @@ from perf.comparison import (
 )
 
 if TYPE_CHECKING:
-    from components.alignment.dpo_model import DpoPair
     from components.config import Recipe
     from components.models.policy import Policy
-
-
-def compare_dpo_trainers(comparison: Comparison, micro_batches: int | None = None) -> Ratios:
-    """Print the times of a DPO step of both trainers, on the same pairs and at the same size.
-
-    Args:
-        comparison: recipe and repeats.
-        micro_batches: of a step; None takes the recipe's batch size.
-
-    Returns:
-        the speed-up of the packed trainer.
-    """
-    from components.alignment.dpo import TRAINERS
-
-    recipe, device = prepare_process(comparison.recipe)
-    if micro_batches is not None:
-        recipe = _with_batch_size(recipe, micro_batches * recipe.alignment.dpo.micro_batch_size)
-    pairs = _dpo_pairs(recipe, 3 * recipe.alignment.dpo.batch_size)
-    seconds: dict[str, list[float]] = {name: [] for name in TRAINERS}
-    for number in range(comparison.repeats):
-        for name in TRAINERS if number % 2 else reversed(TRAINERS):
-            seconds[name].append(_time_dpo_step(recipe, device, name, pairs))
-    dpo = recipe.alignment.dpo
-    print(
-        f"\nDPO step on the server ({comparison.recipe}: {dpo.batch_size} pairs in micro-batches of"
-        f" {dpo.micro_batch_size}, {device})"
-    )
-    for name, times in seconds.items():
-        print(f"  {name:<8} {format_seconds(times, 2)}")
-    print(f"  packed against trl: {format_speed_up(seconds['trl'], seconds['packed'])}")
-    return {"dpo_step/packed_against_trl": median_ratio(seconds["trl"], seconds["packed"])}
-
-
-def _with_batch_size(recipe: Recipe, pairs: int) -> Recipe:
-    """The recipe with so many pairs per DPO step."""
-    dpo = recipe.alignment.dpo.model_copy(update={"batch_size": pairs})
-    return recipe.model_copy(update={"alignment": recipe.alignment.model_copy(update={"dpo": dpo})})
-
-
-def _time_dpo_step(recipe: Recipe, device: str, trainer: str, pairs: list[DpoPair]) -> float:
-    """Seconds of the second optimizer step of three."""
-    from components.alignment.dpo import TRAINERS
-    from components.models.policy import Policy
-
-    ends: list[float] = []
-
-    def progress(step: int, steps: int, metrics: Mapping[str, float]) -> None:
-        ends.append(time.perf_counter())
-
-    config = recipe.alignment.dpo.model_copy(update={"epochs": 1, "reference": "base"})
-    with tempfile.TemporaryDirectory() as folder:
-        TRAINERS[trainer](Policy(recipe.policy, device), pairs, config, Path(folder), recipe.seed, progress)
-    return ends[1] - ends[0]  # the last step ends with a checkpoint
-
-
-def _dpo_pairs(recipe: Recipe, count: int) -> list[DpoPair]:
-    """Pairs of the recipe's source as a server has them: tokens of the recipe's longest answers.
-
-    Raises:
-        UserError: the source has fewer pairs.
-    """
-    from components.models.backbone import load_tokenizer
-
-    tokenizer = load_tokenizer(recipe.policy.backbone)
-    limit = recipe.policy.max_new_tokens
-
-    def encode(text: str) -> list[int]:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
-        return ids[:limit]
-
-    pairs = load_pairs(recipe)[:count]
-    if len(pairs) < count:
-        raise UserError(
-            f"data.source '{recipe.data.source}' has {len(pairs)} pairs: three DPO steps need {count}"
-        )
-    return [
-        {
-            "prompt": pair["prompt"],
-            "chosen_ids": encode(pair["chosen"]),
-            "rejected_ids": encode(pair["rejected"]),
-        }
-        for pair in pairs
-    ]
 
 
 def compare_generation(comparison: Comparison) -> Ratios:

@@ -578,3 +578,9 @@ def test_recipes_that_earlier_runs_stored_without_compiled_steps_are_read():
     assert "compile" not in load_recipe("debug", ["runtime.compile=false"]).runtime.model_dump()
     with pytest.raises(RecipeError, match=r"unknown key 'runtime\.compile'"):
         load_recipe("debug", ["runtime.compile=true"])
+
+
+def test_recipes_that_earlier_runs_stored_with_the_packed_trainer_are_read():
+    assert "trainer" not in load_recipe("debug", ["alignment.dpo.trainer=packed"]).alignment.dpo.model_dump()
+    with pytest.raises(RecipeError, match=r"'alignment\.dpo': trainer 'trl' was removed.*leave trainer out"):
+        load_recipe("debug", ["alignment.dpo.trainer=trl"])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -12,14 +13,6 @@ from components.config.section import Section
 
 class DpoConfig(Section):
     """Direct preference optimization (FedBiscuit eqs. 2 and 9)."""
-
-    trainer: Literal["packed", "trl"] = Field(
-        "packed",
-        description=(
-            "packed: both completions of a pair share one forward pass over their prompt; trl: TRL's"
-            " DPOTrainer. Loss, optimizer and schedule are the same, the order of the pairs is not."
-        ),
-    )
 
     reference: Literal["base", "sft", "round_start"] = Field(
         "base",
@@ -69,6 +62,16 @@ class DpoConfig(Section):
             " reference, estimated on kl_prompts, is above this (nats per completion); null: after epochs."
         ),
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_trainer(cls, values: Any) -> Any:
+        """Recipes of earlier runs store 'packed' for the option trainer, which was removed."""
+        if not isinstance(values, Mapping) or "trainer" not in values:
+            return values
+        if values["trainer"] == "trl":
+            raise ValueError("trainer 'trl' was removed, since there is one trainer now: leave trainer out")
+        return {key: value for key, value in values.items() if (key, value) != ("trainer", "packed")}
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:

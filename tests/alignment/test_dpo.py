@@ -1,4 +1,4 @@
-"""DPO on the tiny backbone: what both trainers save, and the loss, reference and tokens of TRL's."""
+"""DPO on the tiny backbone: what is saved, the KL, and its limit."""
 
 import json
 import math
@@ -13,11 +13,11 @@ from components.alignment import dpo as module
 from components.alignment.dpo import DpoResult, DpoSettings, align_policy
 from components.alignment.dpo_model import AlignmentError, load_initial_model
 from components.alignment.kl import kl_to_reference
-from components.alignment.trl_trainer import build_trainer, completion_positions_only
+from components.alignment.packed_trainer import prepare_model
 from components.models.adapters import AdapterError, AdapterSlot
 from components.models.backbone import load_backbone
 from components.models.policy import Policy
-from tests.support.dpo import load_reference, sequence_logprob, write_reference_adapter
+from tests.support.dpo import write_reference_adapter
 
 PAIRS = [
     {
@@ -60,44 +60,13 @@ def config_with(dpo, reference_adapter):
     return build
 
 
-def margin(model, prompt, pair):
-    """Log-probability of the chosen completion less that of the rejected one."""
-    chosen = sequence_logprob(model, prompt, pair["chosen_ids"])
-    return chosen - sequence_logprob(model, prompt, pair["rejected_ids"])
+# --- The reference
 
 
-def first_batch(trainer):
-    return next(iter(trainer.get_train_dataloader()))
-
-
-# --- The reference and the loss
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("reference", REFERENCES)
-def test_the_reference_is_the_model_that_the_recipe_names(
-    debug, config_with, reference_adapter, tmp_path, reference
-):
+def test_training_starts_at_the_reference(debug, config_with, reference):
     policy = Policy(debug.policy, "cpu")
-    trainer = build_trainer(policy, PAIRS, config_with(reference), tmp_path, 0)
-    trainer.get_train_dataloader()  # computes the log-probabilities under the reference
-    with torch.no_grad():
-        model = load_reference(debug.policy, reference, reference_adapter)
-        for row, pair in zip(trainer.train_dataset, PAIRS, strict=True):
-            prompt = policy.encode(pair["prompt"])
-            for role in ("chosen", "rejected"):
-                expected = sequence_logprob(model, prompt, pair[f"{role}_ids"]).item()
-                assert row[f"ref_{role}_logps"] == pytest.approx(expected, abs=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("reference", REFERENCES)
-def test_training_starts_at_the_reference(debug, config_with, tmp_path, reference):
-    policy = Policy(debug.policy, "cpu")
-    trainer = build_trainer(policy, PAIRS, config_with(reference), tmp_path, 0)
-    loss = trainer.compute_loss(trainer.model.eval(), first_batch(trainer))
-    assert loss.item() == pytest.approx(math.log(2), abs=1e-5)
-    policy.model = trainer.model
+    policy.model = prepare_model(policy, config_with(reference), 0)
     assert kl_to_reference(policy, ["a paper", "another"], seed=0) == {
         "kl_sequence": pytest.approx(0, abs=1e-6),
         "kl_token": pytest.approx(0, abs=1e-6),
@@ -125,81 +94,14 @@ def test_the_kl_of_a_bf16_policy_is_computed_from_fp32_logits(debug, reference_a
     assert kl_to_reference(policy, ["a paper"], 0)["kl_sequence"] == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("reference", REFERENCES)
-def test_loss_and_gradient_of_a_batch_are_those_of_equation_2_computed_from_full_logits(
-    debug, config_with, reference_adapter, tmp_path, reference
-):
-    config = config_with(reference, beta=0.3)
-    policy = Policy(debug.policy, "cpu")
-    trainer = build_trainer(policy, PAIRS, config, tmp_path, 0)
-    batch = first_batch(trainer)
-    parameters = [p for p in trainer.model.parameters() if p.requires_grad]
-    numbers = torch.Generator().manual_seed(1)
-    # Half of the gradient is zero at the initial values, so the comparison is made elsewhere.
-    with torch.no_grad():
-        for parameter in parameters:
-            parameter.add_(0.2 * torch.randn(parameter.shape, generator=numbers))
-    model = trainer.model.eval()
-    with completion_positions_only():
-        loss = trainer.compute_loss(model, batch)
-        gradient = torch.autograd.grad(loss, parameters)
-
-    reference_policy = load_reference(debug.policy, reference, reference_adapter)
-    losses = []
-    for pair in PAIRS:
-        prompt = policy.encode(pair["prompt"])
-        with torch.no_grad():
-            reference_margin = margin(reference_policy, prompt, pair)
-        difference = margin(model, prompt, pair) - reference_margin
-        losses.append(-torch.nn.functional.logsigmoid(0.3 * difference))
-    expected = torch.stack(losses).mean()
-    expected_gradient = torch.autograd.grad(expected, parameters)
-    assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
-    assert abs(expected.item() - math.log(2)) > 1e-3
-    for actual, tensor in zip(gradient, expected_gradient, strict=True):
-        assert torch.allclose(actual, tensor, atol=1e-5)
-    assert max(tensor.abs().max() for tensor in gradient) > 1e-3
-
-
-# --- The tokens
-
-
-def test_the_trainer_receives_the_sampled_tokens_without_an_end_that_was_not_sampled(debug, dpo, tmp_path):
-    policy = Policy(debug.policy, "cpu")
-    trainer = build_trainer(policy, PAIRS, dpo, tmp_path, 0)
-    for row, pair in zip(trainer.train_dataset, PAIRS, strict=True):
-        assert row["prompt_ids"] == policy.encode(pair["prompt"])
-        assert row["chosen_ids"] == pair["chosen_ids"]
-        assert row["rejected_ids"] == pair["rejected_ids"]
-    batch = first_batch(trainer)
-    completions = [
-        ids[mask.bool()].tolist()
-        for ids, mask in zip(batch["input_ids"], batch["completion_mask"], strict=True)
-    ]
-    expected = [pair["chosen_ids"] for pair in PAIRS] + [pair["rejected_ids"] for pair in PAIRS]
-    assert sorted(completions) == sorted(expected)
-
-
-@pytest.mark.slow
-def test_a_long_pair_is_not_truncated(debug, dpo, tmp_path):
-    policy = Policy(debug.policy, "cpu")
-    prompt = "long " * 60
-    pairs = [pair | {"prompt": prompt, "rejected_ids": [70] * 900} for pair in PAIRS]
-    batch = first_batch(build_trainer(policy, pairs, dpo, tmp_path, 0))
-    assert batch["completion_mask"].sum(1).max() == 900
-    assert batch["input_ids"].shape[1] == 900 + len(policy.encode(prompt))
-
-
 # --- The training
 
 
-@pytest.mark.slow
-def test_the_initial_values_of_a_new_adapter_are_fp32_and_a_function_of_the_seed(debug, dpo, tmp_path):
+def test_the_initial_values_of_a_new_adapter_are_fp32_and_a_function_of_the_seed(debug, dpo):
     adapters = []
     for seed in (0, 0, 1):
         torch.manual_seed(len(adapters))
-        slot = AdapterSlot(build_trainer(Policy(debug.policy, "cpu"), PAIRS, dpo, tmp_path, seed).model)
+        slot = AdapterSlot(prepare_model(Policy(debug.policy, "cpu"), dpo, seed))
         adapters.append(slot.read())
         assert {parameter.dtype for parameter in slot.parameters} == {torch.float32}
     name = next(name for name in adapters[0] if "lora_A" in name)
@@ -217,11 +119,10 @@ class Alignment:
     drawn_after: torch.Tensor
 
 
-@pytest.fixture(scope="module", params=["packed", "trl"])
-def alignment(request, debug, tmp_path_factory):
+@pytest.fixture(scope="module")
+def alignment(debug, tmp_path_factory):
     config = debug.alignment.dpo.model_copy(
         update={
-            "trainer": request.param,
             "lr": 5e-2,
             "batch_size": 4,
             "micro_batch_size": 2,
@@ -432,16 +333,6 @@ def test_a_limit_that_is_not_reached_changes_nothing(debug, dpo, tmp_path):
     ]
     weights = [load_file(result.adapter / "adapter_model.safetensors") for result in results]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-
-
-@pytest.mark.slow
-def test_trls_trainer_ends_at_the_same_step(debug, dpo, tmp_path):
-    config = dpo.model_copy(update={"trainer": "trl", "epochs": 6, "lr": 3e-2, "max_kl": 1e-4})
-    result = align_policy(
-        DpoSettings(debug.policy, config, "cpu", 0), PAIRS, tmp_path, ["paper 1", "paper 2"]
-    )
-    assert (result.metrics["steps"], result.metrics["epochs"]) == (1, pytest.approx(1))
-    assert [path.name for path in result.checkpoints] == ["epoch-1"]
 
 
 def test_a_limit_without_prompts_to_measure_it_on_is_refused(debug, dpo, tmp_path):

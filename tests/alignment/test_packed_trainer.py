@@ -21,11 +21,11 @@ from components.alignment.packed_trainer import (
     prepare_model,
     train_packed,
 )
-from components.alignment.trl_trainer import train_with_trl
 from components.models.adapters import AdapterSlot
 from components.models.policy import Policy
 from tests.support.data_parallel import PAIRS, train
 from tests.support.dpo import load_reference, sequence_logprob, write_reference_adapter
+from tests.support.trl_oracle import train_with_trl
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCES = ["base", "sft", "round_start"]

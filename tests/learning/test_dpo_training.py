@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from components.alignment.trl_trainer import build_trainer, completion_positions_only
 from components.config import OptimizerConfig
 from components.learning.dpo import implicit_margins, pair_logprobs, train_dpo
 from components.learning.local import LocalTraining
@@ -16,6 +15,7 @@ from components.models.adapters import AdapterSlot
 from components.models.policy import Policy
 from tests.support.adapters import random_tensors
 from tests.support.pairs import PAIRS
+from tests.support.trl_oracle import build_trainer, completion_positions_only
 
 TRAINING = LocalTraining(steps=12, batch_size=4, optimizer=OptimizerConfig(lr=1e-2), seed=1)
 
@@ -27,12 +27,6 @@ def reference(resident_policy):
 
 def test_implicit_margins_are_differences_of_log_ratios():
     assert implicit_margins(np.array([[-1.0, -3.0]]), np.array([[-2.0, -2.5]])).tolist() == [1.5]
-
-
-@pytest.fixture(scope="module")
-def trl():
-    """The library, whose import takes longer than the training."""
-    return pytest.importorskip("trl.trainer.dpo_trainer")
 
 
 def compute_with_trl(config, dpo, adapter, rows, folder):
@@ -47,9 +41,7 @@ def compute_with_trl(config, dpo, adapter, rows, folder):
 
 
 @pytest.mark.slow
-def test_loss_and_gradients_are_those_of_trl_on_the_same_batch(
-    trl, debug, resident_policy, reference, tmp_path
-):
+def test_loss_and_gradients_are_those_of_trl_on_the_same_batch(debug, resident_policy, reference, tmp_path):
     resident = resident_policy
     adapter = random_tensors(resident.slot, seed=1, scale=0.2)
     encoded = [resident.encode_pair(pair) for pair in PAIRS]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from components.alignment.trl_trainer import build_trainer, completion_positions_only
+from components.alignment.packed_trainer import prepare_model, train_packed
 from components.config import BackboneConfig, LoraConfig, OptimizerConfig, RecipeError
 from components.federation.clients.policy import PolicyTrainer
 from components.federation.clients.selector import SelectorTrainer
@@ -282,11 +282,9 @@ def test_the_adapter_of_a_quantized_policy_is_fp32_in_alignment(installed, debug
         "epochs": 1,
     }
     dpo = debug.alignment.dpo.model_copy(update=settings)
-    with completion_positions_only():
-        trainer = build_trainer(policy, rows, dpo, tmp_path, 0)
-        before = {name: p.clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
-        trainer.train()
-    after = dict(trainer.model.named_parameters())
+    initial = prepare_model(Policy(policy.config, "cpu"), dpo, 0)
+    before = {name: p.clone() for name, p in initial.named_parameters() if p.requires_grad}
+    after = dict(train_packed(policy, rows, dpo, tmp_path, 0).model.named_parameters())
     assert {after[name].dtype for name in before} == {torch.float32}
     changed = [name for name, value in before.items() if not torch.equal(after[name], value)]
     assert any(".lora_A." in name for name in changed), "a step of 1e-6 would be lost in bf16"

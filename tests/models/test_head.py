@@ -111,7 +111,7 @@ def add_fused_lm_head():
 
 
 def test_trls_fused_head_has_the_same_log_probabilities(model, add_fused_lm_head):
-    from components.alignment.trl_trainer import completion_positions_only
+    from tests.support.trl_oracle import completion_positions_only
 
     patched = build_tiny(model.config.model_type)
     add_fused_lm_head(patched)

@@ -79,29 +79,6 @@ def test_ways_to_wait_are_timed_alone_and_beside_a_busy_process(debug_comparison
 
 
 @pytest.mark.slow
-def test_both_dpo_trainers_are_timed_on_the_same_pairs(debug_comparison, capsys):
-    ratios = policy_costs.compare_dpo_trainers(debug_comparison)
-    lines = capsys.readouterr().out.strip().splitlines()
-    assert "2 pairs in micro-batches of 2" in lines[0]
-    assert {line.split()[0] for line in lines[1:3]} == {"packed", "trl"}
-    assert f"speed-up {ratios['dpo_step/packed_against_trl']:.2f}x" in lines[3]
-
-
-def test_a_dpo_step_may_have_another_number_of_micro_batches(monkeypatch, debug_comparison, capsys):
-    sizes = []
-
-    def time_step(recipe, device, trainer, pairs):
-        sizes.append((recipe.alignment.dpo.batch_size, len(pairs)))
-        return 2.0 if trainer == "trl" else 1.0
-
-    monkeypatch.setattr(policy_costs, "_time_dpo_step", time_step)
-    ratios = policy_costs.compare_dpo_trainers(debug_comparison, micro_batches=3)
-    assert set(sizes) == {(6, 18)}
-    assert ratios == {"dpo_step/packed_against_trl": 2.0}
-    assert "6 pairs in micro-batches of 2" in capsys.readouterr().out
-
-
-@pytest.mark.slow
 def test_three_ways_to_sample_completions_are_timed(debug_comparison, capsys):
     ratios = policy_costs.compare_generation(debug_comparison)
     lines = capsys.readouterr().out.strip().splitlines()

@@ -1,4 +1,4 @@
-"""What tests of both DPO trainers share: a reference, and log-probabilities by another way."""
+"""What tests of DPO share: a reference, and log-probabilities by another way."""
 
 from pathlib import Path
 from typing import Any
