@@ -10,9 +10,7 @@
    and with all logits. Each runs in a process of its own, so that each has a peak memory of its own.
    The share of the GEMM rate is that of the step's matrix products and attention, against one large
    product in the same process.
-2. A client's answer to a score job: all selectors in one batch over the resident weights, against
-   one selector after the other in the slot.
-3. The same federated rounds through the flow (Prefect's mapping, MLflow logging) and as a loop over
+2. The same federated rounds through the flow (Prefect's mapping, MLflow logging) and as a loop over
    the same components, alternating in one process. Start-up, data and the loading of the model are
    not timed.
 
@@ -35,7 +33,7 @@ from collections.abc import Sequence
 from components.config import UserError
 from components.environment import configure_libraries
 from perf.comparison import Comparison, check_load
-from perf.selector_costs import ARMS, compare_scoring, compare_steps, time_step
+from perf.selector_costs import ARMS, compare_steps, time_step
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,7 +70,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from perf.orchestration import compare_orchestration
 
         compare_steps(comparison)
-        compare_scoring(comparison)
         compare_orchestration(comparison, options.rounds)
     return 0
 

@@ -30,7 +30,7 @@ from perf.objective_costs import compare_objectives, compare_solvers
 from perf.orchestration import compare_orchestration
 from perf.policy_costs import compare_generation
 from perf.ratios import Conditions, Measured, Rule, Verdict, judge, regression_tag, summarize
-from perf.selector_costs import compare_scoring, compare_steps
+from perf.selector_costs import compare_steps
 from tasks.devices import POOL, available_cores
 from tasks.flow_runs import current_flow_run
 from tasks.runs import git_commit
@@ -46,14 +46,13 @@ MAX_RUNS = 1000
 
 MEASUREMENTS: dict[str, Callable[[Comparison], Ratios]] = {
     "selector-step": compare_steps,
-    "scoring": compare_scoring,
     "generation": compare_generation,
     "orchestration": lambda comparison: compare_orchestration(comparison, rounds=1),
     "objectives": compare_objectives,
     "mgda": lambda comparison: compare_solvers(comparison.repeats),
 }
 """The measurements by name; `objectives` needs a recipe of several."""
-DEFAULT = ("selector-step", "scoring", "generation")
+DEFAULT = ("selector-step", "generation")
 """Measurements that together take minutes on two cores."""
 
 
@@ -87,8 +86,8 @@ def performance(
 
     Args:
         recipe: name or path of the recipe whose sizes are measured.
-        measurements: of selector-step, scoring, generation, orchestration, objectives and mgda; None
-            takes the first three.
+        measurements: of selector-step, generation, orchestration, objectives and mgda; None takes the
+            first two.
         pairs: timed runs of each kind.
         tolerance: fraction by which a ratio may be below the median of earlier runs.
         earlier_runs: number of last runs, under the same conditions, that the median is of.

@@ -19,7 +19,6 @@ from perf.comparison import (
     Comparison,
     Ratios,
     flop_counter,
-    format_seconds,
     format_speed_up,
     gemm_gigaflops,
     load_pairs,
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from components.data.records import Pairs
-    from components.models.adapters import Adapter
     from components.models.selector import Selector
 
 CONCURRENT = "concurrent"
@@ -187,72 +184,6 @@ def _arm_logits(selector: Selector, arm: str, rows: Sequence[Sequence[int]]) -> 
         return cast("torch.Tensor", logits[torch.arange(len(last)), last][:, list(selector.choices)])
     base = cast("PreTrainedModel", selector.model.get_base_model())
     return choice_logits(base, ids, last, selector.choices)
-
-
-def compare_scoring(comparison: Comparison, selectors: int = 3, rows: int = 12) -> Ratios:
-    """Print the table of a client's validation losses under several selectors.
-
-    Returns:
-        the speed-up of one batch.
-
-    Raises:
-        AssertionError: the losses differ.
-    """
-    from components.learning.selector import validation_losses
-    from components.models.selector import Selector
-
-    recipe, device = prepare_process(comparison.recipe)
-    selector = Selector(recipe.selector, device)
-    adapters = [_different_adapter(selector, index) for index in range(selectors)]
-    pairs = load_pairs(recipe)[:rows]
-    computations: dict[str, Callable[[], list[float]]] = {
-        "one batch": lambda: validation_losses(selector, pairs, adapters),
-        "swapped": lambda: _swapped_losses(selector, pairs, adapters),
-    }
-    _require_equal_losses({name: compute() for name, compute in computations.items()}, device)
-    seconds: dict[str, list[float]] = {name: [] for name in computations}
-    for number in range(comparison.repeats):
-        for name in computations if number % 2 else reversed(computations):
-            seconds[name].append(_time(computations[name]))
-    print(
-        f"\nA client's losses on {len(pairs)} validation pairs, both orders, under {selectors} selectors"
-        f" ({comparison.recipe}, {selector.device})"
-    )
-    for name, times in seconds.items():
-        print(f"  {name:<10} {format_seconds(times, 2)}")
-    print(f"  {format_speed_up(seconds['swapped'], seconds['one batch'])}")
-    return {"scoring/one_batch_against_swapped": median_ratio(seconds["swapped"], seconds["one batch"])}
-
-
-def _different_adapter(selector: Selector, index: int) -> Adapter:
-    """An adapter whose values, B of the LoRA included, depend on the index."""
-    return {name: tensor + 0.01 * index for name, tensor in selector.slot.initial_adapter(index).items()}
-
-
-def _swapped_losses(selector: Selector, pairs: Pairs, adapters: Sequence[Adapter]) -> list[float]:
-    """The losses of validation_losses, with one adapter after the other in the slot."""
-    import torch
-
-    from components.learning.objectives import selector_loss
-    from components.learning.selector import build_labeled_comparisons
-
-    comparisons, labels = build_labeled_comparisons(pairs)
-    targets = torch.from_numpy(labels)
-    losses = []
-    for adapter in adapters:
-        selector.slot.load(adapter)
-        logits = torch.from_numpy(selector.logits(comparisons))
-        losses.append(float(selector_loss(logits, targets).mean()))
-    return losses
-
-
-def _require_equal_losses(losses: dict[str, list[float]], device: str) -> None:
-    import numpy as np
-
-    tolerance = 1e-2 if device.startswith("cuda") else 1e-4
-    first, second = losses.values()
-    if not np.allclose(first, second, atol=tolerance):
-        raise AssertionError(f"both computations must give the same losses, but they give {losses}")
 
 
 def _time(call: Callable[[], object]) -> float:

@@ -113,7 +113,7 @@ def validation_losses(selector: Selector, pairs: Sequence[Pair], adapters: Seque
     """Validation losses of adapters (FedBiscuit section 5.1, step 2.1).
 
     Args:
-        selector: the resident model.
+        selector: the resident model; the adapter in its slot is replaced.
         pairs: held-out records with prompt, chosen and rejected.
         adapters: U adapters.
 
@@ -124,7 +124,9 @@ def validation_losses(selector: Selector, pairs: Sequence[Pair], adapters: Seque
         return [float("nan")] * len(adapters)
     comparisons, labels = build_labeled_comparisons(pairs)
     targets = torch.from_numpy(labels)
-    return [
-        float(selector_loss(torch.from_numpy(logits), targets).mean())
-        for logits in selector.ensemble_logits(comparisons, adapters)
-    ]
+    losses = []
+    for adapter in adapters:
+        selector.slot.load(adapter)
+        logits = torch.from_numpy(selector.logits(comparisons))
+        losses.append(float(selector_loss(logits, targets).mean()))
+    return losses

@@ -391,10 +391,7 @@ def attach_lora(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
 
 
 def add_adapter_slot(model: PeftModel, config: LoraConfig, name: str) -> AdapterSlot:
-    """Add an adapter slot beside 'default' that is neither trained nor active.
-
-    Rows of a batch are routed to the slot by its name (PEFT's `adapter_names`).
-    """
+    """Add an adapter slot beside 'default' that is neither trained nor active."""
     import torch
 
     requires_grad = {parameter_name: p.requires_grad for parameter_name, p in model.named_parameters()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from components.concurrency import concurrent_parts, run_concurrently
 from components.config import SelectorConfig, UserError
 from components.data.templates import Template
 from components.data.templates import load as load_template
-from components.models.adapters import AdapterSlot, add_adapter_slot, attach_lora
+from components.models.adapters import AdapterSlot, attach_lora
 from components.models.backbone import load_backbone, load_tokenizer
 from components.models.checkpointing import enable_checkpointing
 from components.models.head import apply_lm_head, check_lm_head
@@ -28,8 +28,6 @@ from components.models.tokens import encode_continuation, encode_part, leading_i
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from components.models.adapters import Adapter
 
 MIN_COMPLETION_TOKENS = 8
 """Tokens of each completion that a template must leave room for."""
@@ -180,7 +178,6 @@ class Selector:
         if config.backbone.gradient_checkpointing:
             enable_checkpointing(self.model, config.backbone.name, whole_last_layer=not self.one_position)
         self.slot = AdapterSlot(self.model)
-        self._member_slots: list[AdapterSlot] = []
 
     def encode(self, comparison: Comparison) -> list[int]:
         """Token ids of one comparison, see `encode_comparison`."""
@@ -228,39 +225,6 @@ class Selector:
         scores: np.ndarray = logits[positions]
         return scores
 
-    def ensemble_logits(self, comparisons: Sequence[Comparison], adapters: Sequence[Adapter]) -> np.ndarray:
-        """Logits of ' A' and ' B' for N comparisons under each of U adapters; [U, N, 2] fp32.
-
-        A batch holds each of its rows once per adapter, so the weights of the backbone are read
-        once for all adapters. The values of the slot that is trained do not change.
-        """
-        import torch
-
-        members = len(adapters)
-        self._load_members(adapters)
-        rows, positions = self._distinct_rows(comparisons)
-        logits = np.zeros((members, len(rows), 2), dtype=np.float32)
-        parts = concurrent_parts(torch.device(self.device))
-        size = max(1, 2 * self.config.score_batch_size // members // parts)
-        chunks = _chunks(len(rows), size)
-        base: Any = self.model.base_model
-        self.model.eval()
-
-        def compute(chunk: slice) -> None:
-            with torch.inference_mode():
-                ids, last = self.collate(rows[chunk])
-                values = self.choice_logits(ids.repeat(members, 1), last.repeat(members))
-            logits[:, chunk] = values.cpu().numpy().reshape(members, -1, 2)
-
-        # The hooks hold for all threads, so chunks of one size share them. PeftModel.forward with
-        # adapter_names sets the same hooks, but would compute all rows of the head.
-        for length in sorted({chunk.stop - chunk.start for chunk in chunks}):
-            names = [_member_name(n // length) for n in range(members * length)]
-            with base._enable_peft_forward_hooks(adapter_names=names):
-                calls = [partial(compute, chunk) for chunk in chunks if chunk.stop - chunk.start == length]
-                run_concurrently(calls, at_once=parts)
-        return logits[:, positions]
-
     def _distinct_rows(self, comparisons: Sequence[Comparison]) -> tuple[list[tuple[int, ...]], np.ndarray]:
         """The distinct rows of token ids of N comparisons, and the position of each comparison's row, [N].
 
@@ -272,14 +236,6 @@ class Selector:
         distinct = sorted(set(rows), key=lambda row: (len(row), row))
         positions = {row: position for position, row in enumerate(distinct)}
         return distinct, np.array([positions[row] for row in rows], dtype=np.int64)
-
-    def _load_members(self, adapters: Sequence[Adapter]) -> None:
-        """Load adapters into the slots of the ensemble, which are added on demand."""
-        while len(self._member_slots) < len(adapters):
-            name = _member_name(len(self._member_slots))
-            self._member_slots.append(add_adapter_slot(self.model, self.config.lora, name))
-        for slot, adapter in zip(self._member_slots[: len(adapters)], adapters, strict=True):
-            slot.load(adapter)
 
     def margins(self, comparisons: Sequence[Comparison]) -> np.ndarray:
         """Log-odds that the first completion is better, for the adapter in the slot.
@@ -309,11 +265,6 @@ class Selector:
         swapped = [Comparison(c.prompt, c.second, c.first) for c in comparisons]
         shown_as_a, shown_as_b = np.split(self.margins_as_shown([*comparisons, *swapped]), 2)
         return np.stack([shown_as_a, -shown_as_b])
-
-
-def _member_name(index: int) -> str:
-    """Name of the PEFT adapter of an ensemble member."""
-    return f"member-{index}"
 
 
 def _chunks(rows: int, size: int) -> list[slice]:

@@ -226,14 +226,14 @@ def test_gradients_through_8_bit_weights_are_almost_those_through_the_exact_ones
     assert torch.cosine_similarity(*gradients, dim=0) > 0.99
 
 
-def test_a_quantized_selector_scores_several_adapters_in_a_batch_as_one_after_the_other(installed, debug):
-    selector = Selector(debug.selector.model_copy(update={"backbone": QUANTIZED}), "cpu")
-    adapters = [random_tensors(selector.slot, seed, scale=0.2) for seed in range(3)]
+def test_a_quantized_selector_scores_almost_as_the_exact_one(installed, debug):
     comparisons = [Comparison(pair["prompt"], pair["chosen"], pair["rejected"]) for pair in PAIRS]
-    together = selector.ensemble_logits(comparisons, adapters)
-    for adapter, logits in zip(adapters, together, strict=True):
-        selector.slot.load(adapter)
-        assert np.allclose(selector.logits(comparisons), logits, atol=1e-2)
+    logits = []
+    for backbone in (QUANTIZED, debug.selector.backbone):
+        selector = Selector(debug.selector.model_copy(update={"backbone": backbone}), "cpu")
+        selector.slot.load(random_tensors(selector.slot, seed=0, scale=0.2))
+        logits.append(selector.logits(comparisons))
+    assert np.abs(logits[0] - logits[1]).max() < 0.05 * np.abs(logits[1]).max()
 
 
 def take_steps(name):

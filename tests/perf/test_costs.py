@@ -98,21 +98,6 @@ def test_the_rate_of_a_matrix_product_is_a_positive_number():
 
 
 @pytest.mark.slow
-def test_scoring_in_one_batch_gives_the_losses_of_one_selector_after_the_other(debug_comparison, capsys):
-    ratios = selector_costs.compare_scoring(debug_comparison, selectors=2, rows=2)
-    lines = capsys.readouterr().out.strip().splitlines()
-    assert "2 validation pairs" in lines[0]
-    assert "2 selectors" in lines[0]
-    assert [line.split()[0] for line in lines[1:]] == ["one", "swapped", "speed-up"]
-    assert f"speed-up {ratios['scoring/one_batch_against_swapped']:.2f}x" in lines[-1]
-
-
-def test_different_losses_of_the_two_computations_are_an_error():
-    with pytest.raises(AssertionError, match="same losses"):
-        selector_costs._require_equal_losses({"one batch": [0.7], "swapped": [0.6]}, "cpu")
-
-
-@pytest.mark.slow
 def test_both_solutions_of_mgda_agree(capsys):
     ratios = objective_costs.compare_solvers(1)
     rows = [line.split() for line in capsys.readouterr().out.strip().splitlines()[2:]]

@@ -62,7 +62,7 @@ def nights(place, idle):
     )
     runs = []
     for number in range(len(SPEEDS)):
-        names = ["scoring", "scripted"] if number == 0 else ["scripted"]
+        names = ["mgda", "scripted"] if number == 0 else ["scripted"]
         state, output = place.call(
             lambda names=names: nightly.performance("debug", names, pairs=1, return_state=True)
         )
@@ -81,7 +81,7 @@ def logged(nights, place):
 @pytest.mark.slow
 def test_each_run_logs_its_ratios_to_one_finished_mlflow_run(logged):
     assert [run.data.metrics["scripted/new_against_old"] for run in logged] == SPEEDS
-    assert logged[0].data.metrics["scoring/one_batch_against_swapped"] > 0
+    assert logged[0].data.metrics["mgda/faces_against_cvxpy_for_2"] > 0
     assert {run.info.status for run in logged} == {"FINISHED"}
 
 
@@ -161,7 +161,7 @@ def test_the_default_measurements_exist():
 @pytest.mark.parametrize(
     ("names", "pairs", "message"),
     [
-        (["speed"], 3, "unknown measurements: speed; choose from selector-step, scoring"),
+        (["speed"], 3, "unknown measurements: speed; choose from selector-step, generation"),
         ([], 3, "there are no measurements"),
         (None, 0, "pairs is 0, expected at least 1"),
     ],
