@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from datetime import date
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, JsonValue, field_validator
+from pydantic import BeforeValidator, Field, JsonValue, field_validator, model_validator
 
 from components.config.files import NamedModel, TemplateFile
 from components.config.section import Section
@@ -40,6 +41,38 @@ class BackboneConfig(NamedModel):
             " gradients are the same."
         ),
     )
+    device_map: Literal["auto"] | dict[str, Literal["cpu", "disk"]] | None = Field(
+        None,
+        exclude_if=lambda value: value is None,  # stored recipes and their hashes stay as they were
+        description=(
+            "Layers of a backbone that is larger than a device, by their names in the model, such as"
+            " {model.layers.31: disk}. Their weights stay in the machine's memory (cpu) or in the model's"
+            " files (disk), and are loaded whenever they are computed. auto: those that do not fit on the"
+            " device, and then not in memory. null: the whole backbone is on the device."
+        ),
+    )
+    max_memory: dict[Literal["device", "cpu"], str] = Field(
+        default_factory=dict,
+        exclude_if=lambda value: not value,
+        description=(
+            "Memory that weights may take with device_map 'auto', such as {device: 60GiB, cpu: 200GiB};"
+            " 90% of what is free where it is left out."
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _check_placement(self) -> Self:
+        if self.device_map is not None and self.quantization != "none":
+            raise ValueError(
+                "device_map is for weights that are not quantized: leave it out, or set quantization to"
+                " 'none'"
+            )
+        if self.max_memory and self.device_map != "auto":
+            raise ValueError("max_memory is for device_map 'auto': leave it out, or set device_map to 'auto'")
+        for place, size in self.max_memory.items():
+            if not re.fullmatch(r"\d+(\.\d+)?[KMG]i?B", size):
+                raise ValueError(f"max_memory.{place} is '{size}': give a size such as 60GiB or 500MB")
+        return self
 
 
 class LoraConfig(Section):

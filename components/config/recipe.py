@@ -113,6 +113,11 @@ class Recipe(Section):
                 f"alignment.dpo.reference '{self.alignment.dpo.reference}' starts from an adapter, which"
                 " an 8-bit policy would round: use 'base', or set policy.backbone.quantization to 'none'"
             )
+        if self.policy.backbone.device_map is not None and self.alignment.dpo.reference != "base":
+            raise ValueError(
+                f"alignment.dpo.reference '{self.alignment.dpo.reference}' starts from an adapter, which"
+                " layers outside the device cannot: use 'base', or leave out policy.backbone.device_map"
+            )
         return self
 
     def fingerprint(self, *sections: str) -> str:

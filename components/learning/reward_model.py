@@ -86,6 +86,8 @@ class RewardTrainingConfig(Section):
     def _check_backbone(self) -> Self:
         if self.backbone.quantization != "none" or self.backbone.dtype != "auto":
             raise ValueError("a reward is trained in float32: leave out backbone.dtype and quantization")
+        if self.backbone.device_map is not None:
+            raise ValueError("a reward is trained on one device: leave out backbone.device_map")
         return self
 
 

@@ -21,6 +21,7 @@ from components.data.templates import with_text
 from components.io import write_atomically
 from components.models.fused_lora import fuse_lora
 from components.models.lora_targets import TargetError, check_targets
+from components.models.offload import allocate_adapters
 from components.seeding import derive
 
 if TYPE_CHECKING:
@@ -382,6 +383,7 @@ def attach_lora(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
             raise TargetError(
                 f"PEFT attaches no LoRA to the {type(model).__name__} ({reason}): change lora.target_modules"
             ) from None
+    allocate_adapters(wrapped)
     for parameter in wrapped.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
@@ -397,6 +399,7 @@ def add_adapter_slot(model: PeftModel, config: LoraConfig, name: str) -> Adapter
     requires_grad = {parameter_name: p.requires_grad for parameter_name, p in model.named_parameters()}
     with torch.random.fork_rng(devices=[]):
         model.add_adapter(name, to_peft_config(config))
+    allocate_adapters(model)
     model.eval()
     for parameter_name, parameter in model.named_parameters():
         parameter.requires_grad_(requires_grad.get(parameter_name, False))

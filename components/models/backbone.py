@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from components.config import BackboneConfig, UserError
 from components.environment import disable_transformers_progress_bars
-from components.models import eight_bit
+from components.models import eight_bit, offload
 from components.paths import home
 
 if TYPE_CHECKING:
@@ -240,12 +240,13 @@ def load_backbone(config: BackboneConfig, device: str) -> PreTrainedModel:
             requested, or has no safetensors weights.
         EightBitError: the device does not support the quantization, or bitsandbytes is not
             installed.
+        OffloadError: the device_map does not fit the model or the device.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     disable_transformers_progress_bars()
     eight_bit.check_support("backbone.quantization", config.quantization, device)
-    quantization = _quantization_arguments(config, device)
+    placement = _quantization_arguments(config, device)
     source = fetch_backbone(config.location)
     revision = config.revision or "main"
     try:
@@ -253,14 +254,17 @@ def load_backbone(config: BackboneConfig, device: str) -> PreTrainedModel:
         check_architecture(config.name, model_config.to_dict())
         truncate_layers(model_config, config)
         disable_dropout(model_config)
+        dtype = choose_dtype(config.dtype, device)
+        if config.device_map is not None:
+            placement["device_map"] = offload.place_modules(config, model_config, dtype, device)
         model: Any = AutoModelForCausalLM.from_pretrained(
             source,
             config=model_config,
             revision=revision,
-            dtype=choose_dtype(config.dtype, device),
+            dtype=dtype,
             trust_remote_code=False,
             use_safetensors=True,
-            **quantization,
+            **placement,
         )
     except (OSError, ConnectionError) as error:
         raise BackboneError(
@@ -268,8 +272,17 @@ def load_backbone(config: BackboneConfig, device: str) -> PreTrainedModel:
             f"{str(error).splitlines()[0]} Use 'embedded', a folder with config.json and safetensors "
             "weights, or a hub id that this machine can reach."
         ) from None
+    except ValueError as error:
+        if config.device_map is None or "offload_folder" not in str(error):
+            raise
+        raise BackboneError(
+            f"layers of backbone '{config.name}' ({model_config.model_type}) cannot stay on disk, because"
+            " transformers converts its weights while it loads them: leave 'disk' out of device_map."
+        ) from None
     model = model.requires_grad_(False).eval()
-    if not quantization:  # a quantized model is on its device already, and cannot be moved
+    if config.device_map is not None:
+        offload.prepare_offloaded(model)
+    elif not placement:  # a quantized model is on its device already, and cannot be moved
         model = model.to(device)
     return cast("PreTrainedModel", model)
 

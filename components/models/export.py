@@ -161,7 +161,7 @@ def _write_merged(
     from peft import PeftModel
     from transformers import GenerationConfig
 
-    plain = load_backbone(backbone.model_copy(update={"quantization": "none"}), "cpu")
+    plain = load_backbone(backbone.model_copy(update={"quantization": "none", "device_map": None}), "cpu")
     check_recorded_layers(read_options(adapter), plain.config.num_hidden_layers)
     merged: Any = PeftModel.from_pretrained(plain, adapter).merge_and_unload(safe_merge=True)
     generation_config: Any = GenerationConfig

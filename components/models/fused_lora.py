@@ -10,6 +10,8 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
+from components.models.offload import loaded
+
 if TYPE_CHECKING:
     import torch
     from peft import PeftModel
@@ -46,7 +48,8 @@ def _forward(
         return result
     base = layer.get_base_layer()
     a, b = layer.lora_A[name].weight, layer.lora_B[name].weight
-    fused: torch.Tensor = function.apply(x, base.weight, base.bias, a, b, layer.scaling[name])
+    with loaded(base):
+        fused: torch.Tensor = function.apply(x, base.weight, base.bias, a, b, layer.scaling[name])
     return fused
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from components.models.offload import is_offloaded
+
 if TYPE_CHECKING:
     import torch
 
@@ -19,7 +21,7 @@ def merged_adapter(model: torch.nn.Module) -> Iterator[bool]:
     """Merge the active adapters of a PEFT model, and restore the very same weights afterwards.
 
     The model stays as it is where merging would change more than the last bits, or is not possible:
-    with weights in another type than fp32, quantized ones, weights that two layers share, active
+    with weights in another type than fp32, quantized or offloaded ones, weights that two layers share, active
     dropout, or layers other than PEFT's plain LoRA on a linear layer.
 
     Yields:
@@ -69,6 +71,7 @@ def _can_merge(model: torch.nn.Module, layers: list[Any]) -> bool:
         and not layer.training
         and not layer.lora_variant
         and layer.get_base_layer().weight.dtype == torch.float32
+        and not is_offloaded(layer.get_base_layer())
         and owners[id(layer.get_base_layer().weight)] == 1
         for layer in layers
     )

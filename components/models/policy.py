@@ -28,6 +28,7 @@ from components.models.generation import (
     generate_completions,
 )
 from components.models.logprobs import TokenRow
+from components.models.offload import allocate_adapters
 from components.models.peft_folder import check_recorded_layers, read_options
 from components.models.tokens import encode_beginning, encode_continuation
 from components.names import file_name
@@ -274,7 +275,11 @@ class Policy(PolicyTexts):
             from peft import PeftModel
 
             check_recorded_layers(read_options(adapter), backbone.config.num_hidden_layers)
-            self.model = PeftModel.from_pretrained(backbone, adapter).eval()
+            is_split = config.backbone.device_map is not None
+            self.model = PeftModel.from_pretrained(backbone, adapter, low_cpu_mem_usage=is_split).eval()
+            if is_split:  # PEFT puts the adapters of offloaded layers where these are
+                allocate_adapters(self.model)
+                AdapterSlot(self.model).load(read_adapter(adapter)[0])
 
     def attach_lora(self, lora: LoraConfig) -> PeftModel:
         """Wrap the backbone with a new LoRA adapter.
