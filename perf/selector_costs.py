@@ -123,9 +123,9 @@ def time_step(recipe_name: str, arm: str) -> dict[str, Any]:
     """The fields of a StepCost, measured in this process."""
     import numpy as np
     import torch
+    from components.learning.local import Division, accumulate_gradients
 
     from components.concurrency import concurrent_parts
-    from components.learning.local import Division, accumulate_gradients
     from components.learning.objectives import selector_loss
     from components.models.selector import Comparison as SelectorComparison
     from components.models.selector import Selector

@@ -241,9 +241,9 @@ class TrainingStep:
 
     def __init__(self, step: Step, device: str) -> None:
         import torch
+        from components.learning.local import build_optimizer
 
         from components.config import LoraConfig, OptimizerConfig
-        from components.learning.local import build_optimizer
         from components.models.adapters import AdapterSlot, attach_lora
 
         self.base = random_model(step.shape, device, step.layers)

@@ -10,10 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from components.alignment import dpo as module
-from components.alignment.dpo import DpoResult, DpoSettings, align_policy
-from components.alignment.dpo_model import AlignmentError, load_initial_model
+from components.alignment.dpo import AlignmentError, DpoResult, align_policy, prepare_model
 from components.alignment.kl import kl_to_reference
-from components.alignment.packed_trainer import prepare_model
 from components.models.adapters import AdapterError, AdapterSlot
 from components.models.backbone import load_backbone
 from components.models.policy import Policy
@@ -60,6 +58,12 @@ def config_with(dpo, reference_adapter):
     return build
 
 
+def align(debug, config, folder, kl_prompts=(), pairs=PAIRS, policy=None, **options):
+    """Align the tiny policy by DPO."""
+    policy = Policy(policy or debug.policy, "cpu")
+    return align_policy(policy, config, pairs, folder, list(kl_prompts), seed=0, **options)
+
+
 # --- The reference
 
 
@@ -67,7 +71,8 @@ def config_with(dpo, reference_adapter):
 def test_training_starts_at_the_reference(debug, config_with, reference):
     policy = Policy(debug.policy, "cpu")
     policy.model = prepare_model(policy, config_with(reference), 0)
-    assert kl_to_reference(policy, ["a paper", "another"], seed=0) == {
+    initial = AdapterSlot(policy.model).read() if reference == "round_start" else None
+    assert kl_to_reference(policy, ["a paper", "another"], seed=0, reference=initial) == {
         "kl_sequence": pytest.approx(0, abs=1e-6),
         "kl_token": pytest.approx(0, abs=1e-6),
     }
@@ -132,11 +137,12 @@ def alignment(debug, tmp_path_factory):
     folder = tmp_path_factory.mktemp("alignment")
     calls = []
     torch.manual_seed(1)
-    result = align_policy(
-        DpoSettings(debug.policy, config, "cpu", 0),
-        PAIRS * 2,
+    result = align(
+        debug,
+        config,
         folder,
         ["a paper", "another"],
+        PAIRS * 2,
         progress=lambda step, steps, logs: calls.append((step, steps, logs)),
     )
     return Alignment(result, folder, calls, torch.rand(1))
@@ -201,13 +207,13 @@ def test_the_saved_policy_gives_the_logits_of_the_trained_one(
     ids = torch.tensor([[50, 51, 52]])
     trained_logits = []
 
-    def record_logits(policy, prompts, seed):
+    def record_logits(policy, prompts, seed, **options):
         with torch.no_grad():
             trained_logits.append(policy.model(input_ids=ids).logits)
-        return kl_to_reference(policy, prompts, seed)
+        return kl_to_reference(policy, prompts, seed, **options)
 
     monkeypatch.setattr(module, "kl_to_reference", record_logits)
-    result = align_policy(DpoSettings(debug.policy, config, "cpu", 0), PAIRS, tmp_path, ["a paper"])
+    result = align(debug, config, tmp_path, ["a paper"])
     saved = Policy(debug.policy, "cpu", result.adapter)
     with torch.no_grad():
         assert torch.allclose(saved.model(input_ids=ids).logits, trained_logits[0], atol=1e-5)
@@ -223,8 +229,7 @@ def test_the_saved_folder_states_the_rank_and_the_scale_of_the_trained_adapter(
     """The LoRA of the reference adapter may differ from the recipe's."""
     lora = debug.policy.lora.model_copy(update={"r": 4, "alpha": 32.0})
     policy = debug.policy.model_copy(update={"lora": lora})
-    settings = DpoSettings(policy, config_with(reference), "cpu", 0)
-    result = align_policy(settings, PAIRS, tmp_path, [])
+    result = align(debug, config_with(reference), tmp_path, policy=policy)
     saved = json.loads((result.adapter / "adapter_config.json").read_text())
     assert (saved["r"], saved["lora_alpha"]) == (rank, alpha)
     tensors = load_file(result.adapter / "adapter_model.safetensors")
@@ -241,7 +246,7 @@ def test_checkpoints_between_epochs_are_reported_with_their_steps(debug, dpo, tm
             "checkpoint_every": 3,
         }
     )
-    result = align_policy(DpoSettings(debug.policy, config, "cpu", 0), PAIRS, tmp_path, [])
+    result = align(debug, config, tmp_path)
     assert {path.name: step for path, step in result.checkpoints.items()} == {
         "epoch-1": 2,
         "epoch-2": 4,
@@ -285,13 +290,13 @@ def test_without_prompts_there_is_no_kl(debug, reference_adapter):
 
 def test_alignment_without_pairs_is_refused(debug, dpo, tmp_path):
     with pytest.raises(AlignmentError, match="no labeled pairs"):
-        align_policy(DpoSettings(debug.policy, dpo, "cpu", 0), [], tmp_path, [])
+        align(debug, dpo, tmp_path, pairs=[])
 
 
 def test_a_missing_reference_adapter_is_refused_with_its_folder(debug, config_with, tmp_path):
     config = config_with("sft", tmp_path / "nowhere")
     with pytest.raises(AdapterError, match=r"reference_adapter .*nowhere: this is not a PEFT adapter folder"):
-        load_initial_model(Policy(debug.policy, "cpu"), config)
+        prepare_model(Policy(debug.policy, "cpu"), config, 0)
 
 
 # --- The limit of the KL
@@ -301,8 +306,8 @@ def test_training_ends_at_the_first_checkpoint_whose_kl_is_above_the_limit(debug
     config = dpo.model_copy(
         update={"epochs": 6, "batch_size": 2, "micro_batch_size": 2, "checkpoint_every": 3, "lr": 3e-2}
     )
-    settings = DpoSettings(debug.policy, config.model_copy(update={"max_kl": 1e-4}), "cpu", 0)
-    result = align_policy(settings, PAIRS, tmp_path / "limited", ["paper 1", "paper 2"])
+    config = config.model_copy(update={"max_kl": 1e-4})
+    result = align(debug, config, tmp_path / "limited", ["paper 1", "paper 2"])
     assert result.metrics["kl_sequence"] > 1e-4
     assert result.metrics["steps"] == len(result.history) == 2
     assert result.metrics["epochs"] == 1
@@ -312,8 +317,7 @@ def test_training_ends_at_the_first_checkpoint_whose_kl_is_above_the_limit(debug
 
 def test_a_step_between_epochs_may_be_the_last_one(debug, dpo, tmp_path):
     sizes = {"batch_size": 1, "micro_batch_size": 1, "checkpoint_every": 3, "lr": 3e-2, "max_kl": 1e-4}
-    settings = DpoSettings(debug.policy, dpo.model_copy(update=sizes), "cpu", 0)
-    result = align_policy(settings, PAIRS, tmp_path, ["paper 1"])
+    result = align(debug, dpo.model_copy(update=sizes), tmp_path, ["paper 1"])
     assert result.metrics["epochs"] == pytest.approx(0.75)
     assert result.history[2]["kl_sequence"] == pytest.approx(result.metrics["kl_sequence"])
     assert "kl_sequence" not in result.history[1]
@@ -321,11 +325,13 @@ def test_a_step_between_epochs_may_be_the_last_one(debug, dpo, tmp_path):
 
 
 def test_a_limit_that_is_not_reached_changes_nothing(debug, dpo, tmp_path):
+    """The policy has dropout, which is off while the KL is measured, and on in the steps after it."""
+    lora = debug.policy.lora.model_copy(update={"dropout": 0.2})
+    policy = debug.policy.model_copy(update={"lora": lora})
     results = []
     for limit in (None, 1e6):
         config = dpo.model_copy(update={"max_kl": limit, "epochs": 2})
-        settings = DpoSettings(debug.policy, config, "cpu", 0)
-        results.append(align_policy(settings, PAIRS, tmp_path / str(limit), ["paper 1"]))
+        results.append(align(debug, config, tmp_path / str(limit), ["paper 1"], policy=policy))
     free, limited = results
     assert all("kl_sequence" in entry for entry in limited.history)
     assert free.history == [
@@ -336,6 +342,5 @@ def test_a_limit_that_is_not_reached_changes_nothing(debug, dpo, tmp_path):
 
 
 def test_a_limit_without_prompts_to_measure_it_on_is_refused(debug, dpo, tmp_path):
-    settings = DpoSettings(debug.policy, dpo.model_copy(update={"max_kl": 1.0}), "cpu", 0)
     with pytest.raises(AlignmentError, match="max_kl is measured on held-out prompts"):
-        align_policy(settings, PAIRS, tmp_path, [])
+        align(debug, dpo.model_copy(update={"max_kl": 1.0}), tmp_path)

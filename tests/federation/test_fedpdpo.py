@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from components.learning.local import TrainingError
+from components.learning.pdpo import PersonalizedMetrics
 from safetensors import safe_open
 
 from components.alignment.policies import PersonalizedPolicySet
@@ -13,8 +15,6 @@ from components.config import RecipeError
 from components.data.records import read_rows
 from components.federation.clients.private import PrivateStore, PrivateStoreError, private_root
 from components.federation.rounds import close_step
-from components.learning.local import TrainingError
-from components.learning.pdpo import PersonalizedMetrics
 from components.models.policy import PolicyError
 from components.recipes import load_recipe
 from tests.support.bare_loop import open_loop

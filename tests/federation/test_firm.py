@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from components.learning.local import TrainingError, draw_minibatches
 
 from components.config import RecipeError
 from components.data.records import read_clients, read_rows
@@ -25,7 +26,6 @@ from components.federation.protocol import (
 )
 from components.federation.rounds import close_step
 from components.learning import mgda
-from components.learning.local import TrainingError, draw_minibatches
 from components.learning.multi_objective import compute_objective_gradients
 from components.learning.rollouts import PPOClientState, RunningMoments, measure_rewards, sample_rollout
 from components.models.adapters import AdapterStore

@@ -5,6 +5,8 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from components.learning.dpo import pair_logprobs, train_dpo
+from components.learning.local import LocalTraining
 
 from components.config import FederationConfig, OptimizerConfig, RecipeError
 from components.federation.aggregation import inner_products, mixtures, weighted_average
@@ -13,8 +15,6 @@ from components.federation.commits import Commits
 from components.federation.methods.fedopt import OptimizerMemory
 from components.federation.protocol import method_of
 from components.federation.rounds import close_step
-from components.learning.dpo import pair_logprobs, train_dpo
-from components.learning.local import LocalTraining
 from components.models.adapters import AdapterError, AdapterStore
 from components.recipes import load_recipe
 from tests.support.strategies import (

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from components.learning.dpo import implicit_margins, pair_logprobs
+from components.learning.local import LocalTraining
 
 from components.config import RecipeError
 from components.data.records import read_rows
@@ -12,8 +14,6 @@ from components.federation.clients.policy import drawn_rows
 from components.federation.clients.worker import build_trainer, run_job
 from components.federation.methods.fedbis import Options as FedBisOptions
 from components.federation.protocol import GradientJob, MeasureJob, ScoreJob, TrainJob, method_of
-from components.learning.dpo import implicit_margins, pair_logprobs
-from components.learning.local import LocalTraining
 from components.learning.selector import validation_losses
 from components.models.adapters import AdapterStore
 from components.models.resident import ResidentPolicy

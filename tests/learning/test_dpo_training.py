@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-
-from components.config import OptimizerConfig
 from components.learning.dpo import implicit_margins, pair_logprobs, train_dpo
 from components.learning.local import LocalTraining
+
+from components.config import OptimizerConfig
 from components.learning.objectives import dpo_loss
 from components.models.adapters import AdapterSlot
 from components.models.policy import Policy

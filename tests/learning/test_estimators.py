@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from components.learning.local import LocalTraining, build_optimizer
 
 from components.config import MultiObjective, OptimizerConfig, PpoConfig, RecipeError
-from components.learning.local import LocalTraining, build_optimizer
 from components.learning.multi_objective import (
     compute_objective_gradients,
     solve_weights,

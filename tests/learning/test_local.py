@@ -6,10 +6,6 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
-
-from components.config import OptimizerConfig
-from components.learning import local
 from components.learning.local import (
     LoopOptions,
     ParameterGroup,
@@ -19,6 +15,10 @@ from components.learning.local import (
     draw_minibatches,
     train,
 )
+from pydantic import ValidationError
+
+from components.config import OptimizerConfig
+from components.learning import local
 
 SGD = OptimizerConfig(name="sgd", lr=0.5, clip=None)
 

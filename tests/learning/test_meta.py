@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-
-from components.config import OptimizerConfig
 from components.learning.dpo import build_dpo_loss, count_pair_tokens, pair_logprobs
 from components.learning.local import LoopOptions
+
+from components.config import OptimizerConfig
 from components.learning.meta import MetaRates, adapt, group_meta_batches, train_meta
 from components.learning.objectives import dpo_loss
 from tests.support.adapters import random_tensors

@@ -7,6 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from components.learning.dpo import build_dpo_loss, pair_logprobs, train_dpo
+from components.learning.local import Division, LocalTraining, LoopOptions, mean_gradients, train
+from components.learning.offline_ppo import OfflinePPOLoss, ScoredPairs
+from components.learning.pdpo import PDPOConfig, PDPOLoss, train_pdpo
+from components.learning.sft import train_sft
 
 from components.config import (
     BottleneckConfig,
@@ -18,15 +23,10 @@ from components.config import (
     PpoConfig,
     RewardHeadConfig,
 )
-from components.learning.dpo import build_dpo_loss, pair_logprobs, train_dpo
-from components.learning.local import Division, LocalTraining, LoopOptions, mean_gradients, train
 from components.learning.meta import MetaRates, adapt, train_meta
 from components.learning.multi_objective import compute_objective_gradients, train_multi_objective_ppo
-from components.learning.offline_ppo import OfflinePPOLoss, ScoredPairs
-from components.learning.pdpo import PDPOConfig, PDPOLoss, train_pdpo
 from components.learning.rollouts import PPOClientState, sample_rollout
 from components.learning.selector import train_selector
-from components.learning.sft import train_sft
 from components.models.personalized import as_reference
 from components.models.resident import ResidentPolicy
 from tests.support.adapters import random_tensors

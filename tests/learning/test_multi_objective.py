@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from components.learning.local import LocalTraining, TrainingError, draw_minibatches
 
 from components.config import MultiObjective, OptimizerConfig, PpoConfig
 from components.learning import mgda
-from components.learning.local import LocalTraining, TrainingError, draw_minibatches
 from components.learning.multi_objective import (
     compute_objective_gradients,
     fixed_weights,

@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 import torch
-
-from components.config import CriticAdvantage, OfflinePpoObjective, OptimizerConfig
 from components.learning.dpo import count_pair_tokens, pair_logprobs
 from components.learning.local import LocalTraining
 from components.learning.offline_ppo import (
@@ -18,6 +16,8 @@ from components.learning.offline_ppo import (
     train_offline_ppo,
     unique_rows,
 )
+
+from components.config import CriticAdvantage, OfflinePpoObjective, OptimizerConfig
 from components.models.personalized import as_reference
 from components.models.resident import ResidentPolicy
 from tests.support.adapters import random_tensors

@@ -7,14 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-
-from components.config import (
-    BottleneckConfig,
-    ExclusionConfig,
-    OptimizerConfig,
-    PersonalModules,
-    RewardHeadConfig,
-)
 from components.learning.dpo import pair_logprobs
 from components.learning.local import LocalTraining
 from components.learning.pdpo import (
@@ -24,6 +16,14 @@ from components.learning.pdpo import (
     personal_slot,
     train_pdpo,
     update_scale,
+)
+
+from components.config import (
+    BottleneckConfig,
+    ExclusionConfig,
+    OptimizerConfig,
+    PersonalModules,
+    RewardHeadConfig,
 )
 from components.models.resident import ResidentPolicy
 from tests.support.pairs import PAIRS

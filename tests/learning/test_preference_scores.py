@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-
 from components.learning.preference_scores import PreferenceScores, concat
 
 POLICIES = PreferenceScores(

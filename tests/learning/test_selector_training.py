@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from components.learning.local import LocalTraining
 
 from components.config import OptimizerConfig
-from components.learning.local import LocalTraining
 from components.learning.selector import (
     accuracy,
     build_labeled_comparisons,

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-
-from components.config import OptimizerConfig
 from components.learning.dpo import pair_logprobs
 from components.learning.local import LocalTraining
 from components.learning.sft import train_sft
+
+from components.config import OptimizerConfig
 from tests.support.pairs import PAIRS
 
 TRAINING = LocalTraining(steps=12, batch_size=4, optimizer=OptimizerConfig(lr=1e-2), seed=1)

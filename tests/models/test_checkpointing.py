@@ -5,6 +5,11 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
+from components.learning.dpo import pair_logprobs, train_dpo
+from components.learning.local import LocalTraining, LoopOptions, train
+from components.learning.offline_ppo import OfflinePPOLoss, ScoredPairs
+from components.learning.pdpo import PDPOConfig, train_pdpo
+from components.learning.sft import train_sft
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from components.config import (
@@ -17,13 +22,8 @@ from components.config import (
     PpoConfig,
     RewardHeadConfig,
 )
-from components.learning.dpo import pair_logprobs, train_dpo
-from components.learning.local import LocalTraining, LoopOptions, train
 from components.learning.multi_objective import PPOClientState, compute_objective_gradients, sample_rollout
-from components.learning.offline_ppo import OfflinePPOLoss, ScoredPairs
-from components.learning.pdpo import PDPOConfig, train_pdpo
 from components.learning.selector import score_pairs, train_selector
-from components.learning.sft import train_sft
 from components.models.adapters import AdapterSlot, attach_lora
 from components.models.backbone import BackboneError
 from components.models.checkpointing import checkpointed, enable_checkpointing

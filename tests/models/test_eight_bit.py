@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-
 from components.alignment.packed_trainer import prepare_model, train_packed
+from components.learning.dpo import pair_logprobs, train_dpo
+from components.learning.local import LocalTraining, build_optimizer
+
 from components.config import BackboneConfig, LoraConfig, OptimizerConfig, RecipeError
 from components.federation.clients.policy import PolicyTrainer
 from components.federation.clients.selector import SelectorTrainer
-from components.learning.dpo import pair_logprobs, train_dpo
-from components.learning.local import LocalTraining, build_optimizer
 from components.models.adapters import AdapterSlot, attach_lora, export_adapter
 from components.models.backbone import load_backbone
 from components.models.eight_bit import EightBitError, check_support

@@ -205,11 +205,11 @@ def load_selector(recipe, folder):
 
 
 def load_for_alignment(recipe, folder):
-    from components.alignment.dpo import DpoSettings, align_policy
-    from components.alignment.dpo_model import DpoPair
+    from components.alignment.dpo import DpoPair, align_policy
+    from components.models.policy import Policy
 
     pair = DpoPair(prompt="p", chosen_ids=[5, 2], rejected_ids=[6, 2])
-    align_policy(DpoSettings(recipe.policy, recipe.alignment.dpo, "cpu", 0), [pair], folder, [])
+    align_policy(Policy(recipe.policy, "cpu"), recipe.alignment.dpo, [pair], folder, [], 0)
 
 
 @pytest.mark.parametrize("load", [load_resident_policy, load_selector, load_for_alignment])

@@ -6,13 +6,12 @@ from functools import cache, partial
 import peft
 import pytest
 import torch
-from transformers import MixtralConfig, MixtralForCausalLM
-
-from components.alignment.dpo_model import save_adapter
-from components.alignment.packed_trainer import train_packed
-from components.config import BackboneConfig, LoraConfig, OptimizerConfig, RecipeError
 from components.learning.dpo import pair_logprobs, train_dpo
 from components.learning.local import LocalTraining
+from transformers import MixtralConfig, MixtralForCausalLM
+
+from components.alignment.dpo import align_policy
+from components.config import BackboneConfig, LoraConfig, OptimizerConfig, RecipeError
 from components.learning.reward_model import RewardTrainingConfig, TrainedReward, train_reward
 from components.learning.selector import train_selector
 from components.models.adapters import (
@@ -298,11 +297,12 @@ def test_the_servers_dpo_moves_every_tensor_and_its_saved_adapter_gives_its_logi
     policy = Policy(config, "cpu")
     ids = {"chosen_ids": policy.tokenizer.encode("great"), "rejected_ids": policy.tokenizer.encode("film")}
     pairs = [{"prompt": pair["prompt"]} | ids for pair in PAIRS]
-    model = train_packed(policy, pairs, dpo, tmp_path / "steps", 0, None).model
+    result = align_policy(policy, dpo, pairs, tmp_path / "steps", [], seed=0)
+    model = policy.model
     trained = AdapterSlot(model).read()
     initial = start if reference == "round_start" else earlier.initial_adapter(0)
     assert unmoved(initial, trained) == []
-    folder = save_adapter(model, config, dpo, tmp_path / "final")
+    folder = result.adapter
     opened = Policy(config, "cpu", folder).model
     assert torch.allclose(full_logits(opened), full_logits(model), atol=1e-4)
     tensors, lora = read_adapter(folder)

@@ -5,12 +5,12 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from transformers import MixtralConfig, MixtralForCausalLM
-
 from components.alignment.packed_trainer import train_packed
-from components.config import BackboneConfig, OptimizerConfig, RecipeError
 from components.learning.dpo import pair_logprobs, train_dpo
 from components.learning.local import LocalTraining
+from transformers import MixtralConfig, MixtralForCausalLM
+
+from components.config import BackboneConfig, OptimizerConfig, RecipeError
 from components.learning.selector import train_selector
 from components.models.adapters import AdapterSlot, export_adapter
 from components.models.backbone import BackboneError, load_backbone

@@ -9,8 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from components.alignment.dpo_model import load_initial_model, save_adapter
-from components.alignment.packed_trainer import train_packed
+from components.alignment.dpo import align_policy, prepare_model
 from components.config import BackboneConfig, LoraConfig, RecipeError
 from components.models.adapters import AdapterError, export_adapter, read_adapter
 from components.models.backbone import load_backbone
@@ -123,8 +122,9 @@ def test_an_adapter_of_another_selection_of_layers_is_trained_and_saved(debug, t
         update={"reference": reference, "reference_adapter": str(folder), "epochs": 1, "lr": 0.01}
     )
     pairs = [{"prompt": "order", "chosen_ids": [9, 10, 2], "rejected_ids": [11, 12, 2]}]
-    model = train_packed(policy, pairs, dpo, tmp_path / "steps", 0, None).model
-    saved = save_adapter(model, debug.policy, dpo, tmp_path / "final")
+    result = align_policy(policy, dpo, pairs, tmp_path / "steps", [], seed=0)
+    model = policy.model
+    saved = result.adapter
     ids = torch.tensor([[5, 6, 7, 8]])
     with torch.no_grad():
         own = model(input_ids=ids).logits
@@ -213,7 +213,7 @@ def test_an_adapter_of_another_backbone_is_refused(debug, tmp_path, monkeypatch,
     monkeypatch.setattr("components.models.memory.FAMILIES", {})  # as of a family that is not known
     dpo = debug.alignment.dpo.model_copy(update={"reference": "sft", "reference_adapter": str(folder)})
     with pytest.raises(AdapterError, match=part):
-        load_initial_model(Policy(debug.policy, "cpu"), dpo)
+        prepare_model(Policy(debug.policy, "cpu"), dpo, 0)
 
 
 def test_an_adapter_of_more_layers_than_the_recipe_uses_is_refused_by_the_check(plain):

@@ -11,9 +11,9 @@ from peft import PeftModel
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 
-from components.alignment.dpo_model import DpoPair, TrainedPolicy, initialize_adapter, load_initial_model
+from components.alignment.dpo import DpoPair
 from components.config import DpoConfig
-from components.models.adapters import to_peft_config
+from components.models.adapters import AdapterSlot, to_peft_config
 from components.models.policy import Policy
 
 
@@ -32,7 +32,11 @@ def build_trainer(
     TRL computes the reference of a model without an adapter by disabling the new one, and keeps a frozen
     copy "ref" of an adapter that is trained further.
     """
-    model = load_initial_model(policy, config)
+    model = policy.model
+    if config.reference != "base":
+        is_trained = config.reference == "round_start"
+        model = PeftModel.from_pretrained(model, config.reference_adapter, is_trainable=is_trained)
+        model = model if is_trained else model.merge_and_unload()
     has_new_adapter = not isinstance(model, PeftModel)
     rows = [
         {
@@ -71,18 +75,19 @@ def build_trainer(
         peft_config=to_peft_config(policy.config.lora) if has_new_adapter else None,
     )
     if has_new_adapter:
-        initialize_adapter(trainer.model, seed)
+        slot = AdapterSlot(trainer.model)
+        slot.load(slot.initial_adapter(seed))
     return trainer
 
 
 def train_with_trl(
     policy: Policy, pairs: Sequence[DpoPair], config: DpoConfig, folder: Path, seed: int
-) -> TrainedPolicy:
-    """Train a policy by TRL's DPOTrainer."""
+) -> tuple[PeftModel, list[dict[str, float]]]:
+    """Train a policy by TRL's DPOTrainer; the model, and the metrics of each step."""
     with completion_positions_only():
         trainer = build_trainer(policy, pairs, config, folder, seed)
         trainer.train()
-    return TrainedPolicy(trainer.model.eval(), [row for row in trainer.state.log_history if "loss" in row])
+    return trainer.model.eval(), [row for row in trainer.state.log_history if "loss" in row]
 
 
 @contextmanager
