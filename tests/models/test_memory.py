@@ -9,7 +9,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from components.config import BackboneConfig, LoraConfig
 from components.models.adapters import AdapterSlot, attach_lora
-from components.models.backbone import disable_dropout
+from components.models.backbone import disable_dropout, truncate_layers
 from components.models.checkpointing import checkpointed, enable_checkpointing
 from components.models.last_layer import states_at_one_position, supports_one_position
 from components.models.logprobs import completion_logprobs
@@ -170,6 +170,25 @@ def test_the_weights_are_counted_up_to_biases_and_norms(family):
     frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
     measured = sum(parameter.numel() * parameter.element_size() for parameter in frozen)
     assert shape.weight_bytes(Precision(2)) == pytest.approx(measured, rel=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", [None, 5])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_and_adapter_of_a_model_of_real_size_are_those_of_a_model_without_memory(family, layers):
+    """The default sizes of a family, such as 7B parameters of Llama, on torch's meta device."""
+    lora = LoraConfig(r=8)
+    config = CONFIG_MAPPING[family]()
+    backbone = BackboneConfig(name=family, layers=layers)
+    shape = ModelShape.from_config(config.to_dict(), backbone)
+    truncate_layers(config, backbone)
+    with torch.device("meta"):
+        model = attach_lora(AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16), lora)
+    sizes = {True: 0, False: 0}
+    for parameter in model.parameters():
+        sizes[parameter.requires_grad] += parameter.nbytes
+    assert shape.weight_bytes(Precision(2)) == pytest.approx(sizes[False], rel=1e-3)
+    assert 4 * shape.lora_values(lora) == sizes[True]
 
 
 def test_linear_layers_of_8_bits_take_a_byte_per_weight():
