@@ -121,12 +121,13 @@ class ClientRecord(Result):
     Attributes:
         slot: name of the server's adapter that it trained; empty where it trained none.
         rows: number of its rows that the job could use.
-        losses: mean validation losses, one for each adapter of a score job.
+        losses: mean validation losses, one for each adapter of a score job (NaN without validation
+            pairs).
         metrics: numbers of its training.
         traffic: bytes received, sent and kept.
     """
 
-    slot: str
+    slot: str = ""
     rows: int
     losses: list[float] = Field(default_factory=list)
     metrics: Metrics = Field(default_factory=Metrics)

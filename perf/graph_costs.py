@@ -19,8 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -218,20 +217,20 @@ def measure(folder: Path, count: int, in_memory: bool, loop: bool) -> GraphCost:
     names = [f"client-{index:03d}" for index in range(count)]
     graph.divergence_matrix([{"a": torch.zeros(1)}] * 2)  # loads libraries, and starts threads
     before = _resident_bytes()
-    with _open(folder, count, in_memory) as adapters:
-        start = time.perf_counter()
-        matrix = graph.divergence_matrix(adapters)
-        compared = time.perf_counter()
-        clients = graph.client_graph(matrix, names)
-        tree = graph.spanning_tree(clients)
-        weights = [graph.mst_weights(clients, name, tree) for name in names]
-        for name in names:
-            graph.shortest_path_weights(clients, name, DELTA)
-        weighted = time.perf_counter()
-        _average(adapters, names, weights)
-        averaged = time.perf_counter()
-        memory = _resident_bytes() - before
-        seconds, difference = _time_loop(adapters, matrix) if loop else (None, None)
+    adapters = _open(folder, count, in_memory)
+    start = time.perf_counter()
+    matrix = graph.divergence_matrix(adapters)
+    compared = time.perf_counter()
+    clients = graph.client_graph(matrix, names)
+    tree = graph.spanning_tree(clients)
+    weights = [graph.mst_weights(clients, name, tree) for name in names]
+    for name in names:
+        graph.shortest_path_weights(clients, name, DELTA)
+    weighted = time.perf_counter()
+    _average(adapters, names, weights)
+    averaged = time.perf_counter()
+    memory = _resident_bytes() - before
+    seconds, difference = _time_loop(adapters, matrix) if loop else (None, None)
     return GraphCost(
         clients=count,
         divergences=compared - start,
@@ -243,20 +242,12 @@ def measure(folder: Path, count: int, in_memory: bool, loop: bool) -> GraphCost:
     )
 
 
-@contextmanager
-def _open(folder: Path, count: int, in_memory: bool) -> Iterator[Adapters]:
-    """The adapters in memory, or in open files from which tensors are read on access."""
-    from safetensors import safe_open
-    from safetensors.torch import load
-
-    from components.models.adapters import StoredAdapter
+def _open(folder: Path, count: int, in_memory: bool) -> Adapters:
+    """The adapters in memory, or in mapped files whose pages are read on access."""
+    from safetensors.torch import load, load_file
 
     paths = [_path(folder, index) for index in range(count)]
-    if in_memory:
-        yield [load(path.read_bytes()) for path in paths]
-        return
-    with ExitStack() as stack:
-        yield [StoredAdapter(stack.enter_context(safe_open(path, framework="pt"))) for path in paths]
+    return [load(path.read_bytes()) if in_memory else load_file(path) for path in paths]
 
 
 def _average(adapters: Adapters, names: Sequence[str], weights: Sequence[Mapping[str, float]]) -> None:

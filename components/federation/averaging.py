@@ -33,7 +33,7 @@ from components.federation.protocol import (
 )
 from components.federation.sampling import sample_clients
 from components.federation.weight_scale import running_scale, scale_warnings
-from components.models.adapters import AdapterRef, AdapterStore
+from components.models.adapters import AdapterHash, AdapterStore
 from components.results import Metrics, OutcomeRecord
 from components.seeding import derive
 
@@ -68,7 +68,7 @@ class FederatedAveraging(Strategy[AveragingMemory]):
 
     def init(self, federation: Federation, seed: int) -> ServerState[AveragingMemory]:
         """All clients start from the same adapter."""
-        return ServerState.initial(federation, seed, {self.slot: federation.initial}, AveragingMemory())
+        return ServerState.start(federation, seed, {self.slot: federation.initial}, AveragingMemory())
 
     def warnings(self, federation: Federation, seed: int) -> Sequence[str]:
         """Weights that shrink or inflate the adapter over the rounds."""
@@ -83,13 +83,15 @@ class FederatedAveraging(Strategy[AveragingMemory]):
         self, state: ServerState[AveragingMemory], updates: Sequence[Update]
     ) -> ServerState[AveragingMemory]:
         """The combination of the clients' adapters."""
-        ref, scalars = self.combine(state, updates)
+        adapter, scalars = self.combine(state, updates)
         scalars |= running_scale(self.aggregator, state, scalars)
-        return state.end_round({self.slot: ref}, self.next_memory(state, updates), Metrics(scalars=scalars))
+        return state.end_round(
+            {self.slot: adapter}, self.next_memory(state, updates), Metrics(scalars=scalars)
+        )
 
     def combine(
         self, state: ServerState[M], updates: Sequence[Update]
-    ) -> tuple[AdapterRef, dict[str, float]]:
+    ) -> tuple[AdapterHash, dict[str, float]]:
         """The server's new adapter, and its metrics; see combine_updates."""
         return combine_updates(self.store, state, self.slot, updates, self.aggregator, self.postprocessors)
 
@@ -102,7 +104,7 @@ class FederatedAveraging(Strategy[AveragingMemory]):
         job_keys = {name: state.memory.job_keys.get(name, "") for name in state.federation.names}
         return OutcomeRecord(
             kind=self.outcome_kind,
-            adapters={self.slot: state.adapters[self.slot].hash},
+            adapters={self.slot: state.adapters[self.slot]},
             job_keys=job_keys if self.outcome_kind == "personalized-clients" else {},
         )
 
@@ -131,7 +133,7 @@ def plan_training(config: FederationConfig, state: ServerState[M], slot: str) ->
 
 def shared_policy(state: ServerState[M], slot: str) -> OutcomeRecord:
     """The outcome of a method that ends with one policy for all clients."""
-    return OutcomeRecord(kind="shared-policy", adapters={slot: state.adapters[slot].hash})
+    return OutcomeRecord(kind="shared-policy", adapters={slot: state.adapters[slot]})
 
 
 def combine_updates(
@@ -141,7 +143,7 @@ def combine_updates(
     updates: Sequence[Update],
     aggregator: Aggregator,
     postprocessors: Sequence[PostProcessor] = (),
-) -> tuple[AdapterRef, dict[str, float]]:
+) -> tuple[AdapterHash, dict[str, float]]:
     """The server's new adapter of a slot.
 
     Args:

@@ -12,7 +12,7 @@ from components.federation import aggregation
 from components.federation.postprocessing import PostProcessor, process_combined
 from components.federation.protocol import M, ServerState, TrainJob
 from components.federation.sampling import sample_clients
-from components.models.adapters import AdapterRef, AdapterStore
+from components.models.adapters import AdapterHash, AdapterStore
 from components.seeding import derive
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ MIXED_TOGETHER = 16
 
 
 def plan_on_own_adapters(
-    config: FederationConfig, state: ServerState[M], adapters: Mapping[str, AdapterRef]
+    config: FederationConfig, state: ServerState[M], adapters: Mapping[str, AdapterHash]
 ) -> list[TrainJob]:
     """A training job for each sampled client, on the adapter of its own.
 
@@ -50,9 +50,9 @@ def store_mixtures(
     store: AdapterStore,
     trained: Mapping[str, Mapping[str, torch.Tensor]],
     weights: Mapping[str, Mapping[str, float]],
-    previous: Mapping[str, AdapterRef],
+    previous: Mapping[str, AdapterHash],
     postprocessors: Sequence[PostProcessor],
-) -> tuple[dict[str, AdapterRef], dict[str, float]]:
+) -> tuple[dict[str, AdapterHash], dict[str, float]]:
     """Store sum_i w_ki theta_i for each client k.
 
     Args:
@@ -67,7 +67,7 @@ def store_mixtures(
         metric `<client>/server_step`.
     """
     names = list(weights)
-    adapters: dict[str, AdapterRef] = {}
+    adapters: dict[str, AdapterHash] = {}
     metrics: dict[str, float] = {}
     for start in range(0, len(names), MIXED_TOGETHER):
         targets = names[start : start + MIXED_TOGETHER]

@@ -12,63 +12,27 @@ import json
 import re
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-
-from pydantic import JsonValue
+from typing import Generic
 
 from components.config import UserError
-from components.federation.protocol import Client, Federation, Job, M, ServerState
+from components.federation.protocol import Job, M, ServerState
 from components.io import write_atomically
 from components.models.adapters import AdapterStore
-from components.results import Metrics, Result, StepRecord
+from components.results import Result, StepRecord
 
 
 class CommitError(UserError, RuntimeError):
     """Commits that do not belong to this run."""
 
 
-class StoredClient(Result):
-    """A client, see components.federation.protocol.Client."""
+class Commit(Result, Generic[M]):
+    """The content of a commit."""
 
-    name: str
-    training_pairs: int
-    validation_pairs: int
-    weight: float
-
-
-class StoredState(Result):
-    """A state, with adapters by hash; attributes as of components.federation.protocol.ServerState.
-
-    Attributes:
-        clients: the participating clients.
-        initial: hash of the adapter that all of them start from.
-    """
-
-    round: int
-    phase: str
-    step: int
-    seed: int
-    clients: list[StoredClient]
-    initial: str
-    adapters: dict[str, str]
-    memory: dict[str, JsonValue]
-    metrics: Metrics
-    logged_at: int
-
-
-class Commit(Result):
-    """The content of a commit.
-
-    Attributes:
-        fingerprint: of everything that the rounds depend on.
-        state: the state.
-        record: the step that led to it; None for the initial state.
-    """
-
-    fingerprint: str
-    state: StoredState
-    record: StepRecord | None
+    fingerprint: str  # of everything that the rounds depend on
+    state: ServerState[M]
+    record: StepRecord | None  # the step that led to it; None for the initial state
 
 
 @dataclass(frozen=True)
@@ -110,18 +74,17 @@ class Commits:
         paths = sorted((self.folder / "commits").glob("[0-9]*.json"))
         if not paths:
             return None
-        commits = [self._read(path) for path in paths]
+        commits = [self._read(path, memory_type) for path in paths]
         records = [commit.record for commit in commits if commit.record is not None]
-        return self._load_state(commits[-1].state, memory_type), records
+        return commits[-1].state, records
 
     def write(self, state: ServerState[M], record: StepRecord | None) -> None:
         """Commit a state with the record of the step that led to it; the initial state has none."""
-        commit = Commit(fingerprint=self.fingerprint, state=store_state(state), record=record)
-        data = json.dumps(commit.model_dump(mode="json"), indent=1, allow_nan=True).encode()
+        commit: Commit[M] = Commit(fingerprint=self.fingerprint, state=state, record=record)
         path = self.folder / "commits" / f"{state.step:05d}.json"
         self._known.pop(path.name, None)
         self._thinned.discard(path.name)
-        write_atomically(path, data)
+        write_atomically(path, commit.model_dump_json(indent=1).encode())
 
     def discard(self, jobs: Sequence[Job] = (), keep_every: int = 1) -> None:
         """Remove the updates of finished steps, and adapters that nothing needs any more.
@@ -139,7 +102,7 @@ class Commits:
         kept_names = {f"{job.key()}.json" for job in jobs}
         updates = sorted((self.folder / "updates").glob("*.json"))
         discarded = [path for path in updates if path.name not in kept_names]
-        needed = {ref.hash for job in jobs for ref in job.sent_adapters}
+        needed = {digest for job in jobs for digest in job.received}
         needed.update(digest for path in updates if path.name in kept_names for digest in _find_hashes(path))
         commits = self._references()
         old = {name: entry for name, entry in commits[:-2] if entry.round % keep_every}
@@ -153,7 +116,7 @@ class Commits:
 
     def _remove_adapters(self, hashes: Iterable[str]) -> None:
         for digest in sorted(hashes):
-            Path(self.store.ref(digest).path).unlink(missing_ok=True)
+            self.store.path(digest).unlink(missing_ok=True)
 
     def _references(self) -> list[tuple[str, _References]]:
         """The commits by the names of their files, in their order; each file is read once."""
@@ -171,12 +134,12 @@ class Commits:
         self._known.clear()
         self._thinned.clear()
 
-    def _read(self, path: Path) -> Commit:
+    def _read(self, path: Path, memory_type: type[M]) -> Commit[M]:
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            fingerprint = content["fingerprint"]
+            content = path.read_bytes()
+            fingerprint = json.loads(content)["fingerprint"]
             if fingerprint == self.fingerprint:
-                return Commit.model_validate(content)
+                return Commit[memory_type].model_validate_json(content)  # type: ignore[valid-type]
         except (ValueError, KeyError, TypeError):
             raise CommitError(
                 f"{path} is damaged: delete it, and those after it, to resume from the commit before."
@@ -187,37 +150,7 @@ class Commits:
             " recipe, or start a new run."
         )
 
-    def _load_state(self, stored: StoredState, memory_type: type[M]) -> ServerState[M]:
-        clients = tuple(Client(**client.model_dump()) for client in stored.clients)
-        return ServerState(
-            round=stored.round,
-            phase=stored.phase,
-            step=stored.step,
-            seed=stored.seed,
-            federation=Federation(clients, self.store.ref(stored.initial)),
-            adapters={name: self.store.ref(digest) for name, digest in stored.adapters.items()},
-            memory=memory_type.model_validate(stored.memory),
-            metrics=stored.metrics,
-            logged_at=stored.logged_at,
-        )
-
 
 def _find_hashes(path: Path) -> set[str]:
     """All hashes of adapters that a JSON file names."""
     return set(re.findall(r"\b[0-9a-f]{64}\b", path.read_text(encoding="utf-8", errors="ignore")))
-
-
-def store_state(state: ServerState[M]) -> StoredState:
-    """A state as it is committed."""
-    return StoredState(
-        round=state.round,
-        phase=state.phase,
-        step=state.step,
-        seed=state.seed,
-        clients=[StoredClient(**asdict(client)) for client in state.federation.clients],
-        initial=state.federation.initial.hash,
-        adapters={name: ref.hash for name, ref in state.adapters.items()},
-        memory=state.memory.model_dump(mode="json"),
-        metrics=state.metrics,
-        logged_at=state.logged_at,
-    )

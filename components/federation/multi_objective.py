@@ -22,7 +22,7 @@ from components.federation.protocol import (
     ServerState,
     Update,
     by_client,
-    required_adapter,
+    sent_adapters,
 )
 from components.models.adapters import AdapterStore
 from components.seeding import derive
@@ -238,8 +238,7 @@ def disagreement(
     steps = lambda_steps(ordered, objectives)
     weights = steps.mean(axis=2)
     server = store.get(state.adapters[slot])
-    with store.open([required_adapter(update) for update in ordered]) as trained:
-        products = aggregation.inner_products(trained, server)
+    products = aggregation.inner_products(store.open(sent_adapters(updates).values()), server)
     squares = np.diag(products)
     distances = np.sqrt(np.maximum(squares[:, None] + squares[None, :] - 2 * products, 0.0))
     means = {

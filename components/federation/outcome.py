@@ -53,8 +53,7 @@ class Workspace:
 
     def adapter(self, digest: str) -> Adapter:
         """An adapter of the federation's store."""
-        store = self.contexts.adapters
-        return store.get(store.ref(digest))
+        return self.contexts.adapters.get(digest)
 
 
 class Outcome(ABC):

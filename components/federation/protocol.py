@@ -9,7 +9,7 @@ A method is a value with pure functions:
 
 A round may have several steps (score all clients, then train some): `aggregate` moves `state.phase`
 within a round, and `state.round` when the round is complete. Each step is committed. Jobs and
-updates carry references to adapters and small values, never tensors.
+updates name adapters by their hashes, and carry small values, never tensors.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field, SerializeAsAny
 
 from components.config import (
     DpoObjective,
@@ -37,8 +37,8 @@ from components.config import (
     RecipeError,
     UserError,
 )
-from components.models.adapters import AdapterRef, AdapterStore
-from components.results import Metrics, OutcomeRecord, Traffic
+from components.models.adapters import AdapterHash, AdapterStore
+from components.results import ClientRecord, Metrics, OutcomeRecord, Result
 
 if TYPE_CHECKING:
     from components.federation.personalization import StepLength
@@ -49,30 +49,20 @@ class FederationError(UserError, RuntimeError):
     """A round that cannot be completed."""
 
 
-@dataclass(frozen=True)
-class Client:
-    """What the server knows of a client.
-
-    Attributes:
-        name: its id.
-        training_pairs: number of training pairs (n_m).
-        validation_pairs: number of validation pairs.
-        weight: p_m of FedBiscuit eq. 1, its share of all training pairs; the weights of a
-            federation sum to one.
-    """
+class Client(Result):
+    """What the server knows of a client."""
 
     name: str
-    training_pairs: int
+    training_pairs: int  # n_m
     validation_pairs: int
-    weight: float
+    weight: float  # p_m of FedBiscuit eq. 1, its share of all training pairs
 
 
-@dataclass(frozen=True)
-class Federation:
+class Federation(Result):
     """The participating clients, sorted by name, and the adapter that all of them start from."""
 
     clients: tuple[Client, ...]
-    initial: AdapterRef
+    initial: AdapterHash
 
     @property
     def names(self) -> list[str]:
@@ -81,12 +71,12 @@ class Federation:
 
     @property
     def weights(self) -> dict[str, float]:
-        """Weight of each client."""
+        """Weight of each client; the weights sum to one."""
         return {client.name: client.weight for client in self.clients}
 
 
 def build_federation(
-    clients: Mapping[str, Mapping[str, int]], initial: AdapterRef, clients_per_round: int
+    clients: Mapping[str, Mapping[str, int]], initial: AdapterHash, clients_per_round: int
 ) -> Federation:
     """The federation of a prepared data set. Clients without training pairs do not participate.
 
@@ -102,10 +92,15 @@ def build_federation(
     check_participants(len(active), clients_per_round)
     total = sum(splits["train"] for splits in active.values())
     members = (
-        Client(name, splits["train"], splits["validation"], splits["train"] / total)
+        Client(
+            name=name,
+            training_pairs=splits["train"],
+            validation_pairs=splits["validation"],
+            weight=splits["train"] / total,
+        )
         for name, splits in active.items()
     )
-    return Federation(tuple(members), initial)
+    return Federation(clients=tuple(members), initial=initial)
 
 
 def check_participants(clients: int, clients_per_round: int) -> None:
@@ -121,214 +116,153 @@ def check_participants(clients: int, clients_per_round: int) -> None:
         )
 
 
-class Memory(BaseModel):
-    """A method's memory from one step to the next, beside the server's adapters; stored as JSON.
+class Memory(Result):
+    """A method's memory from one step to the next, beside the server's adapters."""
 
-    Attributes:
-        job_keys: key of each client's last accepted job, for methods whose clients keep state; else
-            empty.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
-
+    # Key of each client's last accepted job, for methods whose clients keep state; else empty.
     job_keys: dict[str, str] = Field(default_factory=dict)
 
 
 M = TypeVar("M", bound=Memory)
 
 
-@dataclass(frozen=True)
-class ServerState(Generic[M]):
-    """What the server knows between two steps. All of it is committed.
+class ServerState(Result, Generic[M]):
+    """What the server knows between two steps. All of it is committed."""
 
-    Attributes:
-        round: number of complete rounds.
-        phase: name of the next step within the round; 'train' for methods with one step per round.
-        step: number of complete steps, over all rounds and phases.
-        seed: seed of the run.
-        federation: the participating clients.
-        adapters: the server's adapters by name ('selector', 'policy', a client's name, ...).
-        memory: what else the method remembers.
-        metrics: numbers about the last step.
-        logged_at: round at which these numbers are logged.
-    """
-
-    round: int
-    phase: str
-    step: int
-    seed: int
-    federation: Federation
-    adapters: dict[str, AdapterRef]
-    memory: M
-    metrics: Metrics = field(default_factory=Metrics)
-    logged_at: int = 0
+    round: int  # complete rounds
+    phase: str  # the next step within the round; 'train' for methods with one step per round
+    step: int  # complete steps, over all rounds and phases
+    seed: int  # of the run
+    clients: tuple[Client, ...]  # see Federation
+    initial: AdapterHash
+    adapters: dict[str, AdapterHash]  # by name: 'selector', 'policy', a client's name, ...
+    memory: SerializeAsAny[M]
+    metrics: Metrics = Field(default_factory=Metrics)  # of the last step
+    logged_at: int = 0  # round at which these metrics are logged
 
     @classmethod
-    def initial(
+    def start(
         cls,
         federation: Federation,
         seed: int,
-        adapters: dict[str, AdapterRef],
+        adapters: dict[str, AdapterHash],
         memory: M,
         phase: str = "train",
     ) -> Self:
         """The state before the first step."""
-        return cls(0, phase, 0, seed, federation, adapters, memory)
-
-    def end_round(
-        self, adapters: dict[str, AdapterRef], memory: M, metrics: Metrics, phase: str = "train"
-    ) -> ServerState[M]:
-        """The state after the last step of a round; `phase` is the first step of the next one."""
-        return replace(
-            self,
-            step=self.step + 1,
-            round=self.round + 1,
+        return cls(
+            round=0,
             phase=phase,
+            step=0,
+            seed=seed,
+            clients=federation.clients,
+            initial=federation.initial,
             adapters=adapters,
             memory=memory,
-            metrics=metrics,
-            logged_at=self.round + 1,
         )
 
-    def with_metrics(self, metrics: Metrics) -> ServerState[M]:
+    @property
+    def federation(self) -> Federation:
+        """The participating clients, and the adapter that all of them start from."""
+        return Federation(clients=self.clients, initial=self.initial)
+
+    def end_round(
+        self, adapters: dict[str, AdapterHash], memory: M, metrics: Metrics, phase: str = "train"
+    ) -> Self:
+        """The state after the last step of a round; `phase` is the first step of the next one."""
+        ended = self.within_round(phase, memory, metrics, logged_at=self.round + 1)
+        return ended.model_copy(update={"round": self.round + 1, "adapters": adapters})
+
+    def with_metrics(self, metrics: Metrics) -> Self:
         """The same state with more metrics."""
-        return replace(self, metrics=self.metrics.merged(metrics))
+        return self.model_copy(update={"metrics": self.metrics.merged(metrics)})
 
-    def within_round(self, phase: str, memory: M, metrics: Metrics, logged_at: int) -> ServerState[M]:
+    def within_round(self, phase: str, memory: M, metrics: Metrics, logged_at: int) -> Self:
         """The state after a step that does not end the round; `phase` is the next step."""
-        return replace(
-            self, step=self.step + 1, phase=phase, memory=memory, metrics=metrics, logged_at=logged_at
-        )
+        changes = {
+            "step": self.step + 1,
+            "phase": phase,
+            "memory": memory,
+            "metrics": metrics,
+            "logged_at": logged_at,
+        }
+        return self.model_copy(update=changes)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job(ABC):
-    """One client's work in one step.
+class Job(Result, ABC):
+    """One client's work in one step. Adapters are named by their hashes."""
 
-    Attributes:
-        client: name of the client.
-        round: index of the round that the job belongs to.
-        seed: all random choices of the client are functions of it.
-        slot: name of the server's adapter that the job is about; empty where it is about several.
-        processing: settings of the update's post-processors; empty without any.
-    """
-
+    kind: str
     client: str
-    round: int
-    seed: int
-    slot: str = ""
-    processing: str = ""
-
-    kind: ClassVar[str]
+    round: int  # index of the round that the job belongs to
+    seed: int  # all random choices of the client are functions of it
+    slot: str = ""  # name of the server's adapter that the job is about; empty for several
+    processing: str = ""  # settings of the update's post-processors; empty without any
 
     @property
     @abstractmethod
-    def sent_adapters(self) -> tuple[AdapterRef, ...]:
+    def received(self) -> tuple[AdapterHash, ...]:
         """The adapters that the client is sent."""
 
     def key(self) -> str:
-        """Hash of what determines the result; adapters count by content, not by path."""
-        content = {"kind": self.kind} | asdict(self)
-        content = {
-            name: [ref.hash for ref in self.sent_adapters] if name in ("adapter", "adapters") else value
-            for name, value in content.items()
-        }
+        """Hash of what determines the result."""
+        content = self.model_dump()
+        content |= {name: self.received for name in ("adapter", "adapters") if name in content}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainJob(Job):
-    """Train an adapter and send it back.
+class AdapterJob(Job, ABC):
+    """A job on one adapter."""
 
-    Attributes:
-        adapter: where training starts.
-        previous_job_key: key of the client's last accepted job, from whose private state it
-            continues; empty before the first one, and for clients without private state.
-        objective_weights: weights of the objectives, in their order, where the server sets them.
-    """
+    adapter: AdapterHash
 
-    adapter: AdapterRef
+    @property
+    def received(self) -> tuple[AdapterHash, ...]:
+        return (self.adapter,)
+
+
+class TrainJob(AdapterJob):
+    """Train an adapter and send it back."""
+
+    kind: Literal["train"] = "train"
+    # Key of the client's last accepted job, from whose private state it continues; empty before the
+    # first one, and for clients without private state.
     previous_job_key: str = ""
+    # Weights of the objectives, in their order, where the server sets them.
     objective_weights: tuple[float, ...] = ()
 
-    kind: ClassVar[str] = "train"
 
-    @property
-    def sent_adapters(self) -> tuple[AdapterRef, ...]:
-        return (self.adapter,)
+class GradientJob(AdapterJob):
+    """Send the gradient of each objective at an adapter back."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class GradientJob(Job):
-    """Send the gradient of each objective at an adapter back; attributes as of TrainJob."""
-
-    adapter: AdapterRef
-    previous_job_key: str = ""
-
-    kind: ClassVar[str] = "gradients"
-
-    @property
-    def sent_adapters(self) -> tuple[AdapterRef, ...]:
-        return (self.adapter,)
+    kind: Literal["gradients"] = "gradients"
+    previous_job_key: str = ""  # as of TrainJob
 
 
-@dataclass(frozen=True, kw_only=True)
 class ScoreJob(Job):
-    """Send the mean validation loss of each adapter back.
+    """Send the mean validation loss of each adapter back."""
 
-    Attributes:
-        adapters: the scored adapters.
-    """
-
-    adapters: tuple[AdapterRef, ...]
-
-    kind: ClassVar[str] = "score"
+    kind: Literal["score"] = "score"
+    adapters: tuple[AdapterHash, ...]
 
     @property
-    def sent_adapters(self) -> tuple[AdapterRef, ...]:
+    def received(self) -> tuple[AdapterHash, ...]:
         return self.adapters
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeasureJob(Job):
-    """Measure an adapter on the server's held-out prompts.
+class MeasureJob(AdapterJob):
+    """Measure an adapter on the server's held-out prompts. No client is involved: `client` is empty."""
 
-    No client is involved, and `client` is empty.
-
-    Attributes:
-        name: name of the measure.
-        adapter: the measured adapter.
-    """
-
-    name: str
-    adapter: AdapterRef
-
-    kind: ClassVar[str] = "measure"
-
-    @property
-    def sent_adapters(self) -> tuple[AdapterRef, ...]:
-        return (self.adapter,)
+    kind: Literal["measure"] = "measure"
+    name: str  # of the measure
 
 
-@dataclass(frozen=True)
-class Update:
-    """A client's answer to a job.
+class Update(ClientRecord):
+    """A client's answer to a job: what it did, and the adapter that it sends."""
 
-    Attributes:
-        job: the job.
-        adapter: the trained adapter, or the gradients as tensors of one file; None for a score job.
-        losses: mean validation loss of each adapter of a score job (NaN without validation pairs).
-        rows: number of rows that the job could use.
-        metrics: numbers of the work.
-        traffic: bytes received, sent and kept.
-    """
-
-    job: Job
-    adapter: AdapterRef | None
-    losses: tuple[float, ...]
-    rows: int
-    metrics: Metrics
-    traffic: Traffic
+    job: str  # key of the job
+    client: str
+    adapter: AdapterHash | None = None  # or the gradients as tensors of one file; None for a score job
 
 
 @dataclass(frozen=True)
@@ -545,7 +479,17 @@ def method_of(config: FederationConfig) -> Method:
 
 def by_client(updates: Sequence[Update]) -> list[Update]:
     """Updates in the order of the clients' names, in which sums are taken."""
-    return sorted(updates, key=lambda update: update.job.client)
+    return sorted(updates, key=lambda update: update.client)
+
+
+def sent_adapters(updates: Sequence[Update]) -> dict[str, AdapterHash]:
+    """The adapter that each client has sent, in the order of the clients' names."""
+    adapters = {}
+    for update in by_client(updates):
+        if update.adapter is None:
+            raise TypeError(f"the update of client {update.client} has no adapter")
+        adapters[update.client] = update.adapter
+    return adapters
 
 
 def accepted_job_keys(memory: Memory, updates: Sequence[Update], stateful: bool) -> dict[str, str]:
@@ -558,11 +502,4 @@ def accepted_job_keys(memory: Memory, updates: Sequence[Update], stateful: bool)
     """
     if not stateful:
         return memory.job_keys
-    return memory.job_keys | {update.job.client: update.job.key() for update in updates}
-
-
-def required_adapter(update: Update) -> AdapterRef:
-    """The adapter of an update that must have one."""
-    if update.adapter is None:
-        raise TypeError(f"the update of client {update.job.client} has no adapter")
-    return update.adapter
+    return memory.job_keys | {update.client: update.job for update in updates}

@@ -9,7 +9,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ from components.federation.protocol import (
     ServerState,
     Strategy,
     Update,
+    by_client,
     method_of,
 )
 from components.federation.transport import InProcessTransport, Transport
@@ -69,7 +69,7 @@ def run_rounds(
         rounds = Work(ROUNDS, state.round, config.rounds)
         log.info("%d of %d rounds are done", state.round, config.rounds, extra=progress(rounds))
     while state.round < config.rounds:
-        jobs = [replace(job, processing=processing) for job in strategy.plan(state)]
+        jobs = [job.model_copy(update={"processing": processing}) for job in strategy.plan(state)]
         clients = Work(CLIENTS, 0, len(jobs))
         log.info("round %d: %d clients", state.round + 1, len(jobs), extra=progress(clients))
         commits.discard(jobs, config.keep_every)
@@ -114,7 +114,7 @@ def close_step(
         else:
             failures.append(answer)
     failures.sort(key=lambda failure: failure.client)
-    template = strategy.update_template(state, commits.store.get(state.federation.initial))
+    template = strategy.update_template(state, commits.store.get(state.initial))
     accepted, refused = validate_updates(updates, commits.store, template)
     required = max(1, math.ceil(quorum * len(jobs) - 1e-9))
     if len(accepted) < required:
@@ -139,13 +139,7 @@ def _record_step(
     seconds: float,
 ) -> StepRecord:
     clients = {
-        update.job.client: ClientRecord(
-            slot=update.job.slot,
-            rows=update.rows,
-            losses=list(update.losses),
-            metrics=update.metrics,
-            traffic=update.traffic,
-        )
+        update.client: ClientRecord(**{name: getattr(update, name) for name in ClientRecord.model_fields})
         for update in accepted
     }
     return StepRecord(
@@ -157,7 +151,7 @@ def _record_step(
         clients=clients,
         failed={failure.client: failure.reason for failure in failures},
         refused={failure.client: failure.reason for failure in refused},
-        adapters={name: ref.hash for name, ref in new.adapters.items()},
+        adapters=new.adapters,
         memory=new.memory.model_dump(mode="json"),
         server=new.metrics,
         aggregation_seconds=seconds,
@@ -179,13 +173,13 @@ def validate_updates(
     """
     accepted = []
     refused = []
-    for update in sorted(updates, key=lambda update: update.job.client):
+    for update in by_client(updates):
         try:
             if update.adapter is not None:
                 check_adapter(store.get(update.adapter), template)
             accepted.append(update)
         except AdapterError as error:
-            refused.append(Failure(update.job.client, str(error)))
+            refused.append(Failure(update.client, str(error)))
     return accepted, refused
 
 

@@ -8,11 +8,9 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
@@ -68,20 +66,8 @@ class AdapterError(UserError, ValueError):
     """An adapter that is damaged or does not fit. The message names the tensor or the file."""
 
 
-@dataclass(frozen=True)
-class AdapterRef:
-    """Reference to a stored adapter.
-
-    Attributes:
-        hash: sha256 of the safetensors file.
-        path: path of the file.
-    """
-
-    hash: str
-    path: str
-
-    def __str__(self) -> str:
-        return self.hash[:12]
+AdapterHash = str
+"""Name of a stored adapter: sha256 of its safetensors file."""
 
 
 class AdapterStore:
@@ -90,14 +76,19 @@ class AdapterStore:
     def __init__(self, root: Path) -> None:
         self.root = Path(root)
 
-    def put(self, adapter: Mapping[str, torch.Tensor]) -> AdapterRef:
+    def path(self, digest: AdapterHash) -> Path:
+        """The file of an adapter."""
+        return self.root / f"{digest}.safetensors"
+
+    def size(self, digest: AdapterHash) -> int:
+        """Bytes of the file of a stored adapter."""
+        return self.path(digest).stat().st_size
+
+    def put(self, adapter: Mapping[str, torch.Tensor]) -> AdapterHash:
         """Store an adapter.
 
         Args:
             adapter: fp32 tensors by name.
-
-        Returns:
-            the reference; equal adapters have the same one.
 
         Raises:
             AdapterError: a tensor is not fp32.
@@ -110,12 +101,12 @@ class AdapterStore:
                 raise AdapterError(f"tensor '{name}' is {tensor.dtype}, but adapters are stored in float32")
         data = save({name: adapter[name].detach().cpu().contiguous() for name in sorted(adapter)})
         digest = hashlib.sha256(data).hexdigest()
-        path = self.root / f"{digest}.safetensors"
+        path = self.path(digest)
         if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
             write_atomically(path, data)
-        return AdapterRef(digest, str(path))
+        return digest
 
-    def get(self, ref: AdapterRef) -> Adapter:
+    def get(self, digest: AdapterHash) -> Adapter:
         """Read an adapter and verify the hash of its file.
 
         Raises:
@@ -123,71 +114,39 @@ class AdapterStore:
         """
         from safetensors.torch import load
 
-        with self._open_file(ref) as file:
+        with self._open_file(digest) as file:
             data = file.read()
-        if hashlib.sha256(data).hexdigest() != ref.hash:
-            raise self._damaged(ref)
+        self._verify(digest, hashlib.sha256(data).hexdigest())
         return load(data)
 
-    @contextmanager
-    def open(self, refs: Iterable[AdapterRef]) -> Iterator[list[Mapping[str, torch.Tensor]]]:
-        """Open adapters whose tensors are read on access, so that many adapters fit into memory.
+    def open(self, digests: Iterable[AdapterHash]) -> list[Adapter]:
+        """Adapters in mapped files: pages are read on access, and can be dropped again.
+
+        So more adapters can be open than fit into memory.
 
         Raises:
             AdapterError: as `get`. All files are verified before any tensor is read.
         """
-        from safetensors import safe_open
+        from safetensors.torch import load_file
 
-        with ExitStack() as stack:
-            adapters: list[Mapping[str, torch.Tensor]] = []
-            for ref in refs:
-                with self._open_file(ref) as file:
-                    if hashlib.file_digest(file, "sha256").hexdigest() != ref.hash:
-                        raise self._damaged(ref)
-                adapters.append(StoredAdapter(stack.enter_context(safe_open(ref.path, framework="pt"))))
-            yield adapters
+        verified = list(digests)
+        for digest in verified:
+            with self._open_file(digest) as file:
+                self._verify(digest, hashlib.file_digest(file, "sha256").hexdigest())
+        return [load_file(self.path(digest)) for digest in verified]
 
-    def ref(self, digest: str) -> AdapterRef:
-        """The reference of a stored adapter by its hash."""
-        return AdapterRef(digest, str(self.root / f"{digest}.safetensors"))
-
-    @staticmethod
-    def _open_file(ref: AdapterRef) -> BufferedReader:
+    def _open_file(self, digest: AdapterHash) -> BufferedReader:
+        path = self.path(digest)
         try:
-            return Path(ref.path).open("rb")
+            return path.open("rb")
         except FileNotFoundError:
-            raise AdapterError(f"adapter {ref} is missing: expected the file {ref.path}") from None
+            raise AdapterError(f"adapter {digest[:12]} is missing: expected the file {path}") from None
 
-    @staticmethod
-    def _damaged(ref: AdapterRef) -> AdapterError:
-        return AdapterError(f"adapter {ref} is damaged: the bytes of {ref.path} do not match its hash")
-
-
-class TensorFile(Protocol):
-    """An open safetensors file, as `safetensors.safe_open` returns it."""
-
-    def keys(self) -> Iterable[str]: ...
-
-    def get_tensor(self, name: str) -> torch.Tensor: ...
-
-
-class StoredAdapter(Mapping[str, "torch.Tensor"]):
-    """An adapter in an open safetensors file. A tensor is read from the file on each access."""
-
-    def __init__(self, file: TensorFile) -> None:
-        self._file = file
-        self._names = sorted(file.keys())
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        if name not in self._names:
-            raise KeyError(name)
-        return self._file.get_tensor(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
+    def _verify(self, digest: AdapterHash, computed: str) -> None:
+        if computed != digest:
+            raise AdapterError(
+                f"adapter {digest[:12]} is damaged: the bytes of {self.path(digest)} do not match its hash"
+            )
 
 
 def check_adapter(adapter: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:

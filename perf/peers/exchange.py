@@ -217,7 +217,10 @@ def plan_rounds(recipe: Recipe, federation: Federation, store: AdapterStore) -> 
     strategy = method_of(recipe.federation).build(recipe.federation, store)
     state = strategy.init(federation, recipe.seed)
     rounds = range(recipe.federation.rounds)
-    return [cast("list[TrainJob]", list(strategy.plan(replace(state, round=number)))) for number in rounds]
+    return [
+        cast("list[TrainJob]", list(strategy.plan(state.model_copy(update={"round": number}))))
+        for number in rounds
+    ]
 
 
 def _changed(adapter: Adapter) -> Adapter:

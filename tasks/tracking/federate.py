@@ -207,7 +207,7 @@ def log_adapter(log: RunLog, target: FederationLog, name: str, digest: str, step
         },
     )
     with tempfile.TemporaryDirectory() as scratch:
-        adapter = target.store.get(target.store.ref(digest))
+        adapter = target.store.get(digest)
         export_adapter(adapter, config.lora, config.backbone, Path(scratch), config.template)
         client.log_model_artifacts(model.model_id, scratch)
     client.finalize_logged_model(model.model_id, "READY")

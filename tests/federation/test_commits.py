@@ -2,7 +2,6 @@
 
 import json
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ import torch
 from components import io
 from components.federation.commits import CommitError, Commits
 from components.federation.methods.fedbiscuit import GroupingMemory
-from components.federation.protocol import Client, Federation, ServerState
+from components.federation.protocol import Client, ServerState
 from components.models.adapters import AdapterError
 from components.results import Metrics, StepRecord
 
@@ -24,13 +23,17 @@ def commits(tmp_path):
 
 def make_state(commits, step=0, value=0.0, memory=None, metrics=None):
     ref = commits.store.put({"a": torch.full((3,), value)})
-    federation = Federation((Client("ada", 3, 1, 0.75), Client("bea", 1, 0, 0.25)), ref)
+    clients = (
+        Client(name="ada", training_pairs=3, validation_pairs=1, weight=0.75),
+        Client(name="bea", training_pairs=1, validation_pairs=0, weight=0.25),
+    )
     return ServerState(
         round=step,
         phase="train",
         step=step,
         seed=5,
-        federation=federation,
+        clients=clients,
+        initial=ref,
         adapters={"selector": ref},
         memory=memory or GroupingMemory(),
         metrics=metrics or Metrics(),
@@ -155,16 +158,16 @@ def test_a_commit_names_its_adapters_by_hash_and_contains_no_path(commits):
     commits.write(state, make_record(1))
     content = (commits.folder / "commits" / "00001.json").read_text()
     assert str(commits.folder) not in content
-    assert json.loads(content)["state"]["adapters"]["selector"] == state.adapters["selector"].hash
+    assert json.loads(content)["state"]["adapters"]["selector"] == state.adapters["selector"]
 
 
 def test_a_damaged_adapter_is_refused_by_its_file_and_repaired_when_it_is_stored_again(commits):
     ref = make_state(commits, 1, 2.0).adapters["selector"]
-    path = Path(ref.path)
+    path = commits.store.path(ref)
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(AdapterError, match=f"{ref!s} is damaged: the bytes of .*{ref.hash}"):
+    with pytest.raises(AdapterError, match=f"{ref[:12]} is damaged: the bytes of .*{ref}"):
         commits.store.get(ref)
     assert commits.store.put({"a": torch.full((3,), 2.0)}) == ref
     assert torch.equal(commits.store.get(ref)["a"], torch.full((3,), 2.0))
@@ -172,8 +175,8 @@ def test_a_damaged_adapter_is_refused_by_its_file_and_repaired_when_it_is_stored
 
 def test_a_missing_adapter_is_refused_by_its_file(commits):
     ref = make_state(commits, 1, 2.0).adapters["selector"]
-    Path(ref.path).unlink()
-    with pytest.raises(AdapterError, match=f"{ref!s} is missing"):
+    commits.store.path(ref).unlink()
+    with pytest.raises(AdapterError, match=f"{ref[:12]} is missing"):
         commits.store.get(ref)
 
 

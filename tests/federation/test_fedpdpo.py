@@ -208,7 +208,7 @@ def test_a_client_continues_from_its_own_modules_and_the_servers_adapter(prepare
     modules = [modules for _, _, _, modules, _, _ in observed_steps]
     adapters = [adapter for _, _, _, _, adapter, _ in observed_steps]
     initial = loop.trainer.resident.personal.initial_modules(recipe.seed)
-    server = loop.commits.store.get(loop.commits.store.ref(loop.records[0].adapters["policy"]))
+    server = loop.commits.store.get(loop.records[0].adapters["policy"])
     for client in range(4):
         assert equals(modules[2 * client], initial)
         assert equals(modules[8 + 2 * client], modules[2 * client + 1])

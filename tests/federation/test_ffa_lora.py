@@ -27,9 +27,9 @@ def adapters(tmp_path_factory):
     put = AdapterStore.put
 
     def record(self, adapter):
-        reference = put(self, adapter)
-        stored[reference.hash] = dict(adapter)
-        return reference
+        digest = put(self, adapter)
+        stored[digest] = dict(adapter)
+        return digest
 
     with pytest.MonkeyPatch.context() as patch:  # those of clients are deleted after their round
         patch.setattr(AdapterStore, "put", record)

@@ -65,12 +65,12 @@ def rows(prepared):
 
 def put_random(loop, seed):
     slot = loop.trainer.selector.slot if hasattr(loop.trainer, "selector") else loop.trainer.resident.slot
-    return loop.commits.store.put(random_tensors(slot, seed, 0.2)).hash
+    return loop.commits.store.put(random_tensors(slot, seed, 0.2))
 
 
 def score_alone(loop, digest, rows):
     store = loop.commits.store
-    return loop.trainer.score_pairs(rows, [store.get(store.ref(digest))]).margins[0]
+    return loop.trainer.score_pairs(rows, [store.get(digest)]).margins[0]
 
 
 # --- all kinds
@@ -102,7 +102,7 @@ def test_an_exported_adapter_is_a_peft_folder_of_the_trained_model(kind, model, 
     outcome = load_outcome(OutcomeRecord(kind=kind, adapters={"one": digest}))
     exported = outcome.export(tmp_path / "adapters", make_workspace(loop))
     adapter, lora = read_adapter(tmp_path / exported["one"].folder)
-    expected = loop.commits.store.get(loop.commits.store.ref(digest))
+    expected = loop.commits.store.get(digest)
     assert exported["one"].hash == digest
     assert exported["one"].folder.startswith("adapters/")
     assert lora.r == getattr(loop.recipe, model).lora.r
@@ -226,7 +226,7 @@ def test_personalized_clients_score_each_clients_pairs_with_its_private_modules(
     record = loop.strategy.outcome(loop.latest_state())
     outcome = PersonalizedClients(record)
     margins = outcome.score(rows, make_workspace(loop)).margins[0]
-    adapter = loop.commits.store.get(loop.commits.store.ref(record.adapters["policy"]))
+    adapter = loop.commits.store.get(record.adapters["policy"])
     assert outcome.clients == ["ada", "bea", "cyd", "dan"]
     for name in ("ada", "bea"):
         own = [n for n, row in enumerate(rows) if row["client_id"] == name]

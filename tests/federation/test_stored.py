@@ -15,7 +15,6 @@ from components.federation.clients.private import PrivateStore, private_root
 from components.federation.clients.worker import finished_update
 from components.federation.commits import Commits
 from components.federation.protocol import GradientJob, MeasureJob, ScoreJob, TrainJob
-from components.models.adapters import AdapterRef
 from tests.support.strategies import build_strategy
 
 STORED = Path(__file__).parent / "stored"
@@ -109,8 +108,8 @@ def test_clients_continue_from_the_private_state_after_their_last_accepted_job()
         assert kept.size == 88
 
 
-FIRST = AdapterRef("ab" * 32, "first")
-SECOND = AdapterRef("cd" * 32, "second")
+FIRST = "ab" * 32
+SECOND = "cd" * 32
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,8 @@ import torch
 from components.config import AGGREGATORS, AggregatorConfig
 from components.federation.aggregators.base import Contributions, aggregator_of
 from components.federation.aggregators.trimmed import TrimmedMean
-from components.federation.protocol import TrainJob, Update
+from components.federation.protocol import Update
 from components.models.adapters import AdapterStore
-from components.results import Metrics, Traffic
 
 SERVER = {"a": torch.zeros(3)}
 
@@ -24,9 +23,8 @@ def contributions(store: AdapterStore, rows: list[list[float]]) -> Contributions
     """One client per row of values; all have the same number of training pairs."""
     updates = []
     for n, row in enumerate(rows):
-        ref = store.put({"a": torch.tensor(row)})
-        job = TrainJob(client=f"client-{n}", round=0, seed=0, slot="policy", adapter=ref)
-        updates.append(Update(job, ref, (), 4, Metrics(), Traffic(received=0, sent=0)))
+        adapter = store.put({"a": torch.tensor(row)})
+        updates.append(Update(job="a job", client=f"client-{n}", adapter=adapter, rows=4))
     return Contributions(store, updates, [1 / len(rows)] * len(rows), len(rows))
 
 

@@ -198,11 +198,11 @@ def test_a_stored_adapter_is_read_back(store):
 def test_an_adapter_is_stored_under_the_hash_of_its_content(store):
     ref = store.put(ADAPTER)
     assert store.put(dict(reversed(ADAPTER.items()))) == ref
-    assert store.ref(ref.hash) == ref
+    assert store.size(ref) == store.path(ref).stat().st_size > 28
     different = store.put(ADAPTER | {"b": torch.tensor([1.0, 2.0, 3.5])})
     assert different != ref
     files = sorted(path.name for path in store.root.iterdir())
-    assert files == sorted(f"{digest}.safetensors" for digest in (ref.hash, different.hash))
+    assert files == sorted(f"{digest}.safetensors" for digest in (ref, different))
 
 
 def test_the_store_refuses_tensors_that_are_not_fp32(store):

@@ -127,7 +127,7 @@ def run_bare_loop(recipe: Recipe, prepared: Path, folder: Path, trainer: Trainer
     """Run all rounds of a recipe, or resume those that are committed; arguments as of open_loop."""
     loop = open_loop(recipe, prepared, folder, trainer)
     state = loop.run()
-    return Federated({name: adapter.hash for name, adapter in state.adapters.items()}, loop.records)
+    return Federated(state.adapters, loop.records)
 
 
 def prepare_rewards(recipe: Recipe, prepared: Path, folder: Path, judges: Path) -> None:

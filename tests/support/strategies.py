@@ -17,8 +17,8 @@ from components.federation.protocol import (
     build_federation,
     method_of,
 )
-from components.models.adapters import AdapterRef, AdapterStore
-from components.results import Metrics, Traffic
+from components.models.adapters import AdapterHash, AdapterStore
+from components.results import Metrics
 
 TENSOR = "a"
 """Name of the only tensor of an adapter."""
@@ -54,26 +54,33 @@ def build_strategy(
     return method_of(config).build(config, store)
 
 
-def put_values(store: AdapterStore, values: Sequence[float]) -> AdapterRef:
+def put_values(store: AdapterStore, values: Sequence[float]) -> AdapterHash:
     """Store an adapter with these values."""
     return store.put({TENSOR: torch.tensor(values, dtype=torch.float32)})
 
 
-def get_values(store: AdapterStore, adapter: AdapterRef | str) -> list[float]:
-    """The values of a stored adapter, by its reference or its hash."""
-    ref = store.ref(adapter) if isinstance(adapter, str) else adapter
-    values: list[float] = store.get(ref)[TENSOR].tolist()
+def get_values(store: AdapterStore, adapter: AdapterHash) -> list[float]:
+    """The values of a stored adapter."""
+    values: list[float] = store.get(adapter)[TENSOR].tolist()
     return values
 
 
 def make_update(
     job: Job,
-    adapter: AdapterRef | None = None,
+    adapter: AdapterHash | None = None,
     losses: Sequence[float] = (),
     metrics: Metrics | None = None,
 ) -> Update:
     """A client's answer to a job."""
-    return Update(job, adapter, tuple(losses), 1, metrics or Metrics(), Traffic())
+    return Update(
+        job=job.key(),
+        client=job.client,
+        slot=job.slot,
+        adapter=adapter,
+        losses=list(losses),
+        rows=1,
+        metrics=metrics or Metrics(),
+    )
 
 
 def make_updates(

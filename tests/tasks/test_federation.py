@@ -95,7 +95,7 @@ def run(debug, prepared, store):
 
 def test_a_shard_gives_an_update_for_each_client_by_reference(fragile, run, store):
     updates = run(train_jobs(store, "ada", "bea"))
-    assert [update.job.client for update in updates] == ["ada", "bea"]
+    assert [update.client for update in updates] == ["ada", "bea"]
     assert fragile.calls == ["ada", "bea"]
     assert all(torch.equal(store.get(update.adapter)["a"], torch.ones(3)) for update in updates)
 
@@ -113,7 +113,7 @@ def test_a_retry_repeats_only_the_client_that_failed(fragile, run, store):
     with pytest.raises(ClientsFailed):
         run(train_jobs(store, "ada", "bea", "cyd"))
     updates = run(train_jobs(store, "ada", "bea", "cyd"))
-    assert [update.job.client for update in updates] == ["ada", "bea", "cyd"]
+    assert [update.client for update in updates] == ["ada", "bea", "cyd"]
     assert Counter(fragile.calls) == {"ada": 1, "bea": 2, "cyd": 1}
 
 
@@ -161,7 +161,7 @@ def test_of_a_shard_that_failed_the_clients_that_finished_still_count(fragile, r
     assert bea == Failure("bea", "RuntimeError: the device lost bea")
     for update, name in ((ada, "ada"), (cyd, "cyd"), (dan, "dan")):
         assert isinstance(update, Update)
-        assert update.job.client == name
+        assert update.client == name
 
 
 def test_the_reason_of_a_shard_whose_process_died_is_that_of_prefect(fragile, store):
@@ -414,7 +414,7 @@ def train_clients(recipe, prepared, folder, workers):
         answers = executor.map(
             lambda shard: run_shard.fn(shard, recipe, prepared / "pairs.parquet", store.root), shards
         )
-        return [update.adapter.hash for (update,) in answers]
+        return [update.adapter for (update,) in answers]
 
 
 @pytest.mark.slow
@@ -553,7 +553,7 @@ ASSIGNMENT = {"ada": "selector-2", "bea": "selector-0", "cyd": "selector-2", "da
 
 @pytest.fixture
 def ensemble(store, random_adapter):
-    adapters = {f"selector-{u}": store.put(random_adapter(u, 1.0)).hash for u in range(3)}
+    adapters = {f"selector-{u}": store.put(random_adapter(u, 1.0)) for u in range(3)}
     return OutcomeRecord(kind="selector-ensemble", adapters=adapters, assignment=ASSIGNMENT)
 
 
@@ -563,7 +563,7 @@ def correct(ensemble, store, tiny_selector, prepared):
     pairs = read_rows(prepared / "pairs.parquet", split="test")
     by_selector = {}
     for name, digest in ensemble.adapters.items():
-        tiny_selector.slot.load(store.get(store.ref(digest)))
+        tiny_selector.slot.load(store.get(digest))
         by_selector[name] = score_pairs(tiny_selector, pairs)[0] > 0
     return pairs, by_selector
 

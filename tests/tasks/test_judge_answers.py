@@ -179,7 +179,7 @@ def selectors(debug, tmp_path):
     """Record and workspace of three selectors, of which two prefer 'good' and one does not."""
     store = AdapterStore(tmp_path / "adapters")
     signs = {"s0": 1.0, "s1": 1.0, "s2": -1.0}
-    adapters = {name: store.put({"sign": torch.tensor([sign])}).hash for name, sign in signs.items()}
+    adapters = {name: store.put({"sign": torch.tensor([sign])}) for name, sign in signs.items()}
 
     @contextmanager
     def lend_trainer():

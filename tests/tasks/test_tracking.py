@@ -91,7 +91,7 @@ def store(tmp_path):
 @pytest.fixture
 def records(store, random_adapter):
     """Records of three committed steps."""
-    return [step_record(step, {"selector": store.put(random_adapter(step)).hash}) for step in (1, 2, 3)]
+    return [step_record(step, {"selector": store.put(random_adapter(step))}) for step in (1, 2, 3)]
 
 
 @pytest.fixture
@@ -262,7 +262,7 @@ def test_accuracy_is_linked_to_the_adapter_of_its_round_and_its_data_if_there_is
     recipe = with_section(target.recipe, "federation", keep_every=1)
     data = {"dataset_name": "pairs", "dataset_digest": "0a1b"}
     target = replace(target, recipe=recipe, data=data)
-    record = step_record(2, {name: store.put(random_adapter(2)).hash for name in adapters})
+    record = step_record(2, {name: store.put(random_adapter(2)) for name in adapters})
     log_steps(target, [record], 0)
     log_round_evaluation(target, round_evaluation(2))
     linked = [
@@ -317,7 +317,7 @@ def test_a_logged_adapter_is_a_peft_folder_that_gives_the_logits_of_the_committe
     )
     loaded = PeftModel.from_pretrained(load_backbone(target.recipe.selector.backbone, "cpu"), folder)
     digest = records[2].adapters["selector"]
-    tiny_selector.slot.load(target.store.get(target.store.ref(digest)))
+    tiny_selector.slot.load(target.store.get(digest))
     ids = torch.tensor([[50, 51, 52]])
     with torch.no_grad():
         expected = tiny_selector.model(input_ids=ids).logits

@@ -99,7 +99,7 @@ class SelectorJudge:
         self.selector = Selector(section.selector, resources.device)
         store = AdapterStore(resources.cache / "adapters")
         stored = _load_or_train(self.selector, section, resources, store)
-        self.selector.slot.load(store.get(store.ref(stored["adapter"])))
+        self.selector.slot.load(store.get(stored["adapter"]))
         self.figures: dict[str, float] = stored["figures"]
         layers = section.selector.backbone.layers
         depth = f"first {layers} layers" if layers else "all layers"
@@ -142,7 +142,7 @@ def _load_or_train(
     if not record.is_file():
         adapter, figures = train_judge(selector, section, resources)
         trained = {
-            "adapter": store.put(adapter).hash,
+            "adapter": store.put(adapter),
             "figures": figures,
             **content,
         }

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import SerializeAsAny
 
 from components.config import AGGREGATORS, AggregatorConfig, registered_section
-from components.federation.protocol import ServerState, Update, by_client, required_adapter
+from components.federation.protocol import ServerState, Update, by_client, sent_adapters
 from components.models.adapters import AdapterStore
 
 if TYPE_CHECKING:
-    import torch
-
     from components.models.adapters import Adapter
 
 
@@ -44,7 +41,7 @@ class Contributions:
         ordered = by_client(updates)
         weights = state.federation.weights
         return cls(
-            store, ordered, [weights[update.job.client] for update in ordered], len(state.federation.clients)
+            store, ordered, [weights[update.client] for update in ordered], len(state.federation.clients)
         )
 
     def __len__(self) -> int:
@@ -52,14 +49,11 @@ class Contributions:
 
     def adapters(self) -> Iterator[Adapter]:
         """The clients' adapters, read one at a time."""
-        for update in self.updates:
-            yield self.store.get(required_adapter(update))
+        return (self.store.get(digest) for digest in sent_adapters(self.updates).values())
 
-    @contextmanager
-    def open(self) -> Iterator[list[Mapping[str, torch.Tensor]]]:
-        """The clients' adapters, whose tensors are read when they are needed."""
-        with self.store.open([required_adapter(update) for update in self.updates]) as adapters:
-            yield adapters
+    def open(self) -> list[Adapter]:
+        """The clients' adapters, whose values are read when they are needed."""
+        return self.store.open(sent_adapters(self.updates).values())
 
 
 class Aggregator(AggregatorConfig, ABC):

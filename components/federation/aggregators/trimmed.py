@@ -44,11 +44,11 @@ class TrimmedMean(Aggregator):
 
         removed = self.removed_per_side(len(contributions))
         combined: Adapter = {}
-        with contributions.open() as adapters:
-            for name in sorted(server):
-                means = [trimmed_mean(block, removed) for block in iterate_blocks(adapters, [name])]
-                values = torch.from_numpy(np.concatenate(means).astype(np.float32))
-                combined[name] = values.reshape(server[name].shape)
+        adapters = contributions.open()
+        for name in sorted(server):
+            means = [trimmed_mean(block, removed) for block in iterate_blocks(adapters, [name])]
+            values = torch.from_numpy(np.concatenate(means).astype(np.float32))
+            combined[name] = values.reshape(server[name].shape)
         return combined, {"removed_per_side": float(removed)}
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from components.data.records import DataError, PairRow, choose_prompts, read_clients, read_rows
 from components.federation.clients.private import PrivateState, PrivateStore, private_root
-from components.models.adapters import AdapterRef, AdapterStore
+from components.models.adapters import AdapterHash, AdapterStore
 from components.names import file_name
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ class ClientContext:
     rewards: Path
     previous_job_key: str = ""
 
-    def load_adapter(self, ref: AdapterRef) -> Adapter:
+    def load_adapter(self, digest: AdapterHash) -> Adapter:
         """An adapter that the client is sent."""
-        return self.adapters.get(ref)
+        return self.adapters.get(digest)
 
     def rows(self, split: str) -> list[PairRow]:
         """The client's own pairs of a split."""

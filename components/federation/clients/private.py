@@ -104,10 +104,10 @@ class PrivateStore:
         self._write(self._path(job_key, ".personal"), state)
 
     def _write(self, path: Path, state: PrivateState) -> int:
-        ref = self._modules.put(state.tensors)
-        content = {"modules": ref.hash, "numbers": state.numbers}
+        digest = self._modules.put(state.tensors)
+        content = {"modules": digest, "numbers": state.numbers}
         write_atomically(path, json.dumps(content, indent=1).encode())
-        return Path(ref.path).stat().st_size
+        return self._modules.size(digest)
 
     def _remove_unused_modules(self) -> None:
         states = [json.loads(path.read_text(encoding="utf-8")) for path in self.folder.glob("*.json")]
@@ -124,8 +124,8 @@ class PrivateStore:
             content = json.loads(path.read_text(encoding="utf-8"))
         except ValueError:
             raise PrivateStoreError(f"{path} is damaged: start a new run.") from None
-        ref = self._modules.ref(content["modules"])
-        return PrivateState(self._modules.get(ref), content["numbers"], Path(ref.path).stat().st_size)
+        digest = content["modules"]
+        return PrivateState(self._modules.get(digest), content["numbers"], self._modules.size(digest))
 
 
 def private_root(federation: Path) -> Path:

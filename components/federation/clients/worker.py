@@ -5,7 +5,6 @@ A retried or resumed shard of clients continues with those that have no update y
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,9 +16,9 @@ from components.federation.clients.context import ClientContexts
 from components.federation.postprocessing import PostProcessor, process_update
 from components.federation.protocol import GradientJob, Job, TrainJob, Update, method_of
 from components.io import write_atomically
-from components.models.adapters import AdapterRef, AdapterStore
+from components.models.adapters import AdapterHash, AdapterStore
 from components.progress import CLIENTS, UnitDone, progress
-from components.results import Metrics, Traffic
+from components.results import Traffic
 
 log = logging.getLogger(__name__)
 
@@ -56,37 +55,33 @@ def _carry_out(
     result = trainer.run(job, contexts.open(job.client, previous_job_key))
     sent = _store_result(job, result, store, postprocessors)
     traffic = Traffic(
-        received=sum(_size(ref) for ref in job.sent_adapters) if sent is not None else 0,
-        sent=_size(sent) if sent is not None else 0,
+        received=sum(map(store.size, job.received)) if sent is not None else 0,
+        sent=store.size(sent) if sent is not None else 0,
         kept=result.kept_bytes,
     )
-    update = Update(job, sent, result.losses, result.rows, result.metrics, traffic)
-    _write_update(update, store)
+    update = Update(
+        job=job.key(),
+        client=job.client,
+        slot=job.slot,
+        adapter=sent,
+        losses=list(result.losses),
+        rows=result.rows,
+        metrics=result.metrics,
+        traffic=traffic,
+    )
+    write_atomically(_update_path(job, store), update.model_dump_json().encode())
     return update
 
 
 def _store_result(
     job: Job, result: ClientResult, store: AdapterStore, postprocessors: Sequence[PostProcessor]
-) -> AdapterRef | None:
+) -> AdapterHash | None:
     if result.tensors is None:
         return None
     tensors = result.tensors
     if postprocessors:
-        tensors = process_update(postprocessors, tensors, store.get(job.sent_adapters[0]), job)
+        tensors = process_update(postprocessors, tensors, store.get(job.received[0]), job)
     return store.put(tensors)
-
-
-def _write_update(update: Update, store: AdapterStore) -> None:
-    content = {
-        "job": update.job.key(),
-        "client": update.job.client,
-        "adapter": update.adapter and update.adapter.hash,
-        "losses": update.losses,
-        "rows": update.rows,
-        "metrics": update.metrics.model_dump(),
-        "traffic": update.traffic.model_dump(),
-    }
-    write_atomically(_update_path(update.job, store), json.dumps(content).encode())
 
 
 def finished_update(job: Job, store: AdapterStore) -> Update | None:
@@ -95,25 +90,13 @@ def finished_update(job: Job, store: AdapterStore) -> Update | None:
     None if it, or its adapter, is missing or damaged.
     """
     try:
-        content = json.loads(_update_path(job, store).read_bytes())
-        adapter = None if content["adapter"] is None else store.ref(content["adapter"])
-        if adapter is not None:
-            store.get(adapter)
-        return Update(
-            job,
-            adapter,
-            tuple(content["losses"]),
-            content["rows"],
-            Metrics.model_validate(content["metrics"]),
-            Traffic.model_validate(content["traffic"]),
-        )
-    except (FileNotFoundError, KeyError, ValueError):  # AdapterError is a ValueError
+        update = Update.model_validate_json(_update_path(job, store).read_bytes())
+        if update.adapter is not None:
+            store.get(update.adapter)
+    except (FileNotFoundError, ValueError):  # AdapterError and ValidationError are ValueErrors
         return None
+    return update.model_copy(update={"slot": job.slot})  # files of earlier versions have no slot
 
 
 def _update_path(job: Job, store: AdapterStore) -> Path:
     return store.root.parent / "updates" / f"{job.key()}.json"
-
-
-def _size(ref: AdapterRef) -> int:
-    return Path(ref.path).stat().st_size

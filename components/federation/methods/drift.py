@@ -33,8 +33,7 @@ from components.federation.protocol import (
     ServerState,
     Strategy,
     Update,
-    by_client,
-    required_adapter,
+    sent_adapters,
 )
 from components.models.adapters import AdapterStore
 from components.results import Metrics, OutcomeRecord
@@ -114,7 +113,7 @@ class Drift(Strategy[GraphMemory]):
     def init(self, federation: Federation, seed: int) -> ServerState[GraphMemory]:
         """All clients start from the same adapter."""
         adapters = dict.fromkeys(federation.names, federation.initial)
-        return ServerState.initial(federation, seed, adapters, GraphMemory())
+        return ServerState.start(federation, seed, adapters, GraphMemory())
 
     def plan(self, state: ServerState[GraphMemory]) -> Sequence[Job]:
         """A training job for each sampled client, on its own adapter."""
@@ -124,19 +123,19 @@ class Drift(Strategy[GraphMemory]):
         self, state: ServerState[GraphMemory], updates: Sequence[Update]
     ) -> ServerState[GraphMemory]:
         """An adapter for each client that sent an update, by eq. 14."""
-        refs = {update.job.client: required_adapter(update) for update in by_client(updates)}
-        names = list(refs)
-        with self.store.open(refs.values()) as trained:
-            clients = graph.client_graph(graph.divergence_matrix(trained, self.options.divergence), names)
-            tree = graph.spanning_tree(clients)
-            weights = {name: self._neighbor_weights(clients, tree, name) for name in names}
-            adapters, metrics = store_mixtures(
-                self.store,
-                dict(zip(names, trained, strict=True)),
-                weights,
-                state.adapters,
-                self.postprocessors,
-            )
+        sent = sent_adapters(updates)
+        names = list(sent)
+        trained = self.store.open(sent.values())
+        clients = graph.client_graph(graph.divergence_matrix(trained, self.options.divergence), names)
+        tree = graph.spanning_tree(clients)
+        weights = {name: self._neighbor_weights(clients, tree, name) for name in names}
+        adapters, metrics = store_mixtures(
+            self.store,
+            dict(zip(names, trained, strict=True)),
+            weights,
+            state.adapters,
+            self.postprocessors,
+        )
         metrics |= {f"{name}/members": len(members) for name, members in weights.items()}
         memory = GraphMemory(
             graph=nx.node_link_data(clients, edges="edges"),
@@ -153,6 +152,4 @@ class Drift(Strategy[GraphMemory]):
 
     def outcome(self, state: ServerState[GraphMemory]) -> OutcomeRecord:
         """An adapter for each client."""
-        return OutcomeRecord(
-            kind="client-adapters", adapters={name: ref.hash for name, ref in state.adapters.items()}
-        )
+        return OutcomeRecord(kind="client-adapters", adapters=state.adapters)

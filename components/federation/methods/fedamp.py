@@ -33,8 +33,7 @@ from components.federation.protocol import (
     Strategy,
     Update,
     accepted_job_keys,
-    by_client,
-    required_adapter,
+    sent_adapters,
 )
 from components.federation.similarity import attention, movement_cosines
 from components.models.adapters import AdapterStore
@@ -108,41 +107,38 @@ class FedAMP(Strategy[MixtureMemory]):
 
     def init(self, federation: Federation, seed: int) -> ServerState[MixtureMemory]:
         """All clients start from the same adapter, and are sent it first."""
-        return ServerState.initial(
+        return ServerState.start(
             federation,
             seed,
             dict.fromkeys(federation.names, federation.initial),
-            MixtureMemory(sent=dict.fromkeys(federation.names, federation.initial.hash)),
+            MixtureMemory(sent=dict.fromkeys(federation.names, federation.initial)),
         )
 
     def plan(self, state: ServerState[MixtureMemory]) -> Sequence[Job]:
         """A training job for each sampled client, on the mixture for it."""
-        sent = {name: self.store.ref(digest) for name, digest in state.memory.sent.items()}
-        return plan_on_own_adapters(self.config, state, sent)
+        return plan_on_own_adapters(self.config, state, state.memory.sent)
 
     def aggregate(
         self, state: ServerState[MixtureMemory], updates: Sequence[Update]
     ) -> ServerState[MixtureMemory]:
         """The clients' own adapters, and a mixture for each client that sent an update."""
-        adapters = {update.job.client: required_adapter(update) for update in by_client(updates)}
+        adapters = sent_adapters(updates)
         names = list(adapters)
-        previous = {name: self.store.ref(state.memory.sent[name]) for name in names}
-        with self.store.open([*adapters.values(), state.federation.initial]) as (*trained, initial):
-            similarities = movement_cosines(trained, initial)
-            matrix = attention(similarities, self.options.temperature, self.options.floor)
-            weights = {
-                name: dict(zip(names, row.tolist(), strict=True))
-                for name, row in zip(names, matrix, strict=True)
-            }
-            mixtures, metrics = store_mixtures(
-                self.store,
-                dict(zip(names, trained, strict=True)),
-                weights,
-                previous,
-                self.postprocessors,
-            )
+        *trained, initial = self.store.open([*adapters.values(), state.federation.initial])
+        similarities = movement_cosines(trained, initial)
+        matrix = attention(similarities, self.options.temperature, self.options.floor)
+        weights = {
+            name: dict(zip(names, row.tolist(), strict=True)) for name, row in zip(names, matrix, strict=True)
+        }
+        mixtures, metrics = store_mixtures(
+            self.store,
+            dict(zip(names, trained, strict=True)),
+            weights,
+            state.memory.sent,
+            self.postprocessors,
+        )
         metrics |= {f"{name}/own_weight": weights[name][name] for name in names}
-        sent = state.memory.sent | {name: ref.hash for name, ref in mixtures.items()}
+        sent = state.memory.sent | mixtures
         stateful = self.options.keeps_client_state(self.config)
         job_keys = accepted_job_keys(state.memory, updates, stateful)
         memory = MixtureMemory(job_keys=job_keys, sent=sent, weights=weights)
@@ -150,6 +146,4 @@ class FedAMP(Strategy[MixtureMemory]):
 
     def outcome(self, state: ServerState[MixtureMemory]) -> OutcomeRecord:
         """An adapter for each client."""
-        return OutcomeRecord(
-            kind="client-adapters", adapters={name: ref.hash for name, ref in state.adapters.items()}
-        )
+        return OutcomeRecord(kind="client-adapters", adapters=state.adapters)

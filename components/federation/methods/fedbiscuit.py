@@ -204,7 +204,7 @@ class FedBiscuit(Strategy[GroupingMemory]):
                 " raise data.validation, or the source's own options for it."
             )
         adapters = dict.fromkeys(self.slots, federation.initial)
-        return ServerState.initial(federation, seed, adapters, GroupingMemory())
+        return ServerState.start(federation, seed, adapters, GroupingMemory())
 
     def warnings(self, federation: Federation, seed: int) -> Sequence[str]:
         """Weights that shrink or inflate a selector over its warm-up."""
@@ -258,8 +258,8 @@ class FedBiscuit(Strategy[GroupingMemory]):
             aggregator = aggregator.for_clusters()
         adapters = dict(state.adapters)
         scalars: dict[str, float] = {}
-        for slot in sorted({update.job.slot for update in updates}):
-            members = [update for update in updates if update.job.slot == slot]
+        for slot in sorted({update.slot for update in updates}):
+            members = [update for update in updates if update.slot == slot]
             adapters[slot], numbers = combine_updates(
                 self.store, state, slot, members, aggregator, self.postprocessors
             )
@@ -279,7 +279,7 @@ class FedBiscuit(Strategy[GroupingMemory]):
         A client that failed has no losses, and keeps its cluster as long as the sizes allow it.
         """
         names = state.federation.names
-        reported = {update.job.client: update.losses for update in updates}
+        reported = {update.client: update.losses for update in updates}
         no_vote = (float("nan"),) * len(self.slots)
         losses = np.array([reported.get(name, no_vote) for name in names])
         assignment = state.memory.assignment
@@ -302,6 +302,6 @@ class FedBiscuit(Strategy[GroupingMemory]):
         """The selectors, and which client uses which."""
         return OutcomeRecord(
             kind="selector-ensemble",
-            adapters={slot: ref.hash for slot, ref in state.adapters.items()},
+            adapters=state.adapters,
             assignment=state.memory.assignment,
         )

@@ -43,8 +43,7 @@ from components.federation.protocol import (
     Strategy,
     Update,
     accepted_job_keys,
-    by_client,
-    required_adapter,
+    sent_adapters,
 )
 from components.models.adapters import AdapterStore
 from components.results import Metrics, OutcomeRecord
@@ -115,7 +114,7 @@ class FedCDA(Strategy[CacheMemory]):
 
     def init(self, federation: Federation, seed: int) -> ServerState[CacheMemory]:
         """All clients start from the same adapter."""
-        return ServerState.initial(federation, seed, {SLOT: federation.initial}, CacheMemory())
+        return ServerState.start(federation, seed, {SLOT: federation.initial}, CacheMemory())
 
     def plan(self, state: ServerState[CacheMemory]) -> Sequence[Job]:
         """A training job on the server's adapter for each sampled client."""
@@ -127,7 +126,7 @@ class FedCDA(Strategy[CacheMemory]):
         """The mean of the closest combination, over all clients that ever sent an update."""
         cache = self._updated_cache(state.memory, updates)
         names = sorted(cache)
-        participants = {update.job.client for update in updates}
+        participants = {update.client for update in updates}
         server = self.store.get(state.adapters[SLOT])
         candidates = self._candidates(cache, names, state.federation.weights, server)
         start = [
@@ -141,7 +140,7 @@ class FedCDA(Strategy[CacheMemory]):
         digests = {name: cache[name][place] for name, place in zip(names, chosen, strict=True)}
         weights = state.federation.weights
         mean = aggregation.weighted_average(
-            (self.store.get(self.store.ref(digest)), weights[name]) for name, digest in digests.items()
+            (self.store.get(digest), weights[name]) for name, digest in digests.items()
         )
         mean = process_combined(self.postprocessors, mean, server)
         newest = [len(cache[name]) - 1 for name in names]
@@ -161,10 +160,9 @@ class FedCDA(Strategy[CacheMemory]):
 
     def _updated_cache(self, memory: CacheMemory, updates: Sequence[Update]) -> dict[str, list[str]]:
         cache = {name: list(hashes) for name, hashes in memory.cache.items()}
-        for update in by_client(updates):
-            digest = required_adapter(update).hash
-            earlier = [known for known in cache.get(update.job.client, []) if known != digest]
-            cache[update.job.client] = [*earlier, digest][-self.options.cached :]
+        for name, digest in sent_adapters(updates).items():
+            earlier = [known for known in cache.get(name, []) if known != digest]
+            cache[name] = [*earlier, digest][-self.options.cached :]
         return cache
 
     def _candidates(
@@ -175,8 +173,7 @@ class FedCDA(Strategy[CacheMemory]):
         for name in names:
             rows.append(list(range(len(digests), len(digests) + len(cache[name]))))
             digests += cache[name]
-        with self.store.open([self.store.ref(digest) for digest in digests]) as adapters:
-            products = aggregation.inner_products(adapters, server)
+        products = aggregation.inner_products(self.store.open(digests), server)
         shares = np.array([weights[name] for name in names])
         return Candidates(products, rows, shares / shares.sum())
 

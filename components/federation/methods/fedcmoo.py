@@ -14,7 +14,7 @@ Optimization) also compress the gradients, which is not implemented.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from pydantic import Field, model_validator
@@ -132,7 +132,7 @@ class FedCMOO(Strategy[WeightsMemory]):
     def init(self, federation: Federation, seed: int) -> ServerState[WeightsMemory]:
         """All clients start from the same adapter, and send gradients first."""
         adapters = {self.averaging.slot: federation.initial}
-        return ServerState.initial(federation, seed, adapters, WeightsMemory(), phase=GRADIENTS)
+        return ServerState.start(federation, seed, adapters, WeightsMemory(), phase=GRADIENTS)
 
     def warnings(self, federation: Federation, seed: int) -> Sequence[str]:
         """Weights that shrink or inflate the policy over the rounds."""
@@ -142,7 +142,7 @@ class FedCMOO(Strategy[WeightsMemory]):
         """Gradient jobs, then training jobs, for the same sampled clients."""
         jobs = plan_training(self.averaging.config, state, self.averaging.slot)
         if state.phase != GRADIENTS:
-            return [replace(job, objective_weights=tuple(state.memory.weights)) for job in jobs]
+            return [job.model_copy(update={"objective_weights": tuple(state.memory.weights)}) for job in jobs]
         return [
             GradientJob(
                 client=job.client,
@@ -174,13 +174,13 @@ class FedCMOO(Strategy[WeightsMemory]):
         if state.phase == GRADIENTS:
             return self._combine_gradients(state, updates)
         averaging = self.averaging
-        ref, scalars = averaging.combine(state, updates)
+        adapter, scalars = averaging.combine(state, updates)
         scalars |= disagreement(
             averaging.store, state, averaging.slot, updates, list(self.options.objectives)
         )
         job_keys = accepted_job_keys(state.memory, updates, stateful=True)
         memory = WeightsMemory(job_keys=job_keys, weights=state.memory.weights)
-        return state.end_round({averaging.slot: ref}, memory, Metrics(scalars=scalars), phase=GRADIENTS)
+        return state.end_round({averaging.slot: adapter}, memory, Metrics(scalars=scalars), phase=GRADIENTS)
 
     def _combine_gradients(
         self, state: ServerState[WeightsMemory], updates: Sequence[Update]
@@ -205,4 +205,4 @@ class FedCMOO(Strategy[WeightsMemory]):
     def outcome(self, state: ServerState[WeightsMemory]) -> OutcomeRecord:
         """The server's adapter."""
         slot = self.averaging.slot
-        return OutcomeRecord(kind="shared-policy", adapters={slot: state.adapters[slot].hash})
+        return OutcomeRecord(kind="shared-policy", adapters={slot: state.adapters[slot]})

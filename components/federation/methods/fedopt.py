@@ -97,7 +97,7 @@ class FedOPT(Strategy[OptimizerMemory]):
 
     def init(self, federation: Federation, seed: int) -> ServerState[OptimizerMemory]:
         """All clients start from the same adapter."""
-        return ServerState.initial(federation, seed, {SLOT: federation.initial}, OptimizerMemory())
+        return ServerState.start(federation, seed, {SLOT: federation.initial}, OptimizerMemory())
 
     def plan(self, state: ServerState[OptimizerMemory]) -> Sequence[Job]:
         """A training job on the server's adapter for each sampled client."""
@@ -127,8 +127,8 @@ class FedOPT(Strategy[OptimizerMemory]):
         metrics = {"weight_sum": 1.0, "mean_movement": aggregation.distance(total, origin)}
         memory = OptimizerMemory(
             job_keys=accepted_job_keys(state.memory, updates, self.options.keeps_client_state(self.config)),
-            first_moment=self.store.put(first).hash,
-            second_moment=self.store.put(second).hash,
+            first_moment=self.store.put(first),
+            second_moment=self.store.put(second),
         )
         return state.end_round(
             {SLOT: self.store.put(new)},
@@ -161,7 +161,7 @@ class FedOPT(Strategy[OptimizerMemory]):
         return previous + square
 
     def _stored(self, digest: str | None) -> Adapter | None:
-        return None if digest is None else self.store.get(self.store.ref(digest))
+        return None if digest is None else self.store.get(digest)
 
     def outcome(self, state: ServerState[OptimizerMemory]) -> OutcomeRecord:
         """The server's adapter."""

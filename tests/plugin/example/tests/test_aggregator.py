@@ -3,7 +3,6 @@ import torch
 from components.federation.aggregators.base import Contributions
 from components.federation.protocol import TrainJob, Update
 from components.models.adapters import AdapterStore
-from components.results import Metrics, Traffic
 from fed_support.aggregator import ServerStep
 
 
@@ -15,7 +14,7 @@ def test_the_server_moves_half_of_the_way_to_the_mean(tmp_path):
     for client, values in {"a": [2.0, 2.0, 2.0], "b": [4.0, 4.0, 4.0]}.items():
         job = TrainJob(client=client, round=0, seed=0, adapter=start)
         adapter = store.put({"w": torch.tensor(values)})
-        updates.append(Update(job, adapter, (), 1, Metrics(), Traffic()))
+        updates.append(Update(job=job.key(), client=client, adapter=adapter, rows=1))
     contributions = Contributions(store, updates, weights=[0.5, 0.5], clients=2)
 
     moved, _ = ServerStep(lr=0.5).combine(server, contributions)
