@@ -257,7 +257,7 @@ def _share_questions(one: QuestionsConfig, other: QuestionsConfig) -> bool:
 
 def _check_method(recipe: Recipe) -> None:
     from components.federation.protocol import method_of
-    from components.models.adapters import AdapterStore
+    from components.models.store import AdapterStore
 
     method = method_of(recipe.federation)
     method.check(recipe)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from components.config import Recipe
     from components.federation.commits import Commits
     from components.federation.protocol import Federation
-    from components.models.adapters import Adapter
+    from components.models.store import Adapter
     from components.results import StepRecord
     from tasks.tracking.federate import FederationLog
 

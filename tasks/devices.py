@@ -27,9 +27,9 @@ from components.federation.clients.context import ClientContexts
 from components.federation.clients.worker import build_trainer
 from components.federation.outcome import Workspace
 from components.learning.references import ReferenceCache
-from components.models.adapters import AdapterStore
 from components.models.backbone import choose_devices, find_active_dropout
 from components.models.rewards.function import ALLOW_CODE
+from components.models.store import AdapterStore
 from tasks.runs import Run
 
 log = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ from components.federation.protocol import (
     method_of,
 )
 from components.io import file_hash, stored
-from components.models.adapters import AdapterStore
+from components.models.store import AdapterStore
 from components.names import short_labels
 from components.results import (
     AccuracyReport,

@@ -37,7 +37,7 @@ from components.results import PolicyRecord
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from components.models.adapters import Adapter
+    from components.models.store import Adapter
 
 Progress = Callable[[int, int], None]
 Margins = npt.NDArray[np.float64]

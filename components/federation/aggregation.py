@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from components.models.adapters import AdapterError, check_adapter, iterate_blocks
+from components.models.store import AdapterError, check_adapter, iterate_blocks
 
 if TYPE_CHECKING:
     import torch
 
-    from components.models.adapters import Adapter
+    from components.models.store import Adapter
 
 
 def weighted_sum(adapters: Iterable[tuple[Adapter, float]]) -> tuple[Adapter, float]:

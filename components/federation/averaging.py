@@ -33,7 +33,7 @@ from components.federation.protocol import (
 )
 from components.federation.sampling import sample_clients
 from components.federation.weight_scale import running_scale, scale_warnings
-from components.models.adapters import AdapterHash, AdapterStore
+from components.models.store import AdapterHash, AdapterStore
 from components.results import Metrics, OutcomeRecord
 from components.seeding import derive
 

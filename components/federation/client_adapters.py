@@ -12,7 +12,7 @@ from components.federation import aggregation
 from components.federation.postprocessing import PostProcessor, process_combined
 from components.federation.protocol import M, ServerState, TrainJob
 from components.federation.sampling import sample_clients
-from components.models.adapters import AdapterHash, AdapterStore
+from components.models.store import AdapterHash, AdapterStore
 from components.seeding import derive
 
 if TYPE_CHECKING:

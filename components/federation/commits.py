@@ -19,7 +19,7 @@ from typing import Generic
 from components.config import UserError
 from components.federation.protocol import Job, M, ServerState
 from components.io import write_atomically
-from components.models.adapters import AdapterStore
+from components.models.store import AdapterStore
 from components.results import Result, StepRecord
 
 

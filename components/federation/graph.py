@@ -34,7 +34,7 @@ import networkx as nx
 import numpy as np
 import numpy.typing as npt
 
-from components.models.adapters import iterate_blocks
+from components.models.store import iterate_blocks
 
 if TYPE_CHECKING:
     import torch

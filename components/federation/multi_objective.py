@@ -24,11 +24,11 @@ from components.federation.protocol import (
     by_client,
     sent_adapters,
 )
-from components.models.adapters import AdapterStore
+from components.models.store import AdapterStore
 from components.seeding import derive
 
 if TYPE_CHECKING:
-    from components.models.adapters import Adapter
+    from components.models.store import Adapter
 
 Preference = Annotated[float, Field(ge=1e-3, le=1e3)]
 ObjectiveName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]

@@ -27,8 +27,8 @@ from components.names import file_name
 from components.results import ExportedAdapter, OutcomeRecord, PolicyRecord
 
 if TYPE_CHECKING:
-    from components.models.adapters import Adapter
     from components.models.selector import Comparison
+    from components.models.store import Adapter
 
 
 class OutcomeError(UserError, ValueError):

@@ -12,7 +12,7 @@ from components.federation.aggregators.weighted import ParticipationMean
 from components.federation.averaging import FederatedAveraging
 from components.federation.postprocessing import postprocessors_of
 from components.federation.protocol import RatedMethod
-from components.models.adapters import AdapterStore
+from components.models.store import AdapterStore
 
 PairObjective = Annotated[DpoObjective | OfflinePpoObjective, one_of(DpoObjective, OfflinePpoObjective)]
 """Type of an option that takes DPO, or PPO on the same pairs."""

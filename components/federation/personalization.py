@@ -33,7 +33,7 @@ from components.federation.aggregators.weighted import ParticipationMean
 from components.federation.averaging import FederatedAveraging
 from components.federation.postprocessing import postprocessors_of
 from components.federation.protocol import RatedMethod
-from components.models.adapters import AdapterStore
+from components.models.store import AdapterStore
 
 
 class PersonalRate(Section):

@@ -16,7 +16,7 @@ from components.config import FederationConfig, PostProcessorConfig
 
 if TYPE_CHECKING:
     from components.federation.protocol import Job
-    from components.models.adapters import Adapter
+    from components.models.store import Adapter
 
 
 class PostProcessor(PostProcessorConfig, ABC):

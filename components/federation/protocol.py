@@ -37,12 +37,12 @@ from components.config import (
     RecipeError,
     UserError,
 )
-from components.models.adapters import AdapterHash, AdapterStore
+from components.models.store import AdapterHash, AdapterStore
 from components.results import ClientRecord, Metrics, OutcomeRecord, Result
 
 if TYPE_CHECKING:
     from components.federation.personalization import StepLength
-    from components.models.adapters import Adapter
+    from components.models.store import Adapter
 
 
 class FederationError(UserError, RuntimeError):

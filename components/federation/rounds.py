@@ -31,12 +31,12 @@ from components.federation.protocol import (
     method_of,
 )
 from components.federation.transport import InProcessTransport, Transport
-from components.models.adapters import AdapterError, AdapterStore, check_adapter
+from components.models.store import AdapterError, AdapterStore, check_adapter
 from components.progress import CLIENTS, ROUNDS, Work, progress
 from components.results import ClientRecord, StepRecord
 
 if TYPE_CHECKING:
-    from components.models.adapters import Adapter
+    from components.models.store import Adapter
 
 log = logging.getLogger(__name__)
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.config import BackboneConfig, LoraConfig
-from components.models.adapters import BASE_LAYERS, AdapterError, check_peft_options, from_peft_options
+from components.models.adapters import BASE_LAYERS, check_peft_options, from_peft_options
 from components.models.backbone import BackboneError, read_model_config
 from components.models.lora_targets import check_targets, is_head_or_embedding, refusal
 from components.models.memory import ModelShape, ShapeError
+from components.models.store import AdapterError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

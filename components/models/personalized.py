@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
 
-    from components.models.adapters import Adapter
+    from components.models.store import Adapter
 
 
 class Bottleneck(torch.nn.Module):

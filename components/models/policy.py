@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from components.models.adapters import Adapter
+    from components.models.store import Adapter
 
 CLIENTS_FILE = "clients.json"
 """File of a folder of client adapters that maps each client to the folder of its adapter."""

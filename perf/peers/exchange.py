@@ -20,7 +20,7 @@ from components.io import write_atomically
 if TYPE_CHECKING:
     from components.data.records import PairRow
     from components.federation.protocol import Federation, TrainJob
-    from components.models.adapters import Adapter, AdapterStore
+    from components.models.store import Adapter, AdapterStore
 
 OVERRIDES = (
     "runtime.devices=[cpu]",
@@ -163,7 +163,7 @@ def write_exchange(recipe: Recipe, folder: Path, clients: int | None = None) -> 
     from safetensors.torch import save_file
 
     from components.federation.protocol import method_of
-    from components.models.adapters import AdapterStore
+    from components.models.store import AdapterStore
     from components.recipes import dump_recipe
 
     write_atomically(folder / "recipe.yaml", dump_recipe(recipe).encode())

@@ -98,7 +98,7 @@ def time_clients(folder: Path) -> list[TimedWork]:
     """
     from components.federation.clients.context import ClientContexts
     from components.federation.clients.worker import build_trainer, run_job
-    from components.models.adapters import AdapterStore
+    from components.models.store import AdapterStore
     from components.recipes import load_recipe
     from tasks.devices import set_threads
 

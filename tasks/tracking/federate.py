@@ -13,7 +13,8 @@ from components.data.records import known_groups
 from components.evaluation.diagnostics import load_diagnostics
 from components.evaluation.diagnostics.base import DiagnosedRun, Groups
 from components.federation.protocol import method_of
-from components.models.adapters import AdapterStore, export_adapter
+from components.models.adapters import export_adapter
+from components.models.store import AdapterStore
 from components.names import mlflow_model
 from components.reporting.metrics import evaluation_metrics
 from components.results import FederationResult, Metrics, RoundEvaluation, StepRecord, Traffic

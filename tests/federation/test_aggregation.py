@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from components.federation.aggregation import distance, norm, residual_update, weighted_average, weighted_sum
-from components.models.adapters import AdapterError
+from components.models.store import AdapterError
 
 
 def adapter(*a: float, b: tuple[float, ...] = (0.0,)) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ from components.federation.aggregators.weighted import (
     UniformMean,
 )
 from components.federation.protocol import TrainJob
-from components.models.adapters import AdapterError, AdapterStore
+from components.models.store import AdapterError, AdapterStore
 from components.recipes import load_recipe
 from tests.support.strategies import build_strategy, make_update, play_round, small_federation
 

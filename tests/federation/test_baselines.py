@@ -4,7 +4,7 @@ import pytest
 
 from components.config import DpoObjective, FederationConfig, RecipeError, SelectorObjective, SftObjective
 from components.federation.protocol import method_of
-from components.models.adapters import AdapterStore
+from components.models.store import AdapterStore
 from tests.support.strategies import build_strategy, get_values, play_round, small_federation
 
 METHODS = {

@@ -10,7 +10,7 @@ from components import io
 from components.federation.commits import CommitError, Commits
 from components.federation.methods.fedbiscuit import GroupingMemory
 from components.federation.protocol import Client, ServerState
-from components.models.adapters import AdapterError
+from components.models.store import AdapterError
 from components.results import Metrics, StepRecord
 
 MEMORY = GroupingMemory(assignment={"ada": "selector-1"}, grouped_at=1, losses={"ada": [0.5]})

@@ -10,7 +10,7 @@ from components.config import FederationConfig, RecipeError
 from components.federation.averaging import FederatedAveraging
 from components.federation.protocol import build_federation, method_of, sent_adapters
 from components.federation.sampling import sample_clients
-from components.models.adapters import AdapterStore
+from components.models.store import AdapterStore
 from tests.support.strategies import (
     build_strategy,
     get_values,

@@ -13,7 +13,7 @@ from components.federation.commits import Commits
 from components.federation.grouping import balanced_groups, least_loss_groups
 from components.federation.methods.fedbiscuit import FedBiscuit, GroupingMemory
 from components.federation.sampling import sample_clients
-from components.models.adapters import AdapterStore
+from components.models.store import AdapterStore
 from components.recipes import load_recipe
 from tests.support.bare_loop import run_bare_loop
 from tests.support.strategies import (

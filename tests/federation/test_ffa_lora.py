@@ -5,7 +5,7 @@ import torch
 
 from components.config import RecipeError
 from components.federation.clients.worker import build_trainer
-from components.models.adapters import AdapterStore
+from components.models.store import AdapterStore
 from components.recipes import load_recipe
 from tests.support.bare_loop import run_bare_loop
 

@@ -27,7 +27,7 @@ from components.federation.rounds import close_step
 from components.learning import mgda
 from components.learning.multi_objective import compute_objective_gradients
 from components.learning.rollouts import PPOClientState, RunningMoments, measure_rewards, sample_rollout
-from components.models.adapters import AdapterStore
+from components.models.store import AdapterStore
 from components.recipes import load_recipe
 from components.results import Metrics
 from components.seeding import derive

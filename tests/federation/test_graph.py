@@ -21,8 +21,8 @@ from components.federation.graph import (
     shortest_path_weights,
     spanning_tree,
 )
-from components.models import adapters as adapters_module
-from components.models.adapters import AdapterError
+from components.models import store as store_module
+from components.models.store import AdapterError
 
 KINDS = ("softmax", "gaussian", "histogram")
 
@@ -159,8 +159,8 @@ def test_the_divergence_grows_along_a_line(kind):
 def test_the_size_of_blocks_does_not_change_the_divergence(kind, monkeypatch):
     adapters = make_adapters(3, scale=1.0, spread=0.3)
     whole = divergence_matrix(adapters, kind)
-    monkeypatch.setattr(adapters_module, "BLOCK_VALUES", 3 * 7)
-    monkeypatch.setattr(adapters_module, "MIN_BLOCK_WIDTH", 5)
+    monkeypatch.setattr(store_module, "BLOCK_VALUES", 3 * 7)
+    monkeypatch.setattr(store_module, "MIN_BLOCK_WIDTH", 5)
     assert np.allclose(divergence_matrix(adapters, kind), whole, rtol=1e-10)
 
 

@@ -12,7 +12,7 @@ from components.data.records import DataError, read_rows
 from components.federation.clients.context import ClientContexts, rewards_folder
 from components.federation.clients.private import PrivateStore, private_root
 from components.federation.similarity import attention, movement_cosines
-from components.models.adapters import AdapterStore
+from components.models.store import AdapterStore
 from components.recipes import load_recipe
 from tests.support.adapters import random_tensors
 from tests.support.bare_loop import open_loop

@@ -20,7 +20,7 @@ from components.federation.postprocessing import (
 )
 from components.federation.protocol import TrainJob
 from components.federation.rounds import run_federation
-from components.models.adapters import AdapterStore
+from components.models.store import AdapterStore
 from components.recipes import load_recipe
 from tests.support.bare_loop import open_loop
 

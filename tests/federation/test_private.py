@@ -10,7 +10,7 @@ from components.federation.clients.private import (
     PrivateStoreError,
     private_root,
 )
-from components.models.adapters import AdapterError, AdapterStore
+from components.models.store import AdapterError, AdapterStore
 
 
 def make_state(value: float, **numbers: float) -> PrivateState:

@@ -25,7 +25,7 @@ from components.federation.rounds import (
 )
 from components.federation.transport import InProcessTransport
 from components.io import write_atomically
-from components.models.adapters import AdapterError, AdapterStore
+from components.models.store import AdapterError, AdapterStore
 from components.recipes import load_recipe
 from components.results import Metrics
 from tests.support.bare_loop import open_loop

@@ -15,7 +15,7 @@ from components.federation.commits import Commits
 from components.federation.methods.fedopt import OptimizerMemory
 from components.federation.protocol import method_of
 from components.federation.rounds import close_step
-from components.models.adapters import AdapterError, AdapterStore
+from components.models.store import AdapterError, AdapterStore
 from components.recipes import load_recipe
 from tests.support.strategies import (
     build_strategy,

@@ -15,9 +15,9 @@ from components.federation.clients.worker import build_trainer, run_job
 from components.federation.methods.fedbis import Options as FedBisOptions
 from components.federation.protocol import GradientJob, MeasureJob, ScoreJob, TrainJob, method_of
 from components.learning.selector import validation_losses
-from components.models.adapters import AdapterStore
 from components.models.resident import ResidentPolicy
 from components.models.selector import Comparison
+from components.models.store import AdapterStore
 from components.recipes import load_recipe
 from tests.support.adapters import random_tensors
 from tests.support.pairs import PAIRS

@@ -9,7 +9,7 @@ from components.config import AGGREGATORS, AggregatorConfig
 from components.federation.aggregators.base import Contributions, aggregator_of
 from components.federation.aggregators.trimmed import TrimmedMean
 from components.federation.protocol import Update
-from components.models.adapters import AdapterStore
+from components.models.store import AdapterStore
 
 SERVER = {"a": torch.zeros(3)}
 

@@ -8,7 +8,7 @@ import pytest
 
 from components.federation.sampling import sample_clients
 from components.federation.weight_scale import planned_weight_sums
-from components.models.adapters import AdapterStore
+from components.models.store import AdapterStore
 from components.recipes import load_recipe
 from tests.support.bare_loop import open_loop
 from tests.support.strategies import build_strategy, play_round, small_federation

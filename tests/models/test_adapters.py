@@ -8,17 +8,9 @@ import torch
 
 from components.config import BackboneConfig, LoraConfig, TemplateFile
 from components.io import write_atomically
-from components.models.adapters import (
-    AdapterError,
-    AdapterSlot,
-    AdapterStore,
-    attach_lora,
-    check_adapter,
-    export_adapter,
-    read_adapter,
-    stack_adapters,
-)
+from components.models.adapters import AdapterSlot, attach_lora, export_adapter, read_adapter, stack_adapters
 from components.models.backbone import load_backbone
+from components.models.store import AdapterError, AdapterStore, check_adapter
 from tests.support.adapters import random_tensors
 
 TINY = BackboneConfig(name="tiny-random")

@@ -14,20 +14,13 @@ from components.alignment.dpo import align_policy
 from components.config import BackboneConfig, LoraConfig, OptimizerConfig, RecipeError
 from components.learning.reward_model import RewardTrainingConfig, TrainedReward, train_reward
 from components.learning.selector import train_selector
-from components.models.adapters import (
-    AdapterError,
-    AdapterSlot,
-    AdapterStore,
-    attach_lora,
-    export_adapter,
-    read_adapter,
-    to_peft_config,
-)
+from components.models.adapters import AdapterSlot, attach_lora, export_adapter, read_adapter, to_peft_config
 from components.models.backbone import fetch_backbone, load_backbone
 from components.models.lora_targets import TargetError, check_target_families, lora_sections
 from components.models.policy import Policy
 from components.models.resident import ResidentPolicy
 from components.models.selector import Comparison, Selector
+from components.models.store import AdapterError, AdapterStore
 from components.recipes import load_recipe
 from tests.support.adapters import random_tensors
 from tests.support.lora_models import FAMILIES, build_family, write_family

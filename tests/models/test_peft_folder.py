@@ -11,10 +11,11 @@ from safetensors.torch import load_file, save_file
 
 from components.alignment.dpo import align_policy, prepare_model
 from components.config import BackboneConfig, LoraConfig, RecipeError
-from components.models.adapters import AdapterError, export_adapter, read_adapter
+from components.models.adapters import export_adapter, read_adapter
 from components.models.backbone import load_backbone
 from components.models.peft_folder import check_adapter_folder, read_shapes
 from components.models.policy import Policy
+from components.models.store import AdapterError
 from components.recipes import load_recipe, validate_environment
 from tests.support.lora_models import build_family, write_family
 

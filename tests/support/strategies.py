@@ -17,7 +17,7 @@ from components.federation.protocol import (
     build_federation,
     method_of,
 )
-from components.models.adapters import AdapterHash, AdapterStore
+from components.models.store import AdapterHash, AdapterStore
 from components.results import Metrics
 
 TENSOR = "a"

@@ -24,7 +24,7 @@ from components.federation.outcome import Workspace
 from components.federation.protocol import Failure, TrainJob, Update, build_federation, method_of
 from components.federation.rounds import close_step
 from components.learning.selector import score_pairs
-from components.models.adapters import AdapterStore
+from components.models.store import AdapterStore
 from components.recipes import load_recipe
 from components.results import Metrics, OutcomeRecord
 from tasks import devices, federation

@@ -15,8 +15,8 @@ from components.evaluation.judges.autoj import local, prompts
 from components.federation.clients.context import ClientContexts
 from components.federation.outcome import Workspace, load_outcome
 from components.io import read_json, write_json
-from components.models.adapters import AdapterStore
 from components.models.selector import Comparison
+from components.models.store import AdapterStore
 from components.reporting.metrics import result_metrics
 from components.results import OutcomeRecord
 from components.seeding import derive

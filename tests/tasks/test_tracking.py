@@ -11,9 +11,10 @@ import torch
 
 from components.config.benchmark import Benchmark
 from components.environment import PRIVATE_PREFECT
-from components.models.adapters import AdapterSlot, AdapterStore, attach_lora, export_adapter
+from components.models.adapters import AdapterSlot, attach_lora, export_adapter
 from components.models.backbone import load_backbone
 from components.models.policy import Policy
+from components.models.store import AdapterStore
 from components.names import mlflow_key
 from components.recipes import load_recipe
 from components.reporting.changes import find_changes

@@ -21,15 +21,15 @@ from components.data.templates import load as load_template
 from components.evaluation.judges.base import JudgeResources, JudgeSection
 from components.evaluation.winrate import Verdict
 from components.io import write_atomically
-from components.models.adapters import AdapterStore
 from components.models.pair_reader import PairReader, selector_pair_reader
 from components.models.selector import Comparison
+from components.models.store import AdapterStore
 from components.progress import Work, report_work
 from components.versions import SELECTOR_JUDGE
 
 if TYPE_CHECKING:
-    from components.models.adapters import Adapter
     from components.models.selector import Selector
+    from components.models.store import Adapter
 
 log = logging.getLogger(__name__)
 PURPOSE = "a 'selector' judge"

@@ -11,10 +11,10 @@ from pydantic import SerializeAsAny
 
 from components.config import AGGREGATORS, AggregatorConfig, registered_section
 from components.federation.protocol import ServerState, Update, by_client, sent_adapters
-from components.models.adapters import AdapterStore
+from components.models.store import AdapterStore
 
 if TYPE_CHECKING:
-    from components.models.adapters import Adapter
+    from components.models.store import Adapter
 
 
 @dataclass(frozen=True)

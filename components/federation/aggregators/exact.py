@@ -21,7 +21,7 @@ from components.federation.aggregators.base import Aggregator, Contributions
 if TYPE_CHECKING:
     import torch
 
-    from components.models.adapters import Adapter
+    from components.models.store import Adapter
 
 
 class ExactMean(Aggregator):

@@ -14,10 +14,10 @@ import numpy as np
 from pydantic import Field
 
 from components.federation.aggregators.base import Aggregator, Contributions
-from components.models.adapters import iterate_blocks
+from components.models.store import iterate_blocks
 
 if TYPE_CHECKING:
-    from components.models.adapters import Adapter
+    from components.models.store import Adapter
 
 
 class TrimmedMean(Aggregator):

@@ -15,7 +15,7 @@ from components.federation import aggregation
 from components.federation.aggregators.base import Aggregator, Contributions, LinearAggregator
 
 if TYPE_CHECKING:
-    from components.models.adapters import Adapter
+    from components.models.store import Adapter
 
 
 class ParticipationMean(LinearAggregator):

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from components.config import Recipe
     from components.federation.clients.context import ClientContext
     from components.learning.references import ReferenceCache
-    from components.models.adapters import Adapter
     from components.models.policy import Policy
     from components.models.selector import Comparison
+    from components.models.store import Adapter
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from components.data.records import DataError, PairRow, choose_prompts, read_clients, read_rows
 from components.federation.clients.private import PrivateState, PrivateStore, private_root
-from components.models.adapters import AdapterHash, AdapterStore
+from components.models.store import AdapterHash, AdapterStore
 from components.names import file_name
 
 if TYPE_CHECKING:
-    from components.models.adapters import Adapter
+    from components.models.store import Adapter
 
 
 @dataclass(frozen=True)

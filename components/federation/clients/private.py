@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING
 
 from components.config import UserError
 from components.io import write_atomically
-from components.models.adapters import AdapterStore
+from components.models.store import AdapterStore
 from components.names import file_name
 
 if TYPE_CHECKING:
-    from components.models.adapters import Adapter
+    from components.models.store import Adapter
 
 
 class PrivateStoreError(UserError, RuntimeError):

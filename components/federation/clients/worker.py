@@ -16,7 +16,7 @@ from components.federation.clients.context import ClientContexts
 from components.federation.postprocessing import PostProcessor, process_update
 from components.federation.protocol import GradientJob, Job, TrainJob, Update, method_of
 from components.io import write_atomically
-from components.models.adapters import AdapterHash, AdapterStore
+from components.models.store import AdapterHash, AdapterStore
 from components.progress import CLIENTS, UnitDone, progress
 from components.results import Traffic
 

@@ -35,7 +35,7 @@ from components.federation.protocol import (
     Update,
     sent_adapters,
 )
-from components.models.adapters import AdapterStore
+from components.models.store import AdapterStore
 from components.results import Metrics, OutcomeRecord
 
 

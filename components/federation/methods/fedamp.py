@@ -36,7 +36,7 @@ from components.federation.protocol import (
     sent_adapters,
 )
 from components.federation.similarity import attention, movement_cosines
-from components.models.adapters import AdapterStore
+from components.models.store import AdapterStore
 from components.results import Metrics, OutcomeRecord
 
 

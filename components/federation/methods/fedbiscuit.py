@@ -51,7 +51,7 @@ from components.federation.protocol import (
 )
 from components.federation.sampling import sample_clients
 from components.federation.weight_scale import running_scale, scale_warnings
-from components.models.adapters import AdapterStore
+from components.models.store import AdapterStore
 from components.results import Metrics, OutcomeRecord
 from components.seeding import derive
 

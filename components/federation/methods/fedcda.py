@@ -45,11 +45,11 @@ from components.federation.protocol import (
     accepted_job_keys,
     sent_adapters,
 )
-from components.models.adapters import AdapterStore
+from components.models.store import AdapterStore
 from components.results import Metrics, OutcomeRecord
 
 if TYPE_CHECKING:
-    from components.models.adapters import Adapter
+    from components.models.store import Adapter
 
 SLOT = "policy"
 

@@ -45,12 +45,12 @@ from components.federation.protocol import (
     accepted_job_keys,
 )
 from components.learning import mgda
-from components.models.adapters import AdapterStore
+from components.models.store import AdapterStore
 from components.results import Metrics, OutcomeRecord
 from components.seeding import derive
 
 if TYPE_CHECKING:
-    from components.models.adapters import Adapter
+    from components.models.store import Adapter
 
 GRADIENTS = "gradients"
 """Name of the phase in which clients send gradients."""

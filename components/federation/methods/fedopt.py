@@ -38,13 +38,13 @@ from components.federation.protocol import (
     Update,
     accepted_job_keys,
 )
-from components.models.adapters import AdapterStore
+from components.models.store import AdapterStore
 from components.results import Metrics, OutcomeRecord
 
 if TYPE_CHECKING:
     import torch
 
-    from components.models.adapters import Adapter
+    from components.models.store import Adapter
 
 SLOT = "policy"
 

@@ -24,10 +24,10 @@ from components.federation.aggregators.exact import ExactMean
 from components.federation.averaging import FederatedAveraging
 from components.federation.pair_training import AveragedPairTraining
 from components.federation.postprocessing import postprocessors_of
-from components.models.adapters import AdapterStore
+from components.models.store import AdapterStore
 
 if TYPE_CHECKING:
-    from components.models.adapters import Adapter
+    from components.models.store import Adapter
 
 
 class FrozenFactorMean(Aggregator):

@@ -37,7 +37,7 @@ from components.federation.multi_objective import (
 )
 from components.federation.postprocessing import postprocessors_of
 from components.federation.protocol import Federation, Job, MeasureJob, ServerState, Strategy, Update
-from components.models.adapters import AdapterStore
+from components.models.store import AdapterStore
 from components.results import Metrics, OutcomeRecord
 
 

@@ -23,7 +23,7 @@ from components.federation.aggregators.weighted import ParticipationMean
 from components.federation.averaging import FederatedAveraging
 from components.federation.postprocessing import postprocessors_of
 from components.federation.protocol import Method
-from components.models.adapters import AdapterStore
+from components.models.store import AdapterStore
 
 
 class Options(Method):

@@ -10,7 +10,7 @@ from components.federation.aggregators.base import Aggregator, Contributions
 from components.federation.aggregators.weighted import ParticipationMean
 
 if TYPE_CHECKING:
-    from components.models.adapters import Adapter
+    from components.models.store import Adapter
 
 
 class ServerStep(Aggregator):

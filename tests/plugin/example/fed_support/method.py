@@ -15,7 +15,7 @@ from components.federation.aggregators.base import AnyAggregator, aggregator_of
 from components.federation.averaging import FederatedAveraging
 from components.federation.postprocessing import postprocessors_of
 from components.federation.protocol import Method
-from components.models.adapters import AdapterStore
+from components.models.store import AdapterStore
 from fed_support.aggregator import ServerStep
 
 

@@ -2,7 +2,7 @@ import torch
 
 from components.federation.aggregators.base import Contributions
 from components.federation.protocol import TrainJob, Update
-from components.models.adapters import AdapterStore
+from components.models.store import AdapterStore
 from fed_support.aggregator import ServerStep
 
 
