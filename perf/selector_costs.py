@@ -126,6 +126,7 @@ def time_step(recipe_name: str, arm: str) -> dict[str, Any]:
     from components.learning.local import Division, accumulate_gradients
 
     from components.concurrency import concurrent_parts
+    from components.learning.loop import Accumulator, Loss, RowLosses, Rows, mean_gradients
     from components.learning.objectives import selector_loss
     from components.models.selector import Comparison as SelectorComparison
     from components.models.selector import Selector
@@ -138,12 +139,15 @@ def time_step(recipe_name: str, arm: str) -> dict[str, Any]:
     labels = torch.arange(len(rows), device=device) % 2
     before = _resident_mb()
 
-    def loss(indices: np.ndarray) -> tuple[torch.Tensor, int]:
-        own = [rows[i] for i in indices]
-        return selector_loss(_arm_logits(selector, arm, own), labels[indices]), sum(map(len, own))
+    class ArmLoss(Loss):
+        def __call__(self, indices: Rows) -> RowLosses:
+            own = [rows[i] for i in indices]
+            losses = selector_loss(_arm_logits(selector, arm, own), labels[indices])
+            return RowLosses(losses, indices, sum(map(len, own)))
 
     def step(parts: int) -> None:
-        accumulate_gradients(loss, selector.slot.parameters, [np.arange(len(rows))], 0, Division(parts=parts))
+        accumulator = Accumulator(ArmLoss(), selector.slot.parameters, None, parts, mean_gradients, None)
+        accumulator.add([np.arange(len(rows))], 0)
         selector.model.zero_grad()
         if device.startswith("cuda"):
             torch.cuda.synchronize()

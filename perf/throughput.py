@@ -244,6 +244,7 @@ class TrainingStep:
         from components.learning.local import build_optimizer
 
         from components.config import LoraConfig, OptimizerConfig
+        from components.learning.loop import build_optimizer
         from components.models.adapters import AdapterSlot, attach_lora
 
         self.base = random_model(step.shape, device, step.layers)

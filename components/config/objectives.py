@@ -129,7 +129,7 @@ class OfflinePpoObjective(PairPpoObjective):
 
 
 class ExclusionConfig(Section):
-    """Pairs that are excluded from a step (FedPDPO D.3), see components/learning/pdpo.py."""
+    """Pairs that are excluded from a step (FedPDPO D.3), see components/learning/preference.py."""
 
     deviations: float = Field(
         2.0,

@@ -247,7 +247,7 @@ def train(
     model.train(loss.dropout)
     halve = loss.concurrent and not (loss.dropout and find_active_dropout(model))
     parts = concurrent_parts(parameters[0].device) if halve else 1
-    accumulator = _Accumulator(
+    accumulator = Accumulator(
         loss, trained, training.micro_batch_size, parts, gradient_rule or mean_gradients, penalty
     )
     try:
@@ -274,7 +274,7 @@ def train(
 
 
 @dataclass(frozen=True)
-class _Accumulator:
+class Accumulator:
     """Adds the gradients of minibatches to those of parameters."""
 
     loss: Loss
@@ -335,10 +335,10 @@ def mean_gradients(losses: RowLosses, parameters: Parameters, share: float) -> G
 
 def pair_gradients(losses: RowLosses, parameters: Parameters) -> Iterator[tuple[int, Gradients]]:
     """Each pair of a micro-batch with the gradients of its loss, the sum of those of its rows."""
-    pairs = np.unique(losses.pairs)
+    pairs = np.unique(losses.pairs).tolist()
     for pair in pairs:
         own = losses.values[torch.from_numpy(losses.pairs == pair).to(losses.values.device)]
-        yield int(pair), gradients_of(own.sum(), parameters, keep_graph=pair != pairs[-1])
+        yield pair, gradients_of(own.sum(), parameters, keep_graph=pair != pairs[-1])
 
 
 def gradients_of(value: torch.Tensor, parameters: Parameters, keep_graph: bool = False) -> Gradients:

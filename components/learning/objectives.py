@@ -88,7 +88,7 @@ def pdpo_loss(
             one (eq. 4).
         explicit_margin: [N], reward of the chosen completion minus that of the rejected one (eq.
             5).
-        scale: s of eq. 7, see components/learning/pdpo.py; it gets no gradient.
+        scale: s of eq. 7, see components/learning/preference.py; it gets no gradient.
         reward_weight: w_r, at least 0; with 0 the loss is that of DPO.
         beta: inverse temperature.
 

@@ -290,7 +290,7 @@ def _encode_clients(folder: Path, model: TrainedModel, names: Iterable[str]) -> 
 
 def _describe_job(recipe: Recipe, job: TrainJob, client: ClientRows) -> PeerJob:
     """The job with the minibatches that the project draws for it."""
-    from components.learning.local import draw_minibatches
+    from components.learning.loop import draw_minibatches
 
     config = recipe.federation
     rows = len(client.rows)

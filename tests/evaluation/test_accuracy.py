@@ -5,6 +5,7 @@ import pytest
 from components.learning.preference_scores import PreferenceScores
 
 from components.evaluation.accuracy import accuracy_report, sample_evenly
+from components.learning.pair_scores import PreferenceScores
 
 PAIRS = [
     {"client_id": "ada", "domain": "common"},

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from components.config import RecipeError
 from components.data.records import read_rows
 from components.federation.clients.private import PrivateStore, PrivateStoreError, private_root
 from components.federation.rounds import close_step
+from components.learning.loop import TrainingError, train
 from components.models.policy import PolicyError
 from components.recipes import load_recipe
 from tests.support.bare_loop import open_loop
@@ -25,7 +27,7 @@ OPTIONS = {
     "fedpdpo": "{personal: {lr: 1e-2}, bottleneck: {width: 4}, reward_head: {width: 3}}",
 }
 CLIENTS = ("ada", "bea", "cyd", "dan")
-TRAIN_PDPO = "components.federation.clients.personalized.train_pdpo"
+TRAIN = "components.federation.clients.policy.train"
 
 
 def make_recipe(method, *overrides):
@@ -173,6 +175,14 @@ def test_a_round_has_a_personal_and_a_shared_step_except_in_fedper(finished):
             assert scalars.get("personal/steps") == scalars.get("shared/steps") == (1 if is_divided else None)
 
 
+def test_a_client_has_the_metrics_of_its_objective(finished):
+    is_fedpdpo = finished.recipe.federation.method == "fedpdpo"
+    for client in finished.records[-1].clients.values():
+        scalars = client.metrics.scalars
+        assert {"dpo", "decay"} <= set(scalars)
+        assert ("excluded" in scalars) == ("scale" in scalars) == is_fedpdpo
+
+
 def test_the_outcome_names_each_clients_last_job(finished):
     outcome = finished.strategy.outcome(finished.latest_state())
     job_keys = finished.latest_state().memory.job_keys
@@ -185,28 +195,35 @@ def test_the_outcome_names_each_clients_last_job(finished):
 
 @pytest.fixture
 def observed_steps(monkeypatch):
-    """Calls of train_pdpo: group, loss, training, modules and adapter before it, metrics."""
-    from components.learning.pdpo import train_pdpo
+    """The steps of clients: loss, what the model, s and the learning rate are before it, and metrics."""
+    steps = []
 
-    calls = []
+    def observe(model, parameters, minibatches, loss, training, groups):
+        personal, shared = loss.resident.personal, loss.resident.slot
+        step = SimpleNamespace(
+            group="shared" if parameters[0] is shared.parameters[0] else "personal",
+            loss=loss,
+            lr=training.optimizer.lr,
+            scale=loss.scale,
+            modules=personal.read(),
+            adapter=shared.read(),
+        )
+        figures = train(model, parameters, minibatches, loss, training, groups)
+        step.metrics = loss.metrics(figures)
+        steps.append(step)
+        return figures
 
-    def observe(resident, pairs, reference, group, loss, training):
-        before = (resident.personal.read(), resident.slot.read())
-        metrics = train_pdpo(resident, pairs, reference, group, loss, training)
-        calls.append((group, loss, training, *before, metrics))
-        return metrics
-
-    monkeypatch.setattr(TRAIN_PDPO, observe)
-    return calls
+    monkeypatch.setattr(TRAIN, observe)
+    return steps
 
 
 @pytest.mark.slow
 def test_a_client_continues_from_its_own_modules_and_the_servers_adapter(prepared, tmp_path, observed_steps):
     recipe = make_recipe("fedpdpo", "federation.clients_per_round=4")
     loop = run(recipe, prepared, tmp_path)
-    assert [group for group, *_ in observed_steps] == ["personal", "shared"] * 8
-    modules = [modules for _, _, _, modules, _, _ in observed_steps]
-    adapters = [adapter for _, _, _, _, adapter, _ in observed_steps]
+    assert [step.group for step in observed_steps] == ["personal", "shared"] * 8
+    modules = [step.modules for step in observed_steps]
+    adapters = [step.adapter for step in observed_steps]
     initial = loop.trainer.resident.personal.initial_modules(recipe.seed)
     server = loop.commits.store.get(loop.records[0].adapters["policy"])
     for client in range(4):
@@ -233,30 +250,30 @@ def test_options_reach_the_loss_and_the_learning_rates_of_each_step(prepared, tm
     )
     run(recipe, prepared, tmp_path)
     ada = [observed_steps[8 * (n // 2) + n % 2] for n in range(6)]
-    losses = [loss for _, loss, *_ in ada]
-    trainings = [training for _, _, training, *_ in ada]
-    metrics = [call[-1] for call in ada]
+    losses = [step.loss for step in ada]
+    metrics = [step.metrics for step in ada]
     # 8 pairs, 4 per optimizer step: one of three passes in the shared step, two in the personal one
-    assert [training.steps for training in trainings] == [4, 2] * 3
+    assert [step.metrics["steps"] for step in ada] == [4, 2] * 3
     assert [loss.reward_weight for loss in losses] == [0.5, 0.5, 1.0, 1.0, 1.5, 1.5]
     assert {loss.beta for loss in losses} == {0.3}
     assert {loss.exclusion for loss in losses} == {None}
-    assert [loss.initial_scale for loss in losses] == [1.0, *(step.scale for step in metrics[:-1])]
+    assert [step.scale for step in ada] == [1.0, *(step["scale"] for step in metrics[:-1])]
     decay = 1.0
-    means = [(metrics[2 * n].dpo_loss + metrics[2 * n + 1].dpo_loss) / 2 for n in range(3)]
+    means = [(metrics[2 * n]["dpo"] + metrics[2 * n + 1]["dpo"]) / 2 for n in range(3)]
     for number in range(3):
-        assert trainings[2 * number].optimizer.lr == pytest.approx(max(2e-3 * decay, 1.5e-3))
-        assert trainings[2 * number + 1].optimizer.lr == pytest.approx(max(1e-2 * decay, 1.5e-3))
+        assert ada[2 * number].lr == pytest.approx(max(2e-3 * decay, 1.5e-3))
+        assert ada[2 * number + 1].lr == pytest.approx(max(1e-2 * decay, 1.5e-3))
         decay *= 0.5 if number and means[number] > means[number - 1] else 1.0
 
 
 def test_private_modules_that_are_not_finite_are_not_stored(prepared, tmp_path, monkeypatch):
-    def train(resident, *_):
+    def train_to_nan(model, parameters, minibatches, loss, *arguments):
+        figures = train(model, parameters, minibatches, loss, *arguments)
         with torch.no_grad():
-            resident.personal.parameters[0].view(-1)[0] = float("nan")
-        return PersonalizedMetrics([1.0], [1.0], 1, 0.1, 1.0, 0.5, 0.0)
+            loss.resident.personal.parameters[0].view(-1)[0] = float("nan")
+        return figures
 
-    monkeypatch.setattr(TRAIN_PDPO, train)
+    monkeypatch.setattr(TRAIN, train_to_nan)
     loop = open_loop(make_recipe("fedper"), prepared, tmp_path)
     job = loop.strategy.plan(loop.initial_state())[0]
     with pytest.raises(TrainingError, match=r"private tensor '.*' has values that are NaN.*learning rates"):
@@ -309,12 +326,12 @@ def test_the_explicit_reward_is_measured_where_there_is_a_reward_head(finished, 
 
 def test_margins_of_likelihoods_follow_from_those_of_log_ratios(fedpdpo, held_out_rows):
     scores = score(fedpdpo, held_out_rows, "ada")
-    reference = fedpdpo.trainer.reference_logprobs(held_out_rows)
+    encoded = [fedpdpo.trainer.resident.encode_pair(row) for row in held_out_rows]
+    reference = fedpdpo.trainer.references.completion_logprobs(fedpdpo.trainer.resident, encoded, 4)
     summed = scores.margins[0] + reference[:, 0] - reference[:, 1]
     assert scores.margins_by_metric["summed"][0] == pytest.approx(summed, abs=1e-6)
     chosen = scores.rewards[0] + reference[:, 0]
     rejected = chosen - summed
-    encoded = [fedpdpo.trainer.resident.encode_pair(row) for row in held_out_rows]
     lengths = np.array([[len(completion) for completion in completions] for _, *completions in encoded])
     per_token = chosen / lengths[:, 0] - rejected / lengths[:, 1]
     assert scores.margins_by_metric["per_token"][0] == pytest.approx(per_token, abs=1e-6)
@@ -399,7 +416,7 @@ def test_a_repeated_job_trains_its_shared_step_alone_where_the_personal_step_is_
     Path(loop.commits.folder / "updates" / f"{job.key()}.json").unlink()
     store.save_personal_step(job.key(), saved[0][1])
     repeated = loop.run_job(job)
-    assert [group for group, *_ in observed_steps] == ["personal", "shared", "shared"]
+    assert [step.group for step in observed_steps] == ["personal", "shared", "shared"]
     assert repeated.adapter == first.adapter
     assert not list(store.folder.glob("*.personal.json"))
 

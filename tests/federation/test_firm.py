@@ -25,6 +25,7 @@ from components.federation.protocol import (
 )
 from components.federation.rounds import close_step
 from components.learning import mgda
+from components.learning.loop import TrainingError, draw_minibatches
 from components.learning.multi_objective import compute_objective_gradients
 from components.learning.rollouts import PPOClientState, RunningMoments, measure_rewards, sample_rollout
 from components.models.store import AdapterStore

@@ -8,14 +8,15 @@ import torch
 from components.learning.dpo import pair_logprobs, train_dpo
 from components.learning.local import LocalTraining
 
-from components.config import FederationConfig, OptimizerConfig, RecipeError
+from components.config import DpoObjective, FederationConfig, OptimizerConfig, RecipeError
 from components.federation.aggregation import inner_products, mixtures, weighted_average
 from components.federation.closeness import Candidates, choose_closest, spread
 from components.federation.commits import Commits
 from components.federation.methods.fedopt import OptimizerMemory
 from components.federation.protocol import method_of
 from components.federation.rounds import close_step
-from components.models.store import AdapterError, AdapterStore
+from components.learning.loop import Training
+from components.models.adapters import AdapterError, AdapterStore
 from components.recipes import load_recipe
 from tests.support.strategies import (
     build_strategy,
@@ -24,6 +25,7 @@ from tests.support.strategies import (
     play_round,
     small_federation,
 )
+from tests.support.training import train_pairs
 
 PAIRS = {"ada": 2, "bea": 1, "cyd": 1}
 START = [0.5, -1.0]
@@ -56,12 +58,11 @@ SGD = OptimizerConfig(name="sgd", lr=0.1, clip=None)
 def train_two_steps(resident_policy):
     """A maker of trainings of two steps: mu to (start, adapter, losses)."""
     start = {name: tensor + 0.01 for name, tensor in resident_policy.slot.initial_adapter(0).items()}
-    reference = pair_logprobs(resident_policy, QUESTIONS, 4, reference=True)
 
     def train(mu, steps=2):
-        training = LocalTraining(steps, 4, SGD, seed=0, proximal_weight=mu)
-        adapter, metrics = train_dpo(resident_policy, QUESTIONS, start, reference, 0.2, training)
-        return start, adapter, metrics.losses
+        training = Training(steps, 4, SGD, seed=0, proximal_weight=mu)
+        trained = train_pairs(resident_policy, QUESTIONS, start, DpoObjective(beta=0.2), training)
+        return start, trained.adapter, trained.figures.losses
 
     return train
 

@@ -1,19 +1,23 @@
 """What a client trains and scores: the selector, or the policy on chosen completions or by DPO."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from components.learning.dpo import implicit_margins, pair_logprobs
 from components.learning.local import LocalTraining
 
-from components.config import RecipeError
+from components.config import DpoObjective, RecipeError
 from components.data.records import read_rows
 from components.federation.clients import TRAINERS
 from components.federation.clients.context import ClientContexts
-from components.federation.clients.policy import drawn_rows
 from components.federation.clients.worker import build_trainer, run_job
 from components.federation.methods.fedbis import Options as FedBisOptions
 from components.federation.protocol import GradientJob, MeasureJob, ScoreJob, TrainJob, method_of
+from components.learning.client_data import ClientData
+from components.learning.loop import draw_minibatches
+from components.learning.pair_scores import implicit_margins, pair_logprobs
 from components.learning.selector import validation_losses
 from components.models.resident import ResidentPolicy
 from components.models.selector import Comparison
@@ -218,27 +222,34 @@ def scored_rows(new_trainer, monkeypatch):
     return calls
 
 
+def reference_logprobs(trainer, rows, used=None, batch_size=4):
+    """Log-probabilities under the reference, as the loss of a client has them."""
+    used = np.arange(len(rows)) if used is None else np.array(used)
+    data = ClientData(trainer.resident, DpoObjective(), rows, used, trainer.references, batch_size)
+    return data.reference_logprobs()
+
+
 def test_the_reference_is_computed_once_and_only_for_used_rows(new_trainer, scored_rows):
     """A batch has four questions; seven are cut into four and three."""
-    logprobs = new_trainer.reference_logprobs(QUESTIONS, np.array([6]))
+    logprobs = reference_logprobs(new_trainer, QUESTIONS, [6])
     assert scored_rows == [[6]]
     assert np.isnan(logprobs[:6]).all()
-    new_trainer.reference_logprobs(QUESTIONS)
+    reference_logprobs(new_trainer, QUESTIONS)
     assert sorted(len(rows) for rows in scored_rows[1:]) == [3, 4]
-    new_trainer.reference_logprobs(QUESTIONS)
+    reference_logprobs(new_trainer, QUESTIONS)
     assert len(scored_rows) == 3
 
 
 def test_the_reference_of_a_row_does_not_depend_on_earlier_calls(new_trainer, dpo_trainer):
-    expected = make_trainer("dpo", "federation.batch_size=2").reference_logprobs(QUESTIONS)
-    new_trainer.reference_logprobs(QUESTIONS, np.array([6, 3]))
-    new_trainer.reference_logprobs(QUESTIONS[::2])
-    assert np.array_equal(new_trainer.reference_logprobs(QUESTIONS), expected)
-    assert np.allclose(dpo_trainer.reference_logprobs(QUESTIONS), expected, atol=1e-4)
+    expected = reference_logprobs(make_trainer("dpo"), QUESTIONS)
+    reference_logprobs(new_trainer, QUESTIONS, [3, 6])
+    reference_logprobs(new_trainer, QUESTIONS[::2])
+    assert np.array_equal(reference_logprobs(new_trainer, QUESTIONS), expected)
+    assert np.allclose(reference_logprobs(dpo_trainer, QUESTIONS, batch_size=6), expected, atol=1e-4)
 
 
 def test_training_does_not_depend_on_cached_references(new_trainer, contexts, adapter):
-    new_trainer.reference_logprobs(contexts.open("ada").rows("train")[::2])
+    reference_logprobs(new_trainer, contexts.open("ada").rows("train")[::2])
     other = make_trainer("dpo", "federation.batch_size=2", "federation.local_steps=1")
     first, second = (
         trainer.run(train_job(contexts, adapter), contexts.open("ada")).tensors
@@ -248,10 +259,36 @@ def test_training_does_not_depend_on_cached_references(new_trainer, contexts, ad
         assert torch.equal(second[name], tensor)
 
 
-def test_drawn_rows_are_those_of_the_minibatches(dpo_trainer):
-    training = LocalTraining(2, 2, make_recipe("dpo").federation.optimizer, seed=5)
-    minibatches = list(training.draw_minibatches(20))
-    assert drawn_rows(20, training).tolist() == np.unique(np.concatenate(minibatches)).tolist()
+@pytest.fixture
+def client_data(monkeypatch):
+    """The data of each loss that trainers build."""
+    built = []
+
+    def record(*arguments):
+        built.append(ClientData(*arguments))
+        return built[-1]
+
+    monkeypatch.setattr("components.federation.clients.policy.ClientData", record)
+    return built
+
+
+def test_the_used_pairs_are_those_of_the_minibatches(new_trainer, contexts, adapter, client_data):
+    new_trainer.run(train_job(contexts, adapter, seed=5), contexts.open("ada"))
+    (data,) = client_data
+    (minibatch,) = draw_minibatches(8, 2, 1, seed=5)
+    assert data.used.tolist() == sorted(minibatch)
+    assert data.batch_size == 4
+
+
+@pytest.mark.parametrize(
+    ("round", "rounds", "progress"), [(0, 1, 0.0), (0, 3, 0.0), (1, 3, 0.5), (2, 3, 1.0)]
+)
+def test_a_loss_is_told_the_share_of_rounds_that_are_over(
+    round, rounds, progress, contexts, adapter, client_data
+):
+    trainer = make_trainer("dpo", f"federation.rounds={rounds}", "federation.local_steps=1")
+    trainer.run(replace(train_job(contexts, adapter), round=round), contexts.open("ada"))
+    assert [data.progress for data in client_data] == [progress]
 
 
 # --- selectors
@@ -339,6 +376,28 @@ def test_a_selector_has_the_proximal_term_and_the_frozen_factors_of_its_method(c
 
 
 def test_a_proximal_term_that_the_trainer_does_not_add_is_refused(monkeypatch):
-    monkeypatch.setattr("components.federation.methods.fedpdpo.Options.proximal_weight", 0.1)
-    with pytest.raises(RecipeError, match=r"PersonalizedTrainer, adds no proximal term.*weight 0\.1"):
-        build_trainer(load_recipe("debug", ["federation.method=fedpdpo"]), "cpu")
+    monkeypatch.setattr("components.federation.methods.perfedavg.Options.proximal_weight", 0.1)
+    with pytest.raises(RecipeError, match=r"MetaTrainer, adds no proximal term.*weight 0\.1"):
+        build_trainer(
+            load_recipe("debug", ["federation.method=perfedavg", "federation.options.inner_steps=1"]), "cpu"
+        )
+
+
+@pytest.mark.parametrize("method", ["fedper", "fedrep"])
+def test_clients_with_private_modules_have_the_proximal_term_of_their_method(monkeypatch, contexts, method):
+    shared = ["federation.options.shared_layers=1"] if method == "fedper" else []
+    overrides = [
+        f"federation.method={method}",
+        *shared,
+        "federation.local_steps=6",
+        "federation.batch_size=8",
+    ]
+    scalars = {}
+    for weight in (0.0, 100.0):
+        monkeypatch.setattr(f"components.federation.methods.{method}.Options.proximal_weight", weight)
+        trainer = build_trainer(load_recipe("debug", [*overrides, "federation.optimizer.lr=1e-2"]), "cpu")
+        result = trainer.run(train_job(contexts, trainer.initial_adapter(0)), contexts.open("ada"))
+        scalars[weight] = result.metrics.scalars
+    if method == "fedper":
+        assert scalars[100.0]["loss_first"] == scalars[0.0]["loss_first"]
+    assert scalars[100.0]["loss_last"] > scalars[0.0]["loss_last"]

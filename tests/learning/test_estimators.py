@@ -8,6 +8,7 @@ import torch
 from components.learning.local import LocalTraining, build_optimizer
 
 from components.config import MultiObjective, OptimizerConfig, PpoConfig, RecipeError
+from components.learning.loop import Training, build_optimizer
 from components.learning.multi_objective import (
     compute_objective_gradients,
     solve_weights,
@@ -263,7 +264,7 @@ def train_table(estimator, kl, steps=60, lr=0.05, state=None, **coefficients):
     ppo = PpoConfig(estimator=estimator, **values | coefficients)
     config = MultiObjective(objectives={"r": ["r"]}, ppo=ppo, beta=0.01)
     state = state or PPOClientState.initial(["r"], 1, ppo)
-    training = LocalTraining(steps, 128, ADAMW.model_copy(update={"lr": lr}), seed=0)
+    training = Training(steps, 128, ADAMW.model_copy(update={"lr": lr}), seed=0)
     state, metrics = train_multi_objective_ppo(table, ["x"] * 128, functions, state, config, training)
     return table, state, metrics
 

@@ -3,14 +3,16 @@
 import numpy as np
 import pytest
 import torch
-from components.learning.dpo import build_dpo_loss, count_pair_tokens, pair_logprobs
-from components.learning.local import LoopOptions
 
-from components.config import OptimizerConfig
-from components.learning.meta import MetaRates, adapt, group_meta_batches, train_meta
+from components.config import DpoObjective, OfflinePpoObjective, OptimizerConfig
+from components.learning.loop import Loss, RowLosses, Training, TrainingError, train
+from components.learning.meta import MetaLoss, adapt, group_meta_batches
 from components.learning.objectives import dpo_loss
+from components.learning.pair_scores import pair_logprobs
+from components.learning.preference import count_tokens
 from tests.support.adapters import random_tensors
 from tests.support.pairs import PAIRS
+from tests.support.training import build_loss
 
 
 @pytest.fixture(scope="module")
@@ -58,39 +60,62 @@ def test_a_meta_step_applies_the_gradient_after_the_inner_steps_to_the_values_be
     adapted = resident.slot.read()
     outer_gradients = compute_gradients(resident, reference, outer)
     resident.slot.load(adapter)
-    trained, metrics = train_meta(
-        resident,
-        build_dpo_loss(resident, PAIRS, reference, 0.1),
-        [[*inner, outer]],
-        MetaRates(inner_lr=0.5, outer=OptimizerConfig(name="sgd", lr=0.1, clip=None)),
-        LoopOptions(seed=3),
-    )
+    parameters = resident.slot.parameters
+    loss = MetaLoss(build_loss(resident, PAIRS, DpoObjective()), [[*inner, outer]], parameters, lr=0.5)
+    sgd = OptimizerConfig(name="sgd", lr=0.1, clip=None)
+    figures = train(resident.model, parameters, loss.outer_minibatches, loss, Training(1, 2, sgd, seed=3))
+    metrics, trained = loss.metrics(figures), resident.slot.read()
     for name, gradient in zip(resident.slot.names, outer_gradients, strict=True):
         assert torch.allclose(trained[name], adapter[name] - 0.1 * gradient, atol=1e-6)
     assert any(not torch.allclose(adapted[name], adapter[name], atol=1e-3) for name in adapted)
-    assert len(metrics.losses) == 1
-    assert metrics.tokens == count_pair_tokens([resident.encode_pair(pair) for pair in PAIRS])
+    assert metrics["steps"] == 3
+    assert metrics["loss"] == metrics["dpo"] == pytest.approx(figures.losses[0])
+    assert metrics["tokens"] == count_tokens([resident.encode_pair(pair) for pair in PAIRS])
 
 
 def test_a_step_of_the_adaptation_is_plain_gradient_descent(resident_policy, reference, adapter):
     resident = resident_policy
     resident.slot.load(adapter)
     gradients = compute_gradients(resident, reference, np.arange(6))
-    adapt(
-        resident,
-        build_dpo_loss(resident, PAIRS, reference, 0.1),
-        [np.arange(6)],
-        lr=0.5,
-        options=LoopOptions(seed=0),
-    )
+    loss = build_loss(resident, PAIRS, DpoObjective())
+    adapt(resident.model, resident.slot.parameters, [np.arange(6)], loss, lr=0.5, seed=0)
     adapted = resident.slot.read()
     for name, gradient in zip(resident.slot.names, gradients, strict=True):
         assert torch.allclose(adapted[name], adapter[name] - 0.5 * gradient, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_the_adaptation_lowers_the_loss_of_the_pairs(resident_policy, reference, adapter):
+def test_the_adaptation_by_ppo_takes_all_its_steps_whatever_the_target_kl_is(resident_policy, adapter):
     resident_policy.slot.load(adapter)
-    loss = build_dpo_loss(resident_policy, PAIRS, reference, 0.1)
-    metrics = adapt(resident_policy, loss, [np.arange(6)] * 8, lr=0.5, options=LoopOptions(seed=0))
-    assert metrics.losses[-1] < metrics.losses[0]
+    objective = OfflinePpoObjective(target_kl=1e-9)
+    loss = build_loss(resident_policy, PAIRS, objective, scores=np.array([[1.0, 0.0]] * 6))
+    adapt(resident_policy.model, resident_policy.slot.parameters, [np.arange(6)] * 3, loss, lr=0.5, seed=0)
+    assert len(loss.distances) == 3
+    assert loss.distances[1] > objective.target_kl
+
+
+@pytest.mark.slow
+def test_the_adaptation_lowers_the_loss_of_the_pairs(resident_policy, adapter):
+    resident_policy.slot.load(adapter)
+    loss = build_loss(resident_policy, PAIRS, DpoObjective())
+    with torch.no_grad():
+        before = loss(np.arange(6)).values.mean()
+    adapt(resident_policy.model, resident_policy.slot.parameters, [np.arange(6)] * 8, loss, lr=0.5, seed=0)
+    with torch.no_grad():
+        assert loss(np.arange(6)).values.mean() < before
+
+
+class NotFinite(Loss):
+    """A loss that is NaN."""
+
+    def __call__(self, rows):
+        return RowLosses(torch.full((len(rows),), torch.nan, requires_grad=True), rows, 0)
+
+
+def test_an_inner_step_whose_loss_is_not_finite_is_refused(resident_policy, adapter):
+    resident_policy.slot.load(adapter)
+    parameters = resident_policy.slot.parameters
+    with pytest.raises(TrainingError, match=r"loss is nan in an inner step: lower federation"):
+        adapt(resident_policy.model, parameters, [np.arange(2)], NotFinite(), lr=0.5, seed=0)
+    assert not resident_policy.model.training
+    read = resident_policy.slot.read()
+    assert all(torch.equal(read[name], tensor) for name, tensor in adapter.items())

@@ -15,31 +15,40 @@ from components.learning.sft import train_sft
 
 from components.config import (
     BottleneckConfig,
+    DpoObjective,
     ExclusionConfig,
     MultiObjective,
     OfflinePpoObjective,
     OptimizerConfig,
+    PdpoObjective,
     PersonalModules,
     PpoConfig,
     RewardHeadConfig,
+    SftObjective,
 )
-from components.learning.meta import MetaRates, adapt, train_meta
+from components.learning.loop import Loss, RowLosses, Training, split_rows, train
+from components.learning.meta import MetaLoss, adapt
 from components.learning.multi_objective import compute_objective_gradients, train_multi_objective_ppo
+from components.learning.pair_scores import pair_logprobs
 from components.learning.rollouts import PPOClientState, sample_rollout
 from components.learning.selector import train_selector
-from components.models.personalized import as_reference
 from components.models.resident import ResidentPolicy
 from tests.support.adapters import random_tensors
 from tests.support.pairs import PAIRS
 from tests.support.reward_functions import score_length, score_vowels
+from tests.support.training import build_loss, train_pairs
 
 SGD = OptimizerConfig(name="sgd", lr=1.0, weight_decay=0.0, clip=None)
 SIZES = [1, 2, 3]
 """Micro-batches of a minibatch of 5 rows; those of 2 and 3 rows are unequal."""
 
 
+DPO = DpoObjective()
+PDPO = PdpoObjective(reward_weight=[0.8, 0.8], scale_momentum=0.5, max_scale=1e9, exclusion=ExclusionConfig())
+
+
 def settings(micro_batch_size=None, batch_size=5, optimizer=SGD, steps=1):
-    return LocalTraining(steps, batch_size, optimizer, seed=3, micro_batch_size=micro_batch_size)
+    return Training(steps, batch_size, optimizer, seed=3, micro_batch_size=micro_batch_size)
 
 
 def assert_same_change(initial, first, second):
@@ -136,71 +145,61 @@ class _Box:
 
 
 def test_micro_batches_are_consecutive_and_the_last_one_may_be_smaller():
-    parts = Division(micro_batch_size=2).micro_batches(np.array([4, 1, 3, 0, 2]))
+    parts = split_rows(np.array([4, 1, 3, 0, 2]), 2)
     assert [part.tolist() for part in parts] == [[4, 1], [3, 0], [2]]
 
 
 def test_without_a_size_the_minibatch_is_one_micro_batch():
-    (part,) = Division().micro_batches(np.arange(5))
+    (part,) = split_rows(np.arange(5), None)
     assert part.tolist() == [0, 1, 2, 3, 4]
 
 
-class Products(torch.nn.Module):
-    """A loss with a gradient of its own for each row."""
+class Products(Loss):
+    """A loss with a gradient of its own for each row, and its model."""
 
     rows = torch.tensor([[1.0, 0, 0, 2], [0, 3, 0, 0], [5, 0, 0, 0], [0, 0, 7, 1], [1, 1, 1, 1]])
 
     def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(4))
+        self.model = torch.nn.Module()
+        self.model.weight = torch.nn.Parameter(torch.ones(4))
         self.calls = []
+        self.begun = []
 
-    def loss(self, indices):
-        self.calls.append(indices.tolist())
-        return self.rows[indices] @ self.weight, len(indices)
+    def __call__(self, rows):
+        self.calls.append(rows.tolist())
+        return RowLosses(self.rows[rows] @ self.model.weight, rows, len(rows))
+
+    def begin_minibatch(self, micro_batches):
+        self.begun.append((len(self.calls), [part.tolist() for part in micro_batches]))
+
+    def train(self, minibatches, training):
+        return train(self.model, [self.model.weight], minibatches, self, training)
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_unequal_micro_batches_are_weighted_by_their_rows(size):
-    model = Products()
+    loss = Products()
     minibatches = [np.array([0, 1, 2, 3, 4]), np.array([3, 0, 1])]
-    config = SGD.model_copy(update={"accumulation": 2})
-    options = LoopOptions(seed=0, micro_batch_size=size)
-    metrics = train(model, [model.weight], minibatches, model.loss, config, options)
+    metrics = loss.train(minibatches, settings(size, optimizer=SGD.model_copy(update={"accumulation": 2})))
     expected = (Products.rows.mean(0) + Products.rows[[3, 0, 1]].mean(0)) / 2
-    assert torch.allclose(model.weight, 1 - expected)
+    assert torch.allclose(loss.model.weight, 1 - expected)
     assert metrics.losses == pytest.approx([float(expected.sum())])
     assert metrics.tokens == 8
-    assert max(map(len, model.calls)) == size
+    assert max(map(len, loss.calls)) == size
 
 
 def test_the_parts_of_a_micro_batch_are_computed_concurrently(two_threads):
-    model = Products()
-    options = LoopOptions(seed=0, micro_batch_size=3, concurrent=True)
-    train(model, [model.weight], [np.arange(5)], model.loss, SGD, options)
-    assert torch.allclose(model.weight, 1 - Products.rows.mean(0))
-    assert sorted(model.calls) == [[0, 1], [2], [3], [4]]
+    loss = Products()
+    loss.concurrent = True
+    loss.train([np.arange(5)], settings(3))
+    assert torch.allclose(loss.model.weight, 1 - Products.rows.mean(0))
+    assert sorted(loss.calls) == [[0, 1], [2], [3], [4]]
 
 
-def test_before_minibatch_is_called_with_the_micro_batches_before_the_first_of_them():
-    model = Products()
-    seen = []
-
-    def record(micro_batches):
-        seen.append((len(model.calls), [part.tolist() for part in micro_batches]))
-
-    options = LoopOptions(seed=0, micro_batch_size=2, before_minibatch=record)
-    train(model, [model.weight], [np.arange(5), np.arange(2)], model.loss, SGD, options)
-    assert seen == [(0, [[0, 1], [2, 3], [4]]), (3, [[0, 1]])]
-
-
-def test_mean_gradients_of_micro_batches_are_those_of_all_rows():
-    model = Products()
-    (whole,), tokens = mean_gradients(model.loss, [model.weight], np.arange(5))
-    (parts,), same_tokens = mean_gradients(model.loss, [model.weight], np.arange(5), 2)
-    assert torch.allclose(whole, parts)
-    assert tokens == same_tokens == 5
-    assert model.weight.grad is None
+def test_a_minibatch_begins_with_its_micro_batches_before_the_first_of_them():
+    loss = Products()
+    loss.train([np.arange(5), np.arange(2)], settings(2))
+    assert loss.begun == [(0, [[0, 1], [2, 3], [4]]), (3, [[0, 1]])]
 
 
 # --- selectors
@@ -238,28 +237,22 @@ def test_the_activations_of_a_micro_batch_are_freed_before_the_next_one(tiny_sel
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_step_of_sft_has_the_gradient_of_the_whole_minibatch(resident, adapter, size):
-    whole, _ = train_sft(resident, PAIRS, adapter, settings())
-    parts, _ = train_sft(resident, PAIRS, adapter, settings(size))
-    assert_same_change(adapter, whole, parts)
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_a_step_of_dpo_has_the_gradient_of_the_whole_minibatch(resident, adapter, reference, size):
-    whole, _ = train_dpo(resident, PAIRS, adapter, reference, 0.1, settings())
+@pytest.mark.parametrize("objective", [SftObjective(), DPO], ids=["sft", "dpo"])
+def test_a_step_has_the_gradient_of_the_whole_minibatch(resident, adapter, reference, objective, size):
+    whole = train_pairs(resident, PAIRS, adapter, objective, settings(), reference=reference)
     with recorded_rows(resident.model) as rows:
-        parts, _ = train_dpo(resident, PAIRS, adapter, reference, 0.1, settings(size))
+        parts = train_pairs(resident, PAIRS, adapter, objective, settings(size), reference=reference)
     assert max(rows) == size
-    assert_same_change(adapter, whole, parts)
+    assert_same_change(adapter, whole.adapter, parts.adapter)
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_the_proximal_term_is_added_once(resident, adapter, reference, size):
-    training = replace(settings(optimizer=SGD, steps=2), proximal_weight=0.3)
-    whole, _ = train_dpo(resident, PAIRS, adapter, reference, 0.1, training)
+    training = replace(settings(steps=2), proximal_weight=0.3)
+    whole = train_pairs(resident, PAIRS, adapter, DPO, training, reference=reference)
     divided = replace(training, micro_batch_size=size)
-    parts, _ = train_dpo(resident, PAIRS, adapter, reference, 0.1, divided)
-    assert_same_change(adapter, whole, parts)
+    parts = train_pairs(resident, PAIRS, adapter, DPO, divided, reference=reference)
+    assert_same_change(adapter, whole.adapter, parts.adapter)
 
 
 @pytest.fixture(scope="module")
@@ -270,11 +263,6 @@ def contradicted(reference):
     return changed
 
 
-PDPO = PDPOConfig(
-    beta=0.1, reward_weight=0.8, momentum=0.5, exclusion=ExclusionConfig(deviations=2.0, max_share=0.5)
-)
-
-
 @pytest.mark.parametrize("group", ["personal", "shared", "all"])
 @pytest.mark.parametrize("size", SIZES)
 def test_a_step_of_pdpo_has_the_scale_and_the_exclusions_of_the_whole_minibatch(
@@ -283,17 +271,15 @@ def test_a_step_of_pdpo_has_the_scale_and_the_exclusions_of_the_whole_minibatch(
     """Eq. 7's scale and the excluded pairs are statistics of the minibatch."""
     modules = resident.personal.read()
     training = settings(batch_size=6)
-    whole = train_pdpo(resident, PAIRS, contradicted, group, PDPO, training)
+    whole = train_pairs(resident, PAIRS, None, PDPO, training, group, reference=contradicted)
     expected = {**resident.personal.read(), **resident.slot.read()}
     resident.personal.load(modules)
-    resident.slot.load(adapter)
     divided = replace(training, micro_batch_size=size)
-    parts = train_pdpo(resident, PAIRS, contradicted, group, PDPO, divided)
+    parts = train_pairs(resident, PAIRS, adapter, PDPO, divided, group, reference=contradicted)
     assert_same_change({**modules, **adapter}, expected, {**resident.personal.read(), **resident.slot.read()})
-    assert whole.excluded == parts.excluded > 0
-    assert parts.scale == pytest.approx(whole.scale, rel=1e-5)
-    assert parts.dpo_loss == pytest.approx(whole.dpo_loss, rel=1e-5)
-    assert parts.losses == pytest.approx(whole.losses, rel=1e-5)
+    assert whole.metrics["excluded"] == parts.metrics["excluded"] > 0
+    for name in ("scale", "dpo", "loss"):
+        assert parts.metrics[name] == pytest.approx(whole.metrics[name], rel=1e-5)
 
 
 def test_the_margins_of_a_minibatch_are_measured_with_the_dropout_of_its_losses(debug, reference):
@@ -302,7 +288,7 @@ def test_the_margins_of_a_minibatch_are_measured_with_the_dropout_of_its_losses(
     )
     resident = ResidentPolicy(debug.policy.model_copy(update={"max_new_tokens": 20}), "cpu", modules)
     resident.slot.load(random_tensors(resident.slot, seed=1, scale=0.1))
-    loss = PDPOLoss(resident, PAIRS, reference, PDPO)
+    loss = build_loss(resident, PAIRS, PDPO, reference=reference)
     margins = []
     compute = loss._margins
 
@@ -329,43 +315,28 @@ def test_pairs_that_do_not_depend_on_each_other_are_computed_once(resident, adap
     model = ResidentPolicy(resident.policy.config, "cpu", plain)
     model.personal.load(model.personal.initial_modules(0))
     model.slot.load(adapter)
-    config = PDPOConfig(beta=0.1)
-    whole = train_pdpo(model, PAIRS, reference, "shared", config, settings())
-    model.slot.load(adapter)
+    whole = train_pairs(model, PAIRS, None, DPO, settings(), reference=reference)
     with recorded_rows(model.model) as rows:
-        parts = train_pdpo(model, PAIRS, reference, "shared", config, settings(2))
+        parts = train_pairs(model, PAIRS, adapter, DPO, settings(2), reference=reference)
     assert sum(rows) == 5
-    assert parts.dpo_loss == pytest.approx(whole.dpo_loss, rel=1e-5)
-    assert parts.losses == pytest.approx(whole.losses, rel=1e-5)
+    for name in ("dpo", "loss"):
+        assert parts.metrics[name] == pytest.approx(whole.metrics[name], rel=1e-5)
 
 
 # --- PPO
 
-
-@pytest.fixture(scope="module")
-def scored(resident):
-    logprobs = []
-    with torch.no_grad(), as_reference(resident.model):
-        for pair in PAIRS:
-            tokens = resident.tokens([resident.encode_pair(pair)])
-            logprobs.append([values[mask] for values, mask in zip(tokens.logprobs, tokens.mask, strict=True)])
-    scores = np.array([[1.0, 0.0], [3.0, -1.0], [0.5, 0.5], [2.0, 0.0], [-1.0, -3.0], [0.0, 4.0]])
-    return ScoredPairs(PAIRS, scores, logprobs)
+SCORES = np.array([[1.0, 0.0], [3.0, -1.0], [0.5, 0.5], [2.0, 0.0], [-1.0, -3.0], [0.0, 4.0]])
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_offline_ppo_has_the_gradient_and_the_distance_of_the_whole_minibatch(
-    resident, adapter, scored, size
-):
+def test_ppo_has_the_gradient_and_the_distance_of_the_whole_minibatch(resident, adapter, size):
     trained, distances = {}, {}
+    minibatches = [np.arange(5), np.arange(3)]
     for micro_batch_size in (None, size):
         resident.slot.load(adapter)
-        loss = OfflinePPOLoss(resident, scored, np.arange(6), OfflinePpoObjective())
+        loss = build_loss(resident, PAIRS, OfflinePpoObjective(target_kl=1e9), scores=SCORES)
         resident.slot.load(random_tensors(resident.slot, seed=2, scale=0.1))
-        options = LoopOptions(
-            seed=0, dropout=False, micro_batch_size=micro_batch_size, before_minibatch=loss.begin_minibatch
-        )
-        train(resident.model, resident.slot.parameters, [np.arange(5), np.arange(3)], loss, SGD, options)
+        train(resident.model, resident.slot.parameters, minibatches, loss, settings(micro_batch_size))
         trained[micro_batch_size] = resident.slot.read()
         distances[micro_batch_size] = loss.distances
     assert_same_change(adapter, trained[None], trained[size])
@@ -373,28 +344,24 @@ def test_offline_ppo_has_the_gradient_and_the_distance_of_the_whole_minibatch(
     assert distances[size] == pytest.approx(distances[None], rel=1e-4)
 
 
-def test_a_minibatch_of_offline_ppo_that_is_not_announced_is_a_whole_one(resident, adapter, scored):
-    resident.slot.load(adapter)
-    loss = OfflinePPOLoss(resident, scored, np.arange(6), OfflinePpoObjective())
-    with torch.no_grad():
-        loss(np.arange(4))
-        loss(np.arange(2))
-    assert loss.distances == pytest.approx([0.0, 0.0], abs=1e-6)
+# --- meta-steps
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_meta_step_has_the_gradients_of_whole_minibatches(resident, adapter, reference, size):
-    loss = build_dpo_loss(resident, PAIRS, reference, 0.1)
     meta_batches = [[np.array([0, 1, 2]), np.array([3, 4]), np.array([5, 1, 0])], [np.arange(4)]]
+    parameters = resident.slot.parameters
     trained, tokens = {}, {}
     for micro_batch_size in (None, size):
         resident.slot.load(adapter)
-        options = LoopOptions(seed=3, micro_batch_size=micro_batch_size)
+        dpo = build_loss(resident, PAIRS, DPO, reference=reference)
+        loss = MetaLoss(dpo, meta_batches, parameters, 0.5, micro_batch_size)
         with recorded_rows(resident.model) as rows:
-            trained[micro_batch_size], metrics = train_meta(
-                resident, loss, meta_batches, MetaRates(0.5, SGD), options
+            figures = train(
+                resident.model, parameters, loss.outer_minibatches, loss, settings(micro_batch_size)
             )
-        tokens[micro_batch_size] = metrics.tokens
+        trained[micro_batch_size] = resident.slot.read()
+        tokens[micro_batch_size] = loss.metrics(figures)["tokens"]
         assert sum(rows) == 12
     assert max(rows) == size
     assert_same_change(adapter, trained[None], trained[size])
@@ -402,13 +369,16 @@ def test_a_meta_step_has_the_gradients_of_whole_minibatches(resident, adapter, r
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_an_adaptation_has_the_gradients_of_whole_minibatches(resident, adapter, reference, size):
-    loss = build_dpo_loss(resident, PAIRS, reference, 0.1)
-    adapt(resident, loss, [np.arange(5)], 0.5, LoopOptions(seed=0))
-    whole = resident.slot.read()
-    resident.slot.load(adapter)
-    adapt(resident, loss, [np.arange(5)], 0.5, LoopOptions(seed=0, micro_batch_size=size))
-    assert_same_change(adapter, whole, resident.slot.read())
+@pytest.mark.parametrize("objective", [DPO, OfflinePpoObjective()], ids=["dpo", "ppo"])
+def test_an_adaptation_has_the_gradients_of_whole_minibatches(resident, adapter, objective, size):
+    adapted = {}
+    for micro_batch_size in (None, size):
+        resident.slot.load(adapter)
+        loss = build_loss(resident, PAIRS, objective, scores=SCORES)
+        parameters = resident.slot.parameters
+        adapt(resident.model, parameters, [np.arange(5)], loss, 0.5, 0, micro_batch_size)
+        adapted[micro_batch_size] = resident.slot.read()
+    assert_same_change(adapter, adapted[None], adapted[size])
 
 
 # --- several objectives

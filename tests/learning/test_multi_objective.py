@@ -7,6 +7,7 @@ from components.learning.local import LocalTraining, TrainingError, draw_minibat
 
 from components.config import MultiObjective, OptimizerConfig, PpoConfig
 from components.learning import mgda
+from components.learning.loop import Training, TrainingError, draw_minibatches
 from components.learning.multi_objective import (
     compute_objective_gradients,
     fixed_weights,
@@ -65,7 +66,7 @@ def initial_state(resident, kl=0.1, objectives=tuple(REWARDS)):
 
 
 def settings(steps, batch_size=6, optimizer=OPTIMIZER, seed=5):
-    return LocalTraining(steps, batch_size, optimizer, seed)
+    return Training(steps, batch_size, optimizer, seed)
 
 
 def flatten(tensors):
@@ -466,7 +467,7 @@ def train_table(reference, rewards, kl, steps, lr=0.05, **coefficients):
     config = configure(epochs=2, minibatch=64, normalize=False, estimator={"critic_lr": 0.05}, **coefficients)
     optimizer = OPTIMIZER.model_copy(update={"lr": lr})
     state = PPOClientState.initial(list(rewards), 1, config.ppo.model_copy(update={"kl": kl}))
-    training = LocalTraining(steps, 128, optimizer, seed=0)
+    training = Training(steps, 128, optimizer, seed=0)
     _, metrics = train_multi_objective_ppo(table, ["x"] * 128, functions, state, config, training)
     return (table.logits / config.ppo.temperature).detach().softmax(0).numpy(), metrics
 

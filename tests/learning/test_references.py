@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from components.learning.dpo import pair_logprobs
 
+from components.learning.pair_scores import pair_logprobs
 from components.learning.references import ReferenceCache, reference_batches
 from components.models.resident import ResidentPolicy
 from tests.support.adapters import random_tensors

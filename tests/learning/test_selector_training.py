@@ -8,6 +8,7 @@ import torch
 from components.learning.local import LocalTraining
 
 from components.config import OptimizerConfig
+from components.learning.loop import Training
 from components.learning.selector import (
     accuracy,
     build_labeled_comparisons,
@@ -28,7 +29,7 @@ PAIRS = [
 
 
 def settings(steps, batch_size, lr, seed=0):
-    return LocalTraining(steps, batch_size, OptimizerConfig(lr=lr), seed)
+    return Training(steps, batch_size, OptimizerConfig(lr=lr), seed)
 
 
 def test_every_pair_is_shown_in_both_orders_with_both_labels():
@@ -69,7 +70,7 @@ def test_training_is_a_function_of_the_adapter_the_pairs_and_the_seed(debug, ran
 def test_two_threads_take_the_steps_of_one(tiny_selector, random_adapter, two_threads):
     """SGD, since AdamW divides a gradient near zero by its own size."""
     initial = random_adapter(3)
-    training = LocalTraining(3, 5, OptimizerConfig(name="sgd", lr=0.1), seed=0)
+    training = Training(3, 5, OptimizerConfig(name="sgd", lr=0.1), seed=0)
     adapter, metrics = train_selector(tiny_selector, PAIRS, initial, training)
     torch.set_num_threads(1)
     expected, alone = train_selector(tiny_selector, PAIRS, initial, training)

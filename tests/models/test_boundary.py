@@ -5,6 +5,7 @@ import torch
 from components.learning.dpo import pair_logprobs
 
 from components.config import BackboneConfig, LoraConfig, PolicyConfig
+from components.learning.pair_scores import pair_logprobs
 from components.models.backbone import load_tokenizer
 from components.models.policy import chat_template_of
 from components.models.resident import ResidentPolicy

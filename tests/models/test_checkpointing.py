@@ -14,28 +14,35 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from components.config import (
     BottleneckConfig,
+    DpoObjective,
     LoraConfig,
     MultiObjective,
     OfflinePpoObjective,
     OptimizerConfig,
+    PdpoObjective,
     PersonalModules,
     PpoConfig,
     RewardHeadConfig,
+    SftObjective,
 )
+from components.learning.loop import Training
 from components.learning.multi_objective import PPOClientState, compute_objective_gradients, sample_rollout
+from components.learning.pair_scores import pair_logprobs
 from components.learning.selector import score_pairs, train_selector
 from components.models.adapters import AdapterSlot, attach_lora
 from components.models.backbone import BackboneError
 from components.models.checkpointing import checkpointed, enable_checkpointing
-from components.models.personalized import as_reference
 from components.models.resident import ResidentPolicy
 from components.models.selector import Selector
 from tests.support.adapters import random_tensors
 from tests.support.pairs import PAIRS
 from tests.support.reward_functions import score_length, score_vowels
+from tests.support.training import train_pairs
 
 SGD = OptimizerConfig(name="sgd", lr=1.0, weight_decay=0.0, clip=None)
-ONE_STEP = LocalTraining(1, 4, SGD, seed=3)
+ONE_STEP = Training(1, 4, SGD, seed=3)
+DPO = DpoObjective()
+PDPO = PdpoObjective(reward_weight=[0.8, 0.8], scale_momentum=0.0, exclusion=None)
 MODULES = PersonalModules(
     bottleneck=BottleneckConfig(width=4, dropout=0.1), reward=RewardHeadConfig(width=3, dropout=0.1)
 )
@@ -153,7 +160,7 @@ def test_gradients_of_dpo_on_packed_rows_are_the_same(policies):
     for policy in policies:
         policy.personal.load(policies[0].personal.initial_modules(0))
         with saved_bytes() as sizes:
-            trained.append(train_dpo(policy, PAIRS, initial, reference, 0.1, ONE_STEP)[0])
+            trained.append(train_pairs(policy, PAIRS, initial, DPO, ONE_STEP, reference=reference).adapter)
         stored.append(sum(sizes.values()))
     assert is_checkpointed(policies[1].model) == [True, True]
     assert_same(*trained, initial)
@@ -165,7 +172,7 @@ def test_gradients_of_sft_are_the_same(policies):
     trained = []
     for policy in policies:
         policy.personal.load(policies[0].personal.initial_modules(0))
-        trained.append(train_sft(policy, PAIRS, initial, ONE_STEP)[0])
+        trained.append(train_pairs(policy, PAIRS, initial, SftObjective(), ONE_STEP).adapter)
     assert_same(*trained, initial)
 
 
@@ -174,13 +181,12 @@ def test_steps_of_pdpo_are_the_same_in_micro_batches_too(policies, group):
     adapter = random_tensors(policies[0].slot, seed=1, scale=0.2)
     modules = policies[0].personal.initial_modules(0)
     reference = pair_logprobs(policies[0], PAIRS, 4, reference=True)
-    training = LocalTraining(2, 4, OptimizerConfig(lr=1e-2), seed=3, micro_batch_size=3)
+    training = Training(2, 4, OptimizerConfig(lr=1e-2), seed=3, micro_batch_size=3)
     trained = []
     for policy in policies:
         policy.personal.load(modules)
-        policy.slot.load(adapter)
-        train_pdpo(policy, PAIRS, reference, group, PDPOConfig(beta=0.1, reward_weight=0.8), training)
-        trained.append({**policy.personal.read(), **policy.slot.read()})
+        shared = train_pairs(policy, PAIRS, adapter, PDPO, training, group, reference=reference).adapter
+        trained.append({**policy.personal.read(), **shared})
     assert_same(*trained, {**modules, **adapter})
 
 
@@ -196,7 +202,7 @@ def test_no_gradient_passes_through_the_backbone_in_a_personal_step(policies):
     )
     reference = pair_logprobs(policy, PAIRS, 4, reference=True)
     try:
-        train_pdpo(policy, PAIRS, reference, "personal", PDPOConfig(beta=0.1, reward_weight=0.8), ONE_STEP)
+        train_pairs(policy, PAIRS, None, PDPO, ONE_STEP, "personal", reference=reference)
     finally:
         hook.remove()
     assert set(requires_grad) == {False}
@@ -205,27 +211,15 @@ def test_no_gradient_passes_through_the_backbone_in_a_personal_step(policies):
 # --- passes in evaluation mode
 
 
-def scored_pairs(policy):
-    logprobs = []
-    with torch.no_grad(), as_reference(policy.model):
-        for pair in PAIRS:
-            tokens = policy.tokens([policy.encode_pair(pair)])
-            logprobs.append([values[mask] for values, mask in zip(tokens.logprobs, tokens.mask, strict=True)])
-    return ScoredPairs(PAIRS, np.array([[1.0, 0.0]] * len(PAIRS)), logprobs)
-
-
-def test_offline_ppo_which_has_no_dropout_is_checkpointed(policies):
-    data = scored_pairs(policies[0])
+def test_ppo_on_pairs_which_has_no_dropout_is_checkpointed(policies):
     initial = random_tensors(policies[0].slot, seed=1, scale=0.2)
+    scores = np.array([[1.0, 0.0]] * len(PAIRS))
+    ppo = OfflinePpoObjective(epochs=1, minibatch=6)
     trained, stored = [], []
     for policy in policies:
         policy.personal.load(policies[0].personal.initial_modules(0))
-        policy.slot.load(initial)
-        loss = OfflinePPOLoss(policy, data, np.arange(6), OfflinePpoObjective())
         with saved_bytes() as sizes:
-            options = LoopOptions(seed=0, dropout=False)
-            train(policy.model, policy.slot.parameters, [np.arange(4)], loss, SGD, options)
-        trained.append(policy.slot.read())
+            trained.append(train_pairs(policy, PAIRS, initial, ppo, ONE_STEP, scores=scores).adapter)
         stored.append(sum(sizes.values()))
     assert_same(*trained, initial)
     assert stored[1] < 0.8 * stored[0]

@@ -10,9 +10,12 @@ from components.alignment.packed_trainer import prepare_model, train_packed
 from components.learning.dpo import pair_logprobs, train_dpo
 from components.learning.local import LocalTraining, build_optimizer
 
-from components.config import BackboneConfig, LoraConfig, OptimizerConfig, RecipeError
+from components.alignment.trl_trainer import build_trainer, completion_positions_only
+from components.config import BackboneConfig, DpoObjective, LoraConfig, OptimizerConfig, RecipeError
 from components.federation.clients.policy import PolicyTrainer
 from components.federation.clients.selector import SelectorTrainer
+from components.learning.loop import Training, build_optimizer
+from components.learning.pair_scores import pair_logprobs
 from components.models.adapters import AdapterSlot, attach_lora, export_adapter
 from components.models.backbone import load_backbone
 from components.models.eight_bit import EightBitError, check_support
@@ -22,6 +25,7 @@ from components.models.selector import Comparison, Selector
 from components.recipes import load_recipe
 from tests.support.adapters import random_tensors
 from tests.support.pairs import PAIRS
+from tests.support.training import train_pairs
 
 QUANTIZED = BackboneConfig(name="tiny-random", quantization="8bit")
 POLICY = "policy.backbone.quantization=8bit"
@@ -194,9 +198,9 @@ def test_the_reference_of_a_quantized_policy_is_the_quantized_backbone(resident)
 def train_quantized(debug, resident):
     """Train an adapter by DPO with 8-bit moments; returns it and the metrics."""
     optimizer = debug.federation.optimizer.model_copy(update={"name": "adamw_8bit", "lr": 1e-2})
-    training = LocalTraining(steps=6, batch_size=4, optimizer=optimizer, seed=3)
-    reference = pair_logprobs(resident, PAIRS, 4, reference=True)
-    return train_dpo(resident, PAIRS, resident.slot.initial_adapter(0), reference, 0.1, training)
+    training = Training(steps=6, batch_size=4, optimizer=optimizer, seed=3)
+    trained = train_pairs(resident, PAIRS, resident.slot.initial_adapter(0), DpoObjective(), training)
+    return trained.adapter, trained.figures
 
 
 def test_training_a_quantized_policy_changes_the_adapter_alone(debug, trainable):

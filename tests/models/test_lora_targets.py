@@ -6,12 +6,13 @@ from functools import cache, partial
 import peft
 import pytest
 import torch
-from components.learning.dpo import pair_logprobs, train_dpo
-from components.learning.local import LocalTraining
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from components.alignment.dpo import align_policy
-from components.config import BackboneConfig, LoraConfig, OptimizerConfig, RecipeError
+from components.alignment.dpo_model import save_adapter
+from components.alignment.packed_trainer import train_packed
+from components.alignment.trl_trainer import train_with_trl
+from components.config import BackboneConfig, DpoObjective, LoraConfig, OptimizerConfig, RecipeError
+from components.learning.loop import Training
 from components.learning.reward_model import RewardTrainingConfig, TrainedReward, train_reward
 from components.learning.selector import train_selector
 from components.models.adapters import AdapterSlot, attach_lora, export_adapter, read_adapter, to_peft_config
@@ -24,6 +25,7 @@ from components.models.store import AdapterError, AdapterStore
 from components.recipes import load_recipe
 from tests.support.adapters import random_tensors
 from tests.support.lora_models import FAMILIES, build_family, write_family
+from tests.support.training import train_pairs
 
 EMBEDDINGS_AND_HEADS = {"embed_tokens", "wte", "wpe", "lm_head"}
 LORA = LoraConfig(r=2, alpha=4, dropout=0.0)
@@ -31,7 +33,7 @@ PAIRS = [
     {"prompt": f"order {n}", "chosen": "a great film", "rejected": "a lovely film was great"}
     for n in range(4)
 ]
-TRAINING = LocalTraining(steps=1, batch_size=4, optimizer=OptimizerConfig(name="adamw", lr=0.05), seed=0)
+TRAINING = Training(steps=1, batch_size=4, optimizer=OptimizerConfig(name="adamw", lr=0.05), seed=0)
 SHAPES = pytest.mark.parametrize(
     ("family", "tied"), [(family, tied) for family in FAMILIES for tied in (True, False)]
 )
@@ -252,8 +254,7 @@ def test_a_step_of_a_clients_dpo_moves_every_tensor_and_its_saved_adapter_gives_
         debug.policy.model_copy(update={"backbone": backbone, "lora": LORA, "max_new_tokens": 30}), "cpu"
     )
     start = random_tensors(resident.slot, seed=0, scale=0.3)
-    reference = pair_logprobs(resident, PAIRS, 4, reference=True)
-    trained, _ = train_dpo(resident, PAIRS, start, reference, 0.1, TRAINING)
+    trained = train_pairs(resident, PAIRS, start, DpoObjective(), TRAINING).adapter
     assert unmoved(start, trained) == []
     resident.slot.load(stored(trained, tmp_path / "store"))
     folder = export_adapter(trained, LORA, backbone, tmp_path / "adapter")

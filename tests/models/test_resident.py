@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from components.learning.dpo import pair_logprobs
 
+from components.learning.pair_scores import pair_logprobs
 from components.models.backbone import load_backbone
 from components.models.logprobs import completion_logprobs
 from tests.support.adapters import random_tensors

@@ -10,6 +10,8 @@ from transformers import PreTrainedTokenizerFast
 
 from components.config import BackboneConfig
 from components.data.templates import load
+from components.learning.loop import Training
+from components.learning.selector import train_selector
 from components.models import selector as selector_module
 from components.models.backbone import backbone_root, load_backbone, load_tokenizer
 from components.models.selector import (
@@ -424,3 +426,102 @@ def test_the_choice_logits_of_the_embedded_backbone_are_those_of_its_whole_head(
     logits = selector.choice_logits(*selector.collate(rows))
     expected = torch.stack([full_logits(selector, row) for row in rows])
     assert torch.allclose(logits, expected, atol=1e-3)
+
+
+# --- several adapters at once
+
+
+ENSEMBLE_COMPARISONS = [
+    Comparison("the paper " * i, "first summary", "second one, longer " * (3 - i)) for i in range(3)
+]
+
+
+@pytest.fixture
+def ensemble(random_adapter):
+    return [random_adapter(seed, 1.0) for seed in (1, 2, 3)]
+
+
+def score_separately(selector, adapters):
+    """Logits under each adapter, one after the other."""
+    logits = []
+    for adapter in adapters:
+        selector.slot.load(adapter)
+        logits.append(selector.logits(ENSEMBLE_COMPARISONS))
+    return logits
+
+
+def test_several_adapters_in_one_batch_have_the_logits_of_each_alone(tiny_selector, ensemble):
+    alone = score_separately(tiny_selector, ensemble)
+    together = tiny_selector.ensemble_logits(ENSEMBLE_COMPARISONS, ensemble)
+    assert together.shape == (3, 3, 2)
+    assert abs(together - alone).max() < 1e-4
+    assert abs(together[0] - together[1]).max() > 1e-2, "the adapters differ"
+
+
+def test_two_batches_of_an_ensemble_at_a_time_have_the_logits_of_one(
+    tiny_selector, ensemble, two_threads, monkeypatch
+):
+    """The last of five batches is smaller than the others."""
+    comparisons = [Comparison(f"paper {n}", "a " * (n % 4), f"b {n}") for n in range(22)]
+    batches, compute = [], tiny_selector.choice_logits
+
+    def record(ids, last):
+        batches.append((threading.get_ident(), len(ids)))
+        return compute(ids, last)
+
+    monkeypatch.setattr(tiny_selector, "choice_logits", record)
+    logits = tiny_selector.ensemble_logits(comparisons, ensemble)
+    assert sorted(rows for _, rows in batches) == [6, 15, 15, 15, 15]
+    assert len({thread for thread, _ in batches} - {threading.get_ident()}) == 2
+    torch.set_num_threads(1)
+    assert np.allclose(tiny_selector.ensemble_logits(comparisons, ensemble), logits, atol=1e-5)
+
+
+def test_a_score_of_an_ensemble_does_not_depend_on_the_order_of_the_comparisons(
+    tiny_selector, ensemble, recorded_batches
+):
+    logits = tiny_selector.ensemble_logits(REPEATED, ensemble)
+    batches = list(recorded_batches)
+    recorded_batches.clear()
+    assert np.array_equal(tiny_selector.ensemble_logits(SHUFFLED, ensemble), logits[:, ORDER])
+    assert recorded_batches == batches
+    assert sum(map(len, batches)) == 3 * 40
+
+
+def test_a_smaller_ensemble_after_a_larger_one_has_its_own_logits(tiny_selector, ensemble):
+    alone = score_separately(tiny_selector, ensemble[1:])
+    tiny_selector.ensemble_logits(ENSEMBLE_COMPARISONS, ensemble)
+    together = tiny_selector.ensemble_logits(ENSEMBLE_COMPARISONS, ensemble[1:])
+    assert abs(together - alone).max() < 1e-4
+
+
+def test_scoring_an_ensemble_does_not_change_the_trained_slot(tiny_selector, ensemble, random_adapter):
+    tiny_selector.slot.load(random_adapter(9))
+    tiny_selector.ensemble_logits(ENSEMBLE_COMPARISONS, ensemble)
+    expected = random_adapter(9)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in tiny_selector.slot.read().items())
+
+
+def trained_names(selector):
+    return {name for name, parameter in selector.model.named_parameters() if parameter.requires_grad}
+
+
+@pytest.mark.slow
+def test_scoring_an_ensemble_does_not_change_later_training(debug, random_adapter):
+    pairs = [
+        {
+            "prompt": f"p {i}",
+            "chosen": "yes",
+            "rejected": f"no {i}",
+        }
+        for i in range(4)
+    ]
+    training = Training(steps=2, batch_size=4, optimizer=OptimizerConfig(lr=1e-2), seed=5)
+    fresh = Selector(debug.selector, "cpu")
+    scored = Selector(debug.selector, "cpu")
+    scored.ensemble_logits([COMPARISON], [random_adapter(seed) for seed in (1, 2, 3)])
+    expected, _ = train_selector(fresh, pairs, fresh.slot.initial_adapter(0), training)
+    trained, _ = train_selector(scored, pairs, scored.slot.initial_adapter(0), training)
+    assert trained_names(scored) == trained_names(fresh)
+    assert trained.keys() == expected.keys()
+    assert all(torch.equal(trained[name], tensor) for name, tensor in expected.items())

@@ -230,7 +230,7 @@ class PolicyTrainer(ResidentPolicyTrainer):
         loss = self._build_loss(
             client.context, client.rows, minibatches, progress, client.numbers, client.tensors
         )
-        with self._trainable(group, personal_lr) as (parameters, groups):
+        with trainable(self.resident, group, personal_lr) as (parameters, groups):
             metrics = self._minimize(loss, minibatches, training, parameters, groups)
         client.numbers, client.tensors = loss.numbers(), loss.tensors()
         return metrics
@@ -278,23 +278,6 @@ class PolicyTrainer(ResidentPolicyTrainer):
         )
         loss: Loss = self._loss_type(data)
         return loss
-
-    @contextmanager
-    def _trainable(
-        self, group: ModuleGroup, personal_lr: float
-    ) -> Iterator[tuple[Parameters, tuple[Group, ...]]]:
-        """Freeze what is not trained; the parameters at the optimizer's rate, and those at their own."""
-        shared = self.resident.slot.parameters
-        private = [] if self._private is None else self._private.parameters
-        frozen = {"personal": shared, "shared": private, "all": []}[group]
-        for parameter in frozen:
-            parameter.requires_grad_(False)
-        try:
-            groups = ((private, personal_lr),) if group == "all" and private else ()
-            yield (private if group == "personal" else shared), groups
-        finally:
-            for parameter in frozen:
-                parameter.requires_grad_(True)
 
     def score_client_pairs(self, pairs: Pairs, adapter: Adapter, context: ClientContext) -> PreferenceScores:
         """Scores by the adapter with the client's private modules; 'explicit' are its reward head's."""
@@ -348,6 +331,25 @@ class PolicyTrainer(ResidentPolicyTrainer):
                     " last step: lower the learning rates"
                 )
         return tensors
+
+
+@contextmanager
+def trainable(
+    resident: ResidentPolicy, group: ModuleGroup, personal_lr: float
+) -> Iterator[tuple[Parameters, tuple[Group, ...]]]:
+    """Freeze what is not trained; the parameters at the optimizer's rate, and those at their own."""
+    shared = resident.slot.parameters
+    private = [] if resident.personal is None else resident.personal.parameters
+    modules: dict[ModuleGroup, Parameters] = {"personal": shared, "shared": private, "all": []}
+    frozen = [parameter for parameter in modules[group] if parameter.requires_grad]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    try:
+        groups = ((private, personal_lr),) if group == "all" and private else ()
+        yield (private if group == "personal" else shared), groups
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
 
 
 def loss_tensors(tensors: Adapter) -> Adapter:

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from components.learning.preference_scores import PreferenceScores, concat
+
+from components.learning.pair_scores import PreferenceScores, concat, implicit_margins
 
 POLICIES = PreferenceScores(
     margins=np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]),
@@ -64,3 +65,7 @@ def test_concatenated_scores_of_selectors_have_no_rewards():
     assert np.array_equal(scores.margins, SELECTORS.margins)
     assert scores.rewards is None
     assert scores.margins_by_metric == {}
+
+
+def test_implicit_margins_are_differences_of_log_ratios():
+    assert implicit_margins(np.array([[-1.0, -3.0]]), np.array([[-2.0, -2.5]])).tolist() == [1.5]

@@ -1,4 +1,4 @@
-"""The local training loop: drawn rows, precision, schedule, and the state that it leaves behind."""
+"""The training loop: drawn rows, precision, schedule, gradient rules, and the state that it leaves behind."""
 
 import threading
 from collections import Counter
@@ -6,13 +6,19 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from components.learning.local import (
-    LoopOptions,
-    ParameterGroup,
+from pydantic import ValidationError
+
+from components.config import OptimizerConfig
+from components.learning import loop
+from components.learning.loop import (
+    Loss,
+    RowLosses,
+    Training,
     TrainingError,
-    add_proximal_term,
     build_optimizer,
     draw_minibatches,
+    pair_gradients,
+    proximal_term,
     train,
 )
 from pydantic import ValidationError
@@ -62,6 +68,17 @@ def test_a_client_without_rows_is_an_error_rather_than_an_endless_loop():
 # --- steps
 
 
+class ModelLoss(Loss):
+    """The losses of a model's own function, by the rows' indices."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def __call__(self, rows):
+        values = self.model.loss(rows)
+        return RowLosses(values, rows, 10 * len(rows))
+
+
 class SquaredNorm(torch.nn.Module):
     """The squared norm of four weights, with dropout on request."""
 
@@ -73,20 +90,21 @@ class SquaredNorm(torch.nn.Module):
     def loss(self, indices):
         assert self.training
         assert torch.is_grad_enabled()
-        return self.dropout(self.weight).pow(2).sum().expand(len(indices)), 10 * len(indices)
+        return self.dropout(self.weight).pow(2).sum().expand(len(indices))
 
 
 class WeightSum(SquaredNorm):
     """A loss with a gradient of 1 in each weight, so a step of SGD is the learning rate."""
 
     def loss(self, indices):
-        return self.weight.sum().expand(len(indices)), len(indices)
+        return self.weight.sum().expand(len(indices))
 
 
-def run(model, config=SGD, steps=1, seed=0, loss=None, **options):
-    minibatches = draw_minibatches(4, 2, steps * config.accumulation, seed)
+def run(model, config=SGD, steps=1, seed=0, loss=None, groups=(), rule=None, **settings):
+    training = Training(steps, 2, config, seed, **settings)
+    minibatches = training.draw_minibatches(4)
     return train(
-        model, [model.weight], minibatches, loss or model.loss, config, LoopOptions(seed=seed, **options)
+        model, [model.weight], minibatches, loss or ModelLoss(model), training, groups, gradient_rule=rule
     )
 
 
@@ -98,7 +116,7 @@ def record_optimizers(monkeypatch):
         built.append(build_optimizer(*arguments))
         return built[-1]
 
-    monkeypatch.setattr(local, "build_optimizer", build)
+    monkeypatch.setattr(loop, "build_optimizer", build)
     return built
 
 
@@ -135,7 +153,16 @@ def test_gradients_of_accumulated_minibatches_are_averaged_for_a_step():
     metrics = run(model, SGD.model_copy(update={"accumulation": 3}), steps=2)
     assert model.weight.tolist() == pytest.approx([-1.0] * 4)
     assert len(metrics.losses) == 2
-    assert metrics.tokens == 12
+    assert metrics.tokens == 120
+
+
+def test_a_loss_that_does_not_accumulate_takes_a_step_of_each_minibatch():
+    model = WeightSum(initial=0.0)
+    loss = ModelLoss(model)
+    loss.accumulates = False
+    metrics = run(model, SGD.model_copy(update={"accumulation": 3}), steps=2, loss=loss)
+    assert len(metrics.losses) == 6
+    assert model.weight.tolist() == pytest.approx([-3.0] * 4)
 
 
 class RowProducts(SquaredNorm):
@@ -149,24 +176,23 @@ class RowProducts(SquaredNorm):
 
     def loss(self, indices):
         self.calls.append((threading.get_ident(), torch.get_num_threads(), indices.tolist()))
-        return self.rows[indices] @ self.weight, len(indices)
+        return self.rows[indices] @ self.weight
 
 
 def test_a_loss_that_allows_it_is_computed_in_two_threads_with_the_gradient_of_one(two_threads):
     """A minibatch of three rows has halves of two rows and one."""
     minibatches = [np.array([0, 1, 2]), np.array([3, 0, 1])]
-    config = SGD.model_copy(update={"accumulation": 2})
+    training = Training(1, 3, SGD.model_copy(update={"accumulation": 2}), seed=0)
     models = [RowProducts() for _ in range(2)]
-    metrics = [
-        train(
-            model, [model.weight], minibatches, model.loss, config, LoopOptions(seed=0, concurrent=concurrent)
-        )
-        for model, concurrent in zip(models, (False, True), strict=True)
-    ]
+    metrics = []
+    for model, concurrent in zip(models, (False, True), strict=True):
+        loss = ModelLoss(model)
+        loss.concurrent = concurrent
+        metrics.append(train(model, [model.weight], minibatches, loss, training))
     expected = 1 - 0.5 * RowProducts.rows[[0, 1, 2, 3, 0, 1]].mean(0)
     assert all(torch.allclose(model.weight, expected) for model in models)
     assert metrics[0].losses == pytest.approx(metrics[1].losses)
-    assert metrics[0].tokens == metrics[1].tokens == 6
+    assert metrics[0].tokens == metrics[1].tokens == 60
     assert {call[:2] for call in models[0].calls} == {(threading.get_ident(), 2)}
     assert sorted(rows for _, _, rows in models[1].calls) == [[0, 1], [1], [2], [3, 0]]
     assert {share for _, share, _ in models[1].calls} == {1}
@@ -178,7 +204,7 @@ def test_a_frozen_parameter_and_one_that_the_loss_does_not_use_keep_their_values
     frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
     unused = torch.nn.Parameter(torch.ones(2))
     parameters = [frozen, model.weight, unused]
-    train(model, parameters, draw_minibatches(4, 2, 1, 0), model.loss, SGD, LoopOptions(seed=0))
+    train(model, parameters, draw_minibatches(4, 2, 1, 0), ModelLoss(model), Training(1, 2, SGD, seed=0))
     assert model.weight.tolist() == pytest.approx([0.0] * 4)
     assert frozen.tolist() == unused.tolist() == [1.0, 1.0]
 
@@ -186,7 +212,9 @@ def test_a_frozen_parameter_and_one_that_the_loss_does_not_use_keep_their_values
 def test_a_model_with_dropout_is_computed_in_one_thread(two_threads):
     """A process has one generator for all its threads."""
     model = RowProducts(dropout=0.1)
-    run(model, concurrent=True)
+    loss = ModelLoss(model)
+    loss.concurrent = True
+    run(model, loss=loss)
     assert [call[:2] for call in model.calls] == [(threading.get_ident(), 2)]
 
 
@@ -221,7 +249,7 @@ def test_a_constant_learning_rate_gives_the_bytes_of_the_plain_optimizer():
     optimizer = torch.optim.AdamW([plain.weight], lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0)
     for _ in range(7):
         optimizer.zero_grad()
-        plain.train().loss(np.arange(2))[0].mean().backward()
+        plain.train().loss(np.arange(2)).mean().backward()
         torch.nn.utils.clip_grad_norm_([plain.weight], 1.0)
         optimizer.step()
     assert torch.equal(model.weight, plain.weight)
@@ -294,12 +322,14 @@ def test_a_loss_that_is_not_finite_stops_the_training_at_its_step(value):
     model = SquaredNorm()
     calls = []
 
-    def loss(indices):
-        calls.append(1)
-        return model.loss(indices)[0] * (value if len(calls) == 3 else 1.0), 1
+    class Diverging(ModelLoss):
+        def __call__(self, rows):
+            calls.append(1)
+            losses = super().__call__(rows)
+            return losses._replace(values=losses.values * (value if len(calls) == 3 else 1.0))
 
     with pytest.raises(TrainingError, match="at step 2"):
-        run(model, OptimizerConfig(name="sgd", lr=0.1, clip=None), steps=5, loss=loss)
+        run(model, OptimizerConfig(name="sgd", lr=0.1, clip=None), steps=5, loss=Diverging(model))
     assert model.weight.isfinite().all()
     assert len(calls) == 3
     assert not model.training
@@ -319,24 +349,32 @@ def test_progress_is_reported_after_each_step():
 def test_before_step_is_called_with_the_gradient_of_the_step_and_the_weights_before_it():
     model = WeightSum(initial=0.0)
     calls = []
-    run(
-        model,
-        steps=2,
-        before_step=lambda: calls.append((model.weight[0].item(), model.weight.grad[0].item())),
-    )
+    loss = ModelLoss(model)
+    loss.before_step = lambda: calls.append((model.weight[0].item(), model.weight.grad[0].item()))
+    run(model, steps=2, loss=loss)
     assert calls == [(0.0, 1.0), (-0.5, 1.0)]
 
 
-def test_a_training_ends_before_a_step_when_it_should_stop():
+class Stopping(ModelLoss):
+    """Ends the training once the weight is below a limit."""
+
+    limit = -0.8
+
+    def stops(self):
+        return self.model.weight[0].item() < self.limit
+
+
+def test_a_training_ends_before_a_step_when_its_loss_says_so():
     model = WeightSum(initial=0.0)
-    metrics = run(model, steps=5, should_stop=lambda: model.weight[0].item() < -0.8)
+    metrics = run(model, steps=5, loss=Stopping(model))
     assert len(metrics.losses) == 2
-    assert metrics.tokens == 6  # the third gradient was computed, and no step taken
+    assert metrics.tokens == 60  # the third gradient was computed, and no step taken
     assert model.weight[0].item() == -1.0
 
 
-def test_the_first_step_is_taken_whatever_should_stop_says():
-    assert len(run(WeightSum(), steps=5, should_stop=lambda: True).losses) == 1
+def test_the_first_step_is_taken_whatever_the_loss_says():
+    model = WeightSum(initial=-1.0)
+    assert len(run(model, steps=5, loss=Stopping(model)).losses) == 1
 
 
 class TwoWeights(torch.nn.Module):
@@ -348,13 +386,18 @@ class TwoWeights(torch.nn.Module):
         self.other = torch.nn.Parameter(torch.zeros(1))
 
     def loss(self, indices):
-        return (3 * self.weight + 4 * self.other).expand(len(indices)), len(indices)
+        return (3 * self.weight + 4 * self.other).expand(len(indices))
 
 
-def test_a_group_has_a_learning_rate_of_its_own_and_is_clipped_apart():
+@pytest.mark.parametrize("belongs_to_the_loss", [False, True])
+def test_a_group_has_a_learning_rate_of_its_own_and_is_clipped_apart(belongs_to_the_loss):
     model = TwoWeights()
     config = OptimizerConfig(name="sgd", lr=0.5, clip=1.0)
-    metrics = run(model, config, groups=(ParameterGroup([model.other], lr=0.1),))
+    groups = (([model.other], 0.1),)
+    loss = ModelLoss(model)
+    if belongs_to_the_loss:
+        loss.groups, groups = groups, ()
+    metrics = run(model, config, loss=loss, groups=groups)
     assert model.weight.item() == pytest.approx(-0.5, abs=1e-5)
     assert model.other.item() == pytest.approx(-0.1, abs=1e-5)
     assert metrics.gradient_norms == pytest.approx([5.0])
@@ -366,15 +409,106 @@ def test_a_group_has_a_learning_rate_of_its_own_and_is_clipped_apart():
 
 def test_the_proximal_term_is_half_mu_times_the_squared_distance_to_the_initial_values():
     model = WeightSum(initial=2.0)
-    loss = add_proximal_term(model.loss, [model.weight], weight=3.0)
+    term = proximal_term([model.weight], weight=3.0)
     with torch.no_grad():
         model.weight += torch.tensor([1.0, 0.0, 0.0, -2.0])
-    losses, tokens = loss(np.arange(2))
-    assert losses.tolist() == pytest.approx([7.0 + 1.5 * 5.0] * 2)
-    assert tokens == 2
+    value = term()
+    assert value.item() == pytest.approx(1.5 * 5.0)
+    (gradient,) = torch.autograd.grad(value, [model.weight])
+    assert gradient.tolist() == pytest.approx([3.0, 0.0, 0.0, -6.0])
 
 
-def test_without_weight_the_loss_has_no_proximal_term():
+def test_without_weight_there_is_no_proximal_term():
+    assert proximal_term([WeightSum().weight], weight=0.0) is None
+
+
+@pytest.mark.parametrize("belongs_to_the_loss", [False, True])
+def test_the_proximal_term_holds_a_groups_parameters_and_not_those_of_the_loss(belongs_to_the_loss):
+    """The second step's gradient of `other` is 4 + mu times the distance of the first one, 0.4."""
+    model = TwoWeights()
+    groups = (([model.other], 0.1),)
+    loss = ModelLoss(model)
+    if belongs_to_the_loss:
+        loss.groups, groups = groups, ()
+    run(model, SGD, steps=2, loss=loss, groups=groups, proximal_weight=2.0)
+    assert model.weight.item() == pytest.approx(-(1.5 + 0.5 * (3 - 2 * 1.5)))
+    distance = 0.0 if belongs_to_the_loss else 0.4
+    assert model.other.item() == pytest.approx(-(0.4 + 0.1 * (4 - 2 * distance)))
+
+
+# --- gradients of pairs
+
+DIRECTIONS = torch.tensor([[3.0, 4, 0, 0], [0, 0, 1, 0], [0, 6, 0, 8], [0, 0, 0, 0.5]])
+"""Gradients of the losses of four rows."""
+
+
+class PairProducts(ModelLoss):
+    """Rows whose losses have these directions as gradients; row n belongs to pair n modulo `pairs`."""
+
+    def __init__(self, model, pairs):
+        super().__init__(model)
+        self.pairs = pairs
+
+    def __call__(self, rows):
+        return RowLosses(DIRECTIONS[rows] @ self.model.weight, rows % self.pairs, len(rows))
+
+
+@pytest.mark.parametrize(
+    ("pairs", "expected"),
+    [
+        (4, {1: [0, 0, 1, 0], 2: [0, 6, 0, 8], 3: [0, 0, 0, 0.5]}),
+        (2, {0: [0, 6, 0, 8], 1: [0, 0, 1, 0.5]}),  # rows 1 and 3 are one pair
+    ],
+)
+def test_the_gradients_of_a_pair_are_the_sum_of_those_of_its_rows(pairs, expected):
     model = WeightSum()
-    loss = model.loss
-    assert add_proximal_term(loss, [model.weight], weight=0.0) is loss
+    unused = torch.nn.Parameter(torch.ones(1))
+    losses = PairProducts(model, pairs)(np.array([3, 1, 2]))
+    gradients = dict(pair_gradients(losses, [model.weight, unused]))
+    assert {pair: gradient.tolist() for pair, (gradient, _) in gradients.items()} == expected
+    assert {gradient for _, gradient in gradients.values()} == {None}
+
+
+def mean_of_clipped(losses, parameters, share):
+    """The mean of the pairs' gradients, each clipped to a norm of 1."""
+    clipped = []
+    for _, (gradient,) in pair_gradients(losses, parameters):
+        clipped.append(gradient / gradient.norm().clamp(min=1.0))
+    return [torch.stack(clipped).mean(0) * share]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "expected"),
+    [
+        # (0.6, 0.8), (0, 0, 1), (0, 0.6, 0, 0.8) and (0, 0, 0, 0.5), which is not clipped
+        (4, [0.6 / 4, 1.4 / 4, 1 / 4, 1.3 / 4]),
+        # of the pairs (3, 10, 0, 8) and (0, 0, 1, 0.5)
+        (2, [3 / 173**0.5 / 2, 10 / 173**0.5 / 2, 1 / 1.25**0.5 / 2, (8 / 173**0.5 + 0.5 / 1.25**0.5) / 2]),
+    ],
+)
+def test_a_gradient_rule_may_clip_the_gradient_of_each_pair(pairs, expected):
+    model = WeightSum(initial=0.0)
+    training = Training(1, 4, SGD, seed=0)
+    loss = PairProducts(model, pairs)
+    train(model, [model.weight], [np.arange(4)], loss, training, gradient_rule=mean_of_clipped)
+    assert (-2 * model.weight).tolist() == pytest.approx(expected)
+
+
+def test_a_rule_has_the_share_of_each_micro_batch():
+    """Micro-batches of three rows and one; each row is a pair."""
+    model = WeightSum(initial=0.0)
+    training = Training(1, 4, SGD, seed=0, micro_batch_size=3)
+    loss = PairProducts(model, 4)
+    train(model, [model.weight], [np.arange(4)], loss, training, gradient_rule=mean_of_clipped)
+    assert (-2 * model.weight).tolist() == pytest.approx([0.6 / 4, 1.4 / 4, 1 / 4, 1.3 / 4])
+
+
+# --- the minibatches of a loss
+
+
+def test_a_loss_draws_the_steps_of_its_part_of_the_round():
+    training = Training(5, 2, SGD.model_copy(update={"accumulation": 2}), seed=4)
+    drawn = Loss.draw_minibatches(None, 7, training, lambda steps: steps[:3], round_seed=9)
+    expected = draw(7, 2, 6, seed=4)
+    assert len(drawn) == 6
+    assert all(np.array_equal(first, second) for first, second in zip(drawn, expected, strict=True))
