@@ -9,7 +9,7 @@ from typing import Any
 from components.config import Recipe, RecipeError, check_section, unknown_name
 from components.config.benchmark import WINS, Benchmark
 from components.config.loading import read_yaml
-from components.federation.protocol import method_of
+from components.federation.method import method_of
 from components.paths import is_file
 from components.recipes import RECIPES, load_recipe
 from components.reporting.metrics import ALIASES, REWARD_ALIAS

@@ -24,8 +24,8 @@ from components.config import (
     UserError,
 )
 from components.evaluation.judges.selector import SelectorJudgeSection
+from components.federation.method import method_of
 from components.federation.personalization import PersonalizedMethod
-from components.federation.protocol import method_of
 from components.models.backbone import BackboneError, choose_devices, read_model_config
 from components.models.memory import (
     FP32,

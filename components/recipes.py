@@ -256,12 +256,9 @@ def _share_questions(one: QuestionsConfig, other: QuestionsConfig) -> bool:
 
 
 def _check_method(recipe: Recipe) -> None:
-    from components.federation.protocol import method_of
-    from components.models.store import AdapterStore
+    from components.federation.method import method_of
 
-    method = method_of(recipe.federation)
-    method.check(recipe)
-    method.build(recipe.federation, AdapterStore(Path()))
+    method_of(recipe.federation).check(recipe)
 
 
 def _check_judge_and_rewards(recipe: Recipe) -> None:

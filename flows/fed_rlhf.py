@@ -20,8 +20,9 @@ from prefect import Flow, flow, get_run_logger
 from components.config import FederationConfig, Recipe
 from components.environment import configure_libraries
 from components.federation.commits import Commits
+from components.federation.method import method_of
 from components.federation.outcome import load_outcome
-from components.federation.protocol import ServerState, Strategy, method_of
+from components.federation.protocol import ServerState
 from components.federation.rounds import run_rounds
 from components.inputs import original_names, verify_inputs
 from components.models.policy import check_prompts
@@ -165,15 +166,14 @@ def federate_rounds(run: Run, recipe: Recipe, target: FederationLog) -> Federati
     rounds = recipe.federation.rounds
     method = method_of(recipe.federation)
     commits = federation.open_commits(run, recipe)
-    strategy = method.build(recipe.federation, commits.store)
-    state, records = start_rounds(run, recipe, strategy, commits)
+    state, records = start_rounds(run, recipe, commits)
     bar = ProgressBar("rounds", f"Rounds of {run.id}")
     if records:  # a run that was stopped after a commit may not have logged that step
         log_steps(target, records, len(records) - 1)
 
     def measure(state: ServerState[Any]) -> RoundEvaluation:
-        measured = federation.evaluate_state(run, recipe, strategy, state)
-        label = load_outcome(strategy.outcome(state)).accuracy_label
+        measured = federation.evaluate_state(run, recipe, state)
+        label = load_outcome(method.outcome(state)).accuracy_label
         log.info("%s after %d rounds: %s", label, state.round, accuracy_line(measured.accuracy))
         for name, figures in measured.measures.items():
             log.info("%s", measure_line(name, figures))
@@ -189,29 +189,28 @@ def federate_rounds(run: Run, recipe: Recipe, target: FederationLog) -> Federati
         if is_eval_round(recipe.federation, record):
             log_round_evaluation(target, measure(state))
 
-    for warning in strategy.warnings(state.federation, recipe.seed):
+    for warning in method.warnings(state.federation, recipe.seed, recipe.federation):
         log.warning("%s", warning)
-    measure(strategy.init(state.federation, recipe.seed))
+    measure(method.start(state.federation, recipe.seed))
     # A run may have been stopped between a step and its measurement.
     if records and is_eval_round(recipe.federation, records[-1]):
         log_round_evaluation(target, measure(state))
     transport = federation.PrefectTransport(recipe, run.prepared / "pairs.parquet", commits.store)
-    state = run_rounds(strategy, state, transport, commits, recipe.federation, after_step)
+    state = run_rounds(method, state, transport, commits, recipe.federation, after_step)
     measure(state)
-    return federation.store_result(run, recipe, strategy.outcome(state), records)
+    return federation.store_result(run, recipe, method.outcome(state), records)
 
 
-def start_rounds(
-    run: Run, recipe: Recipe, strategy: Strategy[Any], commits: Commits
-) -> tuple[ServerState[Any], list[StepRecord]]:
+def start_rounds(run: Run, recipe: Recipe, commits: Commits) -> tuple[ServerState[Any], list[StepRecord]]:
     """The last committed state and the records of its steps, or the initial state, which is committed."""
-    committed = commits.latest(strategy.memory_type)
+    method = method_of(recipe.federation)
+    committed = commits.latest(method.memory_type)
     if committed is not None:
         resumed = "resuming after round %d of %d"
         rounds = (committed[0].round, recipe.federation.rounds)
         get_run_logger().info(resumed, *rounds, extra=progress(Milestone()))
         return committed
-    state = strategy.init(federation.form_federation(run, recipe, commits), recipe.seed)
+    state = method.start(federation.form_federation(run, recipe, commits), recipe.seed)
     commits.write(state, None)
     return state, []
 

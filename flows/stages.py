@@ -21,7 +21,7 @@ from components.config import Recipe
 from components.environment import configure_libraries
 from components.federation.clients.private import private_root
 from components.federation.commits import CommitError
-from components.federation.protocol import method_of
+from components.federation.method import method_of
 from components.inputs import original_names, verify_inputs
 from components.io import read_json, write_json
 from components.recipes import required_backbones
@@ -104,9 +104,9 @@ def _remove_finished_rounds(run: Run, recipe: Recipe) -> None:
     the stage nevertheless, something that they depend on has changed.
     """
     commits = federation.open_commits(run, recipe)
-    strategy = method_of(recipe.federation).build(recipe.federation, commits.store)
+    method = method_of(recipe.federation)
     try:
-        committed = commits.latest(strategy.memory_type)
+        committed = commits.latest(method.memory_type)
         finished = (run.federation / RESULT).is_file() or committed is None
     except CommitError:
         finished = True

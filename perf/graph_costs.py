@@ -253,7 +253,7 @@ def _open(folder: Path, count: int, in_memory: bool) -> Adapters:
 def _average(adapters: Adapters, names: Sequence[str], weights: Sequence[Mapping[str, float]]) -> None:
     """Compute the weighted averages of all clients, as the method does."""
     from components.federation.aggregation import mixtures
-    from components.federation.client_adapters import MIXED_TOGETHER
+    from components.federation.method import MIXED_TOGETHER
 
     for start in range(0, len(names), MIXED_TOGETHER):
         targets = weights[start : start + MIXED_TOGETHER]

@@ -80,7 +80,7 @@ def compare_objectives(comparison: Comparison) -> Ratios:
 
 
 def _multi_objective(config: FederationConfig) -> MultiObjective:
-    from components.federation.protocol import method_of
+    from components.federation.method import method_of
 
     objective = method_of(config).local_objective
     if not isinstance(objective, MultiObjective):

@@ -68,7 +68,8 @@ class Rounds:
         Returns:
             the records of their steps.
         """
-        from components.federation.protocol import ServerState, method_of
+        from components.federation.method import method_of
+        from components.federation.protocol import ServerState
         from components.federation.rounds import run_rounds
         from tasks.federation import PrefectTransport
         from tasks.tracking.federate import log_steps
@@ -81,10 +82,10 @@ class Rounds:
             records.append(record)
             log_steps(target, records, len(records) - 1)
 
-        strategy = method_of(self.recipe.federation).build(self.recipe.federation, commits.store)
-        state = strategy.init(self.federation, self.recipe.seed)
+        method = method_of(self.recipe.federation)
+        state = method.start(self.federation, self.recipe.seed)
         transport = PrefectTransport(self.recipe, self.pairs, commits.store)
-        run_rounds(strategy, state, transport, commits, self.recipe.federation, after_step)
+        run_rounds(method, state, transport, commits, self.recipe.federation, after_step)
         return records
 
     def _log(self, run_id: str, commits: Commits) -> FederationLog:

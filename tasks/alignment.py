@@ -10,8 +10,8 @@ from prefect import get_run_logger
 
 from components.config import Recipe
 from components.data.records import choose_prompts, read_rows
+from components.federation.method import method_of
 from components.federation.outcome import load_outcome
-from components.federation.protocol import method_of
 from components.io import read_json, stored
 from components.progress import Work, progress
 from components.results import AlignmentResult, LabellingResult, PolicyRecord, SamplingResult

@@ -7,7 +7,7 @@ from pathlib import Path
 from components.alignment.policies import base_adapter
 from components.config import Recipe
 from components.evaluation import contests
-from components.federation.protocol import method_of
+from components.federation.method import method_of
 from components.io import write_atomically
 from components.models.selector import Comparison
 from tasks.benchmark_folder import answers_by_prompt, arm_run, contest_path

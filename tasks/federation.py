@@ -17,6 +17,7 @@ from components.federation import rounds
 from components.federation.clients.context import ClientContexts
 from components.federation.clients.worker import finished_update, run_job
 from components.federation.commits import Commits
+from components.federation.method import method_of
 from components.federation.outcome import Outcome, Workspace, load_outcome
 from components.federation.postprocessing import postprocessors_of
 from components.federation.protocol import (
@@ -25,10 +26,8 @@ from components.federation.protocol import (
     Job,
     MeasureJob,
     ServerState,
-    Strategy,
     Update,
     build_federation,
-    method_of,
 )
 from components.io import file_hash, stored
 from components.models.store import AdapterStore
@@ -156,21 +155,20 @@ def collect_answers(
 
 
 @task(name="evaluate after {state.round} rounds")
-def evaluate_state(
-    run: Run, recipe: Recipe, strategy: Strategy[Any], state: ServerState[Any]
-) -> RoundEvaluation:
+def evaluate_state(run: Run, recipe: Recipe, state: ServerState[Any]) -> RoundEvaluation:
     """Measure a state on held-out pairs, and by the method's own measures.
 
     The measurement is stored, and read if it is stored.
     """
     workspace = open_workspace(run, recipe)
+    method = method_of(recipe.federation)
     return RoundEvaluation.stored(
         run.federation / f"evaluation-{state.round:05d}.json",
         lambda: RoundEvaluation(
             rounds_done=state.round,
-            accuracy=measure_accuracy(strategy.outcome(state), workspace),
+            accuracy=measure_accuracy(method.outcome(state), workspace),
             measures={
-                job.name: _run_measure(job, workspace, run.federation) for job in strategy.measure(state)
+                job.name: _run_measure(job, workspace, run.federation) for job in method.measure(state)
             },
         ),
     )

@@ -10,7 +10,7 @@ from prefect import get_run_logger
 from components.config import Recipe, RewardConfig
 from components.data.records import read_rows
 from components.federation.clients.context import rewards_folder
-from components.federation.protocol import method_of
+from components.federation.method import method_of
 from components.io import file_hash, read_json, write_json
 from components.models.rewards.base import (
     Progress,

@@ -20,16 +20,12 @@ if TYPE_CHECKING:
 class MethodOptions(Section):
     """Options of a federated method.
 
-    A method's own file derives its options from components.federation.protocol.Method, which adds
-    `build`, and registers them in METHODS or through the entry points of a package.
-
-    Attributes:
-        trained_model: section of the recipe whose model the clients train.
-        trainer: name of the client half, a key of components.federation.clients.TRAINERS.
+    A method derives from components.federation.method.Method, and is registered in METHODS or
+    through the entry points of a package.
     """
 
-    trained_model: ClassVar[Literal["selector", "policy"]] = "policy"
-    trainer: ClassVar[str]
+    trained_model: ClassVar[Literal["selector", "policy"]] = "policy"  # section of what clients train
+    trainer: ClassVar[str]  # name of the client half, a key of components.federation.clients.TRAINERS
 
     def check(self, recipe: Recipe) -> None:
         """Refuse a recipe that the method cannot run.
@@ -67,28 +63,28 @@ METHODS: Registry[type[MethodOptions]] = Registry(
     "federation.method",
     "fed_rlhf.methods",
     {
-        name: f"components.federation.methods.{name}:Options"
-        for name in (
-            "drift",
-            "fedamp",
-            "fedavg",
-            "fedbis",
-            "fedbiscuit",
-            "fedcda",
-            "fedcmoo",
-            "feddpo",
-            "fedopt",
-            "fedpdpo",
-            "fedper",
-            "fedprox",
-            "fedrep",
-            "ffa_lora",
-            "firm",
-            "perfedavg",
+        name: f"components.federation.methods.{name}:{method}"
+        for name, method in (
+            ("drift", "Drift"),
+            ("fedamp", "FedAMP"),
+            ("fedavg", "FedAvg"),
+            ("fedbis", "FedBis"),
+            ("fedbiscuit", "FedBiscuit"),
+            ("fedcda", "FedCDA"),
+            ("fedcmoo", "FedCMOO"),
+            ("feddpo", "FedDPO"),
+            ("fedopt", "FedOPT"),
+            ("fedpdpo", "FedPDPO"),
+            ("fedper", "FedPer"),
+            ("fedprox", "FedProx"),
+            ("fedrep", "FedRep"),
+            ("ffa_lora", "FFALoRA"),
+            ("firm", "Firm"),
+            ("perfedavg", "PerFedAvg"),
         )
     },
 )
-"""Methods by name: the model of each one's options."""
+"""Methods by name; a method is the model of its options."""
 
 
 class AggregatorConfig(Section):

@@ -15,7 +15,7 @@ from components.data.dialogues import has_repeated_speaker, is_unread_dialogue
 from components.data.records import DataError, Pairs, read_rows
 from components.data.report import EqualCompletions
 from components.evaluation.judges.base import judge_section
-from components.federation.protocol import method_of
+from components.federation.method import method_of
 from components.models.pair_reader import PairReader, policy_pair_reader, selector_pair_reader
 from components.models.rewards.base import reward_section
 

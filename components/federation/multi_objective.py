@@ -6,7 +6,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import chain, combinations
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -14,17 +14,8 @@ from pydantic import Field, model_validator
 
 from components.config import MultiObjective, PpoConfig, Recipe, RecipeError, RewardConfig, unknown_name
 from components.federation import aggregation
-from components.federation.aggregators.base import AnyAggregator
-from components.federation.aggregators.weighted import ParticipationMean
-from components.federation.protocol import (
-    MeasureJob,
-    Method,
-    ServerState,
-    Update,
-    by_client,
-    sent_adapters,
-)
-from components.models.store import AdapterStore
+from components.federation.method import AveragingMethod, Server, State
+from components.federation.protocol import MeasureJob, Update
 from components.seeding import derive
 
 if TYPE_CHECKING:
@@ -50,10 +41,11 @@ def weight_series(objective: str) -> str:
     return f"lambda/{objective}"
 
 
-class MultiObjectiveMethod(Method):
+class MultiObjectiveMethod(AveragingMethod):
     """Options of methods with several objectives; the base of their `Options`."""
 
     trainer: ClassVar[str] = "multi-objective"
+    needs: ClassVar[Literal["sums", "updates"]] = "updates"
     diagnostics: ClassVar[tuple[str, ...]] = ("objectives",)
     scores_completions: ClassVar[bool] = True
     prepared_files: ClassVar[tuple[str, ...]] = ("pairs.parquet", "prompts.parquet")
@@ -72,9 +64,6 @@ class MultiObjectiveMethod(Method):
         32,
         ge=1,
         description="Held-out prompts that the server's policy answers when its rewards are measured.",
-    )
-    aggregator: AnyAggregator = Field(
-        default_factory=ParticipationMean, description="How the server combines the clients' adapters."
     )
 
     @model_validator(mode="after")
@@ -111,6 +100,41 @@ class MultiObjectiveMethod(Method):
     @abstractmethod
     def preferences(self) -> dict[str, float]:
         """By objective, how much it is preferred, for the figures of a front of preferences."""
+
+    def measure(self, state: State) -> list[MeasureJob]:
+        """The rewards of the server's policy on held-out prompts; completions keep their seed."""
+        job = MeasureJob(
+            client="",
+            round=state.round,
+            seed=derive(state.seed, "reward prompts"),
+            slot=self.trained_model,
+            name=REWARDS_MEASURE,
+            adapter=state.adapters[self.trained_model],
+        )
+        return [job]
+
+    def round_metrics(self, state: State, updates: Sequence[Update], server: Server) -> dict[str, float]:
+        """How far the clients of a round disagree.
+
+        Returns:
+            lambda_drift, the mean distance of two clients' lambda in the same local step;
+            mean_lambda_drift, that of their means over the round; update_drift, the mean distance of
+            two clients' updates; and the mean of each lambda.
+        """
+        objectives = list(self.objectives)
+        steps = lambda_steps(updates, objectives)
+        weights = steps.mean(axis=2)
+        before = server.store.get(state.adapters[self.trained_model])
+        products = aggregation.inner_products(server.contributions(state).open(), before)
+        squares = np.diag(products)
+        distances = np.sqrt(np.maximum(squares[:, None] + squares[None, :] - 2 * products, 0.0))
+        means = zip(objectives, weights.T, strict=True)
+        return {
+            "lambda_drift": float(np.mean([mean_distance(step) for step in np.moveaxis(steps, 2, 0)])),
+            "mean_lambda_drift": mean_distance(weights),
+            "update_drift": _mean_over_pairs(distances),
+            **{f"lambda/{name}": float(column.mean()) for name, column in means},
+        }
 
     def measure_fingerprint(self, recipe: Recipe) -> str:
         """The rewards, how completions are sampled, and how many at once."""
@@ -194,62 +218,6 @@ def check_objective_names(
             raise ValueError(
                 f"{key} names '{name}', which is no objective (there are: {', '.join(objectives)})"
             )
-
-
-def measure_rewards(state: ServerState[Any], slot: str) -> list[MeasureJob]:
-    """The rewards of the server's policy on held-out prompts.
-
-    Completions have the same seed at each time.
-    """
-    return [
-        MeasureJob(
-            client="",
-            round=state.round,
-            seed=derive(state.seed, "reward prompts"),
-            slot=slot,
-            name=REWARDS_MEASURE,
-            adapter=state.adapters[slot],
-        )
-    ]
-
-
-def disagreement(
-    store: AdapterStore,
-    state: ServerState[Any],
-    slot: str,
-    updates: Sequence[Update],
-    objectives: Sequence[str],
-) -> dict[str, float]:
-    """How far the clients of a round disagree.
-
-    Args:
-        store: where adapters are.
-        state: before the step.
-        slot: name of the trained adapter.
-        updates: the accepted updates.
-        objectives: names of the objectives.
-
-    Returns:
-        lambda_drift, the mean distance of two clients' lambda in the same local step;
-        mean_lambda_drift, that of their means over the round; update_drift, the mean distance of
-        two clients' updates; and the mean of each lambda.
-    """
-    ordered = by_client(updates)
-    steps = lambda_steps(ordered, objectives)
-    weights = steps.mean(axis=2)
-    server = store.get(state.adapters[slot])
-    products = aggregation.inner_products(store.open(sent_adapters(updates).values()), server)
-    squares = np.diag(products)
-    distances = np.sqrt(np.maximum(squares[:, None] + squares[None, :] - 2 * products, 0.0))
-    means = {
-        f"lambda/{name}": float(column.mean()) for name, column in zip(objectives, weights.T, strict=True)
-    }
-    return {
-        "lambda_drift": float(np.mean([mean_distance(step) for step in np.moveaxis(steps, 2, 0)])),
-        "mean_lambda_drift": mean_distance(weights),
-        "update_drift": _mean_over_pairs(distances),
-        **means,
-    }
 
 
 def lambda_steps(updates: Sequence[Update], objectives: Sequence[str]) -> npt.NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""Options of methods that average adapters trained on preference pairs (FedDPO, FedProx, FFA-LoRA)."""
+"""Methods whose clients train one shared adapter on preference pairs (FedDPO, FedProx, FFA-LoRA, ...)."""
 
 from __future__ import annotations
 
@@ -7,40 +7,35 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from components.config import DpoObjective, FederationConfig, OfflinePpoObjective, one_of
-from components.federation.aggregators.base import AnyAggregator, aggregator_of
-from components.federation.aggregators.weighted import ParticipationMean
-from components.federation.averaging import FederatedAveraging
-from components.federation.postprocessing import postprocessors_of
-from components.federation.protocol import RatedMethod
-from components.models.store import AdapterStore
+from components.federation.method import AveragingMethod, Method
 
 PairObjective = Annotated[DpoObjective | OfflinePpoObjective, one_of(DpoObjective, OfflinePpoObjective)]
 """Type of an option that takes DPO, or PPO on the same pairs."""
 
 
-class AveragedPairTraining(RatedMethod):
-    """Clients train one shared adapter by DPO or PPO, and an aggregator combines the adapters."""
+class RatedMethod(Method):
+    """A method whose clients train on pairs, with a learning rate of the method's own."""
 
-    trainer: ClassVar[str] = "policy"
+    decays_rates: ClassVar[bool] = True
+
+    lr: float | None = Field(
+        None,
+        gt=0,
+        description="Learning rate of the clients' shared adapter; null: federation.optimizer.lr.",
+    )
+
+    def learning_rate(self, config: FederationConfig) -> float:
+        """The method's own learning rate, or the optimizer's."""
+        return config.optimizer.lr if self.lr is None else self.lr
+
+
+class PairTraining(RatedMethod):
+    """A method whose clients train by DPO, or by PPO on the same pairs."""
 
     objective: PairObjective = Field(
         default_factory=DpoObjective, description="Local objective: dpo, or ppo with the recipe's one reward."
     )
-    aggregator: AnyAggregator = Field(
-        default_factory=ParticipationMean, description="How the server combines the clients' adapters."
-    )
 
-    @property
-    def local_objective(self) -> DpoObjective | OfflinePpoObjective:
-        """DPO or PPO."""
-        return self.objective
 
-    def build(self, config: FederationConfig, store: AdapterStore) -> FederatedAveraging:
-        """Federated averaging of the policy's adapter."""
-        return FederatedAveraging(
-            config,
-            store,
-            aggregator_of(self.aggregator),
-            stateful=self.keeps_client_state(config),
-            postprocessors=postprocessors_of(config),
-        )
+class AveragedPairTraining(PairTraining, AveragingMethod):
+    """Clients train one shared adapter by DPO or PPO, and an aggregator combines the adapters."""

@@ -7,7 +7,7 @@
         phi_r+1   = combination of the phi_m
 
 The two steps together have as many gradient evaluations as a round of any other method (see
-components.federation.protocol.Method.gradient_evaluations). FedPer takes both steps at once, so each
+components.federation.method.Method.gradient_evaluations). FedPer takes both steps at once, so each
 of its gradients is one of the private and of the shared modules. private_m are the modules that the
 papers call personal. They are in the client's private store, to which the server half, federated
 averaging of the shared adapter, has no access.
@@ -15,25 +15,13 @@ averaging of the shared adapter, has no access.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import ClassVar
 
 from pydantic import Field
 
-from components.config import (
-    FederationConfig,
-    PairPpoObjective,
-    PersonalModules,
-    Recipe,
-    RecipeError,
-    Section,
-)
-from components.federation.aggregators.base import AnyAggregator, aggregator_of
-from components.federation.aggregators.weighted import ParticipationMean
-from components.federation.averaging import FederatedAveraging
-from components.federation.postprocessing import postprocessors_of
-from components.federation.protocol import RatedMethod
-from components.models.store import AdapterStore
+from components.config import PairPpoObjective, Recipe, RecipeError, Section
+from components.federation.method import AveragingMethod
+from components.federation.pair_training import RatedMethod
 
 
 class PersonalRate(Section):
@@ -71,25 +59,10 @@ class StepLength(PersonalRate):
         return personal, max(1, count - personal)
 
 
-class PersonalizedMethod(RatedMethod):
-    """Options of methods whose clients keep private modules; the base of their `Options`."""
+class PersonalizedMethod(RatedMethod, AveragingMethod):
+    """A method whose clients keep private modules."""
 
-    trainer: ClassVar[str] = "policy"
-
-    aggregator: AnyAggregator = Field(
-        default_factory=ParticipationMean,
-        description="How the server combines the clients' shared adapters.",
-    )
-
-    @property
-    @abstractmethod
-    def personal_modules(self) -> PersonalModules:
-        """The modules that a client keeps to itself."""
-
-    @property
-    @abstractmethod
-    def personal_lr(self) -> float:
-        """Learning rate of the private modules."""
+    outcome_kind: ClassVar[str] = "personalized-clients"
 
     def check(self, recipe: Recipe) -> None:
         """Refuse a round of one step too, where the method needs two.
@@ -105,14 +78,3 @@ class PersonalizedMethod(RatedMethod):
                 f"federation.local_steps is {config.local_steps}, which federation.method '{config.method}'"
                 " cannot divide between its personal and its shared step: use at least 2."
             )
-
-    def build(self, config: FederationConfig, store: AdapterStore) -> FederatedAveraging:
-        """Federated averaging of the shared adapter among clients with private state."""
-        return FederatedAveraging(
-            config,
-            store,
-            aggregator_of(self.aggregator),
-            outcome_kind="personalized-clients",
-            stateful=True,
-            postprocessors=postprocessors_of(config),
-        )

@@ -1,63 +1,66 @@
-"""Post-processors of updates: they change what a client sends, and the server's result.
+"""Post-processors of updates: they change what a client sends, and what the server combines.
 
-Clipping, noise and masks are post-processors. They are applied in their order at the client and in
-reverse order at the server, and their settings are part of a job's key, so that a repeated job
-never returns an update that was made without them. The package itself has none yet; installed
-packages add some through the entry points of the group `fed_rlhf.postprocessors`.
+Clipping, noise and masks are post-processors. They are applied in their order at the client, to the
+whole update (tensors, losses, counts and metrics), and in reverse order to each combination at the
+server. Their settings are part of a job's key, so that a repeated job never returns an update that
+was made without them. A post-processor may keep a state at the server, which is committed. The
+package itself has none yet; installed packages add some through the entry points of the group
+`fed_rlhf.postprocessors`.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+from pydantic import JsonValue
 
 from components.config import FederationConfig, PostProcessorConfig
+from components.federation.protocol import ClientResult
 
 if TYPE_CHECKING:
-    from components.federation.protocol import Job
     from components.models.store import Adapter
 
 
-class PostProcessor(PostProcessorConfig, ABC):
+@dataclass(frozen=True)
+class Context:
+    """Where a post-processor acts: at a client, or on a combination at the server."""
+
+    round: int
+    kind: str  # of the clients' jobs: train, gradients, score
+    slot: str  # name of the server's adapter that it is about; empty for several
+    participants: tuple[str, ...]  # the clients of the step, or those whose updates are combined
+    weight: float  # share of all training pairs that the client, or these clients together, have
+    # Where the tensors start from, under the same names: the adapter that the client received, or that
+    # the server had before; zeros of gradients and of other tensors that are no adapter. Empty without.
+    origin: Adapter = field(default_factory=dict)
+
+
+class Processed(NamedTuple):
+    """What a post-processor makes of a combination."""
+
+    tensors: Adapter
+    state: JsonValue = None  # for its next call
+    metrics: Mapping[str, float] = MappingProxyType({})
+
+
+class PostProcessor(PostProcessorConfig):
     """A post-processor, as the section of a recipe that describes it."""
 
-    @abstractmethod
-    def at_client(self, update: Adapter, received: Adapter, job: Job) -> Adapter:
-        """The update that the client sends.
+    def at_client(self, result: ClientResult, context: Context) -> ClientResult:
+        """What the client sends; its metrics may have more numbers."""
+        return result
 
-        Args:
-            update: tensors of the client's result.
-            received: the adapter that the client started from.
-            job: the job.
-        """
-
-    @abstractmethod
-    def at_server(self, combined: Adapter, previous: Adapter) -> Adapter:
-        """The server's new adapter.
-
-        Args:
-            combined: what the aggregator has combined.
-            previous: the server's adapter before the step.
-        """
+    def at_server(self, combined: Adapter, context: Context, state: JsonValue) -> Processed:
+        """What the server goes on with; `state` is that of the last call, None before the first one."""
+        return Processed(combined, state)
 
 
-def process_update(
-    postprocessors: Sequence[PostProcessor], update: Adapter, received: Adapter, job: Job
-) -> Adapter:
-    """Apply the post-processors at the client, in their order."""
-    for postprocessor in postprocessors:
-        update = postprocessor.at_client(update, received, job)
-    return update
-
-
-def process_combined(
-    postprocessors: Sequence[PostProcessor], combined: Adapter, previous: Adapter
-) -> Adapter:
-    """Apply the post-processors at the server, in reverse order."""
-    for postprocessor in reversed(postprocessors):
-        combined = postprocessor.at_server(combined, previous)
-    return combined
+def origin_of(tensors: Adapter, adapter: Adapter) -> Adapter:
+    """Where tensors start from: those of an adapter by their names, and zeros for the others."""
+    return {name: adapter.get(name, 0 * tensor) for name, tensor in tensors.items()}
 
 
 def processing_key(postprocessors: Sequence[PostProcessor]) -> str:

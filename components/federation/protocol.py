@@ -1,47 +1,25 @@
-"""The protocol of a federated method, and the values that go to clients and come back.
+"""The values of a federation: its clients, the server's state, jobs for clients, and their answers.
 
-A method is a value with pure functions:
-
-    state   = strategy.init(federation, seed)
-    jobs    = strategy.plan(state)                 # who works, on which adapters, with which seed
-    state   = strategy.aggregate(state, updates)   # immutable in, new state out
-    outcome = strategy.outcome(state)              # what the rounds end with
-
-A round may have several steps (score all clients, then train some): `aggregate` moves `state.phase`
-within a round, and `state.round` when the round is complete. Each step is committed. Jobs and
-updates name adapters by their hashes, and carry small values, never tensors.
+Jobs and updates name adapters by their hashes, and carry small values, never tensors. All of these
+are pydantic models, so that they can be stored and sent as JSON.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, Literal, Self, TypeVar
 
-from pydantic import Field, SerializeAsAny
+from pydantic import Field, JsonValue, SerializeAsAny
 
-from components.config import (
-    DpoObjective,
-    FederationConfig,
-    LocalObjective,
-    MethodOptions,
-    OfflinePpoObjective,
-    PairPpoObjective,
-    PdpoObjective,
-    PersonalModules,
-    Recipe,
-    RecipeError,
-    UserError,
-)
-from components.models.store import AdapterHash, AdapterStore
-from components.results import ClientRecord, Metrics, OutcomeRecord, Result
+from components.config import RecipeError, UserError
+from components.models.store import AdapterHash
+from components.results import ClientRecord, Metrics, Result
 
 if TYPE_CHECKING:
-    from components.federation.personalization import StepLength
     from components.models.store import Adapter
 
 
@@ -119,7 +97,7 @@ def check_participants(clients: int, clients_per_round: int) -> None:
 class Memory(Result):
     """A method's memory from one step to the next, beside the server's adapters."""
 
-    # Key of each client's last accepted job, for methods whose clients keep state; else empty.
+    # Key of the last accepted job of each client that keeps state; the round loop sets them.
     job_keys: dict[str, str] = Field(default_factory=dict)
 
 
@@ -139,6 +117,7 @@ class ServerState(Result, Generic[M]):
     memory: SerializeAsAny[M]
     metrics: Metrics = Field(default_factory=Metrics)  # of the last step
     logged_at: int = 0  # round at which these metrics are logged
+    processing: list[JsonValue] = Field(default_factory=list)  # the state of each post-processor
 
     @classmethod
     def start(
@@ -167,23 +146,32 @@ class ServerState(Result, Generic[M]):
         return Federation(clients=self.clients, initial=self.initial)
 
     def end_round(
-        self, adapters: dict[str, AdapterHash], memory: M, metrics: Metrics, phase: str = "train"
+        self,
+        adapters: dict[str, AdapterHash],
+        metrics: Mapping[str, float],
+        memory: M | None = None,
+        phase: str = "train",
     ) -> Self:
-        """The state after the last step of a round; `phase` is the first step of the next one."""
-        ended = self.within_round(phase, memory, metrics, logged_at=self.round + 1)
-        return ended.model_copy(update={"round": self.round + 1, "adapters": adapters})
+        """The state after the last step of a round.
 
-    def with_metrics(self, metrics: Metrics) -> Self:
-        """The same state with more metrics."""
-        return self.model_copy(update={"metrics": self.metrics.merged(metrics)})
+        Args:
+            adapters: those that the step has changed.
+            metrics: scalars of the step.
+            memory: None where it does not change.
+            phase: the first step of the next round.
+        """
+        ended = self.within_round(phase, metrics, memory, logged_at=self.round + 1)
+        return ended.model_copy(update={"round": self.round + 1, "adapters": self.adapters | adapters})
 
-    def within_round(self, phase: str, memory: M, metrics: Metrics, logged_at: int) -> Self:
+    def within_round(
+        self, phase: str, metrics: Mapping[str, float], memory: M | None, logged_at: int
+    ) -> Self:
         """The state after a step that does not end the round; `phase` is the next step."""
         changes = {
             "step": self.step + 1,
             "phase": phase,
-            "memory": memory,
-            "metrics": metrics,
+            "memory": memory or self.memory,
+            "metrics": Metrics(scalars=dict(metrics)),
             "logged_at": logged_at,
         }
         return self.model_copy(update=changes)
@@ -197,7 +185,10 @@ class Job(Result, ABC):
     round: int  # index of the round that the job belongs to
     seed: int  # all random choices of the client are functions of it
     slot: str = ""  # name of the server's adapter that the job is about; empty for several
-    processing: str = ""  # settings of the update's post-processors; empty without any
+    # Set by the round loop, and used by post-processors only:
+    processing: str = ""  # their settings; empty without any
+    participants: tuple[str, ...] = ()  # the clients of the step
+    weight: float = 0.0  # share of all training pairs that the client has
 
     @property
     @abstractmethod
@@ -206,8 +197,11 @@ class Job(Result, ABC):
 
     def key(self) -> str:
         """Hash of what determines the result."""
-        content = self.model_dump()
-        content |= {name: self.received for name in ("adapter", "adapters") if name in content}
+        content = self.model_dump(exclude={"participants", "weight"})
+        if not content.get("attached"):
+            content.pop("attached", None)
+        if "adapter" in content:
+            content["adapter"] = [content["adapter"]]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
 
 
@@ -230,6 +224,12 @@ class TrainJob(AdapterJob):
     previous_job_key: str = ""
     # Weights of the objectives, in their order, where the server sets them.
     objective_weights: tuple[float, ...] = ()
+    # Further tensors that the client is sent by name, for the method's plug-in of the local step.
+    attached: dict[str, AdapterHash] = Field(default_factory=dict)
+
+    @property
+    def received(self) -> tuple[AdapterHash, ...]:
+        return (self.adapter, *self.attached.values())
 
 
 class GradientJob(AdapterJob):
@@ -257,6 +257,17 @@ class MeasureJob(AdapterJob):
     name: str  # of the measure
 
 
+@dataclass(frozen=True)
+class ClientResult:
+    """What a client's work gives, before it is sent."""
+
+    tensors: Adapter | None = None  # the trained adapter, or gradients; None of jobs that send none
+    losses: tuple[float, ...] = ()  # mean validation loss of each scored adapter
+    rows: int = 0  # that the job could use
+    metrics: Metrics = field(default_factory=Metrics)
+    kept_bytes: int = 0  # size of what the client keeps
+
+
 class Update(ClientRecord):
     """A client's answer to a job: what it did, and the adapter that it sends."""
 
@@ -273,210 +284,6 @@ class Failure:
     reason: str
 
 
-class Strategy(Protocol[M]):
-    """A federated method. Its functions are pure, up to the content-addressed store of adapters.
-
-    A method derives from this protocol, and overrides `update_template` and `measure` where its
-    updates are no adapters, or something is measured beside accuracy.
-
-    Attributes:
-        memory_type: type of the method's memory.
-    """
-
-    memory_type: type[M]
-
-    def init(self, federation: Federation, seed: int) -> ServerState[M]:
-        """The state before the first step.
-
-        Raises:
-            RecipeError: the method cannot run with these clients.
-        """
-        ...
-
-    def warnings(self, federation: Federation, seed: int) -> Sequence[str]:
-        """What users should know of the planned rounds with these clients, a sentence each: nothing."""
-        return []
-
-    def plan(self, state: ServerState[M]) -> Sequence[Job]:
-        """The jobs of the next step."""
-        ...
-
-    def update_template(self, state: ServerState[M], adapter: Adapter) -> Adapter:
-        """Tensors with the names and shapes of the next step's updates: those of an adapter.
-
-        `adapter` is one of the server's.
-        """
-        return adapter
-
-    def aggregate(self, state: ServerState[M], updates: Sequence[Update]) -> ServerState[M]:
-        """The state after a step with these accepted updates."""
-        ...
-
-    def measure(self, state: ServerState[M]) -> Sequence[MeasureJob]:
-        """What is measured between rounds beside accuracy on pairs: nothing."""
-        return []
-
-    def outcome(self, state: ServerState[M]) -> OutcomeRecord:
-        """What the rounds end with, or would end with after this step."""
-        ...
-
-
-class Method(MethodOptions, ABC):
-    """Options of a federated method, which build its strategy; the base of each method's `Options`.
-
-    Attributes:
-        diagnostics: names of the method's diagnostics (components/evaluation/diagnostics).
-        scores_completions: whether the recipe's rewards score completions in the rounds; otherwise
-            they score the clients' pairs before the first round.
-        prepared_files: files of the prepared data that the rounds depend on (components/data/records).
-        frozen_factors: the LoRA factors, of 'A' and 'B', that the clients do not train.
-        decays_rates: whether federation.rate_decay can apply. The strategy then keeps the job keys of
-            the clients (`accepted_job_keys`).
-    """
-
-    diagnostics: ClassVar[tuple[str, ...]] = ()
-    scores_completions: ClassVar[bool] = False
-    prepared_files: ClassVar[tuple[str, ...]] = ("pairs.parquet",)
-    frozen_factors: ClassVar[tuple[Literal["A", "B"], ...]] = ()
-    decays_rates: ClassVar[bool] = False
-
-    def check(self, recipe: Recipe) -> None:
-        """Refuse unused rewards, PPO on pairs without its one reward, and a decay that cannot apply.
-
-        Raises:
-            RecipeError: naming the rewards or the decay.
-        """
-        self._check_rate_decay(recipe.federation)
-        if isinstance(self.local_objective, PairPpoObjective):
-            if len(recipe.rewards) != 1:
-                raise RecipeError(
-                    "federation.options.objective 'ppo' needs one reward model, but rewards names"
-                    f" {len(recipe.rewards) or 'none'}: give a section such as rewards:"
-                    f" {{preference: {{kind: judge}}}}."
-                )
-        elif recipe.rewards:
-            raise RecipeError(
-                f"rewards names {', '.join(recipe.rewards)}, which federation.method"
-                f" '{recipe.federation.method}' does not use: leave the section out, or set"
-                " federation.options.objective to 'ppo'."
-            )
-
-    def _check_rate_decay(self, config: FederationConfig) -> None:
-        by_dpo = isinstance(self.local_objective, DpoObjective | PdpoObjective)
-        if config.rate_decay is not None and not (self.decays_rates and by_dpo):
-            by_ppo = " with objective 'ppo'" if isinstance(self.local_objective, PairPpoObjective) else ""
-            raise RecipeError(
-                "federation.rate_decay follows the DPO loss of the clients, which federation.method"
-                f" '{config.method}'{by_ppo} does not have or does not keep: set it to null."
-            )
-
-    def learning_rate(self, config: FederationConfig) -> float:
-        """Learning rate of the clients' shared adapter."""
-        return config.optimizer.lr
-
-    def gradient_evaluations(self, config: FederationConfig, rows: int) -> int:
-        """Gradient evaluations (one minibatch forward and backward) of a client in a round.
-
-        Every method that trains on rows takes exactly as many, however it divides them: among private
-        and shared modules (FedPDPO, FedRep), or among inner and outer steps (Per-FedAvg). FedPer's
-        gradients are of both kinds of modules at once. PPO on pairs passes over all pairs of the
-        client `epochs` times; a target KL may end it earlier.
-
-        Args:
-            config: the rounds.
-            rows: number of training rows of the client.
-        """
-        objective = self.local_objective
-        if isinstance(objective, PairPpoObjective):
-            return objective.epochs * math.ceil(rows / objective.minibatch)
-        return config.local_steps_for(rows) * config.optimizer.accumulation
-
-    @property
-    @abstractmethod
-    def local_objective(self) -> LocalObjective:
-        """What the clients minimize."""
-
-    @property
-    def proximal_weight(self) -> float:
-        """Weight of the proximal term, which the trainers 'policy' and 'selector' add; 0 for none."""
-        return 0.0
-
-    @property
-    def personal_modules(self) -> PersonalModules | None:
-        """The modules that a client keeps to itself; None without any."""
-        return None
-
-    @property
-    def personal_lr(self) -> float:
-        """Learning rate of the private modules, if there are any."""
-        return 0.0
-
-    @property
-    def personal_step(self) -> StepLength | None:
-        """The personal step; None where private and shared modules are trained at once."""
-        return None
-
-    def keeps_client_state(self, config: FederationConfig) -> bool:
-        """Whether clients keep state beside private modules: a critic, or a decay of their rates."""
-        objective = self.local_objective
-        has_critic = isinstance(objective, OfflinePpoObjective) and objective.critic is not None
-        return has_critic or config.rate_decay is not None
-
-    @property
-    def sampling_temperature(self) -> float:
-        """Temperature at which the policy is trained, and its KL to the reference is measured."""
-        return 1.0
-
-    def measure_fingerprint(self, recipe: Recipe) -> str:
-        """What measures of the base policy depend on beside seed, data and policy, as text.
-
-        It is empty for methods without measures.
-        """
-        return ""
-
-    def preferences(self) -> dict[str, float]:
-        """How much each of several objectives is preferred; empty for methods with one."""
-        return {}
-
-    @abstractmethod
-    def build(self, config: FederationConfig, store: AdapterStore) -> Strategy[Any]:
-        """The strategy over a store of adapters.
-
-        Raises:
-            RecipeError: the rounds and the options do not fit.
-        """
-
-
-class RatedMethod(Method):
-    """Options of a method whose clients train on pairs, with a learning rate of the method's own."""
-
-    decays_rates: ClassVar[bool] = True
-
-    lr: float | None = Field(
-        None,
-        gt=0,
-        description="Learning rate of the clients' shared adapter; null: federation.optimizer.lr.",
-    )
-
-    def learning_rate(self, config: FederationConfig) -> float:
-        """The method's own learning rate, or the optimizer's."""
-        return config.optimizer.lr if self.lr is None else self.lr
-
-
-def method_of(config: FederationConfig) -> Method:
-    """The method of a recipe, as its options.
-
-    Raises:
-        RecipeError: the registered options do not build a strategy.
-    """
-    if not isinstance(config.options, Method):
-        raise RecipeError(
-            f"federation.method '{config.method}' registers {type(config.options).__name__}, which is no"
-            " components.federation.protocol.Method: derive the method's options from that class."
-        )
-    return config.options
-
-
 def by_client(updates: Sequence[Update]) -> list[Update]:
     """Updates in the order of the clients' names, in which sums are taken."""
     return sorted(updates, key=lambda update: update.client)
@@ -490,16 +297,3 @@ def sent_adapters(updates: Sequence[Update]) -> dict[str, AdapterHash]:
             raise TypeError(f"the update of client {update.client} has no adapter")
         adapters[update.client] = update.adapter
     return adapters
-
-
-def accepted_job_keys(memory: Memory, updates: Sequence[Update], stateful: bool) -> dict[str, str]:
-    """The job keys of a memory after these updates were accepted.
-
-    Args:
-        memory: before them.
-        updates: of training jobs.
-        stateful: whether clients keep state; otherwise the keys are not needed, and none is kept.
-    """
-    if not stateful:
-        return memory.job_keys
-    return memory.job_keys | {update.client: update.job for update in updates}

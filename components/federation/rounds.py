@@ -10,93 +10,118 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from components.config import FederationConfig, Recipe
 from components.federation.clients.base import Trainer
 from components.federation.clients.context import ClientContexts
 from components.federation.clients.worker import build_trainer
 from components.federation.commits import Commits
+from components.federation.method import Method, Server, State, method_of
 from components.federation.postprocessing import postprocessors_of, processing_key
-from components.federation.protocol import (
-    Failure,
-    Federation,
-    FederationError,
-    Job,
-    M,
-    ServerState,
-    Strategy,
-    Update,
-    by_client,
-    method_of,
-)
+from components.federation.protocol import Failure, Federation, FederationError, Job, Update, by_client
 from components.federation.transport import InProcessTransport, Transport
 from components.models.store import AdapterError, AdapterStore, check_adapter
 from components.progress import CLIENTS, ROUNDS, Work, progress
-from components.results import ClientRecord, StepRecord
+from components.results import ClientRecord, Metrics, StepRecord
 
 if TYPE_CHECKING:
     from components.models.store import Adapter
 
 log = logging.getLogger(__name__)
 
-AfterStep = Callable[[ServerState[Any], StepRecord], None]
+AfterStep = Callable[[State, StepRecord], None]
 
 
 def run_rounds(
-    strategy: Strategy[M],
-    state: ServerState[M],
+    method: Method,
+    state: State,
     transport: Transport,
     commits: Commits,
     config: FederationConfig,
     after_step: AfterStep | None = None,
-) -> ServerState[M]:
+) -> State:
     """Run all rounds that are not complete yet.
 
     The updates of a step are removed when the next one begins, and those of the last one at the end;
     the server's adapters are kept as federation.keep_every says.
 
     Args:
-        strategy: the method.
+        method: the method.
         state: where to start.
         transport: runs the jobs.
         commits: where each step is committed.
         config: number of rounds, quorum and post-processors.
         after_step: called with the state and the record of each step, once it is committed.
     """
-    processing = processing_key(postprocessors_of(config))
     if state.round < config.rounds:
         rounds = Work(ROUNDS, state.round, config.rounds)
         log.info("%d of %d rounds are done", state.round, config.rounds, extra=progress(rounds))
     while state.round < config.rounds:
-        jobs = [job.model_copy(update={"processing": processing}) for job in strategy.plan(state)]
+        jobs = plan_step(method, state, config, commits.store)
         clients = Work(CLIENTS, 0, len(jobs))
         log.info("round %d: %d clients", state.round + 1, len(jobs), extra=progress(clients))
         commits.discard(jobs, config.keep_every)
         answers = transport.run(jobs)
-        state, record = close_step(strategy, state, jobs, answers, config.quorum, commits)
+        state, record = close_step(method, state, jobs, answers, config, commits)
         if after_step is not None:
             after_step(state, record)
     commits.discard(keep_every=config.keep_every)
     return state
 
 
+def plan_step(method: Method, state: State, config: FederationConfig, store: AdapterStore) -> list[Job]:
+    """The jobs of the next step, with what post-processors depend on."""
+    planned = method.plan(state, Server(config, store))
+    weights = state.federation.weights
+    processing = processing_key(postprocessors_of(config))
+    participants = tuple(job.client for job in planned)
+    return [
+        job.model_copy(
+            update={
+                "processing": processing,
+                "participants": participants,
+                "weight": weights[job.client],
+            }
+        )
+        for job in planned
+    ]
+
+
+def aggregate_step(
+    method: Method, state: State, updates: Sequence[Update], config: FederationConfig, store: AdapterStore
+) -> State:
+    """The state after a step with these accepted updates.
+
+    A client that kept something continues from it in its next job, which names this one.
+    """
+    updates = by_client(updates)
+    server = Server(config, store, updates, list(state.processing))
+    if method.needs == "sums":
+        updates = [update.model_copy(update={"adapter": None}) for update in updates]
+    new = method.aggregate(state, updates, server)
+    kept = {update.client: update.job for update in updates if update.traffic.kept}
+    memory = new.memory.model_copy(update={"job_keys": state.memory.job_keys | kept})
+    metrics = new.metrics.merged(Metrics(scalars=server.metrics))
+    return new.model_copy(update={"memory": memory, "metrics": metrics, "processing": server.processing})
+
+
 def close_step(
-    strategy: Strategy[M],
-    state: ServerState[M],
+    method: Method,
+    state: State,
     jobs: Sequence[Job],
     answers: Iterable[Update | Failure],
-    quorum: float,
+    config: FederationConfig,
     commits: Commits,
-) -> tuple[ServerState[M], StepRecord]:
+) -> tuple[State, StepRecord]:
     """Validate the updates, check the quorum, aggregate, and commit.
 
     Args:
-        strategy: the method.
+        method: the method.
         state: before the step.
         jobs: the jobs of the step.
         answers: an update or a failure for each job, in any order.
-        quorum: share of the jobs that need an accepted update.
+        config: its quorum is the share of the jobs that need an accepted update.
         commits: where the new state is written.
 
     Returns:
@@ -114,25 +139,25 @@ def close_step(
         else:
             failures.append(answer)
     failures.sort(key=lambda failure: failure.client)
-    template = strategy.update_template(state, commits.store.get(state.initial))
+    template = method.update_template(state, commits.store.get(state.initial))
     accepted, refused = validate_updates(updates, commits.store, template)
-    required = max(1, math.ceil(quorum * len(jobs) - 1e-9))
+    required = max(1, math.ceil(config.quorum * len(jobs) - 1e-9))
     if len(accepted) < required:
         reasons = "; ".join(f"{failure.client}: {failure.reason}" for failure in [*failures, *refused])
         raise FederationError(
             f"round {state.round + 1} has {len(accepted)} accepted updates of {len(jobs)} clients, but"
-            f" {required} are needed (federation.quorum {quorum}). {reasons}"
+            f" {required} are needed (federation.quorum {config.quorum}). {reasons}"
         )
     start = time.perf_counter()
-    new = strategy.aggregate(state, accepted)
+    new = aggregate_step(method, state, accepted, config, commits.store)
     record = _record_step(state, new, accepted, failures, refused, time.perf_counter() - start)
     commits.write(new, record)
     return new, record
 
 
 def _record_step(
-    state: ServerState[M],
-    new: ServerState[M],
+    state: State,
+    new: State,
     accepted: Sequence[Update],
     failures: Sequence[Failure],
     refused: Sequence[Failure],
@@ -194,7 +219,7 @@ def run_federation(
     pairs: Path,
     commits: Commits,
     trainer: Trainer | None = None,
-) -> ServerState[Any]:
+) -> State:
     """Run, or resume, all rounds in this process, without Prefect.
 
     Args:
@@ -204,14 +229,14 @@ def run_federation(
         commits: where to resume from, and where steps are committed.
         trainer: a resident model to use; None builds the one of the method on the processor.
     """
-    strategy = method_of(recipe.federation).build(recipe.federation, commits.store)
+    method = method_of(recipe.federation)
     transport = InProcessTransport(
         trainer or build_trainer(recipe, "cpu"),
         ClientContexts(commits.store, pairs),
         postprocessors_of(recipe.federation),
     )
-    for warning in strategy.warnings(federation, recipe.seed):
+    for warning in method.warnings(federation, recipe.seed, recipe.federation):
         log.warning("%s", warning)
-    committed = commits.latest(strategy.memory_type)
-    state = committed[0] if committed is not None else strategy.init(federation, recipe.seed)
-    return run_rounds(strategy, state, transport, commits, recipe.federation)
+    committed = commits.latest(method.memory_type)
+    state = committed[0] if committed is not None else method.start(federation, recipe.seed)
+    return run_rounds(method, state, transport, commits, recipe.federation)

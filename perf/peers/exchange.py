@@ -162,7 +162,7 @@ def write_exchange(recipe: Recipe, folder: Path, clients: int | None = None) -> 
     """
     from safetensors.torch import save_file
 
-    from components.federation.protocol import method_of
+    from components.federation.method import method_of
     from components.models.store import AdapterStore
     from components.recipes import dump_recipe
 
@@ -212,13 +212,14 @@ def open_federation(recipe: Recipe, folder: Path, store: AdapterStore) -> Federa
 
 def plan_rounds(recipe: Recipe, federation: Federation, store: AdapterStore) -> list[list[TrainJob]]:
     """The jobs of all rounds; those of later rounds have the initial adapter."""
-    from components.federation.protocol import method_of
+    from components.federation.method import Server, method_of
 
-    strategy = method_of(recipe.federation).build(recipe.federation, store)
-    state = strategy.init(federation, recipe.seed)
+    method = method_of(recipe.federation)
+    server = Server(recipe.federation, store)
+    state = method.start(federation, recipe.seed)
     rounds = range(recipe.federation.rounds)
     return [
-        cast("list[TrainJob]", list(strategy.plan(state.model_copy(update={"round": number}))))
+        cast("list[TrainJob]", list(method.plan(state.model_copy(update={"round": number}), server)))
         for number in rounds
     ]
 

@@ -63,7 +63,7 @@ def _run_rounds(recipe: Recipe, folder: Path, scratch: Path) -> list[TimedWork]:
 def _time_steps(recipe: Recipe, folder: Path, federation: Path, run_id: str) -> list[TimedWork]:
     """Seconds of each round, from its plan to its commit and its logging."""
     from components.federation.commits import Commits
-    from components.federation.protocol import method_of
+    from components.federation.method import method_of
     from components.federation.rounds import run_rounds
     from tasks.devices import POOL
     from tasks.federation import PrefectTransport
@@ -71,8 +71,8 @@ def _time_steps(recipe: Recipe, folder: Path, federation: Path, run_id: str) -> 
 
     commits = Commits(federation, "peers")
     with POOL.borrow_trainer(recipe):  # the model is resident from here on
-        strategy = method_of(recipe.federation).build(recipe.federation, commits.store)
-    state = strategy.init(open_federation(recipe, folder, commits.store), recipe.seed)
+        method = method_of(recipe.federation)
+    state = method.start(open_federation(recipe, folder, commits.store), recipe.seed)
     log = FederationLog(run_id, run_id, recipe, commits.store, {})
     records: list[StepRecord] = []
     times = [time.perf_counter()]
@@ -83,7 +83,7 @@ def _time_steps(recipe: Recipe, folder: Path, federation: Path, run_id: str) -> 
         times.append(time.perf_counter())
 
     transport = PrefectTransport(recipe, pairs_file(folder), commits.store)
-    run_rounds(strategy, state, transport, commits, recipe.federation, after_step)
+    run_rounds(method, state, transport, commits, recipe.federation, after_step)
     return [
         TimedWork(end - start, {name: _losses(client.metrics) for name, client in record.clients.items()})
         for record, start, end in zip(records, times, times[1:], strict=False)

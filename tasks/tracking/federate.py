@@ -12,7 +12,7 @@ from components.config import Recipe
 from components.data.records import known_groups
 from components.evaluation.diagnostics import load_diagnostics
 from components.evaluation.diagnostics.base import DiagnosedRun, Groups
-from components.federation.protocol import method_of
+from components.federation.method import method_of
 from components.models.adapters import export_adapter
 from components.models.store import AdapterStore
 from components.names import mlflow_model

@@ -1,6 +1,6 @@
 """A federation without Prefect and MLflow: the loop of components, on prepared data.
 
-What a federation consists of (strategy, commits, trainer) is built here and nowhere else in the
+What a federation consists of (method, commits, trainer) is built here and nowhere else in the
 tests.
 """
 
@@ -19,7 +19,8 @@ from components.config import Recipe
 from components.federation.clients.base import Trainer
 from components.federation.clients.context import ClientContext, ClientContexts
 from components.federation.commits import Commits
-from components.federation.protocol import Federation, Job, ServerState, Strategy, Update
+from components.federation.method import Method
+from components.federation.protocol import Federation, Job, ServerState, Update
 from components.results import StepRecord
 
 FINGERPRINT = "bare loop"
@@ -36,7 +37,7 @@ class BareLoop:
         commits: the server's folder `federation`.
         trainer: the resident trainer.
         federation: the participating clients.
-        strategy: the method.
+        method: the method.
     """
 
     recipe: Recipe
@@ -44,7 +45,7 @@ class BareLoop:
     commits: Commits
     trainer: Trainer
     federation: Federation
-    strategy: Strategy[Any]
+    method: Method
 
     @property
     def contexts(self) -> ClientContexts:
@@ -54,23 +55,23 @@ class BareLoop:
     @property
     def records(self) -> list[StepRecord]:
         """The records of all committed steps."""
-        committed = self.commits.latest(self.strategy.memory_type)
+        committed = self.commits.latest(self.method.memory_type)
         assert committed is not None
         return committed[1]
 
     def initial_state(self) -> ServerState[Any]:
         """The state before the first step."""
-        return self.strategy.init(self.federation, self.recipe.seed)
+        return self.method.start(self.federation, self.recipe.seed)
 
     def latest_state(self) -> ServerState[Any]:
         """The last committed state."""
-        committed = self.commits.latest(self.strategy.memory_type)
+        committed = self.commits.latest(self.method.memory_type)
         assert committed is not None
         return committed[0]
 
     def context(self, client: str) -> ClientContext:
         """The context of a client after its last accepted job."""
-        job_keys = self.strategy.outcome(self.latest_state()).job_keys
+        job_keys = self.method.outcome(self.latest_state()).job_keys
         return self.contexts.open(client, job_keys.get(client, ""))
 
     def run_job(self, job: Job) -> Update:
@@ -99,15 +100,15 @@ def open_loop(recipe: Recipe, prepared: Path, folder: Path, trainer: Trainer | N
     """
     from components.data.records import read_clients
     from components.federation.clients.worker import build_trainer
-    from components.federation.protocol import build_federation, method_of
+    from components.federation.method import method_of
+    from components.federation.protocol import build_federation
 
     commits = Commits(folder / "federation", FINGERPRINT)
     with torch_threads(recipe.runtime.torch_threads or 1):
         trainer = trainer or build_trainer(recipe, "cpu")
         initial = commits.store.put(trainer.initial_adapter(recipe.seed))
     federation = build_federation(read_clients(prepared), initial, recipe.federation.clients_per_round)
-    strategy = method_of(recipe.federation).build(recipe.federation, commits.store)
-    return BareLoop(recipe, prepared, commits, trainer, federation, strategy)
+    return BareLoop(recipe, prepared, commits, trainer, federation, method_of(recipe.federation))
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def prepare_rewards(recipe: Recipe, prepared: Path, folder: Path, judges: Path) 
     """
     from prefect.logging import disable_run_logger
 
-    from components.federation.protocol import method_of
+    from components.federation.method import method_of
     from tasks.rewards import prepare_reward, score_pairs
     from tasks.runs import Run
 

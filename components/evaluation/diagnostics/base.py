@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from components.config import Recipe
-from components.federation.protocol import Method, method_of
+from components.federation.method import Method, method_of
 from components.results import FederationResult, StepRecord
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from components.evaluation.diagnostics.base import (
     Summary,
 )
 from components.federation.graph import own_group_share
-from components.federation.methods.drift import GraphMemory, Options
+from components.federation.methods.drift import Drift, GraphMemory
 from components.names import short_labels
 from components.results import FederationResult, StepRecord
 
@@ -90,7 +90,7 @@ def graph_charts(record: StepRecord, run: DiagnosedRun) -> list[Figure]:
     for path in nx.single_source_dijkstra_path(graph, first, weight="weight").values():
         paths |= {tuple(sorted(step)) for step in pairwise(path)}
     tree = {tuple(sorted(edge)) for edge in memory.tree}
-    variant = run.options.variant if isinstance(run.options, Options) else ""
+    variant = run.options.variant if isinstance(run.options, Drift) else ""
     figures = []
     for name, words, edges in (
         ("", "divergence of all pairs", set(weights)),

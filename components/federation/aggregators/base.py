@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import SerializeAsAny
 
 from components.config import AGGREGATORS, AggregatorConfig, registered_section
-from components.federation.protocol import ServerState, Update, by_client, sent_adapters
+from components.federation.protocol import Update, sent_adapters
 from components.models.store import AdapterStore
 
 if TYPE_CHECKING:
@@ -19,30 +19,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Contributions:
-    """The updates of one step, in the order of the clients' names.
-
-    Attributes:
-        store: where the adapters are.
-        updates: the accepted updates.
-        weights: p_m of each update's client, its share of all training pairs.
-        clients: number of all clients of the federation (M).
-    """
+    """The accepted updates of one step, in the order of the clients' names."""
 
     store: AdapterStore
     updates: Sequence[Update]
-    weights: Sequence[float]
-    clients: int
+    weights: Sequence[float]  # p_m of each update's client, its share of all training pairs
+    clients: int  # of the federation (M)
 
-    @classmethod
-    def of_step(
-        cls, state: ServerState[Any], updates: Sequence[Update], store: AdapterStore
-    ) -> Contributions:
-        """The contributions of a step's accepted updates, which may come in any order."""
-        ordered = by_client(updates)
-        weights = state.federation.weights
-        return cls(
-            store, ordered, [weights[update.client] for update in ordered], len(state.federation.clients)
-        )
+    @property
+    def names(self) -> list[str]:
+        """Names of the clients."""
+        return [update.client for update in self.updates]
 
     def __len__(self) -> int:
         return len(self.updates)
@@ -58,6 +45,8 @@ class Contributions:
 
 class Aggregator(AggregatorConfig, ABC):
     """An aggregator, as the section of a recipe that describes it."""
+
+    needs: ClassVar[Literal["sums", "updates"]] = "updates"  # whether a weighted sum is enough for it
 
     @property
     def rescales(self) -> bool:
@@ -86,6 +75,8 @@ class Aggregator(AggregatorConfig, ABC):
 
 class LinearAggregator(Aggregator):
     """A weighted sum of the clients' adapters."""
+
+    needs: ClassVar[Literal["sums", "updates"]] = "sums"
 
     @abstractmethod
     def client_weights(self, contributions: Contributions) -> list[float]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from components.data.records import Pairs
-from components.federation.protocol import Job
+from components.federation.protocol import ClientResult, Job
 from components.learning.pair_scores import Array, PreferenceScores
-from components.results import Metrics
 
 if TYPE_CHECKING:
     import torch
@@ -20,25 +18,6 @@ if TYPE_CHECKING:
     from components.models.policy import Policy
     from components.models.selector import Comparison
     from components.models.store import Adapter
-
-
-@dataclass(frozen=True)
-class ClientResult:
-    """What a client's work gives.
-
-    Attributes:
-        tensors: the trained adapter, or gradients; None of jobs that send none.
-        losses: mean validation loss of each scored adapter.
-        rows: number of rows that the job could use.
-        metrics: numbers of the work.
-        kept_bytes: size of the client's private modules.
-    """
-
-    tensors: Adapter | None = None
-    losses: tuple[float, ...] = ()
-    rows: int = 0
-    metrics: Metrics = field(default_factory=Metrics)
-    kept_bytes: int = 0
 
 
 class Trainer(Protocol):

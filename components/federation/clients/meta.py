@@ -9,7 +9,7 @@ from components.config import PairPpoObjective, Recipe
 from components.data.records import Pairs
 from components.federation.clients.context import ClientContext
 from components.federation.clients.policy import PolicyTrainer
-from components.federation.methods.perfedavg import Options
+from components.federation.methods.perfedavg import PerFedAvg
 from components.learning.loop import Group, Loss, Parameters, Rows, Training, draw_minibatches
 from components.learning.meta import MetaLoss, adapt, group_meta_batches
 from components.learning.pair_scores import PreferenceScores, pair_logprobs, policy_scores
@@ -27,7 +27,7 @@ class MetaTrainer(PolicyTrainer):
 
     def __init__(self, recipe: Recipe, device: str) -> None:
         super().__init__(recipe, device)
-        if not isinstance(recipe.federation.options, Options):
+        if not isinstance(recipe.federation.options, PerFedAvg):
             raise TypeError("the trainer 'meta' needs the options of perfedavg")
         self._options = recipe.federation.options
 

@@ -11,12 +11,12 @@ import numpy as np
 
 from components.config import Recipe
 from components.data.records import PairRow
-from components.federation.clients.base import ClientResult, unsupported_job
+from components.federation.clients.base import unsupported_job
 from components.federation.clients.context import ClientContext
 from components.federation.clients.policy import ResidentPolicyTrainer
 from components.federation.clients.private import PrivateState
 from components.federation.multi_objective import MultiObjectiveMethod, gradient_name, weight_series
-from components.federation.protocol import GradientJob, Job, MeasureJob, TrainJob
+from components.federation.protocol import ClientResult, GradientJob, Job, MeasureJob, TrainJob
 from components.learning.loop import Training, TrainingError, draw_minibatches
 from components.learning.multi_objective import (
     MultiObjectiveMetrics,

@@ -22,11 +22,12 @@ import torch
 
 from components.config import LocalObjective, Recipe, RecipeError
 from components.data.records import PairRow, Pairs
-from components.federation.clients.base import ClientResult, unsupported_job
+from components.federation.clients.base import unsupported_job
 from components.federation.clients.context import ClientContext
 from components.federation.clients.private import PrivateState
 from components.federation.clients.rates import RateMemory
-from components.federation.protocol import Job, TrainJob, method_of
+from components.federation.method import method_of
+from components.federation.protocol import ClientResult, Job, TrainJob
 from components.learning.client_data import ClientData
 from components.learning.loop import Group, Loss, Parameters, Part, Rows, Training, TrainingError, train
 from components.learning.pair_scores import Array, PreferenceScores, pair_logprobs, policy_scores

@@ -9,9 +9,10 @@ import numpy as np
 
 from components.config import Recipe
 from components.data.records import Pairs
-from components.federation.clients.base import ClientResult, unsupported_job
+from components.federation.clients.base import unsupported_job
 from components.federation.clients.context import ClientContext
-from components.federation.protocol import Job, ScoreJob, TrainJob, method_of
+from components.federation.method import method_of
+from components.federation.protocol import ClientResult, Job, ScoreJob, TrainJob
 from components.learning.loop import Training
 from components.learning.pair_scores import Array, PreferenceScores
 from components.learning.references import ReferenceCache

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from components.config import Recipe
 from components.federation.clients import TRAINERS
-from components.federation.clients.base import ClientResult, Trainer
+from components.federation.clients.base import Trainer
 from components.federation.clients.context import ClientContexts
-from components.federation.postprocessing import PostProcessor, process_update
-from components.federation.protocol import GradientJob, Job, TrainJob, Update, method_of
+from components.federation.method import method_of
+from components.federation.postprocessing import Context, PostProcessor, origin_of
+from components.federation.protocol import ClientResult, GradientJob, Job, TrainJob, Update
 from components.io import write_atomically
-from components.models.store import AdapterHash, AdapterStore
+from components.models.store import AdapterStore
 from components.progress import CLIENTS, UnitDone, progress
 from components.results import Traffic
 
@@ -53,7 +54,9 @@ def _carry_out(
     store = contexts.adapters
     previous_job_key = job.previous_job_key if isinstance(job, TrainJob | GradientJob) else ""
     result = trainer.run(job, contexts.open(job.client, previous_job_key))
-    sent = _store_result(job, result, store, postprocessors)
+    if postprocessors:
+        result = _process(job, result, store, postprocessors)
+    sent = None if result.tensors is None else store.put(result.tensors)
     traffic = Traffic(
         received=sum(map(store.size, job.received)) if sent is not None else 0,
         sent=store.size(sent) if sent is not None else 0,
@@ -73,15 +76,15 @@ def _carry_out(
     return update
 
 
-def _store_result(
+def _process(
     job: Job, result: ClientResult, store: AdapterStore, postprocessors: Sequence[PostProcessor]
-) -> AdapterHash | None:
-    if result.tensors is None:
-        return None
-    tensors = result.tensors
-    if postprocessors:
-        tensors = process_update(postprocessors, tensors, store.get(job.received[0]), job)
-    return store.put(tensors)
+) -> ClientResult:
+    """Apply the post-processors to what a client sends."""
+    origin = {} if result.tensors is None else origin_of(result.tensors, store.get(job.received[0]))
+    context = Context(job.round, job.kind, job.slot, job.participants, job.weight, origin)
+    for postprocessor in postprocessors:
+        result = postprocessor.at_client(result, context)
+    return result
 
 
 def finished_update(job: Job, store: AdapterStore) -> Update | None:

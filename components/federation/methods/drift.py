@@ -15,7 +15,6 @@ reference of the clients' DPO is the frozen backbone in all rounds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import networkx as nx
@@ -23,26 +22,26 @@ from pydantic import Field, JsonValue
 
 from components.config import DpoObjective, FederationConfig
 from components.federation import graph
-from components.federation.client_adapters import plan_on_own_adapters, store_mixtures
-from components.federation.postprocessing import PostProcessor, postprocessors_of
-from components.federation.protocol import (
-    Federation,
-    Job,
-    Memory,
-    Method,
-    ServerState,
-    Strategy,
-    Update,
-    sent_adapters,
-)
-from components.models.store import AdapterStore
-from components.results import Metrics, OutcomeRecord
+from components.federation.method import Method, Server, State
+from components.federation.protocol import Federation, Memory, Update
+from components.models.store import AdapterHash
 
 
-class Options(Method):
-    """Options of DRIFT."""
+class GraphMemory(Memory):
+    """The client graph of the last round."""
 
-    trainer: ClassVar[str] = "policy"
+    # Node-link data of the complete graph, edges weighted by divergence.
+    graph: dict[str, JsonValue] = Field(default_factory=dict)
+    tree: list[list[str]] = Field(default_factory=list)  # edges of its minimum spanning tree
+    # rho_i of the clients that each client was aggregated with, by client.
+    weights: dict[str, dict[str, float]] = Field(default_factory=dict)
+
+
+class Drift(Method):
+    """Options of DRIFT. The server's adapters are named by client."""
+
+    outcome_kind: ClassVar[str] = "client-adapters"
+    memory_type: ClassVar[type[Memory]] = GraphMemory
     diagnostics: ClassVar[tuple[str, ...]] = ("client_graph",)
 
     variant: Literal["mst", "sp"] = Field(
@@ -71,85 +70,35 @@ class Options(Method):
         description="Local objective; DRIFT appendix A: beta 0.2.",
     )
 
-    @property
-    def local_objective(self) -> DpoObjective:
-        """DPO."""
-        return self.objective
-
     def server_adapters(self, federation: FederationConfig) -> int:
         """That of each client of the round."""
         return federation.clients_per_round
 
-    def build(self, config: FederationConfig, store: AdapterStore) -> Drift:
-        """The strategy."""
-        return Drift(config, store, self, postprocessors_of(config))
+    def slots(self, federation: Federation) -> Sequence[str]:
+        """One for each client."""
+        return federation.names
 
+    def sent(self, state: State, client: str) -> tuple[str, AdapterHash]:
+        """The client's own adapter."""
+        return client, state.adapters[client]
 
-class GraphMemory(Memory):
-    """The client graph of the last round.
-
-    Attributes:
-        graph: node-link data of the complete graph, edges weighted by divergence.
-        tree: edges of its minimum spanning tree.
-        weights: rho_i of the clients that each client was aggregated with, by client.
-    """
-
-    graph: dict[str, JsonValue] = Field(default_factory=dict)
-    tree: list[list[str]] = Field(default_factory=list)
-    weights: dict[str, dict[str, float]] = Field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Drift(Strategy[GraphMemory]):
-    """The strategy; see the module's docstring. The server's adapters are named by client."""
-
-    config: FederationConfig
-    store: AdapterStore
-    options: Options
-    postprocessors: tuple[PostProcessor, ...] = ()
-
-    memory_type = GraphMemory
-
-    def init(self, federation: Federation, seed: int) -> ServerState[GraphMemory]:
-        """All clients start from the same adapter."""
-        adapters = dict.fromkeys(federation.names, federation.initial)
-        return ServerState.start(federation, seed, adapters, GraphMemory())
-
-    def plan(self, state: ServerState[GraphMemory]) -> Sequence[Job]:
-        """A training job for each sampled client, on its own adapter."""
-        return plan_on_own_adapters(self.config, state, state.adapters)
-
-    def aggregate(
-        self, state: ServerState[GraphMemory], updates: Sequence[Update]
-    ) -> ServerState[GraphMemory]:
+    def aggregate(self, state: State, updates: Sequence[Update], server: Server) -> State:
         """An adapter for each client that sent an update, by eq. 14."""
-        sent = sent_adapters(updates)
-        names = list(sent)
-        trained = self.store.open(sent.values())
-        clients = graph.client_graph(graph.divergence_matrix(trained, self.options.divergence), names)
+        contributions = server.contributions(state)
+        divergences = graph.divergence_matrix(contributions.open(), self.divergence)
+        clients = graph.client_graph(divergences, contributions.names)
         tree = graph.spanning_tree(clients)
-        weights = {name: self._neighbor_weights(clients, tree, name) for name in names}
-        adapters, metrics = store_mixtures(
-            self.store,
-            dict(zip(names, trained, strict=True)),
-            weights,
-            state.adapters,
-            self.postprocessors,
-        )
+        weights = {name: self._neighbor_weights(clients, tree, name) for name in contributions.names}
+        adapters, metrics = server.mix(state, weights, state.adapters)
         metrics |= {f"{name}/members": len(members) for name, members in weights.items()}
         memory = GraphMemory(
             graph=nx.node_link_data(clients, edges="edges"),
             tree=sorted(sorted(edge) for edge in tree.edges),
             weights=weights,
         )
-        metrics |= graph.divergence_metrics(clients, tree)
-        return state.end_round(state.adapters | adapters, memory, Metrics(scalars=metrics))
+        return state.end_round(adapters, metrics | graph.divergence_metrics(clients, tree), memory)
 
     def _neighbor_weights(self, clients: nx.Graph, tree: nx.Graph, name: str) -> dict[str, float]:
-        if self.options.variant == "mst":
+        if self.variant == "mst":
             return graph.mst_weights(clients, name, tree)
-        return graph.shortest_path_weights(clients, name, self.options.delta)
-
-    def outcome(self, state: ServerState[GraphMemory]) -> OutcomeRecord:
-        """An adapter for each client."""
-        return OutcomeRecord(kind="client-adapters", adapters=state.adapters)
+        return graph.shortest_path_weights(clients, name, self.delta)

@@ -9,35 +9,14 @@ adapters:
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from pydantic import Field
-
-from components.config import FederationConfig, SftObjective
-from components.federation.aggregators.base import AnyAggregator, aggregator_of
-from components.federation.aggregators.weighted import ParticipationMean
-from components.federation.averaging import FederatedAveraging
-from components.federation.postprocessing import postprocessors_of
-from components.federation.protocol import Method
-from components.models.store import AdapterStore
+from components.config import SftObjective
+from components.federation.method import AveragingMethod
 
 
-class Options(Method):
+class FedAvg(AveragingMethod):
     """Options of FedAvg."""
-
-    trainer: ClassVar[str] = "policy"
-
-    aggregator: AnyAggregator = Field(
-        default_factory=ParticipationMean, description="How the server combines the clients' adapters."
-    )
 
     @property
     def local_objective(self) -> SftObjective:
         """The chosen completions' negative log-likelihood."""
         return SftObjective()
-
-    def build(self, config: FederationConfig, store: AdapterStore) -> FederatedAveraging:
-        """Federated averaging of the policy's adapter."""
-        return FederatedAveraging(
-            config, store, aggregator_of(self.aggregator), postprocessors=postprocessors_of(config)
-        )

@@ -9,39 +9,18 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import Field
-
-from components.config import FederationConfig, SelectorObjective
-from components.federation.aggregators.base import AnyAggregator, aggregator_of
-from components.federation.aggregators.weighted import ParticipationMean
-from components.federation.averaging import FederatedAveraging
-from components.federation.postprocessing import postprocessors_of
-from components.federation.protocol import Method
-from components.models.store import AdapterStore
+from components.config import SelectorObjective
+from components.federation.method import AveragingMethod
 
 
-class Options(Method):
+class FedBis(AveragingMethod):
     """Options of FedBis."""
 
     trained_model: ClassVar[Literal["selector", "policy"]] = "selector"
     trainer: ClassVar[str] = "selector"
-
-    aggregator: AnyAggregator = Field(
-        default_factory=ParticipationMean, description="How the server combines the clients' adapters."
-    )
+    outcome_kind: ClassVar[str] = "selector-ensemble"
 
     @property
     def local_objective(self) -> SelectorObjective:
         """Cross-entropy of the binary choice."""
         return SelectorObjective()
-
-    def build(self, config: FederationConfig, store: AdapterStore) -> FederatedAveraging:
-        """Federated averaging of one selector."""
-        return FederatedAveraging(
-            config,
-            store,
-            aggregator_of(self.aggregator),
-            slot="selector",
-            outcome_kind="selector-ensemble",
-            postprocessors=postprocessors_of(config),
-        )

@@ -20,50 +20,47 @@ default aggregator `participation` replaces phi_u with the mean of the phi_m; eq
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, field_validator
 
-from components.config import FederationConfig, RecipeError, SelectorObjective
-from components.federation.aggregators.base import AnyAggregator, aggregator_of
+from components.config import FederationConfig, Recipe, RecipeError
+from components.federation.aggregators.base import AnyAggregator
 from components.federation.aggregators.weighted import ParticipationMean
-from components.federation.averaging import combine_updates
 from components.federation.grouping import (
     balanced_groups,
     count_moved,
     least_loss_groups,
     mean_loss_of_group,
 )
-from components.federation.methods import fedbis
-from components.federation.postprocessing import PostProcessor, postprocessors_of
-from components.federation.protocol import (
-    Federation,
-    Job,
-    Memory,
-    Method,
-    ScoreJob,
-    ServerState,
-    Strategy,
-    TrainJob,
-    Update,
-)
-from components.federation.sampling import sample_clients
+from components.federation.method import Server, State
+from components.federation.methods.fedbis import FedBis
+from components.federation.protocol import Federation, Job, Memory, ScoreJob, Update
 from components.federation.weight_scale import running_scale, scale_warnings
-from components.models.store import AdapterStore
-from components.results import Metrics, OutcomeRecord
+from components.models.store import AdapterHash
+from components.results import OutcomeRecord
 from components.seeding import derive
 
 GROUPING = "grouping"
 """Name of the phase in which clients are grouped."""
 
 
-class Options(Method):
+class GroupingMemory(Memory):
+    """The clusters."""
+
+    # Name of the selector that each client's cluster trains; empty before the first grouping.
+    assignment: dict[str, str] = Field(default_factory=dict)
+    grouped_at: int | None = None  # index of the round of the last grouping
+    # Each client's validation losses at that time, one per selector; NaN of a client without.
+    losses: dict[str, list[float]] = Field(default_factory=dict)
+
+
+class FedBiscuit(FedBis):
     """Options of FedBiscuit."""
 
-    trained_model: ClassVar[Literal["selector", "policy"]] = "selector"
-    trainer: ClassVar[str] = "selector"
+    memory_type: ClassVar[type[Memory]] = GroupingMemory
+    needs: ClassVar[Literal["sums", "updates"]] = "updates"
     diagnostics: ClassVar[tuple[str, ...]] = ("grouping",)
 
     selectors: int = Field(
@@ -120,81 +117,41 @@ class Options(Method):
         return selectors
 
     @property
-    def local_objective(self) -> SelectorObjective:
-        """Cross-entropy of the binary choice."""
-        return SelectorObjective()
-
-    def build(self, config: FederationConfig, store: AdapterStore) -> Strategy[Any]:
-        """FedBiscuit, or FedBis where there is one selector.
-
-        Raises:
-            RecipeError: the warm-up leaves no round for clustered training.
-        """
-        if self.selectors == 1:
-            return fedbis.Options(aggregator=self.aggregator).build(config, store)
-        warmup = self.warmup_rounds * self.selectors
-        if warmup >= config.rounds:
-            raise RecipeError(
-                f"federation.rounds is {config.rounds}, but the warm-up alone takes {warmup}"
-                f" (federation.options.warmup_rounds {self.warmup_rounds} for each of {self.selectors}"
-                " selectors): set more rounds or a shorter warm-up."
-            )
-        return FedBiscuit(config, store, self, postprocessors_of(config))
-
-
-class GroupingMemory(Memory):
-    """The clusters.
-
-    Attributes:
-        assignment: name of the selector that each client's cluster trains; empty before the first
-            grouping.
-        grouped_at: index of the round of the last grouping.
-        losses: each client's validation losses at that time, one per selector; NaN of a client
-            that reported none.
-    """
-
-    assignment: dict[str, str] = Field(default_factory=dict)
-    grouped_at: int | None = None
-    losses: dict[str, list[float]] = Field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class FedBiscuit(Strategy[GroupingMemory]):
-    """The strategy; see the module's docstring.
-
-    Attributes:
-        config: rounds and clients per round.
-        store: the server's adapters.
-        options: of the method.
-        postprocessors: applied to each combined adapter.
-    """
-
-    config: FederationConfig
-    store: AdapterStore
-    options: Options
-    postprocessors: tuple[PostProcessor, ...] = ()
-
-    memory_type = GroupingMemory
-
-    @property
-    def slots(self) -> list[str]:
+    def selector_names(self) -> list[str]:
         """Names of the selectors."""
-        return [f"selector-{number}" for number in range(self.options.selectors)]
+        return [f"selector-{number}" for number in range(self.selectors)]
 
     @property
     def warmup(self) -> int:
         """Rounds before the first grouping."""
-        return self.options.warmup_rounds * self.options.selectors
+        return self.warmup_rounds * self.selectors
 
-    def init(self, federation: Federation, seed: int) -> ServerState[GroupingMemory]:
-        """All selectors start from the same adapter.
+    def check(self, recipe: Recipe) -> None:
+        """Refuse a warm-up that leaves no round for clustered training too.
+
+        Raises:
+            RecipeError: naming the rounds of both.
+        """
+        super().check(recipe)
+        rounds = recipe.federation.rounds
+        if self.selectors > 1 and self.warmup >= rounds:
+            raise RecipeError(
+                f"federation.rounds is {rounds}, but the warm-up alone takes {self.warmup}"
+                f" (federation.options.warmup_rounds {self.warmup_rounds} for each of {self.selectors}"
+                " selectors): set more rounds or a shorter warm-up."
+            )
+
+    def slots(self, federation: Federation) -> Sequence[str]:
+        """One for each selector.
 
         Raises:
             RecipeError: there are more selectors than clients, or no client has validation pairs.
         """
-        if self.options.selectors > len(federation.clients):
+        if self.selectors == 1:
+            return super().slots(federation)
+        if self.selectors > len(federation.clients):
             raise RecipeError(
-                f"federation.options.selectors is {self.options.selectors}, but only"
+                f"federation.options.selectors is {self.selectors}, but only"
                 f" {len(federation.clients)} clients participate: use fewer selectors, so that each has a"
                 " client."
             )
@@ -203,105 +160,91 @@ class FedBiscuit(Strategy[GroupingMemory]):
                 "fedbiscuit groups clients by their validation losses, but no client has validation pairs:"
                 " raise data.validation, or the source's own options for it."
             )
-        adapters = dict.fromkeys(self.slots, federation.initial)
-        return ServerState.start(federation, seed, adapters, GroupingMemory())
+        return self.selector_names
 
-    def warnings(self, federation: Federation, seed: int) -> Sequence[str]:
+    def warnings(self, federation: Federation, seed: int, config: FederationConfig) -> Sequence[str]:
         """Weights that shrink or inflate a selector over its warm-up."""
-        length = self.options.warmup_rounds
-        warmup = {slot: range(u * length, (u + 1) * length) for u, slot in enumerate(self.slots)}
-        aggregator = aggregator_of(self.options.aggregator)
-        return scale_warnings(aggregator, federation, self.config.clients_per_round, seed, warmup)
+        if self.selectors == 1:
+            return super().warnings(federation, seed, config)
+        length = self.warmup_rounds
+        warmup = {slot: range(u * length, (u + 1) * length) for u, slot in enumerate(self.selector_names)}
+        return scale_warnings(self.combiner, federation, config.clients_per_round, seed, warmup)
 
-    def plan(self, state: ServerState[GroupingMemory]) -> Sequence[Job]:
-        """Score jobs for all clients when a grouping is due, else training jobs for the sampled ones."""
-        names = state.federation.names
-        if state.phase == GROUPING:
-            selectors = tuple(state.adapters[slot] for slot in self.slots)
-            return [
-                ScoreJob(
-                    client=name,
-                    round=state.round,
-                    seed=derive(state.seed, "score", state.round, name),
-                    adapters=selectors,
-                )
-                for name in names
-            ]
-        sampled = sample_clients(names, self.config.clients_per_round, state.seed, state.round)
-        return [self._training_job(state, name) for name in sampled]
-
-    def _training_job(self, state: ServerState[GroupingMemory], name: str) -> TrainJob:
+    def sent(self, state: State, client: str) -> tuple[str, AdapterHash]:
+        """In the warm-up, one selector after the other; then that of the client's cluster."""
+        if self.selectors == 1:
+            return super().sent(state, client)
         if state.round < self.warmup:
-            slot = self.slots[state.round // self.options.warmup_rounds]
+            slot = self.selector_names[state.round // self.warmup_rounds]
         else:
-            slot = state.memory.assignment[name]
-        return TrainJob(
-            client=name,
-            round=state.round,
-            seed=derive(state.seed, "train", state.round, name),
-            slot=slot,
-            adapter=state.adapters[slot],
-        )
+            slot = state.memory.assignment[client]
+        return slot, state.adapters[slot]
 
-    def aggregate(
-        self, state: ServerState[GroupingMemory], updates: Sequence[Update]
-    ) -> ServerState[GroupingMemory]:
+    def plan(self, state: State, server: Server) -> Sequence[Job]:
+        """Score jobs for all clients when a grouping is due, else training jobs for the sampled ones."""
+        if state.phase != GROUPING:
+            return super().plan(state, server)
+        selectors = tuple(state.adapters[slot] for slot in self.selector_names)
+        return [
+            ScoreJob(
+                client=name,
+                round=state.round,
+                seed=derive(state.seed, "score", state.round, name),
+                adapters=selectors,
+            )
+            for name in state.federation.names
+        ]
+
+    def aggregate(self, state: State, updates: Sequence[Update], server: Server) -> State:
         """The state after a step.
 
         A grouping assigns every client a cluster. A training step combines, for each selector, the
         updates of the clients that trained it.
         """
+        if self.selectors == 1:
+            return super().aggregate(state, updates, server)
         if state.phase == GROUPING:
             return self._group(state, updates)
-        aggregator = aggregator_of(self.options.aggregator)
-        if state.round >= self.warmup:
-            aggregator = aggregator.for_clusters()
-        adapters = dict(state.adapters)
-        scalars: dict[str, float] = {}
+        aggregator = self.combiner if state.round < self.warmup else self.combiner.for_clusters()
+        adapters: dict[str, AdapterHash] = {}
+        metrics: dict[str, float] = {}
         for slot in sorted({update.slot for update in updates}):
             members = [update for update in updates if update.slot == slot]
-            adapters[slot], numbers = combine_updates(
-                self.store, state, slot, members, aggregator, self.postprocessors
-            )
+            adapters[slot], numbers = server.combine(state, slot, aggregator, members)
             numbers |= running_scale(aggregator, state, numbers, f"{slot}/")
-            scalars |= {f"{slot}/{name}": value for name, value in numbers.items()}
-            scalars[f"{slot}/members"] = len(members)
+            metrics |= {f"{slot}/{name}": value for name, value in numbers.items()}
+            metrics[f"{slot}/members"] = len(members)
         done = state.round + 1
-        due = done >= self.warmup and (done - self.warmup) % self.options.regroup_every == 0
-        phase = GROUPING if due else "train"
-        return state.end_round(adapters, state.memory, Metrics(scalars=scalars), phase)
+        due = done >= self.warmup and (done - self.warmup) % self.regroup_every == 0
+        return state.end_round(adapters, metrics, phase=GROUPING if due else "train")
 
-    def _group(
-        self, state: ServerState[GroupingMemory], updates: Sequence[Update]
-    ) -> ServerState[GroupingMemory]:
+    def _group(self, state: State, updates: Sequence[Update]) -> State:
         """The state with balanced clusters of the reported losses.
 
         A client that failed has no losses, and keeps its cluster as long as the sizes allow it.
         """
+        slots = self.selector_names
         names = state.federation.names
         reported = {update.client: update.losses for update in updates}
-        no_vote = (float("nan"),) * len(self.slots)
+        no_vote = [float("nan")] * len(slots)
         losses = np.array([reported.get(name, no_vote) for name in names])
         assignment = state.memory.assignment
-        previous = [self.slots.index(assignment[name]) for name in names] if assignment else None
-        procedure = {"paper": balanced_groups, "least_loss": least_loss_groups}[self.options.grouping]
+        previous = [slots.index(assignment[name]) for name in names] if assignment else None
+        procedure = {"paper": balanced_groups, "least_loss": least_loss_groups}[self.grouping]
         groups = procedure(losses, previous)
-        sizes = np.bincount(groups, minlength=len(self.slots))
-        scalars = {f"{slot}/size": float(size) for slot, size in zip(self.slots, sizes, strict=True)}
-        scalars["moved"] = count_moved(groups, previous)
-        scalars["without_vote"] = int(np.isnan(losses).all(axis=1).sum())
-        scalars["loss_of_group"] = mean_loss_of_group(losses, groups)
+        sizes = np.bincount(groups, minlength=len(slots))
+        metrics = {f"{slot}/size": float(size) for slot, size in zip(slots, sizes, strict=True)}
+        metrics["moved"] = count_moved(groups, previous)
+        metrics["without_vote"] = int(np.isnan(losses).all(axis=1).sum())
+        metrics["loss_of_group"] = mean_loss_of_group(losses, groups)
         memory = GroupingMemory(
-            assignment={name: self.slots[group] for name, group in zip(names, groups, strict=True)},
+            assignment={name: slots[group] for name, group in zip(names, groups, strict=True)},
             grouped_at=state.round,
             losses={name: list(row) for name, row in zip(names, losses.tolist(), strict=True)},
         )
-        return state.within_round("train", memory, Metrics(scalars=scalars), logged_at=state.round)
+        return state.within_round("train", metrics, memory, logged_at=state.round)
 
-    def outcome(self, state: ServerState[GroupingMemory]) -> OutcomeRecord:
+    def outcome(self, state: State) -> OutcomeRecord:
         """The selectors, and which client uses which."""
-        return OutcomeRecord(
-            kind="selector-ensemble",
-            adapters=state.adapters,
-            assignment=state.memory.assignment,
-        )
+        record = super().outcome(state)
+        return record.model_copy(update={"assignment": state.memory.assignment})

@@ -21,43 +21,35 @@ the server does not move. `warmup_rounds` is an addition for that time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from pydantic import Field
 
-from components.config import DpoObjective, FederationConfig, OfflinePpoObjective
 from components.federation import aggregation
-from components.federation.averaging import plan_training, shared_policy
 from components.federation.closeness import Candidates, choose_closest
-from components.federation.pair_training import PairObjective
-from components.federation.postprocessing import PostProcessor, postprocessors_of, process_combined
-from components.federation.protocol import (
-    Federation,
-    Job,
-    Memory,
-    RatedMethod,
-    ServerState,
-    Strategy,
-    Update,
-    accepted_job_keys,
-    sent_adapters,
-)
-from components.models.store import AdapterStore
-from components.results import Metrics, OutcomeRecord
+from components.federation.method import Server, State
+from components.federation.pair_training import PairTraining
+from components.federation.protocol import Memory, Update, sent_adapters
 
 if TYPE_CHECKING:
     from components.models.store import Adapter
 
-SLOT = "policy"
+
+class CacheMemory(Memory):
+    """The clients' last adapters."""
+
+    # Hashes of each client's cached adapters, oldest first.
+    cache: dict[str, list[str]] = Field(default_factory=dict)
+    # Hash of the adapter of each client that the last mean is of.
+    chosen: dict[str, str] = Field(default_factory=dict)
 
 
-class Options(RatedMethod):
+class FedCDA(PairTraining):
     """Options of FedCDA."""
 
-    trainer: ClassVar[str] = "policy"
+    memory_type: ClassVar[type[Memory]] = CacheMemory
 
     cached: int = Field(
         3, ge=1, le=1000, description="Adapters of each client that the server keeps; Wang et al. keep a few."
@@ -75,108 +67,52 @@ class Options(RatedMethod):
         le=1000,
         description="Sampled clients whose combinations are tried together, cached^group of them.",
     )
-    objective: PairObjective = Field(
-        default_factory=DpoObjective, description="Local objective: dpo, or ppo with the recipe's one reward."
-    )
 
-    @property
-    def local_objective(self) -> DpoObjective | OfflinePpoObjective:
-        """DPO or PPO."""
-        return self.objective
-
-    def build(self, config: FederationConfig, store: AdapterStore) -> FedCDA:
-        """The strategy."""
-        return FedCDA(config, store, self, postprocessors_of(config))
-
-
-class CacheMemory(Memory):
-    """The clients' last adapters.
-
-    Attributes:
-        cache: hashes of each client's cached adapters, oldest first.
-        chosen: hash of the adapter of each client that the last mean is of.
-    """
-
-    cache: dict[str, list[str]] = Field(default_factory=dict)
-    chosen: dict[str, str] = Field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class FedCDA(Strategy[CacheMemory]):
-    """The strategy; see the module's docstring."""
-
-    config: FederationConfig
-    store: AdapterStore
-    options: Options
-    postprocessors: tuple[PostProcessor, ...] = ()
-
-    memory_type = CacheMemory
-
-    def init(self, federation: Federation, seed: int) -> ServerState[CacheMemory]:
-        """All clients start from the same adapter."""
-        return ServerState.start(federation, seed, {SLOT: federation.initial}, CacheMemory())
-
-    def plan(self, state: ServerState[CacheMemory]) -> Sequence[Job]:
-        """A training job on the server's adapter for each sampled client."""
-        return plan_training(self.config, state, SLOT)
-
-    def aggregate(
-        self, state: ServerState[CacheMemory], updates: Sequence[Update]
-    ) -> ServerState[CacheMemory]:
+    def aggregate(self, state: State, updates: Sequence[Update], server: Server) -> State:
         """The mean of the closest combination, over all clients that ever sent an update."""
+        slot = self.trained_model
         cache = self._updated_cache(state.memory, updates)
         names = sorted(cache)
         participants = {update.client for update in updates}
-        server = self.store.get(state.adapters[SLOT])
-        candidates = self._candidates(cache, names, state.federation.weights, server)
+        before = server.store.get(state.adapters[slot])
+        weights = state.federation.weights
+        candidates = self._candidates(cache, weights, before, server)
         start = [
             len(cache[name]) - 1 if name in participants else cache[name].index(state.memory.chosen[name])
             for name in names
         ]
-        free = [names.index(name) for name in sorted(participants)]
-        if state.round < self.options.warmup_rounds:
-            free = []
-        chosen = choose_closest(candidates, start, free, self.options.group)
-        digests = {name: cache[name][place] for name, place in zip(names, chosen, strict=True)}
-        weights = state.federation.weights
-        mean = aggregation.weighted_average(
-            (self.store.get(digest), weights[name]) for name, digest in digests.items()
-        )
-        mean = process_combined(self.postprocessors, mean, server)
+        is_warm = state.round >= self.warmup_rounds
+        free = [names.index(name) for name in sorted(participants)] if is_warm else []
+        places = choose_closest(candidates, start, free, self.group)
+        chosen = {name: cache[name][place] for name, place in zip(names, places, strict=True)}
+        adapters = ((server.store.get(digest), weights[name]) for name, digest in chosen.items())
+        mean = server.process(state, aggregation.weighted_average(adapters), before, slot, names)
         newest = [len(cache[name]) - 1 for name in names]
         metrics = {
             "weight_sum": 1.0,
-            "divergence": candidates.spread(chosen),
+            "divergence": candidates.spread(places),
             "divergence_of_newest": candidates.spread(newest),
-            "older_chosen": sum(place < last for place, last in zip(chosen, newest, strict=True)),
+            "older_chosen": sum(place < last for place, last in zip(places, newest, strict=True)),
         }
-        stateful = self.options.keeps_client_state(self.config)
-        job_keys = accepted_job_keys(state.memory, updates, stateful)
-        return state.end_round(
-            {SLOT: self.store.put(mean)},
-            CacheMemory(job_keys=job_keys, cache=cache, chosen=digests),
-            Metrics(scalars=metrics | aggregation.step_metrics(mean, server)),
-        )
+        metrics |= aggregation.step_metrics(mean, before)
+        memory = CacheMemory(cache=cache, chosen=chosen)
+        return state.end_round({slot: server.store.put(mean)}, metrics, memory)
 
     def _updated_cache(self, memory: CacheMemory, updates: Sequence[Update]) -> dict[str, list[str]]:
         cache = {name: list(hashes) for name, hashes in memory.cache.items()}
         for name, digest in sent_adapters(updates).items():
             earlier = [known for known in cache.get(name, []) if known != digest]
-            cache[name] = [*earlier, digest][-self.options.cached :]
+            cache[name] = [*earlier, digest][-self.cached :]
         return cache
 
     def _candidates(
-        self, cache: dict[str, list[str]], names: list[str], weights: dict[str, float], server: Adapter
+        self, cache: Mapping[str, list[str]], weights: Mapping[str, float], before: Adapter, server: Server
     ) -> Candidates:
         digests: list[str] = []
         rows: list[list[int]] = []
-        for name in names:
+        for name in sorted(cache):
             rows.append(list(range(len(digests), len(digests) + len(cache[name]))))
             digests += cache[name]
-        products = aggregation.inner_products(self.store.open(digests), server)
-        shares = np.array([weights[name] for name in names])
+        products = aggregation.inner_products(server.store.open(digests), before)
+        shares = np.array([weights[name] for name in sorted(cache)])
         return Candidates(products, rows, shares / shares.sum())
-
-    def outcome(self, state: ServerState[CacheMemory]) -> OutcomeRecord:
-        """The server's adapter."""
-        return shared_policy(state, SLOT)

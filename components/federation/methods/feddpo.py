@@ -10,5 +10,5 @@ from __future__ import annotations
 from components.federation.pair_training import AveragedPairTraining
 
 
-class Options(AveragedPairTraining):
+class FedDPO(AveragedPairTraining):
     """Options of FedDPO."""

@@ -7,8 +7,8 @@
     server: the mean of the LoRA, weighted by the clients' pairs (line 21)
 
 This file declares the options only. Its base class builds the server half, federated averaging of
-the LoRA; components/federation/clients/policy.py takes the two steps at the client. The loss
-of both steps is eq. 8 (components/learning/preference.py), and components/models/personalized.py has the
+the LoRA; components/federation/clients/policy.py takes the two steps at the client. The loss of
+both steps is eq. 8 (components/learning/preference.py), and components/models/personalized.py has the
 modules. The ablations of table 3 are options: `bottleneck: null` (A1, without bottleneck) and
 `reward_head: null` (A2, without reward head).
 """
@@ -21,7 +21,7 @@ from components.config import BottleneckConfig, PdpoObjective, PersonalModules, 
 from components.federation.personalization import PersonalizedMethod, StepLength
 
 
-class Options(PersonalizedMethod):
+class FedPDPO(PersonalizedMethod):
     """Options of FedPDPO."""
 
     bottleneck: BottleneckConfig | None = Field(
@@ -41,21 +41,14 @@ class Options(PersonalizedMethod):
     personal: StepLength = Field(default_factory=StepLength, description="The personal step.")
 
     @property
-    def local_objective(self) -> PdpoObjective:
-        """Personalized DPO."""
-        return self.objective
-
-    @property
     def personal_modules(self) -> PersonalModules:
         """The language-model head, the bottleneck and the reward head."""
         return PersonalModules(head=True, bottleneck=self.bottleneck, reward=self.reward_head)
 
     @property
     def personal_lr(self) -> float:
-        """That of the personal step."""
         return self.personal.lr
 
     @property
     def personal_step(self) -> StepLength:
-        """The personal step."""
         return self.personal

@@ -11,29 +11,20 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from components.config import DpoObjective, OfflinePpoObjective, PersonalModules
-from components.federation.pair_training import PairObjective
+from components.config import PersonalModules
+from components.federation.pair_training import PairTraining
 from components.federation.personalization import PersonalizedMethod, PersonalRate
 
 
-class Options(PersonalizedMethod):
+class FedPer(PersonalizedMethod, PairTraining):
     """Options of FedPer."""
 
     shared_layers: int = Field(
         2, ge=1, description="The LoRA of the first N layers is shared; FedPDPO D.3.1: 2."
     )
-    objective: PairObjective = Field(
-        default_factory=DpoObjective, description="Local objective: dpo, or ppo with the recipe's one reward."
-    )
-
     personal: PersonalRate = Field(
         default_factory=PersonalRate, description="Learning rate of the personal layers."
     )
-
-    @property
-    def local_objective(self) -> DpoObjective | OfflinePpoObjective:
-        """DPO or PPO."""
-        return self.objective
 
     @property
     def personal_modules(self) -> PersonalModules:
@@ -42,5 +33,4 @@ class Options(PersonalizedMethod):
 
     @property
     def personal_lr(self) -> float:
-        """That of the personal layers."""
         return self.personal.lr

@@ -12,7 +12,7 @@ from pydantic import Field
 from components.federation.pair_training import AveragedPairTraining
 
 
-class Options(AveragedPairTraining):
+class FedProx(AveragedPairTraining):
     """Options of FedProx."""
 
     proximal: float = Field(
@@ -21,5 +21,4 @@ class Options(AveragedPairTraining):
 
     @property
     def proximal_weight(self) -> float:
-        """mu."""
         return self.proximal

@@ -10,23 +10,15 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from components.config import DpoObjective, OfflinePpoObjective, PersonalModules
-from components.federation.pair_training import PairObjective
+from components.config import PersonalModules
+from components.federation.pair_training import PairTraining
 from components.federation.personalization import PersonalizedMethod, StepLength
 
 
-class Options(PersonalizedMethod):
+class FedRep(PersonalizedMethod, PairTraining):
     """Options of FedRep."""
 
-    objective: PairObjective = Field(
-        default_factory=DpoObjective, description="Local objective: dpo, or ppo with the recipe's one reward."
-    )
     personal: StepLength = Field(default_factory=StepLength, description="The personal step.")
-
-    @property
-    def local_objective(self) -> DpoObjective | OfflinePpoObjective:
-        """DPO or PPO."""
-        return self.objective
 
     @property
     def personal_modules(self) -> PersonalModules:
@@ -35,10 +27,8 @@ class Options(PersonalizedMethod):
 
     @property
     def personal_lr(self) -> float:
-        """That of the personal step."""
         return self.personal.lr
 
     @property
     def personal_step(self) -> StepLength:
-        """The personal step."""
         return self.personal

@@ -18,13 +18,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from components.config import FederationConfig, Recipe, RecipeError
+from components.config import Recipe, RecipeError
 from components.federation.aggregators.base import Aggregator, AnyAggregator, Contributions, aggregator_of
 from components.federation.aggregators.exact import ExactMean
-from components.federation.averaging import FederatedAveraging
 from components.federation.pair_training import AveragedPairTraining
-from components.federation.postprocessing import postprocessors_of
-from components.models.store import AdapterStore
 
 if TYPE_CHECKING:
     from components.models.store import Adapter
@@ -45,16 +42,20 @@ class FrozenFactorMean(Aggregator):
         return aggregator_of(self.factors_b).rescales
 
     def combine(self, server: Adapter, contributions: Contributions) -> tuple[Adapter, dict[str, float]]:
-        """The combination, and the metrics of the other aggregator."""
         combined, metrics = aggregator_of(self.factors_b).combine(server, contributions)
         frozen = {name: tensor for name, tensor in server.items() if ".lora_A." in name}
         return {**combined, **frozen}, metrics
 
 
-class Options(AveragedPairTraining):
+class FFALoRA(AveragedPairTraining):
     """Options of FFA-LoRA; the aggregator combines the factors B."""
 
     frozen_factors: ClassVar[tuple[Literal["A", "B"], ...]] = ("A",)
+
+    @property
+    def combiner(self) -> Aggregator:
+        """The aggregator; only the factors B differ among clients."""
+        return FrozenFactorMean(factors_b=self.aggregator)
 
     def check(self, recipe: Recipe) -> None:
         """Refuse the aggregator `exact` too, whose result has other factors A.
@@ -69,14 +70,3 @@ class Options(AveragedPairTraining):
                 " 'ffa_lora' keeps fixed so that every mean is exact: use another aggregator, such as"
                 " 'participation'."
             )
-
-    def build(self, config: FederationConfig, store: AdapterStore) -> FederatedAveraging:
-        """Federated averaging; only the factors B differ among clients."""
-        aggregator = FrozenFactorMean(factors_b=self.aggregator)
-        return FederatedAveraging(
-            config,
-            store,
-            aggregator,
-            stateful=self.keeps_client_state(config),
-            postprocessors=postprocessors_of(config),
-        )

@@ -18,30 +18,21 @@ single objective).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Self
 
 from pydantic import Field, model_validator
 
-from components.config import FederationConfig, MultiObjective
-from components.federation.aggregators.base import aggregator_of
-from components.federation.averaging import AveragingMemory, FederatedAveraging
+from components.config import MultiObjective
 from components.federation.multi_objective import (
     DEFAULT_BETA,
     MultiObjectiveMethod,
     Preference,
     Weight,
     check_objective_names,
-    disagreement,
-    measure_rewards,
 )
-from components.federation.postprocessing import postprocessors_of
-from components.federation.protocol import Federation, Job, MeasureJob, ServerState, Strategy, Update
-from components.models.store import AdapterStore
-from components.results import Metrics, OutcomeRecord
 
 
-class Options(MultiObjectiveMethod):
+class Firm(MultiObjectiveMethod):
     """Options of FIRM."""
 
     beta: float | None = Field(
@@ -102,58 +93,3 @@ class Options(MultiObjectiveMethod):
         if self.weights:
             return {name: self.weights.get(name, 0.0) for name in self.objectives}
         return {name: (self.preference or {}).get(name, 1.0) for name in self.objectives}
-
-    def build(self, config: FederationConfig, store: AdapterStore) -> Firm:
-        """The strategy."""
-        averaging = FederatedAveraging(
-            config,
-            store,
-            aggregator_of(self.aggregator),
-            stateful=True,
-            postprocessors=postprocessors_of(config),
-        )
-        return Firm(averaging, tuple(self.objectives))
-
-
-@dataclass(frozen=True)
-class Firm(Strategy[AveragingMemory]):
-    """The strategy; see the module's docstring.
-
-    Attributes:
-        averaging: the rounds.
-        objectives: names of the objectives.
-    """
-
-    averaging: FederatedAveraging
-    objectives: tuple[str, ...]
-
-    memory_type = AveragingMemory
-
-    def init(self, federation: Federation, seed: int) -> ServerState[AveragingMemory]:
-        """All clients start from the same adapter."""
-        return self.averaging.init(federation, seed)
-
-    def warnings(self, federation: Federation, seed: int) -> Sequence[str]:
-        """Weights that shrink or inflate the policy over the rounds."""
-        return self.averaging.warnings(federation, seed)
-
-    def plan(self, state: ServerState[AveragingMemory]) -> Sequence[Job]:
-        """A training job on the server's adapter for each sampled client."""
-        return self.averaging.plan(state)
-
-    def aggregate(
-        self, state: ServerState[AveragingMemory], updates: Sequence[Update]
-    ) -> ServerState[AveragingMemory]:
-        """The combination of the clients' adapters, and their disagreement as metrics."""
-        new = self.averaging.aggregate(state, updates)
-        averaging = self.averaging
-        scalars = disagreement(averaging.store, state, averaging.slot, updates, self.objectives)
-        return new.with_metrics(Metrics(scalars=scalars))
-
-    def measure(self, state: ServerState[AveragingMemory]) -> list[MeasureJob]:
-        """The rewards of the server's policy."""
-        return measure_rewards(state, self.averaging.slot)
-
-    def outcome(self, state: ServerState[AveragingMemory]) -> OutcomeRecord:
-        """The server's adapter."""
-        return self.averaging.outcome(state)

@@ -18,18 +18,14 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from components.config import DpoObjective, FederationConfig, PairPpoObjective, Recipe, RecipeError, one_of
-from components.federation.aggregators.base import AnyAggregator, aggregator_of
-from components.federation.aggregators.weighted import ParticipationMean
-from components.federation.averaging import FederatedAveraging
-from components.federation.postprocessing import postprocessors_of
-from components.federation.protocol import Method
-from components.models.store import AdapterStore
+from components.federation.method import AveragingMethod
 
 
-class Options(Method):
+class PerFedAvg(AveragingMethod):
     """Options of Per-FedAvg."""
 
     trainer: ClassVar[str] = "meta"
+    outcome_kind: ClassVar[str] = "personalized-clients"
     decays_rates: ClassVar[bool] = True
 
     inner_lr: float = Field(
@@ -55,14 +51,6 @@ class Options(Method):
         default_factory=DpoObjective,
         description=("Local objective: dpo, or ppo with the recipe's one reward, without a critic."),
     )
-    aggregator: AnyAggregator = Field(
-        default_factory=ParticipationMean, description="How the server combines the clients' adapters."
-    )
-
-    @property
-    def local_objective(self) -> DpoObjective | PairPpoObjective:
-        """DPO or PPO."""
-        return self.objective
 
     def learning_rate(self, config: FederationConfig) -> float:
         """That of the meta-steps."""
@@ -85,14 +73,3 @@ class Options(Method):
                 " evaluations (federation.local_steps), of which one is that of the outer step: use at most"
                 f" {gradients - 1} inner steps, or at least {self.inner_steps + 1} local steps."
             )
-
-    def build(self, config: FederationConfig, store: AdapterStore) -> FederatedAveraging:
-        """Federated averaging of the policy's adapter, which each client adapts."""
-        return FederatedAveraging(
-            config,
-            store,
-            aggregator_of(self.aggregator),
-            outcome_kind="personalized-clients",
-            stateful=self.keeps_client_state(config),
-            postprocessors=postprocessors_of(config),
-        )
