@@ -123,7 +123,6 @@ def time_step(recipe_name: str, arm: str) -> dict[str, Any]:
     """The fields of a StepCost, measured in this process."""
     import numpy as np
     import torch
-    from components.learning.local import Division, accumulate_gradients
 
     from components.concurrency import concurrent_parts
     from components.learning.loop import Accumulator, Loss, RowLosses, Rows, mean_gradients

@@ -241,7 +241,6 @@ class TrainingStep:
 
     def __init__(self, step: Step, device: str) -> None:
         import torch
-        from components.learning.local import build_optimizer
 
         from components.config import LoraConfig, OptimizerConfig
         from components.learning.loop import build_optimizer

@@ -7,7 +7,7 @@ import yaml
 
 from components.benchmarks import BENCHMARKS, arm_recipe, benchmark_names, load_benchmark, read_benchmark
 from components.config import RecipeError
-from components.federation.protocol import method_of
+from components.federation.method import method_of
 
 VALID = {
     "recipe": "debug",

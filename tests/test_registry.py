@@ -87,7 +87,7 @@ def test_names_are_registered_without_an_import():
 
 @pytest.mark.parametrize("name", METHODS.names())
 def test_every_method_of_the_package_can_be_loaded(name):
-    from components.federation.protocol import Method
+    from components.federation.method import Method
 
     assert issubclass(METHODS.load(name), Method)
 

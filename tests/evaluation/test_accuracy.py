@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from components.learning.preference_scores import PreferenceScores
 
 from components.evaluation.accuracy import accuracy_report, sample_evenly
 from components.learning.pair_scores import PreferenceScores

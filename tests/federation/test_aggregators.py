@@ -17,7 +17,7 @@ from components.federation.aggregators.weighted import (
 from components.federation.protocol import TrainJob
 from components.models.store import AdapterError, AdapterStore
 from components.recipes import load_recipe
-from tests.support.strategies import build_strategy, make_update, play_round, small_federation
+from tests.support.bound_methods import bind_method, make_update, play_round, small_federation
 
 SERVER = [1.0, 1.0]
 TRAINED = {"ada": [2.0, 0.0], "bea": [0.0, 4.0], "cyd": [4.0, 4.0]}
@@ -269,17 +269,15 @@ def test_the_exact_mean_never_forms_the_full_matrix(monkeypatch):
 
 @pytest.mark.parametrize("kind", AGGREGATORS.names())
 def test_a_result_does_not_depend_on_the_order_of_arrival_to_the_byte(kind, store, three_clients):
+    """The round loop sorts updates by the names of their clients."""
     federation = small_federation(store, {"ada": 2, "bea": 1, "cyd": 1}, [0.0], 3)
-    state = build_strategy(store, "feddpo", 3).init(federation, 0)
-    aggregator = aggregator_of(AGGREGATORS.load(kind)())
+    federation = federation.model_copy(update={"initial": store.put(random_factors(9))})
+    bound = bind_method(store, "feddpo", 3, aggregator=kind)
+    state = bound.start(federation, 0)
     updates = contribute(store, three_clients).updates
-    hashes = set()
-    for order in itertools.permutations(updates):
-        contributions = Contributions.of_step(state, order, store)
-        assert [update.client for update in contributions.updates] == list(TRAINED)
-        combined, _ = aggregator.combine(random_factors(9), contributions)
-        hashes.add(store.put(combined))
+    hashes = {bound.aggregate(state, order).adapters["policy"] for order in itertools.permutations(updates)}
     assert len(hashes) == 1
+    assert hashes != {federation.initial}
 
 
 @pytest.mark.parametrize("kind", AGGREGATORS.names())
@@ -317,8 +315,8 @@ def test_an_aggregator_is_a_value_that_a_method_is_built_with(store):
             return last, {"clients": float(len(contributions))}
 
     federation = small_federation(store, {"ada": 2, "bea": 1, "cyd": 1}, SERVER, 3)
-    strategy = build_strategy(store, "feddpo", 3, aggregator=LastClient())
-    new = play_round(store, strategy, strategy.init(federation, 0), TRAINED)
+    bound = bind_method(store, "feddpo", 3, aggregator=LastClient())
+    new = play_round(store, bound, bound.start(federation, 0), TRAINED)
     assert store.get(new.adapters["policy"])["a"].tolist() == TRAINED["cyd"]
     assert new.metrics.scalars["clients"] == 3
 

@@ -3,9 +3,9 @@
 import pytest
 
 from components.config import DpoObjective, FederationConfig, RecipeError, SelectorObjective, SftObjective
-from components.federation.protocol import method_of
+from components.federation.method import method_of
 from components.models.store import AdapterStore
-from tests.support.strategies import build_strategy, get_values, play_round, small_federation
+from tests.support.bound_methods import bind_method, get_values, play_round, small_federation
 
 METHODS = {
     "fedavg": (SftObjective, "policy"),
@@ -35,8 +35,8 @@ def test_a_method_names_its_local_objective_and_the_model_that_it_trains(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_each_client_trains_the_servers_adapter(name, store, federation):
-    strategy = build_strategy(store, name, clients_per_round=2)
-    jobs = strategy.plan(strategy.init(federation, 0))
+    bound = bind_method(store, name, clients_per_round=2)
+    jobs = bound.plan(bound.start(federation, 0))
     assert [job.client for job in jobs] == ["ada", "bea"]
     assert {job.kind for job in jobs} == {"train"}
     assert {job.slot for job in jobs} == {METHODS[name][1]}
@@ -45,8 +45,8 @@ def test_each_client_trains_the_servers_adapter(name, store, federation):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_adapters_are_averaged_by_the_clients_shares_of_the_pairs(name, store, federation):
-    strategy = build_strategy(store, name, clients_per_round=2)
-    new = play_round(store, strategy, strategy.init(federation, 0), TRAINED)
+    bound = bind_method(store, name, clients_per_round=2)
+    new = play_round(store, bound, bound.start(federation, 0), TRAINED)
     slot = METHODS[name][1]
     assert list(new.adapters) == [slot]
     assert get_values(store, new.adapters[slot]) == [0.75, 1.0]
@@ -57,8 +57,8 @@ def test_adapters_are_averaged_by_the_clients_shares_of_the_pairs(name, store, f
     [("fedavg", "shared-policy"), ("feddpo", "shared-policy"), ("fedbis", "selector-ensemble")],
 )
 def test_all_clients_use_the_one_adapter_that_the_rounds_end_with(name, kind, store, federation):
-    strategy = build_strategy(store, name, clients_per_round=2)
-    outcome = strategy.outcome(strategy.init(federation, 0))
+    bound = bind_method(store, name, clients_per_round=2)
+    outcome = bound.outcome(bound.start(federation, 0))
     assert outcome.kind == kind
     assert list(outcome.adapters.values()) == [federation.initial]
     assert outcome.assignment == {}

@@ -10,11 +10,10 @@ from components.config import RecipeError
 from components.federation import graph
 from components.federation.commits import Commits
 from components.federation.methods.drift import GraphMemory
-from components.federation.rounds import close_step
 from components.models.store import AdapterError, AdapterStore
 from components.recipes import load_recipe
-from tests.support.strategies import (
-    build_strategy,
+from tests.support.bound_methods import (
+    bind_method,
     get_values,
     make_updates,
     play_round,
@@ -47,11 +46,11 @@ def federation(store):
 
 
 def drift(store, clients=5, **options):
-    return build_strategy(store, "drift", clients, **options)
+    return bind_method(store, "drift", clients, **options)
 
 
-def first_round(store, strategy, federation, trained=TRAINED):
-    return play_round(store, strategy, strategy.init(federation, 0), trained)
+def first_round(store, bound, federation, trained=TRAINED):
+    return play_round(store, bound, bound.start(federation, 0), trained)
 
 
 def mix(weights, trained=TRAINED):
@@ -60,19 +59,19 @@ def mix(weights, trained=TRAINED):
 
 
 def test_all_clients_start_from_the_same_adapter(store, federation):
-    state = drift(store).init(federation, 3)
+    state = drift(store).start(federation, 3)
     assert list(state.adapters) == list(NAMES)
     assert set(state.adapters.values()) == {federation.initial}
 
 
 def test_each_client_trains_its_own_adapter_and_ends_with_it(store, federation):
-    strategy = drift(store)
-    new = first_round(store, strategy, federation)
-    jobs = strategy.plan(new)
+    bound = drift(store)
+    new = first_round(store, bound, federation)
+    jobs = bound.plan(new)
     assert {job.client: job.adapter for job in jobs} == new.adapters
     assert all(job.slot == job.client for job in jobs)
     assert len(set(new.adapters.values())) == 5
-    outcome = strategy.outcome(new)
+    outcome = bound.outcome(new)
     assert outcome.kind == "client-adapters"
     assert outcome.adapters == new.adapters
 
@@ -124,9 +123,9 @@ def test_delta_sets_how_far_along_a_chain_a_client_is_aggregated(store, federati
 
 def test_clients_that_are_not_sampled_or_fail_keep_their_adapter_and_are_no_neighbors(store, federation):
     state = first_round(store, drift(store), federation)
-    strategy = drift(store, clients=4)
-    _, *updates = make_updates(store, strategy.plan(state), SHIFTED)
-    new = strategy.aggregate(state, updates)
+    bound = drift(store, clients=4)
+    _, *updates = make_updates(store, bound.plan(state), SHIFTED)
+    new = bound.aggregate(state, updates)
     present = {update.client for update in updates}
     assert len(present) == 3
     for name in NAMES:
@@ -138,10 +137,10 @@ def test_clients_that_are_not_sampled_or_fail_keep_their_adapter_and_are_no_neig
 
 
 def test_a_single_update_becomes_that_clients_adapter_unchanged(store, federation):
-    strategy = drift(store, clients=1)
-    state = strategy.init(federation, 0)
-    (job,) = strategy.plan(state)
-    new = strategy.aggregate(state, make_updates(store, [job], TRAINED))
+    bound = drift(store, clients=1)
+    state = bound.start(federation, 0)
+    (job,) = bound.plan(state)
+    new = bound.aggregate(state, make_updates(store, [job], TRAINED))
     assert get_values(store, new.adapters[job.client]) == pytest.approx(TRAINED[job.client])
     assert new.memory.tree == []
     assert "divergence" not in new.metrics.scalars
@@ -156,40 +155,40 @@ def test_equal_adapters_stay_as_they_are(store, federation):
 
 
 def test_the_result_does_not_depend_on_the_order_of_arrival(store, federation):
-    strategy = drift(store)
-    state = strategy.init(federation, 0)
-    updates = make_updates(store, strategy.plan(state), TRAINED)
+    bound = drift(store)
+    state = bound.start(federation, 0)
+    updates = make_updates(store, bound.plan(state), TRAINED)
     orders = itertools.islice(itertools.permutations(updates), 0, 120, 23)
-    results = [strategy.aggregate(state, order) for order in orders]
+    results = [bound.aggregate(state, order) for order in orders]
     assert all(result == results[0] for result in results)
 
 
 def test_a_commit_restores_the_state_and_its_graph(tmp_path, store, federation):
-    strategy = drift(store)
-    state = strategy.init(federation, 0)
-    jobs = strategy.plan(state)
+    bound = drift(store)
+    state = bound.start(federation, 0)
+    jobs = bound.plan(state)
     commits = Commits(tmp_path, "x")
-    new, record = close_step(strategy, state, jobs, make_updates(store, jobs, TRAINED), 1.0, commits)
+    new, record = bound.close_step(state, jobs, make_updates(store, jobs, TRAINED), 1.0, commits)
     restored, records = commits.latest(GraphMemory)
     assert restored == new
     assert records == [record]
     assert record.memory["graph"] == new.memory.graph
     assert record.aggregation_seconds > 0
-    assert strategy.plan(restored) == strategy.plan(new)
+    assert bound.plan(restored) == bound.plan(new)
 
 
 @pytest.mark.parametrize("damage", ["damaged", "missing"])
 def test_a_damaged_adapter_is_not_aggregated(store, federation, damage):
-    strategy = drift(store)
-    state = strategy.init(federation, 0)
-    updates = make_updates(store, strategy.plan(state), TRAINED)
+    bound = drift(store)
+    state = bound.start(federation, 0)
+    updates = make_updates(store, bound.plan(state), TRAINED)
     path = store.path(updates[2].adapter)
     if damage == "damaged":
         path.write_bytes(path.read_bytes()[:-1] + b"x")
     else:
         path.unlink()
     with pytest.raises(AdapterError, match=f"is {damage}"):
-        strategy.aggregate(state, updates)
+        bound.aggregate(state, updates)
 
 
 def test_opened_adapters_read_their_tensors_from_the_files(store):

@@ -10,8 +10,8 @@ from components.data.records import read_rows
 from components.federation.clients.context import rewards_folder
 from components.federation.clients.private import PrivateState, PrivateStore, private_root
 from components.federation.clients.rates import RateMemory
+from components.federation.method import method_of
 from components.federation.personalization import StepLength
-from components.federation.protocol import method_of
 from components.recipes import load_recipe
 from tests.support.bare_loop import open_loop
 
@@ -62,7 +62,7 @@ def count_gradients(loop):
     backbone = loop.trainer.resident.model.get_base_model().base_model
     hook = backbone.register_forward_pre_hook(lambda *_: counted.append(torch.is_grad_enabled()))
     try:
-        update = loop.run_job(loop.strategy.plan(loop.initial_state())[0])
+        update = loop.run_job(loop.bound.plan(loop.initial_state())[0])
     finally:
         hook.remove()
     return sum(counted), update
@@ -161,7 +161,7 @@ def first_step(method, prepared, folder, **rates):
         **rates,
     )
     loop = open_loop(recipe, prepared, folder)
-    job = loop.strategy.plan(loop.initial_state())[0]
+    job = loop.bound.plan(loop.initial_state())[0]
     slot = loop.trainer.resident.personal
     before = slot.initial_modules(recipe.seed)
     update = loop.run_job(job)
@@ -227,7 +227,7 @@ def test_without_a_decay_rates_stay():
 
 def run_after(loop, **numbers):
     """Run the first client's job after a job that left these numbers; the update, and the state."""
-    first = loop.strategy.plan(loop.initial_state())[0]
+    first = loop.bound.plan(loop.initial_state())[0]
     slot = loop.trainer.resident.personal
     modules = slot.initial_modules(loop.recipe.seed) if slot else {}
     store = PrivateStore(private_root(loop.commits.folder), first.client)

@@ -7,12 +7,12 @@ import torch
 from pydantic import ValidationError
 
 from components.config import FederationConfig, RecipeError
-from components.federation.averaging import FederatedAveraging
-from components.federation.protocol import build_federation, method_of, sent_adapters
+from components.federation.method import AveragingMethod, method_of
+from components.federation.protocol import build_federation, sent_adapters
 from components.federation.sampling import sample_clients
 from components.models.store import AdapterStore
-from tests.support.strategies import (
-    build_strategy,
+from tests.support.bound_methods import (
+    bind_method,
     get_values,
     make_update,
     make_updates,
@@ -38,7 +38,7 @@ def federation(store):
 
 
 def fedbis(store, aggregator="participation", clients=2):
-    return build_strategy(store, "fedbis", clients, aggregator=aggregator)
+    return bind_method(store, "fedbis", clients, aggregator=aggregator)
 
 
 def weighted_values(clients, factor):
@@ -46,11 +46,11 @@ def weighted_values(clients, factor):
     return [factor * sum(PAIRS[name] / 100 * TRAINED[name][i] for name in clients) for i in range(3)]
 
 
-def aggregate(store, strategy, federation, clients=None):
+def aggregate(store, bound, federation, clients=None):
     """The state after the first round, in which all planned clients, or only some, have answered."""
-    state = strategy.init(federation, seed=0)
-    jobs = [job for job in strategy.plan(state) if clients is None or job.client in clients]
-    return jobs, strategy.aggregate(state, make_updates(store, jobs, TRAINED))
+    state = bound.start(federation, seed=0)
+    jobs = [job for job in bound.plan(state) if clients is None or job.client in clients]
+    return jobs, bound.aggregate(state, make_updates(store, jobs, TRAINED))
 
 
 def test_a_clients_weight_is_its_share_of_the_training_pairs(federation):
@@ -100,12 +100,12 @@ def test_with_all_clients_both_normalizations_are_fedavg(store, federation, aggr
 
 
 def test_equation_8_is_the_mean_of_all_clients_in_expectation_over_the_samples(store, federation):
-    strategy = fedbis(store, "paper")
-    state = strategy.init(federation, seed=0)
+    bound = fedbis(store, "paper")
+    state = bound.start(federation, seed=0)
     jobs = fedbis(store, clients=4).plan(state)
     results = []
     for sampled in itertools.combinations(jobs, 2):
-        new = strategy.aggregate(state, make_updates(store, sampled, TRAINED))
+        new = bound.aggregate(state, make_updates(store, sampled, TRAINED))
         results.append(get_values(store, new.adapters["selector"]))
     assert torch.tensor(results).mean(0).tolist() == pytest.approx(weighted_values(PAIRS, 1.0))
 
@@ -121,24 +121,24 @@ def test_a_client_without_an_update_counts_as_not_sampled(store, federation, agg
 def test_the_result_does_not_depend_on_the_order_of_arrival_to_the_byte(store, federation, aggregator):
     """fp32 sums differ in the last bits by their order, which is that of the clients' names."""
     numbers = torch.Generator().manual_seed(0)
-    strategy = fedbis(store, aggregator, clients=4)
-    state = strategy.init(federation.model_copy(update={"initial": put_values(store, [0.0] * 400)}), seed=0)
+    bound = fedbis(store, aggregator, clients=4)
+    state = bound.start(federation.model_copy(update={"initial": put_values(store, [0.0] * 400)}), seed=0)
     updates = [
         make_update(job, put_values(store, torch.randn(400, generator=numbers).tolist()))
-        for job in strategy.plan(state)
+        for job in bound.plan(state)
     ]
     orders = itertools.permutations(updates)
-    hashes = {strategy.aggregate(state, order).adapters["selector"] for order in orders}
+    hashes = {bound.aggregate(state, order).adapters["selector"] for order in orders}
     assert len(hashes) == 1
 
 
-def later_rounds(strategy, federation, seed, rounds):
+def later_rounds(bound, federation, seed, rounds):
     """The jobs of several rounds, in which the server's adapter stays as it is."""
-    state = strategy.init(federation, seed)
+    state = bound.start(federation, seed)
     jobs = []
     for _ in range(rounds):
-        jobs.append(strategy.plan(state))
-        state = state.end_round(state.adapters, state.memory, state.metrics)
+        jobs.append(bound.plan(state))
+        state = state.end_round(state.adapters, {})
     return jobs
 
 
@@ -158,29 +158,29 @@ def test_each_client_trains_with_other_random_numbers_in_each_round(store, feder
 
 
 def test_all_jobs_of_a_round_start_from_the_servers_adapter_of_that_round(store, federation):
-    strategy = fedbis(store)
-    state = strategy.init(federation, seed=0)
-    assert {job.adapter for job in strategy.plan(state)} == {federation.initial}
-    new = play_round(store, strategy, state, TRAINED)
-    assert {job.adapter for job in strategy.plan(new)} == {new.adapters["selector"]}
+    bound = fedbis(store)
+    state = bound.start(federation, seed=0)
+    assert {job.adapter for job in bound.plan(state)} == {federation.initial}
+    new = play_round(store, bound, state, TRAINED)
+    assert {job.adapter for job in bound.plan(new)} == {new.adapters["selector"]}
     assert new.adapters["selector"] != federation.initial
 
 
 def test_aggregation_changes_neither_the_state_nor_stored_adapters(store, federation):
-    strategy = fedbis(store)
-    state = strategy.init(federation, seed=0)
-    updates = make_updates(store, strategy.plan(state), TRAINED)
+    bound = fedbis(store)
+    state = bound.start(federation, seed=0)
+    updates = make_updates(store, bound.plan(state), TRAINED)
     paths = [store.path(digest) for digest in (federation.initial, *sent_adapters(updates).values())]
     content = [path.read_bytes() for path in paths]
-    new = strategy.aggregate(state, updates)
-    assert state == strategy.init(federation, seed=0)
+    new = bound.aggregate(state, updates)
+    assert state == bound.start(federation, seed=0)
     assert [path.read_bytes() for path in paths] == content
     assert (new.round, new.step, new.phase, new.seed) == (1, 1, "train", 0)
     assert new.federation == federation
 
 
 def test_a_state_is_immutable(store, federation):
-    state = fedbis(store).init(federation, seed=0)
+    state = fedbis(store).start(federation, seed=0)
     with pytest.raises(ValidationError, match="frozen"):
         state.round = 3
 
@@ -194,12 +194,12 @@ def test_the_servers_step_is_the_distance_that_its_adapter_moved(store, federati
 
 
 def test_a_jobs_key_depends_on_the_content_of_its_adapter_and_not_on_the_path(store, federation, tmp_path):
-    strategy = fedbis(store)
+    bound = fedbis(store)
     elsewhere = AdapterStore(tmp_path / "elsewhere")
     moved = federation.model_copy(update={"initial": put_values(elsewhere, START)})
     changed = federation.model_copy(update={"initial": put_values(store, [1.0, 0.0, -1.5])})
     keys, same, other = (
-        [job.key() for job in strategy.plan(strategy.init(place, seed=0))]
+        [job.key() for job in bound.plan(bound.start(place, seed=0))]
         for place in (federation, moved, changed)
     )
     assert keys == same
@@ -215,10 +215,10 @@ def test_a_jobs_key_depends_on_client_round_and_seed(store, federation):
 
 
 def test_fedbis_is_federated_averaging_of_one_selector(store):
-    strategy = build_strategy(store, "fedbis", 2, aggregator={"kind": "paper"})
-    assert isinstance(strategy, FederatedAveraging)
-    assert strategy.slot == "selector"
-    assert strategy.aggregator.kind == "paper"
+    bound = bind_method(store, "fedbis", 2, aggregator={"kind": "paper"})
+    assert isinstance(bound.method, AveragingMethod)
+    assert bound.method.trained_model == "selector"
+    assert bound.method.combiner.kind == "paper"
 
 
 def test_an_unknown_method_is_refused_with_the_nearest_name():

@@ -8,16 +8,15 @@ import pytest
 import torch
 
 from components.config import RecipeError
-from components.federation.averaging import FederatedAveraging
 from components.federation.commits import Commits
 from components.federation.grouping import balanced_groups, least_loss_groups
-from components.federation.methods.fedbiscuit import FedBiscuit, GroupingMemory
+from components.federation.methods.fedbiscuit import GroupingMemory
 from components.federation.sampling import sample_clients
 from components.models.store import AdapterStore
 from components.recipes import load_recipe
 from tests.support.bare_loop import run_bare_loop
-from tests.support.strategies import (
-    build_strategy,
+from tests.support.bound_methods import (
+    bind_method,
     get_values,
     make_update,
     make_updates,
@@ -55,7 +54,7 @@ def federation(store):
 
 def fedbiscuit(store, rounds=20, clients=3, **options):
     defaults = {"selectors": 3, "warmup_rounds": 2, "regroup_every": 3}
-    return build_strategy(store, "fedbiscuit", clients, rounds, **(defaults | options))
+    return bind_method(store, "fedbiscuit", clients, rounds, **(defaults | options))
 
 
 def trained_values(job):
@@ -73,13 +72,13 @@ def answer(store, jobs, losses=LOSSES):
     return updates
 
 
-def play(strategy, store, federation, until, seed=0):
+def play(bound, store, federation, until, seed=0):
     """All steps of the rounds before `until` as (state, jobs, new state), and the last state."""
-    state = strategy.init(federation, seed)
+    state = bound.start(federation, seed)
     steps = []
     while state.round < until:
-        jobs = strategy.plan(state)
-        new = strategy.aggregate(state, answer(store, jobs))
+        jobs = bound.plan(state)
+        new = bound.aggregate(state, answer(store, jobs))
         steps.append((state, jobs, new))
         state = new
     return steps, state
@@ -113,12 +112,12 @@ def test_a_warm_up_round_changes_its_own_selector_alone(store, federation):
 @pytest.mark.parametrize("aggregator", ["paper", "participation", "uniform"])
 def test_a_warm_up_round_is_a_round_of_fedbis(store, federation, aggregator):
     results = []
-    for strategy in (
+    for bound in (
         fedbiscuit(store, aggregator=aggregator),
-        build_strategy(store, "fedbis", 3, 20, aggregator=aggregator),
+        bind_method(store, "fedbis", 3, 20, aggregator=aggregator),
     ):
-        state = strategy.init(federation, 0)
-        new = strategy.aggregate(state, answer(store, strategy.plan(state)))
+        state = bound.start(federation, 0)
+        new = bound.aggregate(state, answer(store, bound.plan(state)))
         results.append(next(iter(new.adapters.values())))
     assert results[0] == results[1]
 
@@ -162,11 +161,11 @@ def test_the_mean_loss_of_the_clusters_is_logged(store, federation):
 
 
 def test_a_client_without_validation_pairs_or_without_an_update_has_no_vote_and_stays(store, federation):
-    strategy = fedbiscuit(store)
-    _, state = play(strategy, store, federation, until=9)
+    bound = fedbiscuit(store)
+    _, state = play(bound, store, federation, until=9)
     losses = LOSSES | {"c0": LOSSES["c2"], "c2": LOSSES["c0"], "c1": NO_VOTE}
-    jobs = [job for job in strategy.plan(state) if job.client != "c4"]
-    new = strategy.aggregate(state, answer(store, jobs, losses))
+    jobs = [job for job in bound.plan(state) if job.client != "c4"]
+    new = bound.aggregate(state, answer(store, jobs, losses))
     before = state.memory.assignment
     after = new.memory.assignment
     assert before["c1"] == before["c4"] == after["c1"] == after["c4"] == "selector-2"
@@ -187,9 +186,9 @@ def test_the_option_grouping_names_the_procedure(store, federation):
     }
     assignments = {}
     for grouping in ("paper", "least_loss"):
-        strategy = fedbiscuit(store, grouping=grouping)
-        _, state = play(strategy, store, federation, until=6)
-        new = strategy.aggregate(state, answer(store, strategy.plan(state), losses))
+        bound = fedbiscuit(store, grouping=grouping)
+        _, state = play(bound, store, federation, until=6)
+        new = bound.aggregate(state, answer(store, bound.plan(state), losses))
         assignments[grouping] = new.memory.assignment
     table = np.array([losses[name] for name in NAMES])
     assert assignments["paper"] == group_names(balanced_groups(table))
@@ -247,10 +246,10 @@ def test_a_cluster_is_combined_as_computed_by_hand(store, federation, aggregator
 
 
 def test_a_selector_without_a_sampled_member_does_not_change(store, federation):
-    strategy = fedbiscuit(store)
-    _, state = play(strategy, store, federation, until=7)
-    jobs = [job for job in strategy.plan(state) if job.slot == strategy.plan(state)[0].slot]
-    new = strategy.aggregate(state, answer(store, jobs))
+    bound = fedbiscuit(store)
+    _, state = play(bound, store, federation, until=7)
+    jobs = [job for job in bound.plan(state) if job.slot == bound.plan(state)[0].slot]
+    new = bound.aggregate(state, answer(store, jobs))
     for slot in set(state.adapters) - {jobs[0].slot}:
         assert new.adapters[slot] == state.adapters[slot]
         assert f"{slot}/members" not in new.metrics.scalars
@@ -261,42 +260,42 @@ def test_the_old_term_of_equation_6_is_the_servers_adapter_and_not_a_clients(sto
 
     With p_m = 0.1 a cluster moves a tenth.
     """
-    strategy = fedbiscuit(store, aggregator="paper")
-    _, state = play(strategy, store, federation, until=7)
+    bound = fedbiscuit(store, aggregator="paper")
+    _, state = play(bound, store, federation, until=7)
     ref = state.adapters["selector-1"]
-    job = strategy.plan(state)[0].model_copy(update={"client": "c5", "slot": "selector-1", "adapter": ref})
+    job = bound.plan(state)[0].model_copy(update={"client": "c5", "slot": "selector-1", "adapter": ref})
     before = np.array(get_values(store, ref))
-    new = strategy.aggregate(state, [make_update(job, put_values(store, (before + 10.0).tolist()))])
+    new = bound.aggregate(state, [make_update(job, put_values(store, (before + 10.0).tolist()))])
     assert get_values(store, new.adapters["selector-1"]) == pytest.approx((before + 1.0).tolist(), rel=1e-5)
 
 
 @pytest.mark.parametrize("aggregator", ["paper", "participation", "uniform"])
 def test_the_result_does_not_depend_on_the_order_of_arrival_to_the_byte(store, federation, aggregator):
     numbers = torch.Generator().manual_seed(0)
-    strategy = fedbiscuit(store, aggregator=aggregator, clients=6)
-    _, state = play(strategy, store, federation, until=7)
+    bound = fedbiscuit(store, aggregator=aggregator, clients=6)
+    _, state = play(bound, store, federation, until=7)
     zeros = dict.fromkeys(state.adapters, put_values(store, [0.0] * 400))
     state = state.model_copy(update={"adapters": zeros})
     values = {name: torch.randn(400, generator=numbers).tolist() for name in NAMES}
-    updates = make_updates(store, strategy.plan(state), values)
+    updates = make_updates(store, bound.plan(state), values)
     results = set()
     for order in itertools.islice(itertools.permutations(updates), 0, 720, 37):
-        new = strategy.aggregate(state, order)
+        new = bound.aggregate(state, order)
         results.add(tuple(new.adapters.values()))
     assert len(results) == 1
 
 
 def test_aggregation_does_not_change_the_state(store, federation):
-    strategy = fedbiscuit(store)
-    first, _ = play(strategy, store, federation, until=8)
-    second, _ = play(strategy, store, federation, until=8)
+    bound = fedbiscuit(store)
+    first, _ = play(bound, store, federation, until=8)
+    second, _ = play(bound, store, federation, until=8)
     assert [state for state, _, _ in first] == [state for state, _, _ in second]
 
 
 def test_the_outcome_is_the_ensemble_with_the_clusters(store, federation):
-    strategy = fedbiscuit(store)
-    _, state = play(strategy, store, federation, until=8)
-    outcome = strategy.outcome(state)
+    bound = fedbiscuit(store)
+    _, state = play(bound, store, federation, until=8)
+    outcome = bound.outcome(state)
     assert outcome.kind == "selector-ensemble"
     assert outcome.adapters == state.adapters
     assert outcome.assignment == CLUSTERS
@@ -306,28 +305,38 @@ def test_the_outcome_is_the_ensemble_with_the_clusters(store, federation):
 
 
 def test_one_selector_is_fedbis(store):
-    strategy = fedbiscuit(store, selectors=1, aggregator="paper")
-    assert isinstance(strategy, FederatedAveraging)
-    assert strategy.aggregator.kind == "paper"
+    federation = small_federation(store, PAIRS, START, clients_per_round=3)
+    ended = []
+    for bound in (
+        fedbiscuit(store, selectors=1, aggregator="paper"),
+        bind_method(store, "fedbis", 3, 20, aggregator="paper"),
+    ):
+        state = bound.start(federation, 0)
+        for _ in range(4):
+            state = bound.aggregate(state, answer(store, bound.plan(state)))
+        ended.append((bound.outcome(state), state.metrics))
+    assert ended[0] == ended[1]
 
 
 def test_more_selectors_than_clients_are_refused(store, federation):
     with pytest.raises(RecipeError, match=r"federation\.options\.selectors is 7, but only 6 clients.*fewer"):
-        fedbiscuit(store, selectors=7, rounds=30).init(federation, 0)
+        fedbiscuit(store, selectors=7, rounds=30).start(federation, 0)
 
 
 def test_clients_without_any_validation_pairs_are_refused(store):
     federation = small_federation(store, PAIRS, START, 3, validation_pairs=0)
     with pytest.raises(RecipeError, match=r"no client has validation pairs: raise data\.validation"):
-        fedbiscuit(store).init(federation, 0)
+        fedbiscuit(store).start(federation, 0)
 
 
-def test_a_warm_up_that_takes_all_rounds_is_refused(store):
+def test_a_warm_up_that_takes_all_rounds_is_refused():
+    options = "federation.options={selectors: 3, warmup_rounds: 2, regroup_every: 3}"
+    overrides = ["federation.method=fedbiscuit", options]
     with pytest.raises(
         RecipeError, match=r"federation\.rounds is 6.*takes 6 .*federation\.options\.warmup_rounds 2"
     ):
-        fedbiscuit(store, rounds=6)
-    assert isinstance(fedbiscuit(store, rounds=7), FedBiscuit)
+        load_recipe("debug", [*overrides, "federation.rounds=6"])
+    assert load_recipe("debug", [*overrides, "federation.rounds=7"]).federation.rounds == 7
 
 
 def test_an_even_number_of_selectors_is_refused_with_the_odd_ones_beside_it():

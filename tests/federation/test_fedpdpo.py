@@ -7,15 +7,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from components.learning.local import TrainingError
-from components.learning.pdpo import PersonalizedMetrics
 from safetensors import safe_open
 
 from components.alignment.policies import PersonalizedPolicySet
 from components.config import RecipeError
 from components.data.records import read_rows
 from components.federation.clients.private import PrivateStore, PrivateStoreError, private_root
-from components.federation.rounds import close_step
 from components.learning.loop import TrainingError, train
 from components.models.policy import PolicyError
 from components.recipes import load_recipe
@@ -146,9 +143,9 @@ def test_private_modules_differ_between_clients(finished):
 def test_the_server_combines_the_shared_adapters_by_the_clients_pairs(finished, tmp_path):
     loop = open_loop(finished.recipe, finished.prepared, tmp_path, finished.trainer)
     state = loop.initial_state()
-    jobs = loop.strategy.plan(state)
+    jobs = loop.bound.plan(state)
     updates = [loop.run_job(job) for job in jobs]
-    new, _ = close_step(loop.strategy, state, jobs, updates, 0.5, loop.commits)
+    new, _ = loop.bound.close_step(state, jobs, updates, 0.5, loop.commits)
     sent = [loop.commits.store.get(update.adapter) for update in updates]
     weights = [update.rows / sum(update.rows for update in updates) for update in updates]
     for name, tensor in loop.commits.store.get(new.adapters["policy"]).items():
@@ -184,7 +181,7 @@ def test_a_client_has_the_metrics_of_its_objective(finished):
 
 
 def test_the_outcome_names_each_clients_last_job(finished):
-    outcome = finished.strategy.outcome(finished.latest_state())
+    outcome = finished.bound.outcome(finished.latest_state())
     job_keys = finished.latest_state().memory.job_keys
     assert outcome.kind == "personalized-clients"
     assert outcome.job_keys == {name: job_keys.get(name, "") for name in CLIENTS}
@@ -275,7 +272,7 @@ def test_private_modules_that_are_not_finite_are_not_stored(prepared, tmp_path, 
 
     monkeypatch.setattr(TRAIN, train_to_nan)
     loop = open_loop(make_recipe("fedper"), prepared, tmp_path)
-    job = loop.strategy.plan(loop.initial_state())[0]
+    job = loop.bound.plan(loop.initial_state())[0]
     with pytest.raises(TrainingError, match=r"private tensor '.*' has values that are NaN.*learning rates"):
         loop.run_job(job)
     assert not list(private_root(loop.commits.folder).rglob("*.json"))
@@ -401,7 +398,7 @@ def test_a_repeated_job_trains_its_shared_step_alone_where_the_personal_step_is_
     prepared, tmp_path, observed_steps
 ):
     loop = open_loop(make_recipe("fedpdpo"), prepared, tmp_path)
-    job = loop.strategy.plan(loop.initial_state())[0]
+    job = loop.bound.plan(loop.initial_state())[0]
     store = private_stores(loop)[job.client]
     saved = []
     save = PrivateStore.save_personal_step

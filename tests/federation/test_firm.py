@@ -6,24 +6,17 @@ import math
 import numpy as np
 import pytest
 import torch
-from components.learning.local import TrainingError, draw_minibatches
 
 from components.config import RecipeError
 from components.data.records import read_clients, read_rows
 from components.federation.clients.context import ClientContexts, rewards_folder
 from components.federation.clients.multi_objective import pack_state, unique_prompts, unpack_state
 from components.federation.clients.private import private_root
-from components.federation.methods import fedcmoo, firm
+from components.federation.method import method_of
+from components.federation.methods.fedcmoo import FedCMOO
+from components.federation.methods.firm import Firm
 from components.federation.multi_objective import gram_matrix, mean_distance
-from components.federation.protocol import (
-    Client,
-    Federation,
-    GradientJob,
-    MeasureJob,
-    TrainJob,
-    method_of,
-)
-from components.federation.rounds import close_step
+from components.federation.protocol import Client, Federation, GradientJob, MeasureJob, TrainJob
 from components.learning import mgda
 from components.learning.loop import TrainingError, draw_minibatches
 from components.learning.multi_objective import compute_objective_gradients
@@ -33,8 +26,8 @@ from components.recipes import load_recipe
 from components.results import Metrics
 from components.seeding import derive
 from tests.support.bare_loop import open_loop
+from tests.support.bound_methods import bind, get_values, make_update, put_values
 from tests.support.reward_functions import score_length, score_vowels
-from tests.support.strategies import get_values, make_update, put_values
 
 NAMES = ["long", "vowels"]
 OBJECTIVES = "{long: [long], vowels: [vowels]}"
@@ -62,9 +55,9 @@ def make_recipe(method="firm", options="", *overrides):
     )
 
 
-def make_strategy(store, method="firm", options=""):
+def bind_objectives(store, method="firm", options=""):
     config = make_recipe(method, options).federation
-    return method_of(config).build(config, store)
+    return bind(config, store)
 
 
 def flatten(tensors, prefix, names):
@@ -140,7 +133,7 @@ def test_the_disagreement_of_the_clients_is_logged_by_the_server(finished):
 
 def test_the_outcome_is_one_policy_for_all_clients(finished):
     state = finished.latest_state()
-    outcome = finished.strategy.outcome(state)
+    outcome = finished.bound.outcome(state)
     assert outcome.kind == "shared-policy"
     assert outcome.adapters == {"policy": state.adapters["policy"]}
     assert outcome.job_keys == {}
@@ -210,17 +203,17 @@ def firm_round(tmp_path):
     """The store, and the state after three updates, of which bea's has a third step."""
     store = AdapterStore(tmp_path / "adapters")
     clients = tuple(make_client(name, 1, 1 / 3) for name in ("ada", "bea", "cyd"))
-    strategy = make_strategy(store)
-    state = strategy.init(Federation(clients=clients, initial=put_values(store, [1.0, 1.0])), 0)
+    bound = bind_objectives(store)
+    state = bound.start(Federation(clients=clients, initial=put_values(store, [1.0, 1.0])), 0)
     trained = {"ada": [4.0, 5.0], "bea": [1.0, 1.0], "cyd": [1.0, 3.0]}
     first_step = {"ada": 0.2, "bea": 0.6, "cyd": 1.0}
     updates = []
-    for job in reversed(strategy.plan(state)):
+    for job in reversed(bound.plan(state)):
         long = [first_step[job.client], 0.5, *([0.1] if job.client == "bea" else [])]
         series = {"lambda/long": long, "lambda/vowels": [1 - value for value in long]}
         adapter = put_values(store, trained[job.client])
-        updates.append(make_update(job, adapter, metrics=Metrics(series=series)))
-    return store, strategy.aggregate(state, updates), updates
+        updates.append(make_update(job, adapter, metrics=Metrics(series=series), kept=8))
+    return store, bound.aggregate(state, updates), updates
 
 
 def test_the_server_averages_the_adapters_and_remembers_the_jobs(firm_round):
@@ -242,9 +235,9 @@ def test_the_servers_metrics_are_those_computed_by_hand(firm_round):
 
 def test_the_rewards_of_the_servers_policy_are_measured_with_the_same_seed_each_time(firm_round):
     store, new, _ = firm_round
-    strategy = make_strategy(store)
-    (job,) = strategy.measure(new)
-    (later,) = strategy.measure(new.model_copy(update={"round": 7}))
+    bound = bind_objectives(store)
+    (job,) = bound.measure(new)
+    (later,) = bound.measure(new.model_copy(update={"round": 7}))
     assert isinstance(job, MeasureJob)
     assert (job.client, job.name, job.adapter) == ("", "rewards", new.adapters["policy"])
     assert later.seed == job.seed
@@ -266,17 +259,17 @@ PPO = {
 @pytest.mark.parametrize(
     ("method", "options", "expected"),
     [
-        (firm, {}, {"beta": 0.1, "weights": None, "preference": None}),
-        (firm, {"beta": 0}, {"beta": 0}),
-        (firm, {"beta": 2, "preference": {"long": 3}}, {"beta": 2, "preference": {"long": 3}}),
-        (firm, {"weights": {"long": 3, "vowels": 1}}, {"weights": {"long": 0.75, "vowels": 0.25}}),
-        (fedcmoo, {}, {"beta": 0, "weights": None}),
-        (fedcmoo, {"beta": 3}, {"beta": 3}),
+        (Firm, {}, {"beta": 0.1, "weights": None, "preference": None}),
+        (Firm, {"beta": 0}, {"beta": 0}),
+        (Firm, {"beta": 2, "preference": {"long": 3}}, {"beta": 2, "preference": {"long": 3}}),
+        (Firm, {"weights": {"long": 3, "vowels": 1}}, {"weights": {"long": 0.75, "vowels": 0.25}}),
+        (FedCMOO, {}, {"beta": 0, "weights": None}),
+        (FedCMOO, {"beta": 3}, {"beta": 3}),
     ],
 )
 def test_options_are_what_the_clients_train_by(method, options, expected):
     objectives = {"long": ["long"], "vowels": ["vowels"]}
-    section = method.Options.model_validate({"objectives": objectives, "ppo": PPO, **options})
+    section = method.model_validate({"objectives": objectives, "ppo": PPO, **options})
     objective = section.local_objective
     assert objective.ppo.model_dump(include=PPO.keys()) == PPO
     assert objective.objectives == objectives
@@ -284,7 +277,7 @@ def test_options_are_what_the_clients_train_by(method, options, expected):
 
 
 def test_the_servers_weights_are_those_of_the_local_objective():
-    section = fedcmoo.Options.model_validate({"objectives": {"long": ["long"], "vowels": ["vowels"]}})
+    section = FedCMOO.model_validate({"objectives": {"long": ["long"], "vowels": ["vowels"]}})
     assert section.build_objective([0.2, 0.8]).weights == {"long": 0.2, "vowels": 0.8}
 
 
@@ -307,7 +300,7 @@ def test_a_client_trains_by_the_reward_that_is_assigned_to_it(loop_of, contexts)
 
 def test_policies_are_measured_by_the_first_reward_of_an_objective(loop_of):
     loop = loop_of("firm", "", "federation.options.objectives={much: [long, vowels]}")
-    (job,) = loop.strategy.measure(loop.initial_state())
+    (job,) = loop.bound.measure(loop.initial_state())
     measured = loop.run_job(job).metrics.scalars
     context = loop.contexts.open("")
     prompts = context.held_out_prompts(None, 0)
@@ -414,7 +407,7 @@ def gradient_step(tmp_path):
     store = AdapterStore(tmp_path / "adapters")
     clients = (make_client("ada", 1, 0.25), make_client("bea", 3, 0.75), make_client("cyd", 1, 0.0))
     federation = Federation(clients=clients, initial=put_values(store, [0.0, 0.0]))
-    return store, make_strategy(store, "fedcmoo").init(federation, 0)
+    return store, bind_objectives(store, "fedcmoo").start(federation, 0)
 
 
 def send_gradients(store, state, gradients):
@@ -440,7 +433,7 @@ TWO_CLIENTS = {
 
 def test_the_servers_weights_are_those_of_mgda_of_the_mean_gradients(gradient_step):
     store, state = gradient_step
-    new = make_strategy(store, "fedcmoo").aggregate(state, send_gradients(store, state, ONE_CLIENT))
+    new = bind_objectives(store, "fedcmoo").aggregate(state, send_gradients(store, state, ONE_CLIENT))
     assert (state.phase, new.phase, new.round, new.logged_at) == ("gradients", "train", 0, 1)
     assert new.memory.weights == pytest.approx([0.8, 0.2])
     assert new.metrics.scalars["lambda/long"] == pytest.approx(0.8)
@@ -460,8 +453,8 @@ def test_the_servers_weights_are_the_optimum_of_the_regularized_problem(
 ):
     """The optimum of two weights is where the derivative along (1, -1) is 0."""
     store, state = gradient_step
-    strategy = make_strategy(store, "fedcmoo", options)
-    weights = strategy.aggregate(state, send_gradients(store, state, TWO_CLIENTS)).memory.weights
+    bound = bind_objectives(store, "fedcmoo", options)
+    weights = bound.aggregate(state, send_gradients(store, state, TWO_CLIENTS)).memory.weights
     gram = np.array([[10.0, 9.0], [9.0, 37.0]]) / 47
     slope = 2 * gram @ weights + beta * np.array(weights) / preference
     assert slope[0] == pytest.approx(slope[1])
@@ -471,9 +464,9 @@ def test_the_servers_weights_are_the_optimum_of_the_regularized_problem(
 
 def test_training_jobs_carry_the_servers_weights(gradient_step):
     store, state = gradient_step
-    strategy = make_strategy(store, "fedcmoo")
-    new = strategy.aggregate(state, send_gradients(store, state, ONE_CLIENT))
-    jobs = strategy.plan(new)
+    bound = bind_objectives(store, "fedcmoo")
+    new = bound.aggregate(state, send_gradients(store, state, ONE_CLIENT))
+    jobs = bound.plan(new)
     assert {job.kind for job in jobs} == {"train"}
     assert len(jobs) == 3
     for job in jobs:
@@ -519,7 +512,7 @@ def test_a_clients_gradients_are_those_of_its_whole_batch_from_what_it_remembers
 @pytest.mark.slow
 def test_gradients_leave_the_clients_private_store_empty(loop_of):
     loop = loop_of("fedcmoo")
-    job = loop.strategy.plan(loop.initial_state())[0]
+    job = loop.bound.plan(loop.initial_state())[0]
     update = loop.run_job(job)
     repeated = loop.trainer.run(job, loop.contexts.open(job.client)).tensors
     assert loop.commits.store.put(repeated) == update.adapter
@@ -531,10 +524,10 @@ def test_gradients_leave_the_clients_private_store_empty(loop_of):
 def test_gradients_with_other_tensors_are_refused(loop_of):
     loop = loop_of("fedcmoo")
     state = loop.initial_state()
-    jobs = loop.strategy.plan(state)
+    jobs = loop.bound.plan(state)
     updates = [loop.run_job(job) for job in jobs]
     damaged = updates[0].model_copy(update={"adapter": loop.federation.initial})
-    _, record = close_step(loop.strategy, state, jobs, [damaged, *updates[1:]], 0.5, loop.commits)
+    _, record = loop.bound.close_step(state, jobs, [damaged, *updates[1:]], 0.5, loop.commits)
     assert list(record.refused) == [jobs[0].client]
     assert list(record.clients) == [job.client for job in jobs[1:]]
 

@@ -92,7 +92,7 @@ def test_an_unknown_kind_is_refused_with_the_known_ones():
 @pytest.mark.parametrize("kind", METHODS)
 def test_a_method_ends_with_an_outcome_of_a_known_kind(kind, loops):
     loop = loops[kind]
-    assert loop.strategy.outcome(loop.initial_state()).kind == kind
+    assert loop.bound.outcome(loop.initial_state()).kind == kind
 
 
 @pytest.mark.parametrize(("kind", "model"), [("selector-ensemble", "selector"), ("shared-policy", "policy")])
@@ -223,7 +223,7 @@ def test_client_adapters_are_exported_as_a_folder_for_each_client(loops, tmp_pat
 
 def test_personalized_clients_score_each_clients_pairs_with_its_private_modules(loops, rows):
     loop = loops["personalized-clients"]
-    record = loop.strategy.outcome(loop.latest_state())
+    record = loop.bound.outcome(loop.latest_state())
     outcome = PersonalizedClients(record)
     margins = outcome.score(rows, make_workspace(loop)).margins[0]
     adapter = loop.commits.store.get(record.adapters["policy"])
@@ -236,7 +236,7 @@ def test_personalized_clients_score_each_clients_pairs_with_its_private_modules(
 
 def test_an_exported_personalized_policy_has_the_shared_adapter_alone(loops, tmp_path):
     loop = loops["personalized-clients"]
-    record = loop.strategy.outcome(loop.latest_state())
+    record = loop.bound.outcome(loop.latest_state())
     policy = PersonalizedClients(record).export_policy(tmp_path / "policy", make_workspace(loop))
     assert policy.kind == "personalized-clients"
     assert policy.job_keys == record.job_keys

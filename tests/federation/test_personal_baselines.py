@@ -1,7 +1,6 @@
 """FedAMP with hand-computed mixtures, Per-FedAvg, and baselines that train by PPO on pairs."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,12 +13,12 @@ from components.federation.clients.context import ClientContexts, rewards_folder
 from components.federation.clients.private import PrivateStore, private_root
 from components.federation.similarity import attention, movement_cosines
 from components.learning.pair_ppo import Critic
-from components.models.adapters import AdapterStore
+from components.models.store import AdapterStore
 from components.recipes import load_recipe
 from tests.support.adapters import random_tensors
 from tests.support.bare_loop import open_loop
-from tests.support.strategies import (
-    build_strategy,
+from tests.support.bound_methods import (
+    bind_method,
     get_values,
     make_updates,
     small_federation,
@@ -96,18 +95,18 @@ TRAINED = {"ada": [1.0, 0.0], "bea": [0.0, 1.0], "cyd": [1.0, 1.0]}
 
 @pytest.fixture
 def fedamp_round(tmp_path):
-    """A store, the strategy, its state, and the updates of three of four clients."""
+    """A store, the bound, its state, and the updates of three of four clients."""
     store = AdapterStore(tmp_path / "adapters")
     federation = small_federation(store, dict.fromkeys(("ada", "bea", "cyd", "dan"), 1), [0.0, 0.0], 4)
-    strategy = build_strategy(store, "fedamp", 4, temperature=0.5, floor=0.0)
-    state = strategy.init(federation, 0)
-    jobs = [job for job in strategy.plan(state) if job.client != "dan"]
-    return store, strategy, state, make_updates(store, jobs, TRAINED)
+    bound = bind_method(store, "fedamp", 4, temperature=0.5, floor=0.0)
+    state = bound.start(federation, 0)
+    jobs = [job for job in bound.plan(state) if job.client != "dan"]
+    return store, bound, state, make_updates(store, jobs, TRAINED)
 
 
 def test_each_client_is_sent_a_mixture_by_similarity_as_computed_by_hand(fedamp_round):
-    store, strategy, state, updates = fedamp_round
-    new = strategy.aggregate(state, updates)
+    store, bound, state, updates = fedamp_round
+    new = bound.aggregate(state, updates)
     scores = np.exp(np.array([1.0, 0.0, 1 / math.sqrt(2)]) / 0.5)
     ada, bea, cyd = scores / scores.sum()
     assert new.memory.weights["ada"] == pytest.approx({"ada": ada, "bea": bea, "cyd": cyd})
@@ -117,9 +116,9 @@ def test_each_client_is_sent_a_mixture_by_similarity_as_computed_by_hand(fedamp_
 
 
 def test_each_client_ends_with_the_adapter_that_it_trained(fedamp_round):
-    store, strategy, state, updates = fedamp_round
-    new = strategy.aggregate(state, updates)
-    outcome = strategy.outcome(new)
+    store, bound, state, updates = fedamp_round
+    new = bound.aggregate(state, updates)
+    outcome = bound.outcome(new)
     assert outcome.kind == "client-adapters"
     for name, values in TRAINED.items():
         assert get_values(store, outcome.adapters[name]) == values
@@ -128,16 +127,16 @@ def test_each_client_ends_with_the_adapter_that_it_trained(fedamp_round):
 
 
 def test_the_next_job_starts_from_the_mixture(fedamp_round):
-    _, strategy, state, updates = fedamp_round
-    new = strategy.aggregate(state, updates)
-    jobs = {job.client: job for job in strategy.plan(new)}
+    _, bound, state, updates = fedamp_round
+    new = bound.aggregate(state, updates)
+    jobs = {job.client: job for job in bound.plan(new)}
     assert jobs["ada"].adapter == new.memory.sent["ada"]
     assert jobs["ada"].adapter != new.adapters["ada"]
 
 
 def test_mixtures_do_not_depend_on_the_order_of_arrival(fedamp_round):
-    _, strategy, state, updates = fedamp_round
-    assert strategy.aggregate(state, updates[::-1]) == strategy.aggregate(state, updates)
+    _, bound, state, updates = fedamp_round
+    assert bound.aggregate(state, updates[::-1]) == bound.aggregate(state, updates)
 
 
 # --- Per-FedAvg
@@ -181,7 +180,7 @@ def test_the_budget_of_a_round_counts_gradients(perfedavg):
 def test_a_client_of_per_fedavg_keeps_no_modules(perfedavg):
     (record,) = perfedavg.records
     assert {client.traffic.kept for client in record.clients.values()} == {0}
-    outcome = perfedavg.strategy.outcome(perfedavg.latest_state())
+    outcome = perfedavg.bound.outcome(perfedavg.latest_state())
     assert outcome.kind == "personalized-clients"
     assert set(outcome.job_keys.values()) == {""}
 
@@ -369,7 +368,7 @@ def test_a_critic_stays_in_the_clients_private_store_from_round_to_round(
         assert kept.tensors["critic.bias"].item() != 0.0
         assert kept.tensors["critic.weight"].abs().max() > 0
         assert client.traffic.kept == kept.size > 0
-    jobs = loop.strategy.plan(state)
+    jobs = loop.bound.plan(state)
     assert {job.previous_job_key for job in jobs} <= set(state.memory.job_keys.values()) | {""}
     assert any(job.previous_job_key for job in jobs)
     for path in loop.commits.folder.rglob("*.safetensors"):
@@ -390,9 +389,9 @@ def test_a_client_continues_with_the_critic_that_it_kept_after_its_last_accepted
     monkeypatch.setattr("components.learning.pair_ppo.Critic", Recording)
     recipe = make_recipe("feddpo", f"{{{BY_CRITIC}}}", "rewards={length: {kind: judge}}")
     loop = open_loop(recipe, prepared, write_scores(tmp_path))
-    first = loop.strategy.plan(loop.initial_state())[0]
+    first = loop.bound.plan(loop.initial_state())[0]
     loop.run_job(first)
-    loop.run_job(replace(first, round=1, previous_job_key=first.key()))
+    loop.run_job(first.model_copy(update={"round": 1, "previous_job_key": first.key()}))
     kept = PrivateStore(private_root(loop.commits.folder), first.client).load(first.key()).tensors
     assert not any(value.any() for value in starts[0].values())
     assert {f"critic.{name}" for name in starts[1]} == set(kept)

@@ -1,4 +1,4 @@
-"""Post-processors of updates: their order, and their place in a job's key."""
+"""Post-processors of updates: what they see, their order, their state, and their place in a job's key."""
 
 from typing import Any, Literal
 
@@ -6,23 +6,24 @@ import pytest
 import torch
 from pydantic import Field
 
-from components.config import POSTPROCESSORS, FederationConfig, PostProcessorConfig, RecipeError
-from components.federation.clients.base import ClientResult
+from components.config import METHODS, POSTPROCESSORS, FederationConfig, PostProcessorConfig, RecipeError
 from components.federation.clients.context import ClientContexts
 from components.federation.clients.worker import finished_update, run_job
 from components.federation.commits import Commits
+from components.federation.method import Server
 from components.federation.postprocessing import (
     PostProcessor,
+    Processed,
+    origin_of,
     postprocessors_of,
-    process_combined,
-    process_update,
     processing_key,
 )
-from components.federation.protocol import TrainJob
-from components.federation.rounds import run_federation
+from components.federation.protocol import ClientResult, TrainJob
 from components.models.store import AdapterStore
 from components.recipes import load_recipe
-from tests.support.bare_loop import open_loop
+from components.results import Metrics
+from tests.support.bare_loop import open_loop, prepare_rewards
+from tests.support.bound_methods import bind_method, make_update, put_values, small_federation
 
 
 class AddAtBothEnds(PostProcessor):
@@ -31,30 +32,80 @@ class AddAtBothEnds(PostProcessor):
     kind: Literal["add"] = "add"
     amount: float = Field(1.0, description="What is added.")
 
-    def at_client(self, update, received, job):
-        return {name: tensor + self.amount for name, tensor in update.items()}
+    def at_client(self, result, context):
+        if result.tensors is None:
+            return result
+        return replace_tensors(result, {n: t + self.amount for n, t in result.tensors.items()})
 
-    def at_server(self, combined, previous):
-        return {name: tensor - self.amount for name, tensor in combined.items()}
+    def at_server(self, combined, context, state):
+        return Processed({name: tensor - self.amount for name, tensor in combined.items()})
 
 
 class HalveMovement(PostProcessor):
-    """Halves a client's movement from the received adapter, and the server's from the previous one."""
+    """Halves a movement from its origin, at the client and at the server."""
 
     kind: Literal["halve"] = "halve"
 
-    def at_client(self, update, received, job):
-        return {name: received[name] + (update[name] - received[name]) / 2 for name in update}
+    def at_client(self, result, context):
+        return replace_tensors(result, halve(result.tensors or {}, context.origin))
 
-    def at_server(self, combined, previous):
-        return {name: previous[name] + (combined[name] - previous[name]) / 2 for name in combined}
+    def at_server(self, combined, context, state):
+        return Processed(halve(combined, context.origin))
+
+
+class ClipAndRecord(PostProcessor):
+    """Clips each client's movement and the server's, and records what it sees at both ends."""
+
+    kind: Literal["clip"] = "clip"
+    bound: float = Field(1e-3, description="Largest norm of a movement.")
+
+    def at_client(self, result, context):
+        seen = {
+            "participants": len(context.participants),
+            "weight": context.weight,
+            "losses": len(result.losses),
+            "rows": result.rows,
+            "steps": result.metrics.scalars.get("steps", 0.0),
+        }
+        metrics = result.metrics.merged(Metrics(scalars={f"clip/{name}": n for name, n in seen.items()}))
+        if result.tensors is None:
+            return ClientResult(losses=result.losses, rows=result.rows, metrics=metrics)
+        clipped = clip(result.tensors, context.origin, self.bound)
+        return replace_tensors(result, clipped, metrics)
+
+    def at_server(self, combined, context, state):
+        calls = (state or {"calls": 0})["calls"] + 1
+        norm = distance(combined, context.origin)
+        return Processed(
+            clip(combined, context.origin, self.bound),
+            {"calls": calls, "slot": context.slot},
+            {"norm": norm, "contributions": len(context.participants)},
+        )
+
+
+def replace_tensors(result, tensors, metrics=None):
+    return ClientResult(tensors, result.losses, result.rows, metrics or result.metrics, result.kept_bytes)
+
+
+def halve(tensors, origin):
+    return {name: origin[name] + (tensor - origin[name]) / 2 for name, tensor in tensors.items()}
+
+
+def distance(tensors, origin):
+    return float(sum((tensor - origin[name]).pow(2).sum() for name, tensor in tensors.items()) ** 0.5)
+
+
+def clip(tensors, origin, bound):
+    factor = min(1.0, bound / max(distance(tensors, origin), 1e-30))
+    return {name: origin[name] + factor * (tensor - origin[name]) for name, tensor in tensors.items()}
 
 
 @pytest.fixture
 def registered(monkeypatch):
-    """Both post-processors are registered, as those of an installed package are."""
+    """The post-processors are registered, as those of an installed package are."""
     module = f"{__name__}:"
-    names = {"add": f"{module}AddAtBothEnds", "halve": f"{module}HalveMovement"}
+    classes = {"add": "AddAtBothEnds", "halve": "HalveMovement", "clip": "ClipAndRecord"}
+    names = {kind: f"{module}{name}" for kind, name in classes.items()}
     monkeypatch.setattr(POSTPROCESSORS, "builtin", names)
 
 
@@ -63,41 +114,54 @@ def tensors(value):
 
 
 @pytest.fixture
-def job(tmp_path):
-    store = AdapterStore(tmp_path / "federation" / "adapters")
-    return TrainJob(client="ada", round=0, seed=1, adapter=store.put(tensors(10.0)))
+def contexts(tmp_path, prepared):
+    return ClientContexts(AdapterStore(tmp_path / "federation" / "adapters"), prepared / "pairs.parquet")
 
 
-# --- the functions
+@pytest.fixture
+def job(contexts):
+    return TrainJob(client="ada", round=0, seed=1, adapter=contexts.adapters.put(tensors(10.0)))
 
 
-def test_at_the_client_post_processors_are_applied_in_their_order(job):
-    halved_last = process_update(
-        [AddAtBothEnds(amount=2), HalveMovement()], tensors(14.0), tensors(10.0), job
-    )
-    halved_first = process_update(
-        [HalveMovement(), AddAtBothEnds(amount=2)], tensors(14.0), tensors(10.0), job
-    )
-    assert halved_last["a"].item() == 13.0
-    assert halved_first["a"].item() == 14.0
+# --- their order, and the key
 
 
-def test_at_the_server_post_processors_are_applied_in_reverse_order():
-    subtracted_last = process_combined(
-        [AddAtBothEnds(amount=2), HalveMovement()], tensors(14.0), tensors(10.0)
-    )
-    subtracted_first = process_combined(
-        [HalveMovement(), AddAtBothEnds(amount=2)], tensors(14.0), tensors(10.0)
-    )
-    assert subtracted_last["a"].item() == 10.0
-    assert subtracted_first["a"].item() == 11.0
+class FixedTrainer:
+    """Sends the same tensors for each job, and counts the jobs."""
+
+    def __init__(self):
+        self.jobs = []
+
+    def run(self, job, context):
+        self.jobs.append(job)
+        return ClientResult(tensors=tensors(14.0))
 
 
-def test_without_post_processors_nothing_changes_and_the_key_is_empty(job):
-    update = tensors(3.0)
-    assert process_update([], update, tensors(0.0), job) is update
-    assert process_combined([], update, tensors(0.0)) is update
-    assert processing_key([]) == ""
+@pytest.mark.parametrize(
+    ("postprocessors", "sent"),
+    [
+        ([AddAtBothEnds(amount=2), HalveMovement()], 13.0),
+        ([HalveMovement(), AddAtBothEnds(amount=2)], 14.0),
+        ([], 14.0),
+    ],
+)
+def test_at_the_client_post_processors_are_applied_in_their_order(job, contexts, postprocessors, sent):
+    update = run_job(job, FixedTrainer(), contexts, postprocessors)
+    assert contexts.adapters.get(update.adapter)["a"].item() == sent
+    stored = {path.stem for path in contexts.adapters.root.glob("*.safetensors")}
+    assert stored == {job.adapter, update.adapter}, "no other form of the update is stored"
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [(["{kind: add, amount: 2}", "halve"], 10.0), (["halve", "{kind: add, amount: 2}"], 11.0), ([], 14.0)],
+)
+def test_at_the_server_post_processors_are_applied_in_reverse_order(registered, tmp_path, names, expected):
+    config = load_recipe("debug", [f"federation.postprocessors=[{', '.join(names)}]"]).federation
+    store = AdapterStore(tmp_path / "adapters")
+    state = bind_method(store, "feddpo", 1).start(small_federation(store, {"ada": 1}, [10.0], 1), 0)
+    server = Server(config, store)
+    assert server.process(state, tensors(14.0), tensors(10.0), "policy", ["ada"])["a"].item() == expected
 
 
 def test_the_key_depends_on_kind_settings_and_order():
@@ -107,10 +171,31 @@ def test_the_key_depends_on_kind_settings_and_order():
         processing_key([HalveMovement()]),
         processing_key([AddAtBothEnds(), HalveMovement()]),
         processing_key([HalveMovement(), AddAtBothEnds()]),
-        "",
+        processing_key([]),
     }
     assert len(keys) == 6
+    assert processing_key([]) == ""
     assert processing_key([AddAtBothEnds(amount=1.0)]) == processing_key([AddAtBothEnds()])
+
+
+def test_a_repeated_job_never_returns_an_update_that_was_made_without_its_post_processors(job, contexts):
+    trainer = FixedTrainer()
+    run_job(job, trainer, contexts)
+    protected = job.model_copy(update={"processing": processing_key([HalveMovement()])})
+    assert protected.key() != job.key()
+    assert finished_update(protected, contexts.adapters) is None
+    update = run_job(protected, trainer, contexts, [HalveMovement()])
+    assert contexts.adapters.get(update.adapter)["a"].item() == 12.0
+    assert len(trainer.jobs) == 2
+
+
+def test_who_takes_part_does_not_change_a_jobs_key(job):
+    assert job.model_copy(update={"participants": ("ada", "bea"), "weight": 0.5}).key() == job.key()
+
+
+def test_tensors_that_are_no_adapter_start_from_zero():
+    origin = origin_of({"a": torch.tensor([1.0]), "vowels/a": torch.tensor([5.0])}, tensors(3.0))
+    assert {name: tensor.tolist() for name, tensor in origin.items()} == {"a": [3.0], "vowels/a": [0.0]}
 
 
 # --- recipes
@@ -137,58 +222,32 @@ def test_a_section_without_its_functions_is_no_post_processor():
         postprocessors_of(config)
 
 
-# --- jobs
+# --- every method
 
-
-class FixedTrainer:
-    """Sends the same tensors for each job, and counts the jobs."""
-
-    def __init__(self):
-        self.jobs = []
-
-    def run(self, job, context):
-        self.jobs.append(job)
-        return ClientResult(tensors=tensors(14.0))
-
-
-@pytest.fixture
-def contexts(tmp_path, prepared):
-    return ClientContexts(AdapterStore(tmp_path / "federation" / "adapters"), prepared / "pairs.parquet")
-
-
-def test_a_client_sends_the_processed_update_and_stores_no_other(job, contexts):
-    update = run_job(job, FixedTrainer(), contexts, [HalveMovement()])
-    assert contexts.adapters.get(update.adapter)["a"].item() == 12.0
-    stored = {path.stem for path in contexts.adapters.root.glob("*.safetensors")}
-    assert stored == {job.adapter, update.adapter}
-
-
-def test_a_repeated_job_never_returns_an_update_that_was_made_without_its_post_processors(job, contexts):
-
-    trainer = FixedTrainer()
-    run_job(job, trainer, contexts)
-    protected = job.model_copy(update={"processing": processing_key([HalveMovement()])})
-    assert protected.key() != job.key()
-    assert finished_update(protected, contexts.adapters) is None
-    update = run_job(protected, trainer, contexts, [HalveMovement()])
-    assert contexts.adapters.get(update.adapter)["a"].item() == 12.0
-    assert len(trainer.jobs) == 2
-
-
-# --- whole federations
-
-METHODS: dict[str, list[str]] = {
-    "feddpo": [],
-    "fedbis": [],
-    "fedopt": [],
-    "fedcda": [],
-    "fedamp": [],
-    "drift": [],
+REWARDS = (
+    "rewards={long: {kind: function, name: 'tests.support.reward_functions:score_length'},"
+    " vowels: {kind: function, name: 'tests.support.reward_functions:score_vowels'}}"
+)
+OBJECTIVES = [
+    "federation.options={objectives: {long: [long], vowels: [vowels]}, ppo: {minibatch: 2}}",
+    REWARDS,
+    "federation.batch_size=4",
+    "policy.max_new_tokens=8",
+    "policy.lora={r: 2, alpha: 4, dropout: 0.0}",
+]
+OVERRIDES: dict[str, list[str]] = {
     "fedbiscuit": ["federation.options={selectors: 3, warmup_rounds: 1}", "federation.rounds=4"],
+    "fedper": ["federation.options={shared_layers: 1}", "federation.local_steps=2"],
+    "fedrep": ["federation.local_steps=2"],
+    "fedpdpo": ["federation.local_steps=2"],
+    "perfedavg": ["federation.options={inner_steps: 1}", "federation.local_steps=2"],
+    "firm": OBJECTIVES,
+    "fedcmoo": OBJECTIVES,
 }
 
 
 def run_once(method: str, prepared: Any, folder: Any, *overrides: str) -> Any:
+    """A round of a method (of FedBiscuit, its warm-up, a grouping, and a clustered round)."""
     recipe = load_recipe(
         "debug",
         [
@@ -197,13 +256,13 @@ def run_once(method: str, prepared: Any, folder: Any, *overrides: str) -> Any:
             "federation.clients_per_round=2",
             "federation.local_steps=1",
             "federation.batch_size=2",
-            *METHODS[method],
+            *OVERRIDES.get(method, []),
             *overrides,
         ],
     )
+    prepare_rewards(recipe, prepared, folder, folder / "judges")
     loop = open_loop(recipe, prepared, folder)
-    pairs = prepared / "pairs.parquet"
-    return loop, run_federation(recipe, loop.federation, pairs, loop.commits, loop.trainer)
+    return loop, loop.run()
 
 
 @pytest.mark.slow
@@ -220,21 +279,60 @@ def test_every_job_of_a_run_carries_the_settings_of_the_post_processors(
     assert not files[0] & files[1]
 
 
-def sent_next(strategy, state):
-    """Hashes of the adapters that the clients are sent next."""
-    state = state.end_round(state.adapters, state.memory, state.metrics)
-    sent = set()
-    for job in strategy.plan(state):
-        sent |= set(job.received)
-    return sent
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS.names())
+def test_every_method_is_clipped_and_recorded_at_both_ends(method, registered, prepared, tmp_path):
+    loop, state = run_once(method, prepared, tmp_path, "federation.postprocessors=[clip]")
+    shares = loop.federation.weights
+    for record in loop.records:
+        for name, client in record.clients.items():
+            scalars = client.metrics.scalars
+            assert scalars["clip/participants"] == len(record.clients)
+            assert scalars["clip/weight"] == pytest.approx(shares[name])
+            assert scalars["clip/rows"] == client.rows
+            assert scalars["clip/losses"] == len(client.losses)
+            assert scalars["clip/steps"] == scalars.get("steps", 0.0)
+        combined = {name for name in record.server.scalars if name.endswith("/clip/norm")}
+        assert bool(combined) == (record.phase != "grouping")
+        for name in combined:
+            assert record.server.scalars[name] < 1.01e-3 * len(record.clients)
+            contributions = record.server.scalars[name.replace("norm", "contributions")]
+            assert 1 <= contributions <= len(record.clients)
+    (kept,) = state.processing
+    assert kept["calls"] == sum(
+        name.endswith("/clip/norm") for record in loop.records for name in record.server.scalars
+    )
+    assert loop.latest_state() == state, "the state of a post-processor is committed"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["feddpo", "fedbis", "fedopt", "fedcda", "fedamp", "drift", "fedbiscuit"])
 def test_every_method_applies_post_processors_to_what_it_combines(method, registered, prepared, tmp_path):
     """Where `at_server` is not applied, adapters have the number that the clients have added."""
     overrides = ["federation.postprocessors=[{kind: add, amount: 1000.0}]"]
     loop, state = run_once(method, prepared, tmp_path, *overrides)
-    for digest in sent_next(loop.strategy, state):
+    sent = {digest for job in loop.bound.plan(state.end_round({}, {})) for digest in job.received}
+    for digest in sent:
         adapter = loop.commits.store.get(digest)
         assert max(tensor.abs().max().item() for tensor in adapter.values()) < 500
+
+
+# --- what a method needs
+
+
+@pytest.mark.parametrize("method", METHODS.names())
+def test_a_method_that_needs_sums_is_given_no_single_adapters(method, tmp_path, monkeypatch):
+    cls = METHODS.load(method)
+    seen = []
+    monkeypatch.setattr(cls, "aggregate", lambda self, state, updates, server: seen.extend(updates) or state)
+    store = AdapterStore(tmp_path / "adapters")
+    federation = small_federation(store, {"ada": 2, "bea": 1}, [0.0], 2)
+    options = {"objectives": {"long": ["long"]}} if method in ("firm", "fedcmoo") else {}
+    bound = bind_method(store, method, 2, **options)
+    jobs = bound.plan(bound.start(federation, 0))
+    bound.aggregate(
+        bound.start(federation, 0),
+        [make_update(job, put_values(store, [1.0])) for job in jobs],
+    )
+    assert len(seen) == 2
+    assert {update.adapter is None for update in seen} == {cls.needs == "sums"}

@@ -102,7 +102,7 @@ def test_jobs_and_updates_of_a_run_name_no_path_of_the_machine(method, prepared,
     options = "federation.options={selectors: 3, warmup_rounds: 1}" if method == "fedbiscuit" else "seed=0"
     overrides = [f"federation.method={method}", options, "federation.rounds=4", "federation.local_steps=2"]
     loop = open_loop(load_recipe("debug", overrides), prepared, tmp_path)
-    jobs = list(loop.strategy.plan(loop.initial_state()))
+    jobs = list(loop.bound.plan(loop.initial_state()))
     if method == "fedbiscuit":
         jobs.append(ScoreJob(client="ada", round=0, seed=1, adapters=(loop.federation.initial,)))
     sent = [job.model_dump_json() for job in jobs]

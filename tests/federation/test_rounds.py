@@ -9,15 +9,8 @@ from components.federation.clients.base import ClientResult
 from components.federation.clients.context import ClientContexts
 from components.federation.clients.worker import build_trainer, finished_update, run_job
 from components.federation.commits import Commits
-from components.federation.protocol import (
-    Failure,
-    FederationError,
-    ScoreJob,
-    TrainJob,
-    method_of,
-)
+from components.federation.protocol import Failure, FederationError, ScoreJob, TrainJob
 from components.federation.rounds import (
-    close_step,
     run_federation,
     run_rounds,
     split_shards,
@@ -29,7 +22,7 @@ from components.models.store import AdapterError, AdapterStore
 from components.recipes import load_recipe
 from components.results import Metrics
 from tests.support.bare_loop import open_loop
-from tests.support.strategies import make_update
+from tests.support.bound_methods import make_update
 
 TEMPLATE = {"a": torch.zeros(3), "b": torch.zeros(2)}
 
@@ -105,18 +98,18 @@ def test_a_nan_score_is_accepted_since_the_method_gives_it_a_meaning(tmp_path):
 
 @pytest.fixture
 def step(prepared, trainer, tmp_path):
-    """A round of all four clients: strategy, state, jobs, made-up updates, commits."""
+    """A round of all four clients: bound, state, jobs, made-up updates, commits."""
     recipe = load_recipe("debug", ["federation.method=fedbis", "federation.clients_per_round=4"])
     loop = open_loop(recipe, prepared, tmp_path, trainer)
     state = loop.initial_state()
-    jobs = loop.strategy.plan(state)
+    jobs = loop.bound.plan(state)
     store = loop.commits.store
     start = store.get(state.adapters["selector"])
     updates = []
     for number, job in enumerate(jobs):
         adapter = store.put({name: tensor + number for name, tensor in start.items()})
         updates.append(make_update(job, adapter, metrics=Metrics(scalars={"loss": float(number)})))
-    return loop.strategy, state, jobs, updates, loop.commits
+    return loop.bound, state, jobs, updates, loop.commits
 
 
 def damage(update, store):
@@ -126,9 +119,9 @@ def damage(update, store):
 
 
 def test_a_step_records_who_took_part_who_failed_and_who_was_refused(step):
-    strategy, state, jobs, updates, commits = step
+    bound, state, jobs, updates, commits = step
     answers = [updates[3], damage(updates[1], commits.store), Failure("cyd", "device lost"), updates[0]]
-    new, record = close_step(strategy, state, jobs, answers, 0.5, commits)
+    new, record = bound.close_step(state, jobs, answers, 0.5, commits)
     assert list(record.clients) == ["ada", "dan"]
     assert record.failed == {"cyd": "device lost"}
     assert list(record.refused) == ["bea"]
@@ -140,40 +133,40 @@ def test_a_step_records_who_took_part_who_failed_and_who_was_refused(step):
 
 
 def test_a_step_is_committed(step):
-    strategy, state, jobs, updates, commits = step
-    new, record = close_step(strategy, state, jobs, updates, 1.0, commits)
-    assert commits.latest(strategy.memory_type) == (new, [record])
+    bound, state, jobs, updates, commits = step
+    new, record = bound.close_step(state, jobs, updates, 1.0, commits)
+    assert commits.latest(bound.memory_type) == (new, [record])
 
 
 def test_refused_and_failed_clients_have_no_weight(step):
-    strategy, state, jobs, updates, commits = step
+    bound, state, jobs, updates, commits = step
     answers = [updates[3], damage(updates[1], commits.store), Failure("cyd", "lost"), updates[0]]
-    new, _ = close_step(strategy, state, jobs, answers, 0.5, commits)
-    assert new.adapters == strategy.aggregate(state, [updates[0], updates[3]]).adapters
+    new, _ = bound.close_step(state, jobs, answers, 0.5, commits)
+    assert new.adapters == bound.aggregate(state, [updates[0], updates[3]]).adapters
 
 
 @pytest.mark.parametrize("quorum", [0.01, 0.5])
 def test_a_round_with_its_quorum_is_closed(step, quorum):
-    strategy, state, jobs, updates, commits = step
+    bound, state, jobs, updates, commits = step
     answers = [updates[0], updates[1], Failure("cyd", "lost"), Failure("dan", "late")]
-    new, _ = close_step(strategy, state, jobs, answers, quorum, commits)
+    new, _ = bound.close_step(state, jobs, answers, quorum, commits)
     assert new.round == 1
 
 
 @pytest.mark.parametrize(("quorum", "required"), [(0.51, 3), (0.75, 3), (1.0, 4)])
 def test_a_round_without_its_quorum_fails_by_number_and_reasons_and_is_not_committed(step, quorum, required):
-    strategy, state, jobs, updates, commits = step
+    bound, state, jobs, updates, commits = step
     answers = [updates[0], updates[1], Failure("cyd", "lost"), Failure("dan", "late")]
     with pytest.raises(FederationError, match=f"round 1 .*{required} are needed.*cyd: lost; dan: late"):
-        close_step(strategy, state, jobs, answers, quorum, commits)
-    assert commits.latest(strategy.memory_type) is None
+        bound.close_step(state, jobs, answers, quorum, commits)
+    assert commits.latest(bound.memory_type) is None
 
 
 def test_a_round_without_any_accepted_update_fails_at_any_quorum(step):
-    strategy, state, jobs, updates, commits = step
+    bound, state, jobs, updates, commits = step
     answers = [*(Failure(job.client, "lost") for job in jobs[:3]), damage(updates[3], commits.store)]
     with pytest.raises(FederationError, match=r"1 are needed.*ada: lost; bea: lost; cyd: lost; dan: tensor"):
-        close_step(strategy, state, jobs, answers, 0.01, commits)
+        bound.close_step(state, jobs, answers, 0.01, commits)
 
 
 @pytest.mark.parametrize(
@@ -387,7 +380,7 @@ class WatchedTransport:
 def test_updates_and_their_adapters_are_kept_for_one_step(recipe, prepared, trainer, tmp_path):
     loop = open_loop(recipe, prepared, tmp_path, trainer)
     transport = WatchedTransport(loop)
-    state = run_rounds(loop.strategy, loop.initial_state(), transport, loop.commits, recipe.federation)
+    state = run_rounds(loop.bound.method, loop.initial_state(), transport, loop.commits, recipe.federation)
     assert transport.before == [set()] * 3
     assert transport.after == transport.jobs
     assert transport.names() == set()
@@ -427,7 +420,7 @@ def test_an_update_that_is_the_servers_adapter_is_kept(step):
     for update in updates:
         write_update(update, commits)
     own = state.adapters | {"ada": updates[3].adapter}
-    commits.write(state.end_round(own, state.memory, Metrics()), None)
+    commits.write(state.end_round(own, {}), None)
     commits.discard()
     assert list((commits.folder / "updates").iterdir()) == []
     assert [commits.store.path(update.adapter).is_file() for update in updates[1:]] == [False, False, True]
@@ -466,7 +459,7 @@ def test_clients_never_train_the_servers_tensors(recipe, prepared, trainer, tmp_
     monkeypatch.setattr(trainer, "run", record)
     loop = open_loop(recipe, prepared, tmp_path, trainer)
     store = loop.commits.store
-    jobs = loop.strategy.plan(loop.initial_state())
+    jobs = loop.bound.plan(loop.initial_state())
     for job in jobs:
         loop.run_job(job)
     initial = store.get(loop.federation.initial)
@@ -482,9 +475,9 @@ def test_clients_never_train_the_servers_tensors(recipe, prepared, trainer, tmp_
 def test_a_round_is_the_mean_of_its_updates_by_pairs(recipe, prepared, trainer, tmp_path):
     loop = open_loop(recipe, prepared, tmp_path, trainer)
     state = loop.initial_state()
-    jobs = loop.strategy.plan(state)
+    jobs = loop.bound.plan(state)
     updates = [loop.run_job(job) for job in jobs]
-    new, _ = close_step(loop.strategy, state, jobs, updates, 1.0, loop.commits)
+    new, _ = loop.bound.close_step(state, jobs, updates, 1.0, loop.commits)
     weights = [state.federation.weights[job.client] for job in jobs]
     trained = [loop.commits.store.get(update.adapter) for update in updates]
     for name, tensor in loop.commits.store.get(new.adapters["selector"]).items():
@@ -548,11 +541,11 @@ class LossyTransport:
 @pytest.mark.slow
 def test_the_rounds_ask_any_transport_for_the_answers_of_a_step(recipe, prepared, trainer, tmp_path):
     loop = open_loop(recipe, prepared, tmp_path, trainer)
-    lost = loop.strategy.plan(loop.initial_state())[0].client
+    lost = loop.bound.plan(loop.initial_state())[0].client
     transport = LossyTransport(InProcessTransport(trainer, loop.contexts), lost)
     steps = []
     state = run_rounds(
-        loop.strategy,
+        loop.bound,
         loop.initial_state(),
         transport,
         loop.commits,
@@ -572,7 +565,7 @@ def test_the_order_in_which_a_transport_delivers_does_not_change_the_bytes(
 ):
     loop = open_loop(recipe, prepared, tmp_path, trainer)
     transport = LossyTransport(InProcessTransport(trainer, loop.contexts), lost="nobody")
-    state = run_rounds(loop.strategy, loop.initial_state(), transport, loop.commits, recipe.federation)
+    state = run_rounds(loop.bound.method, loop.initial_state(), transport, loop.commits, recipe.federation)
     assert state.adapters == finished.latest_state().adapters
 
 
@@ -583,8 +576,3 @@ def test_in_one_process_an_error_of_a_client_ends_the_run(contexts, job):
 
     with pytest.raises(AdapterError, match="does not fit"):
         InProcessTransport(BrokenTrainer(), contexts).run([job])
-
-
-def test_the_strategy_of_a_recipe_is_the_one_of_its_method(recipe, finished):
-    built = method_of(recipe.federation).build(recipe.federation, finished.commits.store)
-    assert built == finished.strategy

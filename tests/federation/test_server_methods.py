@@ -5,21 +5,18 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from components.learning.dpo import pair_logprobs, train_dpo
-from components.learning.local import LocalTraining
 
 from components.config import DpoObjective, FederationConfig, OptimizerConfig, RecipeError
 from components.federation.aggregation import inner_products, mixtures, weighted_average
 from components.federation.closeness import Candidates, choose_closest, spread
 from components.federation.commits import Commits
+from components.federation.method import method_of
 from components.federation.methods.fedopt import OptimizerMemory
-from components.federation.protocol import method_of
-from components.federation.rounds import close_step
 from components.learning.loop import Training
-from components.models.adapters import AdapterError, AdapterStore
+from components.models.store import AdapterError, AdapterStore
 from components.recipes import load_recipe
-from tests.support.strategies import (
-    build_strategy,
+from tests.support.bound_methods import (
+    bind_method,
     get_values,
     make_updates,
     play_round,
@@ -150,12 +147,12 @@ def server_steps(kind, movements, betas=(0.9, 0.99), tau=1e-3, lr=0.1):
 
 @pytest.mark.parametrize("kind", ["adam", "yogi", "adagrad"])
 def test_two_rounds_of_fedopt_as_computed_by_hand(tmp_path, store, federation, kind):
-    strategy = build_strategy(store, "fedopt", 3, server_optimizer=kind, server_lr=0.1)
-    state = strategy.init(federation, 0)
+    bound = bind_method(store, "fedopt", 3, server_optimizer=kind, server_lr=0.1)
+    state = bound.start(federation, 0)
     commits = Commits(tmp_path, "x")
     movements = []
     for number in range(2):
-        jobs = strategy.plan(state)
+        jobs = bound.plan(state)
         server = np.array(get_values(store, state.adapters["policy"]))
         moves = {
             "ada": np.array([0.1, -0.3]),
@@ -164,7 +161,7 @@ def test_two_rounds_of_fedopt_as_computed_by_hand(tmp_path, store, federation, k
         }
         movements.append(0.5 * moves["ada"] + 0.25 * moves["bea"] + 0.25 * moves["cyd"])
         trained = {name: (server + move).tolist() for name, move in moves.items()}
-        state, _ = close_step(strategy, state, jobs, make_updates(store, jobs, trained), 1.0, commits)
+        state, _ = bound.close_step(state, jobs, make_updates(store, jobs, trained), 1.0, commits)
         assert commits.latest(OptimizerMemory)[0] == state
     expected = server_steps(kind, movements)
     assert get_values(store, state.adapters["policy"]) == pytest.approx(expected, rel=1e-5)
@@ -173,8 +170,8 @@ def test_two_rounds_of_fedopt_as_computed_by_hand(tmp_path, store, federation, k
 @pytest.mark.parametrize("aggregator", ["paper", "participation", "uniform"])
 def test_clients_that_do_not_move_do_not_move_the_server_of_fedopt(store, federation, aggregator):
     options = {"server_lr": 1.0, "server_betas": [0.0, 0.0], "tau": 1.0, "aggregator": aggregator}
-    strategy = build_strategy(store, "fedopt", 2, **options)
-    new = play_round(store, strategy, strategy.init(federation, 0), dict.fromkeys(PAIRS, START))
+    bound = bind_method(store, "fedopt", 2, **options)
+    new = play_round(store, bound, bound.start(federation, 0), dict.fromkeys(PAIRS, START))
     assert get_values(store, new.adapters["policy"]) == pytest.approx(START)
     assert new.metrics.scalars["mean_movement"] == pytest.approx(0, abs=1e-6)
 
@@ -191,17 +188,17 @@ def test_an_aggregator_that_is_no_weighted_sum_is_refused_by_fedopt():
 def test_fedcda_with_one_cached_adapter_is_fedavg(store, federation):
     trained = {"ada": [1.0, 0.0], "bea": [0.0, 4.0], "cyd": [2.0, 2.0]}
     for name, options in (("fedcda", {"cached": 1}), ("feddpo", {})):
-        strategy = build_strategy(store, name, 3, **options)
-        new = play_round(store, strategy, strategy.init(federation, 0), trained)
+        bound = bind_method(store, name, 3, **options)
+        new = play_round(store, bound, bound.start(federation, 0), trained)
         assert get_values(store, new.adapters["policy"]) == pytest.approx([1.0, 1.5])
 
 
-def play_rounds(store, strategy, federation, rounds):
+def play_rounds(store, bound, federation, rounds):
     """The states after each of some rounds, by what the clients have trained in them."""
-    state = strategy.init(federation, 0)
+    state = bound.start(federation, 0)
     states = []
     for trained in rounds:
-        state = play_round(store, strategy, state, trained)
+        state = play_round(store, bound, state, trained)
         states.append(state)
     return states
 
@@ -215,7 +212,7 @@ def test_an_earlier_adapter_that_is_close_to_the_others_is_chosen(store, federat
         {"ada": [1.0, 1.0], "bea": [1.4, 1.0], "cyd": [9.0, 0.0]},
         {"ada": [-8.0, 0.0], "bea": [1.0, 1.1], "cyd": [1.0, 0.9]},
     ]
-    _, state = play_rounds(store, build_strategy(store, "fedcda", 3, cached=2), federation, rounds)
+    _, state = play_rounds(store, bind_method(store, "fedcda", 3, cached=2), federation, rounds)
     chosen = chosen_values(store, state)
     assert chosen["ada"] == [1.0, 1.0]
     assert chosen["bea"] == pytest.approx([1.0, 1.1])
@@ -233,7 +230,7 @@ def test_the_cache_drops_the_oldest_adapter(store, federation):
         {"ada": [-8.0, 0.0], "bea": [1.0, 1.1], "cyd": [1.0, 0.9]},
         {"ada": [7.0, 7.0], "bea": [0.0, 8.0], "cyd": [5.0, -5.0]},
     ]
-    *_, state = play_rounds(store, build_strategy(store, "fedcda", 3, cached=2), federation, rounds)
+    *_, state = play_rounds(store, bind_method(store, "fedcda", 3, cached=2), federation, rounds)
     cached = [get_values(store, digest) for digest in state.memory.cache["ada"]]
     assert cached == [[-8.0, 0.0], [7.0, 7.0]]
     assert {len(hashes) for hashes in state.memory.cache.values()} == {2}
@@ -248,19 +245,19 @@ def test_in_the_warm_up_the_newest_adapters_are_averaged_and_the_cache_is_filled
         {"ada": [8.0, 0.0], "bea": [0.0, 8.0], "cyd": [-8.0, -8.0]},
         {"ada": [4.0, 0.0], "bea": [0.0, 4.0], "cyd": [-4.0, -4.0]},
     ]
-    strategy = build_strategy(store, "fedcda", 3, cached=3, warmup_rounds=warmup)
-    states = play_rounds(store, strategy, federation, rounds)
+    bound = bind_method(store, "fedcda", 3, cached=3, warmup_rounds=warmup)
+    states = play_rounds(store, bound, federation, rounds)
     assert [state.metrics.scalars["older_chosen"] for state in states] == older
     assert len(states[-1].memory.cache["ada"]) == 3
 
 
 def test_clients_that_are_not_sampled_keep_their_chosen_adapter(store, federation):
     """It is neither the newest nor the oldest one, though the others move to the newest."""
-    all_clients = build_strategy(store, "fedcda", 3, cached=3)
-    two_clients = build_strategy(store, "fedcda", 2, cached=3)
-    state = all_clients.init(federation, 0)
+    all_clients = bind_method(store, "fedcda", 3, cached=3)
+    two_clients = bind_method(store, "fedcda", 2, cached=3)
+    state = all_clients.start(federation, 0)
     for _ in range(3):
-        state = state.end_round(state.adapters, state.memory, state.metrics)
+        state = state.end_round(state.adapters, {})
     present = {job.client for job in two_clients.plan(state)}
     (absent,) = set(PAIRS) - present
     rounds = [
@@ -282,7 +279,7 @@ def test_clients_that_are_not_sampled_keep_their_chosen_adapter(store, federatio
 
 def test_of_equally_close_combinations_the_newest_is_chosen(store, federation):
     rounds = [dict.fromkeys(PAIRS, values) for values in ([0.0, 0.0], [5.0, 5.0])]
-    *_, state = play_rounds(store, build_strategy(store, "fedcda", 3, cached=2, group=1), federation, rounds)
+    *_, state = play_rounds(store, bind_method(store, "fedcda", 3, cached=2, group=1), federation, rounds)
     assert get_values(store, state.adapters["policy"]) == [5.0, 5.0]
     assert state.metrics.scalars["older_chosen"] == 0
 

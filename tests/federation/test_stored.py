@@ -15,7 +15,7 @@ from components.federation.clients.private import PrivateStore, private_root
 from components.federation.clients.worker import finished_update
 from components.federation.commits import Commits
 from components.federation.protocol import GradientJob, MeasureJob, ScoreJob, TrainJob
-from tests.support.strategies import build_strategy
+from tests.support.bound_methods import bind_method
 
 STORED = Path(__file__).parent / "stored"
 OPTIONS = {"selectors": 3, "warmup_rounds": 1, "regroup_every": 1}
@@ -25,9 +25,9 @@ INITIAL = torch.tensor([[1.0, -2.0], [0.5, 0.0]])
 def read(run, method, **options):
     """The commits, the last state, the records, and the finished updates of the step that follows."""
     commits = Commits(run / "federation", "stored")
-    strategy = build_strategy(commits.store, method, 2, rounds=6, **options)
-    state, records = commits.latest(strategy.memory_type)
-    updates = {job.client: finished_update(job, commits.store) for job in strategy.plan(state)}
+    bound = bind_method(commits.store, method, 2, rounds=6, **options)
+    state, records = commits.latest(bound.memory_type)
+    updates = {job.client: finished_update(job, commits.store) for job in bound.plan(state)}
     return commits, state, records, updates
 
 
@@ -82,8 +82,8 @@ def test_finished_training_is_read_with_its_adapter_metrics_and_bytes():
 def test_finished_training_of_a_cluster_is_aggregated_into_its_selector(tmp_path):
     shutil.copytree(STORED / "fedbiscuit-training", tmp_path / "run")
     commits, state, _, updates = read_fedbiscuit("training", tmp_path / "run")
-    strategy = build_strategy(commits.store, "fedbiscuit", 2, rounds=6, **OPTIONS)
-    new = strategy.aggregate(state, list(updates.values()))
+    bound = bind_method(commits.store, "fedbiscuit", 2, rounds=6, **OPTIONS)
+    new = bound.aggregate(state, list(updates.values()))
     assert new.adapters["selector-1"] == state.adapters["selector-1"]
     for slot, client in {"selector-0": "ada", "selector-2": "cyd"}.items():
         trained = commits.store.get(updates[client].adapter)

@@ -1,20 +1,17 @@
 """What a client trains and scores: the selector, or the policy on chosen completions or by DPO."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
-from components.learning.dpo import implicit_margins, pair_logprobs
-from components.learning.local import LocalTraining
 
 from components.config import DpoObjective, RecipeError
 from components.data.records import read_rows
 from components.federation.clients import TRAINERS
 from components.federation.clients.context import ClientContexts
 from components.federation.clients.worker import build_trainer, run_job
-from components.federation.methods.fedbis import Options as FedBisOptions
-from components.federation.protocol import GradientJob, MeasureJob, ScoreJob, TrainJob, method_of
+from components.federation.method import method_of
+from components.federation.methods.fedbis import FedBis
+from components.federation.protocol import GradientJob, MeasureJob, ScoreJob, TrainJob
 from components.learning.client_data import ClientData
 from components.learning.loop import draw_minibatches
 from components.learning.pair_scores import implicit_margins, pair_logprobs
@@ -287,7 +284,7 @@ def test_a_loss_is_told_the_share_of_rounds_that_are_over(
     round, rounds, progress, contexts, adapter, client_data
 ):
     trainer = make_trainer("dpo", f"federation.rounds={rounds}", "federation.local_steps=1")
-    trainer.run(replace(train_job(contexts, adapter), round=round), contexts.open("ada"))
+    trainer.run(train_job(contexts, adapter).model_copy(update={"round": round}), contexts.open("ada"))
     assert [data.progress for data in client_data] == [progress]
 
 
@@ -344,7 +341,7 @@ def test_a_selector_is_no_policy(selector_trainer, contexts):
         selector_trainer.client_policy(selector_trainer.initial_adapter(0), contexts.open("ada"))
 
 
-class ProximalFrozenSelector(FedBisOptions):
+class ProximalFrozenSelector(FedBis):
     """FedBis with a proximal term, whose clients do not train the factors A."""
 
     frozen_factors = ("A",)
@@ -376,15 +373,17 @@ def test_a_selector_has_the_proximal_term_and_the_frozen_factors_of_its_method(c
 
 
 def test_a_proximal_term_that_the_trainer_does_not_add_is_refused(monkeypatch):
-    monkeypatch.setattr("components.federation.methods.perfedavg.Options.proximal_weight", 0.1)
+    monkeypatch.setattr("components.federation.methods.perfedavg.PerFedAvg.proximal_weight", 0.1)
     with pytest.raises(RecipeError, match=r"MetaTrainer, adds no proximal term.*weight 0\.1"):
         build_trainer(
             load_recipe("debug", ["federation.method=perfedavg", "federation.options.inner_steps=1"]), "cpu"
         )
 
 
-@pytest.mark.parametrize("method", ["fedper", "fedrep"])
-def test_clients_with_private_modules_have_the_proximal_term_of_their_method(monkeypatch, contexts, method):
+@pytest.mark.parametrize(("method", "options"), [("fedper", "FedPer"), ("fedrep", "FedRep")])
+def test_clients_with_private_modules_have_the_proximal_term_of_their_method(
+    monkeypatch, contexts, method, options
+):
     shared = ["federation.options.shared_layers=1"] if method == "fedper" else []
     overrides = [
         f"federation.method={method}",
@@ -394,7 +393,7 @@ def test_clients_with_private_modules_have_the_proximal_term_of_their_method(mon
     ]
     scalars = {}
     for weight in (0.0, 100.0):
-        monkeypatch.setattr(f"components.federation.methods.{method}.Options.proximal_weight", weight)
+        monkeypatch.setattr(f"components.federation.methods.{method}.{options}.proximal_weight", weight)
         trainer = build_trainer(load_recipe("debug", [*overrides, "federation.optimizer.lr=1e-2"]), "cpu")
         result = trainer.run(train_job(contexts, trainer.initial_adapter(0)), contexts.open("ada"))
         scalars[weight] = result.metrics.scalars

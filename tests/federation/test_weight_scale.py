@@ -11,7 +11,7 @@ from components.federation.weight_scale import planned_weight_sums
 from components.models.store import AdapterStore
 from components.recipes import load_recipe
 from tests.support.bare_loop import open_loop
-from tests.support.strategies import build_strategy, play_round, small_federation
+from tests.support.bound_methods import bind_method, play_round, small_federation
 
 UNEQUAL = {"ada": 97, "bea": 1, "cyd": 1, "dan": 1}
 EQUAL = {"ada": 5, "bea": 5, "cyd": 5, "dan": 5}
@@ -24,8 +24,8 @@ def store(tmp_path):
 
 
 def warnings_of(store, method, pairs, rounds, **options):
-    strategy = build_strategy(store, method, 1, rounds, **options)
-    return strategy.warnings(small_federation(store, pairs, [0.0], 1), seed=0)
+    bound = bind_method(store, method, 1, rounds, **options)
+    return bound.warnings(small_federation(store, pairs, [0.0], 1), seed=0)
 
 
 def test_the_planned_sums_are_those_of_the_sampled_clients():
@@ -67,25 +67,25 @@ def test_each_selectors_own_warm_up_is_warned_of(store):
 
 
 def test_the_product_up_to_each_round_is_logged(store):
-    strategy = build_strategy(store, "fedbis", 1, 3, aggregator="paper")
+    bound = bind_method(store, "fedbis", 1, 3, aggregator="paper")
     federation = small_federation(store, UNEQUAL, [0.0], 1)
-    state = strategy.init(federation, seed=0)
+    state = bound.start(federation, seed=0)
     sums = planned_weight_sums(federation.weights, 1, 0, range(3))
     for number in range(3):
-        state = play_round(store, strategy, state, TRAINED)
+        state = play_round(store, bound, state, TRAINED)
         assert state.metrics.scalars["weight_sum"] == pytest.approx(sums[number])
         assert state.metrics.scalars["weight_product"] == pytest.approx(math.prod(sums[: number + 1]))
 
 
 def test_the_product_of_a_selector_begins_with_its_own_warm_up(store):
     options = {"selectors": 3, "warmup_rounds": 2, "aggregator": "paper"}
-    strategy = build_strategy(store, "fedbiscuit", 1, 8, **options)
+    bound = bind_method(store, "fedbiscuit", 1, 8, **options)
     federation = small_federation(store, UNEQUAL, [0.0], 1)
     sums = planned_weight_sums(federation.weights, 1, 0, range(4))
-    state = strategy.init(federation, seed=0)
+    state = bound.start(federation, seed=0)
     products = []
     for number in range(4):
-        state = play_round(store, strategy, state, TRAINED)
+        state = play_round(store, bound, state, TRAINED)
         products.append(state.metrics.scalars[f"selector-{number // 2}/weight_product"])
     assert products == pytest.approx([sums[0], sums[0] * sums[1], sums[2], sums[2] * sums[3]])
 
@@ -98,7 +98,7 @@ def test_the_rounds_log_the_warning_before_they_begin(prepared, tmp_path, caplog
     seed = 0
     while not expected:  # until three rounds sample small clients
         seed += 1
-        expected = loop.strategy.warnings(loop.federation, seed)
+        expected = loop.bound.warnings(loop.federation, seed)
     loop = replace(loop, recipe=recipe.model_copy(update={"seed": seed}))
     with caplog.at_level(logging.WARNING):
         loop.run()

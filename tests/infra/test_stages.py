@@ -11,6 +11,7 @@ from components.models.backbone import fetch_backbone
 from components.recipes import load_recipe
 from flows import process
 from tasks.runs import Run, create_run
+from tests.support.bound_methods import bind
 from tests.support.command_line import fed_rlhf, refusal
 from tests.support.pipeline import ROOT
 
@@ -291,13 +292,13 @@ def commit_first_state(run: Run, recipe: Recipe) -> None:
     import torch
 
     from components.data.records import read_clients
-    from components.federation.protocol import build_federation, method_of
+    from components.federation.protocol import build_federation
     from tasks.federation import open_commits
 
     commits = open_commits(run, recipe)
     initial = commits.store.put({"a": torch.zeros(2)})
     federation = build_federation(read_clients(run.prepared), initial, 2)
-    state = method_of(recipe.federation).build(recipe.federation, commits.store).init(federation, recipe.seed)
+    state = bind(recipe.federation, commits.store).start(federation, recipe.seed)
     commits.write(state, None)
 
 

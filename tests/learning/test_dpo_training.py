@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from components.alignment.trl_trainer import build_trainer, completion_positions_only
 from components.learning.objectives import dpo_loss
 from components.learning.pair_scores import pair_logprobs
 from components.models.adapters import AdapterSlot

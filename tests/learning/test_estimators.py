@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from components.learning.local import LocalTraining, build_optimizer
 
 from components.config import MultiObjective, OptimizerConfig, PpoConfig, RecipeError
 from components.learning.loop import Training, build_optimizer

@@ -21,10 +21,6 @@ from components.learning.loop import (
     proximal_term,
     train,
 )
-from pydantic import ValidationError
-
-from components.config import OptimizerConfig
-from components.learning import local
 
 SGD = OptimizerConfig(name="sgd", lr=0.5, clip=None)
 
@@ -341,9 +337,19 @@ def test_a_loss_that_is_not_finite_stops_the_training_at_its_step(value):
 
 def test_progress_is_reported_after_each_step():
     reported = []
-    metrics = run(SquaredNorm(), steps=3, progress=lambda step, loss: reported.append((step, loss)))
-    assert len(reported) == 3
-    assert reported == list(enumerate(metrics.losses))
+    config = OptimizerConfig(name="sgd", lr=0.1, scheduler="linear", clip=None)
+    metrics = run(SquaredNorm(), config, steps=3, progress=reported.append)
+    assert [figures.step for figures in reported] == [0, 1, 2]
+    assert [figures.loss for figures in reported] == metrics.losses
+    assert [figures.gradient_norm for figures in reported] == metrics.gradient_norms
+    assert [figures.learning_rate for figures in reported] == pytest.approx([0.1, 0.2 / 3, 0.1 / 3])
+
+
+def test_a_training_ends_after_the_step_whose_progress_returns_true():
+    model = WeightSum(initial=0.0)
+    metrics = run(model, steps=5, progress=lambda figures: figures.step == 1)
+    assert len(metrics.losses) == 2
+    assert model.weight[0].item() == -1.0
 
 
 def test_before_step_is_called_with_the_gradient_of_the_step_and_the_weights_before_it():

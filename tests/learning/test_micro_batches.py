@@ -7,11 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from components.learning.dpo import build_dpo_loss, pair_logprobs, train_dpo
-from components.learning.local import Division, LocalTraining, LoopOptions, mean_gradients, train
-from components.learning.offline_ppo import OfflinePPOLoss, ScoredPairs
-from components.learning.pdpo import PDPOConfig, PDPOLoss, train_pdpo
-from components.learning.sft import train_sft
 
 from components.config import (
     BottleneckConfig,

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from components.learning.local import LocalTraining, TrainingError, draw_minibatches
 
 from components.config import MultiObjective, OptimizerConfig, PpoConfig
 from components.learning import mgda

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from components.learning.local import LocalTraining
 
 from components.config import OptimizerConfig
 from components.learning.loop import Training

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from components.learning.dpo import pair_logprobs
 
 from components.config import BackboneConfig, LoraConfig, PolicyConfig
 from components.learning.pair_scores import pair_logprobs

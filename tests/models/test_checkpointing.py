@@ -5,11 +5,6 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from components.learning.dpo import pair_logprobs, train_dpo
-from components.learning.local import LocalTraining, LoopOptions, train
-from components.learning.offline_ppo import OfflinePPOLoss, ScoredPairs
-from components.learning.pdpo import PDPOConfig, train_pdpo
-from components.learning.sft import train_sft
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from components.config import (

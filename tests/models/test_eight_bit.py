@@ -6,11 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from components.alignment.packed_trainer import prepare_model, train_packed
-from components.learning.dpo import pair_logprobs, train_dpo
-from components.learning.local import LocalTraining, build_optimizer
 
-from components.alignment.trl_trainer import build_trainer, completion_positions_only
+from components.alignment.dpo import align_policy, prepare_model
 from components.config import BackboneConfig, DpoObjective, LoraConfig, OptimizerConfig, RecipeError
 from components.federation.clients.policy import PolicyTrainer
 from components.federation.clients.selector import SelectorTrainer
@@ -288,7 +285,8 @@ def test_the_adapter_of_a_quantized_policy_is_fp32_in_alignment(installed, debug
     dpo = debug.alignment.dpo.model_copy(update=settings)
     initial = prepare_model(Policy(policy.config, "cpu"), dpo, 0)
     before = {name: p.clone() for name, p in initial.named_parameters() if p.requires_grad}
-    after = dict(train_packed(policy, rows, dpo, tmp_path, 0).model.named_parameters())
+    align_policy(policy, dpo, rows, tmp_path, [], 0)
+    after = dict(policy.model.named_parameters())
     assert {after[name].dtype for name in before} == {torch.float32}
     changed = [name for name, value in before.items() if not torch.equal(after[name], value)]
     assert any(".lora_A." in name for name in changed), "a step of 1e-6 would be lost in bf16"

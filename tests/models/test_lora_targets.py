@@ -8,9 +8,7 @@ import pytest
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from components.alignment.dpo_model import save_adapter
-from components.alignment.packed_trainer import train_packed
-from components.alignment.trl_trainer import train_with_trl
+from components.alignment.dpo import align_policy
 from components.config import BackboneConfig, DpoObjective, LoraConfig, OptimizerConfig, RecipeError
 from components.learning.loop import Training
 from components.learning.reward_model import RewardTrainingConfig, TrainedReward, train_reward

@@ -5,12 +5,12 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from components.alignment.packed_trainer import train_packed
-from components.learning.dpo import pair_logprobs, train_dpo
-from components.learning.local import LocalTraining
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from components.config import BackboneConfig, OptimizerConfig, RecipeError
+from components.alignment.dpo import align_policy
+from components.config import BackboneConfig, DpoObjective, OptimizerConfig, RecipeError
+from components.learning.loop import Training
+from components.learning.pair_scores import pair_logprobs
 from components.learning.selector import train_selector
 from components.models.adapters import AdapterSlot, export_adapter
 from components.models.backbone import BackboneError, load_backbone
@@ -21,10 +21,11 @@ from components.models.selector import Comparison, Selector
 from components.recipes import load_recipe
 from tests.support.adapters import random_tensors
 from tests.support.pairs import PAIRS
+from tests.support.training import train_pairs
 
 OFFLOADED = {"device_map": {"model.layers.0": "disk"}}
 COMPARISONS = [Comparison(pair["prompt"], pair["chosen"], pair["rejected"]) for pair in PAIRS]
-TRAINING = LocalTraining(steps=3, batch_size=4, optimizer=OptimizerConfig(lr=1e-2), seed=1)
+TRAINING = Training(steps=3, batch_size=4, optimizer=OptimizerConfig(lr=1e-2), seed=1)
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "checkpointed"])
@@ -87,7 +88,8 @@ def test_a_clients_dpo_is_that_on_the_device(sections):
         resident = ResidentPolicy(section, "cpu")
         reference = pair_logprobs(resident, PAIRS, 4, reference=True)
         start = random_tensors(resident.slot, seed=1, scale=0.2)
-        results.append((reference, train_dpo(resident, PAIRS, start, reference, 0.1, TRAINING)[0]))
+        trained = train_pairs(resident, PAIRS, start, DpoObjective(), TRAINING, reference=reference)
+        results.append((reference, trained.adapter))
     assert np.array_equal(results[0][0], results[1][0])
     assert_equal(results[0][1], results[1][1])
 
@@ -98,8 +100,9 @@ def test_the_servers_dpo_is_that_on_the_device(debug, sections, tmp_path):
     sizes = {"batch_size": 4, "micro_batch_size": 2, "lr": 1e-2, "epochs": 1}
     for section in sections("policy"):
         dpo = debug.alignment.dpo.model_copy(update=sizes)
-        trained = train_packed(Policy(section, "cpu"), pairs, dpo, tmp_path, 0)
-        adapters.append(AdapterSlot(trained.model).read())
+        policy = Policy(section, "cpu")
+        align_policy(policy, dpo, pairs, tmp_path, [], 0)
+        adapters.append(AdapterSlot(policy.model).read())
     assert_equal(*adapters)
 
 

@@ -95,7 +95,7 @@ def test_every_arm_of_the_list_has_a_recipe_that_can_be_run(tmp_path):
 
 
 def test_all_arms_of_a_family_have_the_same_number_of_gradient_evaluations(tmp_path):
-    from components.federation.protocol import method_of
+    from components.federation.method import method_of
 
     campaign = read_campaign(LIST, tmp_path)
     for name in campaign.families:

@@ -7,7 +7,7 @@ import pytest
 from components.benchmarks import benchmark_names, read_benchmark
 from components.config import implicit_reward_scale
 from components.config.benchmark import WINS
-from components.federation.protocol import method_of
+from components.federation.method import method_of
 from components.recipes import load_recipe
 from components.reporting.metrics import (
     ALIASES,

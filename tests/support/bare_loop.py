@@ -19,9 +19,9 @@ from components.config import Recipe
 from components.federation.clients.base import Trainer
 from components.federation.clients.context import ClientContext, ClientContexts
 from components.federation.commits import Commits
-from components.federation.method import Method
 from components.federation.protocol import Federation, Job, ServerState, Update
 from components.results import StepRecord
+from tests.support.bound_methods import BoundMethod, bind
 
 FINGERPRINT = "bare loop"
 """Fingerprint of the commits."""
@@ -37,7 +37,7 @@ class BareLoop:
         commits: the server's folder `federation`.
         trainer: the resident trainer.
         federation: the participating clients.
-        method: the method.
+        bound: the method, with the store of the commits.
     """
 
     recipe: Recipe
@@ -45,7 +45,7 @@ class BareLoop:
     commits: Commits
     trainer: Trainer
     federation: Federation
-    method: Method
+    bound: BoundMethod
 
     @property
     def contexts(self) -> ClientContexts:
@@ -55,23 +55,23 @@ class BareLoop:
     @property
     def records(self) -> list[StepRecord]:
         """The records of all committed steps."""
-        committed = self.commits.latest(self.method.memory_type)
+        committed = self.commits.latest(self.bound.memory_type)
         assert committed is not None
         return committed[1]
 
     def initial_state(self) -> ServerState[Any]:
         """The state before the first step."""
-        return self.method.start(self.federation, self.recipe.seed)
+        return self.bound.start(self.federation, self.recipe.seed)
 
     def latest_state(self) -> ServerState[Any]:
         """The last committed state."""
-        committed = self.commits.latest(self.method.memory_type)
+        committed = self.commits.latest(self.bound.memory_type)
         assert committed is not None
         return committed[0]
 
     def context(self, client: str) -> ClientContext:
         """The context of a client after its last accepted job."""
-        job_keys = self.method.outcome(self.latest_state()).job_keys
+        job_keys = self.bound.outcome(self.latest_state()).job_keys
         return self.contexts.open(client, job_keys.get(client, ""))
 
     def run_job(self, job: Job) -> Update:
@@ -100,7 +100,6 @@ def open_loop(recipe: Recipe, prepared: Path, folder: Path, trainer: Trainer | N
     """
     from components.data.records import read_clients
     from components.federation.clients.worker import build_trainer
-    from components.federation.method import method_of
     from components.federation.protocol import build_federation
 
     commits = Commits(folder / "federation", FINGERPRINT)
@@ -108,7 +107,7 @@ def open_loop(recipe: Recipe, prepared: Path, folder: Path, trainer: Trainer | N
         trainer = trainer or build_trainer(recipe, "cpu")
         initial = commits.store.put(trainer.initial_adapter(recipe.seed))
     federation = build_federation(read_clients(prepared), initial, recipe.federation.clients_per_round)
-    return BareLoop(recipe, prepared, commits, trainer, federation, method_of(recipe.federation))
+    return BareLoop(recipe, prepared, commits, trainer, federation, bind(recipe.federation, commits.store))
 
 
 @dataclass(frozen=True)

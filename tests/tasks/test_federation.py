@@ -21,8 +21,7 @@ from components.federation.clients.base import ClientResult
 from components.federation.clients.context import ClientContexts
 from components.federation.commits import Commits
 from components.federation.outcome import Workspace
-from components.federation.protocol import Failure, TrainJob, Update, build_federation, method_of
-from components.federation.rounds import close_step
+from components.federation.protocol import Failure, TrainJob, Update, build_federation
 from components.learning.selector import score_pairs
 from components.models.store import AdapterStore
 from components.recipes import load_recipe
@@ -39,6 +38,7 @@ from tasks.federation import (
     run_shard,
 )
 from tasks.runs import Run, create_run
+from tests.support.bound_methods import bind
 from tests.support.recipes import with_section
 
 START = {"a": torch.zeros(3)}
@@ -185,20 +185,20 @@ def test_prefect_retries_a_client_that_fails_and_the_round_continues_without_it(
     )
     commits = Commits(tmp_path / "federation", "test")
     counts = {name: {"train": 1, "validation": 0, "test": 0} for name in ("ada", "bea", "cyd", "dan")}
-    strategy = method_of(recipe.federation).build(recipe.federation, commits.store)
-    state = strategy.init(build_federation(counts, commits.store.put(START), 4), 0)
+    bound = bind(recipe.federation, commits.store)
+    state = bound.start(build_federation(counts, commits.store.put(START), 4), 0)
 
     @flow(task_runner=ThreadPoolTaskRunner(max_workers=2))
     def one_round():
-        jobs = strategy.plan(state)
+        jobs = bound.plan(state)
         transport = PrefectTransport(recipe, prepared / "pairs.parquet", commits.store)
-        return close_step(strategy, state, jobs, transport.run(jobs), 0.5, commits)
+        return bound.close_step(state, jobs, transport.run(jobs), 0.5, commits)
 
     new, record = one_round()
     assert Counter(fragile.calls) == {"ada": 2, "bea": 1, "cyd": 2, "dan": 1}
     assert record.failed == {"cyd": "RuntimeError: the device lost cyd"}
     assert sorted(record.clients) == ["ada", "bea", "dan"]
-    assert commits.latest(strategy.memory_type)[0] == new
+    assert commits.latest(bound.memory_type)[0] == new
     assert torch.equal(commits.store.get(new.adapters["selector"])["a"], torch.ones(3))
 
 
@@ -539,14 +539,14 @@ def test_accuracy_is_measured_once_and_then_read_from_its_file(
     with workspace.lend_trainer() as trainer:
         initial = store.put(trainer.initial_adapter(0))
     counts = {name: {"train": 1, "validation": 0, "test": 2} for name in ("ada", "bea", "cyd", "dan")}
-    strategy = method_of(debug.federation).build(debug.federation, store)
-    state = strategy.init(build_federation(counts, initial, 2), 0)
-    first = evaluate_state.fn(run, debug, strategy, state)
+    bound = bind(debug.federation, store)
+    state = bound.start(build_federation(counts, initial, 2), 0)
+    first = evaluate_state.fn(run, debug, state)
     assert set(first.accuracy.clients) == {"ada", "bea", "cyd", "dan"}
     assert first.accuracy.pairs == 8
     assert first.accuracy.assigned is None
     monkeypatch.setattr(federation, "measure_accuracy", lambda *_: pytest.fail("measured again"))
-    assert evaluate_state.fn(run, debug, strategy, state) == first
+    assert evaluate_state.fn(run, debug, state) == first
 
 
 ASSIGNMENT = {"ada": "selector-2", "bea": "selector-0", "cyd": "selector-2", "dan": "selector-1"}

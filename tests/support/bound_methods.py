@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from components.config import FederationConfig
-from components.federation.protocol import (
-    Federation,
-    Job,
-    ServerState,
-    Strategy,
-    Update,
-    build_federation,
-    method_of,
-)
+from components.federation.commits import Commits
+from components.federation.method import Method, Server, State, method_of
+from components.federation.protocol import Failure, Federation, Job, Memory, Update, build_federation
+from components.federation.rounds import aggregate_step, close_step
 from components.models.store import AdapterHash, AdapterStore
-from components.results import Metrics
+from components.results import Metrics, OutcomeRecord, StepRecord, Traffic
 
 TENSOR = "a"
 """Name of the only tensor of an adapter."""
@@ -39,10 +35,57 @@ def small_federation(
     return build_federation(counts, put_values(store, start), clients_per_round)
 
 
-def build_strategy(
+@dataclass(frozen=True)
+class BoundMethod:
+    """A method with the settings of the rounds and the server's store, which its steps use."""
+
+    method: Method
+    config: FederationConfig
+    store: AdapterStore
+
+    @property
+    def memory_type(self) -> type[Memory]:
+        return self.method.memory_type
+
+    def start(self, federation: Federation, seed: int) -> State:
+        return self.method.start(federation, seed)
+
+    def warnings(self, federation: Federation, seed: int) -> Sequence[str]:
+        return self.method.warnings(federation, seed, self.config)
+
+    def plan(self, state: State) -> Sequence[Job]:
+        return self.method.plan(state, Server(self.config, self.store))
+
+    def aggregate(self, state: State, updates: Sequence[Update]) -> State:
+        return aggregate_step(self.method, state, updates, self.config, self.store)
+
+    def measure(self, state: State) -> Sequence[Job]:
+        return self.method.measure(state)
+
+    def outcome(self, state: State) -> OutcomeRecord:
+        return self.method.outcome(state)
+
+    def close_step(
+        self,
+        state: State,
+        jobs: Sequence[Job],
+        answers: Sequence[Update | Failure],
+        quorum: float,
+        commits: Commits,
+    ) -> tuple[State, StepRecord]:
+        config = self.config.model_copy(update={"quorum": quorum})
+        return close_step(self.method, state, jobs, answers, config, commits)
+
+
+def bind(config: FederationConfig, store: AdapterStore) -> BoundMethod:
+    """The method of a federation's settings."""
+    return BoundMethod(method_of(config), config, store)
+
+
+def bind_method(
     store: AdapterStore, method: str, clients_per_round: int, rounds: int = 500, **options: Any
-) -> Strategy[Any]:
-    """The strategy of a method with these options."""
+) -> BoundMethod:
+    """A method with these options."""
     config = FederationConfig.model_validate(
         {
             "method": method,
@@ -51,7 +94,7 @@ def build_strategy(
             "options": options,
         }
     )
-    return method_of(config).build(config, store)
+    return bind(config, store)
 
 
 def put_values(store: AdapterStore, values: Sequence[float]) -> AdapterHash:
@@ -70,8 +113,9 @@ def make_update(
     adapter: AdapterHash | None = None,
     losses: Sequence[float] = (),
     metrics: Metrics | None = None,
+    kept: int = 0,
 ) -> Update:
-    """A client's answer to a job."""
+    """A client's answer to a job; a client that keeps state has kept more than 0 bytes."""
     return Update(
         job=job.key(),
         client=job.client,
@@ -80,6 +124,7 @@ def make_update(
         losses=list(losses),
         rows=1,
         metrics=metrics or Metrics(),
+        traffic=Traffic(kept=kept),
     )
 
 
@@ -92,9 +137,9 @@ def make_updates(
 
 def play_round(
     store: AdapterStore,
-    strategy: Strategy[Any],
-    state: ServerState[Any],
+    bound: BoundMethod,
+    state: State,
     values: Mapping[str, Sequence[float]],
-) -> ServerState[Any]:
+) -> State:
     """The state after a step of training jobs, with the values that the clients have trained."""
-    return strategy.aggregate(state, make_updates(store, strategy.plan(state), values))
+    return bound.aggregate(state, make_updates(store, bound.plan(state), values))
