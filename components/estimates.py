@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from components.config import (
     BackboneConfig,
@@ -20,9 +21,9 @@ from components.config import (
     PersonalModules,
     Recipe,
     SelectorConfig,
-    SftObjective,
     UserError,
 )
+from components.config.objectives import SftObjective
 from components.evaluation.judges.selector import SelectorJudgeSection
 from components.federation.method import method_of
 from components.federation.personalization import PersonalizedMethod
@@ -41,62 +42,38 @@ from components.models.speed import flops_per_second
 from components.progress import format_duration
 
 GIGA = 10**9
-COLUMNS = (
-    "stage",
-    "rows x tokens",
-    "weights",
-    "adapter",
-    "gradients",
-    "optimizer",
-    "activations",
-    "backward",
-    "logits",
-    "total",
-)
+TERMS = ("weights", "adapter", "gradients", "optimizer", "activations", "backward", "logits", "total")
+"""Attributes of a MemoryEstimate."""
+COLUMNS = ("stage", "rows x tokens", *TERMS)
+ARM_COLUMNS = ("arm", "peak", "stage", "on", "disk", "not estimated")
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A training stage of a recipe.
-
-    Attributes:
-        name: for the table.
-        backbone: the model.
-        lora: its adapter.
-        step: what goes through the model at once.
-        optimizer: name of the optimizer.
-        modules: a client's own modules; None without.
-        others: backbones that are in memory too.
-        passes: number of forward and backward passes of `step` in the whole run; None if it depends on the
-            pairs or on what the model samples.
-    """
+    """A training stage of a recipe."""
 
     name: str
     backbone: BackboneConfig
     lora: LoraConfig
-    step: StepShape
+    step: StepShape  # what goes through the model at once
     optimizer: str
-    modules: PersonalModules | None = None
-    others: tuple[BackboneConfig, ...] = ()
+    modules: PersonalModules | None = None  # a client's own modules; None without
+    others: tuple[BackboneConfig, ...] = ()  # backbones that are in memory too
+    # Number of forward and backward passes of `step` in the whole run; None if it depends on the
+    # pairs or on what the model samples.
     passes: int | None = None
 
 
 @dataclass(frozen=True)
 class DiskEstimate:
-    """Terms of the disk space of a run's adapters, in bytes.
+    """Terms of the disk space of a run's adapters, in bytes."""
 
-    Attributes:
-        server: adapters of the server in the run's folder: every keep_every rounds, and of the last two
-            commits.
-        logged: those that are logged to MLflow, every keep_every rounds.
-        updates: updates of the clients of a round.
-        private: modules that clients keep to themselves, after their last two rounds.
-    """
-
+    # Adapters of the server in the run's folder: every keep_every rounds, and of the last two
+    # commits.
     server: int
-    logged: int
-    updates: int
-    private: int
+    logged: int  # those that are logged to MLflow, every keep_every rounds
+    updates: int  # updates of the clients of a round
+    private: int  # modules that clients keep to themselves, after their last two rounds
 
     @property
     def total(self) -> int:
@@ -105,7 +82,7 @@ class DiskEstimate:
 
 
 def training_stages(recipe: Recipe, prompts: int | None = None) -> list[Stage]:
-    """The stages of a recipe that train a model with LoRA; prompts: see alignment_stage."""
+    """The stages of a recipe that train a model with LoRA; prompts as of alignment_stage."""
     stages = [rounds_stage(recipe)]
     if recipe.federation.options.needs_server_prompts:
         stages.append(alignment_stage(recipe, prompts))
@@ -174,7 +151,7 @@ def _policy_step(recipe: Recipe, objective: LocalObjective) -> StepShape:
     if isinstance(objective, MultiObjective):
         batch = objective.ppo.minibatch
     elif isinstance(objective, PairPpoObjective):
-        batch = getattr(objective, "minibatch", batch)
+        batch = objective.minibatch
     rows = min(batch, config.micro_batch_size or batch)
     completions = 1 if isinstance(objective, MultiObjective | SftObjective) else 2
     return StepShape(
@@ -188,12 +165,7 @@ def _policy_step(recipe: Recipe, objective: LocalObjective) -> StepShape:
 
 
 def alignment_stage(recipe: Recipe, prompts: int | None = None) -> Stage:
-    """DPO on the server, which is checkpointed on CUDA in any case.
-
-    Args:
-        recipe: the recipe.
-        prompts: number of the server's prompts; None if it is not known.
-    """
+    """DPO on the server, checkpointed on CUDA in any case; prompts: their number, None if not known."""
     policy, dpo = recipe.policy, recipe.alignment.dpo
     step = StepShape(
         dpo.micro_batch_size,
@@ -223,12 +195,7 @@ class Shapes:
         self._known: dict[str, ModelShape | UserError] = {}
 
     def read(self, backbone: BackboneConfig) -> ModelShape:
-        """The shape of a backbone.
-
-        Raises:
-            BackboneError: its config.json cannot be read.
-            ShapeError: its family is not known.
-        """
+        """The shape of a backbone; a UserError says why it is not known, in one line."""
         key = backbone.model_dump_json()
         if key not in self._known:
             try:
@@ -244,39 +211,29 @@ class Shapes:
 def estimate_memory(stage: Stage, shapes: Shapes, cuda: bool) -> MemoryEstimate:
     """Peak memory of a step of a stage.
 
-    Args:
-        stage: the stage.
-        shapes: of the models.
-        cuda: whether it runs on a GPU.
-
     Raises:
-        BackboneError, ShapeError: the shape of a model is not known; in one line.
+        UserError: the shape of a model is not known; in one line.
     """
     shape = shapes.read(stage.backbone)
-    trained = TrainedValues(
-        stage.optimizer,
-        personal=0 if stage.modules is None else personal_values(shape, stage.modules),
-        resident_bytes=sum(
-            shapes.read(other).weight_bytes(Precision.of(other, cuda)) for other in stage.others
-        ),
-    )
+    personal = 0 if stage.modules is None else personal_values(shape, stage.modules)
+    resident = sum(shapes.read(other).weight_bytes(Precision.of(other, cuda)) for other in stage.others)
+    trained = TrainedValues(stage.optimizer, personal=personal, resident_bytes=resident)
     return estimate_step(shape, stage.lora, Precision.of(stage.backbone, cuda), stage.step, trained)
 
 
 def personal_values(shape: ModelShape, modules: PersonalModules) -> int:
     """Values of a client's own modules: its head, the bottleneck and the reward head."""
-    widths = [section.width for section in (modules.bottleneck, modules.reward) if section is not None]
     head = shape.vocabulary * shape.hidden if modules.head else 0
-    bottleneck = 2 * shape.hidden * modules.bottleneck.width if modules.bottleneck else 0
-    reward = shape.hidden * modules.reward.width if modules.reward else 0
-    return head + bottleneck + reward + sum(widths)
+    bottleneck = (2 * shape.hidden + 1) * modules.bottleneck.width if modules.bottleneck else 0
+    reward = (shape.hidden + 1) * modules.reward.width if modules.reward else 0
+    return head + bottleneck + reward
 
 
 def estimate_disk(recipe: Recipe, shapes: Shapes) -> DiskEstimate:
     """Disk space of the adapters of a run.
 
     Raises:
-        BackboneError, ShapeError: the shape of the trained model is not known; in one line.
+        UserError: the shape of the trained model is not known; in one line.
     """
     config = recipe.federation
     stage = rounds_stage(recipe)
@@ -294,19 +251,12 @@ def estimate_disk(recipe: Recipe, shapes: Shapes) -> DiskEstimate:
 
 @dataclass(frozen=True)
 class Costs:
-    """The estimates of a recipe.
+    """The estimates of a recipe."""
 
-    Attributes:
-        place: what the memory is of, as text.
-        memory: by stage.
-        disk: of the rounds; None if it is not known.
-        problems: why something is not estimated, and what.
-    """
-
-    place: str
-    memory: list[tuple[Stage, MemoryEstimate]]
-    disk: DiskEstimate | None
-    problems: dict[str, list[str]]
+    place: str  # what the memory is of, as text
+    memory: list[tuple[Stage, MemoryEstimate]]  # by stage
+    disk: DiskEstimate | None  # of the rounds; None if it is not known
+    problems: dict[str, list[str]]  # why something is not estimated, and what
 
     @property
     def peak(self) -> tuple[Stage, MemoryEstimate] | None:
@@ -334,28 +284,19 @@ def estimate_costs(recipe: Recipe, shapes: Shapes) -> Costs:
 
 @dataclass(frozen=True)
 class TrainingTime:
-    """How long training takes on this machine with sequences of full length.
+    """How long training takes on this machine with sequences of full length."""
 
-    Attributes:
-        device: such as 'cpu' or 'cuda:0'.
-        rate: its floating-point operations per second, as measured.
-        seconds: by stage; stages are left out whose model or number of passes is not known, and all of them
-            on a machine without the recipe's devices.
-    """
-
-    device: str
-    rate: float
+    device: str  # such as 'cpu' or 'cuda:0'
+    rate: float  # its floating-point operations per second, as measured
+    # By stage; stages are left out whose model or number of passes is not known, and all of them on
+    # a machine without the recipe's devices.
     seconds: dict[str, float]
 
 
 def training_time(recipe: Recipe, prompts: int | None) -> TrainingTime:
-    """Estimate the time of a recipe's training, on one of its devices.
+    """Estimate the time of a recipe's training, on one of its devices; prompts as of alignment_stage.
 
     Sampling, labeling and evaluation are not included.
-
-    Args:
-        recipe: the recipe.
-        prompts: number of the server's prompts; None if it is not known.
     """
     shapes = Shapes()
     flops: dict[str, int] = {}
@@ -400,25 +341,18 @@ def describe_arms(recipes: Mapping[str, Recipe]) -> str:
     if peaks:
         largest = max(peaks, key=lambda arm: peaks[arm])
         lines += [f"the arm with the largest peak, {largest}:", *_cost_lines(costs[largest])]
-    problems: dict[str, None] = {}
-    for own in costs.values():
-        problems |= dict.fromkeys(own.problems)
+    problems = dict.fromkeys(chain.from_iterable(own.problems for own in costs.values()))
     return "\n".join([*lines, *(f"not estimated: {problem}" for problem in problems)])
 
 
-ARM_COLUMNS = ("arm", "peak", "stage", "on", "disk", "not estimated")
-
-
 def _arm_row(arm: str, costs: Costs) -> list[str]:
-    unknown: list[str] = []
-    for names in costs.problems.values():
-        unknown += names
+    unknown = ", ".join(chain.from_iterable(costs.problems.values()))
     disk = "-" if costs.disk is None else _gigabytes(costs.disk.total)
     peak, name = "-", "-"
     if costs.peak is not None:
         stage, memory = costs.peak
         peak, name = _gigabytes(memory.total), f"{stage.name} ({stage.backbone.name})"
-    return [arm, peak, name, costs.place, disk, ", ".join(unknown) or "-"]
+    return [arm, peak, name, costs.place, disk, unknown or "-"]
 
 
 def _cost_lines(costs: Costs) -> list[str]:
@@ -426,28 +360,20 @@ def _cost_lines(costs: Costs) -> list[str]:
     if costs.memory:
         other = "" if costs.place == "the CPU" else "; with runtime.devices=[cpu] for the CPU"
         lines.append(f"peak memory of a training step (GB), estimated for {costs.place}{other}")
-        lines += _align([COLUMNS, *(_memory_row(stage, memory) for stage, memory in costs.memory)])
+        lines += _align(
+            [
+                ("stage", "rows x tokens", *TERMS),
+                *(_memory_row(stage, memory) for stage, memory in costs.memory),
+            ]
+        )
     if costs.disk is not None:
         lines += _disk_lines(costs.disk)
     return lines
 
 
 def _memory_row(stage: Stage, estimate: MemoryEstimate) -> list[str]:
-    terms = (
-        estimate.weights,
-        estimate.adapter,
-        estimate.gradients,
-        estimate.optimizer,
-        estimate.activations,
-        estimate.backward,
-        estimate.logits,
-        estimate.total,
-    )
-    return [
-        f"{stage.name} ({stage.backbone.name})",
-        f"{stage.step.rows} x {stage.step.tokens:,}",
-        *(_gigabytes(term) for term in terms),
-    ]
+    terms = [_gigabytes(getattr(estimate, term)) for term in TERMS]
+    return [f"{stage.name} ({stage.backbone.name})", f"{stage.step.rows} x {stage.step.tokens:,}", *terms]
 
 
 def _disk_lines(estimate: DiskEstimate) -> list[str]:

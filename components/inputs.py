@@ -29,10 +29,10 @@ from components.config import (
     NameOrFolder,
     Recipe,
     RecipeError,
-    RecipeFile,
     TemplateFile,
     UserError,
 )
+from components.config.files import RecipeFile
 from components.data import templates
 from components.io import file_hash, read_json, write_json
 

@@ -36,13 +36,9 @@ class _Version(BaseModel):
 
 
 class StoredResult(Result):
-    """A result with a file of its own.
+    """A result with a file of its own."""
 
-    Attributes:
-        schema_version: layout of the file; files of another version are refused.
-    """
-
-    schema_version: int = RESULTS
+    schema_version: int = RESULTS  # layout of the file; files of another version are refused
 
     def write(self, path: Path) -> Self:
         """Write the result atomically, and return it."""
@@ -58,11 +54,7 @@ class StoredResult(Result):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a result.
-
-        Raises:
-            ResultError: the file was written by another version of the project, or is damaged.
-        """
+        """Read a result; a ResultError says that another version wrote the file, or that it is damaged."""
         try:
             content = path.read_bytes()
             version = _Version.model_validate_json(content).schema_version
@@ -81,20 +73,14 @@ class StoredResult(Result):
 
 
 class Metrics(Result):
-    """Numbers under names of the component that computed them; all of them are logged.
-
-    Attributes:
-        scalars: one number each.
-        series: several numbers each, e.g. one for each local step.
-    """
+    """Numbers under names of the component that computed them; all of them are logged."""
 
     scalars: dict[str, float] = Field(default_factory=dict)
-    series: dict[str, list[float]] = Field(default_factory=dict)
+    series: dict[str, list[float]] = Field(default_factory=dict)  # e.g. one number for each local step
 
     def merged(self, *others: Metrics) -> Metrics:
         """These and others' numbers; of equal names the last one counts."""
-        scalars = dict(self.scalars)
-        series = dict(self.series)
+        scalars, series = dict(self.scalars), dict(self.series)
         for other in others:
             scalars |= other.scalars
             series |= other.series
@@ -102,68 +88,39 @@ class Metrics(Result):
 
 
 class Traffic(Result):
-    """Bytes of a client in one step.
+    """Bytes of a client in one step."""
 
-    Attributes:
-        received: size of the adapter files that it was sent.
-        sent: size of the file that it sent back.
-        kept: size of its private modules after the step.
-    """
-
-    received: int = 0
-    sent: int = 0
-    kept: int = 0
+    received: int = 0  # size of the adapter files that it was sent
+    sent: int = 0  # size of the file that it sent back
+    kept: int = 0  # size of its private modules after the step
 
 
 class ClientRecord(Result):
-    """What a client did in a step.
+    """What a client did in a step."""
 
-    Attributes:
-        slot: name of the server's adapter that it trained; empty where it trained none.
-        rows: number of its rows that the job could use.
-        losses: mean validation losses, one for each adapter of a score job (NaN without validation
-            pairs).
-        metrics: numbers of its training.
-        traffic: bytes received, sent and kept.
-    """
-
-    slot: str = ""
-    rows: int
+    slot: str = ""  # name of the server's adapter that it trained; empty where it trained none
+    rows: int  # number of its rows that the job could use
+    # Mean validation losses by adapter of a score job; NaN without validation pairs.
     losses: list[float] = Field(default_factory=list)
-    metrics: Metrics = Field(default_factory=Metrics)
-    traffic: Traffic = Field(default_factory=Traffic)
+    metrics: Metrics = Metrics()  # of its training
+    traffic: Traffic = Traffic()
 
 
 class StepRecord(Result):
-    """A committed step of the federation.
+    """A committed step of the federation."""
 
-    Attributes:
-        step: number of the commit, from 1.
-        round: index of the round that the step belongs to, from 0.
-        phase: name of the step within its round; 'train' ends the round.
-        rounds_done: complete rounds after the step.
-        logged_at: round at which the server's metrics of the step are logged.
-        clients: the accepted updates, by client.
-        failed: reasons of clients without an update.
-        refused: reasons of refused updates, by client.
-        adapters: hashes of the server's adapters after the step, by name.
-        memory: the method's memory after the step.
-        server: the server's metrics.
-        aggregation_seconds: wall time of the aggregation.
-    """
-
-    step: int
-    round: int
-    phase: str
-    rounds_done: int
-    logged_at: int
-    clients: dict[str, ClientRecord]
-    failed: dict[str, str]
-    refused: dict[str, str]
-    adapters: dict[str, str]
-    memory: dict[str, JsonValue]
+    step: int  # number of the commit, from 1
+    round: int  # index of the round that the step belongs to, from 0
+    phase: str  # name of the step within its round; 'train' ends the round
+    rounds_done: int  # complete ones after the step
+    logged_at: int  # round at which the server's metrics of the step are logged
+    clients: dict[str, ClientRecord]  # the accepted updates, by client
+    failed: dict[str, str]  # reasons of clients without an update
+    refused: dict[str, str]  # reasons of refused updates, by client
+    adapters: dict[str, str]  # hashes of the server's adapters after the step, by name
+    memory: dict[str, JsonValue]  # the method's memory after the step
     server: Metrics
-    aggregation_seconds: float
+    aggregation_seconds: float  # wall time
 
     @property
     def ends_round(self) -> bool:
@@ -180,14 +137,9 @@ class StepRecord(Result):
 
 
 class AccuracySummary(Result):
-    """Accuracy over clients; each client counts once.
+    """Accuracy over clients; each client counts once."""
 
-    Attributes:
-        mean, worst, best: over clients, in [0, 1].
-        clients: by client.
-    """
-
-    mean: float
+    mean: float  # over clients, in [0, 1]
     worst: float
     best: float
     clients: dict[str, float]
@@ -199,99 +151,63 @@ class AccuracySummary(Result):
 
 
 class AccuracyReport(AccuracySummary):
-    """Accuracy on held-out pairs, see components.evaluation.accuracy.
+    """Accuracy on held-out pairs, see components.evaluation.accuracy."""
 
-    Attributes:
-        domains: accuracy over the pairs of a domain.
-        pairs: number of pairs.
-        margin: mean over clients of their mean margins (log-odds of a selector; log-ratio margins
-            of a policy, nats).
-        margins: mean margin by client.
-        reward: mean over clients of the chosen completions' mean log-ratio to the reference (nats);
-            None for selectors.
-        rewards: the same by client.
-        by_metric: accuracy by other margins, e.g. of log-likelihoods.
-        assigned: the same report with the one adapter that each client uses; None where all use the
-            same.
-    """
-
-    domains: dict[str, float]
+    domains: dict[str, float]  # accuracy over the pairs of a domain
     pairs: int
+    # Mean over clients of their mean margins (log-odds of a selector; log-ratio margins of a
+    # policy, nats).
     margin: float
-    margins: dict[str, float]
+    margins: dict[str, float]  # mean margin by client
+    # Mean over clients of the chosen completions' mean log-ratio to the reference (nats); None for
+    # selectors.
     reward: float | None = None
-    rewards: dict[str, float] | None = None
-    by_metric: dict[str, AccuracySummary] = Field(default_factory=dict)
+    rewards: dict[str, float] | None = None  # the same by client
+    by_metric: dict[str, AccuracySummary] = Field(default_factory=dict)  # by other margins
+    # The same report with the one adapter that each client uses; None where all use the same.
     assigned: AccuracyReport | None = None
 
 
 class RoundEvaluation(StoredResult):
-    """What was measured between two rounds.
+    """What was measured between two rounds."""
 
-    Attributes:
-        rounds_done: complete rounds at that time.
-        accuracy: accuracy on held-out pairs.
-        measures: what the method measures besides, by name.
-    """
-
-    rounds_done: int
-    accuracy: AccuracyReport
-    measures: dict[str, Metrics] = Field(default_factory=dict)
+    rounds_done: int  # complete ones at that time
+    accuracy: AccuracyReport  # on held-out pairs
+    measures: dict[str, Metrics] = Field(default_factory=dict)  # what the method measures besides
 
 
 class OutcomeRecord(Result):
-    """What a federation ended with, see components.federation.outcome.
+    """What a federation ended with, see components.federation.outcome."""
 
-    Attributes:
-        kind: name of the outcome's class.
-        adapters: hashes of adapters in the federation's store, by name.
-        assignment: by client, the name of the adapter that it uses; empty where all use the same.
-        job_keys: by client, the key of its last accepted job, after which its private state is
-            stored; empty before its first one. Only for clients with private state.
-    """
-
-    kind: str
-    adapters: dict[str, str]
+    kind: str  # name of the outcome's class
+    adapters: dict[str, str]  # hashes of adapters in the federation's store, by name
+    # By client, the name of the adapter that it uses; empty where all use the same.
     assignment: dict[str, str] = Field(default_factory=dict)
+    # By client, the key of its last accepted job, after which its private state is stored; empty
+    # before its first one. Only for clients with private state.
     job_keys: dict[str, str] = Field(default_factory=dict)
 
 
 class ExportedAdapter(Result):
-    """An adapter as a PEFT folder.
+    """An adapter as a PEFT folder."""
 
-    Attributes:
-        hash: sha256 of the adapter in the federation's store.
-        folder: the PEFT folder, relative to the federation's folder.
-    """
-
-    hash: str
-    folder: str
+    hash: str  # sha256 of the adapter in the federation's store
+    folder: str  # the PEFT folder, relative to the federation's folder
 
 
 class FederationResult(StoredResult):
-    """Result of the phase federate.
+    """Result of the phase federate."""
 
-    Attributes:
-        outcome: what the rounds ended with.
-        accuracy_label: what the accuracies are accuracies of.
-        accuracy_note: how clients are measured, where they do not all use the same adapter; else
-            empty.
-        rounds: number of rounds.
-        records: all committed steps.
-        evaluations: what was measured, in the order of the rounds: before the first one, at the
-            recipe's cadence, and after the last one.
-        adapters: the exported final adapters by name.
-        diagnostics: names of the method's diagnostics (components/evaluation/diagnostics).
-    """
-
-    outcome: OutcomeRecord
-    accuracy_label: str
-    accuracy_note: str
+    outcome: OutcomeRecord  # what the rounds ended with
+    accuracy_label: str  # what the accuracies are accuracies of
+    accuracy_note: str  # how clients are measured that do not all use the same adapter; else empty
     rounds: int
-    records: list[StepRecord]
+    records: list[StepRecord]  # all committed steps
+    # What was measured, in the order of the rounds: before the first one, at the recipe's cadence,
+    # and after the last one.
     evaluations: list[RoundEvaluation]
-    adapters: dict[str, ExportedAdapter]
-    diagnostics: list[str]
+    adapters: dict[str, ExportedAdapter]  # the exported final adapters by name
+    diagnostics: list[str]  # names of the method's diagnostics (components/evaluation/diagnostics)
 
     @property
     def before(self) -> RoundEvaluation:
@@ -320,73 +236,47 @@ class FederationResult(StoredResult):
 
 
 class PolicyRecord(Result):
-    """A policy, or one for each client, see components.federation.outcome.
+    """A policy, or one for each client, see components.federation.outcome."""
 
-    Attributes:
-        kind: name of the class that opens it.
-        folder: PEFT folder, or the folder of one for each client, relative to the alignment's
-            folder.
-        job_keys: as of OutcomeRecord.
-    """
-
-    kind: str
-    folder: str
-    job_keys: dict[str, str] = Field(default_factory=dict)
+    kind: str  # name of the class that opens it
+    folder: str  # PEFT folder, or the folder of one for each client, relative to the alignment's folder
+    job_keys: dict[str, str] = Field(default_factory=dict)  # as of OutcomeRecord
 
 
 class SamplingResult(Result):
-    """Sampled completions: the prompts, and the share of completions that ended by themselves."""
+    """Sampled completions."""
 
     prompts: int
-    finished_share: float
+    finished_share: float  # share of completions that ended by themselves
 
 
 class LabellingResult(Result):
-    """Labeled pairs of completions.
+    """Labeled pairs of completions."""
 
-    Attributes:
-        completions: sampled completions.
-        dropped_identical: completions that equal an earlier one of their prompt.
-        dropped_empty: completions without text.
-        prompts_without_pair: prompts with fewer than two distinct completions.
-        pairs: labeled pairs.
-        label_1_share: share of pairs in which the second completion was preferred.
-        chosen_longer_share: share of pairs whose chosen completion has more tokens.
-        chosen_finished_more: share of chosen completions that ended by themselves, less that of
-            rejected ones.
-    """
-
-    completions: int
-    dropped_identical: int
-    dropped_empty: int
-    prompts_without_pair: int
+    completions: int  # sampled
+    dropped_identical: int  # completions that equal an earlier one of their prompt
+    dropped_empty: int  # completions without text
+    prompts_without_pair: int  # prompts with fewer than two distinct completions
     pairs: int
-    label_1_share: float
-    chosen_longer_share: float
+    label_1_share: float  # share of pairs in which the second completion was preferred
+    chosen_longer_share: float  # share of pairs whose chosen completion has more tokens
+    # Share of chosen completions that ended by themselves, less that of rejected ones.
     chosen_finished_more: float
 
 
 class AlignmentResult(StoredResult):
-    """Result of the phase align.
-
-    Attributes:
-        policy: the aligned policy.
-        reference: policy that the KL is measured to: base, sft or round_start.
-        metrics: numbers of the alignment, e.g. kl_sequence (nats per completion).
-        history: metrics of each optimizer step, under TRL's names; empty without DPO on the server.
-        checkpoints: step of DPO by PEFT folder, relative to the alignment's folder.
-        sampling, labelling: None without DPO on the server.
-        model_uri, model_version: the registered model.
-    """
+    """Result of the phase align."""
 
     policy: PolicyRecord
-    reference: str
-    metrics: dict[str, float]
+    reference: str  # policy that the KL is measured to: base, sft or round_start
+    metrics: dict[str, float]  # numbers of the alignment, e.g. kl_sequence (nats per completion)
+    # Metrics of each optimizer step, under TRL's names; empty without DPO on the server.
     history: list[dict[str, float]] = Field(default_factory=list)
+    # Step of DPO by PEFT folder, relative to the alignment's folder.
     checkpoints: dict[str, int] = Field(default_factory=dict)
-    sampling: SamplingResult | None = None
+    sampling: SamplingResult | None = None  # None without DPO on the server, as labelling
     labelling: LabellingResult | None = None
-    model_uri: str = ""
+    model_uri: str = ""  # of the registered model
     model_version: str = ""
 
 
@@ -418,49 +308,31 @@ class ContestFigures(WinRate):
 
 
 class CurvePoint(Result):
-    """A point of the reward-hacking curve.
+    """A point of the reward-hacking curve."""
 
-    Attributes:
-        step: step of DPO.
-        prompts: number of prompts.
-        proxy: share of prompts on which the selectors' majority prefers the policy's answer to the
-            base policy's.
-        judge: the same of the judge; a tie is half a win in both.
-    """
-
-    step: int
+    step: int  # step of DPO
     prompts: int
+    # Share of prompts on which the selectors' majority prefers the policy's to the base policy's answer.
     proxy: float
-    judge: float
+    judge: float  # the same of the judge; a tie is half a win in both
 
 
 class AlpacaEvalFigures(Result):
-    """Figures of a model against a baseline, in the units of AlpacaEval's leaderboard.
+    """Figures of a model against a baseline, in the units of AlpacaEval's leaderboard."""
 
-    Attributes:
-        win_rate, standard_error, discrete_win_rate: percent.
-        n_wins, n_wins_base, n_draws: number of wins of the model, of wins of the baseline, and of
-            draws.
-        n_total, n_missing: number of rows with and without a preference.
-        avg_length: mean length of the model's outputs over all rows (characters).
-        equal_length_win_rate, equal_length_low, equal_length_high: win rate at equal length and its
-            95% interval (percent), see components/evaluation/length_control.py.
-        length_controlled_winrate: AlpacaEval's own length-controlled rate (percent); None if it was
-            not computed.
-    """
-
-    win_rate: float
-    standard_error: float
-    n_wins: int
-    n_wins_base: int
+    win_rate: float  # percent
+    standard_error: float  # percent
+    n_wins: int  # of the model
+    n_wins_base: int  # of the baseline
     n_draws: int
-    n_total: int
-    discrete_win_rate: float
-    avg_length: int
-    n_missing: int
-    equal_length_win_rate: float
-    equal_length_low: float
+    n_total: int  # rows with a preference
+    discrete_win_rate: float  # percent
+    avg_length: int  # mean length of the model's outputs over all rows (characters)
+    n_missing: int  # rows without a preference
+    equal_length_win_rate: float  # percent, see components/evaluation/length_control.py
+    equal_length_low: float  # 95% interval, percent
     equal_length_high: float
+    # AlpacaEval's own length-controlled rate (percent); None if it was not computed.
     length_controlled_winrate: float | None = None
 
 
@@ -472,97 +344,61 @@ class AlpacaEvalContest(Result):
 
 
 class AlpacaEvalResult(Result):
-    """Figures of AlpacaEval.
-
-    Attributes:
-        annotator: name of the annotator.
-        contests: contests by name.
-        note: why the package's length-controlled rate is missing; None where it is not.
-    """
+    """Figures of AlpacaEval."""
 
     annotator: str
     contests: dict[str, AlpacaEvalContest]
-    note: str | None
-
-
-class EvaluationResult(StoredResult):
-    """Result of the phase evaluate.
-
-    Attributes:
-        answers: figures of the answers themselves, e.g. aligned_tokens.
-        judge: description of the judge.
-        judge_figures: numbers about the judge itself, e.g. its accuracy on held-out pairs.
-        contests: by name: aligned_vs_base, aligned_vs_human, base_vs_human; their verdicts are in
-            files of their own (components/evaluation/contests.py).
-        rouge: ROUGE by policy and kind.
-        alpaca_eval, implicit_reward, questions, curve: None, or empty, where the recipe does not
-            ask for them.
-    """
-
-    answers: dict[str, float]
-    judge: str
-    judge_figures: dict[str, float]
-    contests: dict[str, ContestFigures]
-    rouge: dict[str, dict[str, float]]
-    alpaca_eval: AlpacaEvalResult | None = None
-    implicit_reward: AccuracyReport | None = None
-    questions: dict[str, QuestionResult] = Field(default_factory=dict)
-    curve: list[CurvePoint] = Field(default_factory=list)
+    note: str | None  # why the package's length-controlled rate is missing; None where it is not
 
 
 class QuestionFigures(Result):
     """A policy's answers to multiple-choice questions (DRIFT section 7.1).
 
     A mean over sets has shares only.
-
-    Attributes:
-        accuracy: share of right greedy answers.
-        chance: expected accuracy of guessing.
-        unparsable_share: share of greedy answers that could not be parsed.
-        low, high: 95% percentile-bootstrap interval of the accuracy.
-        questions, right, unparsable: number of questions, of right greedy answers, and of greedy
-            answers that could not be parsed.
-        cut: number of questions whose prompt was truncated.
-        succeeded: number of questions with a right answer among the samples. This and the following
-            are None if no answers were sampled.
-        success: share of those questions.
-        success_chance: expected success rate of guessing.
-        success_low, success_high: 95% percentile-bootstrap interval of the success rate.
     """
 
-    accuracy: float
-    chance: float
-    unparsable_share: float
-    low: float | None = None
+    accuracy: float  # share of right greedy answers
+    chance: float  # expected accuracy of guessing
+    unparsable_share: float  # share of greedy answers that could not be parsed
+    low: float | None = None  # 95% percentile-bootstrap interval of the accuracy
     high: float | None = None
-    questions: int | None = None
-    right: int | None = None
-    unparsable: int | None = None
-    cut: int | None = None
+    questions: int | None = None  # number of questions
+    right: int | None = None  # of right greedy answers
+    unparsable: int | None = None  # of greedy answers that could not be parsed
+    cut: int | None = None  # number of questions whose prompt was truncated
+    # Number of questions with a right answer among the samples. This and the following are None if
+    # no answers were sampled.
     succeeded: int | None = None
-    success: float | None = None
-    success_chance: float | None = None
-    success_low: float | None = None
+    success: float | None = None  # share of those questions
+    success_chance: float | None = None  # expected success rate of guessing
+    success_low: float | None = None  # 95% percentile-bootstrap interval of the success rate
     success_high: float | None = None
 
 
 class QuestionResult(Result):
-    """A policy's answers to the recipe's questions.
+    """A policy's answers to the recipe's questions."""
 
-    Attributes:
-        samples: number of sampled answers per question, beside the greedy one.
-        sets: figures by question set, sorted by name.
-        all: figures over all questions.
-        mean: unweighted mean over the sets.
-    """
-
-    samples: int
-    sets: dict[str, QuestionFigures]
-    all: QuestionFigures
-    mean: QuestionFigures
+    samples: int  # number of sampled answers per question, beside the greedy one
+    sets: dict[str, QuestionFigures]  # figures by question set, sorted by name
+    all: QuestionFigures  # figures over all questions
+    mean: QuestionFigures  # unweighted mean over the sets
 
 
-EvaluationResult.model_rebuild()
+class EvaluationResult(StoredResult):
+    """Result of the phase evaluate."""
+
+    answers: dict[str, float]  # figures of the answers themselves, e.g. aligned_tokens
+    judge: str  # description of the judge
+    judge_figures: dict[str, float]  # about the judge itself, e.g. its accuracy on held-out pairs
+    # By name: aligned_vs_base, aligned_vs_human, base_vs_human; their verdicts are in files of
+    # their own (components/evaluation/contests.py).
+    contests: dict[str, ContestFigures]
+    rouge: dict[str, dict[str, float]]  # ROUGE by policy and kind
+    # The following are None, or empty, where the recipe does not ask for them.
+    alpaca_eval: AlpacaEvalResult | None = None
+    implicit_reward: AccuracyReport | None = None
+    questions: dict[str, QuestionResult] = Field(default_factory=dict)
+    curve: list[CurvePoint] = Field(default_factory=list)
 
 
 def finite_or_none(value: Any) -> Any:

@@ -23,24 +23,20 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from typer.cli import get_docs_for_click
 
-from components.config import (
-    AGGREGATORS,
-    JUDGES,
-    METHODS,
-    PROMPT_SOURCES,
-    REWARDS,
-    SOURCES,
+from components.config import DpoObjective, Recipe, Registry
+from components.config.benchmark import Benchmark, Choice
+from components.config.data import PROMPT_SOURCES, SOURCES
+from components.config.evaluation import JUDGES
+from components.config.federation import AGGREGATORS, METHODS
+from components.config.objectives import (
     CriticAdvantage,
-    DpoObjective,
     GaeEstimator,
     GrpoEstimator,
     OfflinePpoObjective,
-    Recipe,
-    Registry,
     RlooEstimator,
     SequenceAdvantage,
 )
-from components.config.benchmark import Benchmark, Choice
+from components.config.rewards import REWARDS
 from components.paths import PACKAGE
 from components.reporting.metrics import ALIASES
 from flows import outputs
@@ -106,7 +102,7 @@ def main() -> int:
 def pages() -> dict[str, str]:
     """The text of each page, by its path under docs/reference."""
     sections = {
-        name: field.description or ""
+        name: " ".join((field.description or "").split())
         for name, field in Recipe.model_fields.items()
         if models_in(field.annotation)
     }

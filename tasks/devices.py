@@ -20,7 +20,8 @@ from typing import Any
 
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
-from components.config import BackboneConfig, Recipe, RecipeError, RuntimeConfig
+from components.config import BackboneConfig, Recipe, RecipeError
+from components.config.runtime import RuntimeConfig
 from components.environment import malloc_variables, release_memory
 from components.federation.clients.base import Trainer
 from components.federation.clients.context import ClientContexts

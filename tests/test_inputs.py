@@ -9,19 +9,17 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-import components.config
 from components.config import (
     DpoObjective,
     InputFile,
     NamedModel,
-    OfflinePpoObjective,
     PairPpoObjective,
     Recipe,
     RecipeError,
-    RecipeFile,
-    Registry,
     TemplateFile,
 )
+from components.config.files import RecipeFile
+from components.config.objectives import OfflinePpoObjective
 from components.data.records import DataError
 from components.data.templates import load as load_template
 from components.inputs import named_files, original_names, verify_inputs
@@ -29,6 +27,7 @@ from components.models.backbone import fetch_backbone
 from components.recipes import load_recipe
 from tasks.runs import Run, create_run, write_stage_inputs
 from tests.support.command_line import refusal
+from tests.support.registries import config_registries
 
 NAMES_NO_FILE = {
     "Recipe.name": "of the experiment",
@@ -63,6 +62,8 @@ NAMES_NO_FILE = {
     "experiment": "an experiment of MLflow",
     "registered_model": "a model of MLflow",
     "devices": "of torch",
+    "device_map": "layers of a model",
+    "max_memory": "sizes",
     "ray_address": "a server",
 }
 """Text keys of a recipe that name no file, with what they name."""
@@ -73,9 +74,8 @@ PAIRS = '{"prompt": "p", "chosen": "c", "rejected": "r"}\n'
 def sections():
     """Every section that a recipe can have, those of registered implementations included."""
     models = [Recipe, DpoObjective, OfflinePpoObjective, PairPpoObjective]
-    for registry in vars(components.config).values():
-        if isinstance(registry, Registry):
-            models += [registry.load(name) for name in registry.builtin]
+    for registry in config_registries():
+        models += [registry.load(name) for name in registry.builtin]
     found = {}
     while models:
         model = models.pop()

@@ -5,7 +5,12 @@ from importlib.metadata import EntryPoint
 import pytest
 from pydantic import BaseModel, Field
 
-from components.config import METHODS, POSTPROCESSORS, RecipeError, Registry, registered_section
+from components.config import RecipeError, Registry
+from components.config.data import SOURCES
+from components.config.evaluation import JUDGES
+from components.config.federation import AGGREGATORS, METHODS, POSTPROCESSORS
+from components.config.registry import one_of, registered_section
+from components.config.rewards import REWARDS
 from components.config.section import NestedSectionError
 from components.recipes import load_recipe
 
@@ -72,6 +77,20 @@ def test_a_package_that_cannot_be_imported_is_refused_by_name_with_the_remedy(re
         registry.load(name)
 
 
+@pytest.mark.parametrize("registered", ["Circle", "GROUP"])
+def test_what_does_not_derive_from_the_base_is_refused_with_the_name_of_both(registered):
+    shapes = Registry("shape", GROUP, {"odd": f"{__name__}:{registered}"}, f"{__name__}:Square")
+    with pytest.raises(RecipeError, match=r"shape 'odd' registers .*, which is no .*\.Square: derive it"):
+        shapes.load("odd")
+
+
+@pytest.mark.parametrize("registry", [METHODS, POSTPROCESSORS, AGGREGATORS, JUDGES, REWARDS, SOURCES])
+def test_each_registry_of_sections_refuses_a_section_without_behaviour(registry, monkeypatch):
+    monkeypatch.setitem(registry.builtin, "odd", f"{__name__}:Circle")
+    with pytest.raises(RecipeError, match=f"{registry.key} 'odd' registers Circle, which is no components"):
+        registry.load("odd")
+
+
 def test_a_registry_without_names_says_so():
     with pytest.raises(RecipeError, match=r"'x' is not known; there are: none"):
         Registry("shape", GROUP, {}).load("x")
@@ -93,7 +112,6 @@ def test_every_method_of_the_package_can_be_loaded(name):
 
 
 def test_the_groups_of_entry_points_are_named_after_the_package():
-    from components.config import AGGREGATORS, JUDGES, REWARDS
     from components.federation.clients import TRAINERS
     from components.federation.outcome import OUTCOMES
 
@@ -142,6 +160,20 @@ def test_a_section_without_a_kind_is_refused_where_there_is_no_default(registry)
 def test_what_is_neither_a_name_nor_a_mapping_is_refused(parse, values):
     with pytest.raises(ValueError, match="the name of a kind"):
         parse(values)
+
+
+@pytest.mark.parametrize(
+    ("values", "section"),
+    [("square", Square()), ({"side": 3}, Square(side=3)), ({"kind": "circle"}, Circle())],
+)
+def test_of_listed_sections_the_first_is_the_default(values, section):
+    assert one_of(Square, Circle).func(values) == section
+
+
+@pytest.mark.parametrize("kind", [3, [1], None])
+def test_a_kind_that_is_no_text_is_refused_with_the_known_kinds(kind):
+    with pytest.raises(ValueError, match="key kind must be one of: square, circle"):
+        one_of(Square, Circle).func({"kind": kind})
 
 
 def test_errors_of_a_section_are_those_of_its_kinds_model(parse):

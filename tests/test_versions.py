@@ -5,7 +5,8 @@ from typing import get_args
 import pytest
 
 from components import versions
-from components.config import REWARDS, EvaluatorOptions
+from components.config.rewards import REWARDS
+from components.config.thoughts import EvaluatorOptions
 from components.recipes import load_recipe
 from components.results import ResultError, RoundEvaluation, StoredResult
 from tasks.federation import open_commits

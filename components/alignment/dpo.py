@@ -23,7 +23,8 @@ import torch
 
 from components.alignment.kl import as_dpo_reference, kl_to_reference
 from components.concurrency import concurrent_parts, run_concurrently
-from components.config import DpoConfig, OptimizerConfig, PolicyConfig, UserError
+from components.config import OptimizerConfig, PolicyConfig, UserError
+from components.config.alignment import DpoConfig
 from components.learning.loop import (
     Loss,
     Parameters,

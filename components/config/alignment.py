@@ -14,54 +14,35 @@ from components.config.section import Section
 class DpoConfig(Section):
     """Direct preference optimization (FedBiscuit eqs. 2 and 9)."""
 
-    reference: Literal["base", "sft", "round_start"] = Field(
-        "base",
-        description=(
-            "Reference policy of the KL. base: the adapter is off; sft: reference_adapter is merged into the"
-            " backbone; round_start: reference_adapter, from which training starts. With the last two it also"
-            " samples the completions that are labeled, and is the base policy of the evaluation."
-        ),
-    )
-    reference_adapter: InputFile | None = Field(
-        None,
-        description="Folder of a LoRA adapter that PEFT has saved, for the references sft and round_start.",
-    )
-    beta: float = Field(
-        0.1, gt=0, description="Inverse temperature of the implicit reward; Rafailov et al. 2023: 0.1."
-    )
-    optimizer: Literal["rmsprop", "adamw_torch", "sgd", "adagrad", "adafactor"] = Field(
-        "rmsprop", description="Optimizer, by its name in transformers; FedBiscuit table 3: RMSprop."
-    )
-    lr: float = Field(1e-6, gt=0, description="Learning rate; FedBiscuit table 3: 1e-6.")
-    epochs: int = Field(
-        5,
-        ge=1,
-        description="Passes over the labeled pairs; FedBiscuit table 3: 5 (section 7.1 says three).",
-    )
-    batch_size: int = Field(32, ge=1, description="Pairs per optimizer step; FedBiscuit table 3: 32.")
-    micro_batch_size: int = Field(8, ge=1, description="Pairs per forward pass; divides batch_size.")
-    lr_scheduler: Literal["linear", "cosine", "constant"] = Field(
-        "constant", description="Schedule of the learning rate; the paper names none."
-    )
-    max_grad_norm: float = Field(1.0, gt=0, description="Maximum norm of the gradient.")
-    checkpoint_every: int | None = Field(
-        None,
-        ge=1,
-        description="Save the adapter every so many optimizer steps; null: after each epoch only.",
-    )
-    kl_prompts: int = Field(
-        16,
-        ge=0,
-        description="Held-out prompts on which the KL to the reference is estimated after training.",
-    )
-    max_kl: float | None = Field(
-        None,
-        gt=0,
-        description=(
-            "Training ends at the first checkpoint (checkpoint_every, or an epoch's end) whose KL to the"
-            " reference, estimated on kl_prompts, is above this (nats per completion); null: after epochs."
-        ),
-    )
+    reference: Literal["base", "sft", "round_start"] = "base"
+    """Reference policy of the KL. base: the adapter is off; sft: reference_adapter is merged into
+    the backbone; round_start: reference_adapter, from which training starts. With the last two it
+    also samples the completions that are labeled, and is the base policy of the evaluation."""
+    reference_adapter: InputFile | None = None
+    """Folder of a LoRA adapter that PEFT has saved, for the references sft and round_start."""
+    beta: float = Field(0.1, gt=0)
+    """Inverse temperature of the implicit reward; Rafailov et al. 2023: 0.1."""
+    optimizer: Literal["rmsprop", "adamw_torch", "sgd", "adagrad", "adafactor"] = "rmsprop"
+    """Optimizer, by its name in transformers; FedBiscuit table 3: RMSprop."""
+    lr: float = Field(1e-6, gt=0)
+    """Learning rate; FedBiscuit table 3: 1e-6."""
+    epochs: int = Field(5, ge=1)
+    """Passes over the labeled pairs; FedBiscuit table 3: 5 (section 7.1 says three)."""
+    batch_size: int = Field(32, ge=1)
+    """Pairs per optimizer step; FedBiscuit table 3: 32."""
+    micro_batch_size: int = Field(8, ge=1)
+    """Pairs per forward pass; divides batch_size."""
+    lr_scheduler: Literal["linear", "cosine", "constant"] = "constant"
+    """Schedule of the learning rate; the paper names none."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Maximum norm of the gradient."""
+    checkpoint_every: int | None = Field(None, ge=1)
+    """Save the adapter every so many optimizer steps; null: after each epoch only."""
+    kl_prompts: int = Field(16, ge=0)
+    """Held-out prompts on which the KL to the reference is estimated after training."""
+    max_kl: float | None = Field(None, gt=0)
+    """Training ends at the first checkpoint (checkpoint_every, or an epoch's end) whose KL to the
+    reference, estimated on kl_prompts, is above this (nats per completion); null: after epochs."""
 
     @model_validator(mode="before")
     @classmethod
@@ -96,25 +77,15 @@ class DpoConfig(Section):
 class AlignmentConfig(Section):
     """Labeling by the selectors and alignment by DPO (FedBiscuit appendix A.2)."""
 
-    prompts: int | None = Field(
-        None,
-        ge=1,
-        description="Server prompts used (a seeded sample); null uses all. FedBiscuit table 5: 42,782.",
-    )
-    completions: int = Field(
-        2,
-        ge=2,
-        le=10_000,
-        description="Completions sampled per prompt (n); all n (n - 1) / 2 pairs are labeled.",
-    )
-    pairs_per_prompt: int | None = Field(
-        None,
-        ge=1,
-        description=(
-            "Labeled pairs of a prompt that are trained on: its completions are ranked by the pairs that they"
-            " win, and the first is paired with the last, the second with the last but one, and so on. null"
-            " takes all pairs."
-        ),
-    )
-    temperature: float = Field(0.7, gt=0, description="Sampling temperature; FedBiscuit B.1: 0.7.")
-    dpo: DpoConfig = Field(default_factory=DpoConfig, description="The alignment.")
+    prompts: int | None = Field(None, ge=1)
+    """Server prompts used (a seeded sample); null uses all. FedBiscuit table 5: 42,782."""
+    completions: int = Field(2, ge=2, le=10_000)
+    """Completions sampled per prompt (n); all n (n - 1) / 2 pairs are labeled."""
+    pairs_per_prompt: int | None = Field(None, ge=1)
+    """Labeled pairs of a prompt that are trained on: its completions are ranked by the pairs that
+    they win, and the first is paired with the last, the second with the last but one, and so on.
+    null takes all pairs."""
+    temperature: float = Field(0.7, gt=0)
+    """Sampling temperature; FedBiscuit B.1: 0.7."""
+    dpo: DpoConfig = Field(default_factory=DpoConfig)
+    """The alignment."""

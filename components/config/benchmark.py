@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from itertools import combinations
 from typing import Annotated, Self
 
@@ -28,30 +29,21 @@ class Claim(Section):
     The report says whether the numbers support it.
     """
 
-    arm: str = Field(description="The arm.")
-    figure: str = Field(
-        description=(
-            "Name of a figure; or wins: in the judge's contests with those of `against`, the share of wins"
-            " among wins and losses, without ties."
-        )
-    )
-    against: list[str] = Field(
-        default_factory=list,
-        description=(
-            "Arms whose figure is subtracted, a claim each; of wins, those contested with (arms, 'base"
-            " policy', 'the references'). Empty: the figure itself."
-        ),
-    )
-    times: float = Field(
-        1.0,
-        gt=0,
-        description=(
-            "Factor of the others' figures before they are subtracted: with 2 and at_least 0, the arm's is"
-            " at least twice theirs."
-        ),
-    )
-    at_least: float | None = Field(None, description="Minimum of the figure or the difference.")
-    above: float | None = Field(None, description="Strict lower bound; one of the two is set.")
+    arm: str
+    """The arm."""
+    figure: str
+    """Name of a figure; or wins: in the judge's contests with those of `against`, the share of wins
+    among wins and losses, without ties."""
+    against: list[str] = Field(default_factory=list)
+    """Arms whose figure is subtracted, a claim each; of wins, those contested with (arms, 'base
+    policy', 'the references'). Empty: the figure itself."""
+    times: float = Field(1.0, gt=0)
+    """Factor of the others' figures before they are subtracted: with 2 and at_least 0, the arm's is
+    at least twice theirs."""
+    at_least: float | None = None
+    """Minimum of the figure or the difference."""
+    above: float | None = None
+    """Strict lower bound; one of the two is set."""
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
@@ -71,54 +63,40 @@ class Claim(Section):
 class Choice(Section):
     """One of several arms that differ in a setting, such as a learning rate."""
 
-    among: Annotated[list[str], Field(min_length=2)] = Field(
-        description="The arms; of equal ones the first is chosen."
-    )
-    figure: str = Field(description="Name of the figure whose mean over the seeds is the largest.")
+    among: Annotated[list[str], Field(min_length=2)]
+    """The arms; of equal ones the first is chosen."""
+    figure: str
+    """Name of the figure whose mean over the seeds is the largest."""
 
 
 class Benchmark(Section):
     """What is compared."""
 
-    recipe: str = Field(min_length=1, description="Recipe that all arms share.")
-    seeds: Annotated[list[Seed], Field(min_length=1)] = Field(description="Seeds; each arm runs with each.")
-    settings: list[str] = Field(
-        default_factory=list,
-        description="'key.path=value' settings of all arms on top of the recipe, such as what is measured.",
-    )
-    arms: dict[str, list[str]] = Field(min_length=1, description="Settings of each arm on top of these.")
-    contests: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = Field(
-        default_factory=list, description="Pairs of arms whose policies' answers the judge compares."
-    )
-    fronts: dict[PlainName, Annotated[list[str], Field(min_length=2)]] = Field(
-        default_factory=dict,
-        description=(
-            "By name, arms of one method with several objectives that differ in their preference. The report"
-            " has the hypervolume of each front, over the smallest reward of each objective that any policy"
-            " of its seed has (the base policy included), and the smallest of the objectives' rank"
-            " correlations of preference and reward."
-        ),
-    )
-    choices: dict[PlainName, Choice] = Field(
-        default_factory=dict,
-        description=(
-            "By name, arms of which the report names the best one, for benchmarks that choose settings. Their"
-            " figures come from validation pairs (federation.accuracy_split) of seeds that no other benchmark"
-            " reports."
-        ),
-    )
-    claims: list[Claim] = Field(
-        default_factory=list,
-        description="What the benchmark is expected to show; the report checks each. Arms may be fronts.",
-    )
-    regressions: dict[str, Annotated[float, Field(gt=0)]] = Field(
-        default_factory=dict,
-        description=(
-            "By name of a figure of which more is better, how far it may fall below its median in the last"
-            " runs of the same arms and seeds before the report marks a regression, for benchmarks that are"
-            " repeated every night."
-        ),
-    )
+    recipe: str = Field(min_length=1)
+    """Recipe that all arms share."""
+    seeds: Annotated[list[Seed], Field(min_length=1)]
+    """Seeds; each arm runs with each."""
+    settings: list[str] = Field(default_factory=list)
+    """'key.path=value' settings of all arms on top of the recipe, such as what is measured."""
+    arms: dict[str, list[str]] = Field(min_length=1)
+    """Settings of each arm on top of these."""
+    contests: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = Field(default_factory=list)
+    """Pairs of arms whose policies' answers the judge compares."""
+    fronts: dict[PlainName, Annotated[list[str], Field(min_length=2)]] = Field(default_factory=dict)
+    """By name, arms of one method with several objectives that differ in their preference. The
+    report has the hypervolume of each front, over the smallest reward of each objective that any
+    policy of its seed has (the base policy included), and the smallest of the objectives' rank
+    correlations of preference and reward."""
+    choices: dict[PlainName, Choice] = Field(default_factory=dict)
+    """By name, arms of which the report names the best one, for benchmarks that choose settings.
+    Their figures come from validation pairs (federation.accuracy_split) of seeds that no other
+    benchmark reports."""
+    claims: list[Claim] = Field(default_factory=list)
+    """What the benchmark is expected to show; the report checks each. Arms may be fronts."""
+    regressions: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    """By name of a figure of which more is better, how far it may fall below its median in the last
+    runs of the same arms and seeds before the report marks a regression, for benchmarks that are
+    repeated every night."""
 
     def fingerprint(self) -> str:
         """Hash of what is run; benchmarks with equal ones may be compared."""
@@ -150,32 +128,22 @@ class Benchmark(Section):
 
     @model_validator(mode="after")
     def _check_contests(self) -> Self:
-        arms = ", ".join(self.arms)
         for ours, theirs in self.contests:
             if ours == theirs:
                 raise ValueError(f"contest [{ours}, {theirs}]: an arm cannot be compared with itself")
-            for name in (ours, theirs):
-                if name not in self.arms:
-                    raise ValueError(
-                        f"contest [{ours}, {theirs}]: there is no arm '{name}' (there are: {arms})"
-                    )
+            self._require_arms(f"contest [{ours}, {theirs}]", (ours, theirs))
         for name, members in self.fronts.items():
             if name in self.arms:
                 raise ValueError(f"front '{name}' has the name of an arm: rename it")
-            for arm in members:
-                if arm not in self.arms:
-                    raise ValueError(f"front '{name}': there is no arm '{arm}' (there are: {arms})")
+            self._require_arms(f"front '{name}'", members)
+        for name, choice in self.choices.items():
+            self._require_arms(f"choice '{name}'", choice.among)
         return self
 
-    @model_validator(mode="after")
-    def _check_choices(self) -> Self:
-        for name, choice in self.choices.items():
-            for arm in choice.among:
-                if arm not in self.arms:
-                    raise ValueError(
-                        f"choice '{name}': there is no arm '{arm}' (there are: {', '.join(self.arms)})"
-                    )
-        return self
+    def _require_arms(self, owner: str, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self.arms:
+                raise ValueError(f"{owner}: there is no arm '{name}' (there are: {', '.join(self.arms)})")
 
     @model_validator(mode="after")
     def _check_claims(self) -> Self:
@@ -185,19 +153,16 @@ class Benchmark(Section):
 
     def _check_claim(self, claim: Claim) -> None:
         key = f"claim on {claim.figure} of {claim.arm}"
-        measured = [*self.arms, *self.fronts]
-        if claim.figure == WINS:
-            known = [(claim.arm, list(self.arms))]
-            known += [(name, [*self.arms, *OPPONENTS]) for name in claim.against]
-        else:
-            known = [(name, measured) for name in (claim.arm, *claim.against)]
-        for name, names in known:
+        wins = claim.figure == WINS
+        others = OPPONENTS if wins else self.fronts
+        for name in (claim.arm, *claim.against):
+            names = [*self.arms] if wins and name == claim.arm else [*self.arms, *others]
             if name not in names:
                 raise ValueError(f"{key}: there is no '{name}' (there are: {', '.join(names)})")
         for name in claim.against:
             if name == claim.arm:
                 raise ValueError(f"{key}: an arm cannot be compared with itself")
-            if claim.figure == WINS and name in self.arms and [claim.arm, name] not in self.contests:
+            if wins and name in self.arms and [claim.arm, name] not in self.contests:
                 raise ValueError(
                     f"{key} against {name}: there is no such contest, add [{claim.arm}, {name}] to 'contests'"
                 )

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, model_validator
 
-from components.config.errors import unknown_name
 from components.config.files import InputFile
 from components.config.name_checks import PlainName
-from components.config.registry import Registry
-from components.config.section import Section, validate_nested
+from components.config.registry import Registry, registered_name, registered_options
+from components.config.section import Section
 
 
 class SourceOptions(Section):
-    """Options of a source of pairs.
-
-    A source's own file derives its options from components.data.sources.base.Source, which adds
-    `load`, and registers them in SOURCES or through the entry points of a package.
-
-    Attributes:
-        columns: of the user's own files, which data.columns may rename; empty for sources whose columns are
-            given. data.column may name any other column of such files.
-        is_local: whether its rows come from a file or a package, and in no case from the hub.
-    """
+    """Options of a source of pairs; components.data.sources.base.Source adds `load`."""
 
     columns: ClassVar[tuple[str, ...]] = ()
-    is_local: ClassVar[bool] = False
+    """Columns of the user's own files, which data.columns may rename; empty for sources whose
+    columns are given. data.column may name any other column of such files."""
+    is_local: ClassVar[bool] = False  # its rows come from a file or a package, in no case from the hub
 
 
 SOURCES: Registry[type[SourceOptions]] = Registry(
@@ -50,19 +42,12 @@ SOURCES: Registry[type[SourceOptions]] = Registry(
         "ultrafeedback": "components.data.sources.hub_pairs:UltraFeedback",
         "webgpt": "components.data.sources.hub_pairs:WebGpt",
     },
+    "components.data.sources.base:Source",
 )
-"""Sources of pairs by name: the model of each one's options, which loads the pairs.
-
-A package adds a source by an entry point of the group `fed_rlhf.sources`.
-"""
 
 
 class PromptSourceOptions(Section):
-    """Options of a source of server prompts.
-
-    A source's own file derives its options from components.data.sources.base.PromptSource, which
-    adds `load`, and registers them in PROMPT_SOURCES or through the entry points of a package.
-    """
+    """Options of a source of server prompts; components.data.sources.base.PromptSource adds `load`."""
 
 
 PROMPT_SOURCES: Registry[type[PromptSourceOptions]] = Registry(
@@ -72,212 +57,102 @@ PROMPT_SOURCES: Registry[type[PromptSourceOptions]] = Registry(
         "alpaca_eval": "components.data.sources.alpaca_eval:Options",
         "safe-rlhf": "components.data.sources.safe_rlhf:Options",
     },
+    "components.data.sources.base:PromptSource",
 )
-"""Sources of server prompts by name: the model of each one's options, which loads the prompts.
 
-A package adds a source by an entry point of the group `fed_rlhf.prompt_sources`.
-"""
-
-
-def registered_name(registry: Registry[Any]) -> AfterValidator:
-    """A validator for a field that holds a name of a registry."""
-
-    def validate(name: str) -> str:
-        if name not in registry:
-            raise ValueError(unknown_name(registry.key.rpartition(".")[2], name, registry.names()))
-        return name
-
-    return AfterValidator(validate)
-
-
-def source_options(values: Any, source: str | None) -> SourceOptions:
-    """Validate the options of a source of pairs.
-
-    Args:
-        values: a mapping, or options that were validated before; SourceOptions() stands for the
-            source's defaults.
-        source: name of the source; None where the name itself was refused.
-
-    Raises:
-        ValueError: the values do not fit the source.
-    """
-    if source is None:
-        return SourceOptions()  # the error of the name is reported
-    values = {} if type(values) is SourceOptions else values
-    return validate_nested(SOURCES.load(source), values, f"source {source}")
+AnySource = Annotated[str, registered_name(SOURCES, "source")]
+AnySourceOptions = Annotated[
+    SerializeAsAny[SourceOptions], registered_options(SOURCES, SourceOptions, "source")
+]
+"""The options of the source that the field `source` before it names."""
 
 
 class PromptsConfig(Section):
     """Prompts from a data set of their own, in place of those that come with the pairs."""
 
-    source: Annotated[str, registered_name(PROMPT_SOURCES)] = Field(
-        min_length=1,
-        description="Registered prompt source (components/data/sources): alpaca_eval, safe-rlhf.",
-    )
-    path: InputFile | None = Field(None, description="Local file read in place of the hub.")
-    revision: str | None = Field(None, description="Hub revision (commit or tag) of the data set.")
-    options: SerializeAsAny[PromptSourceOptions] = Field(
-        default_factory=PromptSourceOptions,
-        validate_default=True,
-        description="Options of the prompt source.",
-    )
-    max_prompts: int | None = Field(
-        None, ge=1, description="Maximum number of prompts (a seeded sample); null keeps all."
-    )
-
-    @field_validator("options", mode="before")
-    @classmethod
-    def _parse_options(cls, values: Any, info: ValidationInfo) -> Any:
-        if "source" not in info.data:
-            return PromptSourceOptions()  # the error of the source is reported
-        model = PROMPT_SOURCES.load(info.data["source"])
-        return validate_nested(model, {} if type(values) is PromptSourceOptions else values)
+    source: Annotated[str, registered_name(PROMPT_SOURCES, "prompt source")] = Field(min_length=1)
+    """Registered prompt source (components/data/sources): alpaca_eval, safe-rlhf."""
+    path: InputFile | None = None
+    """Local file read in place of the hub."""
+    revision: str | None = None
+    """Hub revision (commit or tag) of the data set."""
+    options: Annotated[
+        SerializeAsAny[PromptSourceOptions],
+        registered_options(PROMPT_SOURCES, PromptSourceOptions, "source"),
+    ] = Field(default_factory=PromptSourceOptions, validate_default=True)
+    """Options of the prompt source."""
+    max_prompts: int | None = Field(None, ge=1)
+    """Maximum number of prompts (a seeded sample); null keeps all."""
 
 
 class DataConfig(Section):
     """The preference pairs, the clients that own them, and the rows that may be trained on."""
 
-    source: Annotated[str, registered_name(SOURCES)] = Field(
-        "aclsum", description="Registered source of pairs (components/data/sources)."
-    )
-    path: InputFile | None = Field(
-        None, description="Local file or folder read in place of the hub, for any source that loads files."
-    )
-    revision: str | None = Field(None, description="Hub revision (commit or tag) of the data set.")
-    trees: InputFile | None = Field(
-        None,
-        description=(
-            "File or folder of trees of thoughts. Their pairs are assigned to the clients round-robin,"
-            " beside the pairs of the source. The section thoughts grows such trees."
-        ),
-    )
-    min_margin: float = Field(
-        0.0,
-        ge=0,
-        lt=9,
-        description=(
-            "Two thoughts whose scores differ by no more than this are tied and give no pair. With"
-            " thoughts.evaluator.read 'expected', scores are means, of which few are equal."
-        ),
-    )
-    options: SerializeAsAny[SourceOptions] = Field(
-        default_factory=SourceOptions, validate_default=True, description="Options of the source."
-    )
-    partition: Literal["natural", "dirichlet", "iid", "margin", "column"] = Field(
-        "natural",
-        description=(
-            "How pairs are assigned to clients. natural: by the owners that the source has; dirichlet:"
-            " by domain, with all pairs of a question at one client; iid; margin: from the largest"
-            " margins to the smallest, with all pairs of a question at one client (FedPDPO D.1.2, IMDB);"
-            " column: by the values of a column (FedPDPO D.1.2, code by language)."
-        ),
-    )
-    clients: int | None = Field(
-        None,
-        ge=1,
-        description=(
-            "Number of clients. null keeps every owner, with the partitions natural and column."
-            " FedBiscuit table 5: 53 (TL;DR)."
-        ),
-    )
-    column: str | None = Field(
-        None,
-        min_length=1,
-        description=(
-            "Column whose values name the owner of a pair, with partition 'column': a text column of the"
-            " record, such as domain or source, or any column of the file with the sources jsonl, parquet and"
-            " csv."
-        ),
-    )
-    columns: dict[str, Annotated[str, Field(min_length=1)]] = Field(
-        default_factory=dict,
-        description=(
-            "With the sources jsonl, parquet and csv, names of columns in the file, by their names here:"
-            " {prompt: question, chosen: better}."
-        ),
-    )
+    source: AnySource = "aclsum"
+    """Registered source of pairs (components/data/sources)."""
+    path: InputFile | None = None
+    """Local file or folder read in place of the hub, for any source that loads files."""
+    revision: str | None = None
+    """Hub revision (commit or tag) of the data set."""
+    trees: InputFile | None = None
+    """File or folder of trees of thoughts. Their pairs are assigned to the clients round-robin,
+    beside the pairs of the source. The section thoughts grows such trees."""
+    min_margin: float = Field(0.0, ge=0, lt=9)
+    """Two thoughts whose scores differ by no more than this are tied and give no pair. With
+    thoughts.evaluator.read 'expected', scores are means, of which few are equal."""
+    options: AnySourceOptions = Field(default_factory=SourceOptions, validate_default=True)
+    """Options of the source."""
+    partition: Literal["natural", "dirichlet", "iid", "margin", "column"] = "natural"
+    """How pairs are assigned to clients. natural: by the owners that the source has; dirichlet: by
+    domain, with all pairs of a question at one client; iid; margin: from the largest margins to the
+    smallest, with all pairs of a question at one client (FedPDPO D.1.2, IMDB); column: by the
+    values of a column (FedPDPO D.1.2, code by language)."""
+    clients: int | None = Field(None, ge=1)
+    """Number of clients. null keeps every owner, with the partitions natural and column. FedBiscuit
+    table 5: 53 (TL;DR)."""
+    column: str | None = Field(None, min_length=1)
+    """Column whose values name the owner of a pair, with partition 'column': a text column of the
+    record, such as domain or source, or any column of the file with the sources jsonl, parquet and
+    csv."""
+    columns: dict[str, Annotated[str, Field(min_length=1)]] = Field(default_factory=dict)
+    """With the sources jsonl, parquet and csv, names of columns in the file, by their names here:
+    {prompt: question, chosen: better}."""
     column_clients: (
         dict[Annotated[PlainName, Field(min_length=1)], Annotated[list[str], Field(min_length=1)]] | None
-    ) = Field(
-        None,
-        min_length=1,
-        description=(
-            "By client, the values of data.column whose pairs it owns. Pairs with other values are left out."
-            " null: each value is a client of that name."
-        ),
-    )
-    alpha: float = Field(
-        0.3, gt=0, description="Concentration of the Dirichlet partition; FedBiscuit section 6: 0.3."
-    )
-    validation: float = Field(
-        0.1,
-        ge=0,
-        lt=1,
-        description="Share of the prompts held out for validation, where the source has no split of its own.",
-    )
-    test: float = Field(
-        0.2, gt=0, lt=1, description="Share of the prompts held out for the reported figures."
-    )
-    max_pairs: int | None = Field(
-        None,
-        ge=1,
-        description="Maximum number of pairs (a seeded sample of whole prompts); null keeps all.",
-    )
-    max_characters: int = Field(
-        20_000,
-        ge=1,
-        description="Maximum characters of a prompt or completion; rows with a longer one are dropped.",
-    )
-    max_dropped: float = Field(
-        0.05,
-        ge=0,
-        le=1,
-        description=(
-            "Share of the rows that may be dropped because of max_characters; more of them are an error."
-        ),
-    )
-    drop_invalid: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description=(
-            "With the sources jsonl, parquet and csv, the share of a file's rows that may be dropped because"
-            " a column is missing, empty or of the wrong type. They are counted; more of them are an error."
-        ),
-    )
-    max_equal: float = Field(
-        0.05,
-        ge=0,
-        le=1,
-        description=(
-            "Share of the pairs whose completions may be equal to a model that trains on them: in their text,"
-            " or after the cut to policy.max_new_tokens or to max_length of a selector, judge or reward. More"
-            " of them are an error. They are counted in the report and kept: DPO and selectors learn nothing"
-            " from them, and they count as half right in accuracies."
-        ),
-    )
-    align_prompts: PromptsConfig | None = Field(
-        None,
-        description=(
-            "Server prompts to align on, in place of those of the source. FedBiscuit table 5: safe-rlhf"
-            " for QA."
-        ),
-    )
-    test_prompts: PromptsConfig | None = Field(
-        None,
-        description=(
-            "Held-out prompts to evaluate policies on, in place of those of the source. FedBiscuit"
-            " section 7.1: alpaca_eval for QA."
-        ),
-    )
-
-    @field_validator("options", mode="before")
-    @classmethod
-    def _parse_options(cls, values: Any, info: ValidationInfo) -> SourceOptions:
-        return source_options(values, info.data.get("source"))
+    ) = Field(None, min_length=1)
+    """By client, the values of data.column whose pairs it owns. Pairs with other values are left
+    out. null: each value is a client of that name."""
+    alpha: float = Field(0.3, gt=0)
+    """Concentration of the Dirichlet partition; FedBiscuit section 6: 0.3."""
+    validation: float = Field(0.1, ge=0, lt=1)
+    """Share of the prompts held out for validation, where the source has no split of its own."""
+    test: float = Field(0.2, gt=0, lt=1)
+    """Share of the prompts held out for the reported figures."""
+    max_pairs: int | None = Field(None, ge=1)
+    """Maximum number of pairs (a seeded sample of whole prompts); null keeps all."""
+    max_characters: int = Field(20_000, ge=1)
+    """Maximum characters of a prompt or completion; rows with a longer one are dropped."""
+    max_dropped: float = Field(0.05, ge=0, le=1)
+    """Share of the rows that may be dropped because of max_characters; more of them are an
+    error."""
+    drop_invalid: float = Field(0.0, ge=0, le=1)
+    """With the sources jsonl, parquet and csv, the share of a file's rows that may be dropped
+    because a column is missing, empty or of the wrong type. They are counted; more of them are an
+    error."""
+    max_equal: float = Field(0.05, ge=0, le=1)
+    """Share of the pairs whose completions may be equal to a model that trains on them: in their
+    text, or after the cut to policy.max_new_tokens or to max_length of a selector, judge or reward.
+    More of them are an error. They are counted in the report and kept: DPO and selectors learn
+    nothing from them, and they count as half right in accuracies."""
+    align_prompts: PromptsConfig | None = None
+    """Server prompts to align on, in place of those of the source. FedBiscuit table 5: safe-rlhf
+    for QA."""
+    test_prompts: PromptsConfig | None = None
+    """Held-out prompts to evaluate policies on, in place of those of the source. FedBiscuit section
+    7.1: alpaca_eval for QA."""
 
     @model_validator(mode="after")
-    def _check_columns(self) -> DataConfig:
+    def _check_columns(self) -> Self:
         if self.partition == "column" and self.column is None:
             raise ValueError(
                 "column is needed with partition 'column': name the column whose values are the owners,"

@@ -17,20 +17,13 @@ if TYPE_CHECKING:
 
 
 class JudgeConfig(Section):
-    """The judge that says which of two answers is better.
+    """The judge of two answers; components.evaluation.judges.base.JudgeSection adds `build`."""
 
-    A judge's own file derives its section from components.evaluation.judges.base.JudgeSection,
-    which adds `build`, and registers it in JUDGES or through the entry points of a package.
-    """
-
-    kind: str = Field(description="Registered judge (components/evaluation/judges).")
+    kind: str
+    """Registered judge (components/evaluation/judges)."""
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse a recipe that the judge cannot serve.
-
-        Raises:
-            RecipeError: naming the key, its value and the remedy.
-        """
+        """Refuse a recipe that the judge cannot serve, by a RecipeError with key, value and remedy."""
 
     def required_backbones(self) -> list[BackboneConfig]:
         """Backbones that the judge needs."""
@@ -53,73 +46,42 @@ JUDGES: Registry[type[JudgeConfig]] = Registry(
         "reward": "components.evaluation.judges.reward:RewardJudgeSection",
         "selector": "components.evaluation.judges.selector:SelectorJudgeSection",
     },
+    "components.evaluation.judges.base:JudgeSection",
 )
-"""Judges by kind: the model of each one's section."""
 
 
 class AlpacaEvalConfig(Section):
     """AlpacaEval 2.0 (Li et al. 2023; Dubois et al. 2024) by the package alpaca_eval."""
 
-    annotators_config: NameOrFolder = Field(
-        NameOrFolder("weighted_alpaca_eval_gpt4_turbo_new"),
-        description=(
-            "Name of an annotator of the package, or a local folder with configs.yaml. API keys are read"
-            " from the environment (OPENAI_API_KEY for the default annotator)."
-        ),
-    )
-    reference_outputs: InputFile | None = Field(
-        None,
-        description=(
-            "JSON file of the baseline's outputs in AlpacaEval's schema; for its own instructions those of"
-            " gpt4_1106_preview. null: the answers of the base policy are the baseline."
-        ),
-    )
-    calibration: InputFile | None = Field(
-        None,
-        description=(
-            "df_gamed.csv of the hub's data set tatsu-lab/alpaca_eval, needed for the package's"
-            " length-controlled win rate; null: that rate is not computed."
-        ),
-    )
+    annotators_config: NameOrFolder = NameOrFolder("weighted_alpaca_eval_gpt4_turbo_new")
+    """Name of an annotator of the package, or a local folder with configs.yaml. API keys are read
+    from the environment (OPENAI_API_KEY for the default annotator)."""
+    reference_outputs: InputFile | None = None
+    """JSON file of the baseline's outputs in AlpacaEval's schema; for its own instructions those of
+    gpt4_1106_preview. null: the answers of the base policy are the baseline."""
+    calibration: InputFile | None = None
+    """df_gamed.csv of the hub's data set tatsu-lab/alpaca_eval, needed for the package's
+    length-controlled win rate; null: that rate is not computed."""
 
 
 class QuestionAnswersConfig(Section):
     """Multiple-choice questions that the base and the aligned policy answer (DRIFT section 7.1)."""
 
-    questions: list[QuestionsConfig] = Field(
-        min_length=1,
-        description=(
-            "Question sets. Of a set from which trees are grown, a part or a file without questions of"
-            " those trees."
-        ),
-    )
-    template: TemplateFile = Field(
-        TemplateFile("thoughts/answer"),
-        description="Name of a template under components/data/prompt_templates, or the path of a file.",
-    )
-    max_question_tokens: int | None = Field(
-        None,
-        ge=16,
-        description=(
-            "Maximum length of a question with its context (tokens of the policy); the context is cut at"
-            " its end. null does not cut; the policy still cuts a prompt that does not fit."
-        ),
-    )
-    max_new_tokens: int = Field(
-        128, ge=1, description="Maximum answer length, with its reasoning steps (tokens)."
-    )
-    samples: int = Field(
-        0,
-        ge=0,
-        le=10_000,
-        description=(
-            "Answers sampled beside the greedy one (N). The success rate is the share of questions with"
-            " a right answer among the N. 0 leaves it out."
-        ),
-    )
-    temperature: float = Field(
-        0.8, gt=0, description="Sampling temperature of these answers; the paper names none."
-    )
+    questions: list[QuestionsConfig] = Field(min_length=1)
+    """Question sets. Of a set from which trees are grown, a part or a file without questions of
+    those trees."""
+    template: TemplateFile = TemplateFile("thoughts/answer")
+    """Name of a template under components/data/prompt_templates, or the path of a file."""
+    max_question_tokens: int | None = Field(None, ge=16)
+    """Maximum length of a question with its context (tokens of the policy); the context is cut at
+    its end. null does not cut; the policy still cuts a prompt that does not fit."""
+    max_new_tokens: int = Field(128, ge=1)
+    """Maximum answer length, with its reasoning steps (tokens)."""
+    samples: int = Field(0, ge=0, le=10_000)
+    """Answers sampled beside the greedy one (N). The success rate is the share of questions with a
+    right answer among the N. 0 leaves it out."""
+    temperature: float = Field(0.8, gt=0)
+    """Sampling temperature of these answers; the paper names none."""
 
 
 ContestName = Literal["aligned_vs_base", "aligned_vs_human", "base_vs_human"]
@@ -129,67 +91,36 @@ ContestName = Literal["aligned_vs_base", "aligned_vs_human", "base_vs_human"]
 class EvaluationConfig(Section):
     """What is measured on held-out prompts, pairs and questions."""
 
-    prompts: int | None = Field(
-        None,
-        ge=1,
-        description=(
-            "Held-out prompts that the base and the aligned policy answer; null uses all. FedBiscuit"
-            " section 7.1: 6,553."
-        ),
-    )
-    answers_per_prompt: int = Field(
-        1,
-        ge=1,
-        le=10_000,
-        description=(
-            "Answers of each policy to a prompt. One is greedy; several are sampled, and each is compared"
-            " with the other side's answer of the same number. Intervals then draw whole prompts."
-        ),
-    )
-    answer_temperature: float = Field(
-        0.7, gt=0, description="Sampling temperature of several answers per prompt."
-    )
+    prompts: int | None = Field(None, ge=1)
+    """Held-out prompts that the base and the aligned policy answer; null uses all. FedBiscuit
+    section 7.1: 6,553."""
+    answers_per_prompt: int = Field(1, ge=1, le=10_000)
+    """Answers of each policy to a prompt. One is greedy; several are sampled, and each is compared
+    with the other side's answer of the same number. Intervals then draw whole prompts."""
+    answer_temperature: float = Field(0.7, gt=0)
+    """Sampling temperature of several answers per prompt."""
     judge: Annotated[SerializeAsAny[JudgeConfig], registered_section(JUDGES, "selector")] = Field(
-        default_factory=lambda: JUDGES.load("selector").model_validate({}), description="The judge."
+        default_factory=lambda: JUDGES.load("selector").model_validate({})
     )
-    contests: Annotated[list[ContestName], Field(min_length=1)] | None = Field(
-        None,
-        description=(
-            "Contests that are judged; null judges all for which there are texts. FedBiscuit's table 1:"
-            " [aligned_vs_human], the aligned policy against the references."
-        ),
-    )
-    preference_pairs: int = Field(
-        0,
-        ge=0,
-        description=(
-            "Held-out pairs (a seeded sample) on which the accuracy of the aligned policy's implicit"
-            " reward is measured; 0 leaves it out."
-        ),
-    )
-    score_batch_size: int = Field(16, ge=1, description="Pairs per batch of that measurement.")
-    curve_prompts: int = Field(
-        0,
-        ge=0,
-        description=(
-            "Held-out prompts that the policy answers at each DPO checkpoint, for the curve of the"
-            " judge's against the selectors' preference (reward hacking); 0 leaves it out. Without DPO"
-            " on the server there are no checkpoints, and no curve."
-        ),
-    )
-    bootstrap: int = Field(
-        2000,
-        ge=100,
-        le=1_000_000,
-        description="Resamples of the bootstrap intervals of win rates and accuracies.",
-    )
-    alpaca_eval: AlpacaEvalConfig | None = Field(
-        None, description="AlpacaEval on the answers to the held-out prompts; null leaves it out."
-    )
-    questions: QuestionAnswersConfig | None = Field(
-        None,
-        description="Questions with a right answer, for the policies' accuracy; null leaves them out.",
-    )
+    """The judge."""
+    contests: Annotated[list[ContestName], Field(min_length=1)] | None = None
+    """Contests that are judged; null judges all for which there are texts. FedBiscuit's table 1:
+    [aligned_vs_human], the aligned policy against the references."""
+    preference_pairs: int = Field(0, ge=0)
+    """Held-out pairs (a seeded sample) on which the accuracy of the aligned policy's implicit
+    reward is measured; 0 leaves it out."""
+    score_batch_size: int = Field(16, ge=1)
+    """Pairs per batch of that measurement."""
+    curve_prompts: int = Field(0, ge=0)
+    """Held-out prompts that the policy answers at each DPO checkpoint, for the curve of the judge's
+    against the selectors' preference (reward hacking); 0 leaves it out. Without DPO on the server
+    there are no checkpoints, and no curve."""
+    bootstrap: int = Field(2000, ge=100, le=1_000_000)
+    """Resamples of the bootstrap intervals of win rates and accuracies."""
+    alpaca_eval: AlpacaEvalConfig | None = None
+    """AlpacaEval on the answers to the held-out prompts; null leaves it out."""
+    questions: QuestionAnswersConfig | None = None
+    """Questions with a right answer, for the policies' accuracy; null leaves them out."""
 
     @model_validator(mode="after")
     def _check_answers(self) -> Self:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, model_validator
 
-from components.config.errors import RecipeError, unknown_name
 from components.config.models import BackboneConfig, PolicyConfig, SelectorConfig
 from components.config.optimizer import OptimizerConfig, RateDecay, check_warmup
-from components.config.registry import Registry, registered_section
-from components.config.section import Section, validate_nested
+from components.config.registry import (
+    Registry,
+    registered_name,
+    registered_options,
+    registered_section,
+)
+from components.config.section import Section
 
 if TYPE_CHECKING:
     from components.config.recipe import Recipe
@@ -28,11 +32,7 @@ class MethodOptions(Section):
     trainer: ClassVar[str]  # name of the client half, a key of components.federation.clients.TRAINERS
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse a recipe that the method cannot run.
-
-        Raises:
-            RecipeError: naming the key, its value and the remedy.
-        """
+        """Refuse a recipe that the method cannot run, by a RecipeError with key, value and remedy."""
 
     def trained_section(self, recipe: Recipe) -> SelectorConfig | PolicyConfig:
         """The section of the recipe whose model the clients train."""
@@ -83,19 +83,15 @@ METHODS: Registry[type[MethodOptions]] = Registry(
             ("perfedavg", "PerFedAvg"),
         )
     },
+    "components.federation.method:Method",
 )
-"""Methods by name; a method is the model of its options."""
 
 
 class AggregatorConfig(Section):
-    """How the server combines the clients' updates.
+    """How the server combines updates; components.federation.aggregators.base.Aggregator adds `combine`."""
 
-    An aggregator's own file derives its section from
-    components.federation.aggregators.base.Aggregator, which adds `combine`, and registers it in
-    AGGREGATORS or through the entry points of a package.
-    """
-
-    kind: str = Field(description="Registered aggregator (components/federation/aggregators).")
+    kind: str
+    """Registered aggregator (components/federation/aggregators)."""
 
 
 AGGREGATORS: Registry[type[AggregatorConfig]] = Registry(
@@ -108,138 +104,79 @@ AGGREGATORS: Registry[type[AggregatorConfig]] = Registry(
         "trimmed": "components.federation.aggregators.trimmed:TrimmedMean",
         "uniform": "components.federation.aggregators.weighted:UniformMean",
     },
+    "components.federation.aggregators.base:Aggregator",
 )
-"""Aggregators by kind: the model of each one's section."""
 
 
 class PostProcessorConfig(Section):
     """What changes an update before it is sent, and the server's result: clipping, noise, masks.
 
-    A post-processor derives its section from components.federation.postprocessing.PostProcessor.
+    components.federation.postprocessing.PostProcessor adds how.
     """
 
-    kind: str = Field(description="Registered post-processor.")
+    kind: str
+    """Registered post-processor."""
 
 
 POSTPROCESSORS: Registry[type[PostProcessorConfig]] = Registry(
-    "federation.postprocessors.kind", "fed_rlhf.postprocessors", {}
+    "federation.postprocessors.kind",
+    "fed_rlhf.postprocessors",
+    {},  # all come from installed packages
+    "components.federation.postprocessing:PostProcessor",
 )
-"""Post-processors by kind; the package has none, so that all come from installed packages."""
 
 
 class FederationConfig(Section):
     """The federated rounds."""
 
-    method: str = Field("fedbis", description="Registered method (components/federation/methods).")
-    options: SerializeAsAny[MethodOptions] = Field(
-        default_factory=MethodOptions, validate_default=True, description="Options of the method."
-    )
-    rounds: int = Field(500, ge=1, description="Communication rounds (R); FedBiscuit table 3: 500.")
-    clients_per_round: int = Field(
-        5,
-        ge=1,
-        description="Clients sampled without replacement in each round (A); FedBiscuit table 3: 5 of 53.",
-    )
-    local_steps: int = Field(
-        30,
-        ge=1,
-        description=(
-            "Optimizer steps of a client in a round (K), over all parts of its model; FedBiscuit table 3: 30."
-        ),
-    )
-    local_epochs: int | None = Field(
-        None,
-        ge=1,
-        description=(
-            "Passes of a client over its own rows in a round, in place of local_steps. The number of"
-            " steps then differs between clients. FedPDPO D.3.1: 1 for the shared modules, and 1 more for the"
-            " personal ones of FedPDPO."
-        ),
-    )
-    batch_size: int = Field(32, ge=1, description="Rows of a minibatch; FedBiscuit table 3: 32.")
-    micro_batch_size: int | None = Field(
-        None,
-        ge=1,
-        description=(
-            "Rows of a minibatch that go through the model at once. The gradient is that of the whole"
-            " minibatch, up to rounding, and only the activations of these rows are in memory. null: the"
-            " whole minibatch."
-        ),
-    )
-    optimizer: OptimizerConfig = Field(
-        default_factory=OptimizerConfig, description="Optimizer of the clients."
-    )
-    rate_decay: RateDecay | None = Field(
-        None,
-        description=(
-            "Decay of the clients' learning rates when their DPO loss rises; null: none. For methods that"
-            " train by DPO."
-        ),
-    )
+    method: Annotated[str, registered_name(METHODS, "federation.method")] = "fedbis"
+    """Registered method (components/federation/methods)."""
+    options: Annotated[
+        SerializeAsAny[MethodOptions], registered_options(METHODS, MethodOptions, "method")
+    ] = Field(default_factory=MethodOptions, validate_default=True)
+    """Options of the method."""
+    rounds: int = Field(500, ge=1)
+    """Communication rounds (R); FedBiscuit table 3: 500."""
+    clients_per_round: int = Field(5, ge=1)
+    """Clients sampled without replacement in each round (A); FedBiscuit table 3: 5 of 53."""
+    local_steps: int = Field(30, ge=1)
+    """Optimizer steps of a client in a round (K), over all parts of its model; FedBiscuit table 3:
+    30."""
+    local_epochs: int | None = Field(None, ge=1)
+    """Passes of a client over its own rows in a round, in place of local_steps. The number of steps
+    then differs between clients. FedPDPO D.3.1: 1 for the shared modules, and 1 more for the
+    personal ones of FedPDPO."""
+    batch_size: int = Field(32, ge=1)
+    """Rows of a minibatch; FedBiscuit table 3: 32."""
+    micro_batch_size: int | None = Field(None, ge=1)
+    """Rows of a minibatch that go through the model at once. The gradient is that of the whole
+    minibatch, up to rounding, and only the activations of these rows are in memory. null: the whole
+    minibatch."""
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    """Optimizer of the clients."""
+    rate_decay: RateDecay | None = None
+    """Decay of the clients' learning rates when their DPO loss rises; null: none. For methods that
+    train by DPO."""
     postprocessors: list[
         Annotated[SerializeAsAny[PostProcessorConfig], registered_section(POSTPROCESSORS)]
-    ] = Field(
-        default_factory=list,
-        description=(
-            "Post-processors of updates, in the order in which a client applies them; the server applies"
-            " them in reverse order."
-        ),
-    )
-    quorum: float = Field(
-        0.5,
-        gt=0,
-        le=1,
-        description="Share of the sampled clients whose updates must be accepted, or the round fails.",
-    )
-    clients_per_task: int = Field(
-        1, ge=1, description="Clients that one mapped task runs, one after the other."
-    )
-    evaluate_every: int | None = Field(
-        None,
-        ge=1,
-        description=(
-            "Measure accuracy on held-out pairs every so many rounds. null: before the first and after"
-            " the last round only."
-        ),
-    )
-    accuracy_split: Literal["test", "validation"] = Field(
-        "test",
-        description=(
-            "Held-out pairs that accuracy is measured on. validation is for choosing hyper-parameters."
-        ),
-    )
-    accuracy_pairs: int | None = Field(
-        None,
-        ge=1,
-        description=(
-            "Held-out pairs that accuracy is measured on (a seeded sample, balanced over the clients);"
-            " null takes all."
-        ),
-    )
-    keep_every: int = Field(
-        1,
-        ge=1,
-        description=(
-            "Keep and log the adapters of the server every so many rounds, and always those of the last."
-            " Those of the last two commits are kept too."
-        ),
-    )
-
-    @field_validator("method")
-    @classmethod
-    def _check_method(cls, method: str) -> str:
-        if method not in METHODS:
-            raise RecipeError(unknown_name("federation.method", method, METHODS.names()))
-        return method
-
-    @field_validator("options", mode="before")
-    @classmethod
-    def _parse_options(cls, values: Any, info: ValidationInfo) -> Any:
-        if "method" not in info.data:
-            return MethodOptions()  # the method's own error is reported
-        model = METHODS.load(info.data["method"])
-        values = {} if type(values) is MethodOptions else values
-        return validate_nested(model, values, f"method {info.data['method']}")
+    ] = Field(default_factory=list)
+    """Post-processors of updates, in the order in which a client applies them; the server applies
+    them in reverse order."""
+    quorum: float = Field(0.5, gt=0, le=1)
+    """Share of the sampled clients whose updates must be accepted, or the round fails."""
+    clients_per_task: int = Field(1, ge=1)
+    """Clients that one mapped task runs, one after the other."""
+    evaluate_every: int | None = Field(None, ge=1)
+    """Measure accuracy on held-out pairs every so many rounds. null: before the first and after the
+    last round only."""
+    accuracy_split: Literal["test", "validation"] = "test"
+    """Held-out pairs that accuracy is measured on. validation is for choosing hyper-parameters."""
+    accuracy_pairs: int | None = Field(None, ge=1)
+    """Held-out pairs that accuracy is measured on (a seeded sample, balanced over the clients);
+    null takes all."""
+    keep_every: int = Field(1, ge=1)
+    """Keep and log the adapters of the server every so many rounds, and always those of the last.
+    Those of the last two commits are kept too."""
 
     @model_validator(mode="after")
     def _check_warmup(self) -> Self:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
-from pydantic import Field, GetCoreSchemaHandler, PrivateAttr, model_validator
+from pydantic import GetCoreSchemaHandler, PrivateAttr, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from components.config.section import Section
@@ -44,25 +44,17 @@ class RecipeFile:
     """A file as a recipe names it; in the recipe of a run with its content.
 
     In YAML it is its name, or in the recipe of a run a mapping of the name and the content.
-
-    Attributes:
-        name: name or path, as the recipe's author wrote it.
-        content_key: the attribute that stands for the content; None until a run starts.
     """
 
-    name: str
-    content_key: ClassVar[str]
+    name: str  # or path, as the recipe's author wrote it
+    content_key: ClassVar[str]  # attribute that stands for the content; None until a run starts
 
     def __str__(self) -> str:
         return self.name
 
     @classmethod
     def validate(cls, value: Any) -> Self:
-        """The file of a name, or of a mapping of name and content.
-
-        Raises:
-            PydanticCustomError: the value is neither, or can be no file.
-        """
+        """The file of a name, or of a mapping of name and content."""
         if isinstance(value, cls):
             return value
         if isinstance(value, str) and value:
@@ -90,26 +82,18 @@ class RecipeFile:
 
 @dataclass(frozen=True)
 class TemplateFile(RecipeFile):
-    """A prompt template of the project, or a text file.
+    """A prompt template of the project, or a text file."""
 
-    Attributes:
-        text: its text, in the recipe of a run.
-    """
-
-    text: str | None = None
+    text: str | None = None  # in the recipe of a run
     content_key: ClassVar[str] = "text"
 
 
 @dataclass(frozen=True)
 class InputFile(RecipeFile):
-    """A file or folder that is read in place of the hub, or beside it. `Path(file)` is where it is read.
+    """A file or folder that is read in place of the hub, or beside it. `Path(file)` is where it is read."""
 
-    Attributes:
-        sha256: of its content, in the recipe of a run.
-        copy: the run's own copy; it is not part of the recipe, since a run's folder may be moved.
-    """
-
-    sha256: str | None = None
+    sha256: str | None = None  # of its content, in the recipe of a run
+    # The run's own copy; it is not part of the recipe, since a run's folder may be moved.
     copy: str | None = field(default=None, compare=False)
     content_key: ClassVar[str] = "sha256"
 
@@ -126,21 +110,14 @@ class NamedModel(Section):
     """Base of sections that name a model: by a hub id or a local folder.
 
     A local folder is not copied, because weights are large. A run refuses one that has changed.
-
-    Attributes:
-        model_key: the key that holds the name.
     """
 
-    model_key: ClassVar[str] = "name"
+    model_key: ClassVar[str] = "name"  # the key that holds the name
     _location: str | None = PrivateAttr(None)  # not part of the recipe, since a folder may be moved
 
-    sha256: str | None = Field(
-        None,
-        description=(
-            "Hash of the files of a local folder. A run records it when it starts, and does not resume with"
-            " other files. null: the files are not compared."
-        ),
-    )
+    sha256: str | None = None
+    """Hash of the files of a local folder. A run records it when it starts, and does not resume
+    with other files. null: the files are not compared."""
 
     @model_validator(mode="after")
     def _check_model_path(self) -> Self:
@@ -155,14 +132,12 @@ class NamedModel(Section):
         """The hub id or local folder as the author wrote it; None for a model at an endpoint."""
         if getattr(self, "base_url", None) is not None:
             return None
-        name: str = getattr(self, self.model_key)
-        return name
+        return str(getattr(self, self.model_key))
 
     @property
     def location(self) -> str:
         """What the model is loaded from: the absolute path of a run's local folder, or the name."""
-        name: str = getattr(self, self.model_key)
-        return self._location or name
+        return self._location or str(getattr(self, self.model_key))
 
     def at(self, location: str, sha256: str) -> Self:
         """The section with the hash of a local folder, and where the folder is."""

@@ -113,7 +113,6 @@ def read_yaml(path: Path, content: str) -> dict[str, Any]:
     """The mapping in a YAML file, with every alias as a value of its own.
 
     Args:
-        path: the file.
         content: what the file holds, for messages, e.g. 'a recipe is a mapping of sections'.
 
     Raises:
@@ -135,11 +134,7 @@ def read_yaml(path: Path, content: str) -> dict[str, Any]:
 
 
 def _load(text: str) -> Any:
-    """The value of a YAML text, with every alias as a value of its own, so that each can be overridden.
-
-    Raises:
-        YAMLError, ValueError: it is no YAML, or has too many values or levels.
-    """
+    """The value of a YAML text, with every alias as a value of its own, so that each can be overridden."""
     left = MAX_VALUES
 
     def unshared(node: Any) -> Any:
@@ -187,24 +182,18 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
-WORDS = ("true", "false", "null")
-"""Words of YAML that are no texts."""
-
-
 def annotated_yaml(
     tree: Mapping[str, Any], origins: Mapping[str, str], prefix: str = "", indent: str = ""
 ) -> str:
     """YAML of a tree, in which a comment says where each value comes from.
 
     Args:
-        tree: plain values.
         origins: what each comment says, by dotted key; other values are defaults.
         prefix: dotted key of the tree, with a dot at its end.
-        indent: of its lines.
     """
     lines = []
     for key, value in tree.items():
-        shown = key if re.fullmatch(r"[a-z]\w*", key) and key not in WORDS else _json(key)
+        shown = key if re.fullmatch(r"[a-z]\w*", key) and key not in ("true", "false", "null") else _json(key)
         if isinstance(value, Mapping) and value:
             below = annotated_yaml(value, origins, f"{prefix}{key}.", f"{indent}  ")
             lines.append(f"{indent}{shown}:\n{below}")

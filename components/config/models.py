@@ -15,50 +15,34 @@ from components.config.section import Section
 class BackboneConfig(NamedModel):
     """A frozen causal language model."""
 
-    name: str = Field(
-        "embedded",
-        description=(
-            "'embedded' (SmolLM2-135M-Instruct), 'tiny-random' (random weights, for tests), a local"
-            " folder, or a hub id."
-        ),
-    )
-    revision: str | None = Field(None, description="Hub revision (commit or tag).")
-    layers: int | None = Field(None, ge=1, description="Use the first N transformer layers; null uses all.")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="auto: float32 on a CPU, bfloat16 on CUDA."
-    )
-    quantization: Literal["none", "8bit"] = Field(
-        "none",
-        description=(
-            "8bit: the weights of all linear layers except the head as LLM.int8() by bitsandbytes (DRIFT"
-            " appendix A). Adapters stay float32. Needs the extra 8bit."
-        ),
-    )
-    gradient_checkpointing: bool = Field(
-        False,
-        description=(
-            "Store only the inputs of layers for the backward pass, which computes the layers again. The"
-            " gradients are the same."
-        ),
-    )
+    name: str = "embedded"
+    """'embedded' (SmolLM2-135M-Instruct), 'tiny-random' (random weights, for tests), a local
+    folder, or a hub id."""
+    revision: str | None = None
+    """Hub revision (commit or tag)."""
+    layers: int | None = Field(None, ge=1)
+    """Use the first N transformer layers; null uses all."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto: float32 on a CPU, bfloat16 on CUDA."""
+    quantization: Literal["none", "8bit"] = "none"
+    """8bit: the weights of all linear layers except the head as LLM.int8() by bitsandbytes (DRIFT
+    appendix A). Adapters stay float32. Needs the extra 8bit."""
+    gradient_checkpointing: bool = False
+    """Store only the inputs of layers for the backward pass, which computes the layers again. The
+    gradients are the same."""
+    # stored recipes and their hashes stay as they were
     device_map: Literal["auto"] | dict[str, Literal["cpu", "disk"]] | None = Field(
-        None,
-        exclude_if=lambda value: value is None,  # stored recipes and their hashes stay as they were
-        description=(
-            "Layers of a backbone that is larger than a device, by their names in the model, such as"
-            " {model.layers.31: disk}. Their weights stay in the machine's memory (cpu) or in the model's"
-            " files (disk), and are loaded whenever they are computed. auto: those that do not fit on the"
-            " device, and then not in memory. null: the whole backbone is on the device."
-        ),
+        None, exclude_if=lambda value: value is None
     )
+    """Layers of a backbone that is larger than a device, by their names in the model, such as
+    {model.layers.31: disk}. Their weights stay in the machine's memory (cpu) or in the model's
+    files (disk), and are loaded whenever they are computed. auto: those that do not fit on the
+    device, and then not in memory. null: the whole backbone is on the device."""
     max_memory: dict[Literal["device", "cpu"], str] = Field(
-        default_factory=dict,
-        exclude_if=lambda value: not value,
-        description=(
-            "Memory that weights may take with device_map 'auto', such as {device: 60GiB, cpu: 200GiB};"
-            " 90% of what is free where it is left out."
-        ),
+        default_factory=dict, exclude_if=lambda value: not value
     )
+    """Memory that weights may take with device_map 'auto', such as {device: 60GiB, cpu: 200GiB};
+    90% of what is free where it is left out."""
 
     @model_validator(mode="after")
     def _check_placement(self) -> Self:
@@ -78,53 +62,39 @@ class BackboneConfig(NamedModel):
 class LoraConfig(Section):
     """A low-rank adapter (Hu et al. 2021). FedBiscuit B.1: rank 8, alpha 16, dropout 0.05."""
 
-    r: int = Field(8, ge=1, le=65_536, description="Rank.")
-    alpha: float = Field(16.0, gt=0, description="Scale; the update is alpha / r * B A.")
-    dropout: float = Field(0.05, ge=0, lt=1, description="Dropout on the input of the adapter.")
-    target_modules: Literal["all-linear"] | Annotated[list[str], Field(min_length=1)] = Field(
-        "all-linear",
-        description="Names of the linear layers that get an adapter, as in PEFT; not embeddings or the head.",
-    )
+    r: int = Field(8, ge=1, le=65_536)
+    """Rank."""
+    alpha: float = Field(16.0, gt=0)
+    """Scale; the update is alpha / r * B A."""
+    dropout: float = Field(0.05, ge=0, lt=1)
+    """Dropout on the input of the adapter."""
+    target_modules: Literal["all-linear"] | Annotated[list[str], Field(min_length=1)] = "all-linear"
+    """Names of the linear layers that get an adapter, as in PEFT; not embeddings or the head."""
 
 
 class SelectorConfig(Section):
     """The binary selector (FedBiscuit section 4), which chooses by the logits of ' A' and ' B'."""
 
-    backbone: BackboneConfig = Field(default_factory=BackboneConfig, description="The frozen model.")
-    lora: LoraConfig = Field(default_factory=LoraConfig, description="The trained adapter.")
-    template: TemplateFile = Field(
-        TemplateFile("summarization/selector"),
-        description="Name of a template under components/data/prompt_templates, or the path of a file.",
-    )
-    max_length: int = Field(
-        1024, ge=16, description="Maximum length of the whole input, with its template (tokens)."
-    )
-    max_prompt_tokens: int | None = Field(
-        None,
-        ge=1,
-        description=(
-            "Maximum length of the prompt's own text, without the template (tokens); a longer one loses its"
-            " end. null: only as max_length needs."
-        ),
-    )
-    orders: Literal["both", "single"] = Field(
-        "both",
-        description=(
-            "both: score a pair in both orders of its completions and average; single: in the given"
-            " order only, as the paper does."
-        ),
-    )
-    score_batch_size: int = Field(
-        16, ge=1, description="Pairs scored in one batch; with orders 'both' a batch has twice as many rows."
-    )
+    backbone: BackboneConfig = Field(default_factory=BackboneConfig)
+    """The frozen model."""
+    lora: LoraConfig = Field(default_factory=LoraConfig)
+    """The trained adapter."""
+    template: TemplateFile = TemplateFile("summarization/selector")
+    """Name of a template under components/data/prompt_templates, or the path of a file."""
+    max_length: int = Field(1024, ge=16)
+    """Maximum length of the whole input, with its template (tokens)."""
+    max_prompt_tokens: int | None = Field(None, ge=1)
+    """Maximum length of the prompt's own text, without the template (tokens); a longer one loses
+    its end. null: only as max_length needs."""
+    orders: Literal["both", "single"] = "both"
+    """both: score a pair in both orders of its completions and average; single: in the given order
+    only, as the paper does."""
+    score_batch_size: int = Field(16, ge=1)
+    """Pairs scored in one batch; with orders 'both' a batch has twice as many rows."""
 
 
 def _read_date(value: object) -> object:
-    """A day as YAML reads it, or as text, in ISO form.
-
-    Raises:
-        ValueError: a text that is no day.
-    """
+    """A day as YAML reads it, or as text, in ISO form."""
     if isinstance(value, str):
         try:
             return date.fromisoformat(value).isoformat()
@@ -133,12 +103,16 @@ def _read_date(value: object) -> object:
     return value.isoformat() if type(value) is date else value
 
 
-ChatDate = Annotated[str | None, BeforeValidator(_read_date)]
-"""The day that a chat template prints; null before a run has chosen it."""
-CHAT_DATE = (
-    "The date, such as 2026-01-31, given to chat templates that print today's date (Llama 3.2). null: the"
-    " date on which the run starts, which is stored with the run."
-)
+ChatDate = Annotated[
+    str | None,
+    BeforeValidator(_read_date),
+    Field(
+        description=(
+            "The date, such as 2026-01-31, given to chat templates that print today's date (Llama 3.2)."
+            " null: the date on which the run starts, which is stored with the run."
+        )
+    ),
+]
 
 RENDERING_OPTIONS = (
     "messages",
@@ -164,60 +138,37 @@ ChatMode = Literal["auto", "turns", "none"]
 class PolicyConfig(Section):
     """The language model that is aligned."""
 
-    backbone: BackboneConfig = Field(default_factory=BackboneConfig, description="The frozen model.")
-    lora: LoraConfig = Field(default_factory=LoraConfig, description="The trained adapter.")
-    template: TemplateFile = Field(
-        TemplateFile("summarization/policy"),
-        description="Name of a template under components/data/prompt_templates, or the path of a file.",
-    )
-    chat: ChatMode = Field(
-        "auto",
-        description=(
-            "How a prompt becomes the input of a backbone with a chat template. auto: in the template, as one"
-            " turn of the user; turns: each turn of a dialogue ('Human:', 'Assistant:') as a turn of its own,"
-            " without the template; none: in the template, without the chat template, as for backbones that"
-            " have none. 'turns' needs a chat template. A turn begins with its marker at the start of the"
-            " text or after an empty line. If that gives no dialogue, a marker at the start of any line does,"
-            " provided that the text begins with one, the speakers alternate and the last turn is the user's."
-            " Any other marker is a part of the text of its turn."
-        ),
-    )
-    system: str | None = Field(
-        None,
-        description=(
-            "System turn before each prompt, for backbones with a chat template. null: the chat"
-            " template's own default."
-        ),
-    )
-    chat_template_kwargs: dict[str, JsonValue] = Field(
-        default_factory=dict,
-        description=(
-            "Arguments of the backbone's chat template, e.g. {enable_thinking: false} for Qwen3; as"
-            " chat_template_kwargs of TRL."
-        ),
-    )
-    chat_date: ChatDate = Field(None, description=CHAT_DATE)
-    max_prompt_tokens: int = Field(
-        512,
-        ge=8,
-        description=(
-            "Maximum length of the whole rendered input (tokens): the prompt in its template and in the chat"
-            " template, with special tokens. Of a longer one only the prompt's own text is cut."
-        ),
-    )
-    truncation_mode: Literal["keep_start", "keep_end"] = Field(
-        "keep_start",
-        description=(
-            "Which end of a longer prompt is kept. keep_end is for chains of thoughts, whose last steps"
-            " matter."
-        ),
-    )
-    max_new_tokens: int = Field(
-        80,
-        ge=1,
-        description="Maximum completion length (tokens); FedBiscuit B.1: 80 for summarization, 300 for QA.",
-    )
-    generation_batch_size: int = Field(16, ge=1, description="Sequences generated in one batch.")
+    backbone: BackboneConfig = Field(default_factory=BackboneConfig)
+    """The frozen model."""
+    lora: LoraConfig = Field(default_factory=LoraConfig)
+    """The trained adapter."""
+    template: TemplateFile = TemplateFile("summarization/policy")
+    """Name of a template under components/data/prompt_templates, or the path of a file."""
+    chat: ChatMode = "auto"
+    """How a prompt becomes the input of a backbone with a chat template. auto: in the template, as
+    one turn of the user; turns: each turn of a dialogue ('Human:', 'Assistant:') as a turn of its
+    own, without the template; none: in the template, without the chat template, as for backbones
+    that have none. 'turns' needs a chat template. A turn begins with its marker at the start of the
+    text or after an empty line. If that gives no dialogue, a marker at the start of any line does,
+    provided that the text begins with one, the speakers alternate and the last turn is the user's.
+    Any other marker is a part of the text of its turn."""
+    system: str | None = None
+    """System turn before each prompt, for backbones with a chat template. null: the chat template's
+    own default."""
+    chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
+    """Arguments of the backbone's chat template, e.g. {enable_thinking: false} for Qwen3; as
+    chat_template_kwargs of TRL."""
+    chat_date: ChatDate = None
+    max_prompt_tokens: int = Field(512, ge=8)
+    """Maximum length of the whole rendered input (tokens): the prompt in its template and in the
+    chat template, with special tokens. Of a longer one only the prompt's own text is cut."""
+    truncation_mode: Literal["keep_start", "keep_end"] = "keep_start"
+    """Which end of a longer prompt is kept. keep_end is for chains of thoughts, whose last steps
+    matter."""
+    max_new_tokens: int = Field(80, ge=1)
+    """Maximum completion length (tokens); FedBiscuit B.1: 80 for summarization, 300 for QA."""
+    generation_batch_size: int = Field(16, ge=1)
+    """Sequences generated in one batch."""
 
     @field_validator("chat_template_kwargs")
     @classmethod

@@ -12,18 +12,14 @@ from components.config.section import Section
 class BottleneckConfig(Section):
     """The bottleneck adapter between the backbone and the heads (FedPDPO eq. 9, D.2.3)."""
 
-    width: int = Field(
-        256, ge=1, le=1_000_000, description="Dimension between the two projections; FedPDPO D.2.3: 256."
-    )
-    dropout: float = Field(0.1, ge=0, lt=1, description="Dropout after GELU; FedPDPO D.2.3: 0.1.")
-    norm: Literal["backbone", "layer"] = Field(
-        "backbone",
-        description=(
-            "backbone: before the backbone's last norm, of which the client has its own copy, so that an"
-            " untrained model equals the reference; layer: after it, with a LayerNorm whose gain starts at"
-            " 1."
-        ),
-    )
+    width: int = Field(256, ge=1, le=1_000_000)
+    """Dimension between the two projections; FedPDPO D.2.3: 256."""
+    dropout: float = Field(0.1, ge=0, lt=1)
+    """Dropout after GELU; FedPDPO D.2.3: 0.1."""
+    norm: Literal["backbone", "layer"] = "backbone"
+    """backbone: before the backbone's last norm, of which the client has its own copy, so that an
+    untrained model equals the reference; layer: after it, with a LayerNorm whose gain starts at
+    1."""
 
 
 Pooling = Literal["response", "sequence"]
@@ -33,29 +29,25 @@ Pooling = Literal["response", "sequence"]
 class RewardHeadConfig(Section):
     """The explicit reward head (FedPDPO eq. 3, D.2.4)."""
 
-    width: int = Field(256, ge=1, le=1_000_000, description="Hidden dimension; FedPDPO D.2.4: 256.")
-    dropout: float = Field(0.1, ge=0, lt=1, description="Dropout before tanh; FedPDPO D.2.4: 0.1.")
-    pooling: Pooling = Field(
-        "response",
-        description=(
-            "Tokens over which the features are averaged. response: the completion's; sequence: the prompt's"
-            " and the completion's, as FedPDPO D.2.4 can be read. The prompt's part is the same for both"
-            " completions of a pair."
-        ),
-    )
+    width: int = Field(256, ge=1, le=1_000_000)
+    """Hidden dimension; FedPDPO D.2.4: 256."""
+    dropout: float = Field(0.1, ge=0, lt=1)
+    """Dropout before tanh; FedPDPO D.2.4: 0.1."""
+    pooling: Pooling = "response"
+    """Tokens over which the features are averaged. response: the completion's; sequence: the
+    prompt's and the completion's, as FedPDPO D.2.4 can be read. The prompt's part is the same for
+    both completions of a pair."""
 
 
 class PersonalModules(Section):
     """The modules that a client keeps to itself. Built by a method from its own options."""
 
-    head: bool = Field(True, description="A language-model head of the client's own.")
-    bottleneck: BottleneckConfig | None = Field(
-        None, description="The bottleneck adapter; null: the heads read the backbone's features."
-    )
-    reward: RewardHeadConfig | None = Field(None, description="The reward head; null: none.")
-    shared_layers: int | None = Field(
-        None,
-        description=(
-            "The LoRA of the first N layers is shared, that of later layers is private; null: all is shared."
-        ),
-    )
+    head: bool = True
+    """A language-model head of the client's own."""
+    bottleneck: BottleneckConfig | None = None
+    """The bottleneck adapter; null: the heads read the backbone's features."""
+    reward: RewardHeadConfig | None = None
+    """The reward head; null: none."""
+    shared_layers: int | None = None
+    """The LoRA of the first N layers is shared, that of later layers is private; null: all is
+    shared."""

@@ -44,11 +44,7 @@ def check_visible(text: str) -> str:
 
 
 def check_name(name: str) -> str:
-    """Refuse the name of a client or the like that has such characters, lines, or white space around it.
-
-    Raises:
-        ValueError: as check_visible.
-    """
+    """As check_visible, for the name of a client or the like: without lines or white space around it."""
     if len(name) > MAX_NAME:
         raise ValueError(f"has {len(name):,} characters, but a name has at most {MAX_NAME:,}: shorten it")
     for character in "\n\t":

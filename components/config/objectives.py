@@ -10,8 +10,8 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from components.config.registry import one_of
 from components.config.section import Section
-from components.config.unions import one_of
 
 
 class Objective(Section):
@@ -24,28 +24,27 @@ class Objective(Section):
 class SelectorObjective(Objective):
     """Cross-entropy of the binary choice between two completions (FedBiscuit eq. 7)."""
 
-    kind: Literal["selector"] = Field("selector", description="Name of the objective.")
+    kind: Literal["selector"] = "selector"
+    """Name of the objective."""
 
 
 class SftObjective(Objective):
     """Negative log-likelihood of the chosen completions (FedBiscuit section 7.1, baseline FedAvg)."""
 
     loss: ClassVar[str] = "components.learning.preference:SftLoss"
-    kind: Literal["sft"] = Field("sft", description="Name of the objective.")
+    kind: Literal["sft"] = "sft"
+    """Name of the objective."""
 
 
 class DpoObjective(Objective):
     """Direct preference optimization against the frozen backbone (FedBiscuit eq. 2)."""
 
     loss: ClassVar[str] = "components.learning.preference:PreferenceLoss"
-    kind: Literal["dpo"] = Field("dpo", description="Name of the objective.")
-    beta: float = Field(
-        0.1,
-        gt=0,
-        description=(
-            "Inverse temperature of the implicit reward; Rafailov et al. 2023: 0.1, DRIFT appendix A: 0.2."
-        ),
-    )
+    kind: Literal["dpo"] = "dpo"
+    """Name of the objective."""
+    beta: float = Field(0.1, gt=0)
+    """Inverse temperature of the implicit reward; Rafailov et al. 2023: 0.1, DRIFT appendix A:
+    0.2."""
 
 
 class SequenceAdvantage(Section):
@@ -56,54 +55,43 @@ class SequenceAdvantage(Section):
     2024) with two completions gives the same up to a factor of 2.
     """
 
-    kind: Literal["sequence"] = Field("sequence", description="Name of the advantage.")
+    kind: Literal["sequence"] = "sequence"
+    """Name of the advantage."""
 
 
 class CriticAdvantage(Section):
     """GAE of the tokens' rewards with a value head, which a client keeps between rounds."""
 
-    kind: Literal["critic"] = Field("critic", description="Name of the advantage.")
-    gae_lambda: float = Field(0.95, ge=0, le=1, description="Lambda of GAE; FedPDPO D.3.1: 0.95.")
-    value: float = Field(0.5, ge=0, description="Coefficient of the value loss; FedPDPO D.3.1: 0.5.")
-    lr: float = Field(
-        1e-3, gt=0, description="Learning rate of the value head, which starts at 0; D.3.1 names none."
-    )
+    kind: Literal["critic"] = "critic"
+    """Name of the advantage."""
+    gae_lambda: float = Field(0.95, ge=0, le=1)
+    """Lambda of GAE; FedPDPO D.3.1: 0.95."""
+    value: float = Field(0.5, ge=0)
+    """Coefficient of the value loss; FedPDPO D.3.1: 0.5."""
+    lr: float = Field(1e-3, gt=0)
+    """Learning rate of the value head, which starts at 0; D.3.1 names none."""
 
 
 class PairPpoObjective(Objective):
     """PPO on the clients' own scored pairs, with sequence-level advantages (FedPDPO D.3.1)."""
 
     loss: ClassVar[str] = "components.learning.pair_ppo:PairPpoLoss"
-    kind: Literal["ppo"] = Field("ppo", description="Name of the objective.")
-    clip: float = Field(
-        0.2,
-        gt=0,
-        lt=1,
-        description="Clip range of the ratio, and of the value if there is one; FedPDPO D.3.1: 0.2.",
-    )
-    kl: float = Field(
-        0.1, ge=0, description="Coefficient of the KL penalty to the reference; FedPDPO D.3.1: 0.1."
-    )
-    entropy: float = Field(0.01, ge=0, description="Coefficient of the entropy; FedPDPO D.3.1: 0.01.")
-    epochs: int = Field(
-        4,
-        ge=1,
-        description=(
-            "Passes over all pairs of the client in a round, in place of local_steps and local_epochs;"
-            " FedPDPO D.3.1: 4."
-        ),
-    )
-    minibatch: int = Field(
-        4, ge=1, description="Pairs per minibatch, in place of batch_size; FedPDPO D.3.1: 4."
-    )
-    target_kl: float = Field(
-        0.01,
-        gt=0,
-        description=(
-            "Estimated KL from the received policy (nats per token). A step whose minibatch shows a larger"
-            " one is not taken, and the client's training ends; FedPDPO D.3.1: 0.01."
-        ),
-    )
+    kind: Literal["ppo"] = "ppo"
+    """Name of the objective."""
+    clip: float = Field(0.2, gt=0, lt=1)
+    """Clip range of the ratio, and of the value if there is one; FedPDPO D.3.1: 0.2."""
+    kl: float = Field(0.1, ge=0)
+    """Coefficient of the KL penalty to the reference; FedPDPO D.3.1: 0.1."""
+    entropy: float = Field(0.01, ge=0)
+    """Coefficient of the entropy; FedPDPO D.3.1: 0.01."""
+    epochs: int = Field(4, ge=1)
+    """Passes over all pairs of the client in a round, in place of local_steps and local_epochs;
+    FedPDPO D.3.1: 4."""
+    minibatch: int = Field(4, ge=1)
+    """Pairs per minibatch, in place of batch_size; FedPDPO D.3.1: 4."""
+    target_kl: float = Field(0.01, gt=0)
+    """Estimated KL from the received policy (nats per token). A step whose minibatch shows a larger
+    one is not taken, and the client's training ends; FedPDPO D.3.1: 0.01."""
 
 
 Advantage = Annotated[SequenceAdvantage | CriticAdvantage, one_of(SequenceAdvantage, CriticAdvantage)]
@@ -113,14 +101,10 @@ Advantage = Annotated[SequenceAdvantage | CriticAdvantage, one_of(SequenceAdvant
 class OfflinePpoObjective(PairPpoObjective):
     """PPO on the clients' own scored pairs, with advantages of either kind (FedPDPO D.3.1)."""
 
-    advantage: Advantage = Field(
-        default_factory=SequenceAdvantage,
-        description=(
-            "sequence: plus and minus half the difference of the pair's rewards at every token; critic: GAE"
-            " with a value head that stays with the client. D.3.1 has 'advantages from reward differences'"
-            " and a GAE parameter."
-        ),
-    )
+    advantage: Advantage = Field(default_factory=SequenceAdvantage)
+    """sequence: plus and minus half the difference of the pair's rewards at every token; critic:
+    GAE with a value head that stays with the client. D.3.1 has 'advantages from reward differences'
+    and a GAE parameter."""
 
     @property
     def critic(self) -> CriticAdvantage | None:
@@ -131,42 +115,28 @@ class OfflinePpoObjective(PairPpoObjective):
 class ExclusionConfig(Section):
     """Pairs that are excluded from a step (FedPDPO D.3), see components/learning/preference.py."""
 
-    deviations: float = Field(
-        2.0,
-        gt=0,
-        description="k: deviations below the median margin of the minibatch; FedPDPO D.3: 2.",
-    )
-    max_share: float = Field(
-        0.5, ge=0, lt=1, description="Maximum share of a minibatch that is excluded; FedPDPO D.3: 0.5."
-    )
+    deviations: float = Field(2.0, gt=0)
+    """k: deviations below the median margin of the minibatch; FedPDPO D.3: 2."""
+    max_share: float = Field(0.5, ge=0, lt=1)
+    """Maximum share of a minibatch that is excluded; FedPDPO D.3: 0.5."""
 
 
 class PdpoObjective(Objective):
     """Personalized DPO: DPO with the margin of an explicit reward head added (FedPDPO eq. 8)."""
 
     loss: ClassVar[str] = "components.learning.preference:PreferenceLoss"
-    kind: Literal["pdpo"] = Field("pdpo", description="Name of the objective.")
-    beta: float = Field(
-        0.1, gt=0, description="Inverse temperature of the implicit reward; FedPDPO D.3: 0.1."
-    )
-    reward_weight: Annotated[list[float], Field(min_length=2, max_length=2)] = Field(
-        [0.5, 1.5],
-        description="w_r in the first and in the last round, linear in between; FedPDPO D.3: 0.5 and 1.5.",
-    )
-    scale_momentum: float = Field(
-        0.95, ge=0, lt=1, description="Momentum of the moving average of s (eq. 7); FedPDPO D.3: 0.95."
-    )
-    max_scale: float = Field(
-        10.0,
-        ge=1,
-        description=(
-            "Largest s of a minibatch (eq. 7), whose denominator may be close to 0. The cap is ours."
-        ),
-    )
-    exclusion: ExclusionConfig | None = Field(
-        default_factory=ExclusionConfig,
-        description="Pairs that are excluded from a step; null excludes none.",
-    )
+    kind: Literal["pdpo"] = "pdpo"
+    """Name of the objective."""
+    beta: float = Field(0.1, gt=0)
+    """Inverse temperature of the implicit reward; FedPDPO D.3: 0.1."""
+    reward_weight: Annotated[list[float], Field(min_length=2, max_length=2)] = Field([0.5, 1.5])
+    """w_r in the first and in the last round, linear in between; FedPDPO D.3: 0.5 and 1.5."""
+    scale_momentum: float = Field(0.95, ge=0, lt=1)
+    """Momentum of the moving average of s (eq. 7); FedPDPO D.3: 0.95."""
+    max_scale: float = Field(10.0, ge=1)
+    """Largest s of a minibatch (eq. 7), whose denominator may be close to 0. The cap is ours."""
+    exclusion: ExclusionConfig | None = Field(default_factory=ExclusionConfig)
+    """Pairs that are excluded from a step; null excludes none."""
 
 
 class GaeEstimator(Section):
@@ -175,13 +145,12 @@ class GaeEstimator(Section):
     The KL penalty is part of each token's reward. Schulman et al. 2016.
     """
 
-    kind: Literal["gae"] = Field("gae", description="Name of the estimator.")
-    gae_lambda: float = Field(0.95, ge=0, le=1, description="Lambda of GAE; rewards are not discounted.")
-    critic_lr: float = Field(
-        1e-3,
-        gt=0,
-        description="Learning rate of the value heads; that of the policy is federation.optimizer.lr.",
-    )
+    kind: Literal["gae"] = "gae"
+    """Name of the estimator."""
+    gae_lambda: float = Field(0.95, ge=0, le=1)
+    """Lambda of GAE; rewards are not discounted."""
+    critic_lr: float = Field(1e-3, gt=0)
+    """Learning rate of the value heads; that of the policy is federation.optimizer.lr."""
     samples: ClassVar[int] = 1
 
 
@@ -193,10 +162,10 @@ class RlooEstimator(Section):
     Basics, section 3.
     """
 
-    kind: Literal["rloo"] = Field("rloo", description="Name of the estimator.")
-    samples: int = Field(
-        4, ge=2, le=10_000, description="Completions of each prompt; they count in batch_size."
-    )
+    kind: Literal["rloo"] = "rloo"
+    """Name of the estimator."""
+    samples: int = Field(4, ge=2, le=10_000)
+    """Completions of each prompt; they count in batch_size."""
 
 
 class GrpoEstimator(Section):
@@ -206,10 +175,10 @@ class GrpoEstimator(Section):
     completions of the mean over their tokens. Shao et al. 2024, DeepSeekMath, section 4.1.
     """
 
-    kind: Literal["grpo"] = Field("grpo", description="Name of the estimator.")
-    samples: int = Field(
-        4, ge=2, le=10_000, description="Completions of each prompt; they count in batch_size."
-    )
+    kind: Literal["grpo"] = "grpo"
+    """Name of the estimator."""
+    samples: int = Field(4, ge=2, le=10_000)
+    """Completions of each prompt; they count in batch_size."""
 
 
 AdvantageEstimator = Annotated[
@@ -221,85 +190,43 @@ AdvantageEstimator = Annotated[
 class PpoConfig(Section):
     """PPO on sampled completions (FIRM A.1), see components/learning/multi_objective.py."""
 
-    estimator: AdvantageEstimator = Field(
-        default_factory=GaeEstimator,
-        description=(
-            "gae: with value heads, as in FIRM; rloo: leave-one-out among several completions of a prompt;"
-            " grpo: normalized among several completions of a prompt."
-        ),
-    )
+    estimator: AdvantageEstimator = Field(default_factory=GaeEstimator)
+    """gae: with value heads, as in FIRM; rloo: leave-one-out among several completions of a prompt;
+    grpo: normalized among several completions of a prompt."""
 
-    epochs: int = Field(3, ge=1, description="Passes over the completions of a local step; FIRM A.1: 3.")
-    minibatch: int = Field(
-        8, ge=1, description="Completions per optimizer step; FIRM A.1: 8, of batches of 16."
-    )
-    temperature: float = Field(
-        1.0,
-        gt=0,
-        description=(
-            "Temperature of sampling, and of the distributions whose log-probabilities, gradients and KL are"
-            " computed. Rewards are measured at this temperature too."
-        ),
-    )
-    clip: float = Field(
-        0.2, gt=0, lt=1, description="Clip range of the ratio and of the values; Schulman et al. 2017: 0.2."
-    )
-    kl: float = Field(
-        0.1,
-        ge=0,
-        description="Initial coefficient of the KL penalty to the reference (normalized reward per nat).",
-    )
-    target_kl: float | None = Field(
-        6.0,
-        gt=0,
-        description=(
-            "KL to the reference that an adaptive controller aims at (nats per completion); null keeps the"
-            " coefficient constant. Ziegler et al. 2019: 6."
-        ),
-    )
-    horizon: int = Field(
-        10_000,
-        ge=1,
-        description=(
-            "Completions over which the controller corrects an error of a fifth; Ziegler et al. 2019: 10,000."
-        ),
-    )
-    kl_estimator: Literal["k1", "k3"] = Field(
-        "k1",
-        description=(
-            "Estimator of the KL to the reference in rewards, the controller and the metrics. k1: the log"
-            " ratio, which may be negative; k3: 1 / ratio - 1 + log ratio, which is not, and varies less"
-            " (Schulman 2020). Only with the estimator grpo, whose rewards have no KL."
-        ),
-    )
-    normalize: bool = Field(
-        True,
-        description=(
-            "Normalize the scores of each objective by the running mean and standard deviation of the"
-            " client's scores. FIRM section 5 maps scores to a fixed range, which the available text of"
-            " the paper lacks."
-        ),
-    )
-    max_reward: float | None = Field(
-        None,
-        gt=0,
-        description="Limit of the absolute value of a completion's (normalized) score; null: none.",
-    )
-    missing_eos_penalty: float = Field(
-        0.0,
-        ge=0,
-        description=(
-            "Subtracted from the (normalized) score of a completion that did not end within"
-            " policy.max_new_tokens."
-        ),
-    )
-    keep_moments: bool = Field(
-        False,
-        description=(
-            "Keep the moments of the client's optimizers in its store from round to round; otherwise they"
-            " begin at 0 in each round."
-        ),
-    )
+    epochs: int = Field(3, ge=1)
+    """Passes over the completions of a local step; FIRM A.1: 3."""
+    minibatch: int = Field(8, ge=1)
+    """Completions per optimizer step; FIRM A.1: 8, of batches of 16."""
+    temperature: float = Field(1.0, gt=0)
+    """Temperature of sampling, and of the distributions whose log-probabilities, gradients and KL
+    are computed. Rewards are measured at this temperature too."""
+    clip: float = Field(0.2, gt=0, lt=1)
+    """Clip range of the ratio and of the values; Schulman et al. 2017: 0.2."""
+    kl: float = Field(0.1, ge=0)
+    """Initial coefficient of the KL penalty to the reference (normalized reward per nat)."""
+    target_kl: float | None = Field(6.0, gt=0)
+    """KL to the reference that an adaptive controller aims at (nats per completion); null keeps the
+    coefficient constant. Ziegler et al. 2019: 6."""
+    horizon: int = Field(10_000, ge=1)
+    """Completions over which the controller corrects an error of a fifth; Ziegler et al. 2019:
+    10,000."""
+    kl_estimator: Literal["k1", "k3"] = "k1"
+    """Estimator of the KL to the reference in rewards, the controller and the metrics. k1: the log
+    ratio, which may be negative; k3: 1 / ratio - 1 + log ratio, which is not, and varies less
+    (Schulman 2020). Only with the estimator grpo, whose rewards have no KL."""
+    normalize: bool = True
+    """Normalize the scores of each objective by the running mean and standard deviation of the
+    client's scores. FIRM section 5 maps scores to a fixed range, which the available text of the
+    paper lacks."""
+    max_reward: float | None = Field(None, gt=0)
+    """Limit of the absolute value of a completion's (normalized) score; null: none."""
+    missing_eos_penalty: float = Field(0.0, ge=0)
+    """Subtracted from the (normalized) score of a completion that did not end within
+    policy.max_new_tokens."""
+    keep_moments: bool = False
+    """Keep the moments of the client's optimizers in its store from round to round; otherwise they
+    begin at 0 in each round."""
 
     @model_validator(mode="after")
     def _check_kl_estimator(self) -> Self:
@@ -327,13 +254,16 @@ class MultiObjective(Objective):
     """
 
     kind: Literal["multi-objective"] = "multi-objective"
-    objectives: dict[str, list[str]] = Field(description="By objective, the rewards that measure it.")
-    ppo: PpoConfig = Field(description="PPO on sampled completions.")
-    beta: float = Field(ge=0, description="Regularization of MGDA (eq. 9).")
-    preference: dict[str, float] | None = Field(None, description="p of eq. 3 by objective.")
-    weights: dict[str, float] | None = Field(
-        None, description="Fixed weights by objective in place of those of MGDA; they sum to one."
-    )
+    objectives: dict[str, list[str]]
+    """By objective, the rewards that measure it."""
+    ppo: PpoConfig
+    """PPO on sampled completions."""
+    beta: float = Field(ge=0)
+    """Regularization of MGDA (eq. 9)."""
+    preference: dict[str, float] | None = None
+    """p of eq. 3 by objective."""
+    weights: dict[str, float] | None = None
+    """Fixed weights by objective in place of those of MGDA; they sum to one."""
 
 
 LocalObjective = (
@@ -348,10 +278,6 @@ def implicit_reward_scale(objective: LocalObjective) -> float | None:
     This is beta of DPO and PDPO, and the KL coefficient of offline PPO, which is the inverse
     temperature of its KL-regularized optimum. None for objectives without an implicit reward.
     """
-    match objective:
-        case DpoObjective() | PdpoObjective():
-            return objective.beta
-        case PairPpoObjective():
-            return objective.kl
-        case _:
-            return None
+    if isinstance(objective, DpoObjective | PdpoObjective):
+        return objective.beta
+    return objective.kl if isinstance(objective, PairPpoObjective) else None

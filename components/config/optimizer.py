@@ -20,42 +20,27 @@ Betas = Annotated[list[float], Field(min_length=2, max_length=2), AfterValidator
 
 
 class OptimizerConfig(Section):
-    """A first-order optimizer and its schedule.
+    """A first-order optimizer and its schedule, both reinitialized for each client and round."""
 
-    Both are reinitialized for each client and round.
-    """
-
-    name: Literal["adamw", "adamw_8bit", "rmsprop", "sgd"] = Field(
-        "adamw",
-        description=(
-            "FedBiscuit table 3: AdamW. adamw_8bit (DRIFT appendix A): AdamW of bitsandbytes, with 8-bit"
-            " moments for tensors of at least 4,096 values; needs the extra 8bit. rmsprop divides by the root"
-            " of the average of the squared gradient, whose decay rate is the second of betas."
-        ),
-    )
-    lr: float = Field(1e-5, gt=0, description="Learning rate; FedBiscuit table 3: 1e-5.")
-    betas: Betas = Field([0.9, 0.95], description="Betas of AdamW; FedBiscuit table 3: (0.9, 0.95).")
-    weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay.")
-    clip: float | None = Field(
-        1.0, gt=0, description="Maximum norm of the gradient over all parameters; null does not clip."
-    )
-    accumulation: int = Field(
-        1,
-        ge=1,
-        description="Minibatches whose gradients are averaged for one step. FedPDPO D.3: 2 of 8 pairs.",
-    )
-    scheduler: Literal["constant", "linear", "cosine"] = Field(
-        "constant",
-        description=(
-            "Learning rate after the warm-up, over the steps of one local training: constant, or"
-            " decaying to 0. DRIFT appendix A: cosine."
-        ),
-    )
-    warmup_steps: int = Field(
-        0,
-        ge=0,
-        description="Steps of linear warm-up; fewer than a local training has. DRIFT appendix A: 4.",
-    )
+    name: Literal["adamw", "adamw_8bit", "rmsprop", "sgd"] = "adamw"
+    """FedBiscuit table 3: AdamW. adamw_8bit (DRIFT appendix A): AdamW of bitsandbytes, with 8-bit
+    moments for tensors of at least 4,096 values; needs the extra 8bit. rmsprop divides by the root
+    of the average of the squared gradient, whose decay rate is the second of betas."""
+    lr: float = Field(1e-5, gt=0)
+    """Learning rate; FedBiscuit table 3: 1e-5."""
+    betas: Betas = Field([0.9, 0.95])
+    """Betas of AdamW; FedBiscuit table 3: (0.9, 0.95)."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay."""
+    clip: float | None = Field(1.0, gt=0)
+    """Maximum norm of the gradient over all parameters; null does not clip."""
+    accumulation: int = Field(1, ge=1)
+    """Minibatches whose gradients are averaged for one step. FedPDPO D.3: 2 of 8 pairs."""
+    scheduler: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after the warm-up, over the steps of one local training: constant, or decaying
+    to 0. DRIFT appendix A: cosine."""
+    warmup_steps: int = Field(0, ge=0)
+    """Steps of linear warm-up; fewer than a local training has. DRIFT appendix A: 4."""
 
     @model_validator(mode="after")
     def _check_weight_decay(self) -> Self:
@@ -70,18 +55,11 @@ class OptimizerConfig(Section):
 class RateDecay(Section):
     """Decay of a client's learning rates when its loss rises (FedPDPO D.3.1), the same for all methods."""
 
-    factor: float = Field(
-        0.8,
-        gt=0,
-        lt=1,
-        description=(
-            "Factor of the learning rates after a round in which the client's mean DPO loss was higher than"
-            " in its previous one; FedPDPO D.3.1: 0.8."
-        ),
-    )
-    min_lr: float = Field(
-        1e-6, gt=0, description="Learning rate below which none falls; FedPDPO D.3.1: 1e-6."
-    )
+    factor: float = Field(0.8, gt=0, lt=1)
+    """Factor of the learning rates after a round in which the client's mean DPO loss was higher
+    than in its previous one; FedPDPO D.3.1: 0.8."""
+    min_lr: float = Field(1e-6, gt=0)
+    """Learning rate below which none falls; FedPDPO D.3.1: 1e-6."""
 
     def apply(self, lr: float, decay: float) -> float:
         """A learning rate times the decay so far, but not below the minimum; a smaller rate stays."""
@@ -89,16 +67,7 @@ class RateDecay(Section):
 
 
 def check_warmup(optimizer: OptimizerConfig, steps: int, key: str) -> None:
-    """Refuse a warm-up that leaves no step at the full learning rate.
-
-    Args:
-        optimizer: the optimizer.
-        steps: number of steps of the training.
-        key: the recipe's key that holds the number of steps.
-
-    Raises:
-        ValueError: the warm-up is too long; names both numbers.
-    """
+    """Refuse a warm-up that leaves no step at the full learning rate; the key is that of the steps."""
     if optimizer.warmup_steps >= steps:
         raise ValueError(
             f"optimizer.warmup_steps is {optimizer.warmup_steps}, but {key} is {steps}, so that no step"

@@ -29,43 +29,43 @@ RewardName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$", max_length=150)]
 class Recipe(Section):
     """One experiment."""
 
-    name: str = Field(
-        min_length=1,
-        max_length=150,
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9_/.-]*$",
-        description="Name of the experiment; by custom the path of its file under flows/recipes.",
-    )
-    seed: int = Field(0, ge=0, lt=2**31, description="All random choices are functions of it.")
-    data: DataConfig = Field(default_factory=DataConfig, description="Preference pairs and their owners.")
-    thoughts: ThoughtsConfig | None = Field(
-        None,
-        description=(
-            "Trees of thoughts to grow; null where there are none, or where data.path (source thoughts) or"
-            " data.trees (other sources) names existing ones."
-        ),
-    )
-    selector: SelectorConfig = Field(default_factory=SelectorConfig, description="The binary selector.")
-    federation: FederationConfig = Field(
-        default_factory=FederationConfig, description="The federated rounds."
-    )
-    policy: PolicyConfig = Field(default_factory=PolicyConfig, description="The policy that is aligned.")
-    alignment: AlignmentConfig = Field(
-        default_factory=AlignmentConfig, description="Labeling and DPO on the server."
-    )
-    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="What is measured.")
+    name: str = Field(min_length=1, max_length=150, pattern=r"^[A-Za-z0-9][A-Za-z0-9_/.-]*$")
+    """Name of the experiment; by custom the path of its file under flows/recipes."""
+    seed: int = Field(0, ge=0, lt=2**31)
+    """All random choices are functions of it."""
+    data: DataConfig = Field(default_factory=DataConfig)
+    """Preference pairs and their owners."""
+    thoughts: ThoughtsConfig | None = None
+    """Trees of thoughts to grow; null where there are none, or where data.path (source thoughts) or
+    data.trees (other sources) names existing ones."""
+    selector: SelectorConfig = Field(default_factory=SelectorConfig)
+    """The binary selector."""
+    federation: FederationConfig = Field(default_factory=FederationConfig)
+    """The federated rounds."""
+    policy: PolicyConfig = Field(default_factory=PolicyConfig)
+    """The policy that is aligned."""
+    alignment: AlignmentConfig = Field(default_factory=AlignmentConfig)
+    """Labeling and DPO on the server."""
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    """What is measured."""
     rewards: dict[
         RewardName, Annotated[SerializeAsAny[RewardConfig], registered_section(REWARDS, "classifier")]
-    ] = Field(
-        default_factory=dict,
-        description="Reward models by name, for methods that use some and for the judge 'reward'.",
-    )
-    tracking: TrackingConfig = Field(default_factory=TrackingConfig, description="Names in MLflow.")
-    runtime: RuntimeConfig = Field(default_factory=RuntimeConfig, description="Devices and task runner.")
+    ] = Field(default_factory=dict)
+    """Reward models by name, for methods that use some and for the judge 'reward'."""
+    tracking: TrackingConfig = Field(default_factory=TrackingConfig)
+    """Names in MLflow."""
+    runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
+    """Devices and task runner."""
 
     @model_validator(mode="after")
     def _check_clients(self) -> Self:
-        check_cohort(self.federation.clients_per_round, self.data.clients)
-        if self.data.partition not in ("natural", "column") and self.data.clients is None:
+        cohort, clients = self.federation.clients_per_round, self.data.clients
+        if clients is not None and cohort > clients:
+            raise ValueError(
+                f"federation.clients_per_round is {cohort}, but there are only {clients} clients"
+                f" (data.clients): use at most {clients}"
+            )
+        if self.data.partition not in ("natural", "column") and clients is None:
             raise ValueError(
                 f"data.clients is needed with data.partition '{self.data.partition}': give the number of"
                 " clients"
@@ -79,25 +79,25 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _check_trees(self) -> Self:
-        key = "path" if self.data.source == "thoughts" else "trees"
+        are_all_pairs = self.data.source == "thoughts"
+        key = "path" if are_all_pairs else "trees"
         existing = getattr(self.data, key)
         if self.thoughts is not None and existing is not None:
             raise ValueError(
                 f"the section thoughts grows trees, but data.{key} names existing ones ({existing}):"
                 " leave out one of them"
             )
-        if self.data.source == "thoughts" and self.data.trees is not None:
+        if are_all_pairs and self.data.trees is not None:
             raise ValueError(
                 "data.trees is for trees beside another source: with data.source 'thoughts' give their"
                 " file or folder as data.path"
             )
-        if self.data.source == "thoughts" and self.thoughts is None and self.data.path is None:
+        if are_all_pairs and self.thoughts is None and existing is None:
             raise ValueError(
                 "data.source 'thoughts' has no trees: give a section thoughts, which grows some, or"
                 " data.path, the file or folder of existing ones"
             )
-        without_trees = self.thoughts is None and self.data.source != "thoughts" and self.data.trees is None
-        if self.data.min_margin and without_trees:
+        if self.data.min_margin and not are_all_pairs and self.thoughts is None and existing is None:
             raise ValueError(
                 f"data.min_margin is {self.data.min_margin}, but there are no trees of thoughts, whose"
                 " scores it applies to (a section thoughts, or data.trees): leave it out"
@@ -107,16 +107,20 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
-    def _check_quantization(self) -> Self:
-        if self.policy.backbone.quantization != "none" and self.alignment.dpo.reference != "base":
+    def _check_reference(self) -> Self:
+        reference, backbone = self.alignment.dpo.reference, self.policy.backbone
+        if reference == "base":
+            return self
+        start = f"alignment.dpo.reference '{reference}' starts from an adapter, which"
+        if backbone.quantization != "none":
             raise ValueError(
-                f"alignment.dpo.reference '{self.alignment.dpo.reference}' starts from an adapter, which"
-                " an 8-bit policy would round: use 'base', or set policy.backbone.quantization to 'none'"
+                f"{start} an 8-bit policy would round: use 'base', or set policy.backbone.quantization to"
+                " 'none'"
             )
-        if self.policy.backbone.device_map is not None and self.alignment.dpo.reference != "base":
+        if backbone.device_map is not None:
             raise ValueError(
-                f"alignment.dpo.reference '{self.alignment.dpo.reference}' starts from an adapter, which"
-                " layers outside the device cannot: use 'base', or leave out policy.backbone.device_map"
+                f"{start} layers outside the device cannot: use 'base', or leave out"
+                " policy.backbone.device_map"
             )
         return self
 
@@ -125,16 +129,3 @@ class Recipe(Section):
         values = self.model_dump(mode="json")
         content = {"seed": self.seed} | {name: values[name] for name in sections}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def check_cohort(clients_per_round: int, clients: int | None) -> None:
-    """Refuse a round that samples more clients than there are.
-
-    Raises:
-        ValueError: naming both numbers and their keys.
-    """
-    if clients is not None and clients_per_round > clients:
-        raise ValueError(
-            f"federation.clients_per_round is {clients_per_round}, but there are only {clients} clients"
-            f" (data.clients): use at most {clients}"
-        )

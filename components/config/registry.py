@@ -17,7 +17,7 @@ from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel, BeforeValidator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ValidationInfo
 
 from components.config.errors import ExpectedSectionError, RecipeError, is_kind, unknown_name
 from components.config.section import validate_nested
@@ -26,19 +26,14 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Names, and where each of them is implemented.
+    """Names, and where each of them is implemented."""
 
-    Attributes:
-        key: what names an implementation, for messages, e.g. 'federation.method'.
-        group: group of the entry points that add names.
-        builtin: the package's own implementations, 'module:attribute' by name.
-    """
-
-    def __init__(self, key: str, group: str, builtin: Mapping[str, str]) -> None:
+    def __init__(self, key: str, group: str, builtin: Mapping[str, str], base: str = "") -> None:
         """A registry with the package's own implementations, 'module:attribute' by name."""
-        self.key = key
-        self.group = group
+        self.key = key  # what names an implementation, for messages, e.g. 'federation.method'
+        self.group = group  # of the entry points that add names
         self.builtin = dict(builtin)
+        self.base = base  # class that an implementation derives from, 'module:attribute'; '' is any object
 
     @cached_property
     def _entry_points(self) -> dict[str, EntryPoint]:
@@ -55,35 +50,86 @@ class Registry(Generic[T]):
         """The implementation of a name.
 
         Args:
-            name: as a recipe writes it.
             key: the recipe's key, where it is not the registry's own.
 
         Raises:
-            RecipeError: the name is not known, or a package's entry point cannot be imported.
+            RecipeError: the name is not known, a package's entry point cannot be imported, or what it names
+                does not derive from the base.
         """
         if name in self.builtin:
-            module, _, attribute = self.builtin[name].partition(":")
-            implementation: T = getattr(importlib.import_module(module), attribute)
-            return implementation
-        if name not in self._entry_points:
+            implementation: T = _attribute(self.builtin[name])
+        elif name in self._entry_points:
+            implementation = self._load_entry_point(self._entry_points[name], key or self.key)
+        else:
             raise RecipeError(unknown_name(key or self.key, name, self.names()))
-        entry = self._entry_points[name]
+        self._check_base(implementation, name, key or self.key)
+        return implementation
+
+    def _load_entry_point(self, entry: EntryPoint, key: str) -> T:
         try:
-            implementation = entry.load()
+            implementation: T = entry.load()
         except (ImportError, AttributeError) as error:
             package = entry.dist.name if entry.dist is not None else entry.value
             raise RecipeError(
-                f"{key or self.key} '{name}' of the package {package} cannot be imported ({error}):"
+                f"{key} '{entry.name}' of the package {package} cannot be imported ({error}):"
                 " repair the package, or uninstall it"
             ) from error
         return implementation
 
+    def _check_base(self, implementation: T, name: str, key: str) -> None:
+        if not self.base:
+            return
+        if not isinstance(implementation, type) or not issubclass(implementation, _attribute(self.base)):
+            registered = getattr(implementation, "__qualname__", repr(implementation))
+            raise RecipeError(
+                f"{key} '{name}' registers {registered}, which is no {self.base.replace(':', '.')}: derive it"
+                " from that class"
+            )
 
-def registered_section(registry: Registry[type[Any]], default: str | None = None) -> BeforeValidator:
-    """A validator for a field that holds a section of a registered kind.
 
-    The section has a key `kind`, which may be left out where there is a default kind. A bare name
-    stands for the section of that kind with its defaults: `judge: autoj` is `judge: {kind: autoj}`.
+def _attribute(path: str) -> Any:
+    module, _, attribute = path.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def registered_name(registry: Registry[Any], key: str) -> AfterValidator:
+    """A validator for a field that holds a name of a registry; the key is for messages."""
+
+    def validate(name: str) -> str:
+        if name not in registry:
+            raise ValueError(unknown_name(key, name, registry.names()))
+        return name
+
+    return AfterValidator(validate)
+
+
+def registered_options(
+    registry: Registry[type[Any]], defaults: type[BaseModel], name_key: str
+) -> BeforeValidator:
+    """A validator for a field that holds the options of what an earlier field names.
+
+    Args:
+        defaults: an instance of this very class stands for the defaults of the registered options.
+        name_key: the field of the name, which is also what messages call it.
+    """
+
+    def validate(values: Any, info: ValidationInfo) -> Any:
+        name = info.data.get(name_key)
+        if name is None:
+            return defaults()  # the error of the name is reported
+        values = {} if type(values) is defaults else values
+        return validate_nested(registry.load(name), values, f"{name_key} {name}")
+
+    return BeforeValidator(validate)
+
+
+def registered_section(
+    table: Registry[type[Any]] | Mapping[str, type[BaseModel]], default: str | None = None
+) -> BeforeValidator:
+    """A validator for a field that holds one of several sections, told apart by the key `kind`.
+
+    The key may be left out where there is a default kind. A bare name stands for the section of
+    that kind with its defaults: `judge: autoj` is `judge: {kind: autoj}`.
     """
 
     def validate(values: Any) -> Any:
@@ -91,13 +137,24 @@ def registered_section(registry: Registry[type[Any]], default: str | None = None
             return values
         if isinstance(values, str) and is_kind(values):
             values = {"kind": values}
+        kinds = table.names() if isinstance(table, Registry) else list(table)
+        names = ", ".join(kinds) or "none is installed"
         if not isinstance(values, Mapping):
-            raise ExpectedSectionError("expected the name of a kind, or a mapping with the key kind")
+            raise ExpectedSectionError(
+                f"expected the name of a kind ({names}), or a mapping with the key kind"
+            )
         kind = values.get("kind", default)
         if not isinstance(kind, str):
-            raise ValueError(
-                f"the key kind must be one of: {', '.join(registry.names()) or 'none is installed'}"
-            )
-        return validate_nested(registry.load(kind, "kind"), {"kind": kind, **values})
+            raise ValueError(f"the key kind must be one of: {names}")
+        if kind not in kinds:
+            raise ValueError(unknown_name("kind", kind, kinds))
+        model = table.load(kind, "kind") if isinstance(table, Registry) else table[kind]
+        return validate_nested(model, {"kind": kind, **values})
 
     return BeforeValidator(validate)
+
+
+def one_of(*members: type[BaseModel]) -> BeforeValidator:
+    """As registered_section, for sections whose default `kind` is their name; the first is the default."""
+    by_kind = {str(member.model_fields["kind"].default): member for member in members}
+    return registered_section(by_kind, next(iter(by_kind)))

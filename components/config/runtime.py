@@ -19,55 +19,28 @@ class RuntimeConfig(Section):
     resumes with the same values.
     """
 
-    task_runner: Literal["threads", "ray"] = Field(
-        "threads",
-        description=(
-            "Where mapped tasks run. threads: threads of this process, one per GPU or cpu_workers on the CPU;"
-            " ray: a Ray cluster."
-        ),
-    )
-    ray_address: str | None = Field(None, description="Address of a Ray cluster; null starts a local one.")
-    devices: list[str] | None = Field(
-        None,
-        description=(
-            "Devices to use, e.g. ['cuda:0', 'cuda:1'] or ['cpu']; null uses all CUDA devices, or else"
-            " the CPU."
-        ),
-    )
-    cpu_workers: int | None = Field(
-        None,
-        ge=1,
-        le=256,
-        description=(
-            "Clients that train concurrently on the CPU, each with a model of its own in memory and an"
-            " even share of the threads. Their models must have no dropout, since a process has one"
-            " generator for all. null: 2 where a run starts on the CPU with at least two threads, without"
-            " dropout and with several tasks per round, else 1."
-        ),
-    )
-    torch_threads: int | None = Field(
-        None,
-        ge=1,
-        le=4096,
-        description=(
-            "Threads of a CPU operation, or of all concurrent clients together. Sums are split by it, so runs"
-            " that shall be equal to the last bit need the same value. null: the cores of the machine where"
-            " the run starts."
-        ),
-    )
-    data_docs: bool = Field(
-        True,
-        description=(
-            "Write the outcome of the expectations as Great Expectations' Data Docs (HTML) too, beside the"
-            " prepared data and to MLflow."
-        ),
-    )
-    retries: int = Field(
-        1,
-        ge=0,
-        le=100,
-        description="Retries of a failed task before its clients are left out of the round.",
-    )
+    task_runner: Literal["threads", "ray"] = "threads"
+    """Where mapped tasks run. threads: threads of this process, one per GPU or cpu_workers on the
+    CPU; ray: a Ray cluster."""
+    ray_address: str | None = None
+    """Address of a Ray cluster; null starts a local one."""
+    devices: list[str] | None = None
+    """Devices to use, e.g. ['cuda:0', 'cuda:1'] or ['cpu']; null uses all CUDA devices, or else the
+    CPU."""
+    cpu_workers: int | None = Field(None, ge=1, le=256)
+    """Clients that train concurrently on the CPU, each with a model of its own in memory and an
+    even share of the threads. Their models must have no dropout, since a process has one generator
+    for all. null: 2 where a run starts on the CPU with at least two threads, without dropout and
+    with several tasks per round, else 1."""
+    torch_threads: int | None = Field(None, ge=1, le=4096)
+    """Threads of a CPU operation, or of all concurrent clients together. Sums are split by it, so
+    runs that shall be equal to the last bit need the same value. null: the cores of the machine
+    where the run starts."""
+    data_docs: bool = True
+    """Write the outcome of the expectations as Great Expectations' Data Docs (HTML) too, beside the
+    prepared data and to MLflow."""
+    retries: int = Field(1, ge=0, le=100)
+    """Retries of a failed task before its clients are left out of the round."""
 
     @property
     def workers(self) -> int:

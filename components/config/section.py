@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import UnionType
-from typing import Annotated, Any, NoReturn, Self, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Self, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
@@ -26,7 +26,9 @@ SHOWN = 200
 class Section(BaseModel):
     """A section of a recipe: frozen, strictly typed, without unknown keys, NaN, infinite or huge numbers."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     @model_validator(mode="after")
     def _check_size(self) -> Self:
@@ -41,11 +43,6 @@ class NestedSectionError(ValueError):
     """Errors of a section whose model depends on another key, e.g. a method's options.
 
     Raised inside a pydantic validator; `check_section` shows the nested errors under the outer key.
-
-    Attributes:
-        model: the model of the nested section.
-        values: the values that were refused.
-        error: pydantic's errors.
     """
 
     def __init__(self, model: type[BaseModel], values: Mapping[str, Any], error: ValidationError) -> None:
@@ -59,14 +56,9 @@ def validate_nested(model: type[S], values: Any, owner: str = "") -> S:
     """Validate a nested section inside a validator of the outer one.
 
     Args:
-        model: the model of the nested section.
         values: a mapping, or a section that was validated before.
         owner: whose options they are, such as a method; several that it does not have are left over from
             another one.
-
-    Raises:
-        NestedSectionError: the values do not fit the model.
-        ValueError: the values are no mapping, or left over.
     """
     if isinstance(values, model):
         return values
@@ -90,8 +82,6 @@ def check_section(model: type[S], values: Mapping[str, Any], where: str, prefix:
     """Validate values by a pydantic model.
 
     Args:
-        model: the model of the section.
-        values: the section's keys and values.
         where: the file or command that the values come from.
         prefix: dotted key of the section, empty for a whole recipe.
 
@@ -101,12 +91,8 @@ def check_section(model: type[S], values: Mapping[str, Any], where: str, prefix:
     try:
         return model.model_validate(dict(values))
     except ValidationError as error:
-        raise_recipe_error(_sentences(model, dict(values), error, prefix), where)
-
-
-def raise_recipe_error(sentences: Iterable[str], where: str) -> NoReturn:
-    """Raise a RecipeError with one line for each sentence, each naming where the values come from."""
-    raise RecipeError("\n".join(f"{where}: {sentence}" for sentence in sentences)) from None
+        sentences = _sentences(model, dict(values), error, prefix)
+        raise RecipeError("\n".join(f"{where}: {sentence}" for sentence in sentences)) from None
 
 
 def describe_type(value: Any) -> str:
@@ -137,11 +123,11 @@ def _sentences(model: type[BaseModel], values: Any, error: ValidationError, pref
 
 def _key_path(location: Location) -> list[str | int]:
     """The keys of an error's location, without pydantic's names of the members of unions."""
-    return [part for part in location if isinstance(part, int) or not _is_union_member(part)]
-
-
-def _is_union_member(part: str) -> bool:
-    return "[" in part or part.startswith("literal") or part in {"str", "int"}
+    return [
+        part
+        for part in location
+        if isinstance(part, int) or not ("[" in part or part.startswith("literal") or part in ("str", "int"))
+    ]
 
 
 def _sentence(model: type[BaseModel], values: Any, error: Mapping[str, Any], prefix: str) -> str:

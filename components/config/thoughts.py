@@ -9,54 +9,32 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from components.config.files import InputFile, NamedModel
-from components.config.models import CHAT_DATE, ChatDate
+from components.config.models import ChatDate
 from components.config.section import Section
 
 
 class EndpointOptions(Section):
-    """Address of an OpenAI-compatible endpoint, and how it is called.
+    """Address of an OpenAI-compatible endpoint, and how it is called."""
 
-    Attributes:
-        where: place of the section in a recipe, for messages.
-    """
+    where: ClassVar[str] = "endpoint"  # place of the section in a recipe, for messages
 
-    where: ClassVar[str] = "endpoint"
-
-    base_url: str | None = Field(
-        None,
-        description="Root of the endpoint, e.g. http://127.0.0.1:8000/v1; null: the model runs here.",
-    )
-    api_key_env: str | None = Field(
-        None,
-        description=(
-            "NAME of the environment variable that holds the API key; null sends none. The key itself never"
-            " belongs in a recipe."
-        ),
-    )
-    request: dict[str, Any] = Field(
-        default_factory=dict,
-        description=(
-            "Further fields of each request, e.g. {seed: 0}. null removes a field, e.g."
-            " {max_tokens: null, max_completion_tokens: 1024}."
-        ),
-    )
-    timeout: float = Field(120.0, gt=0, le=86_400, description="Timeout of a request (seconds).")
-    retries: int = Field(
-        5,
-        ge=0,
-        le=1000,
-        description="Retries after status 429 or 5xx, a broken connection, or a malformed response.",
-    )
-    backoff: float = Field(
-        1.0,
-        ge=0,
-        le=3600,
-        description=(
-            "Seconds before the first retry, doubled for each further one up to 60. A Retry-After header"
-            " takes precedence, up to 60 seconds too."
-        ),
-    )
-    concurrency: int = Field(4, ge=1, le=1000, description="Maximum number of concurrent requests.")
+    base_url: str | None = None
+    """Root of the endpoint, e.g. http://127.0.0.1:8000/v1; null: the model runs here."""
+    api_key_env: str | None = None
+    """NAME of the environment variable that holds the API key; null sends none. The key itself
+    never belongs in a recipe."""
+    request: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of each request, e.g. {seed: 0}. null removes a field, e.g. {max_tokens: null,
+    max_completion_tokens: 1024}."""
+    timeout: float = Field(120.0, gt=0, le=86_400)
+    """Timeout of a request (seconds)."""
+    retries: int = Field(5, ge=0, le=1000)
+    """Retries after status 429 or 5xx, a broken connection, or a malformed response."""
+    backoff: float = Field(1.0, ge=0, le=3600)
+    """Seconds before the first retry, doubled for each further one up to 60. A Retry-After header
+    takes precedence, up to 60 seconds too."""
+    concurrency: int = Field(4, ge=1, le=1000)
+    """Maximum number of concurrent requests."""
 
     @model_validator(mode="after")
     def _check_endpoint(self) -> Self:
@@ -97,45 +75,26 @@ class EvaluatorOptions(EndpointOptions, NamedModel):
     where: ClassVar[str] = "thoughts.evaluator"
     model_key: ClassVar[str] = "model"
 
-    model: str = Field(
-        "embedded",
-        min_length=1,
-        description=(
-            "Name of a backbone; with base_url, the name of the model at the endpoint. DRIFT section 7:"
-            " DeepSeek R1 32B."
-        ),
-    )
-    revision: str | None = Field(None, description="Hub revision (commit or tag).")
-    max_prompt_tokens: int = Field(
-        1024,
-        ge=64,
-        description=(
-            "Maximum length of the whole rendered input (tokens) in this process. A longer one loses the end"
-            " of its text, where the thought is; thoughts.max_question_tokens prevents this."
-        ),
-    )
-    max_new_tokens: int = Field(
-        8,
-        ge=1,
-        description=(
-            "Maximum answer length (tokens). A model that reasons before it answers needs more: its last"
-            " line is read, and of an answer that was cut off the first line, if that is a score by"
-            " itself."
-        ),
-    )
-    batch_size: int = Field(8, ge=1, description="Thoughts scored in one batch in this process.")
-    retries_unread: int = Field(
-        2, ge=0, le=1000, description="Retries, at temperature 1, of a score that cannot be parsed."
-    )
-    chat_date: ChatDate = Field(None, description=CHAT_DATE)
-    read: Literal["text", "expected"] = Field(
-        "text",
-        description=(
-            "text: the number that the model writes (DRIFT D.1); expected: the mean of 1 to 10 under the"
-            " model's probabilities, for models that are too small to write a number (in this process"
-            " only)."
-        ),
-    )
+    model: str = Field("embedded", min_length=1)
+    """Name of a backbone; with base_url, the name of the model at the endpoint. DRIFT section 7:
+    DeepSeek R1 32B."""
+    revision: str | None = None
+    """Hub revision (commit or tag)."""
+    max_prompt_tokens: int = Field(1024, ge=64)
+    """Maximum length of the whole rendered input (tokens) in this process. A longer one loses the
+    end of its text, where the thought is; thoughts.max_question_tokens prevents this."""
+    max_new_tokens: int = Field(8, ge=1)
+    """Maximum answer length (tokens). A model that reasons before it answers needs more: its last
+    line is read, and of an answer that was cut off the first line, if that is a score by itself."""
+    batch_size: int = Field(8, ge=1)
+    """Thoughts scored in one batch in this process."""
+    retries_unread: int = Field(2, ge=0, le=1000)
+    """Retries, at temperature 1, of a score that cannot be parsed."""
+    chat_date: ChatDate = None
+    read: Literal["text", "expected"] = "text"
+    """text: the number that the model writes (DRIFT D.1); expected: the mean of 1 to 10 under the
+    model's probabilities, for models that are too small to write a number (in this process
+    only)."""
 
     @model_validator(mode="after")
     def _check_read(self) -> Self:
@@ -150,37 +109,22 @@ class EvaluatorOptions(EndpointOptions, NamedModel):
 class QuestionsConfig(Section):
     """A question set, from which trees are grown, or whose questions a policy answers."""
 
-    set: str = Field(
-        min_length=1,
-        description=(
-            "Registered question set (components/data/questions): aqua, cose, csqa, mathqa, medmcqa,"
-            " medqa, piqa, pubmedqa; chitchat (embedded)."
-        ),
-    )
-    path: InputFile | None = Field(None, description="Local file or folder read in place of the hub.")
-    revision: str | None = Field(None, description="Hub revision (commit or tag).")
-    split: str | None = Field(
-        None,
-        min_length=1,
-        description=(
-            "Split of the hub set, e.g. test, which DRIFT section 7.1 measures on; null: the training split,"
-            " whose answers are public in all sets of the paper. A row without an answer makes no question."
-        ),
-    )
-    count: int | None = Field(
-        300,
-        ge=1,
-        description="Maximum number of questions (a seeded sample); null: all. DRIFT appendix B: about 300.",
-    )
-    part: list[int] = Field(
-        [0, 1],
-        min_length=2,
-        max_length=2,
-        description=(
-            "[k, n]: the k-th of n disjoint parts of the set, counted from 0. Uses of one set that must"
-            " not share questions take different parts."
-        ),
-    )
+    set: str = Field(min_length=1)
+    """Registered question set (components/data/questions): aqua, cose, csqa, mathqa, medmcqa,
+    medqa, piqa, pubmedqa; chitchat (embedded)."""
+    path: InputFile | None = None
+    """Local file or folder read in place of the hub."""
+    revision: str | None = None
+    """Hub revision (commit or tag)."""
+    split: str | None = Field(None, min_length=1)
+    """Split of the hub set, e.g. test, which DRIFT section 7.1 measures on; null: the training
+    split, whose answers are public in all sets of the paper. A row without an answer makes no
+    question."""
+    count: int | None = Field(300, ge=1)
+    """Maximum number of questions (a seeded sample); null: all. DRIFT appendix B: about 300."""
+    part: list[int] = Field([0, 1], min_length=2, max_length=2)
+    """[k, n]: the k-th of n disjoint parts of the set, counted from 0. Uses of one set that must
+    not share questions take different parts."""
 
     @field_validator("part")
     @classmethod
@@ -206,39 +150,24 @@ class ThoughtsConfig(Section):
     source they are assigned to its clients round-robin.
     """
 
-    questions: list[QuestionsConfig] = Field(default_factory=list, description="The question sets.")
-    max_question_tokens: int | None = Field(
-        None,
-        ge=16,
-        description=(
-            "Maximum length of a question with its context (tokens of the policy); the context is cut at"
-            " its end. null does not cut; the policy still cuts a prompt that does not fit."
-        ),
-    )
-    depth: int = Field(
-        3, ge=1, le=100, description="Thoughts on a path from the question; DRIFT appendix B: 3."
-    )
-    children: int = Field(
-        2, ge=2, le=1000, description="Thoughts proposed after each prefix; DRIFT appendix B: 2."
-    )
-    beam: int | None = Field(
-        None,
-        ge=1,
-        description="Prefixes that are extended at each depth, by their sums of scores; null extends all.",
-    )
-    temperature: float = Field(0.8, gt=0, description="Sampling temperature of the thoughts.")
-    max_thought_tokens: int = Field(
-        48, ge=4, description="Maximum length of a thought (tokens); a thought ends with its line."
-    )
-    question_batch_size: int = Field(
-        16,
-        ge=1,
-        description=(
-            "Questions whose trees are grown together, so that their thoughts fill common batches."
-            " policy.generation_batch_size and thoughts.evaluator.batch_size bound the memory; a run that is"
-            " stopped grows the trees of these questions again."
-        ),
-    )
-    evaluator: EvaluatorOptions = Field(
-        default_factory=EvaluatorOptions, description="The model that scores thoughts."
-    )
+    questions: list[QuestionsConfig] = Field(default_factory=list)
+    """The question sets."""
+    max_question_tokens: int | None = Field(None, ge=16)
+    """Maximum length of a question with its context (tokens of the policy); the context is cut at
+    its end. null does not cut; the policy still cuts a prompt that does not fit."""
+    depth: int = Field(3, ge=1, le=100)
+    """Thoughts on a path from the question; DRIFT appendix B: 3."""
+    children: int = Field(2, ge=2, le=1000)
+    """Thoughts proposed after each prefix; DRIFT appendix B: 2."""
+    beam: int | None = Field(None, ge=1)
+    """Prefixes that are extended at each depth, by their sums of scores; null extends all."""
+    temperature: float = Field(0.8, gt=0)
+    """Sampling temperature of the thoughts."""
+    max_thought_tokens: int = Field(48, ge=4)
+    """Maximum length of a thought (tokens); a thought ends with its line."""
+    question_batch_size: int = Field(16, ge=1)
+    """Questions whose trees are grown together, so that their thoughts fill common batches.
+    policy.generation_batch_size and thoughts.evaluator.batch_size bound the memory; a run that is
+    stopped grows the trees of these questions again."""
+    evaluator: EvaluatorOptions = Field(default_factory=EvaluatorOptions)
+    """The model that scores thoughts."""

@@ -10,9 +10,7 @@ from components.config.section import Section
 class TrackingConfig(Section):
     """MLflow's names for a run and for its policy."""
 
-    experiment: str = Field("fed-rlhf", min_length=1, description="MLflow experiment.")
-    registered_model: str = Field(
-        "fed-rlhf-policy",
-        pattern=r"^[^/:]+$",
-        description="Name under which the aligned policy is registered.",
-    )
+    experiment: str = Field("fed-rlhf", min_length=1)
+    """MLflow experiment."""
+    registered_model: str = Field("fed-rlhf-policy", pattern=r"^[^/:]+$")
+    """Name under which the aligned policy is registered."""

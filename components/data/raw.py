@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, get_a
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from components.config import check_name, check_visible
+from components.config.name_checks import check_name, check_visible
 from components.data.records import DataError
 
 if TYPE_CHECKING:

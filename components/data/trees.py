@@ -26,7 +26,7 @@ from typing import ClassVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from components.config import check_name
+from components.config.name_checks import check_name
 from components.data.questions import pooled
 from components.data.records import TEXTS, DataError, Pair
 from components.data.rows import normalize_line_ends

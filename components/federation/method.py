@@ -27,13 +27,13 @@ from components.config import (
     DpoObjective,
     FederationConfig,
     LocalObjective,
-    MethodOptions,
     PairPpoObjective,
     PdpoObjective,
     PersonalModules,
     Recipe,
     RecipeError,
 )
+from components.config.federation import MethodOptions
 from components.federation import aggregation
 from components.federation.aggregators.base import Aggregator, AnyAggregator, Contributions, aggregator_of
 from components.federation.aggregators.weighted import ParticipationMean

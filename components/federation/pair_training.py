@@ -6,7 +6,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from components.config import DpoObjective, FederationConfig, OfflinePpoObjective, one_of
+from components.config import DpoObjective, FederationConfig, one_of
+from components.config.objectives import OfflinePpoObjective
 from components.federation.method import AveragingMethod, Method
 
 PairObjective = Annotated[DpoObjective | OfflinePpoObjective, one_of(DpoObjective, OfflinePpoObjective)]

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import JsonValue
 
-from components.config import FederationConfig, PostProcessorConfig
+from components.config import FederationConfig
+from components.config.federation import PostProcessorConfig
 from components.federation.protocol import ClientResult
 
 if TYPE_CHECKING:

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from components.config import GaeEstimator, GrpoEstimator, MultiObjective, PpoConfig
+from components.config import MultiObjective, PpoConfig
+from components.config.objectives import GaeEstimator, GrpoEstimator
 from components.learning import mgda
 from components.learning.loop import (
     Trained,

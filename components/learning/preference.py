@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 import torch
 
-from components.config import DpoObjective, ExclusionConfig, PdpoObjective
+from components.config import DpoObjective, PdpoObjective
+from components.config.objectives import ExclusionConfig
 from components.learning.client_data import ClientData
 from components.learning.loop import Loss, RowLosses, Rows, Trained
 from components.learning.objectives import dpo_margin_loss, pdpo_loss, sft_loss

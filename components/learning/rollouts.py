@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from components.config import GaeEstimator, GrpoEstimator, PpoConfig, RlooEstimator
+from components.config import PpoConfig
+from components.config.objectives import GaeEstimator, GrpoEstimator, RlooEstimator
 from components.learning.ppo import compute_gae, estimate_kl, leave_one_out, normalize_groups, whiten
 from components.models.logprobs import TokenRow
 from components.models.resident import ResidentPolicy

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
-from components.config import EndpointOptions
+from components.config.thoughts import EndpointOptions
 from components.progress import Work, report_work
 
 if TYPE_CHECKING:

@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from components.config import BottleneckConfig, PersonalModules, RewardHeadConfig
+from components.config import PersonalModules
+from components.config.modules import BottleneckConfig, RewardHeadConfig
 from components.models.adapters import AdapterSlot
 from components.models.backbone import BackboneError
 from components.models.head import output_embeddings

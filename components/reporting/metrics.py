@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from components.charts import Point
-from components.config import Recipe, implicit_reward_scale
+from components.config import Recipe
+from components.config.objectives import implicit_reward_scale
 from components.evaluation.contests import Contest
 from components.evaluation.diagnostics.base import Summary
 from components.federation.method import method_of

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from prefect import get_run_logger
 
 from components.alignment.policies import PolicySet
-from components.config import QuestionAnswersConfig, Recipe
+from components.config import Recipe
+from components.config.evaluation import QuestionAnswersConfig
 from components.io import read_json, write_json
 from components.progress import Work, progress
 from components.results import QuestionResult

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from components.config import Recipe, TrackingConfig
+from components.config import Recipe
 from components.config.loading import leaves
+from components.config.tracking import TrackingConfig
 from components.names import mlflow_key
 from tasks.flow_runs import FlowRunLink
 from tasks.runs import PHASES, Run, git_commit

@@ -32,7 +32,8 @@ from components.alignment.thoughts import (
 from components.alignment.thoughts import models as thought_models
 from components.alignment.thoughts.requests import sample_keys
 from components.concurrency import concurrent_parts
-from components.config import EvaluatorOptions, ThoughtsConfig
+from components.config import ThoughtsConfig
+from components.config.thoughts import EvaluatorOptions
 from components.data.questions import Question, render
 from components.data.trees import read_trees, tree_pairs
 from components.models.backbone import load_tokenizer

@@ -29,15 +29,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from components.config import (
-    PROMPT_SOURCES,
-    SOURCES,
-    DataConfig,
-    PromptsConfig,
-    QuestionsConfig,
-    UserError,
-    check_section,
-)
+from components.config import DataConfig, PromptsConfig, QuestionsConfig, UserError, check_section
+from components.config.data import PROMPT_SOURCES, SOURCES
 from components.data.questions import load_section
 from components.data.questions.base import QUESTION_SETS
 from components.data.sources import load, load_prompts

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from components.config import PROMPT_SOURCES, SOURCES, DataConfig, SourceOptions
+from components.config import DataConfig
+from components.config.data import PROMPT_SOURCES, SOURCES, SourceOptions
 from components.data import sources
 from components.data.prepare import prepare
 from components.data.records import DataError

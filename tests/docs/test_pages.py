@@ -10,10 +10,15 @@ import pytest
 import yaml
 
 from components.benchmarks import benchmark_names, load_benchmark
-from components.config import JUDGES, METHODS, REWARDS, SOURCES, Recipe
+from components.config import Recipe
 from components.config.benchmark import Benchmark
+from components.config.data import SOURCES
+from components.config.evaluation import JUDGES
+from components.config.federation import METHODS
+from components.config.rewards import REWARDS
 from components.recipes import recipe_names
 from components.reporting.metrics import ALIASES
+from tests.support.registries import config_registries
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
@@ -212,11 +217,8 @@ def test_the_search_from_disk_loads_no_script_from_the_network():
 
 
 def test_the_entry_points_of_the_tutorial_are_those_of_the_registries():
-    import components.config
-    from components.config import Registry
-
     text = (ROOT / "docs" / "tutorials" / "own-method.md").read_text(encoding="utf-8")
-    groups = {value.group for value in vars(components.config).values() if isinstance(value, Registry)}
+    groups = {registry.group for registry in config_registries()}
     assert [group for group in sorted(groups) if f"`{group}`" not in text] == []
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from components.config import METHODS, RecipeError
+from components.config import RecipeError
+from components.config.federation import METHODS
 from components.evaluation.diagnostics import DIAGNOSTICS, load_diagnostics
 from components.evaluation.diagnostics.base import DiagnosedRun, Diagnostic, Summary
 from tests.support.diagnostics import RecordingSink

@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 from pydantic import Field
 
-from components.config import JUDGES, JudgeConfig
+from components.config.evaluation import JUDGES, JudgeConfig
 from components.evaluation.contests import judge_contest
 from components.evaluation.judges import parse_autoj
 from components.evaluation.judges.base import JudgeResources, JudgeSection, judge_section

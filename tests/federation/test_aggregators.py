@@ -5,7 +5,8 @@ import itertools
 import pytest
 import torch
 
-from components.config import AGGREGATORS, AggregatorConfig, RecipeError
+from components.config import RecipeError
+from components.config.federation import AGGREGATORS, AggregatorConfig
 from components.federation.aggregators.base import Aggregator, Contributions, aggregator_of
 from components.federation.aggregators.exact import ExactMean, truncated_mean
 from components.federation.aggregators.weighted import (

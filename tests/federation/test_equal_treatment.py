@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from components.config import RateDecay, RecipeError
+from components.config import RecipeError
+from components.config.optimizer import RateDecay
 from components.data.records import read_rows
 from components.federation.clients.context import rewards_folder
 from components.federation.clients.private import PrivateState, PrivateStore, private_root

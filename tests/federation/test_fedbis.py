@@ -229,7 +229,7 @@ def test_an_unknown_method_is_refused_with_the_nearest_name():
 
 
 def test_options_that_build_no_strategy_are_refused():
-    from components.config import MethodOptions
+    from components.config.federation import MethodOptions
 
     config = FederationConfig(method="fedbis").model_copy(update={"options": MethodOptions()})
     with pytest.raises(RecipeError, match=r"federation\.method 'fedbis' registers MethodOptions.*derive"):

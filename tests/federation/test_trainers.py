@@ -85,7 +85,7 @@ def measure_logprobs(trainer, adapter, pairs=PAIRS):
 
 
 def test_every_method_names_a_registered_trainer():
-    from components.config import METHODS as REGISTERED
+    from components.config.federation import METHODS as REGISTERED
 
     names = {REGISTERED.load(name).trainer for name in REGISTERED.names()}
     assert names == set(TRAINERS.names())

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from components.config import AGGREGATORS, AggregatorConfig
+from components.config.federation import AGGREGATORS, AggregatorConfig
 from components.federation.aggregators.base import Contributions, aggregator_of
 from components.federation.aggregators.trimmed import TrimmedMean
 from components.federation.protocol import Update

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from components.config import DpoObjective, OfflinePpoObjective, OptimizerConfig
+from components.config import DpoObjective, OptimizerConfig
+from components.config.objectives import OfflinePpoObjective
 from components.learning.loop import Loss, RowLosses, Training, TrainingError, train
 from components.learning.meta import MetaLoss, adapt, group_meta_batches
 from components.learning.objectives import dpo_loss

@@ -9,18 +9,16 @@ import pytest
 import torch
 
 from components.config import (
-    BottleneckConfig,
     DpoObjective,
     ExclusionConfig,
     MultiObjective,
-    OfflinePpoObjective,
     OptimizerConfig,
     PdpoObjective,
     PersonalModules,
     PpoConfig,
-    RewardHeadConfig,
-    SftObjective,
 )
+from components.config.modules import BottleneckConfig, RewardHeadConfig
+from components.config.objectives import OfflinePpoObjective, SftObjective
 from components.learning.loop import Loss, RowLosses, Training, split_rows, train
 from components.learning.meta import MetaLoss, adapt
 from components.learning.multi_objective import compute_objective_gradients, train_multi_objective_ppo

@@ -8,18 +8,16 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from components.config import (
-    BottleneckConfig,
     DpoObjective,
     LoraConfig,
     MultiObjective,
-    OfflinePpoObjective,
     OptimizerConfig,
     PdpoObjective,
     PersonalModules,
     PpoConfig,
-    RewardHeadConfig,
-    SftObjective,
 )
+from components.config.modules import BottleneckConfig, RewardHeadConfig
+from components.config.objectives import OfflinePpoObjective, SftObjective
 from components.learning.loop import Training
 from components.learning.multi_objective import PPOClientState, compute_objective_gradients, sample_rollout
 from components.learning.pair_scores import pair_logprobs

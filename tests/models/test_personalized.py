@@ -5,7 +5,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from components.config import BottleneckConfig, PersonalModules, RewardHeadConfig
+from components.config import PersonalModules
+from components.config.modules import BottleneckConfig, RewardHeadConfig
 from components.models.backbone import BackboneError, load_backbone
 from components.models.personalized import (
     Bottleneck,

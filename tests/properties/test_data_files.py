@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.config import SOURCES, DataConfig
+from components.config import DataConfig
+from components.config.data import SOURCES
 from components.config.name_checks import check_name, check_visible
 from components.data import sources
 from components.data.questions import names, read_questions

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from components.config import JudgeConfig, Recipe
+from components.config import Recipe
+from components.config.evaluation import JudgeConfig
 from components.evaluation.judges.base import JudgeResources, JudgeSection
 from components.evaluation.winrate import Verdict
 from components.models.selector import Comparison

@@ -12,7 +12,7 @@ from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 
 from components.alignment.dpo import DpoPair
-from components.config import DpoConfig
+from components.config.alignment import DpoConfig
 from components.models.adapters import AdapterSlot, to_peft_config
 from components.models.policy import Policy
 

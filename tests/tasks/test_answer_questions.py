@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from components.alignment import thoughts
-from components.config import QuestionAnswersConfig, QuestionsConfig
+from components.config import QuestionsConfig
+from components.config.evaluation import QuestionAnswersConfig
 from components.data import prepare
 from components.data.questions import load_questions, render
 from components.data.records import DataError

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from components.alignment.thoughts.requests import Request, sample_keys
 from components.alignment.thoughts.scores import Score, ThoughtsError, score_with_retries
 from components.concurrency import concurrent_parts, run_concurrently
-from components.config import BackboneConfig, EvaluatorOptions, PolicyConfig, TemplateFile, ThoughtsConfig
+from components.config import BackboneConfig, PolicyConfig, TemplateFile, ThoughtsConfig
+from components.config.thoughts import EvaluatorOptions
 from components.models.chat import ChatEndpoint, Reply
 from components.models.generation import Completion, GenerationSettings, generate_completions
 from components.models.policy import Policy

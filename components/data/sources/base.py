@@ -26,15 +26,8 @@ from typing import Annotated, TypeVar
 
 from pydantic import Field
 
-from components.config import (
-    SOURCES,
-    DataConfig,
-    PromptsConfig,
-    PromptSourceOptions,
-    RecipeError,
-    SourceOptions,
-    unknown_name,
-)
+from components.config import DataConfig, PromptsConfig, RecipeError, unknown_name
+from components.config.data import SOURCES, PromptSourceOptions, SourceOptions
 from components.data.holdout import Shares
 from components.data.records import TEXT_COLUMNS, DataError, PromptData, SourceData
 from components.data.tables import unique_prompts

@@ -29,12 +29,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
-from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from components.config import SOURCES, DataConfig, InputFile, Section, SourceOptions
-from components.config.data import registered_name, source_options
+from components.config import DataConfig, InputFile, Section
+from components.config.data import AnySource, AnySourceOptions, SourceOptions
 from components.config.name_checks import PlainName
 from components.data.records import SPLITS, TEXT_COLUMNS, DataError, Pair, Prompt, SourceData
 from components.data.sources.base import Source, load
@@ -55,7 +55,7 @@ class SplitLimits(Section):
 class PartConfig(Section):
     """One source of a mixture."""
 
-    source: Annotated[str, registered_name(SOURCES)] = Field(
+    source: AnySource = Field(
         min_length=1, description="Registered source of pairs (components/data/sources)."
     )
     name: PlainName | None = Field(
@@ -63,7 +63,7 @@ class PartConfig(Section):
     )
     path: InputFile | None = Field(None, description="As data.path, for this source.")
     revision: str | None = Field(None, description="As data.revision, for this source.")
-    options: SerializeAsAny[SourceOptions] = Field(
+    options: AnySourceOptions = Field(
         default_factory=SourceOptions, validate_default=True, description="Options of this source."
     )
     test: float | None = Field(
@@ -90,11 +90,6 @@ class PartConfig(Section):
                 "a mixture is made of other sources: list those of the inner mixture here instead"
             )
         return source
-
-    @field_validator("options", mode="before")
-    @classmethod
-    def _parse_options(cls, values: Any, info: ValidationInfo) -> SourceOptions:
-        return source_options(values, info.data.get("source"))
 
     @property
     def client(self) -> str:

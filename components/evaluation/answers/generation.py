@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TypedDict
 
-from components.config import QuestionAnswersConfig
+from components.config.evaluation import QuestionAnswersConfig
 from components.data.questions import Question, render
 from components.data.templates import load as load_template
 from components.evaluation.answers.parsing import parse_answer

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from components.config import JudgeConfig
+from components.config.evaluation import JudgeConfig
 from components.data.records import DataError
 from components.data.templates import Template
 from components.evaluation.winrate import Verdict

@@ -9,7 +9,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SerializeAsAny
 
-from components.config import REWARDS, BackboneConfig, Recipe, RecipeError, RewardConfig, registered_section
+from components.config import BackboneConfig, Recipe, RecipeError, RewardConfig
+from components.config.registry import registered_section
+from components.config.rewards import REWARDS
 from components.data.records import read_judges_rows
 from components.evaluation.judges.base import JudgeResources, JudgeSection
 from components.evaluation.winrate import Verdict

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from components.config import BackboneConfig, OptimizerConfig, Recipe, SelectorConfig, check_warmup
+from components.config import BackboneConfig, OptimizerConfig, Recipe, SelectorConfig
+from components.config.optimizer import check_warmup
 from components.data.records import read_judges_rows
 from components.data.templates import load as load_template
 from components.evaluation.judges.base import JudgeResources, JudgeSection

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import SerializeAsAny
 
-from components.config import AGGREGATORS, AggregatorConfig, registered_section
+from components.config.federation import AGGREGATORS, AggregatorConfig
+from components.config.registry import registered_section
 from components.federation.protocol import Update, sent_adapters
 from components.models.store import AdapterStore
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from components.config import RateDecay
+from components.config.optimizer import RateDecay
 
 
 @dataclass(frozen=True)

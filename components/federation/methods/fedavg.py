@@ -9,7 +9,7 @@ adapters:
 
 from __future__ import annotations
 
-from components.config import SftObjective
+from components.config.objectives import SftObjective
 from components.federation.method import AveragingMethod
 
 

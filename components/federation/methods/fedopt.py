@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from components.config import Betas
+from components.config.optimizer import Betas
 from components.federation import aggregation
 from components.federation.aggregators.weighted import AnyLinearAggregator, ParticipationMean
 from components.federation.method import Server, State

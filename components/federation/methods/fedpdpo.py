@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from components.config import BottleneckConfig, PdpoObjective, PersonalModules, RewardHeadConfig
+from components.config import PdpoObjective, PersonalModules
+from components.config.modules import BottleneckConfig, RewardHeadConfig
 from components.federation.personalization import PersonalizedMethod, StepLength
 
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from components.config import JudgeConfig, RecipeError, RewardConfig, UserError
+from components.config import RecipeError, RewardConfig, UserError
+from components.config.evaluation import JudgeConfig
 
 if TYPE_CHECKING:
     from components.data.records import Pairs

@@ -9,8 +9,9 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from components.config import BackboneConfig, EndpointOptions, NamedModel, TemplateFile
-from components.config.models import CHAT_DATE, ChatDate
+from components.config import BackboneConfig, NamedModel, TemplateFile
+from components.config.models import ChatDate
+from components.config.thoughts import EndpointOptions
 from components.data.records import DataError
 from components.data.templates import Template
 from components.data.templates import load as load_template
@@ -62,7 +63,7 @@ class AutoJSection(EndpointOptions, NamedModel, JudgeSection):
             " format of Auto-J's training. An endpoint applies its own format."
         ),
     )
-    chat_date: ChatDate = Field(None, description=CHAT_DATE)
+    chat_date: ChatDate = None
     max_prompt_tokens: int = Field(
         3072,
         ge=64,
