@@ -40,8 +40,8 @@ def compare_generation(comparison: Comparison) -> Ratios:
     prompts = texts[: 2 * recipe.policy.generation_batch_size]
     ways: dict[str, Callable[[], AbstractContextManager[object]]] = {
         "continuous": nullcontext,
-        "batches": lambda: _patched("supports_slots", lambda model: False),
-        "separate": lambda: _patched("merged_adapter", lambda model: nullcontext()),
+        "batches": lambda: _patched("continuous_batch.supports_slots", lambda model: False),
+        "separate": lambda: _patched("merging.merged_adapter", lambda model: nullcontext()),
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     answers = {}
@@ -84,4 +84,4 @@ def _adapted_policy(recipe: Recipe, device: str) -> Policy:
 
 def _patched(name: str, replacement: Callable[[object], object]) -> mock._patch[object]:
     """Let generation use another function."""
-    return mock.patch(f"components.models.generation.{name}", replacement)
+    return mock.patch(f"components.models.{name}", replacement)

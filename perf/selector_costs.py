@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from components.models.selector import Selector
+    from components.models.selector_model import Selector
 
 CONCURRENT = "concurrent"
 ONE_POSITION = "one-position"
@@ -128,7 +128,7 @@ def time_step(recipe_name: str, arm: str) -> dict[str, Any]:
     from components.learning.loop import Accumulator, Loss, RowLosses, Rows, mean_gradients
     from components.learning.objectives import selector_loss
     from components.models.selector import Comparison as SelectorComparison
-    from components.models.selector import Selector
+    from components.models.selector_model import Selector
 
     recipe, device = prepare_process(recipe_name)
     selector = Selector(recipe.selector, device)
@@ -177,10 +177,10 @@ def _arm_logits(selector: Selector, arm: str, rows: Sequence[Sequence[int]]) -> 
     """Logits [N, 2] of the choices, computed as an arm does."""
     import torch
 
-    from components.models.selector import choice_logits
+    from components.models.selector_model import choice_logits
 
     if arm in (CONCURRENT, ONE_POSITION):
-        return selector.training_logits(rows)
+        return selector.choice_logits(*selector.collate(rows))
     ids, last = selector.collate(rows)
     if arm == FULL_LOGITS:
         logits = selector.model(input_ids=ids, use_cache=False).logits

@@ -270,7 +270,7 @@ class TrainingStep:
         import torch
 
         from components.learning.objectives import selector_loss
-        from components.models.selector import choice_logits
+        from components.models.selector_model import choice_logits
 
         start = time.perf_counter()
         self._optimizer.zero_grad(set_to_none=True)

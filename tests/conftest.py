@@ -101,7 +101,7 @@ def tiny_selector(debug):
     """The debug recipe's selector without dropout; tests load their own adapters."""
     import torch
 
-    from components.models.selector import Selector
+    from components.models.selector_model import Selector
 
     torch.set_num_threads(1)
     config = debug.selector.model_copy(

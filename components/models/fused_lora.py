@@ -23,19 +23,14 @@ def fuse_lora(model: PeftModel) -> None:
     A layer keeps PEFT's own computation while its adapter is disabled, merged or one of several,
     while dropout is active, under autocast, and where its weights are not all of one type.
     """
+    import torch
     from peft.tuners.lora import Linear
 
     function = _function()
     for module in model.modules():
-        if type(module) is Linear and type(module.get_base_layer()) is _linear_type():
+        if type(module) is Linear and type(module.get_base_layer()) is torch.nn.Linear:
             layer: Any = module
             layer.forward = partial(_forward, layer, layer.forward, function)
-
-
-def _linear_type() -> type[torch.nn.Module]:
-    import torch
-
-    return torch.nn.Linear
 
 
 def _forward(

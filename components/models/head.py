@@ -11,13 +11,13 @@ loads the model.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any, cast
+
+import torch
 
 from components.models.backbone import BackboneError
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel
 
 WEIGHT_ROWS = 32_768
@@ -35,15 +35,12 @@ def apply_lm_head(
     and returned in fp32, for the log-probabilities of every method.
 
     Args:
-        model: a causal language model of transformers.
-        states: [..., H], last hidden states of its base model.
+        states: [..., H], last hidden states of the model's base.
         token_ids: compute the logits of these tokens only; None computes all V.
 
     Returns:
         [..., V] or [..., len(token_ids)], fp32.
     """
-    import torch
-
     head = output_embeddings(model)
     config = model.config.get_text_config(decoder=True)
     logits: torch.Tensor
@@ -52,7 +49,8 @@ def apply_lm_head(
         bias = None if getattr(head, "bias", None) is None else head.bias[rows].float()
         logits = torch.nn.functional.linear(states.float(), head.weight[rows].float(), bias)
     elif type(head) is torch.nn.Linear and head.weight.dtype != torch.float32:
-        logits = _fp32_product(states, head.weight)
+        logits = cast(Any, _Fp32Product).apply(states.reshape(-1, states.shape[-1]), head.weight)
+        logits = logits.reshape(*states.shape[:-1], -1)
         logits = logits if head.bias is None else logits + head.bias.float()
     else:
         logits = head(states).float()
@@ -68,64 +66,46 @@ def apply_lm_head(
     return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
-def _fp32_product(states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """The product of states [..., H] and a frozen weight [V, H] of half precision; [..., V] fp32."""
-    logits: torch.Tensor = _product_function().apply(states.reshape(-1, states.shape[-1]), weight)
-    return logits.reshape(*states.shape[:-1], weight.shape[0])
+class _Fp32Product(torch.autograd.Function):
+    """The product of states [N, H] and a frozen weight [V, H] of half precision; [N, V] fp32."""
+
+    @staticmethod
+    def forward(ctx: Any, states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(weight)
+        ctx.dtype = states.dtype
+        return torch.cat([_multiply(states, rows.t()) for rows in torch.split(weight, WEIGHT_ROWS)], dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (weight,) = ctx.saved_tensors
+        total = torch.zeros(len(gradient), weight.shape[1], device=gradient.device)
+        for part, rows in zip(
+            torch.split(gradient, WEIGHT_ROWS, 1), torch.split(weight, WEIGHT_ROWS), strict=True
+        ):
+            total += _multiply(part, rows)
+        return total.to(ctx.dtype), None
 
 
-@cache
-def _product_function() -> Any:
-    """The autograd function, defined on first use, since importing torch takes seconds."""
-    import torch
-
-    def multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """left @ right in fp32, where `right` has half precision."""
-        if right.is_cuda:  # tensor cores multiply halves and sum in fp32
-            return torch.mm(left.to(right.dtype), right, out_dtype=torch.float32)
-        return left.float() @ right.float()
-
-    class Fp32Product(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-            ctx.save_for_backward(weight)
-            ctx.dtype = states.dtype
-            return torch.cat([multiply(states, rows.t()) for rows in torch.split(weight, WEIGHT_ROWS)], dim=1)
-
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-            (weight,) = ctx.saved_tensors
-            total = torch.zeros(len(gradient), weight.shape[1], device=gradient.device)
-            for part, rows in zip(
-                torch.split(gradient, WEIGHT_ROWS, 1), torch.split(weight, WEIGHT_ROWS), strict=True
-            ):
-                total += multiply(part, rows)
-            return total.to(ctx.dtype), None
-
-    return Fp32Product
+def _multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """left @ right in fp32, where `right` has half precision."""
+    if right.is_cuda:  # tensor cores multiply halves and sum in fp32
+        return torch.mm(left.to(right.dtype), right, out_dtype=torch.float32)
+    return left.float() @ right.float()
 
 
 def output_embeddings(model: PreTrainedModel) -> torch.nn.Linear:
     """The language-model head of a model."""
     untyped: Any = model
-    return cast("torch.nn.Linear", untyped.get_output_embeddings())
+    return cast(torch.nn.Linear, untyped.get_output_embeddings())
 
 
 def check_lm_head(model: PreTrainedModel, name: str) -> None:
     """Compare `apply_lm_head` with the model's own logits of four tokens.
 
     The comparison uses the hidden states as they are, and scaled by STATE_SCALE. It takes one
-    forward pass and changes neither the model nor the state of a random generator.
-
-    Args:
-        model: a causal language model in evaluation mode.
-        name: name of the backbone, for the error message.
-
-    Raises:
-        BackboneError: the logits differ by more than the rounding of the model's dtype.
+    forward pass in evaluation mode, and changes neither the model nor the state of a random generator.
+    Logits may differ by the rounding of the model's dtype.
     """
-    import torch
-
     states: list[torch.Tensor] = []
 
     def scale_second_row(module: torch.nn.Module, args: Any, output: Any) -> Any:
@@ -154,8 +134,6 @@ def check_lm_head(model: PreTrainedModel, name: str) -> None:
 
 def _is_close(logits: torch.Tensor, expected: torch.Tensor) -> bool:
     """Whether two tensors of logits are equal up to the rounding of the second one's dtype."""
-    import torch
-
     if logits.shape != expected.shape:
         return False
     largest = expected.float().abs().amax(dim=(1, 2), keepdim=True)

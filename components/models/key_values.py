@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-if TYPE_CHECKING:
-    import torch
-
-SPARE_COLUMNS = 64
-"""Columns beyond the longest row, after which the columns of the rows move to the front."""
+SPARE_COLUMNS = 64  # beyond the longest row, after which the columns of the rows move to the front
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # has no annotations
-    """Keys and values of one layer, of which the columns [left, end) are in use.
-
-    Attributes:
-        keys, values: [slots, heads, columns, size].
-        left: first column of any row.
-        end: first free column.
-    """
+    """Keys and values of one layer, of which the columns [left, end) are in use."""
 
     is_sliding = False
     is_croppable = False
-    keys: Any
+    keys: Any  # [slots, heads, columns, size]
     values: Any
 
     def __init__(self, slots: int, columns: int) -> None:
@@ -36,7 +27,6 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # has no ann
         self._columns = columns
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Allocate the columns."""
         self.keys, self.values = (
             states.new_zeros(self._slots, states.shape[-3], self._columns, states.shape[-1])
             for states in (key_states, value_states)
@@ -55,15 +45,12 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # has no ann
         return self.keys[:, :, in_use], self.values[:, :, in_use]
 
     def get_seq_length(self) -> int:
-        """Number of columns in use."""
         return self.end - self.left
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Length and offset of the mask of new columns."""
         return self.get_seq_length() + query_length, 0
 
     def get_max_length(self) -> int:
-        """Number of columns."""
         return self._columns
 
     def enter(self, slot: int, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -87,7 +74,6 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # has no ann
         self.keys, self.values = self.keys[slots], self.values[slots]
 
     def reset(self) -> None:
-        """Forget all columns."""
         self.left = self.end = 0
 
 
@@ -95,14 +81,7 @@ class SlotCache(Cache):
     """The past of the rows of a batch, which end at the same column and start at columns of their own."""
 
     def __init__(self, layers: int, slots: int, longest_prompt: int, max_new_tokens: int) -> None:
-        """A past without rows.
-
-        Args:
-            layers: layers of the model.
-            slots: rows that it has place for.
-            longest_prompt: tokens of the longest prompt.
-            max_new_tokens: the most tokens that follow a prompt.
-        """
+        """A past without rows; lengths are in tokens."""
         columns = longest_prompt + max_new_tokens + min(max_new_tokens, SPARE_COLUMNS)
         self._slot_layers = [SlotLayer(slots, columns) for _ in range(layers)]
         super().__init__(layers=list(self._slot_layers))
@@ -117,44 +96,32 @@ class SlotCache(Cache):
         return self._slot_layers[0].end
 
     def enter(self, slot: int, key_values: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Put a prompt into a slot.
-
-        Args:
-            slot: a free one.
-            key_values: keys and values of each layer, [heads, P, size].
-        """
+        """Put a prompt into a free slot: keys and values of each layer, [heads, P, size]."""
         self._first[slot] = self._end - key_values[0][0].shape[-2]
         for layer, (keys, values) in zip(self._slot_layers, key_values, strict=True):
             layer.enter(slot, keys, values)
 
     def open_column(self, slots: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Prepare for one more token of each row.
-
-        Args:
-            slots: those that are not free. A free slot sees only the new column.
+        """Prepare for one more token of the rows in slots; a free slot sees only the new column.
 
         Returns:
             the mask of the columns, [all slots, columns in use + 1], and the position of the new token in
             its row, [all slots, 1].
         """
-        import torch
-
         left = min(self._first[slot] for slot in slots)
         for layer in self._slot_layers:
             layer.left = left
         if self._end == self._columns:
-            self._move(max(self._longest_prompt, self._end - left))
+            end = max(self._longest_prompt, self._end - left)
+            distance = self._end - end
+            self._first = [start - distance for start in self._first]
+            for layer in self._slot_layers:
+                layer.move(end)
         end = self._end
         used = set(slots)
         first = torch.tensor([start if slot in used else end for slot, start in enumerate(self._first)])
         columns = torch.arange(self._slot_layers[0].left, end + 1)
         return (columns >= first[:, None]).long(), (end - first)[:, None]
-
-    def _move(self, end: int) -> None:
-        distance = self._end - end
-        self._first = [start - distance for start in self._first]
-        for layer in self._slot_layers:
-            layer.move(end)
 
     def select(self, slots: Sequence[int]) -> None:
         """Keep some slots, in this order."""

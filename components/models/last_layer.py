@@ -16,37 +16,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel
 
-ATTENTION_PARTS = ("k_proj", "v_proj", "head_dim")
-"""Attributes of an attention module from which keys and values are computed."""
-LAYER_PARAMETERS = ("attention_mask", "position_embeddings", "past_key_values")
-"""Parameters that a decoder layer's forward pass needs."""
-ATTENTION_IMPLEMENTATIONS = ("sdpa", "eager")
-"""Implementations of attention in transformers that take a mask which is added to the scores."""
-CHECKED_TOKENS = 16
-"""Tokens of a row that is compared."""
-TOLERANCE = 1e-4
-"""Greatest relative difference of two fp32 states that count as equal."""
+ATTENTION_PARTS = ("k_proj", "v_proj", "head_dim")  # from which keys and values are computed
+LAYER_PARAMETERS = ("attention_mask", "position_embeddings", "past_key_values")  # of a decoder layer
+ATTENTION_IMPLEMENTATIONS = ("sdpa", "eager")  # those that take a mask which is added to the scores
+CHECKED_TOKENS = 16  # of a row that is compared
+TOLERANCE = 1e-4  # greatest relative difference of two fp32 states that count as equal
 _HOOKING = threading.Lock()
 
 
 def states_at(model: PreTrainedModel, input_ids: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-    """Last hidden states at one position per row, from the whole last layer.
+    """Last hidden states [N, H] at one position per row, from the whole last layer.
 
     Args:
-        model: a causal language model of transformers.
         input_ids: [N, L], padded on the right. A causal model never attends to what follows a
             token, so no mask is needed.
         last: [N], the positions.
-
-    Returns:
-        [N, H].
     """
-    import torch
-
     hidden: torch.Tensor = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
     return hidden[torch.arange(len(last), device=hidden.device), last]
 
@@ -73,12 +63,7 @@ def supports_one_position(model: PreTrainedModel) -> bool:
     It compares `states_at_one_position` with `states_at` on two rows of tokens from the whole
     vocabulary, which takes two forward passes in evaluation mode. Neither the model nor the state of
     a random generator changes.
-
-    Args:
-        model: a causal language model in evaluation mode.
     """
-    import torch
-
     if not _has_known_structure(model):
         return False
     embeddings: Any = model.get_input_embeddings()
@@ -132,8 +117,7 @@ class _FixedKeysAndValues:
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, *layer: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The keys and values of all positions, which contain those of the argument."""
-        return self._states
+        return self._states  # they contain those of the arguments
 
 
 class _Selected(threading.local):
@@ -149,20 +133,14 @@ _SELECTED = _Selected()
 @contextmanager
 def _at_positions(layer: Any, last: torch.Tensor) -> Iterator[None]:
     """Let a decoder layer compute its output at these positions alone, as [N, 1, H]."""
-    if _select_positions not in layer._forward_pre_hooks.values():
-        _add_hook(layer)
+    with _HOOKING:  # the first thread registers the hook
+        if _select_positions not in layer._forward_pre_hooks.values():
+            layer.register_forward_pre_hook(_select_positions, with_kwargs=True)
     _SELECTED.layer, _SELECTED.last = layer, last
     try:
         yield
     finally:
         _SELECTED.layer = _SELECTED.last = None
-
-
-def _add_hook(layer: Any) -> None:
-    """Register the hook once, whichever thread comes first. A compiler cannot trace a lock."""
-    with _HOOKING:
-        if _select_positions not in layer._forward_pre_hooks.values():
-            layer.register_forward_pre_hook(_select_positions, with_kwargs=True)
 
 
 def _select_positions(
@@ -172,42 +150,31 @@ def _select_positions(
     if _SELECTED.layer is not module:
         return None
     states, *others = args
-    selection = _PositionSelection(states, _SELECTED.last)
+    last = _SELECTED.last
     embeddings = kwargs["position_embeddings"]
     keys, values = _keys_and_values(module.self_attn, module.input_layernorm(states), embeddings)
     replaced = {
-        "attention_mask": selection.select_mask(kwargs["attention_mask"]),
-        "position_embeddings": tuple(selection.select(part) for part in embeddings),
-        "position_ids": _SELECTED.last[:, None],
+        "attention_mask": _select_mask(kwargs["attention_mask"], states, last),
+        "position_embeddings": tuple(_select(part, last) for part in embeddings),
+        "position_ids": last[:, None],
         "past_key_values": _FixedKeysAndValues(keys, values),
     }
-    return (selection.select(states), *others), kwargs | replaced
+    return (_select(states, last), *others), kwargs | replaced
 
 
-class _PositionSelection:
-    """Selects one position of each row from tensors of a layer."""
+def _select(tensor: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+    """One position of each row, [N, 1, D] of a tensor [N, L, D] or [1, L, D]."""
+    return tensor.expand(len(last), -1, -1)[torch.arange(len(last), device=tensor.device), last][:, None]
 
-    def __init__(self, states: torch.Tensor, last: torch.Tensor) -> None:
-        import torch
 
-        self._states = states
-        self._last = last
-        self._rows = torch.arange(len(last), device=states.device)
-
-    def select(self, tensor: torch.Tensor) -> torch.Tensor:
-        """[N, 1, D] of a tensor [N, L, D] or [1, L, D]."""
-        return tensor.expand(len(self._last), -1, -1)[self._rows, self._last][:, None]
-
-    def select_mask(self, whole: torch.Tensor | None) -> torch.Tensor:
-        """The rows [N, 1, 1, L] of a mask [N or 1, 1, L, L], or of the causal mask that None stands for."""
-        import torch
-
-        if whole is not None:
-            return whole.expand(len(self._last), -1, -1, -1)[self._rows, :, self._last][:, :, None]
-        length = self._states.shape[1]
-        hidden = torch.arange(length, device=self._states.device) > self._last[:, None]
-        values = torch.zeros(hidden.shape, device=hidden.device, dtype=self._states.dtype)
-        return values.masked_fill(hidden, torch.finfo(values.dtype).min)[:, None, None]
+def _select_mask(whole: torch.Tensor | None, states: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+    """The rows [N, 1, 1, L] of a mask [N or 1, 1, L, L], or of the causal mask that None stands for."""
+    if whole is not None:
+        rows = torch.arange(len(last), device=whole.device)
+        return whole.expand(len(last), -1, -1, -1)[rows, :, last][:, :, None]
+    hidden = torch.arange(states.shape[1], device=states.device) > last[:, None]
+    values = torch.zeros(hidden.shape, device=hidden.device, dtype=states.dtype)
+    return values.masked_fill(hidden, torch.finfo(values.dtype).min)[:, None, None]
 
 
 def _keys_and_values(

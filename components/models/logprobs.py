@@ -7,39 +7,33 @@ sequence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.checkpoint import checkpoint
 
 from components.config.modules import Pooling
 from components.models.head import apply_lm_head
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel
 
 TokenRow = tuple[list[int], ...]
 """Token ids of a prompt, and of one or more completions of it; none of them is empty."""
-HEAD_CHUNK = 1024
-"""Positions in the language-model head at once; 1024 x 50,000 fp32 logits take 200 MB."""
+HEAD_CHUNK = 1024  # positions in the head at once; 1024 x 50,000 fp32 logits take 200 MB
 
 
 @dataclass(frozen=True)
 class CompletionTokens:
-    """The tokens of M completions, padded on the right to T.
+    """The tokens of M completions, padded on the right to T."""
 
-    Attributes:
-        logprobs: [M, T], log-probability of each token after the tokens before it; 0 at padding.
-        entropies: [M, T], entropy of the distribution that the token was chosen from (nats).
-        states: [M, T, H], last hidden state that the token was predicted from, the input of a value
-            head.
-        mask: [M, T] bool, true at tokens and false at padding.
-    """
-
-    logprobs: torch.Tensor
-    entropies: torch.Tensor
-    states: torch.Tensor
-    mask: torch.Tensor
+    logprobs: torch.Tensor  # [M, T], of each token after the tokens before it; 0 at padding
+    entropies: torch.Tensor  # [M, T], of the distribution that the token was chosen from (nats)
+    states: torch.Tensor  # [M, T, H], last hidden state that predicts the token, input of a value head
+    mask: torch.Tensor  # [M, T] bool, true at tokens and false at padding
 
 
 def completion_logprobs(
@@ -50,21 +44,17 @@ def completion_logprobs(
     The completions of a prompt follow it in one sequence. Each has the positions that continue the
     prompt, and attends to the prompt and itself only, so the prompt is computed once for all of
     them. If a model's attention does not accept this mask (see `supports_shared_prompts`), each
-    completion has a sequence of its own.
+    completion has a sequence of its own. Rows are padded on the right, where a causal model never
+    attends.
 
     Args:
-        model: a causal language model of transformers.
         rows: N rows of C completions each.
-        pad_token_id: token that rows are padded with on the right, where a causal model never
-            attends.
-        device: device of the model.
 
     Returns:
         [N, C] fp32, with gradients if the model has them.
     """
     states = _compute_states(model, rows, pad_token_id, device)
-    logprobs = _sum_segments(_token_logprobs(model, states), states.lengths)
-    return logprobs.reshape(len(rows), -1)
+    return _summed_logprobs(model, states).reshape(len(rows), -1)
 
 
 def completion_features(
@@ -74,47 +64,31 @@ def completion_features(
     device: str,
     pooling: Pooling = "response",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities of completions, and the mean hidden states that a reward head reads.
+    """As `completion_logprobs`, and the mean last hidden states that a reward head reads, [N, C, H] fp32.
 
     Args:
-        model, rows, pad_token_id, device: as in `completion_logprobs`.
         pooling: 'response' averages over the tokens of a completion, 'sequence' over those of its
             prompt too.
-
-    Returns:
-        log-probabilities [N, C], and the mean of the last hidden states at the tokens of each
-        completion, or of its sequence [N, C, H]; both fp32.
     """
-    import torch
-
     includes_prompts = pooling == "sequence"
     states = _compute_states(model, rows, pad_token_id, device, includes_prompts)
     parts = torch.split(states.at.float(), states.lengths)
     if includes_prompts:
         parts = tuple(torch.cat([own.float(), part]) for own, part in zip(states.prompts, parts, strict=True))
     features = torch.stack([part.mean(0) for part in parts])
-    logprobs = _sum_segments(_token_logprobs(model, states), states.lengths)
-    completions = len(rows[0]) - 1
-    return logprobs.reshape(len(rows), -1), features.reshape(len(rows), completions, -1)
+    logprobs = _summed_logprobs(model, states).reshape(len(rows), -1)
+    return logprobs, features.reshape(*logprobs.shape, -1)
 
 
 def completion_tokens(
     model: PreTrainedModel, rows: Sequence[TokenRow], pad_token_id: int, device: str, temperature: float = 1.0
 ) -> CompletionTokens:
-    """The tokens of each completion.
+    """The tokens of M = N C completions, row after row, with gradients if the model has them.
 
-    Args:
-        model, rows, pad_token_id, device: as in `completion_logprobs`.
-        temperature: the logits are divided by it, as by a sampler at this temperature.
-
-    Returns:
-        M = N C completions, row after row, with gradients if the model has them.
+    The logits are divided by the temperature, as by a sampler at this temperature.
     """
-    import torch
-    from torch.nn.utils.rnn import pad_sequence
-
     states = _compute_states(model, rows, pad_token_id, device)
-    logprobs, entropies = _token_logprobs_and_entropies(model, states, temperature)
+    logprobs, entropies = _token_values(model, states, temperature, entropies=True)
 
     def pad(values: torch.Tensor) -> torch.Tensor:
         return pad_sequence(list(torch.split(values, states.lengths)), batch_first=True)
@@ -150,46 +124,27 @@ def supports_shared_prompts(model: PreTrainedModel, width: int) -> bool:
 
 @dataclass(frozen=True)
 class _PackedRows:
-    """N rows as sequences padded to L, and the places of their S completion tokens.
+    """N rows as sequences padded to L, and the places of their S completion tokens."""
 
-    Attributes:
-        input_ids: [N, L].
-        position_ids: [N, L]; those of each completion continue the prompt's.
-        segments: [N, L], 0 for the prompt, 1, 2, ... for its completions, -1 for padding.
-        rows: [S], row of each completion token.
-        before: [S], position that predicts the token: the one before it, or the prompt's last.
-        at: [S], position of the token.
-        lengths: number of tokens of each completion.
-        prompts: row of each completion, and the number of tokens of its prompt.
-    """
-
-    input_ids: torch.Tensor
-    position_ids: torch.Tensor
-    segments: torch.Tensor
-    rows: torch.Tensor
-    before: torch.Tensor
-    at: torch.Tensor
-    lengths: list[int]
-    prompts: list[tuple[int, int]]
+    input_ids: torch.Tensor  # [N, L]
+    position_ids: torch.Tensor  # [N, L]; those of each completion continue the prompt's
+    segments: torch.Tensor  # [N, L], 0 for the prompt, 1, 2, ... for its completions, -1 for padding
+    rows: torch.Tensor  # [S], row of each completion token
+    before: torch.Tensor  # [S], position that predicts the token: the one before it, or the prompt's last
+    at: torch.Tensor  # [S], position of the token
+    lengths: list[int]  # tokens of each completion
+    prompts: list[tuple[int, int]]  # row of each completion, and the number of tokens of its prompt
 
 
 @dataclass(frozen=True)
 class _CompletionStates:
-    """Last hidden states of S completion tokens, one completion after the other.
+    """Last hidden states of S completion tokens, one completion after the other."""
 
-    Attributes:
-        before: [S, H], state that predicts the token.
-        at: [S, H], state at the token.
-        token_ids: [S].
-        lengths: number of tokens of each completion.
-        prompts: states at the tokens of each completion's prompt, [P, H] each, if they were asked for.
-    """
-
-    before: torch.Tensor
-    at: torch.Tensor
-    token_ids: torch.Tensor
-    lengths: list[int]
-    prompts: tuple[torch.Tensor, ...] = ()
+    before: torch.Tensor  # [S, H], state that predicts the token
+    at: torch.Tensor  # [S, H], state at the token
+    token_ids: torch.Tensor  # [S]
+    lengths: list[int]  # tokens of each completion
+    prompts: tuple[torch.Tensor, ...]  # [P, H] each, of each completion's prompt, if requested
 
 
 def _compute_states(
@@ -203,7 +158,10 @@ def _compute_states(
     shares_prompts = len(rows[0]) > 2
     width = max(sum(map(len, row)) for row in rows)
     if shares_prompts and not supports_shared_prompts(model, width):
-        rows = _split_rows(rows)
+        single: list[TokenRow] = []
+        for prompt, *completions in rows:
+            single += [(prompt, completion) for completion in completions]
+        rows = single
         shares_prompts = False
     packed = _pack_rows(rows, pad_token_id, device)
     arguments = {}
@@ -222,17 +180,7 @@ def _compute_states(
     )
 
 
-def _split_rows(rows: Sequence[TokenRow]) -> list[TokenRow]:
-    """A row of its own for each completion."""
-    single: list[TokenRow] = []
-    for prompt, *completions in rows:
-        single += [(prompt, completion) for completion in completions]
-    return single
-
-
 def _pack_rows(rows: Sequence[TokenRow], pad_token_id: int, device: str) -> _PackedRows:
-    import torch
-
     shape = (len(rows), max(sum(map(len, row)) for row in rows))
     input_ids = torch.full(shape, pad_token_id, dtype=torch.long)
     position_ids = torch.full(shape, 0, dtype=torch.long)
@@ -270,8 +218,6 @@ def _pack_rows(rows: Sequence[TokenRow], pad_token_id: int, device: str) -> _Pac
 
 def _attention_mask(segments: torch.Tensor) -> torch.Tensor:
     """[N, 1, L, L] bool: a token attends to the prompt and to its own completion, up to itself."""
-    import torch
-
     width = segments.shape[1]
     causal = torch.ones(width, width, dtype=torch.bool, device=segments.device).tril()
     is_prompt = segments[:, None, :] == 0
@@ -279,44 +225,22 @@ def _attention_mask(segments: torch.Tensor) -> torch.Tensor:
     return (causal & (is_prompt | is_same))[:, None]
 
 
-def _token_logprobs(model: PreTrainedModel, states: _CompletionStates) -> torch.Tensor:
-    """Log-probabilities of the tokens, [S]."""
+def _token_values(
+    model: PreTrainedModel, states: _CompletionStates, temperature: float = 1.0, entropies: bool = False
+) -> list[torch.Tensor]:
+    """Log-probabilities of the tokens, and on request the entropies of their distributions, [S] each.
 
-    def compute(hidden: torch.Tensor, token_ids: torch.Tensor) -> tuple[torch.Tensor]:
-        logits = apply_lm_head(model, hidden)
-        norm = logits.logsumexp(1)
-        return (logits.gather(1, token_ids[:, None])[:, 0] - norm,)
+    They are computed in chunks, whose logits are not stored for the backward pass but computed again,
+    unless one chunk contains all tokens.
+    """
 
-    return _compute_in_chunks(compute, states)[0]
-
-
-def _token_logprobs_and_entropies(
-    model: PreTrainedModel, states: _CompletionStates, temperature: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities of the tokens, and entropies of their distributions, [S] each."""
-
-    def compute(hidden: torch.Tensor, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def compute(hidden: torch.Tensor, token_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
         logits = apply_lm_head(model, hidden)
         if temperature != 1:
             logits = logits / temperature
         norm = logits.logsumexp(1)
         logprobs = logits.gather(1, token_ids[:, None])[:, 0] - norm
-        return logprobs, norm - (logits.softmax(1) * logits).sum(1)
-
-    logprobs, entropies = _compute_in_chunks(compute, states)
-    return logprobs, entropies
-
-
-def _compute_in_chunks(
-    compute: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]], states: _CompletionStates
-) -> list[torch.Tensor]:
-    """Apply a function of hidden states and token ids to chunks, and concatenate its results.
-
-    The logits of a chunk are not stored for the backward pass but computed again, unless one chunk
-    contains all tokens.
-    """
-    import torch
-    from torch.utils.checkpoint import checkpoint
+        return (logprobs, norm - (logits.softmax(1) * logits).sum(1)) if entropies else (logprobs,)
 
     keeps_logits = len(states.token_ids) <= HEAD_CHUNK or not torch.is_grad_enabled()
     chunks = []
@@ -330,8 +254,7 @@ def _compute_in_chunks(
     return [torch.cat(values) for values in zip(*chunks, strict=True)]
 
 
-def _sum_segments(values: torch.Tensor, lengths: list[int]) -> torch.Tensor:
-    """Sums of consecutive segments, in a fixed order (index_add has none on CUDA)."""
-    import torch
-
-    return torch.stack([part.sum() for part in torch.split(values, lengths)])
+def _summed_logprobs(model: PreTrainedModel, states: _CompletionStates) -> torch.Tensor:
+    """Log-probability of each completion, summed in a fixed order (index_add has none on CUDA)."""
+    (logprobs,) = _token_values(model, states)
+    return torch.stack([part.sum() for part in torch.split(logprobs, states.lengths)])

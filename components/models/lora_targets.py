@@ -18,10 +18,9 @@ from components.models.memory import FAMILIES
 if TYPE_CHECKING:
     import torch
 
+# Names in transformers' decoders and classifiers.
 EMBEDDINGS = ("embed_tokens", "embed_positions", "embed_in", "word_embeddings", "wte", "wpe")
-"""Names of embeddings in transformers' decoders."""
 HEADS = ("lm_head", "embed_out", "score", "classifier")
-"""Names of output layers in transformers' decoders and classifiers."""
 
 
 class TargetError(UserError, ValueError):
@@ -43,11 +42,7 @@ def lora_sections(value: object, key: str = "") -> Iterator[tuple[str, Section, 
 
 
 def check_target_names(recipe: Section) -> None:
-    """Refuse targets in a recipe that are embeddings or heads by their names.
-
-    Raises:
-        TargetError: names the key and the target.
-    """
+    """Refuse targets in a recipe that are embeddings or heads by their names; raises a TargetError."""
     for key, section, lora in lora_sections(recipe):
         for target in _listed(lora):
             if is_head_or_embedding(target, classifier=not _is_language_model(section)):
@@ -59,9 +54,6 @@ def check_target_families(recipe: Section) -> None:
 
     It covers the families whose layers are known, and backbones whose config.json is on this
     machine; `check_targets` covers all when the model is loaded.
-
-    Raises:
-        TargetError: names the key, the target, and the modules that the family has.
     """
     for key, section, lora in lora_sections(recipe):
         backbone = getattr(section, "backbone", None)
@@ -83,15 +75,10 @@ def check_target_families(recipe: Section) -> None:
 
 
 def check_targets(model: torch.nn.Module, lora: LoraConfig, classifier: bool = False) -> None:
-    """Require that each target is a linear layer of a model, and not its head.
+    """Require that each target is a linear layer of a model, and not its head, before LoRA is attached.
 
-    Args:
-        model: a model of transformers, before LoRA is attached.
-        lora: the adapter; PEFT itself chooses the layers of 'all-linear'.
-        classifier: whether embeddings are allowed, see the module's docstring.
-
-    Raises:
-        TargetError: names the target and, if it matches a module, the module's type.
+    PEFT itself chooses the layers of 'all-linear'. Embeddings are allowed in a classifier, see the
+    module's docstring.
     """
     import torch
 

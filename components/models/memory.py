@@ -17,19 +17,16 @@ stored activations with those that autograd stores in tiny models.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from components.config import BackboneConfig, LoraConfig, UserError
 
-FP32 = 4
-"""Bytes of a value of an adapter, its gradient, a moment of AdamW, and a logit."""
-LOGIT_POSITIONS = 1024
-"""Positions in the language-model head at once; see HEAD_CHUNK in components/models/logprobs.py."""
-LOGIT_COPIES = 3
-"""Logits, their gradient, and the exponentials of the softmax in between."""
-ENTROPY_COPIES = 5
-"""As LOGIT_COPIES, and the probabilities and their products with the logits, of an entropy."""
+FP32 = 4  # bytes of a value of an adapter, its gradient, a moment of AdamW, and a logit
+LOGIT_POSITIONS = 1024  # in the language-model head at once; HEAD_CHUNK in components/models/logprobs.py
+LOGIT_COPIES = 3  # logits, their gradient, and the exponentials of the softmax in between
+ENTROPY_COPIES = 5  # of an entropy: also the probabilities and their products with the logits
+# Bytes of the optimizer's state per trained value. Adafactor's is a row and a column per matrix.
 OPTIMIZER_BYTES = {
     "adamw": 8,
     "adamw_torch": 8,
@@ -39,7 +36,6 @@ OPTIMIZER_BYTES = {
     "adafactor": 0,
     "sgd": 0,
 }
-"""Bytes of the optimizer's state per trained value. Adafactor's state is a row and a column per matrix."""
 
 
 class ShapeError(UserError, ValueError):
@@ -48,28 +44,18 @@ class ShapeError(UserError, ValueError):
 
 @dataclass(frozen=True)
 class Family:
-    """How the layers of a family of models are computed.
+    """How the layers of a family of models are computed."""
 
-    Attributes:
-        linears: names of the projections that the attention's heads, its output and the MLP have.
-        gated: whether the MLP multiplies two projections.
-        rms_norm: whether norms are RMSNorms, which store their input as fp32.
-        activation_values: values that the activation function stores per value of its input.
-        learned_positions: whether positions have embeddings.
-        one_position: whether the last layer can be computed at one position
-            (components/models/last_layer.py).
-    """
-
-    linears: tuple[str, ...]
-    gated: bool = True
-    rms_norm: bool = True
-    activation_values: int = 1
-    learned_positions: bool = False
-    one_position: bool = True
+    linears: tuple[str, ...]  # projections of the attention's heads, its output and the MLP
+    gated: bool = True  # the MLP multiplies two projections
+    rms_norm: bool = True  # norms are RMSNorms, which store their input as fp32
+    activation_values: int = 1  # that the activation function stores per value of its input
+    learned_positions: bool = False  # positions have embeddings
+    one_position: bool = True  # the last layer can be computed at one (components/models/last_layer.py)
 
 
 LLAMA = Family(("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"))
-FAMILIES = {
+FAMILIES = {  # by the `model_type` of their configuration
     "llama": LLAMA,
     "mistral": LLAMA,
     "qwen2": LLAMA,
@@ -77,47 +63,29 @@ FAMILIES = {
     # GPT-2's own GELU is a chain of operations that store the input, half of it, tanh, and 1 + tanh.
     "gpt2": Family(("c_attn", "c_proj", "c_fc"), False, False, 4, True, False),
 }
-"""Families by the `model_type` of their configuration."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Shape of a causal language model.
-
-    Attributes:
-        family: how its layers are computed.
-        hidden: width H of the hidden states.
-        intermediate: width I of the MLP.
-        layers: number of layers.
-        heads: attention heads.
-        key_value_heads: heads of keys and values.
-        head_dim: width of a head.
-        vocabulary: number of tokens V.
-        positions: learned positions; 0 without.
-        tied: whether the head is the embedding.
-    """
+    """Shape of a causal language model."""
 
     family: Family
-    hidden: int
-    intermediate: int
+    hidden: int  # width H of the hidden states
+    intermediate: int  # width I of the MLP
     layers: int
     heads: int
     key_value_heads: int
     head_dim: int
     vocabulary: int
-    positions: int
-    tied: bool
+    positions: int  # learned ones; 0 without
+    tied: bool  # the head is the embedding
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], backbone: BackboneConfig) -> ModelShape:
-        """The shape from a model's configuration, with the number of layers that a recipe uses.
-
-        Args:
-            config: the content of config.json.
-            backbone: the section of the recipe.
+        """The shape from the content of a config.json, with the number of layers that a recipe uses.
 
         Raises:
-            ShapeError: the family is not one of FAMILIES, or a value is missing.
+            ShapeError: the family is none of FAMILIES, or a value is missing.
         """
         kind = config.get("model_type")
         if kind not in FAMILIES:
@@ -170,14 +138,13 @@ class ModelShape:
         ]
 
     def targets(self, lora: LoraConfig) -> list[tuple[str, int, int]]:
-        """The linear modules of a layer that get an adapter."""
+        """Those of `linears` that get an adapter."""
         if isinstance(lora.target_modules, str):
             return self.linears
         names = {target.rpartition(".")[2] for target in lora.target_modules}
         return [linear for linear in self.linears if linear[0] in names]
 
     def lora_values(self, lora: LoraConfig) -> int:
-        """Values of an adapter."""
         return self.layers * sum(lora.r * (inputs + outputs) for _, inputs, outputs in self.targets(lora))
 
     def weight_bytes(self, precision: Precision) -> int:
@@ -205,17 +172,11 @@ GPT2_NAMES = {
 
 @dataclass(frozen=True)
 class Precision:
-    """Precision of the frozen backbone on a type of device.
+    """Precision of the frozen backbone on a type of device."""
 
-    Attributes:
-        bytes: bytes of a value.
-        is_8bit: whether the linear layers are quantized to 8 bits.
-        mask_bytes: bytes of a value of a dropout mask: 1 on CUDA, 4 on the CPU.
-    """
-
-    bytes: int
-    is_8bit: bool = False
-    mask_bytes: int = 1
+    bytes: int  # of a value
+    is_8bit: bool = False  # the linear layers are quantized
+    mask_bytes: int = 1  # of a value of a dropout mask: 1 on CUDA, 4 on the CPU
 
     @classmethod
     def of(cls, backbone: BackboneConfig, on_cuda: bool) -> Precision:
@@ -226,25 +187,15 @@ class Precision:
 
 @dataclass(frozen=True)
 class StepShape:
-    """What goes through the model at once.
+    """What goes through the model at once."""
 
-    Attributes:
-        rows: sequences of a micro-batch.
-        tokens: longest sequence.
-        logit_positions: positions whose logits are computed for all tokens of the vocabulary.
-        entropies: whether entropies are computed beside log-probabilities.
-        shared_prompts: whether sequences hold several completions, which needs a mask.
-        one_position: whether one position per sequence is read, as of selectors.
-        checkpointing: whether layers store their inputs alone.
-    """
-
-    rows: int
-    tokens: int
-    logit_positions: int = 0
-    entropies: bool = False
-    shared_prompts: bool = False
-    one_position: bool = False
-    checkpointing: bool = False
+    rows: int  # sequences of a micro-batch
+    tokens: int  # of the longest sequence
+    logit_positions: int = 0  # positions whose logits are computed for the whole vocabulary
+    entropies: bool = False  # are computed beside log-probabilities
+    shared_prompts: bool = False  # sequences hold several completions, which needs a mask
+    one_position: bool = False  # one position per sequence is read, as of selectors
+    checkpointing: bool = False  # layers store their inputs alone
 
 
 def step_flops(shape: ModelShape, lora: LoraConfig, step: StepShape) -> int:
@@ -264,11 +215,7 @@ def step_flops(shape: ModelShape, lora: LoraConfig, step: StepShape) -> int:
 def layer_bytes(shape: ModelShape, lora: LoraConfig, precision: Precision, masked: bool) -> int:
     """Bytes that autograd stores per token in a whole layer.
 
-    Args:
-        shape: the model.
-        lora: the adapter.
-        precision: of the backbone.
-        masked: whether attention has a mask, for which keys and values are repeated for all heads.
+    With a mask, attention repeats keys and values for all heads.
     """
     kept = precision.bytes
     queries = shape.heads * shape.head_dim
@@ -278,13 +225,10 @@ def layer_bytes(shape: ModelShape, lora: LoraConfig, precision: Precision, maske
     inner = shape.intermediate * kept * shape.family.activation_values
     if shape.family.gated:
         inner += 2 * shape.intermediate * kept
-    shares_output = kept == FP32 and not lora.dropout and _names(shape, lora) & {"o_proj", "c_proj"}
+    names = {name for name, _, _ in shape.targets(lora)}
+    shares_output = kept == FP32 and not lora.dropout and names & {"o_proj", "c_proj"}
     output = 0 if shares_output else queries * kept
     return norms + attention + output + inner + _adapter_bytes(shape, lora, precision)
-
-
-def _names(shape: ModelShape, lora: LoraConfig) -> set[str]:
-    return {name for name, _, _ in shape.targets(lora)}
 
 
 def _adapter_bytes(shape: ModelShape, lora: LoraConfig, precision: Precision) -> int:
@@ -302,14 +246,13 @@ def _adapter_bytes(shape: ModelShape, lora: LoraConfig, precision: Precision) ->
     return factors + (FP32 + mask) * sum(inputs for _, inputs, _ in targets)
 
 
-SHARED_INPUTS = {
+SHARED_INPUTS = {  # modules that read the same tensor
     "q_proj": "attention",
     "k_proj": "attention",
     "v_proj": "attention",
     "gate_proj": "mlp",
     "up_proj": "mlp",
 }
-"""Modules that read the same tensor."""
 
 
 def last_layer_bytes(shape: ModelShape, lora: LoraConfig, precision: Precision) -> int:
@@ -327,15 +270,13 @@ def activation_bytes(shape: ModelShape, lora: LoraConfig, precision: Precision, 
     whole = layer_bytes(shape, lora, precision, step.shared_prompts)
     if step.checkpointing:
         whole = shape.hidden * precision.bytes
-    whole_layers = shape.layers
-    last = 0
     if step.one_position and shape.family.one_position:
-        whole_layers -= 1
-        last = last_layer_bytes(shape, lora, precision)
-    tokens = step.rows * step.tokens
-    final_norm = 0 if last else shape.hidden * (FP32 if shape.family.rms_norm else precision.bytes)
+        per_token = (shape.layers - 1) * whole + last_layer_bytes(shape, lora, precision)
+    else:
+        final_norm = shape.hidden * (FP32 if shape.family.rms_norm else precision.bytes)
+        per_token = shape.layers * whole + final_norm
     masks = step.rows * step.tokens**2 * (1 + precision.bytes) if step.shared_prompts else 0
-    return tokens * (whole_layers * whole + last + final_norm) + masks
+    return step.rows * step.tokens * per_token + masks
 
 
 def backward_bytes(shape: ModelShape, lora: LoraConfig, precision: Precision, step: StepShape) -> int:
@@ -355,53 +296,28 @@ def logit_bytes(shape: ModelShape, step: StepShape) -> int:
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Terms of the peak memory of a training step, in bytes.
+    """Terms of the peak memory of a training step, in bytes."""
 
-    Attributes:
-        weights: frozen weights, of all models that are resident.
-        adapter: trained values: LoRA and a client's own modules.
-        gradients: their gradients.
-        optimizer: state of the optimizer.
-        activations: what autograd stores in the layers.
-        backward: working memory of the backward pass of a layer.
-        logits: logits and their gradient.
-    """
-
-    weights: int
-    adapter: int
-    gradients: int
-    optimizer: int
-    activations: int
-    backward: int
-    logits: int
+    weights: int  # frozen weights, of all models that are resident
+    adapter: int  # trained values: LoRA and a client's own modules
+    gradients: int  # of the trained values
+    optimizer: int  # state of the optimizer
+    activations: int  # what autograd stores in the layers
+    backward: int  # working memory of the backward pass of a layer
+    logits: int  # logits and their gradient
 
     @property
     def total(self) -> int:
-        """Sum of the terms."""
-        return (
-            self.weights
-            + self.adapter
-            + self.gradients
-            + self.optimizer
-            + self.activations
-            + self.backward
-            + self.logits
-        )
+        return sum(astuple(self))
 
 
 @dataclass(frozen=True)
 class TrainedValues:
-    """What is trained, and how.
+    """What is trained, and how."""
 
-    Attributes:
-        optimizer: name of the optimizer, a key of OPTIMIZER_BYTES.
-        personal: values of a client's own modules beside LoRA.
-        resident_bytes: weights of other models in memory, e.g. of rewards.
-    """
-
-    optimizer: str
-    personal: int = 0
-    resident_bytes: int = 0
+    optimizer: str  # a key of OPTIMIZER_BYTES
+    personal: int = 0  # values of a client's own modules beside LoRA
+    resident_bytes: int = 0  # weights of other models in memory, e.g. of rewards
 
 
 def estimate_step(

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from peft.tuners.lora import Linear, LoraLayer
 
 from components.models.offload import is_offloaded
-
-if TYPE_CHECKING:
-    import torch
 
 
 @contextmanager
@@ -22,19 +22,25 @@ def merged_adapter(model: torch.nn.Module) -> Iterator[bool]:
 
     The model stays as it is where merging would change more than the last bits, or is not possible:
     with weights in another type than fp32, quantized or offloaded ones, weights that two layers share, active
-    dropout, or layers other than PEFT's plain LoRA on a linear layer.
-
-    Yields:
-        whether the adapters are merged.
+    dropout, or layers other than PEFT's plain LoRA on a linear layer. Yields whether they are merged.
     """
-    layers = _active_layers(model)
+    modules: list[Any] = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    layers = [
+        layer for layer in modules if not layer.disable_adapters and not layer.merged and _active_names(layer)
+    ]
     if not layers or not _can_merge(model, layers):
         yield False
         return
     original = [layer.get_base_layer().weight.data for layer in layers]
     try:
-        for layer, weight in zip(layers, original, strict=True):
-            _merge(layer, weight)
+        with torch.no_grad():
+            for layer, weight in zip(layers, original, strict=True):
+                names = _active_names(layer)
+                merged = weight.clone()
+                for name in names:
+                    merged += layer.get_delta_weight(name)
+                layer.get_base_layer().weight.data = merged
+                layer.merged_adapters = names
         yield True
     finally:
         for layer, weight in zip(layers, original, strict=True):
@@ -42,24 +48,11 @@ def merged_adapter(model: torch.nn.Module) -> Iterator[bool]:
             layer.merged_adapters = []
 
 
-def _active_layers(model: torch.nn.Module) -> list[Any]:
-    """LoRA layers with an active adapter that is neither disabled nor merged."""
-    from peft.tuners.lora import LoraLayer
-
-    layers: list[Any] = [module for module in model.modules() if isinstance(module, LoraLayer)]
-    return [
-        layer for layer in layers if not layer.disable_adapters and not layer.merged and _active_names(layer)
-    ]
-
-
 def _active_names(layer: Any) -> list[str]:
     return [name for name in layer.active_adapters if name in layer.lora_A]
 
 
 def _can_merge(model: torch.nn.Module, layers: list[Any]) -> bool:
-    import torch
-    from peft.tuners.lora import Linear
-
     owners: dict[int, int] = {}
     for module in model.modules():
         weight = getattr(module, "weight", None)
@@ -75,15 +68,3 @@ def _can_merge(model: torch.nn.Module, layers: list[Any]) -> bool:
         and owners[id(layer.get_base_layer().weight)] == 1
         for layer in layers
     )
-
-
-def _merge(layer: Any, weight: torch.Tensor) -> None:
-    import torch
-
-    names = _active_names(layer)
-    with torch.no_grad():
-        merged = weight.clone()
-        for name in names:
-            merged += layer.get_delta_weight(name)
-    layer.get_base_layer().weight.data = merged
-    layer.merged_adapters = names

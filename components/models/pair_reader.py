@@ -6,38 +6,27 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from components.config import PolicyConfig, Section, SelectorConfig
 from components.data.records import PairRow
 from components.data.templates import load as load_template
-
-if TYPE_CHECKING:
-    from components.models.selector import Comparison
+from components.models.selector import Comparison, encode_comparison
 
 
 @dataclass(frozen=True)
 class PairReader:
-    """How the training of a model reads a pair.
+    """How the training of a model reads a pair."""
 
-    Attributes:
-        model: the model, for messages.
-        settings: hash of the section of the model.
-        key: the recipe's key of the length that completions are cut to.
-        length: its value (tokens).
-        read: the token ids that stand for chosen and for rejected. If they are equal, training learns
-            nothing from the pair.
-    """
-
-    model: str
-    settings: str
-    key: str
-    length: int
+    model: str  # for messages
+    settings: str  # hash of the section of the model
+    key: str  # the recipe's key of the length that completions are cut to
+    length: int  # the value of the key (tokens)
+    # The token ids that stand for chosen and for rejected. If they are equal, training learns nothing
+    # from the pair.
     read: Callable[[PairRow], tuple[Sequence[int], Sequence[int]]]
 
 
 def settings_hash(section: Section) -> str:
-    """Hash of a section of a recipe."""
     content = json.dumps(section.model_dump(mode="json"), sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
@@ -58,14 +47,8 @@ def policy_pair_reader(config: PolicyConfig) -> PairReader:
 
 
 def selector_pair_reader(config: SelectorConfig, key: str) -> PairReader:
-    """How a selector reads pairs: as its whole input, in both orders of the completions.
-
-    Args:
-        config: the section.
-        key: the recipe's key of the section.
-    """
+    """How a selector reads pairs: as its whole input, in both orders of the completions."""
     from components.models.backbone import load_tokenizer
-    from components.models.selector import Comparison, encode_comparison
 
     tokenizer = load_tokenizer(config.backbone)
     template = load_template(config.template, "selector")
@@ -74,9 +57,7 @@ def selector_pair_reader(config: SelectorConfig, key: str) -> PairReader:
         return encode_comparison(tokenizer, template, comparison, config.max_length, config.max_prompt_tokens)
 
     def read(pair: PairRow) -> tuple[list[int], list[int]]:
-        return (
-            encode(Comparison(pair["prompt"], pair["chosen"], pair["rejected"])),
-            encode(Comparison(pair["prompt"], pair["rejected"], pair["chosen"])),
-        )
+        prompt, chosen, rejected = pair["prompt"], pair["chosen"], pair["rejected"]
+        return encode(Comparison(prompt, chosen, rejected)), encode(Comparison(prompt, rejected, chosen))
 
     return PairReader(f"the model {key}", settings_hash(config), f"{key}.max_length", config.max_length, read)

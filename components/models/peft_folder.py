@@ -18,30 +18,20 @@ from components.models.store import AdapterError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Shapes = Mapping[str, tuple[int, ...]]
-"""Shapes of tensors by their names."""
-PEFT_PREFIX = "base_model.model."
-"""What PEFT puts before the name of a module of the backbone."""
-_MATRIX = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
+Shapes = Mapping[str, tuple[int, ...]]  # of tensors, by their names
+PEFT_PREFIX = "base_model.model."  # what PEFT puts before the name of a module of the backbone
+_MATRIX = re.compile(r"base_model\.model\..+\.lora_[AB]\.weight")
 
 
 def check_adapter_folder(folder: Path, key: str, backbone: BackboneConfig) -> Shapes:
-    """Require that a folder has a LoRA adapter that recipes can use, and that fits a backbone.
+    """Require that a folder has a LoRA adapter that recipes can use, and give its tensors' shapes.
 
-    Only the configuration and the header of the tensors' file are read. Whether the tensors fit is
-    checked as far as the config.json of the backbone is on this machine and its family is known;
+    Only the configuration and the header of the tensors' file are read. Whether the tensors fit the
+    backbone is checked as far as its config.json is on this machine and its family is known;
     `check_adapter_fits` checks it when the model is loaded.
 
-    Args:
-        folder: the PEFT folder.
-        key: of the recipe, for messages.
-        backbone: the model that the adapter is for.
-
-    Returns:
-        shapes of the tensors.
-
     Raises:
-        AdapterError: names the key, the folder, and what is wrong.
+        AdapterError: names the recipe's key, the folder, and what is wrong.
     """
     try:
         options = read_options(folder)
@@ -56,11 +46,7 @@ def check_adapter_folder(folder: Path, key: str, backbone: BackboneConfig) -> Sh
 
 
 def read_options(folder: Path) -> dict[str, Any]:
-    """The adapter_config.json of a PEFT folder with LoRA.
-
-    Raises:
-        AdapterError: it is missing or damaged, or one of another method.
-    """
+    """The adapter_config.json of a PEFT folder, which must be one of LoRA."""
     path = folder / "adapter_config.json"
     try:
         options = json.loads(path.read_text(encoding="utf-8"))
@@ -71,22 +57,15 @@ def read_options(folder: Path) -> dict[str, Any]:
         ) from None
     except (OSError, ValueError) as error:
         raise AdapterError(f"adapter_config.json cannot be read ({error}): save the adapter again") from None
-    if (
-        not isinstance(options, dict)
-        or options.get("peft_type") != "LORA"
-        or not isinstance(options.get("r"), int)
-    ):
-        kind = options.get("peft_type") if isinstance(options, dict) else None
+    kind = options.get("peft_type") if isinstance(options, dict) else None
+    if kind != "LORA" or not isinstance(options.get("r"), int):
         raise AdapterError(f"adapter_config.json has peft_type {kind!r}: use an adapter of LoRA")
-    return options
+    settings: dict[str, Any] = options
+    return settings
 
 
 def read_shapes(path: Path) -> Shapes:
-    """The shapes in the header of a safetensors file.
-
-    Raises:
-        AdapterError: the file is missing or damaged.
-    """
+    """The shapes in the header of a safetensors file."""
     try:
         with path.open("rb") as file:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
@@ -108,40 +87,33 @@ def _check_tensors(shapes: Shapes, lora: LoraConfig) -> None:
     if not shapes:
         raise AdapterError("the adapter has no tensors: save it again")
     for name, shape in shapes.items():
-        if is_head_or_embedding(name.rpartition(".lora_")[0]):
+        module, _, factor = name.rpartition(".lora_")
+        if is_head_or_embedding(module):
             raise AdapterError(refusal(name))
-        other = (
-            name.replace(".lora_A.", ".lora_B.")
-            if ".lora_A." in name
-            else name.replace(".lora_B.", ".lora_A.")
-        )
+        is_a = factor == "A.weight"
+        other = f"{module}.lora_{'B' if is_a else 'A'}.weight"
         if other not in shapes:
             raise AdapterError(f"the tensor {other} is missing: save the adapter again")
-        if len(shape) != 2 or shape[0 if ".lora_A." in name else 1] != lora.r:
+        if len(shape) != 2 or shape[0 if is_a else 1] != lora.r:
             raise AdapterError(f"the tensor {name} has shape {shape}, which is not of rank r = {lora.r}")
 
 
 def module_sizes(shapes: Shapes) -> dict[str, tuple[int, int]]:
     """Inputs and outputs of each module of an adapter, by its name in the backbone."""
-    modules = [name.removesuffix(".lora_A.weight") for name in shapes if name.endswith(".lora_A.weight")]
     return {
-        name.removeprefix(PEFT_PREFIX): (
-            shapes[f"{name}.lora_A.weight"][1],
-            shapes[f"{name}.lora_B.weight"][0],
+        name.removeprefix(PEFT_PREFIX).removesuffix(".lora_A.weight"): (
+            shapes[name][1],
+            shapes[name.replace(".lora_A.", ".lora_B.")][0],
         )
-        for name in sorted(modules)
+        for name in sorted(shapes)
+        if name.endswith(".lora_A.weight")
     }
 
 
 def check_recorded_layers(options: Mapping[str, Any], layers: int) -> None:
     """Require that an adapter was trained on as many of the backbone's layers as are used.
 
-    Args:
-        options: of its adapter_config.json; without a record the adapter is one of all layers.
-        layers: number of layers that are used.
-
-    Raises:
-        AdapterError: names both numbers.
+    The options are those of its adapter_config.json; without a record it is one of all layers.
     """
     recorded = (options.get("auto_mapping") or {}).get(BASE_LAYERS)
     if recorded not in (None, layers):
@@ -165,17 +137,7 @@ def _check_backbone(options: Mapping[str, Any], shapes: Shapes, backbone: Backbo
 
 
 def check_adapter_fits(folder: Path, shapes: Shapes, model: PreTrainedModel) -> None:
-    """Require that each module of an adapter is one of a model, with as many inputs and outputs.
-
-    Args:
-        folder: the PEFT folder.
-        shapes: of the adapter's tensors.
-        model: the backbone.
-
-    Raises:
-        AdapterError: names the first module of another size, or both numbers of layers.
-        TargetError: names the first module that the model does not have, or that cannot have LoRA.
-    """
+    """Require that each module of an adapter is one of a model, with as many inputs and outputs."""
     check_recorded_layers(read_options(folder), model.config.num_hidden_layers)
     for module, sizes in module_sizes(shapes).items():
         check_targets(model, LoraConfig(target_modules=[module]))

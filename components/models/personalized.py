@@ -43,15 +43,11 @@ if TYPE_CHECKING:
 
 
 class Bottleneck(torch.nn.Module):
-    """z = Norm(z' + Decode(Dropout(GELU(Encode(z'))))) (eq. 9), in place of the last norm.
-
-    Attributes:
-        enabled: whether the bottleneck is computed rather than the backbone's norm.
-    """
+    """z = Norm(z' + Decode(Dropout(GELU(Encode(z'))))) (eq. 9), in place of the last norm."""
 
     def __init__(self, backbone_norm: torch.nn.Module, hidden_size: int, config: BottleneckConfig) -> None:
         super().__init__()
-        self.enabled = True
+        self.enabled = True  # else the backbone's norm is computed
         self.copies_norm = config.norm == "backbone"
         self.backbone_norm = backbone_norm
         self.norm = (
@@ -64,16 +60,16 @@ class Bottleneck(torch.nn.Module):
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """[..., H] to [..., H]; fp32 if the bottleneck is enabled."""
+        if self.copies_norm and not self.enabled:
+            # The reference is computed in fp32 as well, so that the two differ by training alone and
+            # not by rounding.
+            return call_in_fp32(self.backbone_norm, states)
+        normalized: torch.Tensor = states if self.copies_norm else self.backbone_norm(states)
         if not self.enabled:
-            # With a copied norm the reference is computed in fp32 as well, so that the two differ
-            # by training alone and not by rounding.
-            return call_in_fp32(self.backbone_norm, states) if self.copies_norm else self._normalize(states)
-        inputs = (states if self.copies_norm else self._normalize(states)).float()
+            return normalized
+        inputs = normalized.float()
         residual = self.decode(self.dropout(self.activation(self.encode(inputs))))
         return cast(torch.Tensor, self.norm(inputs + residual))
-
-    def _normalize(self, states: torch.Tensor) -> torch.Tensor:
-        return cast(torch.Tensor, self.backbone_norm(states))
 
 
 class PersonalHead(torch.nn.Module):
@@ -81,34 +77,27 @@ class PersonalHead(torch.nn.Module):
 
     Both heads read the same features. Both language-model heads are computed in fp32. In bf16,
     rounding would separate a personalized model from its reference.
-
-    Attributes:
-        enabled: whether the personal head is used rather than the backbone's.
-        reward: the reward head; None if there is none.
     """
 
     def __init__(self, backbone_head: torch.nn.Linear, modules: PersonalModules) -> None:
         super().__init__()
         in_features = backbone_head.in_features
         bias = backbone_head.bias is not None
-        self.enabled = True
+        self.enabled = True  # else the backbone's head is used
         self.backbone_head = backbone_head
         self.head = torch.nn.Linear(in_features, backbone_head.out_features, bias) if modules.head else None
         self.reward = RewardHead(in_features, modules.reward) if modules.reward else None
 
     @property
     def active_head(self) -> torch.nn.Linear:
-        """The language-model head that is used."""
         return self.head if self.enabled and self.head is not None else self.backbone_head
 
     @property
     def weight(self) -> torch.Tensor:
-        """Weight of the head that is used, [V, H]."""
         return self.active_head.weight
 
     @property
     def bias(self) -> torch.Tensor | None:
-        """Bias of the head that is used, [V]."""
         return self.active_head.bias
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
@@ -121,9 +110,6 @@ class RewardHead(torch.nn.Module):
     """h(x, y) = W2 tanh(Dropout(W1 z + b1)) + b2 (eq. 3, D.2.4).
 
     z is the mean of the features over the tokens of the response, or of prompt and response.
-
-    Attributes:
-        pooling: the tokens that z is the mean over.
     """
 
     def __init__(self, hidden_size: int, config: RewardHeadConfig) -> None:
@@ -144,29 +130,25 @@ class PersonalSlot(AdapterSlot):
 
     Tensor names begin with 'bottleneck.', 'head.' or 'reward.'; LoRA tensors of layers that are not
     shared keep PEFT's names.
-
-    Attributes:
-        names: tensor names, sorted.
-        parameters: the model's parameters, in the order of `names`.
-        head: the module that replaces the backbone's head.
-        shared: the slot of the shared adapter, the LoRA tensors that clients send to the server.
-        lora: the slot of all LoRA tensors.
     """
 
     def __init__(self, model: PeftModel, modules: PersonalModules) -> None:
-        """Insert personal modules into a model that has a LoRA adapter.
-
-        Raises:
-            BackboneError: the backbone's last norm cannot be found, or the backbone does not have
-                more layers than are shared.
-        """
-        base = cast("PreTrainedModel", model.get_base_model())
+        """Insert personal modules into a model that has a LoRA adapter."""
+        base: Any = model.get_base_model()
+        device = next(base.parameters()).device
         self.lora = AdapterSlot(model)
-        bottleneck = _insert_bottleneck(base, modules.bottleneck) if modules.bottleneck else None
-        self.head = _insert_head(base, modules)
+        backbone_head = output_embeddings(base)
+        bottleneck = None
+        if modules.bottleneck:
+            name, norm = find_final_norm(base)
+            bottleneck = Bottleneck(norm, backbone_head.in_features, modules.bottleneck).to(device)
+            base.set_submodule(name, bottleneck)
+        self.head = PersonalHead(backbone_head, modules).to(device)
+        base.set_output_embeddings(self.head)
         personal = _module_parameters(bottleneck, self.head)
         for parameter in personal.values():
             parameter.requires_grad_(True)
+        # The LoRA tensors that clients send to the server; the others are personal.
         self.shared = self.lora.subset(_shared_names(self.lora.names, modules.shared_layers, base))
         lora_parameters = dict(zip(self.lora.names, self.lora.parameters, strict=True))
         personal |= {name: p for name, p in lora_parameters.items() if name not in self.shared.names}
@@ -186,49 +168,25 @@ class PersonalSlot(AdapterSlot):
         return {name: lora[name] if name in lora else self._initial_tensor(name, seed) for name in self.names}
 
     def _initial_tensor(self, name: str, seed: int) -> torch.Tensor:
-        shape = self._parameter(name).shape
+        shapes = {name: p.shape for name, p in zip(self.names, self.parameters, strict=True)}
+        shape = shapes[name]
         if name in self._backbone_tensors:
             return self._backbone_tensors[name].detach().float().cpu().clone()
         if name.startswith("bottleneck.decode."):
             return torch.zeros(shape)
         if name.startswith("bottleneck.norm."):
             return torch.ones(shape) if name.endswith("weight") else torch.zeros(shape)
-        fan_in = self._parameter(name.rsplit(".", 1)[0] + ".weight").shape[1]
+        fan_in = shapes[name.rsplit(".", 1)[0] + ".weight"][1]
         bound = 1 / math.sqrt(fan_in)
         generator = torch.Generator().manual_seed(derive(seed, "personal", name))
         return torch.empty(shape).uniform_(-bound, bound, generator=generator)
-
-    def _parameter(self, name: str) -> torch.nn.Parameter:
-        return self.parameters[self.names.index(name)]
-
-
-def _insert_bottleneck(base: PreTrainedModel, config: BottleneckConfig) -> Bottleneck:
-    """Replace the last norm of a backbone by a bottleneck."""
-    name, norm = find_final_norm(base)
-    bottleneck = Bottleneck(norm, output_embeddings(base).in_features, config).to(_device(base))
-    base.set_submodule(name, bottleneck)
-    return bottleneck
-
-
-def _insert_head(base: PreTrainedModel, modules: PersonalModules) -> PersonalHead:
-    """Replace the language-model head of a backbone by personal heads."""
-    untyped: Any = base
-    head = PersonalHead(output_embeddings(base), modules).to(_device(base))
-    untyped.set_output_embeddings(head)
-    return head
-
-
-def _device(base: PreTrainedModel) -> torch.device:
-    return next(base.parameters()).device
 
 
 def _module_parameters(bottleneck: Bottleneck | None, head: PersonalHead) -> dict[str, torch.nn.Parameter]:
     """Parameters of the personal modules, by the names of their tensors in a slot."""
     modules: dict[str, torch.nn.Module | None] = {"head": head.head, "reward": head.reward}
-    if bottleneck is not None:
-        modules["bottleneck.norm"] = bottleneck.norm
-        modules["bottleneck.encode"] = bottleneck.encode
-        modules["bottleneck.decode"] = bottleneck.decode
+    for name in ("norm", "encode", "decode"):
+        modules[f"bottleneck.{name}"] = getattr(bottleneck, name, None)
     parameters: dict[str, torch.nn.Parameter] = {}
     for prefix, module in modules.items():
         if module is not None:
@@ -248,7 +206,6 @@ def _backbone_tensors(bottleneck: Bottleneck | None, head: PersonalHead) -> dict
 
 
 def _shared_names(lora_names: list[str], shared_layers: int | None, base: PreTrainedModel) -> list[str]:
-    """Names of the LoRA tensors of the shared layers; all of them if shared_layers is None."""
     if shared_layers is None:
         return lora_names
     depth = base.config.num_hidden_layers
@@ -261,11 +218,7 @@ def _shared_names(lora_names: list[str], shared_layers: int | None, base: PreTra
 
 
 def layer_index(name: str) -> int:
-    """The layer of a LoRA tensor: the first number between dots of its name.
-
-    Raises:
-        BackboneError: the name contains none.
-    """
+    """The layer of a LoRA tensor: the first number between dots of its name."""
     number = next((part for part in name.split(".") if part.isdigit()), None)
     if number is None:
         raise BackboneError(
@@ -276,14 +229,7 @@ def layer_index(name: str) -> int:
 
 
 def find_final_norm(model: PreTrainedModel) -> tuple[str, torch.nn.Module]:
-    """Find the module whose output is the last hidden states of a backbone, by one forward pass.
-
-    Returns:
-        the name of the module in the model, and the module.
-
-    Raises:
-        BackboneError: no module whose weights are vectors, as those of a norm are, computes them.
-    """
+    """Name and module whose output is the last hidden states of a backbone, by one forward pass."""
     outputs: list[tuple[str, Any]] = []
     hooks = [
         module.register_forward_hook(lambda _, __, output, name=name: outputs.append((name, output)))
@@ -308,7 +254,6 @@ def find_final_norm(model: PreTrainedModel) -> tuple[str, torch.nn.Module]:
 
 
 def _is_norm_like(module: torch.nn.Module) -> bool:
-    """Whether a module has no submodules and its parameters are vectors."""
     parameters = list(module.parameters())
     return not list(module.children()) and bool(parameters) and all(p.dim() == 1 for p in parameters)
 

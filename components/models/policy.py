@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,7 +28,6 @@ from components.models.generation import (
     find_stop_ids,
     generate_completions,
 )
-from components.models.logprobs import TokenRow
 from components.models.offload import allocate_adapters
 from components.models.peft_folder import check_recorded_layers, read_options
 from components.models.tokens import encode_beginning, encode_continuation
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from components.models.logprobs import TokenRow
     from components.models.store import Adapter
 
-CLIENTS_FILE = "clients.json"
-"""File of a folder of client adapters that maps each client to the folder of its adapter."""
+CLIENTS_FILE = "clients.json"  # maps each client to the folder of its adapter
 
 
 class PolicyError(UserError, ValueError):
@@ -49,18 +49,11 @@ class PolicyError(UserError, ValueError):
 
 @dataclass(frozen=True)
 class RenderedPrompt:
-    """What a policy generates from.
+    """What a policy generates from."""
 
-    Attributes:
-        text: the prompt in its template, and in the chat template if there is one.
-        ids: its token ids, after the special tokens that the tokenizer puts before a text without a
-            chat template.
-        messages: the turns before the answer; None without a chat template.
-    """
-
-    text: str
-    ids: list[int]
-    messages: list[Message] | None = None
+    text: str  # the prompt in its template, and in the chat template if there is one
+    ids: list[int]  # without a chat template they begin with the special tokens of the tokenizer
+    messages: list[Message] | None = None  # the turns before the answer; None without a chat template
 
 
 def render_prompt(
@@ -72,19 +65,7 @@ def render_prompt(
 
     A chat template writes its own special tokens; without one, the tokenizer's precede the text. If
     the result is too long, the prompt's own text is truncated; the template and the start of the
-    answer always stay.
-
-    Args:
-        tokenizer: the backbone's tokenizer.
-        template: with the field 'prompt'.
-        prompt: text of the prompt; white space around it is removed.
-        config: the longest result, which end of a longer prompt stays, and how the chat template is
-            used.
-
-    Raises:
-        PolicyError: the template alone takes more than max_prompt_tokens, or a turn each is asked for
-            and there is no chat template.
-        ChatTemplateError: the chat template does not accept the turns.
+    answer always stay. White space around the prompt is removed.
     """
     if config.chat == "turns" and not tokenizer.chat_template:
         raise PolicyError(
@@ -119,7 +100,6 @@ def _render_whole(
     config: PolicyConfig,
     marker: re.Pattern[str],
 ) -> RenderedPrompt:
-    """A prompt of any length in its template and the chat template."""
     text = template.render(prompt=prompt)
     chat = chat_template_of(tokenizer, config)
     if chat is None:
@@ -152,15 +132,7 @@ def chat_template_of(tokenizer: PreTrainedTokenizerBase, config: PolicyConfig) -
 
 
 def check_prompts(config: PolicyConfig) -> None:
-    """Check the template, the system turn and the chat template of a policy without loading the model.
-
-    Raises:
-        PolicyError: see `render_prompt`; the tokenizer has no EOS; or there are arguments of a chat
-            template, and none is used.
-        ChatTemplateError: the chat template does not show answers.
-        DataError: the template does not exist.
-        BackboneError: the backbone cannot be fetched.
-    """
+    """Check the template, the system turn and the chat template of a policy without loading the model."""
     tokenizer = load_tokenizer(config.backbone)
     if tokenizer.eos_token_id is None:
         raise PolicyError(
@@ -179,17 +151,10 @@ def check_prompts(config: PolicyConfig) -> None:
 
 
 def used_ids(config: PolicyConfig) -> set[int]:
-    """The tokens of a short prompt with an answer and of the end of a turn, without loading the model.
-
-    Raises:
-        UserError: see `check_prompts`.
-    """
+    """The tokens of a short prompt with an answer and of the end of a turn, without loading the model."""
     texts = PolicyTexts(config)
     end = None if texts.chat is None else texts.chat.end_of_turn()
-    return {
-        *(token for ids in texts.encode_texts("a", "a") for token in ids),
-        *([] if end is None else [end]),
-    }
+    return {*chain(*texts.encode_texts("a", "a")), *([] if end is None else [end])}
 
 
 class PolicyTexts:
@@ -202,7 +167,7 @@ class PolicyTexts:
         self.chat = chat_template_of(self.tokenizer, config)
 
     def encode(self, prompt: str) -> list[int]:
-        """Token ids of one prompt, see `render_prompt`."""
+        """Token ids of a prompt, see `render_prompt`."""
         return self._render(prompt).ids
 
     def encode_texts(self, prompt: str, *completions: str) -> TokenRow:
@@ -250,17 +215,10 @@ class Policy(PolicyTexts):
     that the backbone's generation settings (generation_config.json) name as an end. Nothing else is
     taken from these settings. With others, such as a repetition penalty, completions would follow another
     distribution than the one whose log-probabilities are trained and measured.
-
-    Attributes:
-        model: the backbone, PEFT-wrapped if an adapter is loaded.
     """
 
     def __init__(self, config: PolicyConfig, device: str, adapter: Path | None = None) -> None:
-        """Load the backbone, and a PEFT adapter folder unless it is None.
-
-        Raises:
-            AdapterError: the adapter is one of another number of layers.
-        """
+        """Load the backbone, and a PEFT folder unless it is None."""
         from transformers import GenerationConfig
 
         generation_config: Any = GenerationConfig
@@ -282,11 +240,7 @@ class Policy(PolicyTexts):
                 AdapterSlot(self.model).load(read_adapter(adapter)[0])
 
     def attach_lora(self, lora: LoraConfig) -> PeftModel:
-        """Wrap the backbone with a new LoRA adapter.
-
-        Raises:
-            BackboneError: its layers are to be checkpointed, and cannot be.
-        """
+        """Wrap the backbone with a new LoRA adapter."""
         model = attach_lora(cast("PreTrainedModel", self.model), lora)
         if self.config.backbone.gradient_checkpointing:
             enable_checkpointing(model, self.config.backbone.name)
@@ -302,22 +256,11 @@ class Policy(PolicyTexts):
         max_new_tokens: int | None = None,
         progress: GenerationProgress | None = None,
     ) -> list[list[Completion]]:
-        """Generate completions; see components.models.generation.
+        """Generate `count` completions for each prompt; see `generate_completions`.
 
         Args:
-            prompts: texts.
-            seed: samples are a function of it and of the positions of the prompts; or the key of
-                each prompt.
-            temperature: sampling temperature; 0 is greedy search.
-            count: completions per prompt; more than one requires a temperature above 0.
-            max_new_tokens: longest completion (tokens); None takes the recipe's.
-            progress: called with (completions done, completions in total) when some have ended.
-
-        Returns:
-            `count` completions for each prompt, in the order of the prompts.
-
-        Raises:
-            PolicyError: several greedy completions are requested.
+            temperature: 0 is greedy search, of which there is one completion per prompt.
+            max_new_tokens: None takes the recipe's.
         """
         if count > 1 and temperature == 0:
             raise PolicyError(
@@ -335,34 +278,20 @@ class Policy(PolicyTexts):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How prompts are answered.
+    """How prompts are answered."""
 
-    Attributes:
-        count: answers to each prompt; more than one need a temperature above 0.
-        temperature: 0 is greedy search.
-    """
-
-    count: int = 1
-    temperature: float = 0.0
+    count: int = 1  # answers to each prompt; more than one need a temperature above 0
+    temperature: float = 0.0  # 0 is greedy search
 
 
 GREEDY = Sampling()
 
 
 class ClientPolicySet:
-    """Policies of several clients on one backbone, whose slot holds the selected client's adapter.
-
-    Attributes:
-        clients: names of the clients, sorted.
-        policy: the backbone with the slot of the adapters.
-    """
+    """Policies of several clients on one backbone, whose slot holds the selected client's adapter."""
 
     def __init__(self, config: PolicyConfig, device: str, folder: Path) -> None:
-        """Load the backbone and the adapters of a folder that `save_client_adapters` wrote.
-
-        Raises:
-            PolicyError: the adapters differ in their LoRA configuration.
-        """
+        """Load the backbone and the adapters of a folder that `save_client_adapters` wrote."""
         adapters = {name: read_adapter(path) for name, path in client_adapter_folders(folder).items()}
         configurations = [lora for _, lora in adapters.values()]
         if any(lora != configurations[0] for lora in configurations):
@@ -377,21 +306,13 @@ class ClientPolicySet:
         self._adapters = {name: tensors for name, (tensors, _) in adapters.items()}
 
     def select(self, client: str) -> Policy:
-        """Load the adapter of a client; the policy is the client's until another one is selected.
-
-        Raises:
-            PolicyError: the client has no policy.
-        """
+        """Load the adapter of a client; the policy is the client's until another one is selected."""
         self.check_client(client)
         self._slot.load(self._adapters[client])
         return self.policy
 
     def check_client(self, client: str) -> None:
-        """Require that a client has a policy.
-
-        Raises:
-            PolicyError: it has none; the message names some of the clients that have one.
-        """
+        """Require that a client has a policy."""
         if client not in self.clients:
             names = ", ".join(self.clients[:5]) + (", ..." if len(self.clients) > 5 else "")
             raise PolicyError(
@@ -408,12 +329,7 @@ class ClientPolicySet:
     ) -> list[list[Completion]]:
         """Answers, each by the policy of the prompt's client; see `Policy.generate`.
 
-        Args:
-            prompts: N texts.
-            clients: client of each prompt.
-            seed: as in `Policy.generate`.
-            progress: called with (prompts done, prompts in total) after each client.
-            sampling: number of answers to each prompt, and their temperature.
+        Progress is called with (prompts done, prompts in total) after each client.
         """
         result: list[list[Completion]] = [[] for _ in prompts]
         done = 0
@@ -445,20 +361,12 @@ def save_client_adapters(adapters: Mapping[str, Adapter], config: PolicyConfig, 
 
 
 def client_adapter_folders(folder: Path) -> dict[str, Path]:
-    """Folders of the clients' adapters, by client, in a folder of `save_client_adapters`."""
+    """Folder of each client's adapter, in a folder of `save_client_adapters`."""
     folder_names = json.loads((folder / CLIENTS_FILE).read_text(encoding="utf-8"))
     return {name: folder / folder_name for name, folder_name in folder_names.items()}
 
 
 def assign_round_robin(count: int, clients: Sequence[str]) -> list[str]:
-    """Assign prompts that belong to no client to the clients in turn, by their sorted names.
-
-    Args:
-        count: number of prompts.
-        clients: names of the clients.
-
-    Returns:
-        the client of each prompt.
-    """
+    """The client of each of so many prompts that belong to none: in turn, by their sorted names."""
     names = sorted(clients)
     return [names[n % len(names)] for n in range(count)]

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import torch
 
 from components.config import PersonalModules, PolicyConfig
 from components.config.modules import Pooling
@@ -19,27 +20,18 @@ from components.models.logprobs import (
     completion_logprobs,
     completion_tokens,
 )
+from components.models.personalized import PersonalSlot, as_reference
 from components.models.policy import Policy
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel
-
-    from components.models.personalized import PersonalSlot
 
 Pair = Mapping[str, Any]
 """A preference pair: a record of the prepared data with at least prompt, chosen and rejected."""
 
 
 class ResidentPolicy:
-    """A policy with an adapter slot, resident on a device.
-
-    Attributes:
-        policy: the language model, its tokenizer and its template.
-        model: the PEFT-wrapped backbone.
-        slot: the slot of the adapter that clients share; load an adapter before scoring.
-        personal: the slot of a client's personal modules; None if there are none.
-    """
+    """A policy with an adapter slot, resident on a device; load an adapter before scoring."""
 
     def __init__(
         self, config: PolicyConfig, device: str, personal_modules: PersonalModules | None = None
@@ -47,19 +39,12 @@ class ResidentPolicy:
         self.policy = Policy(config, device)
         check_lm_head(cast("PreTrainedModel", self.policy.model), config.backbone.name)
         self.model = self.policy.attach_lora(config.lora)
-        self.slot = AdapterSlot(self.model)
-        self.personal: PersonalSlot | None = None
-        if personal_modules is not None:
-            from components.models.personalized import PersonalSlot
-
-            self.personal = PersonalSlot(self.model, personal_modules)
-            self.slot = self.personal.shared
+        self.personal = None if personal_modules is None else PersonalSlot(self.model, personal_modules)
+        # That of the adapter which clients share.
+        self.slot = AdapterSlot(self.model) if self.personal is None else self.personal.shared
 
     def encode(self, prompt: str, *completions: str) -> TokenRow:
-        """Token ids of a prompt in its template, and of completions with their end.
-
-        See `PolicyTexts.encode_trained`.
-        """
+        """See `PolicyTexts.encode_trained`."""
         return self.policy.encode_trained(prompt, *completions)
 
     def encode_pair(self, pair: Pair) -> TokenRow:
@@ -67,51 +52,24 @@ class ResidentPolicy:
         return self.encode(pair["prompt"], pair["chosen"], pair["rejected"])
 
     def logprobs(self, rows: Sequence[TokenRow]) -> torch.Tensor:
-        """Summed log-probability of each completion under the adapter in the slot.
-
-        Args:
-            rows: N rows of C completions each.
-
-        Returns:
-            [N, C] fp32.
-        """
+        """Summed log-probability of each completion under the adapter in the slot; [N, C] fp32."""
         return completion_logprobs(self._base, rows, self._pad_token_id, self.policy.device)
 
     def logprobs_and_features(
         self, rows: Sequence[TokenRow], pooling: Pooling = "response"
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `logprobs`, and the mean last hidden states that a reward head reads, [N, C, H].
-
-        Args:
-            rows: N rows of C completions each.
-            pooling: the tokens that the states are averaged over, see `completion_features`.
-        """
+        """As `logprobs`, and the mean last hidden states that a reward head reads, [N, C, H]."""
         return completion_features(self._base, rows, self._pad_token_id, self.policy.device, pooling)
 
     def tokens(
         self, rows: Sequence[TokenRow], reference: bool = False, temperature: float = 1.0
     ) -> CompletionTokens:
-        """The tokens of each completion; see `completion_tokens`.
-
-        Args:
-            rows: N rows of C completions each.
-            reference: use the frozen backbone rather than the adapter in the slot.
-            temperature: the logits are divided by it.
-        """
+        """See `completion_tokens`; the reference is the frozen backbone without the adapter in the slot."""
         with self._reference_mode(reference):
             return completion_tokens(self._base, rows, self._pad_token_id, self.policy.device, temperature)
 
     def score(self, rows: Sequence[TokenRow], batch_size: int, reference: bool = False) -> np.ndarray:
-        """As `logprobs`, without gradients and in batches.
-
-        Args:
-            rows: N rows of C completions each.
-            batch_size: rows per batch.
-            reference: use the frozen backbone rather than the adapter in the slot.
-
-        Returns:
-            [N, C] float64.
-        """
+        """As `logprobs`, without gradients and in batches; [N, C] float64."""
 
         def compute(batch: list[TokenRow]) -> torch.Tensor:
             with self._reference_mode(reference):
@@ -124,16 +82,8 @@ class ResidentPolicy:
     ) -> np.ndarray:
         """Apply a function to batches of rows of similar length, without gradients.
 
-        Args:
-            rows: N rows.
-            batch_size: rows per batch.
-            compute: from n rows to a tensor [n, ...].
-
-        Returns:
-            [N, ...] float64, in the order of the rows.
+        The function makes a tensor [n, ...] of n rows; the result is [N, ...] float64 in the rows' order.
         """
-        import torch
-
         order = sorted(range(len(rows)), key=lambda i: (sum(map(len, rows[i])), i))
         self.model.eval()
         with torch.inference_mode():
@@ -153,6 +103,4 @@ class ResidentPolicy:
         return cast(int, self.policy.tokenizer.pad_token_id)
 
     def _reference_mode(self, reference: bool) -> AbstractContextManager[None]:
-        from components.models.personalized import as_reference
-
         return as_reference(self.model) if reference else nullcontext()

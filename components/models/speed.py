@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import time
 
-MEASURED = 0.3
-"""Seconds that are measured."""
+MEASURED = 0.3  # seconds that are measured
 
 
 def flops_per_second(device: str) -> float:
-    """Floating-point operations per second of products of matrices, in the precision that models train in.
-
-    Args:
-        device: such as 'cpu' or 'cuda:0'.
-    """
+    """Floating-point operations per second of products of matrices, in the precision that models train in."""
     import torch
 
     cuda = device.startswith("cuda")

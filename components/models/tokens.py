@@ -33,15 +33,8 @@ def encode_continuation(tokenizer: PreTrainedTokenizerBase, text: str, continuat
     The ids of the text and those returned are the ids of the joined text, wherever the tokenizer
     has a boundary between the two. Where a token would span it, e.g. one for 'lovely' in 'lov' and
     'ely', the ids of the text stay, as a policy generates from them; the continuation's are then
-    those after a line break, before which SentencePiece puts no space.
-
-    Args:
-        tokenizer: of the model.
-        text: what precedes, without special tokens that the tokenizer adds.
-        continuation: begins with the white space between the two, if there is any.
-
-    Returns:
-        ids of the continuation alone, without special tokens.
+    those after a line break, before which SentencePiece puts no space. White space between the two
+    belongs to the continuation.
     """
     for before in (text, "\n"):
         ids = tokenizer.encode(before, add_special_tokens=False)

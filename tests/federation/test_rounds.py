@@ -489,16 +489,16 @@ def test_a_round_is_the_mean_of_its_updates_by_pairs(recipe, prepared, trainer, 
 def test_the_backbone_is_loaded_once_for_all_clients_and_rounds(recipe, prepared, tmp_path, monkeypatch):
     from components.data.records import read_clients
     from components.federation.protocol import build_federation
-    from components.models import selector
+    from components.models import selector_model
 
     loads = []
-    load = selector.load_backbone
+    load = selector_model.load_backbone
 
     def record(*arguments):
         loads.append(arguments)
         return load(*arguments)
 
-    monkeypatch.setattr(selector, "load_backbone", record)
+    monkeypatch.setattr(selector_model, "load_backbone", record)
     commits = Commits(tmp_path / "federation", "test")
     initial = commits.store.put(build_trainer(recipe, "cpu").initial_adapter(0))
     loads.clear()

@@ -15,7 +15,8 @@ from components.learning.selector import (
     train_selector,
     validation_losses,
 )
-from components.models.selector import Comparison, Selector
+from components.models.selector import Comparison
+from components.models.selector_model import Selector
 
 PAIRS = [
     {

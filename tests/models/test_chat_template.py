@@ -11,7 +11,7 @@ from trl import DPOConfig, DPOTrainer
 
 from components.config import PolicyConfig, RecipeError, check_section
 from components.models.chat_template import ChatTemplate, ChatTemplateError
-from components.models.generation import ContinuousBatch
+from components.models.continuous_batch import ContinuousBatch
 from components.models.policy import Policy, PolicyError, check_prompts
 from tests.support.chat_templates import (
     Family,

@@ -26,7 +26,7 @@ from components.models.adapters import AdapterSlot, attach_lora
 from components.models.backbone import BackboneError
 from components.models.checkpointing import checkpointed, enable_checkpointing
 from components.models.resident import ResidentPolicy
-from components.models.selector import Selector
+from components.models.selector_model import Selector
 from tests.support.adapters import random_tensors
 from tests.support.pairs import PAIRS
 from tests.support.reward_functions import score_length, score_vowels

@@ -13,7 +13,8 @@ from components.models.adapters import AdapterSlot, attach_lora, export_adapter
 from components.models.backbone import load_backbone
 from components.models.export import ExportError, export_model
 from components.models.policy import Policy
-from components.models.selector import Comparison, Selector
+from components.models.selector import Comparison
+from components.models.selector_model import Selector
 from components.models.store import AdapterError
 from tests.support.adapters import random_tensors
 from tests.support.chat_templates import write_chat_policy

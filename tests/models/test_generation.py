@@ -9,16 +9,14 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from components.models.generation import (
+from components.models.continuous_batch import (
     ContinuousBatch,
-    GenerationSettings,
     Row,
     choose_tokens,
     generate_batches,
-    generate_completions,
-    split_rows,
     supports_slots,
 )
+from components.models.generation import GenerationSettings, generate_completions, split_rows
 from components.models.key_values import SPARE_COLUMNS
 
 SMALL = {

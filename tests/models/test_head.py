@@ -10,7 +10,7 @@ from components.models.backbone import BackboneError, load_backbone
 from components.models.head import apply_lm_head, check_lm_head
 from components.models.logprobs import completion_logprobs
 from components.models.resident import ResidentPolicy
-from components.models.selector import Selector, choice_logits
+from components.models.selector_model import Selector, choice_logits
 
 SMALL = {
     "vocab_size": 40,

@@ -18,7 +18,8 @@ from components.models.backbone import fetch_backbone, load_backbone
 from components.models.lora_targets import TargetError, check_target_families, lora_sections
 from components.models.policy import Policy
 from components.models.resident import ResidentPolicy
-from components.models.selector import Comparison, Selector
+from components.models.selector import Comparison
+from components.models.selector_model import Selector
 from components.models.store import AdapterError, AdapterStore
 from components.recipes import load_recipe
 from tests.support.adapters import random_tensors

@@ -64,7 +64,7 @@ def test_the_weights_are_restored_after_an_error(policy):
 def test_answers_are_those_of_the_separate_adapter(policy, monkeypatch):
     prompts = ["a paper", "another paper about models", "a third"]
     answers = [policy.generate(prompts, 1, temperature) for temperature in (0.0, 0.7)]
-    monkeypatch.setattr("components.models.generation.merged_adapter", lambda model: _unchanged())
+    monkeypatch.setattr("components.models.merging.merged_adapter", lambda model: _unchanged())
     assert [policy.generate(prompts, 1, temperature) for temperature in (0.0, 0.7)] == answers
 
 

@@ -17,7 +17,8 @@ from components.models.backbone import BackboneError, load_backbone
 from components.models.offload import OffloadError, place_modules
 from components.models.policy import Policy
 from components.models.resident import ResidentPolicy
-from components.models.selector import Comparison, Selector
+from components.models.selector import Comparison
+from components.models.selector_model import Selector
 from components.recipes import load_recipe
 from tests.support.adapters import random_tensors
 from tests.support.pairs import PAIRS

@@ -10,17 +10,16 @@ from transformers import PreTrainedTokenizerFast
 
 from components.config import BackboneConfig
 from components.data.templates import load
-from components.models import selector as selector_module
+from components.models import selector_model
 from components.models.backbone import backbone_root, load_backbone, load_tokenizer
 from components.models.selector import (
     Comparison,
-    Selector,
     SelectorError,
-    choice_logits,
     encode_comparison,
     find_choice_tokens,
     majority_vote,
 )
+from components.models.selector_model import Selector, choice_logits
 from tests.support.adapters import random_tensors
 
 TEMPLATE = load("summarization/selector_short", "selector")
@@ -88,7 +87,7 @@ def test_training_scoring_and_the_judge_use_the_same_answer_tokens(tiny_selector
         used.append(choices)
         return torch.zeros(len(last), 2, requires_grad=True)
 
-    monkeypatch.setattr(selector_module, "choice_logits", record)
+    monkeypatch.setattr(selector_model, "choice_logits", record)
     tiny_selector.margins([COMPARISON])
     tiny_selector.choice_logits(*tiny_selector.collate([[1, 2]]))
     assert len(used) == 2

@@ -29,7 +29,7 @@ from components.progress import Work, report_work
 from components.versions import SELECTOR_JUDGE
 
 if TYPE_CHECKING:
-    from components.models.selector import Selector
+    from components.models.selector_model import Selector
     from components.models.store import Adapter
 
 log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class SelectorJudge:
 
     def __init__(self, section: SelectorJudgeSection, resources: JudgeResources) -> None:
         """Load the trained judge from the cache, or train it and store it there."""
-        from components.models.selector import Selector
+        from components.models.selector_model import Selector
 
         self.selector = Selector(section.selector, resources.device)
         store = AdapterStore(resources.cache / "adapters")

@@ -36,7 +36,7 @@ class SelectorTrainer:
     """
 
     def __init__(self, recipe: Recipe, device: str) -> None:
-        from components.models.selector import Selector
+        from components.models.selector_model import Selector
 
         check_support("federation.optimizer.name", recipe.federation.optimizer.name, device)
         method = method_of(recipe.federation)

@@ -35,78 +35,42 @@ class RewardError(UserError, RuntimeError):
 
 @dataclass(frozen=True)
 class RewardResources:
-    """Data, caches and settings for the preparation of a reward.
+    """Data, caches and settings for the preparation of a reward."""
 
-    Attributes:
-        prepared: folder of prepared data; a reward may read judge.parquet in it.
-        cache: folder of trained judges and rewards, shared by runs.
-        seed: trained weights are a function of it.
-        device: e.g. 'cpu' or 'cuda:0'.
-        judge: the recipe's judge.
-    """
-
-    prepared: Path
-    cache: Path
-    seed: int
+    prepared: Path  # folder of prepared data; a reward may read judge.parquet in it
+    cache: Path  # folder of trained judges and rewards, shared by runs
+    seed: int  # trained weights are a function of it
     device: str
     judge: JudgeConfig
 
 
 @dataclass(frozen=True)
 class PreparedReward:
-    """A reward that can be loaded.
+    """A reward that can be loaded."""
 
-    Attributes:
-        folder: folder of a trained reward; None for rewards that are not trained.
-        figures: metrics of the reward by name, e.g. its accuracy on held-out pairs.
-    """
-
-    folder: Path | None = None
-    figures: dict[str, float] = field(default_factory=dict)
+    folder: Path | None = None  # of a trained reward; None for rewards that are not trained
+    figures: dict[str, float] = field(default_factory=dict)  # e.g. its accuracy on held-out pairs
 
 
 class RewardSection(RewardConfig, ABC):
     """A reward that scores pairs."""
 
     def pair_reader(self, key: str) -> PairReader | None:
-        """How its training reads the pairs of owners outside the federation; None if it has none.
-
-        Args:
-            key: the recipe's key of the reward.
-        """
+        """How its training reads the pairs of owners outside the federation; None if it has none."""
         return None
 
     @abstractmethod
     def score_pairs(
         self, rows: Pairs, resources: RewardResources, progress: Progress | None = None
     ) -> tuple[Scores, dict[str, float]]:
-        """Score the two completions of each pair.
-
-        Args:
-            rows: N rows with prompt, chosen and rejected.
-            resources: data, caches and settings.
-            progress: called with (step, loss) if the reward is trained.
-
-        Returns:
-            scores of chosen and rejected [N, 2], and metrics of the reward by name.
-
-        Raises:
-            UserError: the reward cannot be loaded, or fails.
-        """
+        """Scores of the chosen and rejected completion of N pairs [N, 2], and metrics of the reward."""
 
 
 class ResponseReward(RewardSection):
     """A reward that scores single responses."""
 
     def check_loading(self, key: str) -> None:
-        """Refuse early what would prevent the reward from being loaded, as far as it is cheap to see.
-
-        Args:
-            key: the recipe's key of the reward, for messages.
-
-        Raises:
-            UserError: the reward cannot be loaded, or fails.
-        """
+        """Refuse early what would prevent the reward from being loaded, as far as it is cheap to see."""
 
     def prepare(self, resources: RewardResources, progress: Progress | None = None) -> PreparedReward:
         """Train the reward if its kind requires it and it is not in the cache."""
@@ -114,25 +78,16 @@ class ResponseReward(RewardSection):
 
     @abstractmethod
     def load(self, device: str, folder: Path | None) -> RewardFunction:
-        """Load the reward.
-
-        Args:
-            device: e.g. 'cpu' or 'cuda:0'.
-            folder: folder of a trained reward, see `PreparedReward`.
-
-        Raises:
-            UserError: the reward cannot be loaded.
-        """
+        """Load the reward, from its folder if it is trained (see `PreparedReward`)."""
 
     @property
     @abstractmethod
     def description(self) -> str:
-        """A description of the reward for reports."""
+        """The reward in reports."""
 
     def score_pairs(
         self, rows: Pairs, resources: RewardResources, progress: Progress | None = None
     ) -> tuple[Scores, dict[str, float]]:
-        """Score the two completions of each pair one by one."""
         prepared = self.prepare(resources, progress)
         reward = self.load(resources.device, prepared.folder)
         prompts = [row["prompt"] for row in rows]
@@ -154,11 +109,7 @@ def response_reward(section: RewardConfig) -> ResponseReward:
 
 
 def reward_section(section: RewardConfig) -> RewardSection:
-    """Require that a section scores pairs, as all built-in ones do.
-
-    Raises:
-        TypeError: an installed package has registered a section of another class.
-    """
+    """Require that a section scores pairs, as all do but those that a package registers by mistake."""
     if not isinstance(section, RewardSection):
         raise TypeError(
             f"the reward '{section.kind}' does not derive from {RewardSection.__module__}.RewardSection"
@@ -169,20 +120,7 @@ def reward_section(section: RewardConfig) -> RewardSection:
 def check_scores(
     name: str, reward: RewardFunction, prompts: Sequence[str], responses: Sequence[str]
 ) -> Scores:
-    """Score responses, and require one finite number for each.
-
-    Args:
-        name: name of the reward in messages.
-        reward: the reward function; it gets copies of the lists.
-        prompts: N texts.
-        responses: N texts.
-
-    Returns:
-        [N] float64.
-
-    Raises:
-        RewardError: the reward failed, or did not return one finite number for each response.
-    """
+    """Score N responses, and require one finite number for each; [N] float64."""
     try:
         scores = np.asarray(reward(list(prompts), list(responses)), dtype=np.float64)
     except UserError:

@@ -38,15 +38,10 @@ ScoringDtype = Annotated[
 
 @dataclass(frozen=True)
 class ResponseFormat:
-    """Format of a prompt and a response as the input of a classifier.
+    """Format of a prompt and a response as the input of a classifier."""
 
-    Attributes:
-        template: text with {prompt} and {response}; None encodes them as a pair of texts.
-        max_length: maximum input length (tokens).
-    """
-
-    template: str | None
-    max_length: int
+    template: str | None  # text with {prompt} and {response}; None encodes them as a pair of texts
+    max_length: int  # maximum input length (tokens)
 
     def shorten(self, tokenizer: PreTrainedTokenizerBase, response: str) -> str:
         """Truncate a response to three quarters of the input, so a part of the prompt stays.
@@ -107,11 +102,6 @@ def _without_added_tokens(tokenizer: PreTrainedTokenizerBase, template: str) -> 
 
 
 def check_template(template: str | None) -> None:
-    """Require that a template has both fields.
-
-    Raises:
-        ValueError: {prompt} or {response} is missing.
-    """
     if template is not None and not ("{prompt}" in template and "{response}" in template):
         raise ValueError("template must contain {prompt} and {response}")
 
@@ -147,24 +137,17 @@ class ClassifierReward(NamedModel, ResponseReward):
 
     @property
     def description(self) -> str:
-        """The classifier's name."""
         return f"classifier {self.name}"
 
     @property
     def format(self) -> ResponseFormat:
-        """Format of prompts and responses."""
         return ResponseFormat(self.template, self.max_length)
 
     def check_loading(self, key: str) -> None:
-        """Refuse a configuration that cannot be read, see check_files."""
         self.check_files()
 
     def check_files(self) -> None:
-        """Read the classifier's configuration, which is small, before the weights are needed.
-
-        Raises:
-            BackboneError: it cannot be read, or the model has fewer positions than max_length.
-        """
+        """Refuse a configuration, which is small, that cannot be read or has fewer positions than texts."""
         from transformers import AutoConfig
 
         try:
@@ -181,7 +164,6 @@ class ClassifierReward(NamedModel, ResponseReward):
             )
 
     def load(self, device: str, folder: Path | None) -> RewardFunction:
-        """Load the classifier on a device; the folder is not used."""
         return RewardModel(self, device).score
 
 
@@ -226,11 +208,7 @@ class RewardModel:
     """A frozen classifier on a device; all clients use the same one."""
 
     def __init__(self, config: ClassifierReward, device: str) -> None:
-        """Load the classifier.
-
-        Raises:
-            BackboneError: it cannot be loaded, has no safetensors weights, or too few outputs.
-        """
+        """Load the classifier; its weights must be safetensors."""
         import torch
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -277,15 +255,9 @@ class RewardModel:
         responses: Sequence[str],
         progress: Callable[[int, int], None] | None = None,
     ) -> Scores:
-        """Score responses to prompts.
+        """Score N responses to N prompts; [N] float64.
 
-        Args:
-            prompts: N texts.
-            responses: N texts.
-            progress: called after each batch with the number of distinct rows done, and in total.
-
-        Returns:
-            [N] float64.
+        Progress is called after each batch with the number of distinct rows done, and in total.
         """
         import torch
 
@@ -324,16 +296,7 @@ class RewardModel:
 
 
 def choose_padding(model: PreTrainedModel, tokens: Collection[int], preferred: int) -> int:
-    """A token of a model's vocabulary that no text contains.
-
-    Args:
-        model: the classifier.
-        tokens: ids that the texts contain.
-        preferred: taken if it is none of them.
-
-    Raises:
-        BackboneError: the texts contain all tokens of the model.
-    """
+    """A token of a model's vocabulary that is none of `tokens`: the preferred one if possible."""
     embedding: Any = model.get_input_embeddings()
     vocabulary: int = embedding.weight.shape[0]
     candidates: list[int] = [preferred, *range(vocabulary)]

@@ -30,7 +30,6 @@ REWARD_FUNCTIONS: Registry[RewardFunction] = Registry(
     "fed_rlhf.reward_functions",
     {"clean": "components.models.rewards.function:clean"},
 )
-"""Registered functions by name."""
 
 
 class FunctionReward(ResponseReward):
@@ -43,7 +42,6 @@ class FunctionReward(ResponseReward):
 
     @property
     def description(self) -> str:
-        """The function's name."""
         return f"function {self.name}"
 
     def check(self, recipe: Recipe) -> None:
@@ -51,24 +49,16 @@ class FunctionReward(ResponseReward):
         _require_known(self.name)
 
     def check_loading(self, key: str) -> None:
-        """Refuse a function that fails on a question and an answer.
-
-        Raises:
-            RewardError: it fails, or gives no finite score.
-        """
+        """Refuse a function that fails on a question and an answer."""
         check_scores(key, self.load("cpu", None), ["a question"], ["an answer"])
 
     def load(self, device: str, folder: Path | None) -> RewardFunction:
-        """Import the function; the returned one gives float64. The other arguments are not used."""
         function = find_reward_function(self.name)
         return lambda prompts, responses: np.asarray(function(prompts, responses), dtype=np.float64)
 
 
 def find_reward_function(name: str) -> RewardFunction:
-    """Import a reward function.
-
-    Args:
-        name: name of a registered function, or 'module:function'.
+    """Import a reward function: a registered one, or one as 'module:function' of an allowed package.
 
     Raises:
         RecipeError: its module is not allowed, the function cannot be imported, or is not callable.
@@ -111,9 +101,6 @@ def clean(prompts: Sequence[str], responses: Sequence[str]) -> Scores:
 
     The classifier of alt-profanity-check estimates the probability: a linear support vector machine
     over words. It recognizes offensive words, not offensive meaning. The prompts are not used.
-
-    Raises:
-        RecipeError: alt-profanity-check is not installed.
     """
     try:
         from profanity_check import predict_prob
