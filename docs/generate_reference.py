@@ -27,7 +27,7 @@ from components.config import DpoObjective, Recipe, Registry
 from components.config.benchmark import Benchmark, Choice
 from components.config.data import PROMPT_SOURCES, SOURCES
 from components.config.evaluation import JUDGES
-from components.config.federation import AGGREGATORS, METHODS
+from components.config.federation import AGGREGATORS, METHODS, MethodOptions
 from components.config.objectives import (
     CriticAdvantage,
     GaeEstimator,
@@ -159,7 +159,8 @@ def kinds(name: str) -> Iterator[str]:
         else:
             by_name = {model.model_fields["kind"].default: model for model in models}
         for kind, model in by_name.items():
-            documented = sys.modules[model.__module__] if model.__name__ == "Options" else model
+            is_module = model.__name__ == "Options" or issubclass(model, MethodOptions)
+            documented = sys.modules[model.__module__] if is_module else model
             paragraph = (documented.__doc__ or "").strip().partition("\n\n")[0]
             rows = list(key_rows(model))
             yield f"### {heading[:-1]} `{kind}`\n"

@@ -200,8 +200,6 @@ class Method(MethodOptions, ABC):
     prepared_files: ClassVar[tuple[str, ...]] = ("pairs.parquet",)
     frozen_factors: ClassVar[tuple[Literal["A", "B"], ...]] = ()  # LoRA factors that are not trained
     decays_rates: ClassVar[bool] = False  # whether federation.rate_decay can apply
-    # Plug-in of the clients' local step, as module and class (components/learning/local_step.py).
-    local_step: ClassVar[str] = ""
 
     # --- at the server
 

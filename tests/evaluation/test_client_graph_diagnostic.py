@@ -5,7 +5,7 @@ import pytest
 
 from components.evaluation.diagnostics.base import DiagnosedRun
 from components.evaluation.diagnostics.client_graph import ClientGraphDiagnostic, graph_charts
-from components.federation.methods.drift import GraphMemory, Options
+from components.federation.methods.drift import Drift, GraphMemory
 from tests.support.diagnostics import RecordingSink
 from tests.support.results import federation_result, step_record
 
@@ -117,7 +117,7 @@ def names_of(chart):
 def test_the_graph_that_decides_says_so_and_rings_those_that_the_first_client_is_aggregated_with(
     variant, deciding
 ):
-    run = DiagnosedRun("DRIFT", 0, GROUPS, options=Options(variant=variant))
+    run = DiagnosedRun("DRIFT", 0, GROUPS, options=Drift(variant=variant))
     charts = graph_charts(graph_step(0, FIRST), run)
     decides = ["decides the aggregation" in chart.layout.title.text for chart in charts]
     assert [n for n, one in enumerate(decides) if one] == [deciding]

@@ -6,8 +6,8 @@ import pytest
 import torch
 from pydantic import Field
 
-from components.config import METHODS, POSTPROCESSORS, FederationConfig, RecipeError
-from components.config.federation import PostProcessorConfig
+from components.config import FederationConfig, RecipeError
+from components.config.federation import METHODS, POSTPROCESSORS, PostProcessorConfig
 from components.federation.clients.context import ClientContexts
 from components.federation.clients.worker import finished_update, run_job
 from components.federation.commits import Commits

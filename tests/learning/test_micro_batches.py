@@ -10,7 +10,6 @@ import torch
 
 from components.config import (
     DpoObjective,
-    ExclusionConfig,
     MultiObjective,
     OptimizerConfig,
     PdpoObjective,
@@ -18,7 +17,7 @@ from components.config import (
     PpoConfig,
 )
 from components.config.modules import BottleneckConfig, RewardHeadConfig
-from components.config.objectives import OfflinePpoObjective, SftObjective
+from components.config.objectives import ExclusionConfig, OfflinePpoObjective, SftObjective
 from components.learning.loop import Loss, RowLosses, Training, split_rows, train
 from components.learning.meta import MetaLoss, adapt
 from components.learning.multi_objective import compute_objective_gradients, train_multi_objective_ppo

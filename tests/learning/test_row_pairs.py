@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from components.config import DpoObjective, ExclusionConfig, LocalObjective, PdpoObjective, PersonalModules
+from components.config import DpoObjective, LocalObjective, PdpoObjective, PersonalModules
 from components.config.modules import BottleneckConfig, RewardHeadConfig
-from components.config.objectives import OfflinePpoObjective, SftObjective
+from components.config.objectives import ExclusionConfig, OfflinePpoObjective, SftObjective
 from components.learning.loop import mean_gradients, pair_gradients
 from components.learning.pair_ppo import PairPpoLoss
 from components.learning.pair_scores import pair_logprobs
