@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from prefect import runtime, unmapped
 from prefect.futures import PrefectFuture
@@ -29,6 +29,7 @@ from components.federation.protocol import (
     Update,
     build_federation,
 )
+from components.federation.transport import Transport
 from components.io import file_hash, stored
 from components.models.store import AdapterStore
 from components.names import short_labels
@@ -110,12 +111,16 @@ def run_shard(shard: list[Job], recipe: Recipe, pairs: Path, store: Path) -> lis
 
 
 @dataclass(frozen=True)
-class PrefectTransport:
+class PrefectTransport(Transport):
     """Maps the jobs of a step to Prefect tasks, a shard of clients each."""
 
     recipe: Recipe
     pairs: Path  # the prepared pairs
     store: AdapterStore
+
+    @classmethod
+    def open(cls, recipe: Recipe, pairs: Path, store: AdapterStore) -> Self:
+        return cls(recipe, pairs, store)
 
     def run(self, jobs: Sequence[Job]) -> list[Update | Failure]:
         """An update or a failure for each job, once all tasks have ended."""

@@ -65,6 +65,7 @@ NAMES_NO_FILE = {
     "device_map": "layers of a model",
     "max_memory": "sizes",
     "ray_address": "a server",
+    "transport": "a registered name",
 }
 """Text keys of a recipe that name no file, with what they name."""
 TEMPLATE = "Question: {prompt}\nAnswer:"

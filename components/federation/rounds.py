@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 
 from components.config import FederationConfig, Recipe
 from components.federation.clients.base import Trainer
-from components.federation.clients.context import ClientContexts
-from components.federation.clients.worker import build_trainer
 from components.federation.commits import Commits
 from components.federation.method import Method, Server, State, method_of
 from components.federation.postprocessing import postprocessors_of, processing_key
@@ -230,11 +228,7 @@ def run_federation(
         trainer: a resident model to use; None builds the one of the method on the processor.
     """
     method = method_of(recipe.federation)
-    transport = InProcessTransport(
-        trainer or build_trainer(recipe, "cpu"),
-        ClientContexts(commits.store, pairs),
-        postprocessors_of(recipe.federation),
-    )
+    transport = InProcessTransport.open(recipe, pairs, commits.store, trainer)
     for warning in method.warnings(federation, recipe.seed, recipe.federation):
         log.warning("%s", warning)
     committed = commits.latest(method.memory_type)

@@ -2,38 +2,47 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Self
 
+from components.config import Recipe
 from components.federation.clients.base import Trainer
 from components.federation.clients.context import ClientContexts
-from components.federation.clients.worker import run_job
-from components.federation.postprocessing import PostProcessor
+from components.federation.clients.worker import build_trainer, run_job
+from components.federation.postprocessing import PostProcessor, postprocessors_of
 from components.federation.protocol import Failure, Job, Update
+from components.models.store import AdapterStore
 
 
-class Transport(Protocol):
-    """Runs the jobs of a step."""
+class Transport(ABC):
+    """Runs the jobs of a step; runtime.transport names the one of a recipe."""
 
+    @classmethod
+    @abstractmethod
+    def open(cls, recipe: Recipe, pairs: Path, store: AdapterStore) -> Self:
+        """The transport of a federation, from its recipe, its prepared pairs and its adapters."""
+
+    @abstractmethod
     def run(self, jobs: Sequence[Job]) -> Sequence[Update | Failure]:
         """An update or a failure for each job, in any order."""
-        ...
 
 
 @dataclass(frozen=True)
-class InProcessTransport:
-    """Runs the jobs in this process, one client after the other.
+class InProcessTransport(Transport):
+    """Runs the jobs in this process, one client after the other."""
 
-    Attributes:
-        trainer: the resident model.
-        contexts: opens the clients' contexts.
-        postprocessors: applied to what the clients send.
-    """
-
-    trainer: Trainer
+    trainer: Trainer  # the resident model
     contexts: ClientContexts
     postprocessors: tuple[PostProcessor, ...] = ()
+
+    @classmethod
+    def open(cls, recipe: Recipe, pairs: Path, store: AdapterStore, trainer: Trainer | None = None) -> Self:
+        """The transport with a trainer; None builds the one of the method on the processor."""
+        contexts = ClientContexts(store, pairs)
+        return cls(trainer or build_trainer(recipe, "cpu"), contexts, postprocessors_of(recipe.federation))
 
     def run(self, jobs: Sequence[Job]) -> list[Update | Failure]:
         """An update for each job; an error ends the run."""
