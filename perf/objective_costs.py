@@ -16,6 +16,7 @@ from perf.comparison import Comparison, Ratios, load_pairs, median_ratio, prepar
 
 if TYPE_CHECKING:
     from components.config import FederationConfig
+    from components.learning.loop import Training
     from components.models.resident import ResidentPolicy
     from components.models.rewards.base import RewardFunction
 
@@ -47,6 +48,7 @@ def compare_objectives(comparison: Comparison) -> Ratios:
     """
     import torch
 
+    from components.learning.loop import Training
     from components.models.resident import ResidentPolicy
 
     recipe, device = prepare_process(comparison.recipe)
@@ -55,11 +57,12 @@ def compare_objectives(comparison: Comparison) -> Ratios:
     resident.slot.load(resident.slot.initial_adapter(recipe.seed))
     prompts = list(dict.fromkeys(pair["prompt"] for pair in load_pairs(recipe)))
     prompts = prompts[: recipe.federation.batch_size]
+    training = Training(1, len(prompts), recipe.federation.optimizer, recipe.seed)
     times: dict[int, list[StepTimes]] = {count: [] for count in range(1, MAX_OBJECTIVES + 1)}
     tokens = 0
     for repeat in range(comparison.repeats + 1):
         for count, measured in times.items():
-            step, tokens = _time_step(resident, prompts, config, count, recipe.seed)
+            step, tokens = _time_step(resident, prompts, config, training, count)
             if repeat:  # the first one warms up
                 measured.append(step)
     print(
@@ -92,21 +95,19 @@ def _multi_objective(config: FederationConfig) -> MultiObjective:
 
 
 def _time_step(
-    resident: ResidentPolicy, prompts: Sequence[str], config: MultiObjective, count: int, seed: int
+    resident: ResidentPolicy, prompts: Sequence[str], config: MultiObjective, training: Training, count: int
 ) -> tuple[StepTimes, int]:
     """Times of a step with so many objectives, and the tokens of its batch."""
-    from components.learning.multi_objective import compute_objective_gradients
-    from components.learning.rollouts import PPOClientState, sample_rollout
+    from components.learning.multi_objective import MultiObjectivePpo
 
     rewards = {f"objective {index}": _length_reward(index + 3) for index in range(count)}
-    hidden = resident.model.get_input_embeddings().embedding_dim
-    state = PPOClientState.initial(list(rewards), hidden, config.ppo)
+    ppo = MultiObjectivePpo(resident, rewards, config, training)
     start = time.perf_counter()
-    rollout, _ = sample_rollout(resident, prompts, rewards, state, config.ppo, seed)
+    rollout, advantages = ppo.sample(prompts, training.seed)
     middle = time.perf_counter()
-    gradients = compute_objective_gradients(resident, rollout, np.arange(len(rollout.rows)), config.ppo)
+    ppo.gradients(rollout, advantages, np.arange(len(rollout.rows)))
     end = time.perf_counter()
-    return StepTimes(middle - start, end - middle), gradients.tokens
+    return StepTimes(middle - start, end - middle), int(rollout.lengths.sum())
 
 
 def _length_reward(modulus: int) -> RewardFunction:

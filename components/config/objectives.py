@@ -145,6 +145,7 @@ class GaeEstimator(Section):
     The KL penalty is part of each token's reward. Schulman et al. 2016.
     """
 
+    implementation: ClassVar[str] = "components.learning.estimators:Gae"
     kind: Literal["gae"] = "gae"
     """Name of the estimator."""
     gae_lambda: float = Field(0.95, ge=0, le=1)
@@ -162,6 +163,7 @@ class RlooEstimator(Section):
     Basics, section 3.
     """
 
+    implementation: ClassVar[str] = "components.learning.estimators:Rloo"
     kind: Literal["rloo"] = "rloo"
     """Name of the estimator."""
     samples: int = Field(4, ge=2, le=10_000)
@@ -175,6 +177,7 @@ class GrpoEstimator(Section):
     completions of the mean over their tokens. Shao et al. 2024, DeepSeekMath, section 4.1.
     """
 
+    implementation: ClassVar[str] = "components.learning.estimators:Grpo"
     kind: Literal["grpo"] = "grpo"
     """Name of the estimator."""
     samples: int = Field(4, ge=2, le=10_000)

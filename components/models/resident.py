@@ -43,6 +43,11 @@ class ResidentPolicy:
         # That of the adapter which clients share.
         self.slot = AdapterSlot(self.model) if self.personal is None else self.personal.shared
 
+    @property
+    def hidden_size(self) -> int:
+        """H, the width of the hidden states."""
+        return int(self.model.config.get_text_config().hidden_size)
+
     def encode(self, prompt: str, *completions: str) -> TokenRow:
         """See `PolicyTexts.encode_trained`."""
         return self.policy.encode_trained(prompt, *completions)

@@ -10,7 +10,7 @@ import torch
 from components.config import RecipeError
 from components.data.records import read_clients, read_rows
 from components.federation.clients.context import ClientContexts, rewards_folder
-from components.federation.clients.multi_objective import pack_state, unique_prompts, unpack_state
+from components.federation.clients.multi_objective import unique_prompts
 from components.federation.clients.private import private_root
 from components.federation.method import method_of
 from components.federation.methods.fedcmoo import FedCMOO
@@ -18,9 +18,9 @@ from components.federation.methods.firm import Firm
 from components.federation.multi_objective import gram_matrix, mean_distance
 from components.federation.protocol import Client, Federation, GradientJob, MeasureJob, TrainJob
 from components.learning import mgda
-from components.learning.loop import TrainingError, draw_minibatches
-from components.learning.multi_objective import compute_objective_gradients
-from components.learning.rollouts import PPOClientState, RunningMoments, measure_rewards, sample_rollout
+from components.learning.loop import Training, TrainingError, draw_minibatches
+from components.learning.multi_objective import MultiObjectivePpo
+from components.learning.rollouts import sample_rollout
 from components.models.store import AdapterStore
 from components.recipes import load_recipe
 from components.results import Metrics
@@ -147,29 +147,10 @@ def client_with_two_rounds(loop):
 def test_a_client_remembers_heads_and_moments_from_round_to_round(finished):
     name = client_with_two_rounds(finished)
     key = finished.latest_state().memory.job_keys[name]
-    state = unpack_state(finished.contexts.open(name, key).private_state(), NAMES)
-    assert state.moments["long"].count == 2 * 4
-    assert set(state.heads) == set(NAMES)
-    assert state.heads["long"].abs().max() > 0
-
-
-def test_a_clients_state_is_unpacked_as_it_was_packed():
-    state = PPOClientState({"o": torch.tensor([1.0, 2.0])}, {"o": RunningMoments(3, 1.5, 2.0)}, 0.3)
-    packed = pack_state(state)
-    assert packed.numbers == {"kl": 0.3, "o/count": 3.0, "o/mean": 1.5, "o/squares": 2.0}
-    unpacked = unpack_state(packed, ["o"])
-    assert unpacked.moments == state.moments
-    assert unpacked.kl == state.kl
-    assert torch.equal(unpacked.heads["o"], state.heads["o"])
-    assert unpacked.optimizers == {}
-
-
-def test_the_optimizers_of_a_client_without_value_heads_are_unpacked_as_they_were_packed():
-    optimizers = {"policy/0/exp_avg": torch.tensor([1.0]), "policy/1/step": torch.tensor(4.0)}
-    state = PPOClientState({}, {"o": RunningMoments()}, 0.3, optimizers)
-    unpacked = unpack_state(pack_state(state), ["o"])
-    assert unpacked.heads == {}
-    assert unpacked.optimizers == optimizers
+    state = finished.contexts.open(name, key).private_state()
+    assert state.numbers["long/count"] == 2 * 4
+    assert set(state.tensors) == {f"value/{name}" for name in NAMES}
+    assert state.tensors["value/long"].abs().max() > 0
 
 
 @pytest.mark.slow
@@ -179,10 +160,10 @@ def test_rounds_without_a_critic_continue_the_moments_of_the_clients(loop_of, me
     loop = loop_of(method, "", f"federation.options.ppo={ppo}", "federation.clients_per_round=4")
     loop.run()
     for name, key in loop.latest_state().memory.job_keys.items():
-        kept = unpack_state(loop.contexts.open(name, key).private_state(), NAMES)
+        kept = loop.contexts.open(name, key).private_state().tensors
         trained = [record.clients[name].metrics.scalars.get("steps", 0) for record in loop.records]
-        assert kept.heads == {}
-        assert kept.optimizers["policy/0/step"].item() == sum(trained) > max(trained)
+        assert all(tensor.startswith("optimizer/policy/") for tensor in kept)
+        assert kept["optimizer/policy/0/step"].item() == sum(trained) > max(trained)
 
 
 # --- FIRM: the server
@@ -307,8 +288,8 @@ def test_policies_are_measured_by_the_first_reward_of_an_objective(loop_of):
     trainer = loop.trainer
     trainer.resident.slot.load(context.load_adapter(job.adapter))
     ppo = method_of(loop.recipe.federation).ppo
-    scores, _ = measure_rewards(trainer.resident, prompts, {"much": score_length}, ppo, derive(job.seed, 0))
-    assert measured["much"] == pytest.approx(scores.mean())
+    rollout = sample_rollout(trainer.resident, prompts, {"much": score_length}, ppo, derive(job.seed, 0))
+    assert measured["much"] == pytest.approx(rollout.scores["much"].mean())
     assert measured["kl"] == pytest.approx(0, abs=1e-6)
     assert measured["prompts"] == len(prompts) == 3
 
@@ -324,8 +305,8 @@ def test_a_client_starts_from_the_options_kl_and_trains_its_heads_at_their_rate(
     job = TrainJob(client="ada", round=0, seed=1, adapter=loop.federation.initial)
     result = loop.trainer.run(job, loop.contexts.open("ada"))
     assert result.metrics.scalars["kl_coefficient"] == 0.37
-    state = unpack_state(loop.contexts.open("ada", job.key()).private_state(), NAMES)
-    assert lowest <= state.heads["long"].abs().max() <= highest
+    state = loop.contexts.open("ada", job.key()).private_state()
+    assert lowest <= state.tensors["value/long"].abs().max() <= highest
 
 
 def test_each_distinct_prompt_is_answered_once():
@@ -489,18 +470,12 @@ def test_a_clients_gradients_are_those_of_its_whole_batch_from_what_it_remembers
     prompts = unique_prompts(read_rows(prepared / "pairs.parquet", "ada", "train"))
     (batch,) = draw_minibatches(len(prompts), 4, 1, derive(5, "prompts"))
     objective = method_of(loop.recipe.federation).build_objective(())
-    rollout, _ = sample_rollout(
-        trainer.resident,
-        [prompts[n] for n in batch],
-        {"long": score_length, "vowels": score_vowels},
-        unpack_state(context.private_state(), NAMES),
-        objective.ppo,
-        derive(5, "rollout"),
-    )
-    minibatches = [
-        compute_objective_gradients(trainer.resident, rollout, np.array(part), objective.ppo).gradients
-        for part in ([0, 1], [2, 3])
-    ]
+    state = context.private_state()
+    rewards = {"long": score_length, "vowels": score_vowels}
+    training = Training(1, 4, loop.recipe.federation.optimizer, seed=0)
+    ppo = MultiObjectivePpo(trainer.resident, rewards, objective, training, state.numbers, state.tensors)
+    rollout = ppo.sample([prompts[n] for n in batch], derive(5, "rollout"))
+    minibatches = [ppo.gradients(*rollout, np.array(part)).gradients for part in ([0, 1], [2, 3])]
     assert not torch.allclose(minibatches[0][0], minibatches[1][0], atol=1e-5)
     assert not torch.allclose(minibatches[0][0], minibatches[0][1], atol=1e-5)
     for place, name in enumerate(NAMES):

@@ -8,14 +8,9 @@ import torch
 
 from components.config import MultiObjective, OptimizerConfig, PpoConfig, RecipeError
 from components.learning.loop import Training, build_optimizer
-from components.learning.multi_objective import (
-    compute_objective_gradients,
-    solve_weights,
-    train_multi_objective_ppo,
-)
-from components.learning.optimizer_state import load_moments, read_moments
+from components.learning.multi_objective import MultiObjectivePpo, load_moments, read_moments, solve_weights
 from components.learning.ppo import estimate_kl, leave_one_out, masked_mean, normalize_groups, policy_loss
-from components.learning.rollouts import PPOClientState, measure_rewards, sample_rollout
+from components.learning.rollouts import sample_rollout
 from components.models.resident import ResidentPolicy
 from components.recipes import load_recipe
 from tests.support.adapters import random_tensors
@@ -46,13 +41,15 @@ def ppo_config(estimator, **values):
     return PpoConfig(**{"estimator": estimator, "target_kl": None, "kl": 0.3} | values)
 
 
-def initial_state(resident, ppo):
-    hidden = resident.model.get_input_embeddings().embedding_dim
-    return PPOClientState.initial(list(REWARDS), hidden, ppo)
+def build(resident, ppo, rewards=REWARDS, training=None, kept=({}, {})):
+    """PPO of a client that kept these numbers and tensors."""
+    objective = MultiObjective(objectives={name: [name] for name in rewards}, ppo=ppo, beta=0.01)
+    training = training or Training(1, 6, ADAMW, seed=0)
+    return MultiObjectivePpo(resident, rewards, objective, training, *kept)
 
 
 def sample(resident, ppo):
-    return sample_rollout(resident, PROMPTS, REWARDS, initial_state(resident, ppo), ppo, seed=4)[0]
+    return build(resident, ppo).sample(PROMPTS, seed=4)
 
 
 # --- functions of rewards
@@ -93,14 +90,12 @@ def test_both_estimates_have_the_kl_as_their_mean_and_one_is_never_negative():
 
 @pytest.mark.parametrize("estimator", [RLOO, GRPO])
 def test_the_completions_of_a_prompt_are_consecutive_and_differ(resident, estimator):
-    rollout = sample(resident, ppo_config(estimator))
+    rollout, _ = sample(resident, ppo_config(estimator))
     prompts = [prompt for prompt, _ in rollout.rows]
     assert prompts == [resident.policy.encode(prompt) for prompt in PROMPTS for _ in range(2)]
     completions = [tuple(completion) for _, completion in rollout.rows]
     assert all(first != second for first, second in zip(completions[::2], completions[1::2], strict=True))
-    assert rollout.scores.shape == (6, 2)
-    assert np.array_equal(rollout.scores[:, 0], score_length([], rollout.texts))
-    assert rollout.advantages.critic is None
+    assert np.array_equal(rollout.scores["long"], score_length([], rollout.texts))
 
 
 def token_kl(resident, rollout):
@@ -114,29 +109,25 @@ def normalized(scores):
     return (scores - scores.mean()) / scores.std()
 
 
-@pytest.mark.parametrize("j", [0, 1])
-def test_the_advantage_by_rloo_is_the_difference_of_penalized_rewards_at_every_token(resident, j):
-    rollout = sample(resident, ppo_config(RLOO))
+@pytest.mark.parametrize(("j", "name"), list(enumerate(REWARDS)))
+def test_the_advantage_by_rloo_is_the_difference_of_penalized_rewards_at_every_token(resident, j, name):
+    rollout, advantages = sample(resident, ppo_config(RLOO))
     kl, _ = token_kl(resident, rollout)
-    rewards = normalized(rollout.scores[:, j]) - 0.3 * kl.sum(1).numpy()
+    rewards = normalized(rollout.scores[name]) - 0.3 * kl.sum(1).numpy()
     differences = (rewards.reshape(3, 2) - rewards.reshape(3, 2)[:, ::-1]).reshape(-1)
-    expected = torch.as_tensor(differences, dtype=torch.float32)[:, None] * rollout.mask
-    assert torch.allclose(rollout.advantages.values[j], expected, atol=1e-4)
-    assert rollout.advantages.penalty is None
+    expected = torch.as_tensor(differences, dtype=torch.float32)[:, None] * rollout.tokens.mask
+    assert torch.allclose(advantages[j], expected, atol=1e-4)
     assert expected.abs().max() > 0.1
 
 
-@pytest.mark.parametrize("j", [0, 1])
-def test_the_advantage_by_grpo_is_the_sign_of_the_difference_of_two_scores(resident, j):
+@pytest.mark.parametrize(("j", "name"), list(enumerate(REWARDS)))
+def test_the_advantage_by_grpo_is_the_sign_of_the_difference_of_two_scores(resident, j, name):
     """The deviation of two values is their difference over the root of 2."""
-    rollout = sample(resident, ppo_config(GRPO))
-    scores = rollout.scores[:, j].reshape(3, 2)
+    rollout, advantages = sample(resident, ppo_config(GRPO))
+    scores = rollout.scores[name].reshape(3, 2)
     signs = np.sign(scores - scores[:, ::-1]).reshape(-1) / np.sqrt(2)
-    expected = torch.as_tensor(signs, dtype=torch.float32)[:, None] * rollout.mask
-    assert torch.allclose(rollout.advantages.values[j], expected, atol=1e-3)
-    _, reference = token_kl(resident, rollout)
-    assert torch.allclose(rollout.advantages.penalty.reference, reference, atol=1e-5)
-    assert rollout.advantages.penalty.coefficient == 0.3
+    expected = torch.as_tensor(signs, dtype=torch.float32)[:, None] * rollout.tokens.mask
+    assert torch.allclose(advantages[j], expected, atol=1e-3)
 
 
 @pytest.mark.parametrize("estimator", ["{kind: gae}", "{kind: rloo}"])
@@ -147,7 +138,7 @@ def test_k3_is_refused_as_a_part_of_the_reward(estimator):
 
 
 def test_the_kl_of_a_rollout_is_estimated_as_the_options_say(resident):
-    rollouts = {name: sample(resident, ppo_config(GRPO, kl_estimator=name)) for name in ("k1", "k3")}
+    rollouts = {name: sample(resident, ppo_config(GRPO, kl_estimator=name))[0] for name in ("k1", "k3")}
     log_ratio, _ = token_kl(resident, rollouts["k1"])
     assert rollouts["k1"].kl == pytest.approx(float(log_ratio.sum(1).mean()), rel=1e-4)
     k3 = ((-log_ratio).exp() - 1 + log_ratio).sum(1).mean()
@@ -168,30 +159,30 @@ def test_scores_are_clipped_before_completions_without_an_end_are_penalized(resi
 
     monkeypatch.setattr(type(resident.policy), "generate", end_the_first)
     ppo = ppo_config(RLOO, kl=0.0, normalize=False, max_reward=0.5, missing_eos_penalty=3.0)
-    rollout = sample(resident, ppo)
-    clipped = rollout.scores[:2, 1].clip(-0.5, 0.5)
+    rollout, advantages = sample(resident, ppo)
+    clipped = rollout.scores["vowels"][:2].clip(-0.5, 0.5)
     difference = clipped[0] - (clipped[1] - 3.0)
-    assert rollout.advantages.values[1][0, 0].item() == pytest.approx(difference, abs=1e-5)
-    assert 1 / 6 <= rollout.finished < 1
+    assert advantages[1][0, 0].item() == pytest.approx(difference, abs=1e-5)
+    assert rollout.finished.tolist() == [True] + 5 * [False]
 
 
 @pytest.mark.parametrize("estimator", [RLOO, GRPO])
 def test_policies_are_measured_by_one_completion_of_a_prompt(resident, estimator):
-    scores, kl = measure_rewards(resident, PROMPTS, REWARDS, ppo_config(estimator), seed=4)
-    expected, expected_kl = measure_rewards(resident, PROMPTS, REWARDS, ppo_config("gae"), seed=4)
-    assert scores.shape == (3, 2)
-    assert np.array_equal(scores, expected)
-    assert kl == expected_kl
+    rollout = sample_rollout(resident, PROMPTS, REWARDS, ppo_config(estimator), seed=4)
+    expected = sample_rollout(resident, PROMPTS, REWARDS, ppo_config("gae"), seed=4)
+    assert len(rollout.rows) == 3
+    assert rollout.texts == expected.texts
+    assert rollout.kl == expected.kl
 
 
 # --- gradients
 
 
-def objective_loss(resident, rollout, j, by_completion, penalty):
+def objective_loss(resident, rollout, advantages, by_completion, penalty):
     tokens = resident.tokens(rollout.rows)
-    losses = policy_loss(tokens.logprobs, rollout.old, rollout.advantages.values[j], 0.2)
+    losses = policy_loss(tokens.logprobs, rollout.tokens.logprobs, advantages, 0.2)
     if penalty:
-        log_ratio = tokens.logprobs - rollout.advantages.penalty.reference
+        log_ratio = tokens.logprobs - token_kl(resident, rollout)[1]
         losses = losses + penalty * ((-log_ratio).exp() - 1 + log_ratio)
     return masked_mean(losses, tokens.mask, by_completion).mean()
 
@@ -200,11 +191,11 @@ def objective_loss(resident, rollout, j, by_completion, penalty):
 def test_the_loss_is_a_mean_over_tokens_or_completions_with_the_penalty_of_grpo(
     resident, estimator, by_completion, penalty
 ):
-    ppo = ppo_config(estimator)
-    rollout = sample(resident, ppo)
-    gradients = compute_objective_gradients(resident, rollout, np.arange(6), ppo)
+    ppo = build(resident, ppo_config(estimator))
+    rollout, advantages = ppo.sample(PROMPTS, seed=4)
+    gradients = ppo.gradients(rollout, advantages, np.arange(6))
     for j in range(2):
-        loss = objective_loss(resident, rollout, j, by_completion, penalty)
+        loss = objective_loss(resident, rollout, advantages[j], by_completion, penalty)
         parts = torch.autograd.grad(loss, resident.slot.parameters)
         expected = torch.cat([part.reshape(-1) for part in parts])
         assert torch.allclose(gradients.gradients[j], expected, atol=1e-5)
@@ -215,10 +206,12 @@ def test_the_loss_is_a_mean_over_tokens_or_completions_with_the_penalty_of_grpo(
 @pytest.mark.parametrize("size", [1, 4])
 @pytest.mark.parametrize("estimator", [RLOO, GRPO])
 def test_micro_batches_have_the_gradients_of_the_minibatch(resident, estimator, size):
-    ppo = ppo_config(estimator)
-    rollout = sample(resident, ppo)
-    whole = compute_objective_gradients(resident, rollout, np.arange(6), ppo)
-    parts = compute_objective_gradients(resident, rollout, np.arange(6), ppo, micro_batch_size=size)
+    computed = []
+    for micro_batch_size in (None, size):
+        training = Training(1, 6, ADAMW, 0, micro_batch_size)
+        ppo = build(resident, ppo_config(estimator), training=training)
+        computed.append(ppo.gradients(*ppo.sample(PROMPTS, seed=4), np.arange(6)))
+    whole, parts = computed
     assert torch.allclose(parts.gradients, whole.gradients, atol=1e-5)
     assert parts.losses == pytest.approx(whole.losses, abs=1e-5)
     assert parts.kl == pytest.approx(whole.kl, abs=1e-6)
@@ -231,14 +224,10 @@ def test_rloo_keeps_the_relative_lengths_of_gradients_that_grpo_and_gae_remove(r
         "long": score_length,
         "vowels": lambda prompts, texts: 10 * score_length(prompts, texts),
     }
-    for kind in ("rloo", "grpo", "gae"):
-        estimator = {"kind": kind} | ({} if kind == "gae" else {"samples": 2})
-        ppo = ppo_config(estimator, normalize=False, kl=0.0)
-        state = initial_state(resident, ppo)
-        rollout, _ = sample_rollout(resident, PROMPTS, rewards, state, ppo, seed=4)
-        short, long = compute_objective_gradients(
-            resident, rollout, np.arange(len(rollout.rows)), ppo
-        ).gradients
+    for kind, estimator in {"rloo": RLOO, "grpo": GRPO, "gae": {"kind": "gae"}}.items():
+        ppo = build(resident, ppo_config(estimator, normalize=False, kl=0.0), rewards)
+        rollout, advantages = ppo.sample(PROMPTS, seed=4)
+        short, long = ppo.gradients(rollout, advantages, np.arange(len(rollout.rows))).gradients
         lengths[kind] = float(long.norm() / short.norm())
     assert lengths["rloo"] == pytest.approx(10, rel=1e-3)
     assert lengths["grpo"] == pytest.approx(1, rel=1e-2)
@@ -254,35 +243,33 @@ def test_the_weights_of_mgda_favour_the_shorter_gradient():
 # --- training
 
 
-def train_table(estimator, kl, steps=60, lr=0.05, state=None, **coefficients):
-    """Train a table policy of four tokens; returns it and the client's state."""
+def train_table(estimator, kl, steps=60, lr=0.05, kept=({}, {}), **coefficients):
+    """Train a table policy of four tokens; returns it and its PPO."""
     table = TablePolicy([0.4, 0.3, 0.2, 0.1])
     reward = [0.0, 1.0, 2.0, 1.5]
     functions = {"r": lambda prompts, texts: np.array([reward[int(text)] for text in texts])}
-    values = {"epochs": 2, "minibatch": 64, "normalize": False, "target_kl": None, "kl": kl}
-    ppo = PpoConfig(estimator=estimator, **values | coefficients)
-    config = MultiObjective(objectives={"r": ["r"]}, ppo=ppo, beta=0.01)
-    state = state or PPOClientState.initial(["r"], 1, ppo)
+    values = {"epochs": 2, "minibatch": 64, "normalize": False, "kl": kl}
     training = Training(steps, 128, ADAMW.model_copy(update={"lr": lr}), seed=0)
-    state, metrics = train_multi_objective_ppo(table, ["x"] * 128, functions, state, config, training)
-    return table, state, metrics
+    ppo = build(table, ppo_config(estimator, **values | coefficients), functions, training, kept)
+    ppo.train(["x"] * 128)
+    return table, ppo
 
 
 @pytest.mark.slow
 def test_rloo_reaches_the_known_optimum_of_a_reward_with_a_penalty():
     """argmax of E r - kl KL(pi, pi_ref) is pi_ref exp(r / kl), normalized."""
-    table, _, metrics = train_table({"kind": "rloo", "samples": 4}, kl=1.0, steps=80, lr=0.04)
+    table, ppo = train_table({"kind": "rloo", "samples": 4}, kl=1.0, steps=80, lr=0.04)
     optimum = np.array([0.4, 0.3, 0.2, 0.1]) * np.exp([0.0, 1.0, 2.0, 1.5])
     optimum /= optimum.sum()
     assert np.abs(table.logits.detach().softmax(0).numpy() - optimum).max() < 0.05
-    assert metrics.value_loss == []
+    assert "value_loss" not in ppo.history
 
 
 @pytest.mark.slow
 def test_grpo_makes_the_best_completion_the_likeliest():
-    table, _, metrics = train_table({"kind": "grpo", "samples": 4}, kl=0.05)
+    table, ppo = train_table({"kind": "grpo", "samples": 4}, kl=0.05)
     assert table.logits.detach().softmax(0)[2] > 0.8
-    assert metrics.kl[-1] > metrics.kl[0]
+    assert ppo.history["kl"][-1] > ppo.history["kl"][0]
 
 
 @pytest.mark.parametrize("kind", ["rloo", "grpo"])
@@ -317,7 +304,8 @@ def test_moments_continue_in_another_optimizer():
     step(whole, parameters, 0)
     step(first, copies, 0)
     second = build_optimizer(copies, ADAMW)
-    load_moments(second, "policy", read_moments(first, "policy") | {"critic/0/exp_avg": torch.ones(1)})
+    other = {"optimizer/critic/0/exp_avg": torch.ones(1)}
+    load_moments(second, "policy", read_moments(first, "policy") | other)
     step(whole, parameters, 1)
     step(second, copies, 1)
     assert all(torch.equal(a, b) for a, b in zip(parameters, copies, strict=True))
@@ -334,11 +322,14 @@ def test_an_optimizer_without_moments_begins_at_0():
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gae", "rloo"])
 def test_moments_are_part_of_a_clients_state_if_they_are_kept(kind):
-    _, kept, _ = train_table({"kind": kind}, kl=0.1, steps=1, keep_moments=True)
-    _, forgotten, _ = train_table({"kind": kind}, kl=0.1, steps=1)
+    _, kept = train_table({"kind": kind}, kl=0.1, steps=1, keep_moments=True)
+    _, forgotten = train_table({"kind": kind}, kl=0.1, steps=1)
+    tensors = kept.tensors()
     owners = {"policy", "critic"} if kind == "gae" else {"policy"}
-    assert {name.split("/")[0] for name in kept.optimizers} == owners
-    assert forgotten.optimizers == {}
-    steps = kept.optimizers["policy/0/step"].item()
-    _, following, _ = train_table({"kind": kind}, kl=0.1, steps=1, state=kept, keep_moments=True)
-    assert following.optimizers["policy/0/step"].item() == 2 * steps > 0
+    assert {name.split("/")[1] for name in tensors if name.startswith("optimizer/")} == owners
+    assert set(forgotten.tensors()) == ({"value/r"} if kind == "gae" else set())
+    steps = {owner: tensors[f"optimizer/{owner}/0/step"].item() for owner in owners}
+    again = (kept.numbers(), tensors)
+    _, following = train_table({"kind": kind}, kl=0.1, steps=1, kept=again, keep_moments=True)
+    for owner in owners:
+        assert following.tensors()[f"optimizer/{owner}/0/step"].item() == 2 * steps[owner] > 0

@@ -20,9 +20,8 @@ from components.config.modules import BottleneckConfig, RewardHeadConfig
 from components.config.objectives import ExclusionConfig, OfflinePpoObjective, SftObjective
 from components.learning.loop import Loss, RowLosses, Training, split_rows, train
 from components.learning.meta import MetaLoss, adapt
-from components.learning.multi_objective import compute_objective_gradients, train_multi_objective_ppo
+from components.learning.multi_objective import MultiObjectivePpo
 from components.learning.pair_scores import pair_logprobs
-from components.learning.rollouts import PPOClientState, sample_rollout
 from components.learning.selector import train_selector
 from components.models.resident import ResidentPolicy
 from tests.support.adapters import random_tensors
@@ -389,29 +388,29 @@ def objective():
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("weights", [None, np.array([0.3, 0.7])])
+@pytest.mark.parametrize("weights", [None, {"long": 0.3, "vowels": 0.7}])
 def test_gradients_of_objectives_are_weighted_by_tokens(resident, adapter, objective, size, weights):
-    state = PPOClientState.initial(tuple(REWARDS), 32, objective.ppo)
-    rollout, _ = sample_rollout(resident, PROMPTS, REWARDS, state, objective.ppo, seed=4)
+    objective = objective.model_copy(update={"weights": weights})
+    undivided = MultiObjectivePpo(resident, REWARDS, objective, settings())
+    divided = MultiObjectivePpo(resident, REWARDS, objective, settings(size))
+    sampled = undivided.sample(PROMPTS, seed=4)
     resident.slot.load(random_tensors(resident.slot, seed=2, scale=0.1))
     indices = np.array([3, 1, 4, 0, 2])
-    whole = compute_objective_gradients(resident, rollout, indices, objective.ppo, weights)
+    whole = undivided.gradients(*sampled, indices)
     with recorded_rows(resident.model) as rows:
-        parts = compute_objective_gradients(resident, rollout, indices, objective.ppo, weights, size)
+        parts = divided.gradients(*sampled, indices)
     assert max(rows) == size
     assert torch.allclose(whole.gradients, parts.gradients, atol=float(1e-4 * whole.gradients.abs().max()))
     assert whole.gradients.abs().max() > 0
     assert parts.losses == pytest.approx(whole.losses, rel=1e-4, abs=1e-6)
     assert parts.kl == pytest.approx(whole.kl, rel=1e-4)
     assert torch.allclose(whole.states, parts.states, atol=1e-4)
-    assert parts.tokens == whole.tokens
 
 
 def test_the_multi_objective_trainer_takes_its_minibatches_in_micro_batches(resident, adapter, objective):
-    state = PPOClientState.initial(tuple(REWARDS), 32, objective.ppo)
     trained = {}
     for size in (None, 2):
         resident.slot.load(adapter)
-        train_multi_objective_ppo(resident, PROMPTS, REWARDS, state, objective, settings(size))
+        MultiObjectivePpo(resident, REWARDS, objective, settings(size)).train(PROMPTS)
         trained[size] = resident.slot.read()
     assert_same_change(adapter, trained[None], trained[2])

@@ -19,7 +19,7 @@ from components.config import (
 from components.config.modules import BottleneckConfig, RewardHeadConfig
 from components.config.objectives import OfflinePpoObjective, SftObjective
 from components.learning.loop import Training
-from components.learning.multi_objective import PPOClientState, compute_objective_gradients, sample_rollout
+from components.learning.multi_objective import MultiObjectivePpo
 from components.learning.pair_scores import pair_logprobs
 from components.learning.selector import score_pairs, train_selector
 from components.models.adapters import AdapterSlot, attach_lora
@@ -223,16 +223,14 @@ def test_gradients_of_several_objectives_are_checkpointed(policies):
     objective = MultiObjective(
         objectives={name: [name] for name in rewards}, ppo=PpoConfig(target_kl=None), beta=0.01
     )
-    state = PPOClientState.initial(tuple(rewards), 32, objective.ppo)
     gradients, stored = [], []
     for policy in policies:
         policy.personal.load(policies[0].personal.initial_modules(0))
         policy.slot.load(random_tensors(policy.slot, seed=1, scale=0.2))
-        rollout, _ = sample_rollout(policy, ["one", "a second"], rewards, state, objective.ppo, seed=4)
+        ppo = MultiObjectivePpo(policy, rewards, objective, ONE_STEP)
+        rollout = ppo.sample(["one", "a second"], seed=4)
         with saved_bytes() as sizes:
-            gradients.append(
-                compute_objective_gradients(policy, rollout, np.arange(2), objective.ppo).gradients
-            )
+            gradients.append(ppo.gradients(*rollout, np.arange(2)).gradients)
         stored.append(sum(sizes.values()))
         assert not any(module.training for module in policy.model.modules())
     assert torch.allclose(*gradients, atol=float(1e-4 * gradients[0].abs().max()))

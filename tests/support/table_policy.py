@@ -19,6 +19,7 @@ class TablePolicy:
         self.reference = torch.as_tensor(reference, dtype=torch.float32).log()
         self.logits = torch.nn.Parameter(self.reference.clone())
         self.model = torch.nn.Identity()
+        self.hidden_size = 1
         self.slot = SimpleNamespace(parameters=[self.logits])
         self.policy = SimpleNamespace(device="cpu", generate=self.generate, encode=lambda prompt: [0])
 

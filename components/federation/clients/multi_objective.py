@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from components.config import Recipe
 from components.data.records import PairRow
@@ -17,25 +19,15 @@ from components.federation.clients.policy import ResidentPolicyTrainer
 from components.federation.clients.private import PrivateState
 from components.federation.multi_objective import MultiObjectiveMethod, gradient_name, weight_series
 from components.federation.protocol import ClientResult, GradientJob, Job, MeasureJob, TrainJob
-from components.learning.loop import Training, TrainingError, draw_minibatches
-from components.learning.multi_objective import (
-    MultiObjectiveMetrics,
-    compute_objective_gradients,
-    train_multi_objective_ppo,
-)
-from components.learning.rollouts import PPOClientState, RunningMoments, measure_rewards, sample_rollout
+from components.learning.loop import Training, TrainingError
+from components.learning.multi_objective import MultiObjectivePpo
+from components.learning.rollouts import sample_rollout
+from components.models.rewards.base import RewardFunction, response_reward
 from components.results import Metrics
 from components.seeding import derive
 
 if TYPE_CHECKING:
-    import torch
-
-    from components.models.adapters import Adapter
-    from components.models.rewards.base import RewardFunction
-
-
-OPTIMIZER_PREFIX = "optimizer/"
-"""Beginning of the names of the optimizers' tensors in a client's private store."""
+    from components.models.store import Adapter
 
 
 class MultiObjectiveTrainer(ResidentPolicyTrainer):
@@ -46,7 +38,6 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
         if not isinstance(recipe.federation.options, MultiObjectiveMethod):
             raise TypeError("the trainer 'multi-objective' needs the options of a MultiObjectiveMethod")
         self._options = recipe.federation.options
-        self._objectives = list(self._options.objectives)
         self._rewards = recipe.rewards
         self._recipe_seed = recipe.seed
         self._device = device
@@ -68,29 +59,15 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
         """The round's local steps; the private state is written before the update is sent."""
         rows = context.rows("train")
         prompts = unique_prompts(rows)
-        config = self._config
-        completions = len(prompts) * self._options.ppo.estimator.samples
-        self.resident.slot.load(context.load_adapter(job.adapter))
-        state, metrics = train_multi_objective_ppo(
-            self.resident,
-            prompts,
-            self._client_rewards(context),
-            self._client_state(context),
-            self._options.build_objective(job.objective_weights),
-            Training(
-                config.local_steps_for(completions),
-                config.batch_size,
-                config.optimizer,
-                job.seed,
-                micro_batch_size=config.micro_batch_size,
-            ),
-        )
-        saved = context.store.save(job.key(), job.previous_job_key, pack_state(state))
+        ppo = self._load_ppo(job, context, len(prompts), job.objective_weights)
+        trained = ppo.train(prompts)
+        kept = PrivateState(ppo.tensors(), ppo.numbers())
+        series = {weight_series(name): ppo.history[weight_series(name)] for name in self._options.objectives}
         return ClientResult(
             tensors=self.resident.slot.read(),
             rows=len(rows),
-            metrics=multi_objective_metrics(metrics),
-            kept_bytes=saved.size,
+            metrics=Metrics(scalars=ppo.metrics(trained), series=series),
+            kept_bytes=context.store.save(job.key(), job.previous_job_key, kept).size,
         )
 
     def _gradients(self, job: GradientJob, context: ClientContext) -> ClientResult:
@@ -101,63 +78,14 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
         start = time.perf_counter()
         rows = context.rows("train")
         prompts = unique_prompts(rows)
-        objective = self._options.build_objective(())
-        self.resident.slot.load(context.load_adapter(job.adapter))
-        batch_size = self._config.batch_size // objective.ppo.estimator.samples
-        (batch,) = draw_minibatches(len(prompts), batch_size, 1, derive(job.seed, "prompts"))
-        rollout, _ = sample_rollout(
-            self.resident,
-            [prompts[n] for n in batch],
-            self._client_rewards(context),
-            self._client_state(context),
-            objective.ppo,
-            derive(job.seed, "rollout"),
-        )
-        total = None
-        tokens = 0
-        minibatch = objective.ppo.minibatch
-        count = len(rollout.rows)
-        for begin in range(0, count, minibatch):
-            indices = np.arange(begin, min(begin + minibatch, count))
-            part = compute_objective_gradients(
-                self.resident,
-                rollout,
-                indices,
-                objective.ppo,
-                micro_batch_size=self._config.micro_batch_size,
-            )
-            weighted = part.gradients * len(indices)
-            total = weighted if total is None else total + weighted
-            tokens += part.tokens
-        if total is None:
-            raise TrainingError("there are no completions to compute gradients on")
-        scores = {
-            f"score/{name}": float(column.mean())
-            for name, column in zip(self._objectives, rollout.scores.T, strict=True)
-        }
-        numbers = {
-            "tokens": tokens,
-            "kl": rollout.kl,
-            "seconds": time.perf_counter() - start,
-        }
+        ppo = self._load_ppo(job, context, len(prompts))
+        gradients, rollout = ppo.mean_gradients(prompts)
+        figures = {"tokens": int(rollout.lengths.sum()), "seconds": time.perf_counter() - start}
         return ClientResult(
-            tensors=self._split_gradients(total / count),
+            tensors=self._split_gradients(gradients),
             rows=len(rows),
-            metrics=Metrics(scalars=scores | numbers),
+            metrics=Metrics(scalars=rollout.figures() | figures),
         )
-
-    def _split_gradients(self, gradients: torch.Tensor) -> Adapter:
-        """Gradients [M, P] as tensors by objective and name."""
-        import torch
-
-        slot = self.resident.slot
-        sizes = [parameter.numel() for parameter in slot.parameters]
-        tensors = {}
-        for objective, row in zip(self._objectives, gradients.cpu(), strict=True):
-            parts = torch.split(row, sizes)
-            for name, parameter, part in zip(slot.names, slot.parameters, parts, strict=True):
-                tensors[gradient_name(objective, name)] = part.reshape(parameter.shape).clone()
-        return tensors
 
     def _measure(self, job: MeasureJob, context: ClientContext) -> ClientResult:
         """Mean score of each objective's first reward on completions of held-out prompts.
@@ -170,51 +98,74 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
                 "there are no held-out prompts to measure rewards on: raise the source's own options for"
                 " them, or data.test"
             )
-        rewards = {
-            name: self._load_reward(names[0], context.trained_reward(names[0]))
-            for name, names in self._options.objectives.items()
-        }
+        first = {name: names[0] for name, names in self._options.objectives.items()}
+        rewards = self._load_rewards(first, context)
         self.resident.slot.load(context.load_adapter(job.adapter))
-        scores = []
+        scores = defaultdict(list)
         kl = 0.0
         batch_size = self._config.batch_size  # as in training
         for begin in range(0, len(prompts), batch_size):
             batch = prompts[begin : begin + batch_size]
-            part, part_kl = measure_rewards(
-                self.resident, batch, rewards, self._options.ppo, derive(job.seed, begin)
-            )
-            scores.append(part)
-            kl += part_kl * len(batch) / len(prompts)
-        columns = np.concatenate(scores).T
-        scalars = {name: float(column.mean()) for name, column in zip(self._objectives, columns, strict=True)}
+            seed = derive(job.seed, begin)
+            rollout = sample_rollout(self.resident, batch, rewards, self._options.ppo, seed)
+            for name, column in rollout.scores.items():
+                scores[name].append(column)
+            kl += rollout.kl * len(batch) / len(prompts)
+        scalars = {name: float(np.concatenate(columns).mean()) for name, columns in scores.items()}
         return ClientResult(
             rows=len(prompts), metrics=Metrics(scalars=scalars | {"kl": kl, "prompts": len(prompts)})
         )
 
+    def _load_ppo(
+        self,
+        job: TrainJob | GradientJob,
+        context: ClientContext,
+        prompts: int,
+        weights: Sequence[float] = (),
+    ) -> MultiObjectivePpo:
+        """PPO at the job's adapter, from what the client kept; `prompts` is the number of its prompts."""
+        config = self._config
+        self.resident.slot.load(context.load_adapter(job.adapter))
+        state = context.private_state() or PrivateState({})
+        training = Training(
+            config.local_steps_for(prompts * self._options.ppo.estimator.samples),
+            config.batch_size,
+            config.optimizer,
+            job.seed,
+            config.micro_batch_size,
+        )
+        objective = self._options.build_objective(weights)
+        rewards = self._client_rewards(context)
+        return MultiObjectivePpo(self.resident, rewards, objective, training, state.numbers, state.tensors)
+
     def _client_rewards(self, context: ClientContext) -> dict[str, RewardFunction]:
         """The client's reward of each objective."""
-        rewards = {}
-        for objective, names in self._options.objectives.items():
-            name = context.assigned_reward(names)
-            rewards[objective] = self._load_reward(name, context.trained_reward(name))
-        return rewards
+        objectives = self._options.objectives
+        assigned = {name: context.assigned_reward(names) for name, names in objectives.items()}
+        return self._load_rewards(assigned, context)
+
+    def _load_rewards(self, names: Mapping[str, str], context: ClientContext) -> dict[str, RewardFunction]:
+        """Rewards from their names in the recipe, by objective."""
+        return {
+            objective: self._load_reward(name, context.trained_reward(name))
+            for objective, name in names.items()
+        }
 
     def _load_reward(self, name: str, folder: Path | None) -> RewardFunction:
-        from components.models.rewards.base import response_reward
-
         if name not in self._loaded:
             self._loaded[name] = response_reward(self._rewards[name]).load(self._device, folder)
         return self._loaded[name]
 
-    def _client_state(self, context: ClientContext) -> PPOClientState:
-        state = context.private_state()
-        if state is None:
-            return PPOClientState.initial(self._objectives, self._hidden_size, self._options.ppo)
-        return unpack_state(state, self._objectives)
-
-    @property
-    def _hidden_size(self) -> int:
-        return int(self.resident.model.config.get_text_config().hidden_size)
+    def _split_gradients(self, gradients: torch.Tensor) -> Adapter:
+        """Gradients [M, P] as tensors by objective and name."""
+        slot = self.resident.slot
+        sizes = [parameter.numel() for parameter in slot.parameters]
+        tensors = {}
+        for objective, row in zip(self._options.objectives, gradients.cpu(), strict=True):
+            parts = torch.split(row, sizes)
+            for name, parameter, part in zip(slot.names, slot.parameters, parts, strict=True):
+                tensors[gradient_name(objective, name)] = part.reshape(parameter.shape).clone()
+        return tensors
 
 
 def unique_prompts(rows: Sequence[PairRow]) -> list[str]:
@@ -227,54 +178,3 @@ def unique_prompts(rows: Sequence[PairRow]) -> list[str]:
     if not prompts:
         raise TrainingError("there are no prompts to answer")
     return prompts
-
-
-def pack_state(state: PPOClientState) -> PrivateState:
-    """A client's state as its private store keeps it."""
-    numbers = {"kl": state.kl}
-    for name, moments in state.moments.items():
-        numbers[f"{name}/count"] = float(moments.count)
-        numbers[f"{name}/mean"] = moments.mean
-        numbers[f"{name}/squares"] = moments.squares
-    tensors = {f"value/{name}": head for name, head in state.heads.items()}
-    tensors |= {f"{OPTIMIZER_PREFIX}{name}": tensor for name, tensor in state.optimizers.items()}
-    return PrivateState(tensors, numbers)
-
-
-def unpack_state(state: PrivateState, objectives: Sequence[str]) -> PPOClientState:
-    """A client's state from its private store."""
-    numbers = state.numbers
-    moments = {
-        name: RunningMoments(
-            int(numbers[f"{name}/count"]), numbers[f"{name}/mean"], numbers[f"{name}/squares"]
-        )
-        for name in objectives
-    }
-    tensors = state.tensors
-    heads = {name: tensors[f"value/{name}"] for name in objectives if f"value/{name}" in tensors}
-    optimizers = {
-        name.removeprefix(OPTIMIZER_PREFIX): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(OPTIMIZER_PREFIX)
-    }
-    return PPOClientState(heads, moments, numbers["kl"], optimizers)
-
-
-def multi_objective_metrics(metrics: MultiObjectiveMetrics) -> Metrics:
-    """A client's round as metrics.
-
-    Scalars are means over the local steps; the KL coefficient and the KL from the rollout's policy
-    are the last ones. lambda of each step is a series.
-    """
-    scalars = {
-        "kl": float(np.mean(metrics.kl)),
-        "kl_coefficient": metrics.kl_coefficient[-1],
-        "policy_kl": metrics.policy_kl[-1],
-        "finished": float(np.mean(metrics.finished)),
-    }
-    if metrics.value_loss:
-        scalars["value_loss"] = float(np.mean(metrics.value_loss))
-    scalars |= {f"lambda/{name}": float(np.mean(values)) for name, values in metrics.weights.items()}
-    scalars |= {f"score/{name}": float(np.mean(values)) for name, values in metrics.scores.items()}
-    series = {weight_series(name): values for name, values in metrics.weights.items()}
-    return Metrics(scalars=metrics.metrics() | scalars, series=series)
