@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -240,19 +239,6 @@ class Grpo(Estimator):
         self, losses: torch.Tensor, logprobs: torch.Tensor, reference: torch.Tensor
     ) -> torch.Tensor:
         return losses + self.kl * estimate_kl(logprobs, reference, "k3")
-
-
-def build_estimator(
-    ppo: PpoConfig,
-    objectives: Sequence[str],
-    resident: ResidentPolicy,
-    numbers: Mapping[str, float],
-    tensors: Mapping[str, torch.Tensor],
-) -> Estimator:
-    """The estimator that the options name; arguments as of Estimator."""
-    build = resolve_name(ppo.estimator.implementation)
-    estimator: Estimator = build(ppo, objectives, resident, numbers, tensors)
-    return estimator
 
 
 def compute_values(heads: torch.Tensor, states: torch.Tensor) -> torch.Tensor:

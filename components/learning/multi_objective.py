@@ -21,6 +21,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import reduce
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +30,7 @@ from torch.nn.functional import pad
 
 from components.config import MultiObjective
 from components.learning import mgda
-from components.learning.estimators import Tensors, build_estimator
+from components.learning.estimators import Estimator, Tensors
 from components.learning.loop import (
     Parameters,
     Rows,
@@ -90,7 +91,8 @@ class MultiObjectivePpo:
         numbers: Mapping[str, float] | None = None,
         tensors: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        self.estimator = build_estimator(config.ppo, list(rewards), resident, numbers or {}, tensors or {})
+        build: type[Estimator] = resolve_name(config.ppo.estimator.implementation)
+        self.estimator = build(config.ppo, list(rewards), resident, numbers or {}, tensors or {})
         self.weights: np.ndarray | None = None
         if config.weights is not None:
             self.weights = np.array([config.weights.get(name, 0.0) for name in rewards])

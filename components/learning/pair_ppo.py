@@ -17,7 +17,7 @@ from, and passes no gradient to them. It starts at 0 before a client's first rou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -155,9 +155,8 @@ class Critic:
 
     def __init__(self, config: CriticAdvantage, data: ClientData) -> None:
         resident = data.resident
-        model: Any = resident.model
         self.config = config
-        self.head = torch.nn.Linear(int(model.config.get_text_config().hidden_size), 1)
+        self.head = torch.nn.Linear(resident.hidden_size, 1)
         self.head.to(resident.policy.device)
         torch.nn.init.zeros_(self.head.weight)
         torch.nn.init.zeros_(self.head.bias)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -61,13 +60,14 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
         prompts = unique_prompts(rows)
         ppo = self._load_ppo(job, context, len(prompts), job.objective_weights)
         trained = ppo.train(prompts)
-        kept = PrivateState(ppo.tensors(), ppo.numbers())
+        state = PrivateState(ppo.tensors(), ppo.numbers())
+        saved = context.store.save(job.key(), job.previous_job_key, state)
         series = {weight_series(name): ppo.history[weight_series(name)] for name in self._options.objectives}
         return ClientResult(
             tensors=self.resident.slot.read(),
             rows=len(rows),
             metrics=Metrics(scalars=ppo.metrics(trained), series=series),
-            kept_bytes=context.store.save(job.key(), job.previous_job_key, kept).size,
+            kept_bytes=saved.size,
         )
 
     def _gradients(self, job: GradientJob, context: ClientContext) -> ClientResult:
@@ -98,8 +98,8 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
                 "there are no held-out prompts to measure rewards on: raise the source's own options for"
                 " them, or data.test"
             )
-        first = {name: names[0] for name, names in self._options.objectives.items()}
-        rewards = self._load_rewards(first, context)
+        objectives = self._options.objectives
+        rewards = {name: self._load_reward(names[0], context) for name, names in objectives.items()}
         self.resident.slot.load(context.load_adapter(job.adapter))
         scores = defaultdict(list)
         kl = 0.0
@@ -126,6 +126,8 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
         """PPO at the job's adapter, from what the client kept; `prompts` is the number of its prompts."""
         config = self._config
         self.resident.slot.load(context.load_adapter(job.adapter))
+        rewards = self._client_rewards(context)
+        objective = self._options.build_objective(weights)
         state = context.private_state() or PrivateState({})
         training = Training(
             config.local_steps_for(prompts * self._options.ppo.estimator.samples),
@@ -134,26 +136,19 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
             job.seed,
             config.micro_batch_size,
         )
-        objective = self._options.build_objective(weights)
-        rewards = self._client_rewards(context)
         return MultiObjectivePpo(self.resident, rewards, objective, training, state.numbers, state.tensors)
 
     def _client_rewards(self, context: ClientContext) -> dict[str, RewardFunction]:
         """The client's reward of each objective."""
-        objectives = self._options.objectives
-        assigned = {name: context.assigned_reward(names) for name, names in objectives.items()}
-        return self._load_rewards(assigned, context)
-
-    def _load_rewards(self, names: Mapping[str, str], context: ClientContext) -> dict[str, RewardFunction]:
-        """Rewards from their names in the recipe, by objective."""
         return {
-            objective: self._load_reward(name, context.trained_reward(name))
-            for objective, name in names.items()
+            objective: self._load_reward(context.assigned_reward(names), context)
+            for objective, names in self._options.objectives.items()
         }
 
-    def _load_reward(self, name: str, folder: Path | None) -> RewardFunction:
+    def _load_reward(self, name: str, context: ClientContext) -> RewardFunction:
         if name not in self._loaded:
-            self._loaded[name] = response_reward(self._rewards[name]).load(self._device, folder)
+            section = response_reward(self._rewards[name])
+            self._loaded[name] = section.load(self._device, context.trained_reward(name))
         return self._loaded[name]
 
     def _split_gradients(self, gradients: torch.Tensor) -> Adapter:
