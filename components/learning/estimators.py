@@ -136,15 +136,12 @@ class Estimator:
         return losses
 
     def step(self, rollout: Rollout, indices: np.ndarray, states: torch.Tensor) -> dict[str, float]:
-        """Train what is the estimator's own on a minibatch, if there is something.
+        """Train what is the estimator's own, if there is something; metrics of the step.
 
         Args:
             rollout: that of the last `advantages`.
             indices: [n], completions of the minibatch.
             states: [n, T', H], their hidden states, detached.
-
-        Returns:
-            metrics of the step.
         """
         return {}
 
@@ -251,16 +248,9 @@ def update_kl_coefficient(
 ) -> float:
     """The coefficient of the penalty after a batch: coefficient (1 + e n / horizon).
 
-    e is the relative error (KL - target) / target, clipped to [-0.2, 0.2] (Ziegler et al. 2019,
-    Fine-Tuning Language Models from Human Preferences, section 2.2, where 1 / horizon is 0.1 per
-    batch).
-
-    Args:
-        coefficient: that of the batch.
-        kl: KL to the reference of the batch (nats per completion).
-        target: desired KL (nats per completion).
-        completions: n, completions of the batch.
-        horizon: completions over which an error is corrected.
+    e is the relative error (KL - target) / target, clipped to [-0.2, 0.2], of the batch's KL to the
+    reference (nats per completion), and n the batch's completions (Ziegler et al. 2019, Fine-Tuning
+    Language Models from Human Preferences, section 2.2, where 1 / horizon is 0.1 per batch).
     """
     error = float(np.clip((kl - target) / target, -0.2, 0.2))
     return coefficient * (1 + error * completions / horizon)

@@ -74,12 +74,6 @@ class MultiObjectivePpo:
             the progress callback are not used.
         numbers: `numbers()` of the client's previous round; empty before the first one.
         tensors: `tensors()` of it.
-
-    Attributes:
-        estimator: of the advantages.
-        weights: lambda, [M], if it does not depend on the gradients; None if MGDA computes it.
-        history: numbers of each rollout (`finished`, `kl`, `kl_coefficient`, `score/<objective>`) and of
-            each step (`policy_kl`, `lambda/<objective>`, those of the estimator).
     """
 
     def __init__(
@@ -93,9 +87,11 @@ class MultiObjectivePpo:
     ) -> None:
         build: type[Estimator] = resolve_name(config.ppo.estimator.implementation)
         self.estimator = build(config.ppo, list(rewards), resident, numbers or {}, tensors or {})
-        self.weights: np.ndarray | None = None
+        self.weights: np.ndarray | None = None  # lambda, [M], if it is fixed; None if MGDA computes it
         if config.weights is not None:
             self.weights = np.array([config.weights.get(name, 0.0) for name in rewards])
+        # Of each rollout `finished`, `kl`, `kl_coefficient` and `score/<objective>`; of each step
+        # `policy_kl`, `lambda/<objective>`, and the metrics of the estimator's own step.
         self.history: dict[str, list[float]] = defaultdict(list)
         self._resident = resident
         self._rewards = rewards
@@ -293,15 +289,9 @@ def solve_weights(gradients: torch.Tensor, objectives: Sequence[str], config: Mu
 
 
 def read_moments(optimizer: torch.optim.Optimizer, name: str) -> Tensors:
-    """Copies of an optimizer's state on the CPU; empty before its first step.
+    """Copies on the CPU of an optimizer's state, which consists of tensors; empty before its first step.
 
-    Args:
-        optimizer: whose state consists of tensors, as that of torch's optimizers does.
-        name: of the optimizer.
-
-    Returns:
-        by `optimizer/name/parameter/key`, e.g. optimizer/policy/0/exp_avg, where the parameter is its
-        position.
+    Their names are `optimizer/name/position of the parameter/key`, such as optimizer/policy/0/exp_avg.
     """
     tensors = {}
     for position, state in optimizer.state_dict()["state"].items():
