@@ -200,6 +200,9 @@ class Method(MethodOptions, ABC):
     prepared_files: ClassVar[tuple[str, ...]] = ("pairs.parquet",)
     frozen_factors: ClassVar[tuple[Literal["A", "B"], ...]] = ()  # LoRA factors that are not trained
     decays_rates: ClassVar[bool] = False  # whether federation.rate_decay can apply
+    # What it changes in the clients' local steps: a components.learning.local_step.LocalStep, which
+    # the trainer 'policy' and those derived from it apply.
+    local_step: ClassVar[str] = "components.learning.local_step:LocalStep"
 
     # --- at the server
 

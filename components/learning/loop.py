@@ -5,6 +5,7 @@
             loss.begin_minibatch(micro-batches)
             add the gradients of the mean of loss(rows), micro-batch by micro-batch
         loss.before_step(); the training ends here if loss.stops()
+        training.before_step()
         clip, and take a step of the optimizer and of its schedule
 
 What is minimized is a value, a `Loss`; the loop knows no objective. The optimizer is built for each
@@ -140,6 +141,8 @@ class Training:
     seed: int  # the order of the rows, and dropout, are functions of it
     micro_batch_size: int | None = None  # rows that go through the model at once; None: a minibatch
     proximal_weight: float = 0.0  # mu of (mu / 2) |phi - phi_0|^2, see `proximal_term`
+    # Called before each step that is taken, with its complete gradient, which it may change in place.
+    before_step: Callable[[], None] | None = None
     # Called after each step; the training ends if it returns True.
     progress: Callable[[StepFigures], bool | None] | None = None
 
@@ -259,6 +262,8 @@ def train(
                 loss.before_step()
                 if step and loss.stops():
                     break
+                if training.before_step is not None:
+                    training.before_step()
                 norms.append(math.hypot(*(clip_gradients(group, config.clip) for group in clipped)))
                 rate = float(scheduler.get_last_lr()[0])
                 optimizer.step()

@@ -378,6 +378,20 @@ def test_a_training_ends_before_a_step_when_its_loss_says_so():
     assert model.weight[0].item() == -1.0
 
 
+def test_the_gradient_can_be_changed_before_each_step_that_is_taken():
+    model = WeightSum(initial=0.0)
+    norms = []
+
+    def double():
+        model.weight.grad *= 2
+        norms.append(model.weight.grad.norm().item())
+
+    metrics = run(model, steps=5, loss=Stopping(model), before_step=double)
+    assert model.weight[0].item() == -1.0
+    assert len(metrics.losses) == 1
+    assert metrics.gradient_norms == pytest.approx(norms), "before the gradient is clipped"
+
+
 def test_the_first_step_is_taken_whatever_the_loss_says():
     model = WeightSum(initial=-1.0)
     assert len(run(model, steps=5, loss=Stopping(model)).losses) == 1

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from components.data.records import Pairs
+from components.federation.method import Method
 from components.federation.protocol import ClientResult, Job
 from components.learning.pair_scores import Array, PreferenceScores
 
@@ -86,6 +87,12 @@ class TrainerFactory(Protocol):
     """Builds a trainer, usually its class."""
 
     def __call__(self, recipe: Recipe, device: str) -> Trainer: ...
+
+
+def check_no_local_step(trainer: Trainer, method: Method) -> None:
+    """Refuse a method that changes the local step, for a trainer that applies no such plug-in."""
+    if method.local_step != Method.local_step:
+        raise TypeError(f"{type(trainer).__name__} does not apply the local step '{method.local_step}'")
 
 
 def unsupported_job(trainer: Trainer, job: Job) -> TypeError:

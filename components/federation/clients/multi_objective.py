@@ -12,7 +12,7 @@ import torch
 
 from components.config import Recipe
 from components.data.records import PairRow
-from components.federation.clients.base import unsupported_job
+from components.federation.clients.base import check_no_local_step, unsupported_job
 from components.federation.clients.context import ClientContext
 from components.federation.clients.policy import ResidentPolicyTrainer
 from components.federation.clients.private import PrivateState
@@ -37,6 +37,7 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
         if not isinstance(recipe.federation.options, MultiObjectiveMethod):
             raise TypeError("the trainer 'multi-objective' needs the options of a MultiObjectiveMethod")
         self._options = recipe.federation.options
+        check_no_local_step(self, self._options)
         self._rewards = recipe.rewards
         self._recipe_seed = recipe.seed
         self._device = device

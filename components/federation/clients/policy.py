@@ -29,6 +29,7 @@ from components.federation.clients.rates import RateMemory
 from components.federation.method import method_of
 from components.federation.protocol import ClientResult, Job, TrainJob
 from components.learning.client_data import ClientData
+from components.learning.local_step import LocalStep
 from components.learning.loop import Group, Loss, Parameters, Part, Rows, Training, TrainingError, train
 from components.learning.pair_scores import Array, PreferenceScores, pair_logprobs, policy_scores
 from components.learning.references import ReferenceCache
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 
 CRITIC = "critic."
 """Prefix of the tensors of a loss in a client's private store."""
+LOCAL_STEP = "local_step."
+"""Prefix of the tensors of the method's plug-in of the local step in a client's private store."""
 ModuleGroup = Literal["personal", "shared", "all"]
 """What is trained: the private modules, the shared adapter, or both."""
 SEEDS: dict[ModuleGroup, str] = {"personal": "own half", "shared": "shared half"}
@@ -150,6 +153,7 @@ class ClientRound:
     rates: RateMemory  # of the round; they decay after it
     numbers: dict[str, float]  # `Loss.numbers`
     tensors: Adapter  # `Loss.tensors`
+    local_step: LocalStep  # of the shared adapter
 
 
 class PolicyTrainer(ResidentPolicyTrainer):
@@ -176,7 +180,15 @@ class PolicyTrainer(ResidentPolicyTrainer):
         rates = RateMemory.of(state.numbers)
         self._load(context.load_adapter(job.adapter), state.tensors)
         rows = context.rows("train")
-        client = ClientRound(job, context, rows, rates, state.numbers, loss_tensors(state.tensors))
+        client = ClientRound(
+            job,
+            context,
+            rows,
+            rates,
+            state.numbers,
+            with_prefix(state.tensors, CRITIC),
+            self._build_local_step(job, context, state.tensors, rates),
+        )
         steps = self._take_steps(client)
         metrics = merge_steps(steps)
         dpo = [step["dpo"] for step in steps.values() if "dpo" in step]
@@ -186,15 +198,31 @@ class PolicyTrainer(ResidentPolicyTrainer):
         if decays or self._private is not None:
             metrics["decay"] = rates.decay
         kept_bytes = 0
-        if decays or self._private is not None or client.tensors:
-            kept = PrivateState(self._read_kept(client), rates.numbers() | client.numbers)
+        local = client.local_step.finish()
+        if decays or self._private is not None or client.tensors or local.kept:
+            tensors = self._read_kept(client, local.kept)
+            kept = PrivateState(tensors, rates.numbers() | client.numbers)
             kept_bytes = context.store.save(job.key(), job.previous_job_key, kept).size
         return ClientResult(
-            tensors=self.resident.slot.read(),
+            tensors=self.resident.slot.read() | local.sent,
             rows=len(rows),
             metrics=Metrics(scalars=metrics),
             kept_bytes=kept_bytes,
         )
+
+    def _build_local_step(
+        self, job: TrainJob, context: ClientContext, kept: Adapter, rates: RateMemory
+    ) -> LocalStep:
+        """The method's plug-in, from the tensors of the client's private store."""
+        slot = self.resident.slot
+        plugin: LocalStep = resolve_name(self._method.local_step)(
+            self._method,
+            {name: context.load_adapter(digest) for name, digest in job.attached.items()},
+            with_prefix(kept, LOCAL_STEP),
+            dict(zip(slot.names, slot.parameters, strict=True)),
+            rates.learning_rate(self._method.learning_rate(self._config), self._config.rate_decay),
+        )
+        return plugin
 
     def _take_steps(self, client: ClientRound) -> dict[str, dict[str, float]]:
         """The metrics of each step of a round."""
@@ -207,22 +235,24 @@ class PolicyTrainer(ResidentPolicyTrainer):
             client.context.store.save_personal_step(key, PrivateState(self._read_kept(client), personal))
         else:
             personal = client.numbers = completed.numbers
-            client.tensors = loss_tensors(completed.tensors)
+            client.tensors = with_prefix(completed.tensors, CRITIC)
             self._load_private(completed.tensors)
         return {"personal": personal, "shared": self._take_step(client, "shared")}
 
     def _take_step(self, client: ClientRound, group: ModuleGroup) -> dict[str, float]:
         """Train a group of modules in its part of a round."""
         config, method, job = self._config, self._method, client.job
-        lr = client.rates.learning_rate(method.learning_rate(config), config.rate_decay)
         personal_lr = client.rates.learning_rate(method.personal_lr, config.rate_decay)
         training = Training(
             config.local_steps_for(len(client.rows)),
             config.batch_size,
-            config.optimizer.model_copy(update={"lr": personal_lr if group == "personal" else lr}),
+            config.optimizer.model_copy(
+                update={"lr": personal_lr if group == "personal" else client.local_step.lr}
+            ),
             derive(job.seed, SEEDS[group]) if group in SEEDS else job.seed,
             config.micro_batch_size,
             method.proximal_weight,
+            None if group == "personal" else client.local_step.before_step,
         )
         part: Part = partial(self._part, group=group)
         objective = self._objective
@@ -314,17 +344,18 @@ class PolicyTrainer(ResidentPolicyTrainer):
 
     def _load_private(self, tensors: Adapter) -> None:
         if self._private is not None:
-            own = {name: value for name, value in tensors.items() if not name.startswith(CRITIC)}
+            own = {n: value for n, value in tensors.items() if not n.startswith((CRITIC, LOCAL_STEP))}
             self._private.load(own or self._private.initial_modules(self._seed))
 
-    def _read_kept(self, client: ClientRound) -> Adapter:
-        """The private modules, and the tensors of the loss.
+    def _read_kept(self, client: ClientRound, local: Mapping[str, torch.Tensor] | None = None) -> Adapter:
+        """The private modules, and the tensors of the loss and of the local step.
 
         Raises:
             TrainingError: a value is NaN or infinite; the client keeps its previous state.
         """
         tensors = {} if self._private is None else self._private.read()
         tensors |= {f"{CRITIC}{name}": value for name, value in client.tensors.items()}
+        tensors |= {f"{LOCAL_STEP}{name}": value for name, value in (local or {}).items()}
         for name, tensor in tensors.items():
             if not tensor.isfinite().all():
                 raise TrainingError(
@@ -353,9 +384,9 @@ def trainable(
             parameter.requires_grad_(True)
 
 
-def loss_tensors(tensors: Adapter) -> Adapter:
-    """The tensors of a loss among those of a private store, by the loss' own names."""
-    return {name.removeprefix(CRITIC): value for name, value in tensors.items() if name.startswith(CRITIC)}
+def with_prefix(tensors: Adapter, prefix: str) -> Adapter:
+    """The tensors of a private store whose names have a prefix, by their names without it."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def merge_steps(steps: dict[str, dict[str, float]]) -> dict[str, float]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from components.config import Recipe
 from components.data.records import Pairs
-from components.federation.clients.base import unsupported_job
+from components.federation.clients.base import check_no_local_step, unsupported_job
 from components.federation.clients.context import ClientContext
 from components.federation.method import method_of
 from components.federation.protocol import ClientResult, Job, ScoreJob, TrainJob
@@ -40,6 +40,7 @@ class SelectorTrainer:
 
         check_support("federation.optimizer.name", recipe.federation.optimizer.name, device)
         method = method_of(recipe.federation)
+        check_no_local_step(self, method)
         self._federation = recipe.federation
         self._proximal_weight = method.proximal_weight
         self.selector = Selector(recipe.selector, device)
