@@ -73,6 +73,7 @@ METHODS: Registry[type[MethodOptions]] = Registry(
             ("fedcda", "FedCDA"),
             ("fedcmoo", "FedCMOO"),
             ("feddpo", "FedDPO"),
+            ("fednova", "FedNova"),
             ("fedopt", "FedOPT"),
             ("fedpdpo", "FedPDPO"),
             ("fedper", "FedPer"),

@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from components.config import DpoObjective, FederationConfig, one_of
+from components.config import DpoObjective, FederationConfig, RecipeError, one_of
 from components.config.objectives import OfflinePpoObjective
 from components.federation.method import AveragingMethod, Method
 
 PairObjective = Annotated[DpoObjective | OfflinePpoObjective, one_of(DpoObjective, OfflinePpoObjective)]
 """Type of an option that takes DPO, or PPO on the same pairs."""
+
+
+def require_plain_sgd(config: FederationConfig, clipped: bool = True) -> None:
+    """Refuse what is no plain gradient descent at one constant rate, which some server steps assume.
+
+    Args:
+        config: has the optimizer.
+        clipped: whether gradients may be clipped.
+
+    Raises:
+        RecipeError: naming the optimizer's keys.
+    """
+    needed = {"optimizer.name": "sgd", "optimizer.scheduler": "constant", "optimizer.warmup_steps": 0}
+    values: dict[str, object] = needed | {"rate_decay": None} | ({} if clipped else {"optimizer.clip": None})
+    wrong = {key: value for key, value in values.items() if attrgetter(key)(config) != value}
+    if wrong:
+        is_now = " and ".join(f"federation.{key} is {attrgetter(key)(config)}" for key in wrong)
+        settings = " ".join(f"federation.{key}={'null' if v is None else v}" for key, v in wrong.items())
+        raise RecipeError(
+            f"{is_now}, but federation.method '{config.method}' needs plain gradient descent at one constant"
+            f" rate{'' if clipped else ' without clipping'}: set {settings}."
+        )
 
 
 class RatedMethod(Method):

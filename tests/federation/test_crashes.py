@@ -44,6 +44,7 @@ GROUPED = ["federation.method=fedbiscuit", "federation.rounds=4", "federation.ke
 PRIVATE = "federation.options={bottleneck: {width: 4}, reward_head: {width: 3}}"
 TWO_STEPS = "federation.local_steps=2"
 """For methods that divide a round's steps."""
+SGD = "federation.optimizer={name: sgd, lr: 0.1, clip: null}"
 VARIANTS = {
     "fedavg": ["federation.method=fedavg"],
     "fedbis": ["federation.method=fedbis"],
@@ -77,6 +78,7 @@ VARIANTS = {
         "federation.options.weights={long: 3, vowels: 1}",
     ],
     "fedcmoo": ["federation.method=fedcmoo", *OBJECTIVES],
+    "fednova": ["federation.method=fednova", SGD],
 }
 
 

@@ -236,6 +236,7 @@ OBJECTIVES = [
     "policy.max_new_tokens=8",
     "policy.lora={r: 2, alpha: 4, dropout: 0.0}",
 ]
+SGD = "federation.optimizer={name: sgd, lr: 0.1, clip: null}"
 OVERRIDES: dict[str, list[str]] = {
     "fedbiscuit": ["federation.options={selectors: 3, warmup_rounds: 1}", "federation.rounds=4"],
     "fedper": ["federation.options={shared_layers: 1}", "federation.local_steps=2"],
@@ -244,6 +245,7 @@ OVERRIDES: dict[str, list[str]] = {
     "perfedavg": ["federation.options={inner_steps: 1}", "federation.local_steps=2"],
     "firm": OBJECTIVES,
     "fedcmoo": OBJECTIVES,
+    "fednova": [SGD],
 }
 
 

@@ -35,6 +35,8 @@ OPTIONS = {
     "perfedavg": "{inner_steps: 1}",
 }
 """By method, the options that it needs, or by which it does more than it does without."""
+SETTINGS = dict.fromkeys(("fednova",), "federation.optimizer={name: sgd, lr: 0.1, clip: null}")
+"""By method, a setting that it needs beside its options."""
 SPLITS = ("train",) * 6 + ("validation", "test") * 2
 """Of the pairs of a client."""
 ROUNDS = {"fedbiscuit": 4}
@@ -107,6 +109,8 @@ def complete_run(place, method):
         f"data.path={path}",
         f"policy.template={template}",
     ]
+    if method in SETTINGS:
+        settings.append(SETTINGS[method])
     if OPTIONS.get(method) == OBJECTIVES:
         settings.append(REWARDS)
     with pytest.MonkeyPatch.context() as patch:

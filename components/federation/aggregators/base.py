@@ -35,6 +35,12 @@ class Contributions:
     def __len__(self) -> int:
         return len(self.updates)
 
+    def shares(self, weights: Literal["pairs", "uniform"]) -> list[float]:
+        """Each client's share of the federation, of all training pairs or of all clients."""
+        if weights == "uniform":
+            return [1.0 / self.clients] * len(self)
+        return list(self.weights)
+
     def adapters(self) -> Iterator[Adapter]:
         """The clients' adapters, read one at a time."""
         return (self.store.get(digest) for digest in sent_adapters(self.updates).values())

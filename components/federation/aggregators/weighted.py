@@ -97,9 +97,7 @@ class ResidualUpdate(Aggregator):
 
     def combine(self, server: Adapter, contributions: Contributions) -> tuple[Adapter, dict[str, float]]:
         """The residual update, and the sum of the members' weights as `weight_sum`."""
-        weights = list(contributions.weights)
-        if self.weights == "uniform":
-            weights = [1.0 / contributions.clients] * len(contributions)
+        weights = contributions.shares(self.weights)
         pairs = zip(contributions.adapters(), weights, strict=True)
         return aggregation.residual_update(server, pairs), {"weight_sum": sum(weights)}
 
