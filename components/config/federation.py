@@ -82,6 +82,7 @@ METHODS: Registry[type[MethodOptions]] = Registry(
             ("ffa_lora", "FFALoRA"),
             ("firm", "Firm"),
             ("perfedavg", "PerFedAvg"),
+            ("scaffold", "Scaffold"),
         )
     },
     "components.federation.method:Method",

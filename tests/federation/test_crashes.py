@@ -79,6 +79,7 @@ VARIANTS = {
     ],
     "fedcmoo": ["federation.method=fedcmoo", *OBJECTIVES],
     "fednova": ["federation.method=fednova", SGD],
+    "scaffold": ["federation.method=scaffold", SGD],
 }
 
 

@@ -246,6 +246,7 @@ OVERRIDES: dict[str, list[str]] = {
     "firm": OBJECTIVES,
     "fedcmoo": OBJECTIVES,
     "fednova": [SGD],
+    "scaffold": [SGD],
 }
 
 

@@ -35,7 +35,7 @@ OPTIONS = {
     "perfedavg": "{inner_steps: 1}",
 }
 """By method, the options that it needs, or by which it does more than it does without."""
-SETTINGS = dict.fromkeys(("fednova",), "federation.optimizer={name: sgd, lr: 0.1, clip: null}")
+SETTINGS = dict.fromkeys(("fednova", "scaffold"), "federation.optimizer={name: sgd, lr: 0.1, clip: null}")
 """By method, a setting that it needs beside its options."""
 SPLITS = ("train",) * 6 + ("validation", "test") * 2
 """Of the pairs of a client."""

@@ -1,0 +1,266 @@
+"""SCAFFOLD: hand-computed steps of clients and server, and the control variates of a run."""
+
+import pytest
+import torch
+
+from components.config import OptimizerConfig, RecipeError
+from components.federation.clients.base import check_no_local_step
+from components.federation.clients.private import PrivateState, PrivateStore, private_root
+from components.federation.method import method_of
+from components.federation.methods.scaffold import ControlVariates
+from components.federation.protocol import TrainJob
+from components.federation.rounds import validate_updates
+from components.learning.loop import Loss, RowLosses, Training, train
+from components.models.store import AdapterStore
+from components.recipes import load_recipe
+from tests.support.bare_loop import open_loop, run_bare_loop
+from tests.support.bound_methods import TENSOR, bind_method, get_values, make_update, small_federation
+
+START = [1.0, 0.0, -2.0]
+PAIRS = {"ada": 6, "bea": 1, "cyd": 1}
+SGD = "federation.optimizer={name: sgd, lr: 0.1, clip: null}"
+
+
+def tensor(*values):
+    return torch.tensor(values, dtype=torch.float32)
+
+
+# --- the server
+
+
+@pytest.fixture
+def store(tmp_path):
+    return AdapterStore(tmp_path / "adapters")
+
+
+def bind_scaffold(store, **options):
+    bound = bind_method(store, "scaffold", 2, **options)
+    return bound, bound.start(small_federation(store, PAIRS, START, 2), 0)
+
+
+def answer(store, bound, state, movements, changes):
+    """The state after a round in which each sampled client has this movement and this change of c_m."""
+    jobs = bound.plan(state)
+    updates = []
+    start = store.get(state.adapters["policy"])[TENSOR]
+    for job, movement, change in zip(jobs, movements, changes, strict=True):
+        sent = store.put({TENSOR: start + tensor(*movement), f"control/{TENSOR}": tensor(*change)})
+        updates.append(make_update(job, sent, kept=1))
+    return bound.aggregate(state, updates), [job.client for job in jobs]
+
+
+MOVEMENTS = [(2.0, 0.0, 0.0), (0.0, -4.0, 2.0)]
+CHANGES = [(3.0, 0.0, 0.0), (0.0, 6.0, -3.0)]
+
+
+def test_the_server_moves_by_the_mean_movement_and_c_by_the_change_over_all_clients(store):
+    bound, state = bind_scaffold(store)
+    state, _ = answer(store, bound, state, MOVEMENTS, CHANGES)
+    assert get_values(store, state.adapters["policy"]) == pytest.approx([2.0, -2.0, -1.0])
+    assert get_values(store, state.memory.control) == pytest.approx([1.0, 2.0, -1.0])
+    assert state.metrics.scalars["control_norm"] == pytest.approx(6**0.5)
+
+
+def test_c_adds_up_over_the_rounds(store):
+    bound, state = bind_scaffold(store)
+    for _ in range(2):
+        state, _ = answer(store, bound, state, MOVEMENTS, CHANGES)
+    assert get_values(store, state.memory.control) == pytest.approx([2.0, 4.0, -2.0])
+    assert get_values(store, state.adapters["policy"]) == pytest.approx([3.0, -4.0, 0.0])
+
+
+def test_the_servers_rate_scales_the_movement_and_not_c(store):
+    bound, state = bind_scaffold(store, server_lr=0.5)
+    state, _ = answer(store, bound, state, MOVEMENTS, CHANGES)
+    assert get_values(store, state.adapters["policy"]) == pytest.approx([1.5, -1.0, -1.5])
+    assert get_values(store, state.memory.control) == pytest.approx([1.0, 2.0, -1.0])
+
+
+def test_weights_by_pairs_count_in_both_means(store):
+    bound, state = bind_scaffold(store, weights="pairs")
+    state, names = answer(store, bound, state, MOVEMENTS, CHANGES)
+    first, second = (PAIRS[name] / 8 for name in names)
+    policy = get_values(store, state.adapters["policy"])
+    assert policy[0] == pytest.approx(1 + 2 * first / (first + second))
+    assert policy[1] == pytest.approx(-4 * second / (first + second))
+    assert get_values(store, state.memory.control) == pytest.approx([3 * first, 6 * second, -3 * second])
+
+
+def test_c_is_attached_to_the_jobs_of_later_rounds(store):
+    bound, state = bind_scaffold(store)
+    assert [job.attached for job in bound.plan(state)] == [{}, {}]
+    state, names = answer(store, bound, state, MOVEMENTS, CHANGES)
+    for job in bound.plan(state):
+        assert job.attached == {"control": state.memory.control}
+        assert job.received == (state.adapters["policy"], state.memory.control)
+    assert set(state.memory.job_keys) == set(names)
+
+
+def test_an_update_without_control_variates_is_refused(store):
+    bound, state = bind_scaffold(store)
+    job = bound.plan(state)[0]
+    template = bound.method.update_template(state, store.get(state.initial))
+    updates = [make_update(job, store.put({TENSOR: tensor(*START)}))]
+    accepted, refused = validate_updates(updates, store, template)
+    assert not accepted
+    assert f"control/{TENSOR}" in refused[0].reason
+
+
+# --- a client
+
+
+class Linear(Loss):
+    """The loss <gradient, weight> of each row, whose gradient is the same everywhere."""
+
+    def __init__(self, weight, gradient):
+        self.weight = weight
+        self.gradient = gradient
+
+    def __call__(self, rows):
+        value = (self.gradient * self.weight).sum()
+        return RowLosses(value.expand(len(rows)), rows, len(rows))
+
+
+class Quadratic(Linear):
+    """The loss |weight - gradient|^2 / 2 of each row, whose gradient is weight - gradient."""
+
+    def __call__(self, rows):
+        value = (self.weight - self.gradient).square().sum() / 2
+        return RowLosses(value.expand(len(rows)), rows, len(rows))
+
+
+def train_client(loss_type, steps, server=None, own=None, lr=0.5):
+    """Train a weight of (1, 0, -2) with the gradient or the target (1, 2, 3); the weight, and the result."""
+    model = torch.nn.Module()
+    model.weight = torch.nn.Parameter(tensor(*START))
+    attached = {} if server is None else {"control": {TENSOR: server}}
+    kept = {} if own is None else {TENSOR: own}
+    plugin = ControlVariates(None, attached, kept, {TENSOR: model.weight}, lr)
+    optimizer = OptimizerConfig(name="sgd", lr=lr, clip=None)
+    training = Training(steps, 1, optimizer, seed=0, before_step=plugin.before_step)
+    loss = loss_type(model.weight, tensor(1.0, 2.0, 3.0))
+    train(model, [model.weight], training.draw_minibatches(1), loss, training)
+    return model.weight.detach(), plugin.finish()
+
+
+def test_in_the_first_round_a_step_is_that_of_gradient_descent():
+    weight, (sent, kept) = train_client(Linear, 2)
+    assert weight.tolist() == pytest.approx([0.0, -2.0, -5.0])
+    assert sent[f"control/{TENSOR}"].tolist() == pytest.approx([1.0, 2.0, 3.0])
+    assert kept[TENSOR].tolist() == pytest.approx([1.0, 2.0, 3.0])
+
+
+def test_a_step_is_corrected_by_both_control_variates():
+    """g - c_m + c = (1, 2, 3) - (1, 0, -1) + (0, 1, 1) = (0, 3, 5); two steps of 0.5."""
+    weight, (sent, kept) = train_client(Linear, 2, server=tensor(0.0, 1.0, 1.0), own=tensor(1.0, 0.0, -1.0))
+    assert weight.tolist() == pytest.approx([1.0, -3.0, -7.0])
+    assert kept[TENSOR].tolist() == pytest.approx([1.0, 2.0, 3.0])
+    assert sent[f"control/{TENSOR}"].tolist() == pytest.approx([0.0, 2.0, 4.0])
+
+
+def test_the_new_control_variate_is_the_mean_of_the_gradients_along_the_way():
+    """w = (1, 0, -2), target (1, 2, 3), c - c_m = (1, 0, 0), rate 0.5.
+
+    Gradients (0, -2, -5) and, at (0.5, 1, 0.5), (-0.5, -1, -2.5).
+    """
+    weight, (_, kept) = train_client(Quadratic, 2, server=tensor(1.0, 0.0, 0.0), own=tensor(0.0, 0.0, 0.0))
+    assert weight.tolist() == pytest.approx([0.25, 1.5, 1.75])
+    assert kept[TENSOR].tolist() == pytest.approx([-0.25, -1.5, -3.75])
+
+
+# --- the tiny model
+
+
+def make_recipe(method="scaffold", rounds=1, steps=1):
+    overrides = [f"federation.rounds={rounds}", f"federation.local_steps={steps}"]
+    return load_recipe(
+        "debug", [f"federation.method={method}", SGD, "federation.clients_per_round=4", *overrides]
+    )
+
+
+@pytest.mark.slow
+def test_a_step_of_the_trainer_is_the_plain_step_and_the_correction(prepared, tmp_path):
+    """After one step from phi, the plain client is at phi - eta g."""
+    plain = open_loop(make_recipe("feddpo"), prepared, tmp_path / "plain")
+    loop = open_loop(make_recipe(), prepared, tmp_path / "scaffold")
+    job = loop.bound.plan(loop.initial_state())[0]
+    store = loop.commits.store
+    start = {name: t + 0.01 for name, t in store.get(job.adapter).items()}
+    control = {name: torch.full_like(t, 0.5) for name, t in start.items()}
+    own = {name: torch.full_like(t, 0.2) for name, t in start.items()}
+    private = PrivateStore(private_root(loop.commits.folder), job.client)
+    state = PrivateState({f"local_step.{name}": t for name, t in own.items()})
+    private.save("earlier", "", state)
+    plain.commits.store.put(start)
+    settings = {"client": job.client, "round": 0, "seed": job.seed, "adapter": store.put(start)}
+    reference = plain.commits.store.get(plain.run_job(TrainJob(**settings)).adapter)
+    attached = {"control": store.put(control)}
+    corrected = TrainJob(**settings, attached=attached, previous_job_key="earlier")
+    update = loop.run_job(corrected)
+    sent = store.get(update.adapter)
+    kept = private.load(corrected.key()).tensors
+    assert update.traffic.kept > 0
+    assert set(sent) == {*start, *(f"control/{name}" for name in start)}
+    for name, initial in start.items():
+        gradient = (initial - reference[name]) / 0.1
+        assert torch.allclose(sent[name], reference[name] - 0.1 * 0.3, atol=1e-6)
+        assert torch.allclose(kept[f"local_step.{name}"], gradient, atol=1e-5)
+        assert torch.allclose(sent[f"control/{name}"], gradient - 0.2, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def whole(prepared, tmp_path_factory):
+    """A run of two rounds in which all clients take part."""
+    folder = tmp_path_factory.mktemp("scaffold")
+    run_bare_loop(make_recipe(rounds=2, steps=2), prepared, folder)
+    return open_loop(make_recipe(rounds=2, steps=2), prepared, folder)
+
+
+@pytest.mark.slow
+def test_c_is_the_mean_of_what_the_clients_keep(whole):
+    memory = whole.latest_state().memory
+    assert len(memory.job_keys) == 4
+    stores = private_root(whole.commits.folder)
+    kept = [PrivateStore(stores, name).load(key).tensors for name, key in memory.job_keys.items()]
+    control = whole.commits.store.get(memory.control)
+    assert any(t.any() for t in control.values())
+    for name, values in control.items():
+        mean = torch.stack([own[f"local_step.{name}"] for own in kept]).mean(0)
+        assert torch.allclose(values, mean, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_stopped_run_is_resumed_to_the_same_adapter_and_the_same_c(whole, prepared, tmp_path):
+    run_bare_loop(make_recipe(rounds=1, steps=2), prepared, tmp_path)
+    run_bare_loop(make_recipe(rounds=2, steps=2), prepared, tmp_path)
+    resumed = open_loop(make_recipe(rounds=2, steps=2), prepared, tmp_path).latest_state()
+    assert resumed.adapters == whole.latest_state().adapters
+    assert resumed.memory == whole.latest_state().memory
+
+
+# --- recipes
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("federation.optimizer.name=adamw", r"optimizer\.name is adamw.*set federation\.optimizer\.name=sgd"),
+        ("federation.optimizer.scheduler=linear", r"scheduler is linear.*optimizer\.scheduler=constant"),
+        ("federation.optimizer.warmup_steps=1", r"warmup_steps is 1.*optimizer\.warmup_steps=0"),
+        (
+            "federation.optimizer.clip=1.0",
+            r"clip is 1\.0.*without clipping: set federation\.optimizer\.clip=null",
+        ),
+        ("federation.rate_decay={factor: 0.5}", r"rate_decay is .*set federation\.rate_decay=null"),
+    ],
+)
+def test_what_is_no_gradient_descent_at_a_constant_rate_is_refused(override, message):
+    with pytest.raises(RecipeError, match=message):
+        load_recipe("debug", ["federation.method=scaffold", SGD, override])
+
+
+def test_a_trainer_that_applies_no_local_step_refuses_a_method_that_has_one():
+    trainer = object()
+    check_no_local_step(trainer, method_of(load_recipe("debug", ["federation.method=feddpo"]).federation))
+    with pytest.raises(TypeError, match=r"object does not apply .*scaffold:ControlVariates"):
+        check_no_local_step(trainer, method_of(make_recipe().federation))
