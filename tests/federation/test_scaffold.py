@@ -13,7 +13,7 @@ from components.federation.rounds import validate_updates
 from components.learning.loop import Loss, RowLosses, Training, train
 from components.models.store import AdapterStore
 from components.recipes import load_recipe
-from tests.support.bare_loop import open_loop, run_bare_loop
+from tests.support.bare_loop import open_loop, prepare_rewards, run_bare_loop
 from tests.support.bound_methods import TENSOR, bind_method, get_values, make_update, small_federation
 
 START = [1.0, 0.0, -2.0]
@@ -171,10 +171,11 @@ def test_the_new_control_variate_is_the_mean_of_the_gradients_along_the_way():
 # --- the tiny model
 
 
-def make_recipe(method="scaffold", rounds=1, steps=1):
-    overrides = [f"federation.rounds={rounds}", f"federation.local_steps={steps}"]
+def make_recipe(method="scaffold", rounds=1, steps=1, *overrides):
+    settings = [f"federation.rounds={rounds}", f"federation.local_steps={steps}"]
     return load_recipe(
-        "debug", [f"federation.method={method}", SGD, "federation.clients_per_round=4", *overrides]
+        "debug",
+        [f"federation.method={method}", SGD, "federation.clients_per_round=4", *settings, *overrides],
     )
 
 
@@ -216,17 +217,39 @@ def whole(prepared, tmp_path_factory):
     return open_loop(make_recipe(rounds=2, steps=2), prepared, folder)
 
 
-@pytest.mark.slow
-def test_c_is_the_mean_of_what_the_clients_keep(whole):
-    memory = whole.latest_state().memory
-    assert len(memory.job_keys) == 4
-    stores = private_root(whole.commits.folder)
+def check_mean_of_kept(loop):
+    """That c is the mean of the control variates that the clients keep, whose tensors are returned."""
+    memory = loop.latest_state().memory
+    stores = private_root(loop.commits.folder)
     kept = [PrivateStore(stores, name).load(key).tensors for name, key in memory.job_keys.items()]
-    control = whole.commits.store.get(memory.control)
+    assert len(kept) == 4
+    control = loop.commits.store.get(memory.control)
     assert any(t.any() for t in control.values())
     for name, values in control.items():
         mean = torch.stack([own[f"local_step.{name}"] for own in kept]).mean(0)
         assert torch.allclose(values, mean, atol=1e-6)
+    return kept
+
+
+@pytest.mark.slow
+def test_c_is_the_mean_of_what_the_clients_keep(whole):
+    check_mean_of_kept(whole)
+
+
+@pytest.mark.slow
+def test_a_client_keeps_the_critic_of_ppo_beside_its_control_variate(prepared, tmp_path):
+    """Clients of different sizes take different numbers of steps by PPO."""
+    recipe = make_recipe(
+        "scaffold",
+        2,
+        1,
+        "federation.options={objective: {kind: ppo, advantage: critic}}",
+        "rewards={length: {kind: function, name: 'tests.support.reward_functions:score_length'}}",
+    )
+    prepare_rewards(recipe, prepared, tmp_path, tmp_path / "judges")
+    run_bare_loop(recipe, prepared, tmp_path)
+    for own in check_mean_of_kept(open_loop(recipe, prepared, tmp_path)):
+        assert {name.partition(".")[0] for name in own} == {"critic", "local_step"}
 
 
 @pytest.mark.slow
