@@ -1,4 +1,4 @@
-"""Sums, means and distances of adapters.
+"""Sums, means, distances and similarities of adapters.
 
 Sums read one adapter at a time, in fp32, in their order; callers pass the adapters in the order
 of the clients' names, since an fp32 sum depends on its order in the last bits. LoRA's factors A and
@@ -21,20 +21,11 @@ if TYPE_CHECKING:
 
     from components.models.store import Adapter
 
+Matrix = npt.NDArray[np.float64]
+
 
 def weighted_sum(adapters: Iterable[tuple[Adapter, float]]) -> tuple[Adapter, float]:
-    """sum_m w_m a_m, and sum_m w_m.
-
-    Args:
-        adapters: (adapter, weight) pairs, consumed one at a time and not changed.
-
-    Returns:
-        the fp32 sum, and the sum of the weights.
-
-    Raises:
-        AdapterError: an adapter has NaN or infinite values, other shapes, or missing tensors
-            (named); or there is no adapter; or a weight is negative or not finite.
-    """
+    """The fp32 sum_m w_m a_m, and sum_m w_m, of (adapter, weight) pairs that are read one at a time."""
     total, weight_sum = _accumulate(adapters, None)
     if total is None:
         raise AdapterError("there is no adapter to aggregate")
@@ -42,14 +33,7 @@ def weighted_sum(adapters: Iterable[tuple[Adapter, float]]) -> tuple[Adapter, fl
 
 
 def weighted_average(adapters: Iterable[tuple[Adapter, float]]) -> Adapter:
-    """sum_m w_m a_m / sum_m w_m (FedAvg, McMahan et al. 2017).
-
-    Args:
-        adapters: (adapter, weight) pairs; the weights need not sum to one.
-
-    Raises:
-        AdapterError: as weighted_sum, or the weights sum to zero.
-    """
+    """sum_m w_m a_m / sum_m w_m (FedAvg, McMahan et al. 2017)."""
     total, weight_sum = weighted_sum(adapters)
     if weight_sum == 0:
         raise AdapterError("the weights of the adapters sum to zero")
@@ -57,16 +41,7 @@ def weighted_average(adapters: Iterable[tuple[Adapter, float]]) -> Adapter:
 
 
 def residual_update(server: Adapter, members: Iterable[tuple[Adapter, float]]) -> Adapter:
-    """(1 - sum_m p_m) server + sum_m p_m a_m (FedBiscuit eq. 6).
-
-    Args:
-        server: the server's adapter before the round; not changed.
-        members: (adapter, p_m) pairs of the members that took part; without any, the result is the
-            server's adapter.
-
-    Raises:
-        AdapterError: as weighted_sum, or the weights sum to more than one.
-    """
+    """(1 - sum_m p_m) server + sum_m p_m a_m of (a_m, p_m) pairs (FedBiscuit eq. 6)."""
     total, weight_sum = _accumulate(members, server)
     if weight_sum > 1 + 1e-6:
         raise AdapterError(f"the weights of the members sum to {weight_sum}, more than one")
@@ -80,8 +55,7 @@ def _accumulate(
 ) -> tuple[Adapter | None, float]:
     total: Adapter | None = None
     weight_sum = 0.0
-    if template is not None:
-        template = {name: tensor.float() for name, tensor in template.items()}
+    template = template and {name: tensor.float() for name, tensor in template.items()}
     for position, (adapter, weight) in enumerate(adapters):
         if not (math.isfinite(weight) and weight >= 0):
             raise AdapterError(f"adapter {position}: weight {weight} must be finite and not negative")
@@ -99,20 +73,11 @@ def _accumulate(
     return total, weight_sum
 
 
-def mixtures(
-    adapters: Sequence[Mapping[str, torch.Tensor]], weights: npt.NDArray[np.float64]
-) -> list[Adapter]:
-    """sum_k w_tk a_k for several targets t, in one pass over the adapters, in fp64.
+def mixtures(adapters: Sequence[Mapping[str, torch.Tensor]], weights: Matrix) -> list[Adapter]:
+    """sum_k w_tk a_k for T targets t, fp32, in one pass over the K adapters, summed in fp64.
 
-    Args:
-        adapters: K adapters; a mapping may read its tensors from a file.
-        weights: [T, K]; rows that sum to one give averages.
-
-    Returns:
-        T adapters, fp32.
-
-    Raises:
-        AdapterError: as iterate_blocks, or a weight is negative or not finite.
+    The weights are [T, K]; rows that sum to one give averages. A mapping may read its tensors from
+    a file.
     """
     import torch
 
@@ -129,21 +94,43 @@ def mixtures(
 
 def inner_products(
     adapters: Sequence[Mapping[str, torch.Tensor]], origin: Mapping[str, torch.Tensor]
-) -> npt.NDArray[np.float64]:
-    """<a_i - o, a_j - o> of all pairs, over all values, in one pass over the adapters.
+) -> Matrix:
+    """<a_i - o, a_j - o> of all pairs of K adapters, over all values, in one pass, [K, K].
 
-    Args:
-        adapters: K adapters; a mapping may read its tensors from a file.
-        origin: subtracted from each, so that small differences of large values keep their digits.
-
-    Returns:
-        [K, K] float64.
+    The origin is subtracted from each, so that small differences of large values keep their digits.
+    A mapping may read its tensors from a file.
     """
     total = np.zeros((len(adapters), len(adapters)))
     for block in iterate_blocks([*adapters, origin]):
         movements = block[:-1] - block[-1]
         total += movements @ movements.T
     return total
+
+
+def movement_cosines(
+    adapters: Sequence[Mapping[str, torch.Tensor]], origin: Mapping[str, torch.Tensor]
+) -> Matrix:
+    """Cosines of the movements of K adapters from a common origin, [K, K].
+
+    They are 1 on the diagonal and between two adapters that have not moved, 0 between one that has
+    moved and one that has not.
+    """
+    products = inner_products(adapters, origin)
+    norms = np.sqrt(np.diag(products))
+    still = norms == 0
+    divisors = np.where(still, 1.0, norms)
+    cosines = products / divisors[:, None] / divisors[None, :]
+    cosines[np.ix_(still, still)] = 1.0
+    np.fill_diagonal(cosines, 1.0)
+    return np.clip(cosines, -1.0, 1.0)
+
+
+def attention(similarities: Matrix, temperature: float, floor: float) -> Matrix:
+    """Weights of K clients' mixtures: a softmax of each row [K], clipped at a floor and normalized."""
+    scores = similarities / temperature
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    weights = np.maximum(weights / weights.sum(axis=1, keepdims=True), floor)
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
 def distance(first: Adapter, second: Adapter) -> float:
@@ -158,5 +145,5 @@ def norm(adapter: Adapter) -> float:
 
 
 def step_metrics(new: Adapter, previous: Adapter) -> dict[str, float]:
-    """Metrics of a server step: how far the adapter moved, and its norm."""
+    """How far the adapter moved in a server step, and its norm."""
     return {"server_step": distance(new, previous), "server_norm": norm(new)}

@@ -23,17 +23,11 @@ Products = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Candidates:
-    """The cached adapters among which one of each client is chosen.
+    """The cached adapters among which one of each client is chosen."""
 
-    Attributes:
-        products: [T, T] inner products of all candidates' movements.
-        rows: for each client, the rows of its candidates.
-        weights: [M], weights of the clients; they sum to one.
-    """
-
-    products: Products
-    rows: Sequence[Sequence[int]]
-    weights: npt.NDArray[np.float64]
+    products: Products  # [T, T] inner products of all candidates' movements
+    rows: Sequence[Sequence[int]]  # by client, the rows of its candidates
+    weights: npt.NDArray[np.float64]  # [M], of the clients; they sum to one
 
     def spread(self, chosen: Sequence[int]) -> float:
         """sum_m p_m |phi_m - mean|^2 of a choice, by client the index of its candidate."""
@@ -44,10 +38,8 @@ class Candidates:
 def spread(products: Products, members: Sequence[int], weights: npt.NDArray[np.float64]) -> float:
     """sum_m p_m |phi_m - mean|^2 = sum_m p_m |phi_m|^2 - |mean|^2, for weights that sum to one.
 
-    Args:
-        products: [T, T] inner products of all candidates, from any common origin.
-        members: rows of the M members.
-        weights: [M].
+    The products [T, T] are of all candidates' movements from any common origin; members are M of
+    their rows, and weights [M].
     """
     inner = products[np.ix_(members, members)]
     return max(0.0, float(weights @ np.diag(inner) - weights @ inner @ weights))
@@ -56,16 +48,14 @@ def spread(products: Products, members: Sequence[int], weights: npt.NDArray[np.f
 def choose_closest(
     candidates: Candidates, start: Sequence[int], free: Sequence[int], group: int
 ) -> list[int]:
-    """Choose one candidate of each client so that they are close together, see the module.
+    """Choose one candidate of each of M clients so that they are close together, see the module.
+
+    Of equally good combinations it is the first one, beginning with the start.
 
     Args:
-        candidates: the candidates of M clients.
         start: [M], the index of the candidate that each client starts with.
         free: clients whose choice may change.
         group: number of them that are tried together.
-
-    Returns:
-        [M] indices; of equally good combinations the first one, beginning with the start.
     """
     chosen = list(start)
     groups = [list(free[begin : begin + group]) for begin in range(0, len(free), group)]

@@ -12,7 +12,6 @@ import json
 import re
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic
 
@@ -35,37 +34,19 @@ class Commit(Result, Generic[M]):
     record: StepRecord | None  # the step that led to it; None for the initial state
 
 
-@dataclass(frozen=True)
-class _References:
-    """The round of a committed state, and all hashes that its commit names."""
-
-    round: int
-    hashes: frozenset[str]
-
-
 class Commits:
-    """The commits of one federation.
-
-    Attributes:
-        folder: holds adapters/, updates/ and commits/.
-        store: the adapters.
-        fingerprint: of everything that the rounds depend on; commits with another one are refused.
-    """
+    """The commits of one federation."""
 
     def __init__(self, folder: Path, fingerprint: str) -> None:
-        self.folder = Path(folder)
-        self.fingerprint = fingerprint
+        self.folder = Path(folder)  # holds adapters/, updates/ and commits/
+        self.fingerprint = fingerprint  # of everything that the rounds depend on; no other one is read
         self.store = AdapterStore(self.folder / "adapters")
-        self._known: dict[str, _References] = {}  # by name of the commit's file
+        # Round of the state, and all hashes that the commit names, by name of the commit's file.
+        self._known: dict[str, tuple[int, set[str]]] = {}
         self._thinned: set[str] = set()  # names of commits whose adapters are removed
 
     def latest(self, memory_type: type[M]) -> tuple[ServerState[M], list[StepRecord]] | None:
-        """The last committed state and the records of all steps so far.
-
-        None before the first commit.
-
-        Args:
-            memory_type: type of the method's memory.
+        """The last committed state and the records of all steps so far; None before the first commit.
 
         Raises:
             CommitError: a commit is damaged, or belongs to another recipe, other data, or another
@@ -89,15 +70,12 @@ class Commits:
     def discard(self, jobs: Sequence[Job] = (), keep_every: int = 1) -> None:
         """Remove the updates of finished steps, and adapters that nothing needs any more.
 
-        Nothing reads an update once the state after its step is committed: what a method needs of it
-        is in the state. The adapters of old states are not read either. An adapter stays that a job, its
-        update, or one of these commits names: the last two, so that a run can go back by one, and
-        those of every `keep_every`-th round. An adapter is removed before the update that names it, so
-        a run that is killed in between finds the rest at its next call.
-
-        Args:
-            jobs: of the step that follows, whose updates stay.
-            keep_every: rounds from one state whose adapters stay to the next.
+        Nothing reads an update once the state after its step is committed: what a method needs of
+        it is in the state. The adapters of old states are not read either. An adapter stays that a
+        job of the step that follows, its update, or one of these commits names: the last two, so
+        that a run can go back by one, and those of every `keep_every`-th round. An adapter is
+        removed before the update that names it, so a run that is killed in between finds the rest
+        at its next call.
         """
         kept_names = {f"{job.key()}.json" for job in jobs}
         updates = sorted((self.folder / "updates").glob("*.json"))
@@ -105,10 +83,11 @@ class Commits:
         needed = {digest for job in jobs for digest in job.received}
         needed.update(digest for path in updates if path.name in kept_names for digest in _find_hashes(path))
         commits = self._references()
-        old = {name: entry for name, entry in commits[:-2] if entry.round % keep_every}
-        needed.update(digest for name, entry in commits if name not in old for digest in entry.hashes)
-        for name in sorted(set(old) - self._thinned):
-            self._remove_adapters(old[name].hashes - needed)
+        names = list(commits)
+        old = {name for name in names[:-2] if commits[name][0] % keep_every}
+        needed.update(*(commits[name][1] for name in names if name not in old))
+        for name in sorted(old - self._thinned):
+            self._remove_adapters(commits[name][1] - needed)
             self._thinned.add(name)
         for path in discarded:
             self._remove_adapters(_find_hashes(path) - needed)
@@ -118,14 +97,14 @@ class Commits:
         for digest in sorted(hashes):
             self.store.path(digest).unlink(missing_ok=True)
 
-    def _references(self) -> list[tuple[str, _References]]:
-        """The commits by the names of their files, in their order; each file is read once."""
+    def _references(self) -> dict[str, tuple[int, set[str]]]:
+        """`_known` of the files that exist, in their order; each file is read once."""
         paths = sorted((self.folder / "commits").glob("[0-9]*.json"))
         for path in paths:
             if path.name not in self._known:
                 state = json.loads(path.read_text(encoding="utf-8"))["state"]
-                self._known[path.name] = _References(state["round"], frozenset(_find_hashes(path)))
-        return [(path.name, self._known[path.name]) for path in paths]
+                self._known[path.name] = (state["round"], _find_hashes(path))
+        return {path.name: self._known[path.name] for path in paths}
 
     def clear(self) -> None:
         """Remove all commits, updates and adapters."""

@@ -49,21 +49,10 @@ Adapters = Sequence[Mapping[str, "torch.Tensor"]]
 
 
 def divergence_matrix(adapters: Adapters, kind: str = "softmax") -> Matrix:
-    """KL(s || t) + KL(t || s) of all pairs of adapters (DRIFT eqs. 6 to 9).
+    """KL(s || t) + KL(t || s) in nats of all pairs of K adapters (DRIFT eqs. 6 to 9), [K, K].
 
-    Args:
-        adapters: K adapters with the same tensors; each tensor is read when it is needed, so a
-            mapping may read it from a file.
-        kind: 'softmax', 'gaussian' or 'histogram', see the module's docstring.
-
-    Returns:
-        [K, K] float64 in nats, symmetric, not negative, zero on the diagonal and between adapters
-        of the same values.
-
-    Raises:
-        AdapterError: the adapters do not have the same tensors, or a value is NaN or infinite;
-            names the tensor.
-        ValueError: there is no such kind.
+    It is symmetric, not negative, and zero on the diagonal and between adapters of the same values.
+    The kinds are those of the module's docstring. A mapping may read its tensors from a file.
     """
     if kind not in KINDS:
         raise ValueError(f"divergence '{kind}' is not known: use {', '.join(KINDS)}")
@@ -163,16 +152,9 @@ KINDS: dict[str, Callable[[Adapters], Matrix]] = {
 
 
 def client_graph(divergences: npt.ArrayLike, names: Sequence[str]) -> nx.Graph:
-    """The complete graph of a round's clients.
+    """The complete graph of a round's K clients (DRIFT section 4, figure 3).
 
-    The edges' `weight` is their divergence (DRIFT section 4, figure 3).
-
-    Args:
-        divergences: [K, K], symmetric, not negative, finite.
-        names: K distinct names, in the order of the rows.
-
-    Raises:
-        ValueError: the matrix does not have these properties.
+    The edges' `weight` is their divergence, [K, K] in the order of the names.
     """
     matrix = np.asarray(divergences, dtype=float)
     if matrix.shape != (len(names), len(names)) or len(set(names)) < len(names):
@@ -198,13 +180,8 @@ def spanning_tree(graph: nx.Graph) -> nx.Graph:
 def mst_weights(graph: nx.Graph, source: str, tree: nx.Graph | None = None) -> dict[str, float]:
     """Weights of a client and its neighbors in the spanning tree (DRIFT section 4.1, eq. 14).
 
-    Args:
-        graph: of the round's clients.
-        source: the client.
-        tree: minimum spanning tree of the graph; None computes it.
-
-    Returns:
-        weight by name, with the source first; they sum to one.
+    They are by name, with the source first, and sum to one. The tree is that of the graph; None
+    computes it.
     """
     tree = spanning_tree(graph) if tree is None else tree
     return inverse_weights(source, {name: tree[source][name]["weight"] for name in sorted(tree[source])})
@@ -216,23 +193,13 @@ def shortest_path(graph: nx.Graph, source: str, delta: float) -> list[str]:
     Of the shortest paths (Dijkstra) from the source to each other client, with |P| edges each, this
     is the longest one with |P| / sum |P| <= delta. Theorem 3 bounds the choice: where delta admits
     none, as delta = 0 always does, it is the shortest one. Of several with the same number of edges
-    it is the one with the least total divergence.
+    it is the one with the least total divergence. The names begin with the source, which is alone
+    where there is no other client.
 
     With K clients, |P| / sum |P| is at most the maximum over L = 1 .. K - 1 of L / (L (L + 1) / 2 +
     K - 1 - L): 0.5 for K = 4, 4/13 for 8, 0.2 for 16. The clients on a path of L edges have
     shortest paths of 1 .. L edges, and each of the other K - 1 - L clients has a path of at least
     one edge. All larger values of delta choose the same path.
-
-    Args:
-        graph: of the round's clients.
-        source: the client.
-        delta: divergence threshold, 0 to 1.
-
-    Returns:
-        names along the path, the source first; the source alone where there is no other client.
-
-    Raises:
-        ValueError: delta is not in 0 to 1.
     """
     if not 0 <= delta <= 1:
         raise ValueError(f"delta is {delta}: it is a share, from 0 to 1")
@@ -250,13 +217,8 @@ def shortest_path(graph: nx.Graph, source: str, delta: float) -> list[str]:
 def shortest_path_weights(graph: nx.Graph, source: str, delta: float) -> dict[str, float]:
     """Weights with which a client is aggregated with those on its path (DRIFT section 4.2, eq. 14).
 
-    Each client on the path is weighted by the edge that leads to it.
-
-    Args:
-        graph, source, delta: as of shortest_path.
-
-    Returns:
-        weight by name, with the source first; they sum to one.
+    Each client on the path is weighted by the edge that leads to it. They are by name, with the
+    source first, and sum to one.
     """
     path = shortest_path(graph, source, delta)
     edges = {name: graph[previous][name]["weight"] for previous, name in pairwise(path)}
@@ -266,15 +228,9 @@ def shortest_path_weights(graph: nx.Graph, source: str, delta: float) -> dict[st
 def inverse_weights(source: str, edges: Mapping[str, float]) -> dict[str, float]:
     """Weights by inverse edges, the source's by the smallest edge, normalized (DRIFT eq. 14).
 
-    An edge of zero (equal adapters) would have an infinite weight. In the limit, the source and all
+    The edges are the divergences of the other clients; the source comes first in the weights. An
+    edge of zero (equal adapters) would have an infinite weight. In the limit, the source and all
     clients with edges of zero share the whole weight evenly, and that is what is returned.
-
-    Args:
-        source: the client.
-        edges: divergence by name of the other clients.
-
-    Returns:
-        weight by name, with the source first; they sum to one.
     """
     if not edges:
         return {source: 1.0}
@@ -291,15 +247,10 @@ def own_group_share(
 ) -> dict[str, float]:
     """Share of the clients' aggregation that comes from their own groups, themselves excluded.
 
-    Args:
-        weights: by client, the weights of those that it is aggregated with (its own among them).
-        groups: true group by client.
-
-    Returns:
-        neighbors: share of the neighbors that are of the client's own group; weight: the same by
-            weight; chance: the
-        share that random neighbors among these clients would have. NaN where there are no
-        neighbors.
+    The weights are those of the clients that each one is aggregated with, its own among them.
+    `neighbors` is the share of the neighbors that are of the client's true group, `weight` the same
+    by weight, and `chance` the share that random neighbors among these clients would have; NaN
+    where there are no neighbors.
     """
     neighbors: list[tuple[float, bool]] = []
     for name, members in weights.items():
@@ -321,15 +272,9 @@ def own_group_share(
 
 def divergence_metrics(clients: nx.Graph, tree: nx.Graph) -> dict[str, float]:
     """Mean divergence over the edges of the graph and of its spanning tree; empty without edges."""
-    edges = _edge_weights(clients)
-    if not edges:
-        return {}
-    tree_edges = _edge_weights(tree)
-    return {
-        "divergence": sum(edges) / len(edges),
-        "divergence_of_tree": sum(tree_edges) / len(tree_edges),
-    }
-
-
-def _edge_weights(clients: nx.Graph) -> list[float]:
-    return [float(weight) for _, _, weight in clients.edges.data("weight")]
+    metrics = {}
+    for name, graph in (("divergence", clients), ("divergence_of_tree", tree)):
+        weights = [float(weight) for _, _, weight in graph.edges.data("weight")]
+        if weights:
+            metrics[name] = sum(weights) / len(weights)
+    return metrics

@@ -27,32 +27,24 @@ Losses = npt.NDArray[np.float64]
 
 
 def balanced_groups(losses: npt.ArrayLike, previous: npt.ArrayLike | None = None) -> Groups:
-    """Assign clients to clusters whose sizes differ by at most one (FedBiscuit eq. 5).
+    """Assign M clients to U clusters whose sizes differ by at most one (FedBiscuit eq. 5), [M].
 
     A row of NaN is a client without validation pairs. It stays in its previous group as long as the
     sizes allow it, and is put where there is room if it has none. In other rows, NaN and infinity
-    are the worst loss.
+    are the worst loss. Ties of losses are decided by the smaller cluster, then by the lower number.
+    Permuting the clients permutes the result, as long as no two of them have the same loss on a
+    selector.
 
     Args:
         losses: [M, U], mean validation loss of each client on each selector.
         previous: [M], the previous groups; None, or -1 for a client, where there are none. Only
             clients without validation pairs stay in theirs.
-
-    Returns:
-        [M] integers in 0..U-1. Ties of losses are decided by the smaller cluster, then by the lower
-        number. Permuting the clients permutes the result, as long as no two of them have the same
-        loss on a selector.
-
-    Raises:
-        ValueError: losses is not a matrix with at least one column, or previous does not fit it.
     """
     matrix, last, stays = _check_arguments(losses, previous)
     count, selectors = matrix.shape
     without_losses = np.isnan(matrix).all(axis=1)
     costs = np.where(np.isnan(matrix), np.inf, matrix)
-    costs[
-        stays, last[stays]
-    ] = -np.inf  # below all losses, so that only clients that stay too can displace it
+    costs[stays, last[stays]] = -np.inf  # so that only clients that stay too can displace it
 
     groups = np.full(count, -1, dtype=np.int64)
     for client in [*np.flatnonzero(~without_losses | stays), *np.flatnonzero(without_losses & ~stays)]:
@@ -76,15 +68,7 @@ def least_loss_groups(losses: npt.ArrayLike, previous: npt.ArrayLike | None = No
 
     This is FedBiscuit eqs. 4 and 5 with p_m = 1 / M, solved exactly as an assignment of clients to
     places: each cluster has M // U places that must be taken, and one more that may stay empty.
-
-    Args:
-        losses, previous: as of balanced_groups; rows of NaN are treated in the same way.
-
-    Returns:
-        [M] integers in 0..U-1.
-
-    Raises:
-        ValueError: as balanced_groups.
+    Arguments and result are those of balanced_groups.
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -137,12 +121,8 @@ def count_moved(groups: Sequence[int] | Groups, previous: Sequence[int] | Groups
 def adjusted_rand_index(assignment: Mapping[str, str], true_groups: Mapping[str, str | None]) -> float:
     """Adjusted Rand index of a grouping against the clients' true groups (Hubert and Arabie 1985).
 
-    Args:
-        assignment: group by client.
-        true_groups: true group by client; clients without one are left out.
-
-    Returns:
-        1 for equal partitions, about 0 for random ones.
+    It is 1 for equal partitions, about 0 for random ones. Clients without a true group are left
+    out.
     """
     from sklearn.metrics import adjusted_rand_score
 
@@ -153,12 +133,7 @@ def adjusted_rand_index(assignment: Mapping[str, str], true_groups: Mapping[str,
 
 
 def mean_loss_of_group(losses: Losses, groups: Groups) -> float:
-    """Mean over clients of the loss on their cluster's selector; NaN where no client has losses.
-
-    Args:
-        losses: [M, U].
-        groups: [M].
-    """
+    """Mean over M clients of the loss [M, U] on their cluster's selector; NaN where none has losses."""
     if np.isnan(losses).all():
         return float("nan")
     return float(np.nanmean(losses[np.arange(len(losses)), groups]))

@@ -35,7 +35,7 @@ from components.config import (
 )
 from components.config.federation import MethodOptions
 from components.federation import aggregation
-from components.federation.aggregators.base import Aggregator, AnyAggregator, Contributions, aggregator_of
+from components.federation.aggregators.base import Aggregator, AnyAggregator, Contributions
 from components.federation.aggregators.weighted import ParticipationMean
 from components.federation.postprocessing import Context, PostProcessor, origin_of, postprocessors_of
 from components.federation.protocol import (
@@ -365,7 +365,7 @@ class AveragingMethod(Method):
     @property
     def combiner(self) -> Aggregator:
         """The aggregator."""
-        return aggregator_of(self.aggregator)
+        return self.aggregator
 
     def warnings(self, federation: Federation, seed: int, config: FederationConfig) -> Sequence[str]:
         """Weights that shrink or inflate the adapter over the rounds."""

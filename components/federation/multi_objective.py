@@ -103,26 +103,30 @@ class MultiObjectiveMethod(AveragingMethod):
 
     def measure(self, state: State) -> list[MeasureJob]:
         """The rewards of the server's policy on held-out prompts; completions keep their seed."""
-        job = MeasureJob(
-            client="",
-            round=state.round,
-            seed=derive(state.seed, "reward prompts"),
-            slot=self.trained_model,
-            name=REWARDS_MEASURE,
-            adapter=state.adapters[self.trained_model],
-        )
-        return [job]
+        return [
+            MeasureJob(
+                client="",
+                round=state.round,
+                seed=derive(state.seed, "reward prompts"),
+                slot=self.trained_model,
+                name=REWARDS_MEASURE,
+                adapter=state.adapters[self.trained_model],
+            )
+        ]
 
     def round_metrics(self, state: State, updates: Sequence[Update], server: Server) -> dict[str, float]:
         """How far the clients of a round disagree.
 
-        Returns:
-            lambda_drift, the mean distance of two clients' lambda in the same local step;
-            mean_lambda_drift, that of their means over the round; update_drift, the mean distance of
-            two clients' updates; and the mean of each lambda.
+        lambda_drift is the mean distance of two clients' lambda in the same local step,
+        mean_lambda_drift that of their means over the round, update_drift the mean distance of two
+        clients' updates; the others are the means of each lambda.
         """
         objectives = list(self.objectives)
-        steps = lambda_steps(updates, objectives)
+        # lambda of each local step, [clients, objectives, steps of the shortest round]: clients with
+        # fewer prompts may take fewer steps.
+        series = [[update.metrics.series[weight_series(name)] for name in objectives] for update in updates]
+        length = min(len(values) for values in chain.from_iterable(series))
+        steps = np.array([[values[:length] for values in client] for client in series])
         weights = steps.mean(axis=2)
         before = server.store.get(state.adapters[self.trained_model])
         products = aggregation.inner_products(server.contributions(state).open(), before)
@@ -138,31 +142,28 @@ class MultiObjectiveMethod(AveragingMethod):
 
     def measure_fingerprint(self, recipe: Recipe) -> str:
         """The rewards, how completions are sampled, and how many at once."""
-        first = {name: recipe.rewards[names[0]] for name, names in self.objectives.items()}
-        content = {name: reward.model_dump(mode="json") for name, reward in first.items()}
+        first = {
+            name: recipe.rewards[names[0]].model_dump(mode="json") for name, names in self.objectives.items()
+        }
         sampling = [self.ppo.temperature, self.ppo.kl_estimator]
-        settings = [content, *sampling, self.reward_prompts, recipe.federation.batch_size]
+        settings = [first, *sampling, self.reward_prompts, recipe.federation.batch_size]
         return json.dumps(settings, sort_keys=True)
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse optimizer settings and rewards that do not fit PPO and the objectives.
-
-        Raises:
-            RecipeError: naming the key, its value and the remedy.
-        """
+        """Refuse optimizer settings and rewards that do not fit PPO and the objectives."""
         self._check_optimizer(recipe)
         self._check_rewards(recipe.rewards)
 
     def _check_optimizer(self, recipe: Recipe) -> None:
         optimizer = recipe.federation.optimizer
-        required: list[tuple[str, object, object]] = [
-            ("federation.optimizer.scheduler", optimizer.scheduler, "constant"),
-            ("federation.optimizer.warmup_steps", optimizer.warmup_steps, 0),
-            ("federation.optimizer.accumulation", optimizer.accumulation, 1),
-            ("federation.rate_decay", recipe.federation.rate_decay, None),
-            ("policy.lora.dropout", recipe.policy.lora.dropout, 0.0),
-        ]
-        for key, value, only in required:
+        required: dict[str, tuple[object, object]] = {
+            "federation.optimizer.scheduler": (optimizer.scheduler, "constant"),
+            "federation.optimizer.warmup_steps": (optimizer.warmup_steps, 0),
+            "federation.optimizer.accumulation": (optimizer.accumulation, 1),
+            "federation.rate_decay": (recipe.federation.rate_decay, None),
+            "policy.lora.dropout": (recipe.policy.lora.dropout, 0.0),
+        }
+        for key, (value, only) in required.items():
             if value != only:
                 raise RecipeError(
                     f"{key} is {value}, which PPO on sampled completions does not use: set it to {only}."
@@ -190,8 +191,7 @@ class MultiObjectiveMethod(AveragingMethod):
         used = list(chain.from_iterable(self.objectives.values()))
         for name in used:
             if name not in rewards:
-                key = "federation.options.objectives: reward"
-                raise RecipeError(unknown_name(key, name, rewards))
+                raise RecipeError(unknown_name("federation.options.objectives: reward", name, rewards))
             if rewards[name].compares_pairs:
                 raise RecipeError(
                     f"rewards.{name} is of kind '{rewards[name].kind}', which compares two responses;"
@@ -208,26 +208,12 @@ class MultiObjectiveMethod(AveragingMethod):
 def check_objective_names(
     key: str, names: Mapping[str, float] | None, objectives: Mapping[str, object]
 ) -> None:
-    """Refuse names of objectives that do not exist.
-
-    Raises:
-        ValueError: naming the first.
-    """
+    """Refuse names of objectives that do not exist, by a ValueError."""
     for name in names or {}:
         if name not in objectives:
             raise ValueError(
                 f"{key} names '{name}', which is no objective (there are: {', '.join(objectives)})"
             )
-
-
-def lambda_steps(updates: Sequence[Update], objectives: Sequence[str]) -> npt.NDArray[np.float64]:
-    """lambda of each local step, [clients, objectives, steps of the shortest round].
-
-    Clients with fewer prompts may take fewer steps.
-    """
-    series = [[update.metrics.series[weight_series(name)] for name in objectives] for update in updates]
-    length = min(len(values) for values in chain.from_iterable(series))
-    return np.array([[values[:length] for values in client] for client in series])
 
 
 def mean_distance(points: npt.NDArray[np.float64]) -> float:
@@ -246,11 +232,10 @@ def gradient_name(objective: str, tensor: str) -> str:
 
 
 def gram_matrix(gradients: Adapter, objectives: Sequence[str]) -> npt.NDArray[np.float64]:
-    """Inner products of the objectives' gradients, [M, M] float64."""
+    """Inner products of the M objectives' gradients, [M, M]."""
     prefix = gradient_name(objectives[0], "")
-    tensors = sorted(name.removeprefix(prefix) for name in gradients if name.startswith(prefix))
     total = np.zeros((len(objectives), len(objectives)))
-    for tensor in tensors:
+    for tensor in sorted(name.removeprefix(prefix) for name in gradients if name.startswith(prefix)):
         rows = [gradients[gradient_name(name, tensor)].double().numpy().ravel() for name in objectives]
         block = np.stack(rows)
         total += block @ block.T

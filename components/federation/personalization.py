@@ -65,11 +65,7 @@ class PersonalizedMethod(RatedMethod, AveragingMethod):
     outcome_kind: ClassVar[str] = "personalized-clients"
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse a round of one step too, where the method needs two.
-
-        Raises:
-            RecipeError: naming the number of steps.
-        """
+        """Refuse a round of one step too, where the method needs two."""
         super().check(recipe)
         config = recipe.federation
         is_ppo = isinstance(self.local_objective, PairPpoObjective)

@@ -39,18 +39,11 @@ def run_rounds(
     config: FederationConfig,
     after_step: AfterStep | None = None,
 ) -> State:
-    """Run all rounds that are not complete yet.
+    """Run all rounds that are not complete yet, from a state.
 
-    The updates of a step are removed when the next one begins, and those of the last one at the end;
-    the server's adapters are kept as federation.keep_every says.
-
-    Args:
-        method: the method.
-        state: where to start.
-        transport: runs the jobs.
-        commits: where each step is committed.
-        config: number of rounds, quorum and post-processors.
-        after_step: called with the state and the record of each step, once it is committed.
+    The updates of a step are removed when the next one begins, and those of the last one at the
+    end; the server's adapters are kept as federation.keep_every says. `after_step` is called with
+    the state and the record of each step, once it is committed.
     """
     if state.round < config.rounds:
         rounds = Work(ROUNDS, state.round, config.rounds)
@@ -72,18 +65,11 @@ def plan_step(method: Method, state: State, config: FederationConfig, store: Ada
     """The jobs of the next step, with what post-processors depend on."""
     planned = method.plan(state, Server(config, store))
     weights = state.federation.weights
-    processing = processing_key(postprocessors_of(config))
-    participants = tuple(job.client for job in planned)
-    return [
-        job.model_copy(
-            update={
-                "processing": processing,
-                "participants": participants,
-                "weight": weights[job.client],
-            }
-        )
-        for job in planned
-    ]
+    common = {
+        "processing": processing_key(postprocessors_of(config)),
+        "participants": tuple(job.client for job in planned),
+    }
+    return [job.model_copy(update={**common, "weight": weights[job.client]}) for job in planned]
 
 
 def aggregate_step(
@@ -114,29 +100,12 @@ def close_step(
 ) -> tuple[State, StepRecord]:
     """Validate the updates, check the quorum, aggregate, and commit.
 
-    Args:
-        method: the method.
-        state: before the step.
-        jobs: the jobs of the step.
-        answers: an update or a failure for each job, in any order.
-        config: its quorum is the share of the jobs that need an accepted update.
-        commits: where the new state is written.
-
-    Returns:
-        the new state and the record of the step, as committed.
-
-    Raises:
-        FederationError: there are too few accepted updates; says which clients failed and why.
-            Nothing is committed.
+    The answers are an update or a failure for each job, in any order; the state is that before the
+    step. Where fewer than `quorum` of the jobs have an accepted update, nothing is committed.
     """
-    updates: list[Update] = []
-    failures: list[Failure] = []
-    for answer in answers:
-        if isinstance(answer, Update):
-            updates.append(answer)
-        else:
-            failures.append(answer)
-    failures.sort(key=lambda failure: failure.client)
+    answers = sorted(answers, key=lambda answer: answer.client)
+    updates = [answer for answer in answers if isinstance(answer, Update)]
+    failures = [answer for answer in answers if isinstance(answer, Failure)]
     template = method.update_template(state, commits.store.get(state.initial))
     accepted, refused = validate_updates(updates, commits.store, template)
     required = max(1, math.ceil(config.quorum * len(jobs) - 1e-9))
@@ -187,12 +156,8 @@ def validate_updates(
     """Separate updates that can be aggregated from others, in the order of the clients' names.
 
     An update with NaN or infinite values, another shape or type, or a missing or an additional
-    tensor is refused, and the reason names the tensor.
-
-    Args:
-        updates: in any order.
-        store: where their adapters are.
-        template: tensors with the expected names, shapes and types.
+    tensor is refused, and the reason names the tensor. The template's tensors have the expected
+    names, shapes and types.
     """
     accepted = []
     refused = []
@@ -220,12 +185,8 @@ def run_federation(
 ) -> State:
     """Run, or resume, all rounds in this process, without Prefect.
 
-    Args:
-        recipe: its seed, and its sections for the rounds and the trained model.
-        federation: the participating clients.
-        pairs: the prepared pairs (parquet).
-        commits: where to resume from, and where steps are committed.
-        trainer: a resident model to use; None builds the one of the method on the processor.
+    Pairs are the prepared ones (parquet); without a trainer, that of the method is built on the
+    processor.
     """
     method = method_of(recipe.federation)
     transport = InProcessTransport.open(recipe, pairs, commits.store, trainer)

@@ -10,18 +10,9 @@ from components.seeding import generator
 def sample_clients(
     names: Sequence[str], count: int, seed: int, round: int, purpose: str = "sample"
 ) -> list[str]:
-    """Sample clients for a round (FedBiscuit A.1, step 1).
+    """Sample a round's clients, sorted by their names (FedBiscuit A.1, step 1).
 
-    Args:
-        names: all clients, in any order.
-        count: number of sampled clients (A).
-        seed, round, purpose: the sample is a function of them.
-
-    Returns:
-        the sampled names, sorted.
-
-    Raises:
-        ValueError: count is larger than the number of clients.
+    The sample is a function of the names, their count, the seed, the round and the purpose.
     """
     if count > len(names):
         raise ValueError(f"cannot sample {count} of {len(names)} clients without replacement")

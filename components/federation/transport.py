@@ -36,7 +36,7 @@ class InProcessTransport(Transport):
 
     trainer: Trainer  # the resident model
     contexts: ClientContexts
-    postprocessors: tuple[PostProcessor, ...] = ()
+    postprocessors: tuple[PostProcessor, ...] = ()  # applied to what the clients send
 
     @classmethod
     def open(cls, recipe: Recipe, pairs: Path, store: AdapterStore, trainer: Trainer | None = None) -> Self:

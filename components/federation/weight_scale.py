@@ -22,14 +22,7 @@ HARMLESS = (0.1, 10.0)
 def planned_weight_sums(
     weights: Mapping[str, float], clients_per_round: int, seed: int, rounds: Sequence[int]
 ) -> list[float]:
-    """s_r = (M / A) sum p_m over the clients that each round will sample, [R].
-
-    Args:
-        weights: p_m of each client.
-        clients_per_round: A.
-        seed: of the run, which the samples are a function of.
-        rounds: indices of the rounds.
-    """
+    """s_r = (M / A) sum p_m over the clients that each round will sample, from p_m and A."""
     scale = len(weights) / clients_per_round
     samples = (sample_clients(list(weights), clients_per_round, seed, r) for r in rounds)
     return [scale * sum(weights[name] for name in names) for names in samples]
@@ -44,12 +37,7 @@ def scale_warnings(
 ) -> list[str]:
     """A sentence for each adapter that the planned rounds would shrink or inflate.
 
-    Args:
-        aggregator: of the rounds.
-        federation: the clients.
-        clients_per_round: A.
-        seed: of the run.
-        phases: by adapter, the indices of the rounds in which it is aggregated.
+    The phases are the indices of the rounds in which each adapter is aggregated.
     """
     if not aggregator.rescales:
         return []
@@ -70,11 +58,8 @@ def running_scale(
 ) -> dict[str, float]:
     """The product of the weight sums up to a round, as the metric `weight_product`.
 
-    Args:
-        aggregator: of the round; one whose weights sum to one has no such metric.
-        state: before the round, with the metrics of the last one.
-        scalars: metrics of the round, among them `weight_sum`.
-        prefix: of the metric's name in the state.
+    The state is that before the round, whose metric's name has the prefix; the scalars are those of
+    the round. An aggregator whose weights sum to one has no such metric.
     """
     if not aggregator.rescales:
         return {}

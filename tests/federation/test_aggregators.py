@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from components.config import RecipeError
-from components.config.federation import AGGREGATORS, AggregatorConfig
-from components.federation.aggregators.base import Aggregator, Contributions, aggregator_of
+from components.config.federation import AGGREGATORS
+from components.federation.aggregators.base import Aggregator, Contributions
 from components.federation.aggregators.exact import ExactMean, truncated_mean
 from components.federation.aggregators.weighted import (
     PaperMean,
@@ -285,7 +285,7 @@ def test_a_result_does_not_depend_on_the_order_of_arrival_to_the_byte(kind, stor
 def test_the_inputs_are_not_changed(kind, store, three_clients):
     server = random_factors(9)
     contributions = contribute(store, three_clients)
-    aggregator_of(AGGREGATORS.load(kind)()).combine(server, contributions)
+    AGGREGATORS.load(kind)().combine(server, contributions)
     for name, tensor in random_factors(9).items():
         assert torch.equal(server[name], tensor)
     for adapter, expected in zip(contributions.adapters(), three_clients.values(), strict=True):
@@ -320,11 +320,6 @@ def test_an_aggregator_is_a_value_that_a_method_is_built_with(store):
     new = play_round(store, bound, bound.start(federation, 0), TRAINED)
     assert store.get(new.adapters["policy"])["a"].tolist() == TRAINED["cyd"]
     assert new.metrics.scalars["clients"] == 3
-
-
-def test_a_section_without_combine_is_no_aggregator():
-    with pytest.raises(TypeError, match="'nothing' does not derive from"):
-        aggregator_of(AggregatorConfig(kind="nothing"))
 
 
 def test_contributions_are_opened_without_reading_all_adapters(contributions):

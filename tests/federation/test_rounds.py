@@ -545,7 +545,7 @@ def test_the_rounds_ask_any_transport_for_the_answers_of_a_step(recipe, prepared
     transport = LossyTransport(InProcessTransport(trainer, loop.contexts), lost)
     steps = []
     state = run_rounds(
-        loop.bound,
+        loop.bound.method,
         loop.initial_state(),
         transport,
         loop.commits,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from components.config.federation import AGGREGATORS, AggregatorConfig
-from components.federation.aggregators.base import Contributions, aggregator_of
+from components.federation.aggregators.base import Contributions
 from components.federation.aggregators.trimmed import TrimmedMean
 from components.federation.protocol import Update
 from components.models.store import AdapterStore
@@ -59,4 +59,4 @@ def test_the_share_is_rounded_up_and_a_value_remains(clients, removed):
 def test_a_recipe_names_it():
     section = AGGREGATORS.load("trimmed")(kind="trimmed")
     assert isinstance(section, AggregatorConfig)
-    assert isinstance(aggregator_of(section), TrimmedMean)
+    assert isinstance(section, TrimmedMean)

@@ -29,7 +29,6 @@ class Contributions:
 
     @property
     def names(self) -> list[str]:
-        """Names of the clients."""
         return [update.client for update in self.updates]
 
     def __len__(self) -> int:
@@ -62,17 +61,10 @@ class Aggregator(AggregatorConfig, ABC):
 
     @abstractmethod
     def combine(self, server: Adapter, contributions: Contributions) -> tuple[Adapter, dict[str, float]]:
-        """The server's new adapter.
+        """The server's new adapter (fp32), and numbers for the server's metrics.
 
-        Args:
-            server: the server's adapter before the step; not changed.
-            contributions: the clients' adapters and weights, at least one.
-
-        Returns:
-            the adapter (fp32), and numbers for the server's metrics.
-
-        Raises:
-            AdapterError: an adapter does not fit, or has values that are not finite.
+        The given adapter is the server's before the step, which is not changed; there is at least
+        one contribution.
         """
 
     def for_clusters(self) -> Aggregator:
@@ -90,18 +82,5 @@ class LinearAggregator(Aggregator):
         """The weight of each contribution."""
 
 
-AnyAggregator = Annotated[SerializeAsAny[AggregatorConfig], registered_section(AGGREGATORS, "participation")]
+AnyAggregator = Annotated[SerializeAsAny[Aggregator], registered_section(AGGREGATORS, "participation")]
 """Type of an option that takes any registered aggregator."""
-
-
-def aggregator_of(section: AggregatorConfig) -> Aggregator:
-    """The aggregator that a section describes.
-
-    Raises:
-        TypeError: a package has registered something else.
-    """
-    if not isinstance(section, Aggregator):
-        raise TypeError(
-            f"the aggregator '{section.kind}' does not derive from {Aggregator.__module__}.Aggregator"
-        )
-    return section

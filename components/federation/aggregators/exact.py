@@ -55,14 +55,10 @@ class ExactMean(Aggregator):
 def truncated_mean(
     factors: list[tuple[torch.Tensor, torch.Tensor]], weights: list[float]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The best approximation of rank r of sum_m w_m B_m A_m.
+    """The best approximation of rank r of sum_m w_m B_m A_m, and the singular values of that sum.
 
-    Args:
-        factors: (B [out, r], A [r, in]) of each client, fp64.
-        weights: w_m.
-
-    Returns:
-        B [out, r] and A [r, in], fp32, and the singular values of the mean, [min(out, in, K r)].
+    The factors (B [out, r], A [r, in]) of each client are fp64; the results B and A fp32. There are
+    min(out, in, K r) singular values.
     """
     import torch
 

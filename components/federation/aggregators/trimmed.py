@@ -53,15 +53,7 @@ class TrimmedMean(Aggregator):
 
 
 def trimmed_mean(values: np.ndarray, removed: int) -> np.ndarray:
-    """The mean over rows without the `removed` largest and smallest values of each column.
-
-    Args:
-        values: [K, n] float64.
-        removed: values to remove on each side; 2 removed < K.
-
-    Returns:
-        [n] float64.
-    """
+    """The mean of values [K, n] without the `removed` largest and smallest of each column, [n]."""
     ordered = np.sort(values, axis=0)
     mean: np.ndarray = ordered[removed : len(values) - removed].mean(axis=0)
     return mean

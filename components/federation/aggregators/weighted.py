@@ -24,12 +24,10 @@ class ParticipationMean(LinearAggregator):
     kind: Literal["participation"] = Field("participation", description="Name of the aggregator.")
 
     def client_weights(self, contributions: Contributions) -> list[float]:
-        """p_m / sum p_m."""
         total = sum(contributions.weights)
         return [weight / total for weight in contributions.weights]
 
     def combine(self, server: Adapter, contributions: Contributions) -> tuple[Adapter, dict[str, float]]:
-        """The normalized weighted mean."""
         pairs = zip(contributions.adapters(), contributions.weights, strict=True)
         return aggregation.weighted_average(pairs), {"weight_sum": 1.0}
 
@@ -47,11 +45,9 @@ class PaperMean(LinearAggregator):
 
     @property
     def rescales(self) -> bool:
-        """True."""
         return True
 
     def client_weights(self, contributions: Contributions) -> list[float]:
-        """(M / A) p_m."""
         scale = contributions.clients / len(contributions)
         return [scale * weight for weight in contributions.weights]
 
@@ -72,11 +68,9 @@ class UniformMean(LinearAggregator):
     kind: Literal["uniform"] = Field("uniform", description="Name of the aggregator.")
 
     def client_weights(self, contributions: Contributions) -> list[float]:
-        """1 / A."""
         return [1.0 / len(contributions)] * len(contributions)
 
     def combine(self, server: Adapter, contributions: Contributions) -> tuple[Adapter, dict[str, float]]:
-        """The mean."""
         pairs = ((adapter, 1.0) for adapter in contributions.adapters())
         return aggregation.weighted_average(pairs), {"weight_sum": 1.0}
 

@@ -6,10 +6,12 @@ Nothing of a client leaves this package except updates: the server half
 
 from __future__ import annotations
 
-from components.config import Registry
-from components.federation.clients.base import TrainerFactory
+from collections.abc import Callable
 
-TRAINERS: Registry[TrainerFactory] = Registry(
+from components.config import Recipe, Registry
+from components.federation.clients.base import Trainer
+
+TRAINERS: Registry[Callable[[Recipe, str], Trainer]] = Registry(
     "trainer",
     "fed_rlhf.trainers",
     {

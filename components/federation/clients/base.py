@@ -13,7 +13,6 @@ from components.learning.pair_scores import Array, PreferenceScores
 if TYPE_CHECKING:
     import torch
 
-    from components.config import Recipe
     from components.federation.clients.context import ClientContext
     from components.learning.references import ReferenceCache
     from components.models.policy import Policy
@@ -22,71 +21,34 @@ if TYPE_CHECKING:
 
 
 class Trainer(Protocol):
-    """Runs jobs, and scores pairs, with one resident model.
+    """Runs jobs, and scores pairs, with one resident model."""
 
-    Attributes:
-        references: the reference's log-probabilities that were computed so far; several trainers
-            may share them.
-    """
-
-    references: ReferenceCache
+    references: ReferenceCache  # log-probabilities that were computed so far; trainers may share them
 
     @property
     def model(self) -> torch.nn.Module:
         """The resident model."""
-        ...
 
     def initial_adapter(self, seed: int) -> Adapter:
         """The adapter that all clients start from."""
-        ...
 
     def run(self, job: Job, context: ClientContext) -> ClientResult:
-        """Run a job in the context of its client.
-
-        Raises:
-            AdapterError: an adapter is damaged or does not fit.
-            TrainingError: training does not stay finite.
-            TypeError: the trainer has no such job.
-        """
-        ...
+        """Run a job in the context of its client."""
 
     def score_pairs(self, pairs: Pairs, adapters: Sequence[Adapter]) -> PreferenceScores:
         """Scores of pairs by each adapter."""
-        ...
 
     def compare(self, comparisons: Sequence[Comparison], adapters: Sequence[Adapter]) -> Array:
-        """Log-odds that the first completion is better, by each adapter, [U, N].
-
-        Raises:
-            TypeError: the trainer has no selector.
-        """
-        ...
+        """Log-odds that the first completion is better, by each adapter, [U, N]."""
 
     def score_client_pairs(self, pairs: Pairs, adapter: Adapter, context: ClientContext) -> PreferenceScores:
         """Scores of pairs by a client's model: the adapter with the client's own modules or steps."""
-        ...
 
     def resident_policy(self) -> Policy:
-        """The resident policy.
-
-        Raises:
-            TypeError: the trainer has none.
-        """
-        ...
+        """The resident policy; a TypeError where the model is none."""
 
     def client_policy(self, adapter: Adapter, context: ClientContext) -> Policy:
-        """The resident policy with an adapter and a client's own modules, until another is loaded.
-
-        Raises:
-            TypeError: the trainer has no policy.
-        """
-        ...
-
-
-class TrainerFactory(Protocol):
-    """Builds a trainer, usually its class."""
-
-    def __call__(self, recipe: Recipe, device: str) -> Trainer: ...
+        """The resident policy with an adapter and a client's own modules, until another is loaded."""
 
 
 def check_no_local_step(trainer: Trainer, method: Method) -> None:

@@ -22,23 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ClientContext:
-    """One client's side of the federation.
+    """One client's side of the federation."""
 
-    Attributes:
-        client: its name; empty for the server's own measurements.
-        adapters: the store from which it receives adapters, and to which it sends them.
-        pairs: the prepared pairs, of which it reads its own rows.
-        store: its private store.
-        rewards: folder with the scores of frozen rewards, and with the places of trained ones.
-        previous_job_key: key of its last accepted job; empty before the first one.
-    """
-
-    client: str
-    adapters: AdapterStore
-    pairs: Path
-    store: PrivateStore
-    rewards: Path
-    previous_job_key: str = ""
+    client: str  # empty for the server's own measurements
+    adapters: AdapterStore  # from which it receives adapters, and to which it sends them
+    pairs: Path  # the prepared pairs, of which it reads its own rows
+    store: PrivateStore  # its private store
+    rewards: Path  # folder with the scores of frozen rewards, and with the places of trained ones
+    previous_job_key: str = ""  # of its last accepted job; empty before the first one
 
     def load_adapter(self, digest: AdapterHash) -> Adapter:
         """An adapter that the client is sent."""
@@ -49,11 +40,7 @@ class ClientContext:
         return read_rows(self.pairs, self.client, split)
 
     def private_state(self) -> PrivateState | None:
-        """The state after the client's last accepted job; None before the first one.
-
-        Raises:
-            PrivateStoreError: the state is missing or damaged.
-        """
+        """The state after the client's last accepted job; None before the first one."""
         return self.store.load(self.previous_job_key)
 
     def assigned_reward(self, names: Sequence[str]) -> str:
@@ -64,11 +51,7 @@ class ClientContext:
         return names[position % len(names)]
 
     def pair_scores(self, rows: Sequence[PairRow], reward: str) -> npt.NDArray[np.float64]:
-        """Scores of the client's pairs by a frozen reward: of chosen and rejected, [N, 2].
-
-        Raises:
-            DataError: the reward has not scored all pairs.
-        """
+        """Scores of the client's pairs by a frozen reward: of chosen and rejected, [N, 2]."""
         path = self.rewards / f"{file_name(reward)}.parquet"
         scores = {row["pair_id"]: (row["chosen"], row["rejected"]) for row in read_rows(path, self.client)}
         missing = [row["pair_id"] for row in rows if row["pair_id"] not in scores]
@@ -93,18 +76,12 @@ class ClientContext:
 
 @dataclass(frozen=True)
 class ClientContexts:
-    """Opens the clients' contexts of one federation.
+    """Opens the clients' contexts of one federation."""
 
-    Attributes:
-        adapters: the federation's adapter store, in its folder `adapters`.
-        pairs: the prepared pairs.
-    """
-
-    adapters: AdapterStore
-    pairs: Path
+    adapters: AdapterStore  # the federation's, in its folder `adapters`
+    pairs: Path  # the prepared pairs
 
     def open(self, client: str, previous_job_key: str = "") -> ClientContext:
-        """The context of a client; arguments as of ClientContext."""
         federation = self.adapters.root.parent
         return ClientContext(
             client,

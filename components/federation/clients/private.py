@@ -17,7 +17,7 @@ its commit.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,34 +36,23 @@ class PrivateStoreError(UserError, RuntimeError):
 
 @dataclass(frozen=True)
 class PrivateState:
-    """What a client keeps.
+    """What a client keeps."""
 
-    Attributes:
-        tensors: its private modules, fp32, by name.
-        numbers: what else it remembers, by name.
-        size: bytes of the modules' file; 0 before it is written.
-    """
-
-    tensors: Adapter
-    numbers: dict[str, float] = field(default_factory=dict)
-    size: int = 0
+    tensors: Adapter  # its private modules, fp32, by name
+    numbers: dict[str, float] = field(default_factory=dict)  # what else it remembers, by name
+    size: int = 0  # bytes of the modules' file; 0 before it is written
 
 
 class PrivateStore:
-    """The folder of one client."""
+    """The folder of one client, under the folder of all clients' stores."""
 
     def __init__(self, root: Path, client: str) -> None:
-        """The store of a client, under the folder of all clients' stores."""
         self.client = client
         self.folder = Path(root) / file_name(client)
         self._modules = AdapterStore(self.folder / "modules")
 
     def load(self, job_key: str) -> PrivateState | None:
-        """The state after a job; None for the empty key, which stands for no job.
-
-        Raises:
-            PrivateStoreError: the state is missing or damaged.
-        """
+        """The state after a job; None for the empty key, which stands for no job."""
         if not job_key:
             return None
         path = self._path(job_key)
@@ -81,15 +70,9 @@ class PrivateStore:
         return self._read(path) if path.is_file() else None
 
     def save(self, job_key: str, previous_job_key: str, state: PrivateState) -> PrivateState:
-        """Write the state after a job, and remove states that are no longer needed.
+        """Write the state after a job, remove states that are no longer needed; gives it with its size.
 
-        Args:
-            job_key: key of the job.
-            previous_job_key: key of the job that it started from, whose state is kept too.
-            state: the state; its size is not used.
-
-        Returns:
-            the state with its size.
+        The state of the job that it started from is kept too.
         """
         size = self._write(self._path(job_key), state)
         needed = {self._path(job_key), self._path(previous_job_key)}
@@ -97,7 +80,7 @@ class PrivateStore:
             if path not in needed:
                 path.unlink()
         self._remove_unused_modules()
-        return PrivateState(state.tensors, state.numbers, size)
+        return replace(state, size=size)
 
     def save_personal_step(self, job_key: str, state: PrivateState) -> None:
         """Write the state after the personal step of a job."""
@@ -110,8 +93,8 @@ class PrivateStore:
         return self._modules.size(digest)
 
     def _remove_unused_modules(self) -> None:
-        states = [json.loads(path.read_text(encoding="utf-8")) for path in self.folder.glob("*.json")]
-        used = {state["modules"] for state in states}
+        states = self.folder.glob("*.json")
+        used = {json.loads(path.read_text(encoding="utf-8"))["modules"] for path in states}
         for path in self._modules.root.glob("*.safetensors"):
             if path.stem not in used:
                 path.unlink()

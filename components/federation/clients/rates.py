@@ -11,15 +11,10 @@ from components.config.optimizer import RateDecay
 
 @dataclass(frozen=True)
 class RateMemory:
-    """What a client remembers of its learning rates.
+    """What a client remembers of its learning rates."""
 
-    Attributes:
-        decay: factor of its learning rates.
-        dpo: mean DPO loss of its last round; NaN before the first one.
-    """
-
-    decay: float = 1.0
-    dpo: float = math.nan
+    decay: float = 1.0  # factor of its learning rates
+    dpo: float = math.nan  # mean DPO loss of its last round; NaN before the first one
 
     @classmethod
     def of(cls, numbers: Mapping[str, float]) -> RateMemory:
@@ -36,7 +31,6 @@ class RateMemory:
         return lr if config is None else config.apply(lr, self.decay)
 
     def after_round(self, dpo: float, config: RateDecay | None) -> RateMemory:
-        """The memory after a round with this mean DPO loss."""
         if config is not None and dpo > self.dpo:  # false where it is NaN
             return replace(self, decay=self.decay * config.factor, dpo=dpo)
         return replace(self, dpo=dpo)

@@ -16,7 +16,9 @@ from components.federation.protocol import ClientResult, Job, ScoreJob, TrainJob
 from components.learning.loop import Training
 from components.learning.pair_scores import Array, PreferenceScores
 from components.learning.references import ReferenceCache
+from components.learning.selector import score_pairs, train_selector, validation_losses
 from components.models.eight_bit import check_support
+from components.models.selector_model import Selector
 from components.results import Metrics
 
 if TYPE_CHECKING:
@@ -28,16 +30,9 @@ if TYPE_CHECKING:
 
 
 class SelectorTrainer:
-    """Trains the selector, and scores pairs by its log-odds.
-
-    Attributes:
-        selector: the resident selector.
-        references: not used; a selector has no reference.
-    """
+    """Trains the selector, and scores pairs by its log-odds."""
 
     def __init__(self, recipe: Recipe, device: str) -> None:
-        from components.models.selector_model import Selector
-
         check_support("federation.optimizer.name", recipe.federation.optimizer.name, device)
         method = method_of(recipe.federation)
         check_no_local_step(self, method)
@@ -46,19 +41,16 @@ class SelectorTrainer:
         self.selector = Selector(recipe.selector, device)
         for factor in method.frozen_factors:
             self.selector.slot.freeze(factor)
-        self.references = ReferenceCache()
+        self.references = ReferenceCache()  # not used: a selector has no reference
 
     @property
     def model(self) -> torch.nn.Module:
-        """The PEFT-wrapped backbone."""
         return self.selector.model
 
     def initial_adapter(self, seed: int) -> Adapter:
-        """LoRA's initial values."""
         return self.selector.slot.initial_adapter(seed)
 
     def run(self, job: Job, context: ClientContext) -> ClientResult:
-        """Train on the client's training pairs, or score adapters on its validation pairs."""
         match job:
             case TrainJob():
                 return self._train(job, context)
@@ -68,8 +60,6 @@ class SelectorTrainer:
                 raise unsupported_job(self, job)
 
     def _train(self, job: TrainJob, context: ClientContext) -> ClientResult:
-        from components.learning.selector import train_selector
-
         rows = context.rows("train")
         config = self._federation
         training = Training(
@@ -84,16 +74,12 @@ class SelectorTrainer:
         return ClientResult(tensors=adapter, rows=len(rows), metrics=Metrics(scalars=trained.metrics()))
 
     def _score(self, job: ScoreJob, context: ClientContext) -> ClientResult:
-        from components.learning.selector import validation_losses
-
         rows = context.rows("validation")
         adapters = [context.load_adapter(ref) for ref in job.adapters]
         return ClientResult(losses=tuple(validation_losses(self.selector, rows, adapters)), rows=len(rows))
 
     def score_pairs(self, pairs: Pairs, adapters: Sequence[Adapter]) -> PreferenceScores:
         """Log-odds that the chosen completion is better, by each adapter, with it first and second."""
-        from components.learning.selector import score_pairs
-
         margins = np.zeros((len(adapters), 2, len(pairs)))
         for rows, adapter in zip(margins, adapters, strict=True):
             self.selector.slot.load(adapter)
@@ -103,7 +89,6 @@ class SelectorTrainer:
         return PreferenceScores(margins[:, 0], swapped=margins[:, 1])
 
     def compare(self, comparisons: Sequence[Comparison], adapters: Sequence[Adapter]) -> Array:
-        """Log-odds that the first completion is better, by each adapter, [U, N]."""
         margins = np.zeros((len(adapters), len(comparisons)))
         for row, adapter in zip(margins, adapters, strict=True):
             self.selector.slot.load(adapter)
@@ -111,13 +96,10 @@ class SelectorTrainer:
         return margins
 
     def score_client_pairs(self, pairs: Pairs, adapter: Adapter, context: ClientContext) -> PreferenceScores:
-        """Scores by the adapter, which all clients use as it is."""
         return self.score_pairs(pairs, [adapter])
 
     def resident_policy(self) -> Policy:
-        """Refused: a selector is no policy."""
         raise TypeError("a selector compares completions and does not generate any")
 
     def client_policy(self, adapter: Adapter, context: ClientContext) -> Policy:
-        """Refused: a selector is no policy."""
         return self.resident_policy()

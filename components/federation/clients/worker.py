@@ -32,16 +32,9 @@ def build_trainer(recipe: Recipe, device: str) -> Trainer:
 def run_job(
     job: Job, trainer: Trainer, contexts: ClientContexts, postprocessors: Sequence[PostProcessor] = ()
 ) -> Update:
-    """Carry out a job, or read the update of an earlier time that it was carried out.
+    """Carry out a job on the trainer's device, or read the update of an earlier time that it was.
 
-    Args:
-        job: the job.
-        trainer: on the device that the caller holds.
-        contexts: opens the context of the job's client, and no other.
-        postprocessors: applied to what the client sends.
-
-    Raises:
-        AdapterError, TrainingError: an adapter is damaged, or training does not stay finite.
+    The post-processors are applied to what the client sends.
     """
     update = finished_update(job, contexts.adapters) or _carry_out(job, trainer, contexts, postprocessors)
     log.info("client %s is done", job.client, extra=progress(UnitDone(CLIENTS, job.client)))
@@ -79,7 +72,6 @@ def _carry_out(
 def _process(
     job: Job, result: ClientResult, store: AdapterStore, postprocessors: Sequence[PostProcessor]
 ) -> ClientResult:
-    """Apply the post-processors to what a client sends."""
     origin = {} if result.tensors is None else origin_of(result.tensors, store.get(job.received[0]))
     context = Context(job.round, job.kind, job.slot, job.participants, job.weight, origin)
     for postprocessor in postprocessors:
@@ -88,10 +80,7 @@ def _process(
 
 
 def finished_update(job: Job, store: AdapterStore) -> Update | None:
-    """The update of a job that was carried out before.
-
-    None if it, or its adapter, is missing or damaged.
-    """
+    """The update of a job that was carried out before; None if it, or its adapter, is missing or damaged."""
     try:
         update = Update.model_validate_json(_update_path(job, store).read_bytes())
         if update.adapter is not None:

@@ -71,15 +71,12 @@ class Drift(Method):
     )
 
     def server_adapters(self, federation: FederationConfig) -> int:
-        """That of each client of the round."""
         return federation.clients_per_round
 
     def slots(self, federation: Federation) -> Sequence[str]:
-        """One for each client."""
         return federation.names
 
     def sent(self, state: State, client: str) -> tuple[str, AdapterHash]:
-        """The client's own adapter."""
         return client, state.adapters[client]
 
     def aggregate(self, state: State, updates: Sequence[Update], server: Server) -> State:

@@ -20,10 +20,10 @@ from typing import ClassVar
 from pydantic import Field
 
 from components.config import FederationConfig
+from components.federation.aggregation import attention, movement_cosines
 from components.federation.method import Server, State
 from components.federation.pair_training import PairTraining
 from components.federation.protocol import Federation, Memory, Update, sent_adapters
-from components.federation.similarity import attention, movement_cosines
 from components.models.store import AdapterHash
 
 
@@ -65,16 +65,13 @@ class FedAMP(PairTraining):
         return 2 * federation.clients_per_round
 
     def slots(self, federation: Federation) -> Sequence[str]:
-        """One for each client."""
         return federation.names
 
     def start(self, federation: Federation, seed: int) -> State:
-        """All clients start from the same adapter, and are sent it first."""
         state = super().start(federation, seed)
         return state.model_copy(update={"memory": MixtureMemory(sent=state.adapters)})
 
     def sent(self, state: State, client: str) -> tuple[str, AdapterHash]:
-        """The mixture for the client."""
         return client, state.memory.sent[client]
 
     def aggregate(self, state: State, updates: Sequence[Update], server: Server) -> State:

@@ -18,5 +18,4 @@ class FedAvg(AveragingMethod):
 
     @property
     def local_objective(self) -> SftObjective:
-        """The chosen completions' negative log-likelihood."""
         return SftObjective()

@@ -22,5 +22,4 @@ class FedBis(AveragingMethod):
 
     @property
     def local_objective(self) -> SelectorObjective:
-        """Cross-entropy of the binary choice."""
         return SelectorObjective()

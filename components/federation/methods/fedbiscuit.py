@@ -103,7 +103,6 @@ class FedBiscuit(FedBis):
     )
 
     def server_adapters(self, federation: FederationConfig) -> int:
-        """Those of all selectors."""
         return self.selectors
 
     @field_validator("selectors")
@@ -118,7 +117,6 @@ class FedBiscuit(FedBis):
 
     @property
     def selector_names(self) -> list[str]:
-        """Names of the selectors."""
         return [f"selector-{number}" for number in range(self.selectors)]
 
     @property
@@ -127,11 +125,7 @@ class FedBiscuit(FedBis):
         return self.warmup_rounds * self.selectors
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse a warm-up that leaves no round for clustered training too.
-
-        Raises:
-            RecipeError: naming the rounds of both.
-        """
+        """Refuse a warm-up that leaves no round for clustered training too."""
         super().check(recipe)
         rounds = recipe.federation.rounds
         if self.selectors > 1 and self.warmup >= rounds:
@@ -142,18 +136,12 @@ class FedBiscuit(FedBis):
             )
 
     def slots(self, federation: Federation) -> Sequence[str]:
-        """One for each selector.
-
-        Raises:
-            RecipeError: there are more selectors than clients, or no client has validation pairs.
-        """
         if self.selectors == 1:
             return super().slots(federation)
         if self.selectors > len(federation.clients):
             raise RecipeError(
-                f"federation.options.selectors is {self.selectors}, but only"
-                f" {len(federation.clients)} clients participate: use fewer selectors, so that each has a"
-                " client."
+                f"federation.options.selectors is {self.selectors}, but only {len(federation.clients)}"
+                " clients participate: use fewer selectors, so that each has a client."
             )
         if not any(client.validation_pairs for client in federation.clients):
             raise RecipeError(
@@ -163,7 +151,6 @@ class FedBiscuit(FedBis):
         return self.selector_names
 
     def warnings(self, federation: Federation, seed: int, config: FederationConfig) -> Sequence[str]:
-        """Weights that shrink or inflate a selector over its warm-up."""
         if self.selectors == 1:
             return super().warnings(federation, seed, config)
         length = self.warmup_rounds
@@ -196,10 +183,8 @@ class FedBiscuit(FedBis):
         ]
 
     def aggregate(self, state: State, updates: Sequence[Update], server: Server) -> State:
-        """The state after a step.
-
-        A grouping assigns every client a cluster. A training step combines, for each selector, the
-        updates of the clients that trained it.
+        """Assign every client a cluster, or combine by selector the updates of the clients that
+        trained it.
         """
         if self.selectors == 1:
             return super().aggregate(state, updates, server)
@@ -219,7 +204,7 @@ class FedBiscuit(FedBis):
         return state.end_round(adapters, metrics, phase=GROUPING if due else "train")
 
     def _group(self, state: State, updates: Sequence[Update]) -> State:
-        """The state with balanced clusters of the reported losses.
+        """Balance the clusters by the reported losses.
 
         A client that failed has no losses, and keeps its cluster as long as the sizes allow it.
         """
@@ -245,6 +230,5 @@ class FedBiscuit(FedBis):
         return state.within_round("train", metrics, memory, logged_at=state.round)
 
     def outcome(self, state: State) -> OutcomeRecord:
-        """The selectors, and which client uses which."""
         record = super().outcome(state)
         return record.model_copy(update={"assignment": state.memory.assignment})

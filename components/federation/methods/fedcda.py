@@ -71,7 +71,10 @@ class FedCDA(PairTraining):
     def aggregate(self, state: State, updates: Sequence[Update], server: Server) -> State:
         """The mean of the closest combination, over all clients that ever sent an update."""
         slot = self.trained_model
-        cache = self._updated_cache(state.memory, updates)
+        cache = {name: list(hashes) for name, hashes in state.memory.cache.items()}
+        for name, digest in sent_adapters(updates).items():
+            earlier = [known for known in cache.get(name, []) if known != digest]
+            cache[name] = [*earlier, digest][-self.cached :]
         names = sorted(cache)
         participants = {update.client for update in updates}
         before = server.store.get(state.adapters[slot])
@@ -97,13 +100,6 @@ class FedCDA(PairTraining):
         metrics |= aggregation.step_metrics(mean, before)
         memory = CacheMemory(cache=cache, chosen=chosen)
         return state.end_round({slot: server.store.put(mean)}, metrics, memory)
-
-    def _updated_cache(self, memory: CacheMemory, updates: Sequence[Update]) -> dict[str, list[str]]:
-        cache = {name: list(hashes) for name, hashes in memory.cache.items()}
-        for name, digest in sent_adapters(updates).items():
-            earlier = [known for known in cache.get(name, []) if known != digest]
-            cache[name] = [*earlier, digest][-self.cached :]
-        return cache
 
     def _candidates(
         self, cache: Mapping[str, list[str]], weights: Mapping[str, float], before: Adapter, server: Server

@@ -40,7 +40,7 @@ GRADIENTS = "gradients"
 
 
 class WeightsMemory(Memory):
-    """What the server remembers."""
+    """The weights of the objectives."""
 
     weights: list[float] = Field(default_factory=list)  # lambda of the last round; empty before the first
 
@@ -82,7 +82,6 @@ class FedCMOO(MultiObjectiveMethod):
         )
 
     def preferences(self) -> dict[str, float]:
-        """The preference."""
         return {name: (self.preference or {}).get(name, 1.0) for name in self.objectives}
 
     def plan(self, state: State, server: Server) -> Sequence[Job]:
@@ -121,12 +120,8 @@ class FedCMOO(MultiObjectiveMethod):
         mean = aggregation.weighted_average(zip(contributions.adapters(), contributions.weights, strict=True))
         mean = server.process(state, mean, {}, GRADIENTS, contributions.names)
         objectives = list(self.objectives)
-        preference = self.preference
-        weights = mgda.solve(
-            gram_matrix(mean, objectives),
-            self.beta or 0.0,
-            None if preference is None else [preference.get(name, 1.0) for name in objectives],
-        )
+        preference = list(self.preferences().values())
+        weights = mgda.solve(gram_matrix(mean, objectives), self.beta or 0.0, preference)
         metrics = {f"lambda/{name}": float(share) for name, share in zip(objectives, weights, strict=True)}
         memory = WeightsMemory(weights=weights.tolist())
         return state.within_round("train", metrics, memory, logged_at=state.round + 1)

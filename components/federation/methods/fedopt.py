@@ -57,7 +57,6 @@ class FedOPT(PairTraining):
     )
 
     def aggregate(self, state: State, updates: Sequence[Update], server: Server) -> State:
-        """A step of the server's optimizer along the mean movement."""
         slot = self.trained_model
         before = server.store.get(state.adapters[slot])
         contributions = server.contributions(state)

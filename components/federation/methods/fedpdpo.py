@@ -43,7 +43,6 @@ class FedPDPO(PersonalizedMethod):
 
     @property
     def personal_modules(self) -> PersonalModules:
-        """The language-model head, the bottleneck and the reward head."""
         return PersonalModules(head=True, bottleneck=self.bottleneck, reward=self.reward_head)
 
     @property

@@ -28,7 +28,6 @@ class FedPer(PersonalizedMethod, PairTraining):
 
     @property
     def personal_modules(self) -> PersonalModules:
-        """The language-model head, and the LoRA of later layers."""
         return PersonalModules(head=True, shared_layers=self.shared_layers)
 
     @property

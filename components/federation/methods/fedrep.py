@@ -22,7 +22,6 @@ class FedRep(PersonalizedMethod, PairTraining):
 
     @property
     def personal_modules(self) -> PersonalModules:
-        """The language-model head."""
         return PersonalModules(head=True)
 
     @property

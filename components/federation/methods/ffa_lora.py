@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from components.config import Recipe, RecipeError
-from components.federation.aggregators.base import Aggregator, AnyAggregator, Contributions, aggregator_of
+from components.federation.aggregators.base import Aggregator, AnyAggregator, Contributions
 from components.federation.aggregators.exact import ExactMean
 from components.federation.pair_training import AveragedPairTraining
 
@@ -38,11 +38,10 @@ class FrozenFactorMean(Aggregator):
 
     @property
     def rescales(self) -> bool:
-        """Whether the other aggregator does."""
-        return aggregator_of(self.factors_b).rescales
+        return self.factors_b.rescales
 
     def combine(self, server: Adapter, contributions: Contributions) -> tuple[Adapter, dict[str, float]]:
-        combined, metrics = aggregator_of(self.factors_b).combine(server, contributions)
+        combined, metrics = self.factors_b.combine(server, contributions)
         frozen = {name: tensor for name, tensor in server.items() if ".lora_A." in name}
         return {**combined, **frozen}, metrics
 
@@ -58,11 +57,7 @@ class FFALoRA(AveragedPairTraining):
         return FrozenFactorMean(factors_b=self.aggregator)
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse the aggregator `exact` too, whose result has other factors A.
-
-        Raises:
-            RecipeError: naming the aggregator.
-        """
+        """Refuse the aggregator `exact` too, whose result has other factors A."""
         super().check(recipe)
         if isinstance(self.aggregator, ExactMean):
             raise RecipeError(

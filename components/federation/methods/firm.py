@@ -75,7 +75,6 @@ class Firm(MultiObjectiveMethod):
         return self
 
     def build_objective(self, server_weights: Sequence[float]) -> MultiObjective:
-        """MGDA in each local step, or the fixed weights."""
         weights = self.weights
         if weights is not None:
             total = sum(weights.values())
@@ -89,7 +88,6 @@ class Firm(MultiObjectiveMethod):
         )
 
     def preferences(self) -> dict[str, float]:
-        """The fixed weights, or the preference."""
         if self.weights:
             return {name: self.weights.get(name, 0.0) for name in self.objectives}
         return {name: (self.preference or {}).get(name, 1.0) for name in self.objectives}

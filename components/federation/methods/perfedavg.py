@@ -49,19 +49,14 @@ class PerFedAvg(AveragingMethod):
     )
     objective: Annotated[DpoObjective | PairPpoObjective, one_of(DpoObjective, PairPpoObjective)] = Field(
         default_factory=DpoObjective,
-        description=("Local objective: dpo, or ppo with the recipe's one reward, without a critic."),
+        description="Local objective: dpo, or ppo with the recipe's one reward, without a critic.",
     )
 
     def learning_rate(self, config: FederationConfig) -> float:
-        """That of the meta-steps."""
         return self.outer_lr
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse a round without a complete meta-step too.
-
-        Raises:
-            RecipeError: naming the number of inner steps.
-        """
+        """Refuse a round without a complete meta-step too."""
         super().check(recipe)
         config = recipe.federation
         if isinstance(self.objective, PairPpoObjective) or config.local_epochs is not None:
