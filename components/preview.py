@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import cast
 
 from components.config import DataConfig, InputFile, Recipe
 from components.data.prepare import DataSet, assemble, check_rows, expected
@@ -17,7 +18,7 @@ from components.data.report import RowCounts
 from components.data.sources.files import FileOptions
 from components.data.tables import write_table
 from components.data.validation import validate
-from components.evaluation.judges.base import judge_section
+from components.evaluation.judges.base import JudgeSection
 from components.federation.protocol import check_participants
 from components.inputs import hash_path, is_larger, named_files
 from components.reporting.lines import left_out_line
@@ -96,7 +97,7 @@ def _checked(recipe: Recipe, data_set: DataSet, validated: bool) -> DataPreview:
     check_rows(recipe, data_set.splits, data_set.rows.prompts)
     active = sum(client.train > 0 for client in data_set.clients.values())
     check_participants(active, recipe.federation.clients_per_round)
-    judge = judge_section(recipe.evaluation.judge)
+    judge = cast(JudgeSection, recipe.evaluation.judge)
     if judge.pair_reader() is not None:
         with TemporaryDirectory() as folder:
             path = Path(folder) / "judge.parquet"

@@ -93,7 +93,7 @@ def label_completions(run: Run, recipe: Recipe) -> LabellingResult:
         labeled = choose_ranked_pairs(labeled, recipe.alignment.pairs_per_prompt)
     if labeled:
         Dataset.from_list([dict(row) for row in labeled]).to_parquet(run.alignment / "pairs.parquet")
-    return LabellingResult(**asdict(counts), **asdict(label_shares(labeled)))
+    return LabellingResult.model_validate(counts | label_shares(labeled))
 
 
 @task(name="align by DPO")

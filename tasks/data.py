@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from prefect import get_run_logger
 
@@ -19,7 +19,7 @@ from tasks.devices import POOL
 from tasks.uncached import task
 
 if TYPE_CHECKING:
-    from components.alignment.thoughts import TreeSettings
+    from components.alignment.thoughts.growth import TreeSettings
     from components.data.questions import Question
 
 
@@ -80,7 +80,8 @@ def grow_trees(recipe: Recipe, folder: Path, shared: Path) -> dict[str, int]:
         DataError: the questions cannot be read; or one is used twice, in one set or in two, or also
             evaluates the policy.
     """
-    from components.alignment.thoughts import build_models, grow_missing_trees
+    from components.alignment.thoughts.files import grow_missing_trees
+    from components.alignment.thoughts.models import build_models
     from components.data.trees import tree_line
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -103,7 +104,8 @@ def grow_trees(recipe: Recipe, folder: Path, shared: Path) -> dict[str, int]:
 
 
 def _tree_settings(name: str, recipe: Recipe, thoughts: ThoughtsConfig) -> TreeSettings:
-    from components.alignment.thoughts import TreeSettings, load_thought_templates, settings_key
+    from components.alignment.thoughts.files import load_thought_templates, settings_key
+    from components.alignment.thoughts.growth import TreeSettings
     from components.data.templates import load as load_template
 
     templates = load_thought_templates(name)
@@ -118,7 +120,7 @@ def _load_tree_questions(recipe: Recipe, thoughts: ThoughtsConfig) -> dict[str, 
     Raises:
         DataError: see grow_trees.
     """
-    from components.alignment.thoughts import truncate_context
+    from components.alignment.thoughts.growth import truncate_context
     from components.data.questions import load_section, render
     from components.evaluation.answers import load_evaluation_questions
     from components.models.backbone import load_tokenizer
@@ -191,7 +193,7 @@ def prepare_data(recipe: Recipe, folder: Path, trees: Path) -> PreparationReport
         dialogue_warnings,
         equal_warnings,
     )
-    from components.evaluation.judges.base import judge_section
+    from components.evaluation.judges.base import JudgeSection
 
     if recipe.evaluation.alpaca_eval:
         check_alpaca_eval(recipe.evaluation.alpaca_eval)
@@ -203,7 +205,7 @@ def prepare_data(recipe: Recipe, folder: Path, trees: Path) -> PreparationReport
         key = "path" if data.source == "thoughts" else "trees"
         data = data.model_copy(update={key: InputFile(str(trees))})
     report = prepare(data, recipe.seed, folder, recipe.runtime.data_docs)
-    judge_section(recipe.evaluation.judge).check_data(folder)
+    cast(JudgeSection, recipe.evaluation.judge).check_data(folder)
     if recipe.evaluation.alpaca_eval:
         prompts = [row["prompt"] for row in read_rows(folder / "prompts.parquet", split="test")]
         instructions = annotator_instructions(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 from prefect import get_run_logger
 
@@ -15,9 +16,9 @@ from components.io import file_hash, read_json, write_json
 from components.models.rewards.base import (
     Progress,
     RewardResources,
+    RewardSection,
     check_scores,
     response_reward,
-    reward_section,
 )
 from components.names import file_name
 from tasks.devices import POOL
@@ -62,7 +63,7 @@ def score_pairs(run: Run, recipe: Recipe, name: str) -> dict[str, float]:
     """
     from datasets import Dataset
 
-    reward = reward_section(recipe.rewards[name])
+    reward = cast(RewardSection, recipe.rewards[name])
     path = rewards_folder(run.federation) / f"{file_name(name)}.parquet"
     record = path.with_suffix(".json")
     trained = rewards_fingerprint(recipe.rewards, run.prepared)

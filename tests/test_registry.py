@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from components.config import RecipeError, Registry
-from components.config.data import SOURCES
+from components.config.data import PROMPT_SOURCES, SOURCES
 from components.config.evaluation import JUDGES
 from components.config.federation import AGGREGATORS, METHODS, POSTPROCESSORS
 from components.config.registry import one_of, registered_section
@@ -84,7 +84,9 @@ def test_what_does_not_derive_from_the_base_is_refused_with_the_name_of_both(reg
         shapes.load("odd")
 
 
-@pytest.mark.parametrize("registry", [METHODS, POSTPROCESSORS, AGGREGATORS, JUDGES, REWARDS, SOURCES])
+@pytest.mark.parametrize(
+    "registry", [METHODS, POSTPROCESSORS, AGGREGATORS, JUDGES, REWARDS, SOURCES, PROMPT_SOURCES]
+)
 def test_each_registry_of_sections_refuses_a_section_without_behaviour(registry, monkeypatch):
     monkeypatch.setitem(registry.builtin, "odd", f"{__name__}:Circle")
     with pytest.raises(RecipeError, match=f"{registry.key} 'odd' registers Circle, which is no components"):

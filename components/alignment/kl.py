@@ -30,18 +30,13 @@ def kl_to_reference(
 
     At each position of a sampled completion the KL of the two next-token distributions is summed
     exactly over the vocabulary (the Rao-Blackwellized estimator of the sequence KL), so that one
-    sample per prompt suffices.
+    sample per prompt suffices. kl_sequence is the mean over completions, kl_token that over tokens;
+    both are missing without prompts.
 
     Args:
-        policy: its model is a PEFT model.
-        prompts: texts; may be empty.
         seed: determines the samples.
         temperature: divides the logits of the policy and of the reference.
         reference: adapter of the reference; None for the backbone.
-
-    Returns:
-        kl_sequence (mean over completions, nats per completion) and kl_token (nats per token);
-        empty without prompts.
     """
     if not prompts:
         return {}

@@ -14,157 +14,71 @@ import numpy as np
 import numpy.typing as npt
 
 from components.data.records import pair_id
-from components.models.selector import majority_vote
+from components.models.selector import majority_vote as majority_vote  # a name of this module too
 
 if TYPE_CHECKING:
     from components.models.generation import Completion
 
 
-__all__ = [
-    "Candidate",
-    "CandidateCounts",
-    "LabelShares",
-    "LabeledPair",
-    "candidate_pairs",
-    "choose_ranked_pairs",
-    "label_pairs",
-    "label_shares",
-    "majority_vote",
-]
-
-
 @dataclass(frozen=True)
 class Candidate:
-    """An unlabeled pair of completions of one prompt.
+    """An unlabeled pair of completions of one prompt."""
 
-    Attributes:
-        pair_id: identifies the pair, see components.data.records.pair_id.
-        prompt_id, prompt: id and text of the server's prompt.
-        first, second: the completions, in the order in which they were sampled.
-    """
-
-    pair_id: str
+    pair_id: str  # see components.data.records.pair_id
     prompt_id: str
     prompt: str
-    first: Completion
+    first: Completion  # in the order in which they were sampled
     second: Completion
 
 
-@dataclass(frozen=True)
-class CandidateCounts:
-    """Numbers of completions and pairs.
-
-    Attributes:
-        completions: sampled completions.
-        dropped_identical, dropped_empty: completions that repeat an earlier one of their prompt,
-            and completions without text.
-        pairs: candidate pairs.
-        prompts_without_pair: prompts with fewer than two distinct completions.
-    """
-
-    completions: int
-    dropped_identical: int
-    dropped_empty: int
-    pairs: int
-    prompts_without_pair: int
-
-
 class LabeledPair(TypedDict):
-    """A labeled pair, as it is stored.
-
-    Attributes:
-        pair_id, prompt_id, prompt: as of the candidate.
-        label: 0 if the first completion was preferred, 1 if the second one was.
-        margin: mean over the selectors of the log-odds that the first completion is better.
-        chosen, rejected: texts.
-        chosen_ids, rejected_ids: sampled tokens.
-        chosen_finished, rejected_finished: whether the completion ended by itself.
-    """
+    """A labeled pair, as it is stored."""
 
     pair_id: str
     prompt_id: str
     prompt: str
-    label: int
-    margin: float
+    label: int  # 0 if the first completion was preferred, 1 if the second one was
+    margin: float  # mean over the selectors of the log-odds that the first completion is better
     chosen: str
-    chosen_ids: list[int]
-    chosen_finished: bool
+    chosen_ids: list[int]  # sampled tokens
+    chosen_finished: bool  # whether the completion ended by itself
     rejected: str
     rejected_ids: list[int]
     rejected_finished: bool
 
 
-@dataclass(frozen=True)
-class LabelShares:
-    """Shares of labeled pairs; NaN without pairs.
-
-    Attributes:
-        label_1_share: share of pairs in which the second completion was preferred.
-        chosen_longer_share: share of pairs whose chosen completion has more tokens.
-        chosen_finished_more: share of chosen completions that ended by themselves, less that of
-            rejected ones.
-    """
-
-    label_1_share: float
-    chosen_longer_share: float
-    chosen_finished_more: float
-
-
 def candidate_pairs(
     prompts: Mapping[str, str], completions: Mapping[str, Sequence[Completion]]
-) -> tuple[list[Candidate], CandidateCounts]:
-    """Form all pairs of the distinct completions of each prompt.
+) -> tuple[list[Candidate], dict[str, int]]:
+    """All pairs of the distinct completions of each prompt, and numbers of what was formed and dropped.
 
-    Args:
-        prompts: texts by prompt id.
-        completions: the sampled completions by prompt id.
-
-    Returns:
-        the pairs, and the numbers of what was dropped.
+    Prompts and completions are by prompt id. The numbers are fields of LabellingResult.
     """
     pairs: list[Candidate] = []
-    dropped_empty = 0
-    dropped_identical = 0
-    prompts_without_pair = 0
+    names = ("completions", "dropped_identical", "dropped_empty", "pairs", "prompts_without_pair")
+    counts = dict.fromkeys(names, 0)
     for prompt_id, sampled in completions.items():
+        counts["completions"] += len(sampled)
         distinct: dict[str, Completion] = {}
         for completion in sampled:
             if not completion.text:
-                dropped_empty += 1
+                counts["dropped_empty"] += 1
             elif completion.text in distinct:
-                dropped_identical += 1
+                counts["dropped_identical"] += 1
             else:
                 distinct[completion.text] = completion
-        prompts_without_pair += len(distinct) < 2
+        counts["prompts_without_pair"] += len(distinct) < 2
         for first, second in combinations(distinct.values(), 2):
             identifier = pair_id(prompt_id, first.text, second.text)
             pairs.append(Candidate(identifier, prompt_id, prompts[prompt_id], first, second))
-    counts = CandidateCounts(
-        completions=sum(len(sampled) for sampled in completions.values()),
-        dropped_identical=dropped_identical,
-        dropped_empty=dropped_empty,
-        pairs=len(pairs),
-        prompts_without_pair=prompts_without_pair,
-    )
-    return pairs, counts
+    return pairs, counts | {"pairs": len(pairs)}
 
 
 def label_pairs(margins: npt.NDArray[np.float64], candidates: Sequence[Candidate]) -> list[LabeledPair]:
-    """Label pairs by the majority of the selectors.
+    """Label N pairs by the majority of an odd number of selectors.
 
     A selector prefers the second completion (label 1) unless it scores the first one higher, as in
-    the paper.
-
-    Args:
-        margins: [U, N], log-odds that the first completion is better, by each of an odd number of
-            selectors.
-        candidates: the N pairs.
-
-    Returns:
-        a row for each pair, in the order of the pairs.
-
-    Raises:
-        ValueError: the number of selectors is even.
+    the paper. The margins [U, N] are log-odds that the first completion is better.
     """
     labels = majority_vote(np.where(margins > 0, 0, 1).reshape(len(margins), len(candidates)))
     mean_margins = np.mean(margins, axis=0)
@@ -177,12 +91,10 @@ def label_pairs(margins: npt.NDArray[np.float64], candidates: Sequence[Candidate
 def choose_ranked_pairs(pairs: Sequence[LabeledPair], count: int) -> list[LabeledPair]:
     """Choose pairs of each prompt by the selectors' order of its completions.
 
-    Completions are ranked by the pairs that they win, of equal ones by the summed log-odds of these.
-    The first is paired with the last, the second with the last but one, and so on.
-
-    Args:
-        pairs: all labeled pairs of the prompts' distinct completions.
-        count: pairs per prompt, at most; a prompt with n completions has n // 2.
+    Completions are ranked by the pairs that they win, of equal ones by the summed log-odds of
+    these. The first is paired with the last, the second with the last but one, and so on: at most
+    `count` pairs of a prompt, and n // 2 of one with n completions. The given pairs are all labeled
+    ones.
     """
     scores: dict[str, dict[str, tuple[int, float]]] = {}
     for pair in pairs:
@@ -219,14 +131,15 @@ def _labeled(candidate: Candidate, label: int, margin: float) -> LabeledPair:
     )
 
 
-def label_shares(pairs: Sequence[LabeledPair]) -> LabelShares:
-    """Compute shares of labeled pairs that show a bias of the labels."""
-    return LabelShares(
-        label_1_share=_share([pair["label"] == 1 for pair in pairs]),
-        chosen_longer_share=_share([len(pair["chosen_ids"]) > len(pair["rejected_ids"]) for pair in pairs]),
-        chosen_finished_more=_share([pair["chosen_finished"] for pair in pairs])
-        - _share([pair["rejected_finished"] for pair in pairs]),
-    )
+def label_shares(pairs: Sequence[LabeledPair]) -> dict[str, float]:
+    """Shares of labeled pairs, fields of LabellingResult, that show a bias; NaN without pairs."""
+    longer = [len(pair["chosen_ids"]) > len(pair["rejected_ids"]) for pair in pairs]
+    chosen_finished = _share([pair["chosen_finished"] for pair in pairs])
+    return {
+        "label_1_share": _share([pair["label"] == 1 for pair in pairs]),
+        "chosen_longer_share": _share(longer),
+        "chosen_finished_more": chosen_finished - _share([pair["rejected_finished"] for pair in pairs]),
+    }
 
 
 def _share(values: Sequence[bool]) -> float:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 from components.config import Recipe
 from components.data.dialogues import has_repeated_speaker, is_unread_dialogue
 from components.data.records import DataError, Pairs, read_rows
 from components.data.report import EqualCompletions
-from components.evaluation.judges.base import judge_section
+from components.evaluation.judges.base import JudgeSection
 from components.federation.method import method_of
 from components.models.pair_reader import PairReader, policy_pair_reader, selector_pair_reader
-from components.models.rewards.base import reward_section
+from components.models.rewards.base import RewardSection
 
 CLIENTS = "pairs.parquet"
 JUDGE = "judge.parquet"
@@ -54,9 +55,9 @@ def _readers(recipe: Recipe) -> Iterator[tuple[PairReader, str]]:
             yield selector_pair_reader(recipe.selector, "selector"), CLIENTS
         else:
             yield policy_pair_reader(recipe.policy), CLIENTS
-    readers = [judge_section(recipe.evaluation.judge).pair_reader()]
+    readers = [cast(JudgeSection, recipe.evaluation.judge).pair_reader()]
     readers += [
-        reward_section(reward).pair_reader(f"rewards.{name}") for name, reward in recipe.rewards.items()
+        cast(RewardSection, reward).pair_reader(f"rewards.{name}") for name, reward in recipe.rewards.items()
     ]
     for reader in readers:
         if reader is not None:

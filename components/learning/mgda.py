@@ -32,7 +32,7 @@ MIN_BETA = 1e-9
 
 
 def solve(gram: np.ndarray, beta: float, preference: Sequence[float] | None = None) -> np.ndarray:
-    """Compute the weights; up to MAX_ENUMERATED_OBJECTIVES objectives need no numerical solver.
+    """Compute the weights lambda, [M], up to MAX_ENUMERATED_OBJECTIVES without a numerical solver.
 
     If the Gram matrix is 0, or has values that are NaN or infinite, it contains no information
     about the objectives. The weights are then p / sum(p), those of the regularization alone, and a
@@ -43,40 +43,34 @@ def solve(gram: np.ndarray, beta: float, preference: Sequence[float] | None = No
         beta: regularization, at least 0. FIRM A.1 divides the Gram matrix by its trace so that one
             value suits a whole training.
         preference: p, [M], each above 0; None means 1 for each.
-
-    Returns:
-        [M] float64, at least 0, with sum 1.
-
-    Raises:
-        ValueError: the matrix is not square, beta is negative, or a preference is not above 0.
     """
-    gram, shares = _check_arguments(gram, beta, preference)
-    if not _has_information(gram):
+    quadratic, shares = _build_quadratic(gram, beta, preference)
+    if quadratic is None:
         return shares
-    quadratic = _build_quadratic(gram, beta, preference)
-    if len(gram) == 2:
+    if len(quadratic) == 2:
         return _solve_two(quadratic)
-    if len(gram) <= MAX_ENUMERATED_OBJECTIVES:
+    if len(quadratic) <= MAX_ENUMERATED_OBJECTIVES:
         return _solve_by_faces(quadratic)
     return _solve_by_cvxpy(quadratic)
 
 
 def solve_with_cvxpy(gram: np.ndarray, beta: float, preference: Sequence[float] | None = None) -> np.ndarray:
     """As `solve`, by cvxpy for any number of objectives; tests and benchmarks compare the two."""
-    gram, shares = _check_arguments(gram, beta, preference)
-    if not _has_information(gram):
-        return shares
-    return _solve_by_cvxpy(_build_quadratic(gram, beta, preference))
+    quadratic, shares = _build_quadratic(gram, beta, preference)
+    return shares if quadratic is None else _solve_by_cvxpy(quadratic)
 
 
-def _check_arguments(
+def _build_quadratic(
     gram: np.ndarray, beta: float, preference: Sequence[float] | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """The Gram matrix in float64, and p / sum(p)."""
+) -> tuple[np.ndarray | None, np.ndarray]:
+    """The matrix Q of the objective lambda' Q lambda, [M, M], positive definite, and p / sum(p).
+
+    There is no Q of a Gram matrix that has no information.
+    """
     gram = np.asarray(gram, dtype=np.float64)
     if gram.ndim != 2 or gram.shape[0] != gram.shape[1] or not gram.size:
         raise ValueError(f"the Gram matrix has the shape {gram.shape}: it must be [M, M] for M objectives")
-    p = _preference_array(len(gram), preference)
+    p = np.ones(len(gram)) if preference is None else np.asarray(preference, dtype=np.float64)
     if p.shape != gram.shape[:1] or not (np.isfinite(p) & (p > 0)).all():
         raise ValueError(
             f"the preference is {np.asarray(preference).tolist()}: it must be {len(gram)} numbers above 0, "
@@ -84,15 +78,16 @@ def _check_arguments(
         )
     if not 0 <= beta < np.inf:
         raise ValueError(f"beta is {beta}: it must be at least 0")
-    return gram, p / p.sum()
-
-
-def _preference_array(objectives: int, preference: Sequence[float] | None) -> np.ndarray:
-    return np.ones(objectives) if preference is None else np.asarray(preference, dtype=np.float64)
+    if not _has_information(gram):
+        return None, p / p.sum()
+    # Dividing by the largest diagonal value first keeps the trace finite.
+    scaled = (gram + gram.T) / 2 / np.diag(gram).max()
+    # The second term replaces a beta that is 0 or almost 0.
+    penalty = np.maximum(beta / p, MIN_BETA / (p / p.max()))
+    return scaled / np.trace(scaled) + np.diag(penalty / 2), p / p.sum()
 
 
 def _has_information(gram: np.ndarray) -> bool:
-    """Whether a Gram matrix is finite and not 0; a warning is logged otherwise."""
     if not np.isfinite(gram).all():
         log.warning(
             "MGDA: the Gram matrix of %d gradients has values that are NaN or infinite; "
@@ -104,17 +99,6 @@ def _has_information(gram: np.ndarray) -> bool:
         log.warning("MGDA: all %d gradients are 0; the weights are those of the preference alone", len(gram))
         return False
     return True
-
-
-def _build_quadratic(gram: np.ndarray, beta: float, preference: Sequence[float] | None) -> np.ndarray:
-    """The matrix Q of the objective lambda' Q lambda, [M, M], positive definite."""
-    p = _preference_array(len(gram), preference)
-    # Dividing by the largest diagonal value first keeps the trace finite.
-    scaled = (gram + gram.T) / 2 / np.diag(gram).max()
-    # The second term replaces a beta that is 0 or almost 0.
-    penalty = np.maximum(beta / p, MIN_BETA / (p / p.max()))
-    quadratic: np.ndarray = scaled / np.trace(scaled) + np.diag(penalty / 2)
-    return quadratic
 
 
 def _solve_two(quadratic: np.ndarray) -> np.ndarray:

@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import torch
+import torch
+from torch.nn.functional import cross_entropy, logsigmoid
 
 
 def selector_loss(choice_logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy of the binary choice (FedBiscuit eq. 3).
+    """Cross-entropy of the binary choice, [N] nats (FedBiscuit eq. 3).
 
     Args:
         choice_logits: [N, 2], logits of ' A' and ' B'.
         labels: [N] integers, 0 if the completion shown as A is the preferred one, 1 if B is.
-
-    Returns:
-        [N] losses in nats.
     """
-    from torch.nn.functional import cross_entropy
-
     return cross_entropy(choice_logits.float(), labels.long(), reduction="none")
 
 
 def sft_loss(logprobs: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Negative log-likelihood of a completion, per token.
-
-    Args:
-        logprobs: [N], summed log-probabilities of completions.
-        lengths: [N], their numbers of tokens.
-
-    Returns:
-        [N] losses in nats per token.
-    """
+    """Negative log-likelihood of N completions, nats per token, from summed log-probabilities."""
     return -logprobs / lengths
 
 
@@ -43,34 +28,20 @@ def dpo_loss(
     ref_rejected: torch.Tensor,
     beta: float,
 ) -> torch.Tensor:
-    """Direct preference optimization (FedBiscuit eq. 2; Rafailov et al. 2023, eq. 7).
+    """Direct preference optimization, [N] nats (FedBiscuit eq. 2; Rafailov et al. 2023, eq. 7).
 
-    Args:
-        policy_chosen: [N], summed log-probabilities of the chosen completions under the policy.
-        policy_rejected: [N], those of the rejected completions.
-        ref_chosen: [N], those of the chosen completions under the reference.
-        ref_rejected: [N], those of the rejected completions under the reference.
-        beta: inverse temperature of the implicit reward.
-
-    Returns:
-        [N] losses in nats.
+    The arguments are summed log-probabilities [N] of the chosen and of the rejected completions
+    under the policy and under the reference, and beta, the inverse temperature of the implicit
+    reward.
     """
     return dpo_margin_loss((policy_chosen - ref_chosen) - (policy_rejected - ref_rejected), beta)
 
 
 def dpo_margin_loss(implicit_margin: torch.Tensor, beta: float) -> torch.Tensor:
-    """The loss of DPO as a function of the implicit margin.
+    """The loss of DPO, [N] nats, as a function of the implicit margin [N].
 
-    Args:
-        implicit_margin: [N], log pi / pi_ref of the chosen completion minus that of the rejected
-            one.
-        beta: inverse temperature of the implicit reward.
-
-    Returns:
-        [N] losses in nats.
+    That is log pi / pi_ref of the chosen completion minus that of the rejected one.
     """
-    from torch.nn.functional import logsigmoid
-
     return -logsigmoid(beta * implicit_margin)
 
 
@@ -81,7 +52,7 @@ def pdpo_loss(
     reward_weight: float,
     beta: float,
 ) -> torch.Tensor:
-    """Personalized DPO: the implicit margin plus that of a reward head (FedPDPO eqs. 6 and 8).
+    """Personalized DPO: the implicit margin plus that of a reward head, [N] nats (FedPDPO eqs. 6, 8).
 
     Args:
         implicit_margin: [N], log pi / pi_ref of the chosen completion minus that of the rejected
@@ -90,13 +61,6 @@ def pdpo_loss(
             5).
         scale: s of eq. 7, see components/learning/preference.py; it gets no gradient.
         reward_weight: w_r, at least 0; with 0 the loss is that of DPO.
-        beta: inverse temperature.
-
-    Returns:
-        [N] losses in nats.
     """
-    import torch
-    from torch.nn.functional import logsigmoid
-
     constant = scale.detach() if isinstance(scale, torch.Tensor) else scale
     return -logsigmoid(beta * (implicit_margin + reward_weight * constant * explicit_margin))

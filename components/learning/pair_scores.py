@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,33 +42,27 @@ class PreferenceScores:
     def select(self, models: Sequence[int]) -> PreferenceScores:
         """Scores by these models, in this order; a model may be selected twice."""
         rows = list(models)
+        return self._map(lambda scores: scores[rows])
+
+    def _map(self, choose: Callable[[Array], Array]) -> PreferenceScores:
         return PreferenceScores(
-            self.margins[rows],
-            None if self.rewards is None else self.rewards[rows],
-            {name: margins[rows] for name, margins in self.margins_by_metric.items()},
-            swapped=None if self.swapped is None else self.swapped[rows],
+            choose(self.margins),
+            None if self.rewards is None else choose(self.rewards),
+            {name: choose(margins) for name, margins in self.margins_by_metric.items()},
+            swapped=None if self.swapped is None else choose(self.swapped),
         )
 
     def by_assigned(self) -> tuple[list[int], PreferenceScores]:
         """Scores of each pair by the model that its client uses.
 
-        Returns:
-            indices of the n pairs whose client uses a model, and their scores [1, n].
-
-        Raises:
-            ValueError: no models are assigned.
+        Gives the indices of the n pairs whose client uses a model, and their scores [1, n]; a
+        ValueError if no models are assigned.
         """
         if self.assigned is None:
             raise ValueError("no client is assigned a model of its own")
         columns = [int(n) for n in np.flatnonzero(self.assigned >= 0)]
         rows = [int(self.assigned[n]) for n in columns]
-        scores = PreferenceScores(
-            self.margins[rows, columns][None, :],
-            None if self.rewards is None else self.rewards[rows, columns][None, :],
-            {name: margins[rows, columns][None, :] for name, margins in self.margins_by_metric.items()},
-            swapped=None if self.swapped is None else self.swapped[rows, columns][None, :],
-        )
-        return columns, scores
+        return columns, self._map(lambda scores: scores[rows, columns][None, :])
 
     def with_assignment(self, assigned: Sequence[int]) -> PreferenceScores:
         """The same scores, with the index of the model that the client of each pair uses, [N]."""
@@ -75,19 +70,12 @@ class PreferenceScores:
 
 
 def concat(parts: Sequence[tuple[Sequence[int], PreferenceScores]]) -> PreferenceScores:
-    """Concatenate the scores of disjoint sets of pairs.
+    """Concatenate the scores of disjoint sets of pairs, in the order of the pairs' indices.
 
-    Args:
-        parts: indices of n pairs, and their scores [U, n]. All parts have the same U, and their
-            indices together are 0 to N - 1.
-
-    Returns:
-        scores of all N pairs, in the order of the indices.
+    The parts are the indices of n pairs, and their scores [U, n]. All have the same U, and their
+    indices together are 0 to N - 1.
     """
-    indices: list[int] = []
-    for columns, _ in parts:
-        indices += columns
-    order = np.argsort(indices)
+    order = np.argsort(list(chain.from_iterable(columns for columns, _ in parts)))
     scores = [part for _, part in parts]
 
     def join(arrays: Sequence[Array]) -> Array:
@@ -116,8 +104,6 @@ def policy_scores(
     """Scores of N pairs by U policies.
 
     Args:
-        resident: encodes the pairs.
-        pairs: records with prompt, chosen and rejected.
         logprobs: [U, N, 2], summed log-probabilities of chosen and rejected.
         reference: [N, 2], those under the reference.
         explicit: [U, N], margins of a reward head.
@@ -140,11 +126,7 @@ def pair_logprobs(
 ) -> Array:
     """Summed log-probabilities of chosen and rejected of N pairs, [N, 2] (nats).
 
-    Args:
-        resident: the model.
-        pairs: records with prompt, chosen and rejected.
-        batch_size: pairs per batch.
-        reference: use the frozen backbone rather than the adapter in the slot.
+    They are those of the adapter in the slot, or of the reference, the frozen backbone.
     """
     if not pairs:
         return np.zeros((0, 2))

@@ -9,23 +9,13 @@ at padding. All means are over tokens.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
 
 def masked_mean(values: torch.Tensor, mask: torch.Tensor, per_row: bool = False) -> torch.Tensor:
-    """Mean over the tokens.
-
-    Args:
-        values: [N, T].
-        mask: [N, T] bool; each row has at least one token.
-        per_row: whether to compute the mean of each row.
-
-    Returns:
-        a scalar, or [N] with per_row.
-    """
+    """Mean over the tokens of values [N, T]: a scalar, or [N] per row, each of which has a token."""
     masked = values * mask
     return masked.sum(1) / mask.sum(1) if per_row else masked.sum() / mask.sum()
 
@@ -37,18 +27,9 @@ def compute_gae(
 
     A_t = sum over k of (gamma lam)^k delta_t+k, with delta_t = r_t + gamma V_t+1 - V_t.
 
-    Args:
-        rewards: [N, T].
-        values: [N, T]; the value after the last token is 0.
-        mask: [N, T] bool, the tokens of a completion at the front of its row.
-        gamma: discount.
-        lam: exponential weight lambda.
-
-    Returns:
-        advantages [N, T] and returns [N, T] (advantages + values), 0 at padding.
+    The tokens of a completion are at the front of its row, and the value after the last one is 0.
+    The advantages [N, T] and the returns [N, T] (advantages + values) are 0 at padding.
     """
-    import torch
-
     values = values * mask
     next_values = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], 1)
     deltas = (rewards + gamma * next_values - values) * mask
@@ -61,29 +42,16 @@ def compute_gae(
 
 
 def whiten(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Normalize values to mean 0 and variance 1 over the tokens; equal values give 0.
-
-    Args:
-        values: [N, T].
-        mask: [N, T] bool.
-
-    Returns:
-        [N, T], 0 at padding.
-    """
+    """Values [N, T] with mean 0 and variance 1 over the tokens; 0 at padding, and of equal values."""
     mean = masked_mean(values, mask)
     variance = masked_mean((values - mean) ** 2, mask)
     return (values - mean) * (variance + 1e-8).rsqrt() * mask
 
 
 def leave_one_out(rewards: torch.Tensor, samples: int) -> torch.Tensor:
-    """Rewards less the mean of the other samples of the prompt (Ahmadian et al. 2024, eq. 8).
+    """Rewards [N] less the mean of the other samples of the prompt (Ahmadian et al. 2024, eq. 8).
 
-    Args:
-        rewards: [N], the `samples` completions of a prompt next to each other.
-        samples: completions of each prompt, at least 2.
-
-    Returns:
-        [N]; each prompt's sum is 0.
+    The samples of a prompt, at least 2, are next to each other; their sum is 0.
     """
     groups = rewards.reshape(-1, samples)
     others = (groups.sum(1, keepdim=True) - groups) / (samples - 1)
@@ -91,14 +59,10 @@ def leave_one_out(rewards: torch.Tensor, samples: int) -> torch.Tensor:
 
 
 def normalize_groups(rewards: torch.Tensor, samples: int) -> torch.Tensor:
-    """Rewards in standard deviations from the mean of the prompt's samples (Shao et al. 2024, section 4.1.2).
+    """Rewards [N] in standard deviations from the mean of the prompt's samples (Shao et al. 2024, 4.1.2).
 
-    Args:
-        rewards: [N], the `samples` completions of a prompt next to each other.
-        samples: completions of each prompt, at least 2.
-
-    Returns:
-        [N]; each prompt's sum is 0, and equal rewards give 0.
+    The samples of a prompt, at least 2, are next to each other; their sum is 0, and equal ones give
+    0.
     """
     groups = rewards.reshape(-1, samples)
     deviations = groups - groups.mean(1, keepdim=True)
@@ -108,16 +72,10 @@ def normalize_groups(rewards: torch.Tensor, samples: int) -> torch.Tensor:
 def estimate_kl(
     policy: torch.Tensor, reference: torch.Tensor, estimator: Literal["k1", "k3"]
 ) -> torch.Tensor:
-    """Estimates of KL(policy || reference) from tokens sampled by the policy (Schulman 2020).
+    """KL(policy || reference) of tokens sampled by the policy, [N, T] nats (Schulman 2020).
 
-    Args:
-        policy: [N, T], log-probabilities under the policy.
-        reference: [N, T], log-probabilities under the reference.
-        estimator: k1 is log ratio; k3 is 1 / ratio - 1 + log ratio, which is never negative. Both
-            have the KL as their mean.
-
-    Returns:
-        [N, T] nats; differentiable.
+    The arguments are log-probabilities [N, T]. k1 is log ratio; k3 is 1 / ratio - 1 + log ratio,
+    which is never negative. Both have the KL as their mean, and are differentiable.
     """
     log_ratio = policy - reference
     return log_ratio if estimator == "k1" else (-log_ratio).exp() - 1 + log_ratio
@@ -126,37 +84,20 @@ def estimate_kl(
 def policy_loss(new: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, clip: float) -> torch.Tensor:
     """-min(ratio A, clip(ratio, 1 - clip, 1 + clip) A) of each token (Schulman et al. 2017, eq. 7).
 
-    Args:
-        new: [N, T], log-probabilities under the policy.
-        old: [N, T], log-probabilities under the policy that computed the advantages; they get no
-            gradient.
-        advantages: [N, T]; they get no gradient.
-        clip: epsilon.
-
-    Returns:
-        [N, T].
+    new and old are log-probabilities [N, T] under the policy, and under the one that computed the
+    advantages; old and the advantages get no gradient.
     """
-    import torch
-
     ratio = (new - old.detach()).exp()
     advantages = advantages.detach()
     return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
 
 
 def value_loss(new: torch.Tensor, old: torch.Tensor, returns: torch.Tensor, clip: float) -> torch.Tensor:
-    """Clipped squared error: half the larger of the errors of the value and of the clipped value.
+    """Clipped squared error [N, T]: half the larger of the errors of the value and of the clipped value.
 
-    Args:
-        new: [N, T], values.
-        old: [N, T], values before the update; they get no gradient.
-        returns: [N, T], targets; they get no gradient.
-        clip: largest difference of the clipped value from the old value.
-
-    Returns:
-        [N, T].
+    new and old are values, old those before the update; old and the returns get no gradient. A
+    clipped value is at most `clip` from the old one.
     """
-    import torch
-
     clipped = old.detach() + (new - old.detach()).clamp(-clip, clip)
     returns = returns.detach()
     return 0.5 * torch.maximum((new - returns) ** 2, (clipped - returns) ** 2)
@@ -166,12 +107,7 @@ def approximate_kl(new: torch.Tensor, old: torch.Tensor, mask: torch.Tensor) -> 
     """Estimate KL(old || new) from tokens sampled by the old policy (nats per token).
 
     The estimate is the mean of ratio - 1 - log ratio, which is never negative (Schulman 2020,
-    Approximating KL Divergence, estimator k3).
-
-    Args:
-        new: [N, T], log-probabilities under the new policy.
-        old: [N, T], log-probabilities under the old policy.
-        mask: [N, T] bool.
+    Approximating KL Divergence, estimator k3). new and old are log-probabilities [N, T].
     """
     log_ratio = (new - old).detach()
     return float(masked_mean(log_ratio.exp() - 1 - log_ratio, mask))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -37,16 +38,11 @@ class ReferenceCache:
         batch_size: int,
         used: Collection[int] | None = None,
     ) -> np.ndarray:
-        """Summed log-probabilities of the completions of rows.
+        """Summed log-probabilities of the completions of N rows of C completions each, [N, C] float64.
 
         Args:
-            resident: the model.
-            rows: N rows of C completions each.
             batch_size: rows per batch.
             used: indices of the rows that are needed, the others' values are NaN; None needs all.
-
-        Returns:
-            [N, C] float64.
         """
 
         def compute(batch: Sequence[TokenRow]) -> np.ndarray:
@@ -65,18 +61,11 @@ class ReferenceCache:
     ) -> list[list[torch.Tensor]]:
         """Log-probabilities of each token of the C completions of rows, fp32 on the CPU.
 
-        Args:
-            resident, rows, batch_size, used: as in `completion_logprobs`.
-
-        Returns:
-            C tensors for each row that is used, and an empty list for the others.
+        They are C tensors for each row that is used, and an empty list for the others.
         """
-
-        def compute(batch: Sequence[TokenRow]) -> list[list[torch.Tensor]]:
-            return _compute_tokens(resident, batch)
-
         logprobs: list[list[torch.Tensor]] = [[] for _ in rows]
         for batch in reference_batches(rows, batch_size, used):
+            compute = partial(_compute_tokens, resident)
             values = _get_or_compute(self._tokens, [rows[n] for n in batch], compute)
             for n, row_values in zip(batch, values, strict=True):
                 if n in used:

@@ -20,12 +20,7 @@ from components.data.records import DataError, PairRow, Pairs, read_judges_rows
 from components.environment import disable_transformers_progress_bars
 from components.io import write_atomically
 from components.models.adapters import to_peft_config
-from components.models.backbone import (
-    BackboneError,
-    fetch_backbone,
-    load_tokenizer,
-    truncate_layers,
-)
+from components.models.backbone import BackboneError, fetch_backbone, load_tokenizer, truncate_layers
 from components.models.lora_targets import check_targets
 from components.models.pair_reader import PairReader, settings_hash
 from components.models.rewards.base import (
@@ -51,12 +46,7 @@ from components.versions import TRAINED_REWARD
 if TYPE_CHECKING:
     from datasets import Dataset
     from peft import PeftModel
-    from transformers import (
-        PretrainedConfig,
-        PreTrainedModel,
-        PreTrainedTokenizerBase,
-        TrainerCallback,
-    )
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
     from trl.trainer.reward_config import RewardConfig as TrainingArguments
 
 RECORD = "figures.json"
@@ -115,13 +105,11 @@ class TrainedReward(ResponseReward):
 
     @property
     def description(self) -> str:
-        """The backbone and the training data."""
         backbone = self.training.backbone
         layers = f"first {backbone.layers} layers" if backbone.layers else "all layers"
         return f"{backbone.name}, {layers}, trained centrally on owners outside the federation"
 
     def required_backbones(self) -> list[BackboneConfig]:
-        """The backbone that the reward is trained from."""
         return [self.training.backbone]
 
     def prepare(self, resources: RewardResources, progress: Progress | None = None) -> PreparedReward:
@@ -129,13 +117,15 @@ class TrainedReward(ResponseReward):
 
         The key of the cache is a hash of the section, the version of the training code, the seed
         and the training rows.
-
-        Raises:
-            DataError: there are no training pairs, or no held-out pairs.
-            BackboneError: the backbone cannot be loaded.
         """
         data = read_judges_rows(resources.prepared, "a reward of kind 'trained'")
-        content = self._cache_content(resources)
+        table = resources.prepared / "judge.parquet"
+        content = {  # what the trained weights depend on
+            "reward": self.model_dump(mode="json"),
+            "version": self.artifact_version,
+            "seed": resources.seed,
+            "rows": hashlib.sha256(table.read_bytes()).hexdigest(),
+        }
         key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
         folder = resources.cache / "rewards" / key
         if not (folder / RECORD).is_file():
@@ -168,22 +158,7 @@ class TrainedReward(ResponseReward):
         finally:
             shutil.rmtree(building, ignore_errors=True)
 
-    def _cache_content(self, resources: RewardResources) -> dict[str, Any]:
-        """What the trained weights depend on."""
-        table = resources.prepared / "judge.parquet"
-        return {
-            "reward": self.model_dump(mode="json"),
-            "version": self.artifact_version,
-            "seed": resources.seed,
-            "rows": hashlib.sha256(table.read_bytes()).hexdigest(),
-        }
-
     def load(self, device: str, folder: Path | None) -> RewardFunction:
-        """Load the trained classifier on a device.
-
-        Raises:
-            DataError: the folder is None, because the reward has not been trained.
-        """
         if folder is None:
             raise DataError(
                 "a reward of kind 'trained' has not been trained: run the flow, which trains it before the"
@@ -192,21 +167,18 @@ class TrainedReward(ResponseReward):
         return RewardModel(self.as_classifier(folder), device).score
 
     def pair_reader(self, key: str) -> PairReader:
-        """How its training reads pairs."""
         tokenizer, _ = _load_tokenizer_and_config(self.training.backbone)
 
-        def read(pair: PairRow) -> tuple[list[int], list[int]]:
-            return (
-                _encode(tokenizer, self, pair["prompt"], pair["chosen"]),
-                _encode(tokenizer, self, pair["prompt"], pair["rejected"]),
-            )
-
         return PairReader(
-            f"the reward {key}", settings_hash(self), f"{key}.max_length", self.max_length, read
+            f"the reward {key}",
+            settings_hash(self),
+            f"{key}.max_length",
+            self.max_length,
+            lambda pair: _encode_pair(tokenizer, self, pair),
         )
 
     def as_classifier(self, folder: Path) -> ClassifierReward:
-        """The section of the trained reward as a classifier in a folder."""
+        """The trained reward in a folder, as a section of a classifier."""
         return ClassifierReward(
             name=str(folder),
             template=self.template,
@@ -217,16 +189,7 @@ class TrainedReward(ResponseReward):
 
 
 def measure_reward(reward: RewardModel, held_out: Pairs) -> dict[str, float]:
-    """Accuracy of a reward on held-out pairs.
-
-    Args:
-        reward: the trained reward.
-        held_out: pairs with prompt, chosen and rejected.
-
-    Returns:
-        `accuracy`, the share of pairs whose chosen completion has the higher score, where equal
-        scores count half; and `held_out_pairs`, the number of pairs.
-    """
+    """Accuracy on held-out pairs, where equal scores count half, and the number of these pairs."""
     prompts = [row["prompt"] for row in held_out]
     chosen: Scores = reward.score(prompts, [row["chosen"] for row in held_out])
     rejected: Scores = reward.score(prompts, [row["rejected"] for row in held_out])
@@ -252,24 +215,12 @@ def train_reward(
     device: str,
     progress: Progress | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, list[float]]:
-    """Train a classifier with one output on pairs.
+    """Train a classifier with one output on pairs; gives its tokenizer and each step's loss (nats) too.
 
     The output layer starts at 0, so every response has the score 0 before the first step. The
-    learning rate decays linearly to 0. The random generators of the process keep their state.
-
-    Args:
-        reward: the section.
-        rows: pairs with prompt, chosen and rejected.
-        seed: the order of the pairs and the adapter's initial values are functions of it.
-        device: e.g. 'cpu' or 'cuda:0'.
-        progress: called with (step, loss) after each step.
-
-    Returns:
-        the model with its adapter merged, its tokenizer, and the loss of each step (nats).
-
-    Raises:
-        BackboneError: the backbone cannot be loaded, or has fewer layers than requested.
-        TargetError: a target of LoRA is no linear layer or embedding.
+    learning rate decays linearly to 0. The adapter is merged. The order of the pairs and the
+    adapter's initial values are functions of the seed; the random generators of the process keep
+    their state. `progress` is called with (step, loss) after each step.
     """
     import torch
     from transformers import PrinterCallback
@@ -304,7 +255,6 @@ def train_reward(
 def _training_arguments(
     training: RewardTrainingConfig, seed: int, device: str, folder: str
 ) -> TrainingArguments:
-    """Arguments of TRL's trainer, which writes nothing but temporary files into the folder."""
     from trl.trainer.reward_config import RewardConfig as TrainingArguments
 
     on_cuda = device.startswith("cuda")
@@ -332,7 +282,6 @@ def _training_arguments(
 
 
 def _loss_callback(losses: list[float], progress: Progress | None) -> TrainerCallback:
-    """A callback that appends the loss of each step to a list, and reports it."""
     from transformers import TrainerCallback
 
     class LossCallback(TrainerCallback):
@@ -402,14 +351,10 @@ def _load_classifier(backbone: BackboneConfig, shape: PretrainedConfig, seed: in
 def _encode_rows(tokenizer: PreTrainedTokenizerBase, reward: TrainedReward, rows: Pairs) -> Dataset:
     from datasets import Dataset
 
-    encoded = [
-        {
-            "chosen_ids": _encode(tokenizer, reward, row["prompt"], row["chosen"]),
-            "rejected_ids": _encode(tokenizer, reward, row["prompt"], row["rejected"]),
-        }
-        for row in rows
-    ]
-    return Dataset.from_list(encoded)
+    encoded = [_encode_pair(tokenizer, reward, row) for row in rows]
+    return Dataset.from_list(
+        [{"chosen_ids": chosen, "rejected_ids": rejected} for chosen, rejected in encoded]
+    )
 
 
 def _padding_token(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, dataset: Dataset) -> str:
@@ -421,10 +366,14 @@ def _padding_token(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, d
     return str(tokenizer.convert_ids_to_tokens(pad))
 
 
-def _encode(
-    tokenizer: PreTrainedTokenizerBase, reward: TrainedReward, prompt: str, response: str
-) -> list[int]:
+def _encode_pair(
+    tokenizer: PreTrainedTokenizerBase, reward: TrainedReward, pair: PairRow
+) -> tuple[list[int], list[int]]:
     response_format = ResponseFormat(reward.template, reward.max_length)
-    text = (prompt, response_format.shorten(tokenizer, response))
-    ids: list[int] = response_format.encode(tokenizer, [text])["input_ids"][0].tolist()
-    return ids
+
+    def encode(response: str) -> list[int]:
+        text = (pair["prompt"], response_format.shorten(tokenizer, response))
+        ids: list[int] = response_format.encode(tokenizer, [text])["input_ids"][0].tolist()
+        return ids
+
+    return encode(pair["chosen"]), encode(pair["rejected"])

@@ -19,16 +19,10 @@ if TYPE_CHECKING:
 
 
 def build_labeled_comparisons(pairs: Sequence[Pair]) -> tuple[list[Comparison], np.ndarray]:
-    """Both orders of every pair with their labels: (x, y_w, y_l, 0) and (x, y_l, y_w, 1).
+    """Both orders of N pairs with their labels [2 N]: (x, y_w, y_l, 0) and (x, y_l, y_w, 1).
 
     Split pairs into training and held-out ones first, so that both orders of a pair are in one
     split.
-
-    Args:
-        pairs: N records with prompt, chosen and rejected.
-
-    Returns:
-        2 N comparisons, and their labels [2 N].
     """
     chosen_first = [Comparison(p["prompt"], p["chosen"], p["rejected"]) for p in pairs]
     rejected_first = [Comparison(p["prompt"], p["rejected"], p["chosen"]) for p in pairs]
@@ -56,20 +50,9 @@ class SelectorLoss(Loss):
 def train_selector(
     selector: Selector, pairs: Sequence[Pair], adapter: Adapter, training: Training
 ) -> tuple[Adapter, Trained]:
-    """Train an adapter on one client's pairs, shown in both orders.
+    """Train an adapter (fp32, CPU), which is not changed, on one client's pairs, shown in both orders.
 
-    Args:
-        selector: the resident model; the adapter in its slot is replaced.
-        pairs: records with prompt, chosen and rejected.
-        adapter: initial values; it is not changed.
-        training: a row of a minibatch is a pair in one order.
-
-    Returns:
-        the trained adapter (fp32, CPU) and the figures.
-
-    Raises:
-        AdapterError: the adapter does not fit.
-        TrainingError: there are no pairs, or a loss is not finite.
+    The adapter in the selector's slot is replaced. A row of a minibatch is a pair in one order.
     """
     loss = SelectorLoss(selector, pairs)
     selector.slot.load(adapter)
@@ -79,18 +62,11 @@ def train_selector(
 
 
 def score_pairs(selector: Selector, pairs: Sequence[Pair]) -> np.ndarray:
-    """Log-odds that the chosen completions are better, shown first and shown second.
+    """Log-odds that the chosen completions of N pairs are better, shown first and second, [2, N].
 
     Both orders are measured even where the selector labels in one (selector.orders), because the
-    chosen completion must not have a position of its own.
-
-    Args:
-        selector: with the adapter in its slot.
-        pairs: N records with prompt, chosen and rejected.
-
-    Returns:
-        [2, N]. With orders 'both', by which a selector decides on their mean, both rows are the
-        mean.
+    chosen completion must not have a position of its own. With orders 'both', by which a selector
+    decides on their mean, both rows are the mean. The adapter is that in the selector's slot.
     """
     comparisons = [Comparison(p["prompt"], p["chosen"], p["rejected"]) for p in pairs]
     margins = selector.margins_by_order(comparisons)
@@ -111,15 +87,10 @@ def accuracy(margins: np.ndarray) -> float:
 
 
 def validation_losses(selector: Selector, pairs: Sequence[Pair], adapters: Sequence[Adapter]) -> list[float]:
-    """Validation losses of adapters (FedBiscuit section 5.1, step 2.1).
+    """Validation losses of U adapters (FedBiscuit section 5.1, step 2.1), nats; NaN without pairs.
 
-    Args:
-        selector: the resident model; the adapter in its slot is replaced.
-        pairs: held-out records with prompt, chosen and rejected.
-        adapters: U adapters.
-
-    Returns:
-        U mean cross-entropies over both orders of the pairs (nats); NaN if there are no pairs.
+    They are mean cross-entropies over both orders of the pairs. The adapter in the selector's slot
+    is replaced.
     """
     if not pairs:
         return [float("nan")] * len(adapters)

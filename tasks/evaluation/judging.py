@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from prefect import get_run_logger
@@ -11,7 +11,7 @@ from prefect import get_run_logger
 from components.config import Recipe, RecipeError
 from components.data.templates import load as load_template
 from components.evaluation.contests import judge_contest
-from components.evaluation.judges.base import Judge, JudgeResources, judge_section
+from components.evaluation.judges.base import Judge, JudgeResources, JudgeSection
 from components.federation.outcome import Outcome, Workspace, load_outcome
 from components.io import read_json, write_json
 from components.models.selector import Comparison
@@ -31,7 +31,7 @@ def build_judge(run: Run, recipe: Recipe, device: str, log_training: bool = Fals
         if step % 10 == 9:
             log.info("judge: training step %d, loss %.3f", step + 1, loss)
 
-    section = judge_section(recipe.evaluation.judge)
+    section = cast(JudgeSection, recipe.evaluation.judge)
     section.check_data(run.prepared)
     template = load_template(recipe.policy.template, "policy")
     shown = progress if log_training else None

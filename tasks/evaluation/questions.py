@@ -68,7 +68,7 @@ def _answer_set(
     run_seed: int,
 ) -> list[dict[str, Any]]:
     """Answers to the questions of one set, with the answering client where clients have own policies."""
-    from components.alignment.thoughts import truncate_context
+    from components.alignment.thoughts.growth import truncate_context
     from components.evaluation.answers import generate_answers
 
     name = questions[0].set

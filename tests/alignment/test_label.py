@@ -1,7 +1,6 @@
 """Labels of pairs of completions: one for each pair, with counts of what was dropped."""
 
 import random
-from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -53,7 +52,7 @@ def test_all_pairs_of_a_prompts_completions_are_formed():
         ("b", "d"),
         ("c", "d"),
     ]
-    assert asdict(counts) == {
+    assert counts == {
         "completions": 4,
         "dropped_identical": 0,
         "dropped_empty": 0,
@@ -73,7 +72,7 @@ def test_identical_and_empty_completions_are_dropped_and_counted():
     }
     pairs, counts = candidate_pairs({name: name for name in sampled}, sampled)
     assert [(pair.prompt_id, pair.first.text, pair.second.text) for pair in pairs] == [("q0", "a", "b")]
-    assert asdict(counts) == {
+    assert counts == {
         "completions": 10,
         "dropped_identical": 3,
         "dropped_empty": 3,
@@ -200,13 +199,13 @@ def test_shares_of_labeled_pairs_are_those_of_a_hand_computed_example():
     }
     candidates, _ = candidate_pairs({name: name for name in sampled}, sampled)
     shares = label_shares(label_by(candidates, prefer_longer))
-    assert shares.label_1_share == pytest.approx(1 / 3)
-    assert shares.chosen_longer_share == 1.0
-    assert shares.chosen_finished_more == pytest.approx(2 / 3)
+    assert shares["label_1_share"] == pytest.approx(1 / 3)
+    assert shares["chosen_longer_share"] == 1.0
+    assert shares["chosen_finished_more"] == pytest.approx(2 / 3)
 
 
 def test_shares_without_pairs_are_nan():
-    assert all(np.isnan(value) for value in asdict(label_shares([])).values())
+    assert all(np.isnan(value) for value in label_shares([]).values())
 
 
 # --- Pairs by rank

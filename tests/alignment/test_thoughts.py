@@ -10,27 +10,19 @@ import httpx
 import pytest
 import torch
 
-from components.alignment.thoughts import (
+from components.alignment.thoughts import files
+from components.alignment.thoughts import models as thought_models
+from components.alignment.thoughts.files import grow_missing_trees, load_thought_templates, settings_key
+from components.alignment.thoughts.growth import TreeSettings, grow_trees, truncate_context
+from components.alignment.thoughts.models import (
     EndpointEvaluator,
     ModelEvaluator,
     PolicyWriter,
-    Request,
-    Score,
-    ThoughtsError,
     TreeModels,
-    TreeSettings,
     build_models,
-    files,
-    grow_missing_trees,
-    grow_trees,
-    load_thought_templates,
-    parse_score,
-    score_with_retries,
-    settings_key,
-    truncate_context,
 )
-from components.alignment.thoughts import models as thought_models
-from components.alignment.thoughts.requests import sample_keys
+from components.alignment.thoughts.requests import Request, sample_keys
+from components.alignment.thoughts.scores import Score, ThoughtsError, parse_score, score_with_retries
 from components.concurrency import concurrent_parts
 from components.config import ThoughtsConfig
 from components.config.thoughts import EvaluatorOptions

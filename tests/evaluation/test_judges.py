@@ -6,10 +6,10 @@ from typing import Literal
 import pytest
 from pydantic import Field
 
-from components.config.evaluation import JUDGES, JudgeConfig
+from components.config.evaluation import JUDGES
 from components.evaluation.contests import judge_contest
 from components.evaluation.judges import parse_autoj
-from components.evaluation.judges.base import JudgeResources, JudgeSection, judge_section
+from components.evaluation.judges.base import JudgeResources, JudgeSection
 from components.evaluation.winrate import Verdict, win_rate
 from components.models.selector import Comparison
 from components.recipes import load_recipe
@@ -145,19 +145,8 @@ class ScriptedSection(JudgeSection):
         return ScriptedJudge(prefer_good)
 
 
-class NoJudge(JudgeConfig):
-    """A section that does not derive from JudgeSection."""
-
-    kind: Literal["none"] = Field("none", description="Kind of the judge.")
-
-
 def test_a_new_judge_needs_no_more_than_its_name_in_the_registry(monkeypatch, tmp_path):
     monkeypatch.setitem(JUDGES.builtin, "scripted", f"{__name__}:ScriptedSection")
-    section = judge_section(load_recipe("debug", ["evaluation.judge=scripted"]).evaluation.judge)
+    section = load_recipe("debug", ["evaluation.judge=scripted"]).evaluation.judge
     judge = section.build(JudgeResources(tmp_path, tmp_path, 0, "cpu"))
     assert judge_contest(judge, pairs()).win_rate().wins == 3
-
-
-def test_a_registered_section_that_builds_no_judge_is_refused():
-    with pytest.raises(TypeError, match="'none' does not derive from .*JudgeSection"):
-        judge_section(NoJudge())

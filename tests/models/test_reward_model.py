@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from components.models.backbone import BackboneError, fetch_backbone
-from components.models.rewards.base import RewardResources, RewardSection, reward_section
+from components.models.rewards.base import RewardResources
 from components.models.rewards.classifier import ClassifierReward, ResponseFormat, RewardModel
 
 PROMPTS = ["why?", "a longer question than the others", "why?", "so"]
@@ -177,10 +177,3 @@ def test_a_classifier_whose_configuration_cannot_be_read_is_refused_before_its_w
 def test_the_configuration_of_a_classifier_is_enough_for_its_check(folder, tmp_path):
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
     ClassifierReward(name=str(tmp_path)).check_files()
-
-
-def test_a_registered_reward_that_scores_no_pairs_is_refused_with_the_base_class():
-    from components.config import RewardConfig
-
-    with pytest.raises(TypeError, match=f"'other' does not derive from .*{RewardSection.__name__}"):
-        reward_section(RewardConfig(kind="other"))

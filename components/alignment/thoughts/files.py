@@ -30,12 +30,8 @@ def settings_key(
 ) -> str:
     """Hash what a tree depends on besides its question, its device and the number of threads.
 
-    Args:
-        config: how trees are grown; the number of questions at a time, and an endpoint's address and
-            pace, are not hashed.
-        policy: the policy that writes the thoughts; its LoRA is not hashed.
-        templates: all templates of the prompts.
-        seed: seed of the run.
+    Not hashed are the number of questions at a time, an endpoint's address and pace, and the LoRA
+    of the policy that writes the thoughts.
     """
     evaluator = {
         name: value
@@ -61,25 +57,18 @@ def grow_missing_trees(
     batch_size: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Tree]:
-    """Grow the trees that a file does not have yet, for a batch of questions at a time.
+    """Grow the trees that a file (JSON lines) does not have yet, for a batch of questions at a time.
 
     The trees of a batch are added to the file together, or none of them is. A stopped run thus
     resumes with the batches that it would have gone on with, and its trees are the same bytes.
+    Trees of other settings or questions stay in the file and are not returned.
 
     Args:
-        questions: questions of any sets, with distinct names (set/id).
-        path: file of trees (JSON lines). Trees of other settings or questions stay in it and are
-            not returned.
-        load_models: loads the models; called only if a tree is missing.
+        questions: of any sets, with distinct names (set/id).
+        load_models: called only if a tree is missing.
         settings: by question set.
         batch_size: questions whose trees are grown together.
         progress: called with (number of trees in the file, number of questions) after each batch.
-
-    Returns:
-        a tree for each question, in the order of the questions.
-
-    Raises:
-        ThoughtsError: the evaluator failed.
     """
     trees: dict[tuple[str, str, str], Tree] = {}
     for tree in read_trees(path):

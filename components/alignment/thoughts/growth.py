@@ -32,19 +32,12 @@ class ThoughtTemplates(NamedTuple):
 
 @dataclass(frozen=True)
 class TreeSettings:
-    """Settings of the trees of a question set.
+    """Settings of the trees of a question set."""
 
-    Attributes:
-        config: depth, children, and beam.
-        templates: templates of the set.
-        key: hash of the settings, stored with each tree, see settings_key.
-        seed: determines the samples, together with the question's set and id.
-    """
-
-    config: ThoughtsConfig
+    config: ThoughtsConfig  # depth, children, and beam
     templates: ThoughtTemplates
-    key: str
-    seed: int
+    key: str  # hash of the settings, stored with each tree, see settings_key
+    seed: int  # determines the samples, together with the question's set and id
 
 
 class Prefix(NamedTuple):
@@ -56,25 +49,17 @@ class Prefix(NamedTuple):
 
 @dataclass
 class GrowingTree:
-    """A tree whose levels are grown one after the other.
-
-    Attributes:
-        question: its question.
-        settings: depth, children, beam, templates, key, and seed.
-        nodes: of the levels that are complete, in the order of growth.
-        frontier: prefixes that the next level extends, the best first.
-        depth: number of complete levels.
-    """
+    """A tree whose levels are grown one after the other."""
 
     question: Question
     settings: TreeSettings
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)  # of complete levels, in the order of growth
+    # Prefixes that the next level extends, the best first
     frontier: list[Prefix] = field(default_factory=lambda: [Prefix((), 0.0)])
-    depth: int = 0
+    depth: int = 0  # number of complete levels
 
     @property
     def name(self) -> str:
-        """Set and id of the question."""
         return f"{self.question.set}/{self.question.id}"
 
     @property
@@ -101,12 +86,7 @@ class GrowingTree:
         return [Request(template.render(question=question, thought=thought), seed) for thought in thoughts]
 
     def add_level(self, thoughts: Sequence[str], scores: Mapping[int, Score]) -> None:
-        """Add the next level.
-
-        Args:
-            thoughts: a thought for each of `thought_requests`.
-            scores: of the thoughts that are not empty, by position.
-        """
+        """Add the next level: a thought for each of `thought_requests`, and scores by position."""
         prefixes: list[Prefix] = []
         for prefix in self.frontier:
             prefixes += [prefix] * self.settings.config.children
@@ -128,18 +108,8 @@ def grow_trees(
     """Grow the trees of questions together: the requests of a level are answered in common batches.
 
     A tree is the one that its question has by itself, except for the last bits of expected scores,
-    which depend on the batch that they are computed in.
-
-    Args:
-        questions: questions of any sets, with distinct names (set/id).
-        models: propose and score thoughts.
-        settings: by question set.
-
-    Returns:
-        a tree for each question, in the order of the questions.
-
-    Raises:
-        ThoughtsError: the evaluator failed.
+    which depend on the batch that they are computed in. The questions, of any sets, have distinct
+    names (set/id); the settings are by set.
     """
     trees = [GrowingTree(question, settings[question.set]) for question in questions]
     while growing := [tree for tree in trees if not tree.is_complete]:
@@ -148,7 +118,6 @@ def grow_trees(
 
 
 def _grow_level(trees: Sequence[GrowingTree], models: TreeModels) -> None:
-    """Grow the next level of each tree."""
     thoughts_by_tree = _answer_together([tree.thought_requests() for tree in trees], models.writer.write)
     levels = [[first_line(text) for text in texts] for texts in thoughts_by_tree]
     positions = [[n for n, thought in enumerate(thoughts) if thought] for thoughts in levels]
@@ -198,14 +167,9 @@ def first_line(text: str) -> str:
 
 
 def truncate_context(question: Question, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> Question:
-    """Truncate a question's context so that the question fits.
+    """Truncate a question's context so that the question with context and options has `max_tokens`.
 
     The context loses its end. The question itself and its options are never truncated.
-
-    Args:
-        question: the question.
-        tokenizer: tokenizer of the policy.
-        max_tokens: longest question with its context and options (tokens).
     """
     surplus = len(tokenizer.encode(render(question), add_special_tokens=False)) - max_tokens
     context = tokenizer.encode(question.context, add_special_tokens=False)

@@ -50,7 +50,6 @@ class PolicyWriter:
         self.policy = Policy(config, device)
 
     def write(self, requests: Sequence[Request]) -> list[str]:
-        """Sample a continuation of each prompt."""
         completions = self.policy.generate(
             [request.prompt for request in requests],
             sample_keys(requests),
@@ -68,12 +67,6 @@ class ModelEvaluator:
     """
 
     def __init__(self, options: EvaluatorOptions, device: str) -> None:
-        """Load the model.
-
-        Raises:
-            ThoughtsError: the tokenizer does not allow to read the probabilities of 1 to 10, see
-                number_tokens.
-        """
         config = PolicyConfig(
             backbone=BackboneConfig(name=options.location, revision=options.revision),
             template=TemplateFile("thoughts/policy"),
@@ -88,7 +81,6 @@ class ModelEvaluator:
             self._numbers = number_tokens(self.policy)
 
     def score(self, requests: Sequence[Request]) -> list[Score]:
-        """Score the thought of each request."""
         if self.options.read == "expected":
             return [Score(score, 1) for score in self._expected_scores(requests)]
         return score_with_retries(self._write, requests, self.options.retries_unread)
@@ -183,9 +175,8 @@ class ModelEvaluator:
 def number_tokens(policy: Policy) -> list[list[int]]:
     """Tokens of the numbers 1 to 10 at the beginning of an answer.
 
-    Raises:
-        ThoughtsError: their probabilities cannot be read: 1 to 9 are not one token each, or 10 is
-            neither one token nor a 1 and a 0.
+    Their probabilities can only be read where 1 to 9 are one token each, and 10 is one token or a 1
+    and a 0.
     """
     ids = [policy.tokenizer.encode(str(number), add_special_tokens=False) for number in range(1, 11)]
     *digits, ten = ids
@@ -200,7 +191,7 @@ def number_tokens(policy: Policy) -> list[list[int]]:
 
 
 class EndpointEvaluator:
-    """Scores by an OpenAI-compatible endpoint."""
+    """Scores by an OpenAI-compatible endpoint, which ignores the seeds."""
 
     def __init__(self, options: EvaluatorOptions) -> None:
         self.options = options
@@ -209,11 +200,6 @@ class EndpointEvaluator:
         )
 
     def score(self, requests: Sequence[Request]) -> list[Score]:
-        """Score the thought of each request; the endpoint ignores the seeds.
-
-        Raises:
-            ThoughtsError: a request failed.
-        """
         return score_with_retries(self._write, requests, self.options.retries_unread)
 
     def _write(self, requests: Sequence[Request], attempt: int) -> list[Reply]:
@@ -222,11 +208,7 @@ class EndpointEvaluator:
 
 
 def build_models(policy: PolicyConfig, config: ThoughtsConfig, device: str) -> TreeModels:
-    """Build the writer, and the evaluator that the options name.
-
-    Raises:
-        ThoughtsError: see ModelEvaluator and EndpointEvaluator.
-    """
+    """Build the writer, and the evaluator that the options name."""
     evaluator: Evaluator = (
         EndpointEvaluator(config.evaluator)
         if config.evaluator.base_url

@@ -13,11 +13,9 @@ from components.seeding import derive
 class Request(NamedTuple):
     """A prompt of a question.
 
-    Attributes:
-        prompt: its text.
-        seed: of the requests of the same question and level. Samples are a function of it and of the
-            request's position among those with this seed, so that they do not depend on the questions
-            that share the batch.
+    The seed is that of the requests of the same question and level. Samples are a function of it
+    and of the request's position among those with this seed, so that they do not depend on the
+    questions that share the batch.
     """
 
     prompt: str
@@ -25,14 +23,9 @@ class Request(NamedTuple):
 
 
 def sample_keys(requests: Sequence[Request], *purpose: str | int) -> list[SampleKey]:
-    """Keys of the samples of N requests.
+    """Keys of N samples: the requests' seeds, derived for the purpose, and positions among their seed's.
 
-    Args:
-        requests: of any number of seeds.
-        purpose: what the samples are for, if a seed serves more than one purpose.
-
-    Returns:
-        N keys: the seed (derived for the purpose), and the position among the requests of that seed.
+    A purpose is needed where a seed serves more than one.
     """
     counts: Counter[int] = Counter()
     keys = []

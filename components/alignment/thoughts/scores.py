@@ -16,15 +16,10 @@ class ThoughtsError(UserError, RuntimeError):
 
 
 class Score(NamedTuple):
-    """A score of a thought.
+    """A score of a thought."""
 
-    Attributes:
-        value: from 1 to 10; None if no score could be parsed.
-        attempts: number of requests for it.
-    """
-
-    value: float | None
-    attempts: int
+    value: float | None  # from 1 to 10; None if no score could be parsed
+    attempts: int  # number of requests for it
 
 
 _MARKUP = re.compile(r"\\boxed(?![^\W_])|[*_`$#{}\\]")
@@ -48,7 +43,7 @@ _THINK_END = "</think>"
 
 
 def parse_score(text: str, finished: bool = True) -> int | None:
-    """Parse the score of an evaluator's answer, a whole number from 1 to 10.
+    """Parse the score of an evaluator's answer, a whole number from 1 to 10; None if there is none.
 
     Text up to the last </think> is ignored, and an answer whose <think> is not closed has no score.
 
@@ -57,23 +52,16 @@ def parse_score(text: str, finished: bool = True) -> int | None:
        or "out of 10" may follow, and then the line ends or gives a reason: after a comma or a
        semicolon, because, since, as, or in brackets. A label or a scale shows that the number is a
        score, so that a reason may then also follow a full stop, a colon or a dash.
-    2. If the answer was cut off, its end is unknown, and reasoning cannot be told from a score.
-       Then its first line is parsed, which must be the score alone, as of a model that writes "8"
-       and continues up to the limit. It is not parsed if it is a bare 1 at the end of the answer,
-       which may be the beginning of a 10, or if a later line is another score alone.
+    2. If the answer was cut off (not `finished`), its end is unknown, and reasoning cannot be told
+       from a score. Then its first line is parsed, which must be the score alone, as of a model that
+       writes "8" and continues up to the limit. It is not parsed if it is a bare 1 at the end of the
+       answer, which may be the beginning of a 10, or if a later line is another score alone.
 
     "8", "Score: 8", "**8/10**", "Score (1-10): 8" and "8 out of 10 because ..." are 8. Not parsed
     are numbers elsewhere, with a sign, with decimals or on another scale; ranges, and lines with a
     second, different number ("7 or 8", "8-9"); numbers of a list ("2. Next, ..."); and words.
 
-    The time is proportional to the length of the text.
-
-    Args:
-        text: any text; no text raises an error.
-        finished: whether the answer ended by itself, and not at a limit.
-
-    Returns:
-        the score; None if there is none.
+    The time is proportional to the length of the text, and no text raises an error.
     """
     answer = text[text.rfind(_THINK_END) + len(_THINK_END) :] if _THINK_END in text else text
     answer = _MARKUP.sub(" ", answer)
@@ -92,12 +80,9 @@ def parse_score(text: str, finished: bool = True) -> int | None:
 def _parse_line(
     line: str, ends: Sequence[re.Pattern[str]], ends_if_named: Sequence[re.Pattern[str]]
 ) -> int | None:
-    """Parse the score of a line without markup.
+    """Parse the score of a line without markup, after which one of the patterns must follow.
 
-    Args:
-        line: the line.
-        ends: patterns of which one must follow the score.
-        ends_if_named: patterns of which one must follow a score that has a label or a scale.
+    A score that has a label or a scale may end by those of `ends_if_named`.
     """
     # With single spaces the patterns take time in proportion to the line.
     line = " ".join(line.split())
@@ -111,12 +96,9 @@ def _parse_line(
 def score_with_retries(
     answer: Callable[[Sequence[Request], int], list[Reply]], requests: Sequence[Request], retries: int
 ) -> list[Score]:
-    """Parse a score from each answer, and request the missing ones again.
+    """Parse a score from each answer, and request the missing ones again, at most `retries` times.
 
-    Args:
-        answer: answers requests, called with them and the number of the attempt, from 0.
-        requests: a request for each thought.
-        retries: number of further attempts.
+    `answer` is called with requests and the number of the attempt, from 0.
     """
     scores = [Score(None, 0)] * len(requests)
     for attempt in range(retries + 1):

@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Annotated, TypeVar
+from typing import Annotated, TypeVar, cast
 
 from pydantic import Field
 
@@ -100,11 +100,8 @@ def load(data: DataConfig, seed: int) -> SourceData:
 
     Raises:
         UserError: the data are missing or cannot be used.
-        TypeError: a package has registered a class that is no source.
     """
-    if not isinstance(data.options, Source):
-        raise TypeError(f"the source '{data.source}' does not derive from {Source.__module__}.Source")
-    source = data.options.load(data, seed)
+    source = cast(Source, data.options).load(data, seed)
     return replace(source, prompts=unique_prompts(source.prompts))
 
 
@@ -118,15 +115,9 @@ def load_prompts(prompts: PromptsConfig, key: str, seed: int) -> PromptData:
 
     Raises:
         UserError: the prompts are missing or cannot be used; the key of the section is named.
-        TypeError: a package has registered a class that is no source of prompts.
     """
-    if not isinstance(prompts.options, PromptSource):
-        raise TypeError(
-            f"the prompt source '{prompts.source}' does not derive from"
-            f" {PromptSource.__module__}.PromptSource"
-        )
     try:
-        return prompts.options.load(prompts, seed)
+        return cast(PromptSource, prompts.options).load(prompts, seed)
     except DataError as error:
         raise DataError(f"{key}: {error}".replace("data.path", f"{key}.path")) from error
 

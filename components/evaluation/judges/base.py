@@ -95,16 +95,3 @@ class JudgeSection(JudgeConfig, ABC):
         Raises:
             UserError: it cannot be built.
         """
-
-
-def judge_section(section: JudgeConfig) -> JudgeSection:
-    """The section of a recipe as a section that builds a judge.
-
-    Raises:
-        TypeError: it does not derive from JudgeSection.
-    """
-    if not isinstance(section, JudgeSection):
-        raise TypeError(
-            f"the judge '{section.kind}' does not derive from {JudgeSection.__module__}.JudgeSection"
-        )
-    return section

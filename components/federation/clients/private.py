@@ -70,7 +70,7 @@ class PrivateStore:
         return self._read(path) if path.is_file() else None
 
     def save(self, job_key: str, previous_job_key: str, state: PrivateState) -> PrivateState:
-        """Write the state after a job, remove states that are no longer needed; gives it with its size.
+        """Write the state after a job, remove those no longer needed, and give it with its size.
 
         The state of the job that it started from is kept too.
         """

@@ -32,7 +32,7 @@ def build_trainer(recipe: Recipe, device: str) -> Trainer:
 def run_job(
     job: Job, trainer: Trainer, contexts: ClientContexts, postprocessors: Sequence[PostProcessor] = ()
 ) -> Update:
-    """Carry out a job on the trainer's device, or read the update of an earlier time that it was.
+    """Carry out a job, or read the update of an earlier time that it was carried out.
 
     The post-processors are applied to what the client sends.
     """

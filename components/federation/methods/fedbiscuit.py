@@ -183,9 +183,7 @@ class FedBiscuit(FedBis):
         ]
 
     def aggregate(self, state: State, updates: Sequence[Update], server: Server) -> State:
-        """Assign every client a cluster, or combine by selector the updates of the clients that
-        trained it.
-        """
+        """Assign every client a cluster, or combine the updates of each cluster's clients."""
         if self.selectors == 1:
             return super().aggregate(state, updates, server)
         if state.phase == GROUPING:

@@ -108,15 +108,6 @@ def response_reward(section: RewardConfig) -> ResponseReward:
     return section
 
 
-def reward_section(section: RewardConfig) -> RewardSection:
-    """Require that a section scores pairs, as all do but those that a package registers by mistake."""
-    if not isinstance(section, RewardSection):
-        raise TypeError(
-            f"the reward '{section.kind}' does not derive from {RewardSection.__module__}.RewardSection"
-        )
-    return section
-
-
 def check_scores(
     name: str, reward: RewardFunction, prompts: Sequence[str], responses: Sequence[str]
 ) -> Scores:
