@@ -82,10 +82,26 @@ def label_pairs(margins: npt.NDArray[np.float64], candidates: Sequence[Candidate
     """
     labels = majority_vote(np.where(margins > 0, 0, 1).reshape(len(margins), len(candidates)))
     mean_margins = np.mean(margins, axis=0)
-    return [
-        _labeled(candidate, int(label), float(margin))
-        for candidate, label, margin in zip(candidates, labels, mean_margins, strict=True)
-    ]
+    rows = []
+    for candidate, label, margin in zip(candidates, labels, mean_margins, strict=True):
+        completions = (candidate.first, candidate.second)
+        chosen = completions[label]
+        rejected = completions[1 - label]
+        row = LabeledPair(
+            pair_id=candidate.pair_id,
+            prompt_id=candidate.prompt_id,
+            prompt=candidate.prompt,
+            label=int(label),
+            margin=float(margin),
+            chosen=chosen.text,
+            chosen_ids=list(chosen.ids),
+            chosen_finished=chosen.finished,
+            rejected=rejected.text,
+            rejected_ids=list(rejected.ids),
+            rejected_finished=rejected.finished,
+        )
+        rows.append(row)
+    return rows
 
 
 def choose_ranked_pairs(pairs: Sequence[LabeledPair], count: int) -> list[LabeledPair]:
@@ -110,25 +126,6 @@ def choose_ranked_pairs(pairs: Sequence[LabeledPair], count: int) -> list[Labele
     return [
         pair for pair in pairs if (pair["prompt_id"], frozenset((pair["chosen"], pair["rejected"]))) in chosen
     ]
-
-
-def _labeled(candidate: Candidate, label: int, margin: float) -> LabeledPair:
-    completions = (candidate.first, candidate.second)
-    chosen = completions[label]
-    rejected = completions[1 - label]
-    return LabeledPair(
-        pair_id=candidate.pair_id,
-        prompt_id=candidate.prompt_id,
-        prompt=candidate.prompt,
-        label=label,
-        margin=margin,
-        chosen=chosen.text,
-        chosen_ids=list(chosen.ids),
-        chosen_finished=chosen.finished,
-        rejected=rejected.text,
-        rejected_ids=list(rejected.ids),
-        rejected_finished=rejected.finished,
-    )
 
 
 def label_shares(pairs: Sequence[LabeledPair]) -> dict[str, float]:

@@ -177,11 +177,7 @@ def split_shards(jobs: Sequence[Job], size: int) -> list[list[Job]]:
 
 
 def run_federation(
-    recipe: Recipe,
-    federation: Federation,
-    pairs: Path,
-    commits: Commits,
-    trainer: Trainer | None = None,
+    recipe: Recipe, federation: Federation, pairs: Path, commits: Commits, trainer: Trainer | None = None
 ) -> State:
     """Run, or resume, all rounds in this process, without Prefect.
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 import shutil
 import tempfile
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
@@ -44,7 +45,6 @@ from components.models.rewards.classifier import (
 from components.versions import TRAINED_REWARD
 
 if TYPE_CHECKING:
-    from datasets import Dataset
     from peft import PeftModel
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
     from trl.trainer.reward_config import RewardConfig as TrainingArguments
@@ -58,19 +58,16 @@ HEAD_NAMES = ("score", "classifier")
 class RewardTrainingConfig(Section):
     """Training of a reward: a backbone with a LoRA adapter and one output."""
 
-    backbone: BackboneConfig = Field(
-        default_factory=lambda: BackboneConfig(name="embedded", layers=8),
-        description="Backbone; the classification head is new.",
-    )
-    lora: LoraConfig = Field(
-        default_factory=LoraConfig,
-        description="Adapter that is trained with the output, and merged afterwards.",
-    )
-    steps: int = Field(100, ge=1, description="Optimizer steps.")
-    batch_size: int = Field(8, ge=1, description="Pairs per step.")
-    lr: float = Field(
-        1e-3, gt=0, description="Learning rate of AdamW, decayed linearly to 0 (the default of TRL)."
-    )
+    backbone: BackboneConfig = Field(default_factory=lambda: BackboneConfig(name="embedded", layers=8))
+    """Backbone; the classification head is new."""
+    lora: LoraConfig = Field(default_factory=LoraConfig)
+    """Adapter that is trained with the output, and merged afterwards."""
+    steps: int = Field(100, ge=1)
+    """Optimizer steps."""
+    batch_size: int = Field(8, ge=1)
+    """Pairs per step."""
+    lr: float = Field(1e-3, gt=0)
+    """Learning rate of AdamW, decayed linearly to 0 (the default of TRL)."""
 
     @model_validator(mode="after")
     def _check_backbone(self) -> Self:
@@ -87,13 +84,13 @@ class TrainedReward(ResponseReward):
     uses_judge_pairs: ClassVar[bool] = True
     artifact_version: ClassVar[int | None] = TRAINED_REWARD
 
-    kind: Literal["trained"] = Field("trained", description="Kind of the reward.")
+    kind: Literal["trained"] = "trained"
+    """Kind of the reward."""
     template: str = Field(
         description="Text with {prompt} and {response} that the reward reads, e.g. '{prompt}\n\n{response}'."
     )
-    training: RewardTrainingConfig = Field(
-        default_factory=RewardTrainingConfig, description="How it is trained."
-    )
+    training: RewardTrainingConfig = Field(default_factory=RewardTrainingConfig)
+    """How it is trained."""
     max_length: InputLength = 512
     batch_size: ScoringBatch = 16
     dtype: ScoringDtype = "float32"
@@ -168,7 +165,6 @@ class TrainedReward(ResponseReward):
 
     def pair_reader(self, key: str) -> PairReader:
         tokenizer, _ = _load_tokenizer_and_config(self.training.backbone)
-
         return PairReader(
             f"the reward {key}",
             settings_hash(self),
@@ -209,11 +205,7 @@ def _move_into_place(building: Path, folder: Path) -> None:
 
 
 def train_reward(
-    reward: TrainedReward,
-    rows: Pairs,
-    seed: int,
-    device: str,
-    progress: Progress | None = None,
+    reward: TrainedReward, rows: Pairs, seed: int, device: str, progress: Progress | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, list[float]]:
     """Train a classifier with one output on pairs; gives its tokenizer and each step's loss (nats) too.
 
@@ -223,6 +215,7 @@ def train_reward(
     their state. `progress` is called with (step, loss) after each step.
     """
     import torch
+    from datasets import Dataset
     from transformers import PrinterCallback
     from trl.trainer.reward_trainer import RewardTrainer
 
@@ -232,14 +225,18 @@ def train_reward(
     tokenizer, shape = _load_tokenizer_and_config(training.backbone)
     model = _load_classifier(training.backbone, shape, seed)
     check_targets(model, training.lora, classifier=True)
-    dataset = _encode_rows(tokenizer, reward, rows)
+    encoded = [_encode_pair(tokenizer, reward, row) for row in rows]
+    columns = [{"chosen_ids": chosen, "rejected_ids": rejected} for chosen, rejected in encoded]
     pad_token = tokenizer.pad_token
-    tokenizer.pad_token = _padding_token(tokenizer, model, dataset)
+    # No text contains the padding, because the model reads the last token that is not padding.
+    tokens = set(chain.from_iterable(chain.from_iterable(encoded)))
+    padding = choose_padding(model, tokens, cast("int", tokenizer.pad_token_id))
+    tokenizer.pad_token = str(tokenizer.convert_ids_to_tokens(padding))
     with torch.random.fork_rng(devices=[]), tempfile.TemporaryDirectory() as scratch:
         trainer = RewardTrainer(
             model=model,
             args=_training_arguments(training, seed, device, scratch),
-            train_dataset=dataset,
+            train_dataset=Dataset.from_list(columns),
             processing_class=tokenizer,
             callbacks=[_loss_callback(losses, progress)],
             peft_config=to_peft_config(training.lora, task="SEQ_CLS"),
@@ -346,24 +343,6 @@ def _load_classifier(backbone: BackboneConfig, shape: PretrainedConfig, seed: in
                 parameter.zero_()
     loaded: PreTrainedModel = model
     return loaded
-
-
-def _encode_rows(tokenizer: PreTrainedTokenizerBase, reward: TrainedReward, rows: Pairs) -> Dataset:
-    from datasets import Dataset
-
-    encoded = [_encode_pair(tokenizer, reward, row) for row in rows]
-    return Dataset.from_list(
-        [{"chosen_ids": chosen, "rejected_ids": rejected} for chosen, rejected in encoded]
-    )
-
-
-def _padding_token(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, dataset: Dataset) -> str:
-    """A token that no text contains, because the model reads the last token that is not padding."""
-    tokens: set[int] = set()
-    for row in dataset:
-        tokens.update(row["chosen_ids"], row["rejected_ids"])
-    pad = choose_padding(model, tokens, cast("int", tokenizer.pad_token_id))
-    return str(tokenizer.convert_ids_to_tokens(pad))
 
 
 def _encode_pair(

@@ -80,7 +80,7 @@ def test_identical_and_empty_completions_are_dropped_and_counted():
         "prompts_without_pair": 3,
     }
     distinct = sum(len({own.text for own in texts if own.text}) for texts in sampled.values())
-    assert counts.completions - counts.dropped_identical - counts.dropped_empty == distinct
+    assert counts["completions"] - counts["dropped_identical"] - counts["dropped_empty"] == distinct
 
 
 # --- Labels
@@ -92,7 +92,7 @@ def test_pairs_with_either_label_are_kept():
     rows = label_by(candidates, prefer_longer)
     labels = [row["label"] for row in rows]
     assert len(rows) == len(candidates)
-    assert len(rows) == counts.pairs
+    assert len(rows) == counts["pairs"]
     assert labels.count(0) > 5
     assert labels.count(1) > 5
     assert labels.count(0) + labels.count(1) == len(rows)

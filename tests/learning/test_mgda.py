@@ -64,7 +64,7 @@ def test_the_weights_without_a_solver_equal_those_of_cvxpy(cvxpy, m):
 
 def test_the_closed_form_for_two_objectives_equals_the_enumeration_of_faces():
     for seed in range(50):
-        quadratic = _build_quadratic(random_gram(seed, 2, 2), 0.02, [1.0, 3.0])
+        quadratic, _ = _build_quadratic(random_gram(seed, 2, 2), 0.02, [1.0, 3.0])
         assert np.allclose(_solve_two(quadratic), _solve_by_faces(quadratic), atol=1e-12)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from components.alignment.thoughts.models import TreeModels
@@ -64,7 +64,6 @@ class GrowingTree:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no further level is grown."""
         return not self.frontier or self.depth == self.settings.config.depth
 
     def thought_requests(self) -> list[Request]:
@@ -87,16 +86,21 @@ class GrowingTree:
 
     def add_level(self, thoughts: Sequence[str], scores: Mapping[int, Score]) -> None:
         """Add the next level: a thought for each of `thought_requests`, and scores by position."""
-        prefixes: list[Prefix] = []
-        for prefix in self.frontier:
-            prefixes += [prefix] * self.settings.config.children
-        level = _make_nodes(prefixes, thoughts, scores, len(self.nodes))
-        self.nodes += level
-        self.frontier = _best_extensions(prefixes, level, self.settings.config.beam)
+        children = self.settings.config.children
+        prefixes = chain.from_iterable(repeat(prefix, children) for prefix in self.frontier)
+        extended = []
+        for position, (prefix, thought) in enumerate(zip(prefixes, thoughts, strict=True)):
+            score, attempts = scores.get(position, Score(None, 0))
+            parent = prefix.nodes[-1].number if prefix.nodes else -1
+            node = Node(len(self.nodes), parent, len(prefix.nodes) + 1, thought, score, attempts)
+            self.nodes.append(node)
+            if score is not None:
+                extended.append(Prefix((*prefix.nodes, node), prefix.total + score))
+        extended.sort(key=lambda prefix: (-prefix.total, prefix.nodes[-1].number))
+        self.frontier = extended[: self.settings.config.beam]
         self.depth += 1
 
     def complete(self) -> Tree:
-        """The tree that was grown."""
         nodes = tuple(self.nodes)
         shown = render(self.question)
         return Tree(self.name, self.question.set, self.settings.key, shown, nodes, best_path(nodes))
@@ -135,29 +139,6 @@ def _answer_together(
     """Answer the requests of all trees in one call; gives the answers by tree."""
     answers = iter(answer(list(chain.from_iterable(requests_by_tree))))
     return [list(islice(answers, len(requests))) for requests in requests_by_tree]
-
-
-def _make_nodes(
-    prefixes: Sequence[Prefix], thoughts: Sequence[str], scores: Mapping[int, Score], first_number: int
-) -> list[Node]:
-    """The nodes of a level: a thought after each prefix, with its score, if it has one."""
-    nodes = []
-    for position, (prefix, thought) in enumerate(zip(prefixes, thoughts, strict=True)):
-        score = scores.get(position, Score(None, 0))
-        parent = prefix.nodes[-1].number if prefix.nodes else -1
-        depth = len(prefix.nodes) + 1
-        nodes.append(Node(first_number + position, parent, depth, thought, score.value, score.attempts))
-    return nodes
-
-
-def _best_extensions(prefixes: Sequence[Prefix], nodes: Sequence[Node], beam: int | None) -> list[Prefix]:
-    """The prefixes extended by their nodes with a score, the best first, at most `beam` of them."""
-    extended = []
-    for prefix, node in zip(prefixes, nodes, strict=True):
-        if node.score is not None:
-            extended.append(Prefix((*prefix.nodes, node), prefix.total + node.score))
-    extended.sort(key=lambda prefix: (-prefix.total, prefix.nodes[-1].number))
-    return extended[:beam]
 
 
 def first_line(text: str) -> str:

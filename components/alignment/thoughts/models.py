@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
+
+import torch
 
 from components.alignment.thoughts.requests import Request, sample_keys
 from components.alignment.thoughts.scores import Score, ThoughtsError, score_with_retries
@@ -13,11 +15,8 @@ from components.concurrency import concurrent_parts, run_concurrently
 from components.config import BackboneConfig, PolicyConfig, TemplateFile, ThoughtsConfig
 from components.config.thoughts import EvaluatorOptions
 from components.models.chat import ChatEndpoint, Reply
-from components.models.generation import Completion, GenerationSettings, generate_completions
+from components.models.generation import GenerationSettings, generate_completions
 from components.models.policy import Policy
-
-if TYPE_CHECKING:
-    import torch
 
 
 class Writer(Protocol):
@@ -97,12 +96,12 @@ class ModelEvaluator:
             settings,
             sample_keys(requests, "attempt", attempt),
         )
-        return [self._reply(completion) for (completion,) in completions]
-
-    def _reply(self, completion: Completion) -> Reply:
-        ids = list(completion.ids[:-1] if completion.finished else completion.ids)
-        text = self.policy.tokenizer.decode(ids, skip_special_tokens=True)
-        return Reply(cast("str", text), completion.finished)
+        replies = []
+        for (completion,) in completions:
+            ids = list(completion.ids[:-1] if completion.finished else completion.ids)
+            text = self.policy.tokenizer.decode(ids, skip_special_tokens=True)
+            replies.append(Reply(cast("str", text), completion.finished))
+        return replies
 
     def _expected_scores(self, requests: Sequence[Request]) -> list[float]:
         """Expected scores; equal prompts have equal ones.
@@ -148,8 +147,6 @@ class ModelEvaluator:
         The rows are padded on the right. A causal model never attends to what follows a token, so no
         mask is needed. The head is computed only at positions that are read in one of the rows.
         """
-        import torch
-
         pad = cast("int", self.policy.tokenizer.pad_token_id)
         ids = torch.full((len(rows), max(map(len, rows))), pad)
         for n, row in enumerate(rows):

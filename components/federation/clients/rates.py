@@ -27,7 +27,6 @@ class RateMemory:
         return numbers if math.isnan(self.dpo) else numbers | {"dpo": self.dpo}
 
     def learning_rate(self, lr: float, config: RateDecay | None) -> float:
-        """A learning rate of the client's next round."""
         return lr if config is None else config.apply(lr, self.decay)
 
     def after_round(self, dpo: float, config: RateDecay | None) -> RateMemory:

@@ -15,7 +15,7 @@ from components.federation.clients.base import Trainer
 from components.federation.clients.context import ClientContexts
 from components.federation.method import method_of
 from components.federation.postprocessing import Context, PostProcessor, origin_of
-from components.federation.protocol import ClientResult, GradientJob, Job, TrainJob, Update
+from components.federation.protocol import GradientJob, Job, TrainJob, Update
 from components.io import write_atomically
 from components.models.store import AdapterStore
 from components.progress import CLIENTS, UnitDone, progress
@@ -48,7 +48,10 @@ def _carry_out(
     previous_job_key = job.previous_job_key if isinstance(job, TrainJob | GradientJob) else ""
     result = trainer.run(job, contexts.open(job.client, previous_job_key))
     if postprocessors:
-        result = _process(job, result, store, postprocessors)
+        origin = {} if result.tensors is None else origin_of(result.tensors, store.get(job.received[0]))
+        context = Context(job.round, job.kind, job.slot, job.participants, job.weight, origin)
+        for postprocessor in postprocessors:
+            result = postprocessor.at_client(result, context)
     sent = None if result.tensors is None else store.put(result.tensors)
     traffic = Traffic(
         received=sum(map(store.size, job.received)) if sent is not None else 0,
@@ -67,16 +70,6 @@ def _carry_out(
     )
     write_atomically(_update_path(job, store), update.model_dump_json().encode())
     return update
-
-
-def _process(
-    job: Job, result: ClientResult, store: AdapterStore, postprocessors: Sequence[PostProcessor]
-) -> ClientResult:
-    origin = {} if result.tensors is None else origin_of(result.tensors, store.get(job.received[0]))
-    context = Context(job.round, job.kind, job.slot, job.participants, job.weight, origin)
-    for postprocessor in postprocessors:
-        result = postprocessor.at_client(result, context)
-    return result
 
 
 def finished_update(job: Job, store: AdapterStore) -> Update | None:
