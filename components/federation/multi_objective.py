@@ -50,21 +50,14 @@ class MultiObjectiveMethod(AveragingMethod):
     scores_completions: ClassVar[bool] = True
     prepared_files: ClassVar[tuple[str, ...]] = ("pairs.parquet", "prompts.parquet")
 
-    objectives: Annotated[
-        dict[ObjectiveName, Annotated[list[str], Field(min_length=1)]], Field(min_length=1)
-    ] = Field(
-        description=(
-            "By objective, the names of the recipe's rewards that measure it. With several rewards, each"
-            " client uses one, assigned round-robin by the clients' sorted names (FIRM A.2.1), and policies"
-            " are measured by the first."
-        )
-    )
-    ppo: PpoConfig = Field(default_factory=PpoConfig, description="PPO of the clients' local steps.")
-    reward_prompts: int = Field(
-        32,
-        ge=1,
-        description="Held-out prompts that the server's policy answers when its rewards are measured.",
-    )
+    objectives: Annotated[dict[ObjectiveName, Annotated[list[str], Field(min_length=1)]], Field(min_length=1)]
+    """By objective, the names of the recipe's rewards that measure it. With several rewards, each
+    client uses one, assigned round-robin by the clients' sorted names (FIRM A.2.1), and policies
+    are measured by the first."""
+    ppo: PpoConfig = Field(default_factory=PpoConfig)
+    """PPO of the clients' local steps."""
+    reward_prompts: int = Field(32, ge=1)
+    """Held-out prompts that the server's policy answers when its rewards are measured."""
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:

@@ -27,28 +27,17 @@ from components.federation.pair_training import RatedMethod
 class PersonalRate(Section):
     """Learning rate of private modules."""
 
-    lr: float = Field(
-        1e-4,
-        gt=0,
-        description=(
-            "Learning rate of the private modules; that of the shared adapter is `lr` of the options."
-            " FedPDPO D.3.1: 1e-4 and 5e-5."
-        ),
-    )
+    lr: float = Field(1e-4, gt=0)
+    """Learning rate of the private modules; that of the shared adapter is `lr` of the options.
+    FedPDPO D.3.1: 1e-4 and 5e-5."""
 
 
 class StepLength(PersonalRate):
     """Learning rate of the personal step, and its part of a round."""
 
-    share: float = Field(
-        0.5,
-        gt=0,
-        lt=1,
-        description=(
-            "Share of a round's steps that the personal step takes; the shared step takes the others."
-            " FedPDPO D.3.1: one epoch each, D.3.2: one and three."
-        ),
-    )
+    share: float = Field(0.5, gt=0, lt=1)
+    """Share of a round's steps that the personal step takes; the shared step takes the others.
+    FedPDPO D.3.1: one epoch each, D.3.2: one and three."""
 
     def divide(self, count: int) -> tuple[int, int]:
         """Divide steps between the personal and the shared step, of which each has at least one.

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
-
 from components.federation.aggregators.base import Aggregator, Contributions
 
 if TYPE_CHECKING:
@@ -31,7 +29,8 @@ class ExactMean(Aggregator):
     value is 0 and a column of B vanishes; training can still use such a direction.
     """
 
-    kind: Literal["exact"] = Field("exact", description="Name of the aggregator.")
+    kind: Literal["exact"] = "exact"
+    """Name of the aggregator."""
 
     def combine(self, server: Adapter, contributions: Contributions) -> tuple[Adapter, dict[str, float]]:
         """The truncated mean, and `truncation`, the lost share of the mean's squared norm."""

@@ -23,16 +23,11 @@ if TYPE_CHECKING:
 class TrimmedMean(Aggregator):
     """The mean of the values that remain in each coordinate; all clients count the same."""
 
-    kind: Literal["trimmed"] = Field("trimmed", description="Name of the aggregator.")
-    share: float = Field(
-        0.1,
-        gt=0,
-        lt=0.5,
-        description=(
-            "Share of the clients of a round whose values are removed on each side of a coordinate (beta),"
-            " rounded up. It should be at least the share of clients that may be malicious."
-        ),
-    )
+    kind: Literal["trimmed"] = "trimmed"
+    """Name of the aggregator."""
+    share: float = Field(0.1, gt=0, lt=0.5)
+    """Share of the clients of a round whose values are removed on each side of a coordinate (beta),
+    rounded up. It should be at least the share of clients that may be malicious."""
 
     def removed_per_side(self, clients: int) -> int:
         """Values removed on each side: share x clients, rounded up; at least one value remains."""

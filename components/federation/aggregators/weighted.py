@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field
-
 from components.config import one_of
 from components.federation import aggregation
 from components.federation.aggregators.base import Aggregator, Contributions, LinearAggregator
@@ -21,7 +19,8 @@ if TYPE_CHECKING:
 class ParticipationMean(LinearAggregator):
     """sum p_m phi_m / sum p_m over the clients that took part (McMahan et al. 2017)."""
 
-    kind: Literal["participation"] = Field("participation", description="Name of the aggregator.")
+    kind: Literal["participation"] = "participation"
+    """Name of the aggregator."""
 
     def client_weights(self, contributions: Contributions) -> list[float]:
         total = sum(contributions.weights)
@@ -41,7 +40,8 @@ class PaperMean(LinearAggregator):
     see components/federation/weight_scale.py.
     """
 
-    kind: Literal["paper"] = Field("paper", description="Name of the aggregator.")
+    kind: Literal["paper"] = "paper"
+    """Name of the aggregator."""
 
     @property
     def rescales(self) -> bool:
@@ -65,7 +65,8 @@ class PaperMean(LinearAggregator):
 class UniformMean(LinearAggregator):
     """(1 / A) sum phi_m: all clients that took part count the same."""
 
-    kind: Literal["uniform"] = Field("uniform", description="Name of the aggregator.")
+    kind: Literal["uniform"] = "uniform"
+    """Name of the aggregator."""
 
     def client_weights(self, contributions: Contributions) -> list[float]:
         return [1.0 / len(contributions)] * len(contributions)
@@ -86,8 +87,10 @@ class ResidualUpdate(Aggregator):
     sampled members' share of the federation.
     """
 
-    kind: Literal["residual"] = Field("residual", description="Name of the aggregator.")
-    weights: Literal["pairs", "uniform"] = Field("pairs", description="Weights of the members.")
+    kind: Literal["residual"] = "residual"
+    """Name of the aggregator."""
+    weights: Literal["pairs", "uniform"] = "pairs"
+    """Weights of the members."""
 
     def combine(self, server: Adapter, contributions: Contributions) -> tuple[Adapter, dict[str, float]]:
         """The residual update, and the sum of the members' weights as `weight_sum`."""

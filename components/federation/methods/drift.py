@@ -44,31 +44,17 @@ class Drift(Method):
     memory_type: ClassVar[type[Memory]] = GraphMemory
     diagnostics: ClassVar[tuple[str, ...]] = ("client_graph",)
 
-    variant: Literal["mst", "sp"] = Field(
-        "mst",
-        description=(
-            "mst: neighbors in the minimum spanning tree (section 4.1); sp: the clients on a shortest path"
-            " (section 4.2)."
-        ),
-    )
-    delta: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description=(
-            "Divergence threshold of sp: the longest path with at most this share of the edges of all paths;"
-            " 0 takes the shortest path. No path has more than 0.5 with 4 clients per round, 0.31 with 8,"
-            " 0.2 with 16. DRIFT table 5: 0 to 1."
-        ),
-    )
-    divergence: Literal["softmax", "gaussian", "histogram"] = Field(
-        "softmax",
-        description="How an adapter is read as a distribution, see components/federation/graph.py.",
-    )
-    objective: DpoObjective = Field(
-        default_factory=lambda: DpoObjective(beta=0.2),
-        description="Local objective; DRIFT appendix A: beta 0.2.",
-    )
+    variant: Literal["mst", "sp"] = "mst"
+    """mst: neighbors in the minimum spanning tree (section 4.1); sp: the clients on a shortest path
+    (section 4.2)."""
+    delta: float = Field(0.0, ge=0, le=1)
+    """Divergence threshold of sp: the longest path with at most this share of the edges of all
+    paths; 0 takes the shortest path. No path has more than 0.5 with 4 clients per round, 0.31 with
+    8, 0.2 with 16. DRIFT table 5: 0 to 1."""
+    divergence: Literal["softmax", "gaussian", "histogram"] = "softmax"
+    """How an adapter is read as a distribution, see components/federation/graph.py."""
+    objective: DpoObjective = Field(default_factory=lambda: DpoObjective(beta=0.2))
+    """Local objective; DRIFT appendix A: beta 0.2."""
 
     def server_adapters(self, federation: FederationConfig) -> int:
         return federation.clients_per_round

@@ -41,20 +41,13 @@ class FedAMP(PairTraining):
     outcome_kind: ClassVar[str] = "client-adapters"
     memory_type: ClassVar[type[Memory]] = MixtureMemory
 
-    temperature: float = Field(
-        0.5, gt=0, description="tau of the softmax over similarities; FedPDPO D.3.1: 0.5."
-    )
-    floor: float = Field(
-        0.05, ge=0, lt=1, description="Minimum weight before the weights are normalized; FedPDPO D.3.1: 0.05."
-    )
-    proximal: float = Field(
-        0.01,
-        ge=0,
-        description=(
-            "Weight of the proximal term to the adapter that the client received (lambda / alpha of Huang et"
-            " al.); FedPDPO names none."
-        ),
-    )
+    temperature: float = Field(0.5, gt=0)
+    """tau of the softmax over similarities; FedPDPO D.3.1: 0.5."""
+    floor: float = Field(0.05, ge=0, lt=1)
+    """Minimum weight before the weights are normalized; FedPDPO D.3.1: 0.05."""
+    proximal: float = Field(0.01, ge=0)
+    """Weight of the proximal term to the adapter that the client received (lambda / alpha of Huang
+    et al.); FedPDPO names none."""
 
     @property
     def proximal_weight(self) -> float:

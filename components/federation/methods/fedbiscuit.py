@@ -28,12 +28,7 @@ from pydantic import Field, field_validator
 from components.config import FederationConfig, Recipe, RecipeError
 from components.federation.aggregators.base import AnyAggregator
 from components.federation.aggregators.weighted import ParticipationMean
-from components.federation.grouping import (
-    balanced_groups,
-    count_moved,
-    least_loss_groups,
-    mean_loss_of_group,
-)
+from components.federation.grouping import balanced_groups, count_moved, least_loss_groups, mean_loss_of_group
 from components.federation.method import Server, State
 from components.federation.methods.fedbis import FedBis
 from components.federation.protocol import Federation, Job, Memory, ScoreJob, Update
@@ -63,44 +58,22 @@ class FedBiscuit(FedBis):
     needs: ClassVar[Literal["sums", "updates"]] = "updates"
     diagnostics: ClassVar[tuple[str, ...]] = ("grouping",)
 
-    selectors: int = Field(
-        1,
-        ge=1,
-        le=1001,
-        description=(
-            "Selectors of the ensemble (U); odd, so that a majority decides. With one there is nothing to"
-            " group, and the method is FedBis."
-        ),
-    )
-    warmup_rounds: int = Field(
-        50,
-        ge=1,
-        description=(
-            "First rounds of FedBis for each selector (T), a part of federation.rounds; FedBiscuit section"
-            " 7.1: 50."
-        ),
-    )
-    regroup_every: int = Field(
-        50,
-        ge=1,
-        description="Rounds between two groupings (tau); FedBiscuit B.2: 50 (summarization), 100 (QA).",
-    )
-    grouping: Literal["paper", "least_loss"] = Field(
-        "paper",
-        description=(
-            "paper: assign each client to its best selector, cap the clusters, and reassign the overflow by"
-            " the next-best loss (section 5.1); least_loss: minimize the sum of losses under the same"
-            " cluster sizes (eqs. 4 and 5 with equal p_m), so that a selector that is better than the"
-            " others for all clients does not attract all of them."
-        ),
-    )
-    aggregator: AnyAggregator = Field(
-        default_factory=ParticipationMean,
-        description=(
-            "How the server combines adapters. After the warm-up, `paper` and `uniform` are eq. 6 with p_m"
-            " and with 1 / M, which move a selector by its sampled members' share of the federation."
-        ),
-    )
+    selectors: int = Field(1, ge=1, le=1001)
+    """Selectors of the ensemble (U); odd, so that a majority decides. With one there is nothing to
+    group, and the method is FedBis."""
+    warmup_rounds: int = Field(50, ge=1)
+    """First rounds of FedBis for each selector (T), a part of federation.rounds; FedBiscuit section
+    7.1: 50."""
+    regroup_every: int = Field(50, ge=1)
+    """Rounds between two groupings (tau); FedBiscuit B.2: 50 (summarization), 100 (QA)."""
+    grouping: Literal["paper", "least_loss"] = "paper"
+    """paper: assign each client to its best selector, cap the clusters, and reassign the overflow
+    by the next-best loss (section 5.1); least_loss: minimize the sum of losses under the same
+    cluster sizes (eqs. 4 and 5 with equal p_m), so that a selector that is better than the others
+    for all clients does not attract all of them."""
+    aggregator: AnyAggregator = Field(default_factory=ParticipationMean)
+    """How the server combines adapters. After the warm-up, `paper` and `uniform` are eq. 6 with p_m
+    and with 1 / M, which move a selector by its sampled members' share of the federation."""
 
     def server_adapters(self, federation: FederationConfig) -> int:
         return self.selectors

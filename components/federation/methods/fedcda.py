@@ -51,22 +51,13 @@ class FedCDA(PairTraining):
 
     memory_type: ClassVar[type[Memory]] = CacheMemory
 
-    cached: int = Field(
-        3, ge=1, le=1000, description="Adapters of each client that the server keeps; Wang et al. keep a few."
-    )
-    warmup_rounds: int = Field(
-        0,
-        ge=0,
-        description=(
-            "First rounds, in which the newest adapters are averaged, since earlier ones do not fit yet."
-        ),
-    )
-    group: int = Field(
-        3,
-        ge=1,
-        le=1000,
-        description="Sampled clients whose combinations are tried together, cached^group of them.",
-    )
+    cached: int = Field(3, ge=1, le=1000)
+    """Adapters of each client that the server keeps; Wang et al. keep a few."""
+    warmup_rounds: int = Field(0, ge=0)
+    """First rounds, in which the newest adapters are averaged, since earlier ones do not fit
+    yet."""
+    group: int = Field(3, ge=1, le=1000)
+    """Sampled clients whose combinations are tried together, cached^group of them."""
 
     def aggregate(self, state: State, updates: Sequence[Update], server: Server) -> State:
         """The mean of the closest combination, over all clients that ever sent an update."""

@@ -51,14 +51,10 @@ class FedCMOO(MultiObjectiveMethod):
     memory_type: ClassVar[type[Memory]] = WeightsMemory
     first_phase: ClassVar[str] = GRADIENTS
 
-    beta: float | None = Field(
-        None,
-        ge=0,
-        description="Regularization of the server's MGDA; null: 0, as Askin et al. have none.",
-    )
-    preference: dict[str, Preference] | None = Field(
-        None, description="p of FIRM's eq. 3 by objective, where beta is above 0."
-    )
+    beta: float | None = Field(None, ge=0)
+    """Regularization of the server's MGDA; null: 0, as Askin et al. have none."""
+    preference: dict[str, Preference] | None = None
+    """p of FIRM's eq. 3 by objective, where beta is above 0."""
 
     @model_validator(mode="after")
     def _check_preference(self) -> Self:

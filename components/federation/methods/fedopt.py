@@ -46,15 +46,16 @@ class FedOPT(PairTraining):
     memory_type: ClassVar[type[Memory]] = OptimizerMemory
     needs: ClassVar[Literal["sums", "updates"]] = "sums"
 
-    server_optimizer: Literal["adam", "yogi", "adagrad"] = Field(
-        "adam", description="How the server averages squared movements."
-    )
-    server_lr: float = Field(1e-3, gt=0, description="Learning rate of the server (eta).")
-    server_betas: Betas = Field([0.9, 0.99], description="b1 and b2; Reddi et al.: 0.9 and 0.99.")
-    tau: float = Field(1e-3, gt=0, description="Degree of adaptivity; Reddi et al.: 1e-3 for most tasks.")
-    aggregator: AnyLinearAggregator = Field(
-        default_factory=ParticipationMean, description="Weights w_m of the clients' movements."
-    )
+    server_optimizer: Literal["adam", "yogi", "adagrad"] = "adam"
+    """How the server averages squared movements."""
+    server_lr: float = Field(1e-3, gt=0)
+    """Learning rate of the server (eta)."""
+    server_betas: Betas = Field([0.9, 0.99])
+    """b1 and b2; Reddi et al.: 0.9 and 0.99."""
+    tau: float = Field(1e-3, gt=0)
+    """Degree of adaptivity; Reddi et al.: 1e-3 for most tasks."""
+    aggregator: AnyLinearAggregator = Field(default_factory=ParticipationMean)
+    """Weights w_m of the clients' movements."""
 
     def aggregate(self, state: State, updates: Sequence[Update], server: Server) -> State:
         slot = self.trained_model

@@ -25,21 +25,15 @@ from components.federation.personalization import PersonalizedMethod, StepLength
 class FedPDPO(PersonalizedMethod):
     """Options of FedPDPO."""
 
-    bottleneck: BottleneckConfig | None = Field(
-        default_factory=BottleneckConfig,
-        description="The bottleneck adapter; null leaves it out (ablation A1).",
-    )
-    reward_head: RewardHeadConfig | None = Field(
-        default_factory=RewardHeadConfig,
-        description=(
-            "The explicit reward head; null leaves it out (ablation A2). The loss is then that of DPO, with"
-            " the exclusion of `objective.exclusion`."
-        ),
-    )
-    objective: PdpoObjective = Field(
-        default_factory=PdpoObjective, description="Loss of the personal and of the shared step."
-    )
-    personal: StepLength = Field(default_factory=StepLength, description="The personal step.")
+    bottleneck: BottleneckConfig | None = Field(default_factory=BottleneckConfig)
+    """The bottleneck adapter; null leaves it out (ablation A1)."""
+    reward_head: RewardHeadConfig | None = Field(default_factory=RewardHeadConfig)
+    """The explicit reward head; null leaves it out (ablation A2). The loss is then that of DPO,
+    with the exclusion of `objective.exclusion`."""
+    objective: PdpoObjective = Field(default_factory=PdpoObjective)
+    """Loss of the personal and of the shared step."""
+    personal: StepLength = Field(default_factory=StepLength)
+    """The personal step."""
 
     @property
     def personal_modules(self) -> PersonalModules:

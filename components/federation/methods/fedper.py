@@ -19,12 +19,10 @@ from components.federation.personalization import PersonalizedMethod, PersonalRa
 class FedPer(PersonalizedMethod, PairTraining):
     """Options of FedPer."""
 
-    shared_layers: int = Field(
-        2, ge=1, description="The LoRA of the first N layers is shared; FedPDPO D.3.1: 2."
-    )
-    personal: PersonalRate = Field(
-        default_factory=PersonalRate, description="Learning rate of the personal layers."
-    )
+    shared_layers: int = Field(2, ge=1)
+    """The LoRA of the first N layers is shared; FedPDPO D.3.1: 2."""
+    personal: PersonalRate = Field(default_factory=PersonalRate)
+    """Learning rate of the personal layers."""
 
     @property
     def personal_modules(self) -> PersonalModules:

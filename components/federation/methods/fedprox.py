@@ -15,9 +15,8 @@ from components.federation.pair_training import AveragedPairTraining
 class FedProx(AveragedPairTraining):
     """Options of FedProx."""
 
-    proximal: float = Field(
-        0.01, gt=0, description="Weight of the proximal term (mu); Li et al. try 0.001, 0.01, 0.1 and 1."
-    )
+    proximal: float = Field(0.01, gt=0)
+    """Weight of the proximal term (mu); Li et al. try 0.001, 0.01, 0.1 and 1."""
 
     @property
     def proximal_weight(self) -> float:

@@ -18,7 +18,8 @@ from components.federation.personalization import PersonalizedMethod, StepLength
 class FedRep(PersonalizedMethod, PairTraining):
     """Options of FedRep."""
 
-    personal: StepLength = Field(default_factory=StepLength, description="The personal step.")
+    personal: StepLength = Field(default_factory=StepLength)
+    """The personal step."""
 
     @property
     def personal_modules(self) -> PersonalModules:

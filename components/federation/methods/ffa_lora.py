@@ -16,8 +16,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field
-
 from components.config import Recipe, RecipeError
 from components.federation.aggregators.base import Aggregator, AnyAggregator, Contributions
 from components.federation.aggregators.exact import ExactMean
@@ -34,7 +32,8 @@ class FrozenFactorMean(Aggregator):
     """
 
     kind: Literal["frozen-factor"] = "frozen-factor"
-    factors_b: AnyAggregator = Field(description="Combines the factors B.")
+    factors_b: AnyAggregator
+    """Combines the factors B."""
 
     @property
     def rescales(self) -> bool:

@@ -35,24 +35,14 @@ from components.federation.multi_objective import (
 class Firm(MultiObjectiveMethod):
     """Options of FIRM."""
 
-    beta: float | None = Field(
-        None,
-        ge=0,
-        description=(
-            "Regularization of MGDA over the Gram matrix divided by its trace (eq. 9); 0: none; null: 0.1,"
-            " or none with weights. The value of FIRM A.1 is missing in the available text of the paper."
-        ),
-    )
-    preference: dict[str, Preference] | None = Field(
-        None, description="p of eq. 3 by objective, 1 where one is not named; larger is preferred more."
-    )
-    weights: dict[str, Weight] | None = Field(
-        None,
-        description=(
-            "Fixed weights by objective in place of those of MGDA, 0 where one is not named; they are"
-            " divided by their sum."
-        ),
-    )
+    beta: float | None = Field(None, ge=0)
+    """Regularization of MGDA over the Gram matrix divided by its trace (eq. 9); 0: none; null: 0.1,
+    or none with weights. The value of FIRM A.1 is missing in the available text of the paper."""
+    preference: dict[str, Preference] | None = None
+    """p of eq. 3 by objective, 1 where one is not named; larger is preferred more."""
+    weights: dict[str, Weight] | None = None
+    """Fixed weights by objective in place of those of MGDA, 0 where one is not named; they are
+    divided by their sum."""
 
     @model_validator(mode="after")
     def _check_weights(self) -> Self:

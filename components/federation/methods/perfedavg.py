@@ -28,29 +28,18 @@ class PerFedAvg(AveragingMethod):
     outcome_kind: ClassVar[str] = "personalized-clients"
     decays_rates: ClassVar[bool] = True
 
-    inner_lr: float = Field(
-        0.01,
-        gt=0,
-        description="Learning rate of the adaptation, by plain gradient descent; FedPDPO D.3.1: 0.01.",
-    )
-    inner_steps: int = Field(
-        5,
-        ge=1,
-        description=(
-            "Steps of the adaptation; FedPDPO D.3.1: 5. Each takes a minibatch of the round's local steps."
-        ),
-    )
-    outer_lr: float = Field(
-        1e-3,
-        gt=0,
-        description=(
-            "Learning rate of the meta-steps, in place of federation.optimizer.lr; FedPDPO D.3.1: 0.001."
-        ),
-    )
+    inner_lr: float = Field(0.01, gt=0)
+    """Learning rate of the adaptation, by plain gradient descent; FedPDPO D.3.1: 0.01."""
+    inner_steps: int = Field(5, ge=1)
+    """Steps of the adaptation; FedPDPO D.3.1: 5. Each takes a minibatch of the round's local
+    steps."""
+    outer_lr: float = Field(1e-3, gt=0)
+    """Learning rate of the meta-steps, in place of federation.optimizer.lr; FedPDPO D.3.1:
+    0.001."""
     objective: Annotated[DpoObjective | PairPpoObjective, one_of(DpoObjective, PairPpoObjective)] = Field(
-        default_factory=DpoObjective,
-        description="Local objective: dpo, or ppo with the recipe's one reward, without a critic.",
+        default_factory=DpoObjective
     )
+    """Local objective: dpo, or ppo with the recipe's one reward, without a critic."""
 
     def learning_rate(self, config: FederationConfig) -> float:
         return self.outer_lr
