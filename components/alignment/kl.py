@@ -12,11 +12,10 @@ from components.models.adapters import AdapterSlot
 from components.models.head import apply_lm_head
 from components.models.personalized import as_reference
 from components.models.policy import Policy
+from components.models.store import Adapter
 
 if TYPE_CHECKING:
     from peft import PeftModel
-
-    from components.models.adapters import Adapter
 
 
 def kl_to_reference(

@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from components.models.store import AdapterError, check_adapter, iterate_blocks
+from components.models.store import Adapter, AdapterError, check_adapter, iterate_blocks
 
 if TYPE_CHECKING:
     import torch
-
-    from components.models.store import Adapter
 
 Matrix = npt.NDArray[np.float64]
 

@@ -6,7 +6,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import chain, combinations
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +16,8 @@ from components.config import MultiObjective, PpoConfig, Recipe, RecipeError, Re
 from components.federation import aggregation
 from components.federation.method import AveragingMethod, Server, State
 from components.federation.protocol import MeasureJob, Update
+from components.models.store import Adapter
 from components.seeding import derive
-
-if TYPE_CHECKING:
-    from components.models.store import Adapter
 
 Preference = Annotated[float, Field(ge=1e-3, le=1e3)]
 ObjectiveName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]

@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from components.config import FederationConfig, Recipe
 from components.federation.clients.base import Trainer
@@ -19,12 +18,9 @@ from components.federation.method import Method, Server, State, method_of
 from components.federation.postprocessing import postprocessors_of, processing_key
 from components.federation.protocol import Failure, Federation, FederationError, Job, Update, by_client
 from components.federation.transport import InProcessTransport, Transport
-from components.models.store import AdapterError, AdapterStore, check_adapter
+from components.models.store import Adapter, AdapterError, AdapterStore, check_adapter
 from components.progress import CLIENTS, ROUNDS, Work, progress
 from components.results import ClientRecord, Metrics, StepRecord
-
-if TYPE_CHECKING:
-    from components.models.store import Adapter
 
 log = logging.getLogger(__name__)
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from components.learning.loop import Loss, RowLosses, Rows, Trained, Training, train
 from components.learning.objectives import selector_loss
+from components.models.resident import Pair
 from components.models.selector import Comparison
 from components.models.selector_model import Selector
-
-if TYPE_CHECKING:
-    from components.models.adapters import Adapter
-    from components.models.resident import Pair
+from components.models.store import Adapter
 
 
 def build_labeled_comparisons(pairs: Sequence[Pair]) -> tuple[list[Comparison], np.ndarray]:

@@ -20,8 +20,7 @@ from components.io import write_atomically
 if TYPE_CHECKING:
     import torch
 
-    Adapter = dict[str, torch.Tensor]
-
+Adapter = dict[str, "torch.Tensor"]
 AdapterHash = str
 """Name of a stored adapter: sha256 of its safetensors file."""
 BLOCK_VALUES = 1 << 16

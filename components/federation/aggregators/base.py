@@ -5,17 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import SerializeAsAny
 
 from components.config.federation import AGGREGATORS, AggregatorConfig
 from components.config.registry import registered_section
 from components.federation.protocol import Update, sent_adapters
-from components.models.store import AdapterStore
-
-if TYPE_CHECKING:
-    from components.models.store import Adapter
+from components.models.store import Adapter, AdapterStore
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from components.federation.aggregators.base import Aggregator, Contributions
+from components.models.store import Adapter
 
 if TYPE_CHECKING:
     import torch
-
-    from components.models.store import Adapter
 
 
 class ExactMean(Aggregator):

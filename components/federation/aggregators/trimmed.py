@@ -8,16 +8,13 @@ beyond the values of honest clients.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
 from components.federation.aggregators.base import Aggregator, Contributions
-from components.models.store import iterate_blocks
-
-if TYPE_CHECKING:
-    from components.models.store import Adapter
+from components.models.store import Adapter, iterate_blocks
 
 
 class TrimmedMean(Aggregator):

@@ -6,14 +6,12 @@ exact.py for that.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from components.config import one_of
 from components.federation import aggregation
 from components.federation.aggregators.base import Aggregator, Contributions, LinearAggregator
-
-if TYPE_CHECKING:
-    from components.models.store import Adapter
+from components.models.store import Adapter
 
 
 class ParticipationMean(LinearAggregator):

@@ -9,6 +9,7 @@ from components.data.records import Pairs
 from components.federation.method import Method
 from components.federation.protocol import ClientResult, Job
 from components.learning.pair_scores import Array, PreferenceScores
+from components.models.store import Adapter
 
 if TYPE_CHECKING:
     import torch
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from components.learning.references import ReferenceCache
     from components.models.policy import Policy
     from components.models.selector import Comparison
-    from components.models.store import Adapter
 
 
 class Trainer(Protocol):

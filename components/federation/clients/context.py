@@ -6,18 +6,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from components.data.records import DataError, PairRow, choose_prompts, read_clients, read_rows
 from components.federation.clients.private import PrivateState, PrivateStore, private_root
-from components.models.store import AdapterHash, AdapterStore
+from components.models.store import Adapter, AdapterHash, AdapterStore
 from components.names import file_name
-
-if TYPE_CHECKING:
-    from components.models.store import Adapter
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from components.config import UserError
 from components.io import write_atomically
-from components.models.store import AdapterStore
+from components.models.store import Adapter, AdapterStore
 from components.names import file_name
-
-if TYPE_CHECKING:
-    from components.models.store import Adapter
 
 
 class PrivateStoreError(UserError, RuntimeError):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from components.config import Recipe
 from components.data.records import Pairs
@@ -18,15 +18,11 @@ from components.learning.pair_scores import Array, PreferenceScores
 from components.learning.references import ReferenceCache
 from components.learning.selector import score_pairs, train_selector, validation_losses
 from components.models.eight_bit import check_support
+from components.models.policy import Policy
+from components.models.selector import Comparison
 from components.models.selector_model import Selector
+from components.models.store import Adapter
 from components.results import Metrics
-
-if TYPE_CHECKING:
-    import torch
-
-    from components.models.adapters import Adapter
-    from components.models.policy import Policy
-    from components.models.selector import Comparison
 
 
 class SelectorTrainer:

@@ -22,7 +22,7 @@ the server does not move. `warmup_rounds` is an addition for that time.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -32,9 +32,7 @@ from components.federation.closeness import Candidates, choose_closest
 from components.federation.method import Server, State
 from components.federation.pair_training import PairTraining
 from components.federation.protocol import Memory, Update, sent_adapters
-
-if TYPE_CHECKING:
-    from components.models.store import Adapter
+from components.models.store import Adapter
 
 
 class CacheMemory(Memory):

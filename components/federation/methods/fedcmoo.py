@@ -14,7 +14,7 @@ Optimization) also compress the gradients, which is not implemented.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -30,10 +30,8 @@ from components.federation.multi_objective import (
 )
 from components.federation.protocol import GradientJob, Job, Memory, Update
 from components.learning import mgda
+from components.models.store import Adapter
 from components.seeding import derive
-
-if TYPE_CHECKING:
-    from components.models.store import Adapter
 
 GRADIENTS = "gradients"
 """Name of the phase in which clients send gradients."""

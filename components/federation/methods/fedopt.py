@@ -26,11 +26,10 @@ from components.federation.aggregators.weighted import AnyLinearAggregator, Part
 from components.federation.method import Server, State
 from components.federation.pair_training import PairTraining
 from components.federation.protocol import Memory, Update
+from components.models.store import Adapter
 
 if TYPE_CHECKING:
     import torch
-
-    from components.models.store import Adapter
 
 
 class OptimizerMemory(Memory):

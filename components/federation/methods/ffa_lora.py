@@ -14,15 +14,13 @@ the traffic is that of FedDPO.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from components.config import Recipe, RecipeError
 from components.federation.aggregators.base import Aggregator, AnyAggregator, Contributions
 from components.federation.aggregators.exact import ExactMean
 from components.federation.pair_training import AveragedPairTraining
-
-if TYPE_CHECKING:
-    from components.models.store import Adapter
+from components.models.store import Adapter
 
 
 class FrozenFactorMean(Aggregator):
