@@ -1,12 +1,11 @@
 """Implementations by name: built-in ones, and those that installed packages add by entry points.
 
     [project.entry-points."fed_rlhf.methods"]      # in the pyproject.toml of a user's own package
-    mine = "my_package.my_method:Options"
+    mine = "my_package.my_method:MyMethod"
 
 An implementation is imported when its name is first used, so that a check of a recipe imports only
-what the recipe names. Most registered objects are sections of a recipe that build what they
-describe: the options of a method build its strategy, those of a source load its pairs. A
-built-in name cannot be replaced.
+what the recipe names. Most registered objects are sections of a recipe that do what they describe:
+a method has its server half, a source loads its pairs. A built-in name cannot be replaced.
 """
 
 from __future__ import annotations

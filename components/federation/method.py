@@ -190,7 +190,7 @@ class Method(MethodOptions, ABC):
     outcome_kind: ClassVar[str] = "shared-policy"
     memory_type: ClassVar[type[Memory]] = Memory
     first_phase: ClassVar[str] = "train"
-    # Whether the server uses single updates, or only the sums that its aggregator needs.
+    # Whether the method itself uses single updates; its aggregator may need them in any case.
     needs: ClassVar[Literal["sums", "updates"]] = "updates"
     diagnostics: ClassVar[tuple[str, ...]] = ()  # names in components/evaluation/diagnostics
     # Whether the recipe's rewards score completions in the rounds; otherwise they score the clients'

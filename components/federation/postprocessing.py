@@ -30,7 +30,7 @@ class Context:
     """Where a post-processor acts: at a client, or on a combination at the server."""
 
     round: int
-    kind: str  # of the clients' jobs: train, gradients, score
+    kind: str  # of the client's job (train, gradients, score), or the phase of the server's step
     slot: str  # name of the server's adapter that it is about; empty for several
     participants: tuple[str, ...]  # the clients of the step, or those whose updates are combined
     weight: float  # share of all training pairs that the client, or these clients together, have

@@ -197,10 +197,10 @@ class Job(Result, ABC):
 
     def key(self) -> str:
         """Hash of what determines the result."""
-        content = self.model_dump(exclude={"participants", "weight"})
+        content = self.model_dump(exclude={"participants", "weight"})  # they follow from seed and round
         if not content.get("attached"):
             content.pop("attached", None)
-        if "adapter" in content:
+        if "adapter" in content:  # a list, as in the keys of earlier versions
             content["adapter"] = [content["adapter"]]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
 

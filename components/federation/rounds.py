@@ -77,7 +77,7 @@ def aggregate_step(
     """
     updates = by_client(updates)
     server = Server(config, store, updates, list(state.processing))
-    if method.needs == "sums":
+    if method.needs == "sums":  # the server has the adapters, for the aggregator and post-processors
         updates = [update.model_copy(update={"adapter": None}) for update in updates]
     new = method.aggregate(state, updates, server)
     kept = {update.client: update.job for update in updates if update.traffic.kept}

@@ -11,7 +11,7 @@
 What is minimized is a value, a `Loss`; the loop knows no objective. The optimizer is built for each
 training and discarded afterwards, because clients keep no optimizer state between rounds. The
 learning-rate schedule therefore covers the K steps of one training and starts again in each round,
-as with a Trainer that is started in each round. Parameters, gradients of the adapter and optimizer
+as with a `transformers.Trainer` that is started in each round. Parameters, gradients of the adapter and optimizer
 state are fp32 for any dtype of the backbone: in bf16, a step of 1e-5 would be lost to rounding. Only
 the moments of adamw_8bit have 8 bits.
 """
@@ -42,7 +42,7 @@ Parameters = Sequence[torch.nn.Parameter]
 Group = tuple[Parameters, float]
 """Parameters (fp32) with a learning rate of their own, whose gradient is clipped apart from the others'."""
 Part = Callable[[Sequence[Any]], Sequence[Any]]
-"""Selects consecutive elements, such as the personal half of a round's steps."""
+"""Selects consecutive elements, such as a round's steps that train the private modules."""
 Gradients = list[torch.Tensor | None]
 """Gradients of parameters, in their order; None for one that is frozen or not used."""
 
@@ -54,7 +54,7 @@ class TrainingError(UserError, RuntimeError):
 class RowLosses(NamedTuple):
     """The losses of a micro-batch."""
 
-    values: torch.Tensor  # [k], of the rows that count (nats)
+    values: torch.Tensor  # [k], of the rows that count (nats); 0 of one that a minibatch excludes
     pairs: Rows  # [k], the client's pair that each of these rows belongs to
     tokens: int  # that went through the model
 
@@ -69,7 +69,10 @@ class StepFigures(NamedTuple):
 
 
 class Loss:
-    """What a training minimizes: the losses of rows, and what happens at the steps of the loop."""
+    """What a training minimizes: the losses of rows, and what happens at the steps of the loop.
+
+    A loss that an objective's section names is built from the ClientData of a training.
+    """
 
     dropout = True  # PPO has none: the ratio to the policy that was received would be noisy
     concurrent = False  # whether two halves of a micro-batch may be computed at a time on the CPU
@@ -123,7 +126,7 @@ class GradientRule(Protocol):
     """How a micro-batch's losses become gradients: of their mean, or of each pair's loss apart.
 
     A rule may change the gradient of each pair before it is added, as clipping for differential
-    privacy does, see `pair_gradients`.
+    privacy does, see `pair_gradients`. No trainer passes one yet.
     """
 
     def __call__(self, losses: RowLosses, parameters: Parameters, share: float) -> Gradients:
@@ -135,7 +138,7 @@ class GradientRule(Protocol):
 class Training:
     """Settings of one local training."""
 
-    steps: int  # optimizer steps
+    steps: int  # optimizer steps, of the whole round where a training is a part of it
     batch_size: int  # rows per minibatch
     optimizer: OptimizerConfig  # with its schedule, and the minibatches that it accumulates per step
     seed: int  # the order of the rows, and dropout, are functions of it

@@ -51,7 +51,7 @@ class ReferenceCache:
         completions = len(rows[0]) - 1 if rows else 2
         logprobs = np.full((len(rows), completions), np.nan)
         for batch in reference_batches(rows, batch_size, used):
-            logprobs[batch] = _get_or_compute(self._completions, [rows[n] for n in batch], compute)
+            logprobs[batch] = _get_or_compute(self._completions, resident, [rows[n] for n in batch], compute)
         if used is not None:
             logprobs[sorted(set(range(len(rows))) - set(used))] = np.nan
         return logprobs
@@ -66,7 +66,7 @@ class ReferenceCache:
         logprobs: list[list[torch.Tensor]] = [[] for _ in rows]
         for batch in reference_batches(rows, batch_size, used):
             compute = partial(_compute_tokens, resident)
-            values = _get_or_compute(self._tokens, [rows[n] for n in batch], compute)
+            values = _get_or_compute(self._tokens, resident, [rows[n] for n in batch], compute)
             for n, row_values in zip(batch, values, strict=True):
                 if n in used:
                     logprobs[n] = row_values
@@ -103,11 +103,16 @@ def _compute_tokens(resident: ResidentPolicy, rows: Sequence[TokenRow]) -> list[
 
 
 def _get_or_compute(
-    cache: dict[bytes, Value], rows: Sequence[TokenRow], compute: Callable[[Sequence[TokenRow]], Value]
+    cache: dict[bytes, Value],
+    resident: ResidentPolicy,
+    rows: Sequence[TokenRow],
+    compute: Callable[[Sequence[TokenRow]], Value],
 ) -> Value:
     import torch
 
-    key = hashlib.blake2b(repr((torch.get_num_threads(), rows)).encode(), digest_size=16).digest()
+    # Private modules compute the last norm and the head of a bf16 backbone in fp32.
+    settings = (torch.get_num_threads(), resident.personal is not None)
+    key = hashlib.blake2b(repr((*settings, rows)).encode(), digest_size=16).digest()
     if key not in cache:
         cache[key] = compute(rows)
     return cache[key]

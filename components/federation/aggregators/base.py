@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import SerializeAsAny
 
@@ -49,8 +49,6 @@ class Contributions:
 class Aggregator(AggregatorConfig, ABC):
     """An aggregator, as the section of a recipe that describes it."""
 
-    needs: ClassVar[Literal["sums", "updates"]] = "updates"  # whether a weighted sum is enough for it
-
     @property
     def rescales(self) -> bool:
         """Whether the weights of a round sum to one only in expectation, so that it scales the adapter."""
@@ -71,8 +69,6 @@ class Aggregator(AggregatorConfig, ABC):
 
 class LinearAggregator(Aggregator):
     """A weighted sum of the clients' adapters."""
-
-    needs: ClassVar[Literal["sums", "updates"]] = "sums"
 
     @abstractmethod
     def client_weights(self, contributions: Contributions) -> list[float]:

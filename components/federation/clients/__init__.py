@@ -23,5 +23,5 @@ TRAINERS: Registry[Callable[[Recipe, str], Trainer]] = Registry(
 )
 """Trainers by name: called with a recipe and a device.
 
-A method names its trainer in `Options.trainer`.
+A method names its trainer in `Method.trainer`.
 """

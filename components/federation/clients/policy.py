@@ -1,4 +1,4 @@
-"""The client half of all methods that train the policy on pairs; it knows no objective and no method.
+"""The client half of all methods that train the policy on pairs; it knows no loss and no method.
 
     load the received adapter, and the client's private modules if the method has some
     for each step of the round (a single one, or a personal and a shared one):
@@ -199,7 +199,7 @@ class PolicyTrainer(ResidentPolicyTrainer):
             metrics["decay"] = rates.decay
         kept_bytes = 0
         local = client.local_step.finish()
-        if decays or self._private is not None or client.tensors or local.kept:
+        if decays or self._private is not None or client.tensors or client.numbers or local.kept:
             tensors = self._read_kept(client, local.kept)
             kept = PrivateState(tensors, rates.numbers() | client.numbers)
             kept_bytes = context.store.save(job.key(), job.previous_job_key, kept).size
@@ -232,7 +232,8 @@ class PolicyTrainer(ResidentPolicyTrainer):
         completed = client.context.store.load_personal_step(key)  # of an earlier attempt at this job
         if completed is None:
             personal = self._take_step(client, "personal")
-            client.context.store.save_personal_step(key, PrivateState(self._read_kept(client), personal))
+            state = PrivateState(self._read_kept(client), client.numbers | personal)
+            client.context.store.save_personal_step(key, state)
         else:
             personal = client.numbers = completed.numbers
             client.tensors = with_prefix(completed.tensors, CRITIC)
@@ -372,8 +373,8 @@ def trainable(
     """Freeze what is not trained; the parameters at the optimizer's rate, and those at their own."""
     shared = resident.slot.parameters
     private = [] if resident.personal is None else resident.personal.parameters
-    modules: dict[ModuleGroup, Parameters] = {"personal": shared, "shared": private, "all": []}
-    frozen = [parameter for parameter in modules[group] if parameter.requires_grad]
+    others: dict[ModuleGroup, Parameters] = {"personal": shared, "shared": private, "all": []}
+    frozen = [parameter for parameter in others[group] if parameter.requires_grad]
     for parameter in frozen:
         parameter.requires_grad_(False)
     try:

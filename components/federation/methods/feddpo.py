@@ -3,6 +3,10 @@
 The method is that of Ye et al. 2024 (OpenFedLLM). The reference of eq. 2 is theta_0, the frozen
 backbone, in all rounds. With the objective `ppo` it is the baseline of FedPDPO section 5, which
 trains by PPO on the clients' own pairs.
+
+The server half is AveragingMethod.aggregate (components/federation/method.py). At the client,
+components/federation/clients/policy.py trains the adapter by PreferenceLoss
+(components/learning/preference.py) in the loop of components/learning/loop.py.
 """
 
 from __future__ import annotations
