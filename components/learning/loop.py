@@ -11,9 +11,9 @@
 What is minimized is a value, a `Loss`; the loop knows no objective. The optimizer is built for each
 training and discarded afterwards, because clients keep no optimizer state between rounds. The
 learning-rate schedule therefore covers the K steps of one training and starts again in each round,
-as with a `transformers.Trainer` that is started in each round. Parameters, gradients of the adapter and optimizer
-state are fp32 for any dtype of the backbone: in bf16, a step of 1e-5 would be lost to rounding. Only
-the moments of adamw_8bit have 8 bits.
+as with a `transformers.Trainer` that is started in each round. Parameters, gradients of the adapter
+and optimizer state are fp32 for any dtype of the backbone: in bf16, a step of 1e-5 would be lost to
+rounding. Only the moments of adamw_8bit have 8 bits.
 """
 
 from __future__ import annotations
