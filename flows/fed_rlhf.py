@@ -18,14 +18,12 @@ if __name__ == "__main__":
 from prefect import Flow, flow, get_run_logger
 
 from components.config import FederationConfig, Recipe
-from components.config.runtime import TRANSPORTS
 from components.environment import configure_libraries
 from components.federation.commits import Commits
 from components.federation.method import method_of
 from components.federation.outcome import load_outcome
 from components.federation.protocol import ServerState
 from components.federation.rounds import run_rounds
-from components.federation.transport import Transport
 from components.inputs import original_names, verify_inputs
 from components.models.policy import check_prompts
 from components.progress import ROUNDS, Milestone, PhaseStarted, Work, progress
@@ -153,6 +151,7 @@ def grow_trees(run: Run, recipe: Recipe) -> None:
 def federate(run: Run, recipe: Recipe) -> None:
     """Run the federated rounds; a stopped run resumes from its last committed step."""
     check_prompts(recipe.policy)
+    federation.TRANSPORTS.load(recipe.runtime.transport)  # an unknown one is refused before any work
     for warning in data.check_pairs(recipe, run.prepared):
         get_run_logger().warning("%s", warning)
     with phase_tracking(run, recipe.tracking, "federate") as child:
@@ -197,8 +196,9 @@ def federate_rounds(run: Run, recipe: Recipe, target: FederationLog) -> Federati
     # A run may have been stopped between a step and its measurement.
     if records and is_eval_round(recipe.federation, records[-1]):
         log_round_evaluation(target, measure(state))
-    transport_type: type[Transport] = TRANSPORTS.load(recipe.runtime.transport)
-    transport = transport_type.open(recipe, run.prepared / "pairs.parquet", commits.store)
+    transport = federation.TRANSPORTS.load(recipe.runtime.transport).open(
+        recipe, run.prepared / "pairs.parquet", commits.store
+    )
     state = run_rounds(method, state, transport, commits, recipe.federation, after_step)
     measure(state)
     return federation.store_result(run, recipe, method.outcome(state), records)

@@ -10,7 +10,7 @@ from typing import Any, Self
 from prefect import runtime, unmapped
 from prefect.futures import PrefectFuture
 
-from components.config import Recipe
+from components.config import Recipe, Registry
 from components.data.records import DataError, read_clients, read_rows
 from components.evaluation.accuracy import accuracy_report, sample_evenly
 from components.federation import rounds
@@ -47,6 +47,13 @@ from tasks.devices import POOL, open_workspace, placement
 from tasks.rewards import rewards_fingerprint
 from tasks.runs import RESULT, Run
 from tasks.uncached import task
+
+TRANSPORTS: Registry[type[Transport]] = Registry(
+    "runtime.transport",
+    "fed_rlhf.transports",
+    {"prefect": f"{__name__}:PrefectTransport"},
+    "components.federation.transport:Transport",
+)
 
 
 class ClientsFailed(RuntimeError):

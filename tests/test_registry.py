@@ -189,3 +189,11 @@ def test_text_that_cannot_be_a_kind_is_not_repeated_in_the_error():
         load_recipe("debug", ["evaluation.judge=api_key:sk-123"])
     assert "evaluation.judge" in str(raised.value)
     assert "sk-123" not in str(raised.value)
+
+
+def test_a_class_that_lacks_a_function_of_its_base_is_refused_by_its_name(monkeypatch):
+    monkeypatch.setitem(METHODS.builtin, "unfinished", "components.federation.pair_training:PairTraining")
+    with pytest.raises(
+        RecipeError, match=r"'unfinished' registers PairTraining, which does not define aggregate"
+    ):
+        METHODS.load("unfinished")

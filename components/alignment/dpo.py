@@ -261,7 +261,10 @@ def build_optimizer(parameters: Parameters, config: DpoConfig) -> torch.optim.Op
     """The optimizer that transformers' Trainer, and TRL's with it, has by this name."""
     from transformers import Trainer, TrainingArguments
 
-    arguments = TrainingArguments(optim=config.optimizer, learning_rate=config.lr, report_to="none")
+    on_cpu = parameters[0].device.type == "cpu"
+    arguments = TrainingArguments(
+        optim=config.optimizer, learning_rate=config.lr, report_to="none", use_cpu=on_cpu
+    )
     optimizer_class, settings = Trainer.get_optimizer_cls_and_kwargs(arguments)
     optimizer: torch.optim.Optimizer = optimizer_class(
         [{"params": list(parameters), "weight_decay": arguments.weight_decay}], **settings

@@ -11,6 +11,7 @@ a method has its server half, a source loads its pairs. A built-in name cannot b
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Mapping
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
@@ -78,8 +79,11 @@ class Registry(Generic[T]):
     def _check_base(self, implementation: T, name: str, key: str) -> None:
         if not self.base:
             return
+        registered = getattr(implementation, "__qualname__", repr(implementation))
+        if inspect.isabstract(implementation):
+            missing = ", ".join(sorted(getattr(implementation, "__abstractmethods__", ())))
+            raise RecipeError(f"{key} '{name}' registers {registered}, which does not define {missing}")
         if not isinstance(implementation, type) or not issubclass(implementation, _attribute(self.base)):
-            registered = getattr(implementation, "__qualname__", repr(implementation))
             raise RecipeError(
                 f"{key} '{name}' registers {registered}, which is no {self.base.replace(':', '.')}: derive it"
                 " from that class"

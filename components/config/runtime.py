@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from components.config.registry import Registry, registered_name
 from components.config.section import Section
-
-TRANSPORTS: Registry[Any] = Registry(
-    "runtime.transport",
-    "fed_rlhf.transports",
-    {"prefect": "tasks.federation:PrefectTransport"},
-    "components.federation.transport:Transport",
-)
 
 
 class RuntimeConfig(Section):
@@ -27,7 +19,7 @@ class RuntimeConfig(Section):
     resumes with the same values.
     """
 
-    transport: Annotated[str, registered_name(TRANSPORTS, "runtime.transport")] = "prefect"
+    transport: str = "prefect"
     """How jobs reach the clients and updates the server. prefect: mapped tasks of the run, on the
     task runner."""
     task_runner: Literal["threads", "ray"] = "threads"

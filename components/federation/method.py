@@ -14,6 +14,7 @@ clients' job keys, and applies post-processors; `Server` samples clients and com
 
 from __future__ import annotations
 
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -169,13 +170,17 @@ class Server:
             slot=slot,
             participants=tuple(members),
             weight=sum(shares[name] for name in members),
+            seed=derive(state.seed, "postprocessing", state.step, slot),
             origin=origin_of(combined, before) if self.postprocessors else {},
         )
+        kinds = [postprocessor.kind for postprocessor in self.postprocessors]
         for place, postprocessor in reversed(list(enumerate(self.postprocessors))):
             done = postprocessor.at_server(combined, context, self.processing[place])
-            combined, self.processing[place] = done.tensors, done.state
-            for name, value in done.metrics.items():
-                self.metrics[f"{slot}/{postprocessor.kind}/{name}"] = value
+            combined = done.tensors
+            # As it is committed, so that a resumed run has the same.
+            self.processing[place] = json.loads(json.dumps(done.state))
+            name = postprocessor.kind + (f"-{place + 1}" if kinds.count(postprocessor.kind) > 1 else "")
+            self.metrics |= {f"{slot}/{name}/{key}": value for key, value in done.metrics.items()}
         return combined
 
 

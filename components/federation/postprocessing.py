@@ -34,6 +34,9 @@ class Context:
     slot: str  # name of the server's adapter that it is about; empty for several
     participants: tuple[str, ...]  # the clients of the step, or those whose updates are combined
     weight: float  # share of all training pairs that the client, or these clients together, have
+    client: str = ""  # empty at the server
+    # For choices that a repeated job has to repeat; noise and masks come from the system's entropy.
+    seed: int = 0
     # Where the tensors start from, under the same names: the adapter that the client received, or that
     # the server had before; zeros of gradients and of other tensors that are no adapter. Empty without.
     origin: Adapter = field(default_factory=dict)
@@ -43,7 +46,7 @@ class Processed(NamedTuple):
     """What a post-processor makes of a combination."""
 
     tensors: Adapter
-    state: JsonValue = None  # for its next call
+    state: JsonValue = None  # for its next call, of whatever slot
     metrics: Mapping[str, float] = MappingProxyType({})
 
 
@@ -61,7 +64,7 @@ class PostProcessor(PostProcessorConfig):
 
 def origin_of(tensors: Adapter, adapter: Adapter) -> Adapter:
     """Where tensors start from: those of an adapter by their names, and zeros for the others."""
-    return {name: adapter.get(name, 0 * tensor) for name, tensor in tensors.items()}
+    return {name: adapter.get(name, tensor.new_zeros(tensor.shape)) for name, tensor in tensors.items()}
 
 
 def processing_key(postprocessors: Sequence[PostProcessor]) -> str:

@@ -243,7 +243,7 @@ def train(
     for members, lr in (*groups, *loss.groups):
         optimizer.add_param_group({"params": list(members), "lr": lr})
     clipped = [*policy, *(members for members, _ in loss.groups)]
-    penalty = proximal_term([p for members in policy for p in members], training.proximal_weight)
+    penalty = proximal_term(parameters, training.proximal_weight)
     trained = [p for members in clipped for p in members]
     scheduler = build_scheduler(optimizer, config, len(steps))
     losses: list[float] = []
@@ -252,7 +252,7 @@ def train(
     start = time.perf_counter()
     model.train(loss.dropout)
     halve = loss.concurrent and not (loss.dropout and find_active_dropout(model))
-    parts = concurrent_parts(parameters[0].device) if halve else 1
+    parts = concurrent_parts(parameters[0].device) if halve and gradient_rule is None else 1
     accumulator = Accumulator(
         loss, trained, training.micro_batch_size, parts, gradient_rule or mean_gradients, penalty
     )
@@ -342,7 +342,10 @@ def mean_gradients(losses: RowLosses, parameters: Parameters, share: float) -> G
 
 
 def pair_gradients(losses: RowLosses, parameters: Parameters) -> Iterator[tuple[int, Gradients]]:
-    """Each pair of a micro-batch with the gradients of its loss, the sum of those of its rows."""
+    """Each pair of a micro-batch with the gradients of its loss, the sum of those of its rows.
+
+    Rows of a pair in another micro-batch of the step are not part of it.
+    """
     pairs = np.unique(losses.pairs).tolist()
     for pair in pairs:
         own = losses.values[torch.from_numpy(losses.pairs == pair).to(losses.values.device)]

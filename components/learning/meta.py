@@ -137,7 +137,7 @@ class MetaLoss(Loss):
             micro_batch_size: rows that go through the model at once in an inner step.
         """
         self.loss = loss
-        self.dropout = loss.dropout
+        self.dropout, self.groups = loss.dropout, loss.groups
         self.tokens = 0  # of the inner steps
         self._meta_batches = meta_batches
         self._remaining = iter(meta_batches)

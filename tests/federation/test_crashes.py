@@ -151,4 +151,4 @@ def test_every_method_is_killed():
 
     methods = {load_recipe("debug", overrides).federation.method for overrides in VARIANTS.values()}
     assert methods == set(METHODS.builtin)
-    assert len(methods) == 16
+    assert len(methods) == 18

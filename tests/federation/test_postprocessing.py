@@ -190,6 +190,56 @@ def test_a_repeated_job_never_returns_an_update_that_was_made_without_its_post_p
     assert len(trainer.jobs) == 2
 
 
+class WithoutTraffic(PostProcessor):
+    """Builds a result of its own, and says who it is at."""
+
+    kind: Literal["bare"] = "bare"
+
+    def at_client(self, result, context):
+        seen = {"seed": float(context.seed), context.client: 1.0}
+        return ClientResult(tensors=result.tensors, metrics=Metrics(scalars=seen))
+
+
+class KeepingTrainer(FixedTrainer):
+    """Keeps 8 bytes."""
+
+    def run(self, job, context):
+        return ClientResult(tensors=tensors(14.0), kept_bytes=8)
+
+
+def test_a_post_processor_knows_its_client_and_a_seed_and_cannot_hide_what_the_client_keeps(job, contexts):
+    other = job.model_copy(update={"client": "bea", "seed": 2})
+    updates = [run_job(each, KeepingTrainer(), contexts, [WithoutTraffic()]) for each in (job, other)]
+    assert [update.metrics.scalars[name] for update, name in zip(updates, ("ada", "bea"), strict=True)] == [
+        1,
+        1,
+    ]
+    assert len({update.metrics.scalars["seed"] for update in updates}) == 2
+    assert [update.traffic.kept for update in updates] == [8, 8]
+
+
+class TupleState(PostProcessor):
+    """Returns a state that JSON changes, and a number."""
+
+    kind: Literal["tuple"] = "tuple"
+    amount: float = Field(1.0, description="The number.")
+
+    def at_server(self, combined, context, state):
+        return Processed(combined, {"calls": (*(state or {"calls": ()})["calls"], 1)}, {"x": self.amount})
+
+
+def test_the_state_is_what_is_committed_and_two_of_a_kind_have_names_of_their_own(monkeypatch, tmp_path):
+    monkeypatch.setitem(POSTPROCESSORS.builtin, "tuple", f"{__name__}:TupleState")
+    config = load_recipe("debug", ["federation.postprocessors=[tuple, {kind: tuple, amount: 2}]"]).federation
+    store = AdapterStore(tmp_path / "adapters")
+    state = bind_method(store, "feddpo", 1).start(small_federation(store, {"ada": 1}, [10.0], 1), 0)
+    server = Server(config, store)
+    for _ in range(2):
+        server.process(state, tensors(14.0), tensors(10.0), "policy", ["ada"])
+    assert server.processing == [{"calls": [1, 1]}, {"calls": [1, 1]}]
+    assert server.metrics == {"policy/tuple-1/x": 1.0, "policy/tuple-2/x": 2.0}
+
+
 def test_who_takes_part_does_not_change_a_jobs_key(job):
     assert job.model_copy(update={"participants": ("ada", "bea"), "weight": 0.5}).key() == job.key()
 

@@ -25,7 +25,7 @@ from components.data.records import PairRow, Pairs
 from components.federation.clients.base import unsupported_job
 from components.federation.clients.context import ClientContext
 from components.federation.clients.private import PrivateState
-from components.federation.clients.rates import RateMemory
+from components.federation.clients.rates import RATE_NUMBERS, RateMemory
 from components.federation.method import method_of
 from components.federation.protocol import ClientResult, Job, TrainJob
 from components.learning.client_data import ClientData
@@ -185,7 +185,7 @@ class PolicyTrainer(ResidentPolicyTrainer):
             context,
             rows,
             rates,
-            state.numbers,
+            {name: value for name, value in state.numbers.items() if name not in RATE_NUMBERS},
             with_prefix(state.tensors, CRITIC),
             self._build_local_step(job, context, state.tensors, rates),
         )
@@ -201,7 +201,7 @@ class PolicyTrainer(ResidentPolicyTrainer):
         local = client.local_step.finish()
         if decays or self._private is not None or client.tensors or client.numbers or local.kept:
             tensors = self._read_kept(client, local.kept)
-            kept = PrivateState(tensors, rates.numbers() | client.numbers)
+            kept = PrivateState(tensors, client.numbers | rates.numbers())
             kept_bytes = context.store.save(job.key(), job.previous_job_key, kept).size
         return ClientResult(
             tensors=self.resident.slot.read() | local.sent,
@@ -252,7 +252,7 @@ class PolicyTrainer(ResidentPolicyTrainer):
             ),
             derive(job.seed, SEEDS[group]) if group in SEEDS else job.seed,
             config.micro_batch_size,
-            method.proximal_weight,
+            0.0 if group == "personal" else method.proximal_weight,
             None if group == "personal" else client.local_step.before_step,
         )
         part: Part = partial(self._part, group=group)

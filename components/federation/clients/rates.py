@@ -8,6 +8,9 @@ from dataclasses import dataclass, replace
 
 from components.config.optimizer import RateDecay
 
+RATE_NUMBERS = ("decay", "dpo")
+"""Names of these numbers in a client's private store."""
+
 
 @dataclass(frozen=True)
 class RateMemory:

@@ -20,6 +20,7 @@ from components.io import write_atomically
 from components.models.store import AdapterStore
 from components.progress import CLIENTS, UnitDone, progress
 from components.results import Traffic
+from components.seeding import derive
 
 log = logging.getLogger(__name__)
 
@@ -47,16 +48,26 @@ def _carry_out(
     store = contexts.adapters
     previous_job_key = job.previous_job_key if isinstance(job, TrainJob | GradientJob) else ""
     result = trainer.run(job, contexts.open(job.client, previous_job_key))
+    kept = result.kept_bytes
     if postprocessors:
         origin = {} if result.tensors is None else origin_of(result.tensors, store.get(job.received[0]))
-        context = Context(job.round, job.kind, job.slot, job.participants, job.weight, origin)
+        context = Context(
+            round=job.round,
+            kind=job.kind,
+            slot=job.slot,
+            participants=job.participants,
+            weight=job.weight,
+            client=job.client,
+            seed=derive(job.seed, "postprocessing"),
+            origin=origin,
+        )
         for postprocessor in postprocessors:
             result = postprocessor.at_client(result, context)
     sent = None if result.tensors is None else store.put(result.tensors)
     traffic = Traffic(
         received=sum(map(store.size, job.received)) if sent is not None else 0,
         sent=store.size(sent) if sent is not None else 0,
-        kept=result.kept_bytes,
+        kept=kept,
     )
     update = Update(
         job=job.key(),

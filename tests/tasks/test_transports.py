@@ -3,10 +3,10 @@
 import pytest
 
 from components.config import RecipeError
-from components.config.runtime import TRANSPORTS
 from components.federation.protocol import Update
 from components.federation.transport import InProcessTransport, Transport
 from components.recipes import load_recipe
+from tasks.federation import TRANSPORTS
 from tests.support.bare_loop import open_loop
 
 
@@ -17,8 +17,9 @@ def test_jobs_are_mapped_to_prefect_tasks_unless_the_recipe_names_another_transp
 
 
 def test_an_unknown_transport_is_refused_with_the_nearest_name():
+    recipe = load_recipe("debug", ["runtime.transport=prefekt"])
     with pytest.raises(RecipeError, match=r"runtime\.transport.*'prefekt' is not known.*'prefect'"):
-        load_recipe("debug", ["runtime.transport=prefekt"])
+        TRANSPORTS.load(recipe.runtime.transport)
 
 
 def test_an_installed_transport_is_opened_with_the_recipe_the_pairs_and_the_adapters(
