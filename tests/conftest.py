@@ -118,8 +118,7 @@ def random_adapter(tiny_selector):
     def make(seed: int, scale: float = 0.2) -> dict:
         numbers = torch.Generator().manual_seed(seed)
         return {
-            n: scale * torch.randn(p.shape, generator=numbers)
-            for n, p in zip(tiny_selector.slot.names, tiny_selector.slot.parameters, strict=True)
+            n: scale * torch.randn(p.shape, generator=numbers) for n, p in tiny_selector.slot.named.items()
         }
 
     return make

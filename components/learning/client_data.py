@@ -17,7 +17,7 @@ from components.models.resident import Pair, ResidentPolicy
 if TYPE_CHECKING:
     import torch
 
-    from components.models.adapters import Adapter
+    from components.models.store import Adapter
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from components.models.logprobs import CompletionTokens
 from components.seeding import generator
 
 if TYPE_CHECKING:
-    from components.models.adapters import Adapter
+    from components.models.store import Adapter
 
 
 class PairPpoLoss(Loss):

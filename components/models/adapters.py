@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import re
 from collections.abc import Collection, Iterable, Mapping, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
 
-    from components.models.store import Adapter as Adapter  # learning and clients import it from here
+    from components.models.store import Adapter
 
 SUPPORTED_LORA_OPTIONS = ("r", "lora_alpha", "lora_dropout", "target_modules")
 """Options of PEFT's LoraConfig that the recipe's LoraConfig has."""
@@ -175,60 +174,42 @@ def attach_lora(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
     return cast("PeftModel", wrapped)
 
 
-def add_adapter_slot(model: PeftModel, config: LoraConfig, name: str) -> AdapterSlot:
-    """Add an adapter slot beside 'default' that is neither trained nor active."""
-    import torch
-
-    requires_grad = {parameter_name: p.requires_grad for parameter_name, p in model.named_parameters()}
-    with torch.random.fork_rng(devices=[]):
-        model.add_adapter(name, to_peft_config(config))
-    allocate_adapters(model)
-    model.eval()
-    for parameter_name, parameter in model.named_parameters():
-        parameter.requires_grad_(requires_grad.get(parameter_name, False))
-        if parameter_name not in requires_grad:
-            parameter.data = parameter.data.float()
-    return AdapterSlot(model, name)
-
-
 class AdapterSlot:
-    """An adapter slot of a resident model, into whose parameters adapters are copied.
+    """The adapter 'default' of a resident model, into whose parameters adapters are copied."""
 
-    Attributes:
-        names: PEFT's tensor names, sorted.
-        parameters: the model's parameters, in the order of `names`.
-    """
-
-    def __init__(self, model: PeftModel, name: str = "default") -> None:
-        """Collect the parameters of the PEFT adapter of this name.
+    def __init__(self, model: PeftModel) -> None:
+        """Collect the parameters.
 
         Raises:
             AdapterError: PEFT has trained parameters that are no matrices A and B of linear layers.
         """
-        owned = {
-            parameter_name: parameter
-            for parameter_name, parameter in model.named_parameters()
-            if name in parameter_name.split(".")
-        }
-        matrices = re.compile(rf"\.lora_[AB]\.{re.escape(name)}\.weight$")
-        others = [parameter_name for parameter_name in owned if not matrices.search(parameter_name)]
-        others += sorted(getattr(model.peft_config[name], "target_parameters", None) or [])
+        owned = {name: value for name, value in model.named_parameters() if "default" in name.split(".")}
+        others = [
+            name for name in owned if not name.endswith(("lora_A.default.weight", "lora_B.default.weight"))
+        ]
+        others += sorted(getattr(model.peft_config["default"], "target_parameters", None) or [])
         if others:
             raise AdapterError(
                 f"PEFT trains {others[0]}, which is no matrix A or B of a linear layer and is not saved:"
                 " use target_modules that are linear layers"
             )
-        parameters = {
-            parameter_name.replace(f".{name}.", "."): parameter for parameter_name, parameter in owned.items()
-        }
-        self.names = sorted(parameters)
-        self.parameters = [parameters[parameter_name] for parameter_name in self.names]
+        named = {name.replace(".default.", "."): parameter for name, parameter in owned.items()}
+        self.named = dict(sorted(named.items()))  # the model's parameters by PEFT's tensor names
+
+    @property
+    def names(self) -> list[str]:
+        """PEFT's tensor names, sorted."""
+        return list(self.named)
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """The model's parameters, in the order of `names`."""
+        return list(self.named.values())
 
     def subset(self, names: Collection[str]) -> AdapterSlot:
         """The slot of some of the tensors, over the same parameters."""
         slot = copy.copy(self)
-        slot.names = [name for name in self.names if name in names]
-        slot.parameters = [p for name, p in zip(self.names, self.parameters, strict=True) if name in names]
+        slot.named = {name: parameter for name, parameter in self.named.items() if name in names}
         return slot
 
     def freeze(self, factor: str) -> None:
@@ -237,9 +218,7 @@ class AdapterSlot:
         Raises:
             AdapterError: the slot has no such tensors.
         """
-        frozen = [
-            p for name, p in zip(self.names, self.parameters, strict=True) if f".lora_{factor}." in name
-        ]
+        frozen = [parameter for name, parameter in self.named.items() if f".lora_{factor}." in name]
         if not frozen:
             raise AdapterError(f"the adapter has no LoRA factor {factor} that could be frozen")
         for parameter in frozen:
@@ -253,18 +232,16 @@ class AdapterSlot:
         """
         import torch
 
-        check_adapter(adapter, dict(zip(self.names, self.parameters, strict=True)))
+        check_adapter(adapter, self.named)
         with torch.no_grad():
             torch._foreach_copy_(
-                [p.data for p in self.parameters],
-                [adapter[name].to(p.device) for name, p in zip(self.names, self.parameters, strict=True)],
+                [parameter.data for parameter in self.parameters],
+                [adapter[name].to(parameter.device) for name, parameter in self.named.items()],
             )
 
     def read(self) -> Adapter:
         """Copy the adapter out of the slot, to fp32 on the CPU."""
-        return {
-            name: p.detach().to("cpu", copy=True) for name, p in zip(self.names, self.parameters, strict=True)
-        }
+        return {name: parameter.detach().to("cpu", copy=True) for name, parameter in self.named.items()}
 
     def initial_adapter(self, seed: int) -> Adapter:
         """Initial LoRA values as a function of the seed and the tensor's name.
@@ -274,12 +251,11 @@ class AdapterSlot:
         """
         import torch
 
-        adapter = {}
-        for name, parameter in zip(self.names, self.parameters, strict=True):
-            adapter[name] = torch.zeros(parameter.shape)
+        adapter = {name: torch.zeros(parameter.shape) for name, parameter in self.named.items()}
+        for name, tensor in adapter.items():
             if ".lora_A." in name:
                 generator = torch.Generator().manual_seed(derive(seed, "initial adapter", name))
-                torch.nn.init.kaiming_uniform_(adapter[name], a=math.sqrt(5), generator=generator)
+                torch.nn.init.kaiming_uniform_(tensor, a=math.sqrt(5), generator=generator)
         return adapter
 
 

@@ -150,10 +150,8 @@ class PersonalSlot(AdapterSlot):
             parameter.requires_grad_(True)
         # The LoRA tensors that clients send to the server; the others are personal.
         self.shared = self.lora.subset(_shared_names(self.lora.names, modules.shared_layers, base))
-        lora_parameters = dict(zip(self.lora.names, self.lora.parameters, strict=True))
-        personal |= {name: p for name, p in lora_parameters.items() if name not in self.shared.names}
-        self.names = sorted(personal)
-        self.parameters = [personal[name] for name in self.names]
+        personal |= {name: p for name, p in self.lora.named.items() if name not in self.shared.names}
+        self.named = dict(sorted(personal.items()))
         self._backbone_tensors = _backbone_tensors(bottleneck, self.head)
 
     def initial_modules(self, seed: int) -> Adapter:
@@ -168,15 +166,14 @@ class PersonalSlot(AdapterSlot):
         return {name: lora[name] if name in lora else self._initial_tensor(name, seed) for name in self.names}
 
     def _initial_tensor(self, name: str, seed: int) -> torch.Tensor:
-        shapes = {name: p.shape for name, p in zip(self.names, self.parameters, strict=True)}
-        shape = shapes[name]
+        shape = self.named[name].shape
         if name in self._backbone_tensors:
             return self._backbone_tensors[name].detach().float().cpu().clone()
         if name.startswith("bottleneck.decode."):
             return torch.zeros(shape)
         if name.startswith("bottleneck.norm."):
             return torch.ones(shape) if name.endswith("weight") else torch.zeros(shape)
-        fan_in = shapes[name.rsplit(".", 1)[0] + ".weight"][1]
+        fan_in = self.named[name.rsplit(".", 1)[0] + ".weight"].shape[1]
         bound = 1 / math.sqrt(fan_in)
         generator = torch.Generator().manual_seed(derive(seed, "personal", name))
         return torch.empty(shape).uniform_(-bound, bound, generator=generator)

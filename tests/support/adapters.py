@@ -10,5 +10,5 @@ def random_tensors(slot: AdapterSlot, seed: int, scale: float) -> dict[str, torc
     generator = torch.Generator().manual_seed(seed)
     return {
         name: scale * torch.randn(parameter.shape, generator=generator)
-        for name, parameter in zip(slot.names, slot.parameters, strict=True)
+        for name, parameter in slot.named.items()
     }

@@ -17,7 +17,7 @@ from components.learning.references import ReferenceCache
 from components.models.resident import Pair, ResidentPolicy
 
 if TYPE_CHECKING:
-    from components.models.adapters import Adapter
+    from components.models.store import Adapter
 
 Array = npt.NDArray[np.float64]
 

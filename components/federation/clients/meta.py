@@ -16,8 +16,8 @@ from components.learning.pair_scores import PreferenceScores, pair_logprobs, pol
 from components.seeding import derive
 
 if TYPE_CHECKING:
-    from components.models.adapters import Adapter
     from components.models.policy import Policy
+    from components.models.store import Adapter
 
 
 class MetaTrainer(PolicyTrainer):

@@ -154,12 +154,11 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
 
     def _split_gradients(self, gradients: torch.Tensor) -> Adapter:
         """Gradients [M, P] as tensors by objective and name."""
-        slot = self.resident.slot
-        sizes = [parameter.numel() for parameter in slot.parameters]
+        named = self.resident.slot.named
+        sizes = [parameter.numel() for parameter in named.values()]
         tensors = {}
         for objective, row in zip(self._options.objectives, gradients.cpu(), strict=True):
-            parts = torch.split(row, sizes)
-            for name, parameter, part in zip(slot.names, slot.parameters, parts, strict=True):
+            for (name, parameter), part in zip(named.items(), torch.split(row, sizes), strict=True):
                 tensors[gradient_name(objective, name)] = part.reshape(parameter.shape).clone()
         return tensors
 

@@ -39,10 +39,10 @@ from components.results import Metrics
 from components.seeding import derive
 
 if TYPE_CHECKING:
-    from components.models.adapters import Adapter
     from components.models.logprobs import TokenRow
     from components.models.policy import Policy
     from components.models.selector import Comparison
+    from components.models.store import Adapter
 
 CRITIC = "critic."
 """Prefix of the tensors of a loss in a client's private store."""
@@ -219,7 +219,7 @@ class PolicyTrainer(ResidentPolicyTrainer):
             self._method,
             {name: context.load_adapter(digest) for name, digest in job.attached.items()},
             with_prefix(kept, LOCAL_STEP),
-            dict(zip(slot.names, slot.parameters, strict=True)),
+            slot.named,
             rates.learning_rate(self._method.learning_rate(self._config), self._config.rate_decay),
         )
         return plugin
