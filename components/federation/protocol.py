@@ -284,8 +284,11 @@ class Failure:
     reason: str
 
 
-def by_client(updates: Sequence[Update]) -> list[Update]:
-    """Updates in the order of the clients' names, in which sums are taken."""
+Answer = TypeVar("Answer", Update, Failure)
+
+
+def by_client(updates: Sequence[Answer]) -> list[Answer]:
+    """Answers in the order of the clients' names, in which sums are taken."""
     return sorted(updates, key=lambda update: update.client)
 
 

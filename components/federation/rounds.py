@@ -99,11 +99,10 @@ def close_step(
     The answers are an update or a failure for each job, in any order; the state is that before the
     step. Where fewer than `quorum` of the jobs have an accepted update, nothing is committed.
     """
-    answers = sorted(answers, key=lambda answer: answer.client)
-    updates = [answer for answer in answers if isinstance(answer, Update)]
-    failures = [answer for answer in answers if isinstance(answer, Failure)]
+    updates, failures, foreign = match_answers(jobs, answers)
     template = method.update_template(state, commits.store.get(state.initial))
     accepted, refused = validate_updates(updates, commits.store, template)
+    refused += foreign
     required = max(1, math.ceil(config.quorum * len(jobs) - 1e-9))
     if len(accepted) < required:
         reasons = "; ".join(f"{failure.client}: {failure.reason}" for failure in [*failures, *refused])
@@ -144,6 +143,33 @@ def _record_step(
         server=new.metrics,
         aggregation_seconds=seconds,
     )
+
+
+def match_answers(
+    jobs: Sequence[Job], answers: Iterable[Update | Failure]
+) -> tuple[list[Update], list[Failure], list[Failure]]:
+    """The answers to the jobs of a step: updates, failures, and what is refused.
+
+    An update that names another job, or that is a second one, is refused. A client whose job has no
+    answer has failed. Each list is in the order of the clients' names.
+    """
+    expected = {job.client: (job.key(), job.slot) for job in jobs}
+    updates: dict[str, Update] = {}
+    failures: dict[str, Failure] = {}
+    refused = []
+    for answer in answers:
+        client = answer.client
+        if isinstance(answer, Failure):
+            failures[client] = answer
+        elif (answer.job, answer.slot) != expected.get(client):
+            refused.append(Failure(client, f"its update answers job {answer.job}, not that of this step"))
+        elif client in updates:
+            refused.append(Failure(client, "it has sent a second update in this step"))
+        else:
+            updates[client] = answer
+    for client in expected.keys() - updates.keys() - failures.keys() - {other.client for other in refused}:
+        failures[client] = Failure(client, "there is no answer")
+    return by_client(list(updates.values())), by_client(list(failures.values())), by_client(refused)
 
 
 def validate_updates(

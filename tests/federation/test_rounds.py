@@ -132,6 +132,34 @@ def test_a_step_records_who_took_part_who_failed_and_who_was_refused(step):
     assert record.server == new.metrics
 
 
+def rename(update, **changes):
+    return update.model_copy(update=changes)
+
+
+def test_an_answer_to_another_job_is_refused_and_a_missing_one_is_a_failure(step):
+    bound, state, jobs, updates, commits = step
+    stranger = rename(updates[0], client="eve")
+    borrowed = rename(updates[0], client="bea")  # ada's answer under another name
+    moved = rename(updates[2], slot="another")
+    answers = [moved, updates[0], borrowed, stranger]
+    new, record = bound.close_step(state, jobs, answers, 0.25, commits)
+    assert list(record.clients) == ["ada"]
+    assert record.failed == {"dan": "there is no answer"}
+    assert list(record.refused) == ["bea", "cyd", "eve"]
+    assert set(record.refused.values()) == {
+        f"its update answers job {job}, not that of this step" for job in (jobs[0].key(), jobs[2].key())
+    }
+    assert new.adapters == bound.aggregate(state, [updates[0]]).adapters
+
+
+def test_a_second_update_of_a_client_is_refused(step):
+    bound, state, jobs, updates, commits = step
+    second = rename(updates[0], adapter=updates[1].adapter)
+    new, record = bound.close_step(state, jobs, [*updates, second], 1.0, commits)
+    assert record.refused == {"ada": "it has sent a second update in this step"}
+    assert new.adapters == bound.aggregate(state, updates).adapters
+
+
 def test_a_step_is_committed(step):
     bound, state, jobs, updates, commits = step
     new, record = bound.close_step(state, jobs, updates, 1.0, commits)
@@ -230,12 +258,14 @@ def test_an_update_has_the_adapter_the_metrics_and_the_traffic_of_its_job(contex
     assert (update.traffic.received, update.traffic.sent, update.traffic.kept) == (size, size, 7)
 
 
-def test_a_score_job_sends_no_adapter(contexts, job):
-    score = ScoreJob(client="dan", round=0, seed=8, adapters=(job.adapter, job.adapter))
-    update = run_job(score, ScriptedTrainer(losses=(0.5, 1.5)), contexts)
+def test_a_score_job_receives_each_distinct_adapter_once_and_sends_none(contexts, job):
+    other = contexts.adapters.put({name: tensor + 1 for name, tensor in TEMPLATE.items()})
+    score = ScoreJob(client="dan", round=0, seed=8, adapters=(job.adapter, other, job.adapter))
+    update = run_job(score, ScriptedTrainer(losses=(0.5, 1.5, 0.5)), contexts)
     assert update.adapter is None
-    assert update.losses == [0.5, 1.5]
-    assert update.traffic.sent == 0
+    assert update.losses == [0.5, 1.5, 0.5]
+    sizes = [contexts.adapters.size(digest) for digest in (job.adapter, other)]
+    assert (update.traffic.received, update.traffic.sent) == (sum(sizes), 0)
 
 
 def test_a_finished_job_is_not_repeated(contexts, job):

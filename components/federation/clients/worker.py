@@ -65,7 +65,7 @@ def _carry_out(
             result = postprocessor.at_client(result, context)
     sent = None if result.tensors is None else store.put(result.tensors)
     traffic = Traffic(
-        received=sum(map(store.size, job.received)) if sent is not None else 0,
+        received=sum(map(store.size, set(job.received))),
         sent=store.size(sent) if sent is not None else 0,
         kept=kept,
     )
