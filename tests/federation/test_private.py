@@ -10,7 +10,7 @@ from components.federation.clients.private import (
     PrivateStoreError,
     private_root,
 )
-from components.models.store import AdapterError, AdapterStore
+from components.models.store import AdapterStore
 
 
 def make_state(value: float, **numbers: float) -> PrivateState:
@@ -95,11 +95,15 @@ def test_a_missing_state_is_refused_by_client_and_job_with_the_remedy(store, tmp
         PrivateStore(tmp_path, client).load("one")
 
 
-def test_damaged_modules_are_refused(store):
+@pytest.mark.parametrize("damage", ["missing", "damaged"])
+def test_unreadable_modules_are_refused_by_client_with_the_remedy(store, damage):
     store.save("job", "", make_state(1.0))
     (path,) = (store.folder / "modules").iterdir()
-    path.write_bytes(path.read_bytes()[:-4] + b"oops")
-    with pytest.raises(AdapterError, match="is damaged"):
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-4] + b"oops")
+    with pytest.raises(PrivateStoreError, match=f"modules of client {store.client} .*is {damage}.*new run"):
         store.load("job")
 
 

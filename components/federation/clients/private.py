@@ -22,7 +22,7 @@ from pathlib import Path
 
 from components.config import UserError
 from components.io import write_atomically
-from components.models.store import Adapter, AdapterStore
+from components.models.store import Adapter, AdapterError, AdapterStore
 from components.names import file_name
 
 
@@ -104,7 +104,13 @@ class PrivateStore:
         except ValueError:
             raise PrivateStoreError(f"{path} is damaged: start a new run.") from None
         digest = content["modules"]
-        return PrivateState(self._modules.get(digest), content["numbers"], self._modules.size(digest))
+        try:
+            tensors = self._modules.get(digest)
+        except AdapterError as error:
+            raise PrivateStoreError(
+                f"the private modules of client {self.client} cannot be read ({error}): start a new run."
+            ) from None
+        return PrivateState(tensors, content["numbers"], self._modules.size(digest))
 
 
 def private_root(federation: Path) -> Path:
