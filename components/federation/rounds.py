@@ -101,8 +101,8 @@ def close_step(
     """
     updates, failures, foreign = match_answers(jobs, answers)
     template = method.update_template(state, commits.store.get(state.initial))
-    accepted, refused = validate_updates(updates, commits.store, template)
-    refused += foreign
+    accepted, damaged = validate_updates(updates, commits.store, template)
+    refused = by_client([*damaged, *foreign])
     required = max(1, math.ceil(config.quorum * len(jobs) - 1e-9))
     if len(accepted) < required:
         reasons = "; ".join(f"{failure.client}: {failure.reason}" for failure in [*failures, *refused])

@@ -160,6 +160,13 @@ def test_a_second_update_of_a_client_is_refused(step):
     assert new.adapters == bound.aggregate(state, updates).adapters
 
 
+def test_refusals_of_both_kinds_are_in_the_order_of_the_clients_names(step):
+    bound, state, jobs, updates, commits = step
+    answers = [damage(updates[3], commits.store), *updates[:3], updates[0]]
+    _, record = bound.close_step(state, jobs, answers, 0.5, commits)
+    assert list(record.refused) == ["ada", "dan"]
+
+
 def test_a_step_is_committed(step):
     bound, state, jobs, updates, commits = step
     new, record = bound.close_step(state, jobs, updates, 1.0, commits)
