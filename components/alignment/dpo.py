@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import numpy as np
 import torch
@@ -41,7 +41,7 @@ from components.models.adapters import (
     AdapterSlot,
     attach_lora,
     export_adapter,
-    from_peft_config,
+    from_peft_options,
     read_adapter,
     stack_adapters,
 )
@@ -55,7 +55,6 @@ from components.models.policy import Policy
 from components.seeding import derive, generator
 
 if TYPE_CHECKING:
-    import peft
     from peft import PeftModel
     from transformers import PreTrainedModel
 
@@ -330,7 +329,8 @@ def save_adapter(model: PeftModel, policy: PolicyConfig, config: DpoConfig, fold
     whose rank is the sum of their ranks.
     """
     tensors = AdapterSlot(model).read()
-    lora = from_peft_config(cast("peft.LoraConfig", model.peft_config["default"]), tensors)
+    lora_config: Any = model.peft_config["default"]
+    lora = from_peft_options(lora_config.to_dict(), tensors)
     if config.reference == "sft":
         merged = read_adapter(Path(config.reference_adapter or ""))
         tensors, lora = stack_adapters(merged, (tensors, lora))

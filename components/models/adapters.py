@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from components.config import BackboneConfig, LoraConfig, TemplateFile
 from components.data.templates import with_text
-from components.models.fused_lora import fuse_lora
 from components.models.lora_targets import TargetError, check_targets
 from components.models.offload import allocate_adapters
 from components.models.store import AdapterError, check_adapter
@@ -25,11 +24,13 @@ if TYPE_CHECKING:
 
     from components.models.store import Adapter
 
-SUPPORTED_LORA_OPTIONS = ("r", "lora_alpha", "lora_dropout", "target_modules")
-"""Options of PEFT's LoraConfig that the recipe's LoraConfig has."""
-LAYER_OPTIONS = ("layers_to_transform", "layers_pattern", "exclude_modules")
-"""Options that restrict target_modules; the names of an adapter's tensors show the modules that are left."""
-NEUTRAL_LORA_OPTIONS = (
+# Options of PEFT's LoraConfig that the recipe's LoraConfig has.
+SUPPORTED_LORA_OPTIONS = {"r", "lora_alpha", "lora_dropout", "target_modules"}
+# Options that restrict target_modules; the names of an adapter's tensors show the modules that are left.
+LAYER_OPTIONS = {"layers_to_transform", "layers_pattern", "exclude_modules"}
+# Options of PEFT's LoraConfig that do not change what the tensors of an adapter mean.
+NEUTRAL_LORA_OPTIONS = {
+    "init_lora_weights",  # whose values are checked
     "peft_type",
     "task_type",
     "auto_mapping",
@@ -43,14 +44,12 @@ NEUTRAL_LORA_OPTIONS = (
     "eva_config",  # of an initialization that leaves the weights of the backbone as they are
     "ensure_weight_tying",  # of embeddings and output layers, whose tensors are refused
     "fan_in_fan_out",  # PEFT sets it by the type of each layer, whose weight GPT-2 stores transposed
-)
-"""Options of PEFT's LoraConfig that do not change what the tensors of an adapter mean."""
+}
+# Values of init_lora_weights with which PEFT leaves the weights of the backbone as they are.
 PLAIN_INITIALIZATIONS = (True, False, "gaussian", "orthogonal", "eva")
-"""Values of init_lora_weights with which PEFT leaves the weights of the backbone as they are."""
+# Key under auto_mapping of an adapter_config.json: the first layers of the backbone, if not all.
 BASE_LAYERS = "num_hidden_layers"
-"""Key under auto_mapping of an adapter_config.json: the first layers of the backbone, if not all."""
-TEMPLATE_FILE = "prompt_template.txt"
-"""The template of the prompts, beside the weights of an exported adapter."""
+TEMPLATE_FILE = "prompt_template.txt"  # of the prompts, beside the weights of an exported adapter
 
 
 def to_peft_config(
@@ -58,10 +57,7 @@ def to_peft_config(
 ) -> peft.LoraConfig:
     """Convert the recipe's LoRA configuration to PEFT's.
 
-    Args:
-        config: rank, alpha, dropout and target modules.
-        task: PEFT's task type; with 'SEQ_CLS' the output layer of the classifier is trained and
-            saved with the adapter.
+    With the task 'SEQ_CLS' the output layer of the classifier is trained and saved with the adapter.
     """
     import peft
 
@@ -75,17 +71,10 @@ def to_peft_config(
     )
 
 
-def from_peft_config(config: peft.LoraConfig, names: Iterable[str]) -> LoraConfig:
-    """Convert PEFT's LoRA configuration to the recipe's, see `from_peft_options`."""
-    untyped: Any = config
-    return from_peft_options(untyped.to_dict(), names)
-
-
 def from_peft_options(options: Mapping[str, Any], names: Iterable[str]) -> LoraConfig:
-    """Convert the options of PEFT's LoRA configuration to the recipe's.
+    """Convert the content of an adapter_config.json to the recipe's LoRA configuration.
 
     Args:
-        options: as in an adapter_config.json.
         names: of the adapter's tensors.
 
     Raises:
@@ -94,7 +83,7 @@ def from_peft_options(options: Mapping[str, Any], names: Iterable[str]) -> LoraC
     """
     used = check_peft_options(options)
     targets = options["target_modules"]
-    if used & set(LAYER_OPTIONS):
+    if used & LAYER_OPTIONS:
         targets = {_module_name(name) for name in names}
     return LoraConfig(
         r=options["r"],
@@ -105,21 +94,9 @@ def from_peft_options(options: Mapping[str, Any], names: Iterable[str]) -> LoraC
 
 
 def check_peft_options(options: Mapping[str, Any]) -> set[str]:
-    """Require that PEFT's LoRA configuration has no option that a recipe does not have.
-
-    Args:
-        options: as in an adapter_config.json.
-
-    Returns:
-        names of the options that are used.
-
-    Raises:
-        AdapterError: it has.
-    """
+    """Refuse an adapter_config.json with an option that a recipe does not have; gives those in use."""
     used = {name for name, value in options.items() if _is_used(value)}
-    unsupported = sorted(
-        used - {*SUPPORTED_LORA_OPTIONS, *LAYER_OPTIONS, *NEUTRAL_LORA_OPTIONS, "init_lora_weights"}
-    )
+    unsupported = sorted(used - SUPPORTED_LORA_OPTIONS - LAYER_OPTIONS - NEUTRAL_LORA_OPTIONS)
     if options.get("init_lora_weights", True) not in PLAIN_INITIALIZATIONS:
         unsupported.append(f"init_lora_weights {options['init_lora_weights']!r}")
     targets = options.get("target_modules")
@@ -147,13 +124,12 @@ def _module_name(tensor_name: str) -> str:
 def attach_lora(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
     """Wrap a frozen model with a LoRA adapter whose weights are fp32 for any dtype of the model.
 
-    The result is in evaluation mode.
-
-    Raises:
-        TargetError: a target is no linear layer below the model's head.
+    The result is in evaluation mode. Targets must be linear layers below the model's head.
     """
     import peft
     import torch
+
+    from components.models.fused_lora import fuse_lora
 
     check_targets(model, config)
     # PEFT draws initial values from the global generator; initial_adapter() replaces them.
@@ -178,15 +154,9 @@ class AdapterSlot:
     """The adapter 'default' of a resident model, into whose parameters adapters are copied."""
 
     def __init__(self, model: PeftModel) -> None:
-        """Collect the parameters.
-
-        Raises:
-            AdapterError: PEFT has trained parameters that are no matrices A and B of linear layers.
-        """
         owned = {name: value for name, value in model.named_parameters() if "default" in name.split(".")}
-        others = [
-            name for name in owned if not name.endswith(("lora_A.default.weight", "lora_B.default.weight"))
-        ]
+        factors = ("lora_A.default.weight", "lora_B.default.weight")
+        others = [name for name in owned if not name.endswith(factors)]
         others += sorted(getattr(model.peft_config["default"], "target_parameters", None) or [])
         if others:
             raise AdapterError(
@@ -213,11 +183,7 @@ class AdapterSlot:
         return slot
 
     def freeze(self, factor: str) -> None:
-        """Exclude a LoRA factor, 'A' or 'B', from training: its tensors get no gradients.
-
-        Raises:
-            AdapterError: the slot has no such tensors.
-        """
+        """Exclude a LoRA factor, 'A' or 'B', from training: its tensors get no gradients."""
         frozen = [parameter for name, parameter in self.named.items() if f".lora_{factor}." in name]
         if not frozen:
             raise AdapterError(f"the adapter has no LoRA factor {factor} that could be frozen")
@@ -225,11 +191,7 @@ class AdapterSlot:
             parameter.requires_grad_(False)
 
     def load(self, adapter: Mapping[str, torch.Tensor]) -> None:
-        """Copy an adapter into the slot.
-
-        Raises:
-            AdapterError: the adapter does not fit; the values of the slot do not change.
-        """
+        """Copy an adapter into the slot, whose values do not change if the adapter does not fit."""
         import torch
 
         check_adapter(adapter, self.named)
@@ -268,15 +230,9 @@ def export_adapter(
 ) -> Path:
     """Write an adapter as a PEFT folder, which ``PeftModel.from_pretrained(base, folder)`` opens.
 
-    Args:
-        adapter: fp32 tensors under PEFT's names.
-        config: the adapter's LoRA configuration.
-        backbone: name, revision and layers are stored in the adapter's configuration. PEFT has no
-            option for the layers, so they are under auto_mapping, which it ignores for a language
-            model; `check_recorded_layers` reads them.
-        folder: created if it does not exist.
-        template: of the prompts that the adapter was trained with; its text is written beside the
-            weights.
+    The backbone's name, revision and layers are stored in the adapter's configuration. PEFT has no option
+    for the layers, so they are under auto_mapping, which it ignores for a language model;
+    `check_recorded_layers` reads them. The text of the template of the prompts stands beside the weights.
     """
     from safetensors.torch import save_file
 
@@ -303,8 +259,7 @@ def export_adapter(
         content["auto_mapping"] = {BASE_LAYERS: backbone.layers}
     (folder / "adapter_config.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     if template is not None:
-        text = f"{with_text(template).text}\n"
-        (folder / TEMPLATE_FILE).write_text(text, encoding="utf-8")
+        (folder / TEMPLATE_FILE).write_text(f"{with_text(template).text}\n", encoding="utf-8")
     return folder
 
 
@@ -316,11 +271,7 @@ def _named_targets(adapter: Mapping[str, torch.Tensor], config: LoraConfig) -> l
 
 
 def read_adapter(folder: Path) -> tuple[Adapter, LoraConfig]:
-    """Read the tensors and the configuration of a PEFT folder.
-
-    Raises:
-        AdapterError: see `from_peft_options`.
-    """
+    """Read the tensors and the configuration of a PEFT folder."""
     from safetensors.torch import load_file
 
     tensors = load_file(folder / "adapter_model.safetensors")
@@ -333,12 +284,8 @@ def stack_adapters(
 ) -> tuple[Adapter, LoraConfig]:
     """Combine two adapters into one: s1 B1 A1 + s2 B2 A2 = [s1 B1, s2 B2] [A1; A2].
 
-    Args:
-        lower: tensors and configuration of the first adapter.
-        upper: tensors and configuration of the second adapter; a module may be in one of them only.
-
-    Returns:
-        the adapter of rank r1 + r2 and scale 1, exact up to rounding.
+    A module may be in one of them only. The result has rank r1 + r2 and scale 1, and is exact up to
+    rounding.
     """
     import torch
 
@@ -353,8 +300,8 @@ def stack_adapters(
         a_blocks = []
         b_blocks = []
         for tensors, config in (lower, upper):
-            a_blocks.append(tensors.get(a, torch.zeros(config.r, in_features)))
             scale = config.alpha / config.r
+            a_blocks.append(tensors.get(a, torch.zeros(config.r, in_features)))
             b_blocks.append(tensors.get(b, torch.zeros(out_features, config.r)) * scale)
         stacked[a] = torch.cat(a_blocks)
         stacked[b] = torch.cat(b_blocks, dim=1)

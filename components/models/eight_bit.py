@@ -33,10 +33,7 @@ def import_bitsandbytes(key: str, value: str) -> ModuleType:
 
 
 def check_support(key: str, value: str, device: str) -> None:
-    """Check that a device supports the value of a recipe's key, by a small computation.
-
-    Values that do not need bitsandbytes pass.
-    """
+    """Check by a small computation that a device supports a value, if it needs bitsandbytes."""
     if value not in ALTERNATIVES:
         return
     bitsandbytes = import_bitsandbytes(key, value)

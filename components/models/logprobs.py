@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -53,8 +55,8 @@ def completion_logprobs(
     Returns:
         [N, C] fp32, with gradients if the model has them.
     """
-    states = _compute_states(model, rows, pad_token_id, device)
-    return _summed_logprobs(model, states).reshape(len(rows), -1)
+    hidden, packed = _compute_states(model, rows, pad_token_id, device)
+    return _summed_logprobs(model, hidden[packed.rows, packed.before], packed).reshape(len(rows), -1)
 
 
 def completion_features(
@@ -70,13 +72,14 @@ def completion_features(
         pooling: 'response' averages over the tokens of a completion, 'sequence' over those of its
             prompt too.
     """
-    includes_prompts = pooling == "sequence"
-    states = _compute_states(model, rows, pad_token_id, device, includes_prompts)
-    parts = torch.split(states.at.float(), states.lengths)
-    if includes_prompts:
-        parts = tuple(torch.cat([own.float(), part]) for own, part in zip(states.prompts, parts, strict=True))
+    hidden, packed = _compute_states(model, rows, pad_token_id, device)
+    before = hidden[packed.rows, packed.before]
+    parts = torch.split(hidden[packed.rows, packed.at].float(), packed.lengths)
+    if pooling == "sequence":
+        prompts = [hidden[row, :length] for row, length in packed.prompts]
+        parts = tuple(torch.cat([own.float(), part]) for own, part in zip(prompts, parts, strict=True))
     features = torch.stack([part.mean(0) for part in parts])
-    logprobs = _summed_logprobs(model, states).reshape(len(rows), -1)
+    logprobs = _summed_logprobs(model, before, packed).reshape(len(rows), -1)
     return logprobs, features.reshape(*logprobs.shape, -1)
 
 
@@ -87,16 +90,17 @@ def completion_tokens(
 
     The logits are divided by the temperature, as by a sampler at this temperature.
     """
-    states = _compute_states(model, rows, pad_token_id, device)
-    logprobs, entropies = _token_values(model, states, temperature, entropies=True)
+    hidden, packed = _compute_states(model, rows, pad_token_id, device)
+    before = hidden[packed.rows, packed.before]
+    logprobs, entropies = _token_values(model, before, packed, temperature, entropies=True)
 
     def pad(values: torch.Tensor) -> torch.Tensor:
-        return pad_sequence(list(torch.split(values, states.lengths)), batch_first=True)
+        return pad_sequence(list(torch.split(values, packed.lengths)), batch_first=True)
 
     return CompletionTokens(
         logprobs=pad(logprobs),
         entropies=pad(entropies),
-        states=pad(states.before.float()),
+        states=pad(before.float()),
         mask=pad(torch.ones_like(logprobs, dtype=torch.bool)),
     )
 
@@ -136,25 +140,10 @@ class _PackedRows:
     prompts: list[tuple[int, int]]  # row of each completion, and the number of tokens of its prompt
 
 
-@dataclass(frozen=True)
-class _CompletionStates:
-    """Last hidden states of S completion tokens, one completion after the other."""
-
-    before: torch.Tensor  # [S, H], state that predicts the token
-    at: torch.Tensor  # [S, H], state at the token
-    token_ids: torch.Tensor  # [S]
-    lengths: list[int]  # tokens of each completion
-    prompts: tuple[torch.Tensor, ...]  # [P, H] each, of each completion's prompt, if requested
-
-
 def _compute_states(
-    model: PreTrainedModel,
-    rows: Sequence[TokenRow],
-    pad_token_id: int,
-    device: str,
-    with_prompts: bool = False,
-) -> _CompletionStates:
-    """Run the model's layers over rows, without its head."""
+    model: PreTrainedModel, rows: Sequence[TokenRow], pad_token_id: int, device: str
+) -> tuple[torch.Tensor, _PackedRows]:
+    """Run the model's layers over rows, without its head; [N, L, H], and the places of their tokens."""
     shares_prompts = len(rows[0]) > 2
     width = max(sum(map(len, row)) for row in rows)
     if shares_prompts and not supports_shared_prompts(model, width):
@@ -171,43 +160,37 @@ def _compute_states(
             "position_ids": packed.position_ids,
         }
     hidden = model.base_model(input_ids=packed.input_ids, use_cache=False, **arguments).last_hidden_state
-    return _CompletionStates(
-        before=hidden[packed.rows, packed.before],
-        at=hidden[packed.rows, packed.at],
-        token_ids=packed.input_ids[packed.rows, packed.at],
-        lengths=packed.lengths,
-        prompts=tuple(hidden[row, :length] for row, length in packed.prompts) if with_prompts else (),
-    )
+    return hidden, packed
 
 
 def _pack_rows(rows: Sequence[TokenRow], pad_token_id: int, device: str) -> _PackedRows:
-    shape = (len(rows), max(sum(map(len, row)) for row in rows))
-    input_ids = torch.full(shape, pad_token_id, dtype=torch.long)
-    position_ids = torch.full(shape, 0, dtype=torch.long)
-    segments = torch.full(shape, -1, dtype=torch.long)
+    position_ids: list[list[int]] = []
+    segments: list[list[int]] = []
     places: list[tuple[int, int, int]] = []  # row, position that predicts a token, position of the token
     lengths = []
     prompts = []
     for i, (prompt, *completions) in enumerate(rows):
-        end = len(prompt)
-        prompts += [(i, end)] * len(completions)
-        input_ids[i, :end] = torch.as_tensor(prompt)
-        position_ids[i, :end] = torch.arange(end)
-        segments[i, :end] = 0
+        start = len(prompt)
+        position_ids.append([*range(start)])
+        segments.append([0] * start)
+        prompts += [(i, start)] * len(completions)
         for n, completion in enumerate(completions, start=1):
-            begin = end
-            end = begin + len(completion)
-            input_ids[i, begin:end] = torch.as_tensor(completion)
-            position_ids[i, begin:end] = torch.arange(len(prompt), len(prompt) + len(completion))
-            segments[i, begin:end] = n
-            places.append((i, len(prompt) - 1, begin))
-            places += [(i, position - 1, position) for position in range(begin + 1, end)]
+            begin = len(segments[i])
+            position_ids[i] += range(start, start + len(completion))
+            segments[i] += [n] * len(completion)
+            places.append((i, start - 1, begin))
+            places += [(i, position - 1, position) for position in range(begin + 1, len(segments[i]))]
             lengths.append(len(completion))
     index_rows, before, at = torch.tensor(places, device=device).T
+
+    def pad(values: list[list[int]], padding: int) -> torch.Tensor:
+        tensors = [torch.tensor(row) for row in values]
+        return pad_sequence(tensors, batch_first=True, padding_value=padding).to(device)
+
     return _PackedRows(
-        input_ids=input_ids.to(device),
-        position_ids=position_ids.to(device),
-        segments=segments.to(device),
+        input_ids=pad([[*chain(*row)] for row in rows], pad_token_id),
+        position_ids=pad(position_ids, 0),
+        segments=pad(segments, -1),
         rows=index_rows,
         before=before,
         at=at,
@@ -226,9 +209,15 @@ def _attention_mask(segments: torch.Tensor) -> torch.Tensor:
 
 
 def _token_values(
-    model: PreTrainedModel, states: _CompletionStates, temperature: float = 1.0, entropies: bool = False
+    model: PreTrainedModel,
+    before: torch.Tensor,
+    packed: _PackedRows,
+    temperature: float = 1.0,
+    entropies: bool = False,
 ) -> list[torch.Tensor]:
     """Log-probabilities of the tokens, and on request the entropies of their distributions, [S] each.
+
+    `before` are the states that predict the tokens, [S, H].
 
     They are computed in chunks, whose logits are not stored for the backward pass but computed again,
     unless one chunk contains all tokens.
@@ -242,19 +231,14 @@ def _token_values(
         logprobs = logits.gather(1, token_ids[:, None])[:, 0] - norm
         return (logprobs, norm - (logits.softmax(1) * logits).sum(1)) if entropies else (logprobs,)
 
-    keeps_logits = len(states.token_ids) <= HEAD_CHUNK or not torch.is_grad_enabled()
-    chunks = []
-    for start in range(0, len(states.token_ids), HEAD_CHUNK):
-        hidden = states.before[start : start + HEAD_CHUNK]
-        token_ids = states.token_ids[start : start + HEAD_CHUNK]
-        if keeps_logits:
-            chunks.append(compute(hidden, token_ids))
-        else:
-            chunks.append(checkpoint(compute, hidden, token_ids, use_reentrant=False))
+    tokens = packed.input_ids[packed.rows, packed.at]
+    recomputes = len(tokens) > HEAD_CHUNK and torch.is_grad_enabled()
+    call = partial(checkpoint, compute, use_reentrant=False) if recomputes else compute
+    chunks = map(call, torch.split(before, HEAD_CHUNK), torch.split(tokens, HEAD_CHUNK))
     return [torch.cat(values) for values in zip(*chunks, strict=True)]
 
 
-def _summed_logprobs(model: PreTrainedModel, states: _CompletionStates) -> torch.Tensor:
+def _summed_logprobs(model: PreTrainedModel, before: torch.Tensor, packed: _PackedRows) -> torch.Tensor:
     """Log-probability of each completion, summed in a fixed order (index_add has none on CUDA)."""
-    (logprobs,) = _token_values(model, states)
-    return torch.stack([part.sum() for part in torch.split(logprobs, states.lengths)])
+    (logprobs,) = _token_values(model, before, packed)
+    return torch.stack([part.sum() for part in torch.split(logprobs, packed.lengths)])

@@ -77,8 +77,8 @@ class ModelShape:
     key_value_heads: int
     head_dim: int
     vocabulary: int
-    positions: int  # learned ones; 0 without
     tied: bool  # the head is the embedding
+    positions: int = 0  # learned ones
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], backbone: BackboneConfig) -> ModelShape:
@@ -97,23 +97,17 @@ class ModelShape:
         missing = [name for name in names.values() if name not in config]
         if missing:
             raise ShapeError(f"the config.json of '{backbone.name}' has no {missing[0]}")
-        hidden = int(config[names["hidden"]])
-        heads = int(config[names["heads"]])
-        layers = int(config[names["layers"]])
+        values = {field: int(config[name]) for field, name in names.items()}
+        hidden, heads, layers = values["hidden"], values["heads"], values["layers"]
         # Defaults of transformers for values that a configuration may leave out.
-        intermediate = config.get("n_inner") or 4 * hidden if family.learned_positions else None
-        return cls(
-            family=family,
-            hidden=hidden,
-            intermediate=int(intermediate or config[names["intermediate"]]),
-            layers=min(backbone.layers or layers, layers),
-            heads=heads,
-            key_value_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=int(config.get("head_dim") or hidden // heads),
-            vocabulary=int(config[names["vocabulary"]]),
-            positions=int(config["n_positions"]) if family.learned_positions else 0,
-            tied=bool(config.get("tie_word_embeddings", kind in ("gpt2", "gemma"))),
-        )
+        optional = {
+            "intermediate": values.get("intermediate") or int(config.get("n_inner") or 4 * hidden),
+            "layers": min(backbone.layers or layers, layers),
+            "key_value_heads": int(config.get("num_key_value_heads") or heads),
+            "head_dim": int(config.get("head_dim") or hidden // heads),
+        }
+        tied = bool(config.get("tie_word_embeddings", kind in ("gpt2", "gemma")))
+        return cls(family=family, tied=tied, **values | optional)
 
     @property
     def linears(self) -> list[tuple[str, int, int]]:

@@ -21,12 +21,9 @@ if TYPE_CHECKING:
     import torch
 
 Adapter = dict[str, "torch.Tensor"]
-AdapterHash = str
-"""Name of a stored adapter: sha256 of its safetensors file."""
-BLOCK_VALUES = 1 << 16
-"""Values of a block of `iterate_blocks`: 512 kB in fp64, which fits into a core's cache."""
-MIN_BLOCK_WIDTH = 1 << 12
-"""Least number of values per adapter in a block of `iterate_blocks`."""
+AdapterHash = str  # name of a stored adapter: sha256 of its safetensors file
+BLOCK_VALUES = 1 << 16  # of a block of `iterate_blocks`: 512 kB in fp64, which fits into a core's cache
+MIN_BLOCK_WIDTH = 1 << 12  # least number of values per adapter in such a block
 
 
 class AdapterError(UserError, ValueError):
@@ -48,14 +45,7 @@ class AdapterStore:
         return self.path(digest).stat().st_size
 
     def put(self, adapter: Mapping[str, torch.Tensor]) -> AdapterHash:
-        """Store an adapter.
-
-        Args:
-            adapter: fp32 tensors by name.
-
-        Raises:
-            AdapterError: a tensor is not fp32.
-        """
+        """Store an adapter, whose tensors must be fp32."""
         import torch
         from safetensors.torch import save
 
@@ -85,10 +75,11 @@ class AdapterStore:
     def open(self, digests: Iterable[AdapterHash]) -> list[Adapter]:
         """Adapters in mapped files: pages are read on access, and can be dropped again.
 
-        So more adapters can be open than fit into memory.
+        So more adapters can be open than fit into memory. All files are verified before any tensor is
+        read.
 
         Raises:
-            AdapterError: as `get`. All files are verified before any tensor is read.
+            AdapterError: as `get`.
         """
         from safetensors.torch import load_file
 
@@ -114,10 +105,6 @@ class AdapterStore:
 
 def check_adapter(adapter: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
     """Require that an adapter has the names, shapes and dtypes of another one, and finite values.
-
-    Args:
-        adapter: the adapter to check.
-        expected: an adapter of the required form; its values are not used.
 
     Raises:
         AdapterError: names the first tensor that is wrong.
@@ -160,12 +147,11 @@ def iterate_blocks(
         MIN_BLOCK_WIDTH values per adapter.
 
     Raises:
-        AdapterError: the adapters differ in their tensors, or a value is NaN or infinite. Names the
-            tensor.
+        AdapterError: the adapters differ in their tensors, or a value is NaN or infinite.
     """
-    tensor_names = _common_names(adapters)
+    common_names = _common_names(adapters)
     width = max(MIN_BLOCK_WIDTH, BLOCK_VALUES // max(1, len(adapters)))
-    for name in tensor_names if names is None else names:
+    for name in common_names if names is None else names:
         tensors = [adapter[name] for adapter in adapters]
         shapes = {tuple(tensor.shape) for tensor in tensors}
         if len(shapes) > 1:

@@ -27,7 +27,7 @@ def build(bias=True, dropout=0.0, fused=True, r=4):
 def applications(monkeypatch):
     """Calls of the fused function."""
     calls = []
-    function = fused_lora._function()
+    function = fused_lora.LoraLinear
 
     class Recorded:
         @staticmethod
@@ -35,7 +35,7 @@ def applications(monkeypatch):
             calls.append(inputs)
             return function.apply(*inputs)
 
-    monkeypatch.setattr(fused_lora, "_function", lambda: Recorded)
+    monkeypatch.setattr(fused_lora, "LoraLinear", Recorded)
     return calls
 
 
