@@ -44,12 +44,10 @@ class ChatEndpoint:
         description: str,
         error: type[Exception],
     ) -> None:
-        """Read the key.
+        """Read the key of an endpoint; if a request fails, the given error is raised.
 
         Args:
-            model: its name at the endpoint.
             description: name of the endpoint in messages, e.g. "the judge's endpoint".
-            error: raised if a request fails.
         """
         self.options = options
         self.model = model

@@ -113,7 +113,7 @@ class ChatTemplate:
     @cached_property
     def _marks(self) -> set[int]:
         """The tokens that can end a turn: added ones, but those of white space that stand for indents."""
-        added = special_ids(self.tokenizer)
+        added = {*self.tokenizer.added_tokens_decoder, *self.tokenizer.all_special_ids}
         return {token for token in added if str(self.tokenizer.convert_ids_to_tokens(token)).strip()}
 
     @cached_property
@@ -157,11 +157,6 @@ class ChatTemplate:
             return encode_continuation(self.tokenizer, before, turn)
         ids = encode_continuation(self.tokenizer, before, turn.rstrip())
         return [*ids, cast("int", self.tokenizer.eos_token_id)]
-
-
-def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Tokens that were added to a tokenizer's vocabulary: its special tokens and the marks of turns."""
-    return {*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids}
 
 
 def reads_clock(backbone: BackboneConfig) -> bool:

@@ -23,11 +23,8 @@ def enable_checkpointing(model: PeftModel, name: str, whole_last_layer: bool = T
 
     Transformers, and PEFT if LoRA is attached later, let the outputs of the embeddings require
     gradients, which the reentrant implementation needs. Here no gradient passes through layers
-    before the first trained parameter.
-
-    Args:
-        whole_last_layer: whether the last layer is computed at all positions. If not, it stores
-            little and is not checkpointed, see components/models/last_layer.py.
+    before the first trained parameter. A last layer that is not computed at all positions stores little
+    and is not checkpointed, see components/models/last_layer.py.
     """
     base: Any = model.get_base_model()
     layers = []

@@ -106,11 +106,8 @@ class ContinuousBatch:
         layers: int = self._model.config.get_text_config().num_hidden_layers
         self._cache = SlotCache(layers, len(self.rows), longest, settings.max_new_tokens)
         self._prompts: dict[int, _Prompt] = {}
-        self._last_position = (
-            {"logits_to_keep": 1}
-            if "logits_to_keep" in inspect.signature(self._model.forward).parameters
-            else {}
-        )
+        has_option = "logits_to_keep" in inspect.signature(self._model.forward).parameters
+        self._last_position = {"logits_to_keep": 1} if has_option else {}
 
     def run(self) -> Iterator[list[Row]]:
         """Generate all rows, and yield those that have ended as soon as they have."""
@@ -204,10 +201,7 @@ def generate_batches(
     stop_ids: list[int],
     pad: int,
 ) -> Iterator[list[Row]]:
-    """Generate rows by transformers' `generate`, and yield them batch after batch.
-
-    It serves models that a continuous batch cannot serve.
-    """
+    """Generate rows of a model that does not `supports_slots` by transformers' `generate`, in batches."""
     generating: Any = model
     for start in range(0, len(rows), settings.batch_size):
         batch = list(rows[start : start + settings.batch_size])

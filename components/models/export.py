@@ -20,7 +20,7 @@ from components.data.templates import with_text
 from components.io import read_json, write_json
 from components.models.adapters import TEMPLATE_FILE
 from components.models.backbone import WHEEL_NAME, fetch_backbone, load_backbone, load_tokenizer
-from components.models.generation import stop_ids_of
+from components.models.generation import find_stop_ids
 from components.models.peft_folder import check_recorded_layers, read_options
 from components.models.policy import PolicyTexts
 from components.models.selector import find_choice_tokens
@@ -121,7 +121,7 @@ def _describe_policy(config: PolicyConfig) -> tuple[PreTrainedTokenizerBase, dic
         "max_prompt_tokens": config.max_prompt_tokens,
         "truncation_mode": config.truncation_mode,
         "max_new_tokens": config.max_new_tokens,
-        "stop_ids": stop_ids_of(settings, tokenizer, end_of_turn),
+        "stop_ids": find_stop_ids(settings, tokenizer, end_of_turn),
         "pad_id": tokenizer.pad_token_id,
     }
     return tokenizer, prompt_format

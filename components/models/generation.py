@@ -79,7 +79,7 @@ def generate_completions(
     from components.models.continuous_batch import ContinuousBatch, Row, generate_batches, supports_slots
     from components.models.merging import merged_adapter
 
-    stop_ids = find_stop_ids(model, tokenizer)
+    stop_ids = find_stop_ids(model.generation_config, tokenizer)
     pad = cast(int, tokenizer.pad_token_id)
     keys = [SampleKey(seed, n) for n in range(len(encoded))] if isinstance(seed, int) else seed
     # Rows of similar length are neighbors, so that little of a batch is padding.
@@ -130,16 +130,9 @@ def _to_completion(tokenizer: PreTrainedTokenizerBase, ids: list[int], stop_ids:
 
 
 def find_stop_ids(
-    model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, end_of_turn: int | None = None
-) -> list[int]:
-    """Tokens that end a completion: those of the generation settings, EOS, and a chat template's."""
-    return stop_ids_of(model.generation_config, tokenizer, end_of_turn)
-
-
-def stop_ids_of(
     generation_config: Any, tokenizer: PreTrainedTokenizerBase, end_of_turn: int | None = None
 ) -> list[int]:
-    """As `find_stop_ids`, by the generation settings of a model that is not loaded."""
+    """Tokens that end a completion: those of the generation settings, EOS, and a chat template's."""
     configured = generation_config.eos_token_id
     ids = configured if isinstance(configured, list) else [configured]
     return sorted({i for i in [*ids, tokenizer.eos_token_id, end_of_turn] if i is not None})

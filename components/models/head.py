@@ -20,10 +20,9 @@ from components.models.backbone import BackboneError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+# Rows of a head of half precision that are multiplied at once; on the CPU they are copied to fp32.
 WEIGHT_ROWS = 32_768
-"""Rows of a head of half precision that are multiplied at once; on the CPU they are copied to fp32."""
-STATE_SCALE = 256.0
-"""Factor of hidden states in `check_lm_head`, large enough for a cap of logits to take effect."""
+STATE_SCALE = 256.0  # of hidden states in `check_lm_head`, large enough for a cap of logits to take effect
 
 
 def apply_lm_head(
@@ -79,9 +78,8 @@ class _Fp32Product(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         (weight,) = ctx.saved_tensors
         total = torch.zeros(len(gradient), weight.shape[1], device=gradient.device)
-        for part, rows in zip(
-            torch.split(gradient, WEIGHT_ROWS, 1), torch.split(weight, WEIGHT_ROWS), strict=True
-        ):
+        parts = torch.split(gradient, WEIGHT_ROWS, 1)
+        for part, rows in zip(parts, torch.split(weight, WEIGHT_ROWS), strict=True):
             total += _multiply(part, rows)
         return total.to(ctx.dtype), None
 

@@ -20,7 +20,6 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # has no ann
     values: Any
 
     def __init__(self, slots: int, columns: int) -> None:
-        """A layer without keys and values, whose sizes the first ones tell."""
         super().__init__()  # type: ignore[no-untyped-call]  # has no annotations
         self.left = self.end = 0
         self._slots = slots
@@ -81,7 +80,6 @@ class SlotCache(Cache):
     """The past of the rows of a batch, which end at the same column and start at columns of their own."""
 
     def __init__(self, layers: int, slots: int, longest_prompt: int, max_new_tokens: int) -> None:
-        """A past without rows; lengths are in tokens."""
         columns = longest_prompt + max_new_tokens + min(max_new_tokens, SPARE_COLUMNS)
         self._slot_layers = [SlotLayer(slots, columns) for _ in range(layers)]
         super().__init__(layers=list(self._slot_layers))

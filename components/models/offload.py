@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig
 
-SHARE = 0.9
-"""Share of the free memory that weights may take, unless max_memory says otherwise."""
+SHARE = 0.9  # of the free memory that weights may take, unless max_memory says otherwise
 
 
 class OffloadError(UserError, ValueError):
@@ -30,11 +29,7 @@ class OffloadError(UserError, ValueError):
 def place_modules(
     backbone: BackboneConfig, config: PreTrainedConfig, dtype: torch.dtype, device: str
 ) -> dict[str, str]:
-    """The device_map of transformers: the device, 'cpu' or 'disk' by the name of a module.
-
-    Raises:
-        OffloadError: device_map names something else than a layer, or what is not offloaded does not fit.
-    """
+    """The device_map of transformers: the device, 'cpu' or 'disk' by the name of a module."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -52,8 +47,7 @@ def place_modules(
             )
         places = {name: backbone.device_map.get(name, device) for name in layers}
     else:
-        others = _bytes(model) - sum(layers.values())
-        places = _fill(backbone, layers, others, device)
+        places = _fill(backbone, layers, _bytes(model) - sum(layers.values()), device)
     return dict.fromkeys(_other_modules(model, places), device) | places
 
 
@@ -72,11 +66,7 @@ def _other_modules(module: torch.nn.Module, layers: dict[str, str], prefix: str 
 
 
 def _fill(backbone: BackboneConfig, layers: dict[str, int], others: int, device: str) -> dict[str, str]:
-    """The layers on the device as far as they fit, then in main memory, then on disk.
-
-    Raises:
-        OffloadError: the device has no room for the rest of the model and one layer.
-    """
+    """The layers on the device as far as they fit, then in main memory, then on disk."""
     names = {"device": device} if device == "cpu" else {"device": device, "cpu": "cpu"}
     room = {name: _room(backbone, name, place) for name, place in names.items()}
     needed = others + max(layers.values(), default=0)  # a layer that is computed is on the device
@@ -86,15 +76,13 @@ def _fill(backbone: BackboneConfig, layers: dict[str, int], others: int, device:
             f" need {needed:,} bytes of {device}, of which weights may take {room['device']:,}: raise"
             " backbone.max_memory.device, or use a device with more memory."
         )
-    if sum(layers.values()) + others > room["device"]:
-        room["device"] -= needed
-    else:
-        room["device"] -= others
+    all_fit = sum(layers.values()) + others <= room["device"]
+    room["device"] -= others if all_fit else needed
     places = {}
     for layer, size in layers.items():
-        name = next((name for name in room if room[name] >= size), None)
-        places[layer] = "disk" if name is None else names[name]
-        if name is not None:
+        name = next((name for name in room if room[name] >= size), "disk")
+        places[layer] = names.get(name, "disk")
+        if name in room:
             room[name] -= size
     return places
 

@@ -28,10 +28,7 @@ def check_adapter_folder(folder: Path, key: str, backbone: BackboneConfig) -> Sh
 
     Only the configuration and the header of the tensors' file are read. Whether the tensors fit the
     backbone is checked as far as its config.json is on this machine and its family is known;
-    `check_adapter_fits` checks it when the model is loaded.
-
-    Raises:
-        AdapterError: names the recipe's key, the folder, and what is wrong.
+    `check_adapter_fits` checks it when the model is loaded. Errors name the recipe's key and the folder.
     """
     try:
         options = read_options(folder)
@@ -100,14 +97,12 @@ def _check_tensors(shapes: Shapes, lora: LoraConfig) -> None:
 
 def module_sizes(shapes: Shapes) -> dict[str, tuple[int, int]]:
     """Inputs and outputs of each module of an adapter, by its name in the backbone."""
-    return {
-        name.removeprefix(PEFT_PREFIX).removesuffix(".lora_A.weight"): (
-            shapes[name][1],
-            shapes[name.replace(".lora_A.", ".lora_B.")][0],
-        )
-        for name in sorted(shapes)
-        if name.endswith(".lora_A.weight")
-    }
+    sizes = {}
+    for name in sorted(shapes):
+        module, _, factor = name.removeprefix(PEFT_PREFIX).rpartition(".lora_")
+        if factor == "A.weight":
+            sizes[module] = (shapes[name][1], shapes[f"{PEFT_PREFIX}{module}.lora_B.weight"][0])
+    return sizes
 
 
 def check_recorded_layers(options: Mapping[str, Any], layers: int) -> None:

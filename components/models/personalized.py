@@ -50,9 +50,8 @@ class Bottleneck(torch.nn.Module):
         self.enabled = True  # else the backbone's norm is computed
         self.copies_norm = config.norm == "backbone"
         self.backbone_norm = backbone_norm
-        self.norm = (
-            copy.deepcopy(backbone_norm).float() if self.copies_norm else torch.nn.LayerNorm(hidden_size)
-        )
+        copied = copy.deepcopy(backbone_norm).float()
+        self.norm = copied if self.copies_norm else torch.nn.LayerNorm(hidden_size)
         self.encode = torch.nn.Linear(hidden_size, config.width)
         self.decode = torch.nn.Linear(config.width, hidden_size)
         self.activation = torch.nn.GELU()
@@ -128,8 +127,8 @@ class RewardHead(torch.nn.Module):
 class PersonalSlot(AdapterSlot):
     """The slot of a client's personal modules in a resident model.
 
-    Tensor names begin with 'bottleneck.', 'head.' or 'reward.'; LoRA tensors of layers that are not
-    shared keep PEFT's names.
+    Tensor names begin with 'bottleneck.', 'head.' or 'reward.', as in `Bottleneck` and `PersonalHead`;
+    LoRA tensors of layers that are not shared keep PEFT's names.
     """
 
     def __init__(self, model: PeftModel, modules: PersonalModules) -> None:
@@ -145,14 +144,22 @@ class PersonalSlot(AdapterSlot):
             base.set_submodule(name, bottleneck)
         self.head = PersonalHead(backbone_head, modules).to(device)
         base.set_output_embeddings(self.head)
-        personal = _module_parameters(bottleneck, self.head)
+        parameters = dict(self.head.named_parameters())
+        if bottleneck is not None:
+            parameters |= {f"bottleneck.{name}": p for name, p in bottleneck.named_parameters()}
+        personal = {name: p for name, p in parameters.items() if "backbone_" not in name}
+        # The backbone's own values, or those of a new LayerNorm.
+        self._initial_norm = {
+            name: p.detach().cpu().clone()
+            for name, p in personal.items()
+            if name.startswith("bottleneck.norm.")
+        }
         for parameter in personal.values():
             parameter.requires_grad_(True)
         # The LoRA tensors that clients send to the server; the others are personal.
         self.shared = self.lora.subset(_shared_names(self.lora.names, modules.shared_layers, base))
         personal |= {name: p for name, p in self.lora.named.items() if name not in self.shared.names}
         self.named = dict(sorted(personal.items()))
-        self._backbone_tensors = _backbone_tensors(bottleneck, self.head)
 
     def initial_modules(self, seed: int) -> Adapter:
         """Initial tensors of a client: the backbone's head and last norm, and random tensors.
@@ -167,39 +174,17 @@ class PersonalSlot(AdapterSlot):
 
     def _initial_tensor(self, name: str, seed: int) -> torch.Tensor:
         shape = self.named[name].shape
-        if name in self._backbone_tensors:
-            return self._backbone_tensors[name].detach().float().cpu().clone()
+        if name in self._initial_norm:
+            return self._initial_norm[name].clone()
+        if name.startswith("head."):
+            copied = self.head.backbone_head.get_parameter(name.removeprefix("head."))
+            return copied.detach().float().cpu().clone()
         if name.startswith("bottleneck.decode."):
             return torch.zeros(shape)
-        if name.startswith("bottleneck.norm."):
-            return torch.ones(shape) if name.endswith("weight") else torch.zeros(shape)
         fan_in = self.named[name.rsplit(".", 1)[0] + ".weight"].shape[1]
         bound = 1 / math.sqrt(fan_in)
         generator = torch.Generator().manual_seed(derive(seed, "personal", name))
         return torch.empty(shape).uniform_(-bound, bound, generator=generator)
-
-
-def _module_parameters(bottleneck: Bottleneck | None, head: PersonalHead) -> dict[str, torch.nn.Parameter]:
-    """Parameters of the personal modules, by the names of their tensors in a slot."""
-    modules: dict[str, torch.nn.Module | None] = {"head": head.head, "reward": head.reward}
-    for name in ("norm", "encode", "decode"):
-        modules[f"bottleneck.{name}"] = getattr(bottleneck, name, None)
-    parameters: dict[str, torch.nn.Parameter] = {}
-    for prefix, module in modules.items():
-        if module is not None:
-            parameters |= {f"{prefix}.{name}": p for name, p in module.named_parameters()}
-    return parameters
-
-
-def _backbone_tensors(bottleneck: Bottleneck | None, head: PersonalHead) -> dict[str, torch.Tensor]:
-    """Tensors of the backbone that are initial values of personal tensors, by their names."""
-    tensors: dict[str, torch.Tensor] = {"head.weight": head.backbone_head.weight}
-    if head.backbone_head.bias is not None:
-        tensors["head.bias"] = head.backbone_head.bias
-    if bottleneck is not None and bottleneck.copies_norm:
-        for name, parameter in bottleneck.backbone_norm.named_parameters():
-            tensors[f"bottleneck.norm.{name}"] = parameter
-    return tensors
 
 
 def _shared_names(lora_names: list[str], shared_layers: int | None, base: PreTrainedModel) -> list[str]:

@@ -226,7 +226,7 @@ class Policy(PolicyTexts):
         self.device = device
         backbone = load_backbone(config.backbone, device)
         end_of_turn = None if self.chat is None else self.chat.end_of_turn()
-        stop_ids = find_stop_ids(backbone, self.tokenizer, end_of_turn)
+        stop_ids = find_stop_ids(backbone.generation_config, self.tokenizer, end_of_turn)
         backbone.generation_config = generation_config(eos_token_id=stop_ids)
         self.model: PreTrainedModel | PeftModel = backbone
         if adapter is not None:

@@ -26,8 +26,7 @@ from components.models.policy import Policy
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Pair = Mapping[str, Any]
-"""A preference pair: a record of the prepared data with at least prompt, chosen and rejected."""
+Pair = Mapping[str, Any]  # a record of the prepared data with at least prompt, chosen and rejected
 
 
 class ResidentPolicy:

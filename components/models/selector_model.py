@@ -24,6 +24,7 @@ from components.models.checkpointing import enable_checkpointing
 from components.models.head import apply_lm_head, check_lm_head
 from components.models.last_layer import states_at, states_at_one_position, supports_one_position
 from components.models.selector import Comparison, encode_comparison, find_choice_tokens
+from components.models.tokens import sort_distinct
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,7 +34,6 @@ class Selector:
     """A resident backbone with an adapter slot; load an adapter before training or scoring."""
 
     def __init__(self, config: SelectorConfig, device: str) -> None:
-        """Load the backbone, and attach LoRA."""
         self.config = config
         self.device = device
         self.tokenizer = load_tokenizer(config.backbone)
@@ -66,7 +66,7 @@ class Selector:
 
     def logits(self, comparisons: Sequence[Comparison]) -> np.ndarray:
         """Logits of ' A' and ' B' for N comparisons, for the adapter in the slot; [N, 2] fp32."""
-        rows, positions = self._distinct_rows(comparisons)
+        rows, positions = sort_distinct([tuple(self.encode(each)) for each in comparisons], length=len)
         logits = np.zeros((len(rows), 2), dtype=np.float32)
         parts = concurrent_parts(torch.device(self.device))
         size = max(1, 2 * self.config.score_batch_size // parts)
@@ -80,18 +80,6 @@ class Selector:
         run_concurrently([partial(compute, start) for start in range(0, len(rows), size)], at_once=parts)
         scores: np.ndarray = logits[positions]
         return scores
-
-    def _distinct_rows(self, comparisons: Sequence[Comparison]) -> tuple[list[tuple[int, ...]], np.ndarray]:
-        """The distinct rows of token ids of N comparisons, and the position of each comparison's row, [N].
-
-        They are sorted by their length, so that little of a batch is padding, and then by their
-        content. The batches, and with them the last bits of a score, thus do not depend on the order of
-        the comparisons.
-        """
-        rows = [tuple(self.encode(comparison)) for comparison in comparisons]
-        distinct = sorted(set(rows), key=lambda row: (len(row), row))
-        positions = {row: position for position, row in enumerate(distinct)}
-        return distinct, np.array([positions[row] for row in rows], dtype=np.int64)
 
     def margins(self, comparisons: Sequence[Comparison]) -> np.ndarray:
         """Log-odds that the first completion is better, for the adapter in the slot; [N] float64.

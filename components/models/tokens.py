@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+Text = TypeVar("Text", bound=tuple[Any, ...])
 
 
 def leading_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -69,3 +72,14 @@ def encode_beginning(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]
     """
     ids: list[int] = [*leading_ids(tokenizer), *tokenizer.encode(text, add_special_tokens=False)]
     return ids
+
+
+def sort_distinct(texts: Sequence[Text], length: Callable[[Text], int]) -> tuple[list[Text], list[int]]:
+    """The distinct ones of N texts by their lengths, and the position of each text among them, [N].
+
+    Texts of similar length share a batch, so that little of it is padding. The batches follow from the
+    distinct texts, so that the last bits of a score do not depend on the order of the texts.
+    """
+    distinct = sorted(set(texts), key=lambda text: (length(text), text))
+    positions = {text: position for position, text in enumerate(distinct)}
+    return distinct, [positions[text] for text in texts]

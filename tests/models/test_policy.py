@@ -264,7 +264,8 @@ def test_the_backbones_generation_settings_do_not_change_samples(policy, monkeyp
     other = Policy(policy.config, "cpu")
     samples = policy.generate(PROMPTS, seed=1, temperature=0.7)
     assert other.generate(PROMPTS, seed=1, temperature=0.7) == samples
-    assert set(find_stop_ids(other.model, other.tokenizer)) == {3, 4, other.tokenizer.eos_token_id}
+    stop_ids = find_stop_ids(other.model.generation_config, other.tokenizer)
+    assert set(stop_ids) == {3, 4, other.tokenizer.eos_token_id}
     other.model.generation_config.suppress_tokens = list(range(100, 250))
     has_effect = other.generate(PROMPTS, seed=1, temperature=0.7) != samples
     assert has_effect != continuous, "transformers reads the settings, a continuous batch does not"
@@ -316,7 +317,7 @@ def test_the_end_of_sequence_token_is_part_of_the_ids_and_not_of_the_text(policy
     monkeypatch.setattr(continuous_batch, "supports_slots", lambda model: False)
     monkeypatch.setattr(policy.model, "generate", generate)
     completion = policy.generate(["p"], seed=0)[0][0]
-    assert 2 in find_stop_ids(policy.model, policy.tokenizer)
+    assert 2 in find_stop_ids(policy.model.generation_config, policy.tokenizer)
     assert completion.ids == (41, 42, 2)
     assert completion.finished
     assert "<eos>" not in completion.text

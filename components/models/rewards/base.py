@@ -23,10 +23,9 @@ if TYPE_CHECKING:
     from components.models.pair_reader import PairReader
 
 Scores = npt.NDArray[np.float64]
+# Scores, [N], of N responses to N prompts; larger is better.
 RewardFunction = Callable[[Sequence[str], Sequence[str]], Scores]
-"""Scores, [N], of N responses to N prompts; larger is better."""
-Progress = Callable[[int, float], None]
-"""Called with (step, loss) during training; steps count from 1."""
+Progress = Callable[[int, float], None]  # called with (step, loss) during training; steps count from 1
 
 
 class RewardError(UserError, RuntimeError):
@@ -96,11 +95,7 @@ class ResponseReward(RewardSection):
 
 
 def response_reward(section: RewardConfig) -> ResponseReward:
-    """Require that a section scores single responses.
-
-    Raises:
-        RecipeError: the section compares pairs only.
-    """
+    """Require that a section scores single responses rather than pairs alone."""
     if not isinstance(section, ResponseReward):
         raise RecipeError(
             f"a reward of kind '{section.kind}' does not score single responses: use another kind"

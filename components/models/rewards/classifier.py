@@ -12,9 +12,9 @@ from pydantic import Field, model_validator
 
 from components.config import NamedModel
 from components.environment import disable_transformers_progress_bars
-from components.models.backbone import BackboneError, choose_dtype
+from components.models.backbone import BackboneError, choose_dtype, first_line
 from components.models.rewards.base import ResponseReward, RewardFunction, Scores
-from components.models.tokens import surrounding_ids
+from components.models.tokens import sort_distinct, surrounding_ids
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -61,9 +61,10 @@ class ResponseFormat:
         both the template and the tokenizer write are there once.
         """
         if self.template is None:
+            prompts, responses = map(list, zip(*texts, strict=True))
             pairs: BatchEncoding = tokenizer(
-                [prompt for prompt, _ in texts],
-                [response for _, response in texts],
+                prompts,
+                responses,
                 truncation="only_first",
                 padding=True,
                 max_length=self.max_length,
@@ -266,9 +267,7 @@ class RewardModel:
             (prompt, response_format.shorten(self.tokenizer, response))
             for prompt, response in zip(prompts, responses, strict=True)
         ]
-        # Texts of similar length share a batch, so that little of it is padding. The batches follow
-        # from the distinct texts, so that a score does not depend on the order of its text.
-        distinct = sorted(set(texts), key=lambda text: (sum(map(len, text)), text))
+        distinct, positions = sort_distinct(texts, lambda text: sum(map(len, text)))
         scores = np.zeros(len(distinct))
         for start in range(0, len(distinct), self.config.batch_size):
             batch = distinct[start : start + self.config.batch_size]
@@ -278,8 +277,7 @@ class RewardModel:
             scores[start : start + len(batch)] = logits[:, self.config.output].double().cpu().numpy()
             if progress is not None:
                 progress(start + len(batch), len(distinct))
-        positions = {text: position for position, text in enumerate(distinct)}
-        return scores[[positions[text] for text in texts]]
+        return scores[positions]
 
     def _mark_padding(self, inputs: BatchEncoding) -> BatchEncoding:
         """Pad with a token that no text of a batch contains, and tell the model which one it is.
@@ -312,6 +310,6 @@ def choose_padding(model: PreTrainedModel, tokens: Collection[int], preferred: i
 def _unreadable(config: ClassifierReward, error: Exception) -> BackboneError:
     return BackboneError(
         f"reward model '{config.name}' (revision {config.revision or 'main'}) could not be loaded:"
-        f" {str(error).splitlines()[0]} Give a folder with config.json and safetensors weights of a sequence"
+        f" {first_line(error)} Give a folder with config.json and safetensors weights of a sequence"
         " classifier, or a hub id that this machine can reach."
     )

@@ -23,8 +23,8 @@ from pydantic import Field
 from components.config import Recipe, RecipeError, Registry, unknown_name
 from components.models.rewards.base import ResponseReward, RewardFunction, Scores, check_scores
 
+# Environment variable: packages and modules, with commas between, whose functions a recipe may name.
 ALLOW_CODE = "FED_RLHF_ALLOW_CODE"
-"""Environment variable: packages and modules, with commas between, whose functions a recipe may name."""
 REWARD_FUNCTIONS: Registry[RewardFunction] = Registry(
     "reward function",
     "fed_rlhf.reward_functions",
@@ -58,11 +58,7 @@ class FunctionReward(ResponseReward):
 
 
 def find_reward_function(name: str) -> RewardFunction:
-    """Import a reward function: a registered one, or one as 'module:function' of an allowed package.
-
-    Raises:
-        RecipeError: its module is not allowed, the function cannot be imported, or is not callable.
-    """
+    """Import a reward function: a registered one, or one as 'module:function' of an allowed package."""
     _require_known(name)
     if name in REWARD_FUNCTIONS:
         return REWARD_FUNCTIONS.load(name)

@@ -64,7 +64,7 @@ class LocalModel:
         )
         if options.chat_template:
             chat = ChatTemplate(self.tokenizer, {}, options.chat_date)
-            stop_ids = find_stop_ids(self.model, self.tokenizer, chat.end_of_turn())
+            stop_ids = find_stop_ids(self.model.generation_config, self.tokenizer, chat.end_of_turn())
             cast("Any", self.model.generation_config).eos_token_id = stop_ids
 
     def write(self, comparisons: Sequence[Comparison]) -> list[str]:
