@@ -7,6 +7,7 @@ supports both on CUDA and on the CPU, where int8 products are fast only with AVX
 
 from __future__ import annotations
 
+import importlib
 from types import ModuleType
 
 from components.config import UserError
@@ -22,14 +23,12 @@ class EightBitError(UserError, RuntimeError):
 def import_bitsandbytes(key: str, value: str) -> ModuleType:
     """Import bitsandbytes, which a key of the recipe needs for its value."""
     try:
-        import bitsandbytes
+        return importlib.import_module("bitsandbytes")
     except ImportError as error:
         raise EightBitError(
             f"{key} is '{value}', but the library bitsandbytes cannot be imported here ({error}): "
             f"pip install 'fed-rlhf[8bit]', or set {key} to '{ALTERNATIVES[value]}'."
         ) from None
-    module: ModuleType = bitsandbytes
-    return module
 
 
 def check_support(key: str, value: str, device: str) -> None:

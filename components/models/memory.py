@@ -222,16 +222,15 @@ def layer_bytes(shape: ModelShape, lora: LoraConfig, precision: Precision, maske
     names = {name for name, _, _ in shape.targets(lora)}
     shares_output = kept == FP32 and not lora.dropout and names & {"o_proj", "c_proj"}
     output = 0 if shares_output else queries * kept
-    return norms + attention + output + inner + _adapter_bytes(shape, lora, precision)
+    return norms + attention + output + inner + _adapter_bytes(shape.targets(lora), lora, precision)
 
 
-def _adapter_bytes(shape: ModelShape, lora: LoraConfig, precision: Precision) -> int:
-    """Inputs of the factors A and B per token.
+def _adapter_bytes(targets: list[tuple[str, int, int]], lora: LoraConfig, precision: Precision) -> int:
+    """Inputs of the factors A and B of modules per token.
 
     The input of A is fp32, so a backbone of half precision is copied for each module, and so is a
     backbone with dropout. Otherwise modules with the same input share it.
     """
-    targets = shape.targets(lora)
     factors = FP32 * lora.r * len(targets)
     if precision.bytes == FP32 and not lora.dropout:
         groups = {SHARED_INPUTS.get(name, f"{name} {inputs}"): inputs for name, inputs, _ in targets}
@@ -253,10 +252,7 @@ def last_layer_bytes(shape: ModelShape, lora: LoraConfig, precision: Precision) 
     """Bytes per token of a last layer that is computed at one position: its norm, keys and values."""
     keys = 2 * shape.key_value_heads * shape.head_dim * precision.bytes
     targets = [target for target in shape.targets(lora) if target[0] in ("k_proj", "v_proj")]
-    inputs = shape.hidden * FP32
-    if precision.bytes != FP32 or lora.dropout:
-        inputs = len(targets) * shape.hidden * (FP32 + (precision.mask_bytes if lora.dropout else 0))
-    return FP32 * shape.hidden + keys + FP32 * lora.r * len(targets) + (inputs if targets else 0)
+    return FP32 * shape.hidden + keys + _adapter_bytes(targets, lora, precision)
 
 
 def activation_bytes(shape: ModelShape, lora: LoraConfig, precision: Precision, step: StepShape) -> int:

@@ -26,30 +26,24 @@ def merged_adapter(model: torch.nn.Module) -> Iterator[bool]:
     """
     modules: list[Any] = [module for module in model.modules() if isinstance(module, LoraLayer)]
     layers = [
-        layer for layer in modules if not layer.disable_adapters and not layer.merged and _active_names(layer)
+        layer
+        for layer in modules
+        if not layer.disable_adapters and not layer.merged and set(layer.active_adapters) & set(layer.lora_A)
     ]
     if not layers or not _can_merge(model, layers):
         yield False
         return
     original = [layer.get_base_layer().weight.data for layer in layers]
     try:
-        with torch.no_grad():
-            for layer, weight in zip(layers, original, strict=True):
-                names = _active_names(layer)
-                merged = weight.clone()
-                for name in names:
-                    merged += layer.get_delta_weight(name)
-                layer.get_base_layer().weight.data = merged
-                layer.merged_adapters = names
+        for layer, weight in zip(layers, original, strict=True):
+            layer.get_base_layer().weight.data = weight.clone()
+            with torch.no_grad():
+                layer.merge()
         yield True
     finally:
         for layer, weight in zip(layers, original, strict=True):
             layer.get_base_layer().weight.data = weight
             layer.merged_adapters = []
-
-
-def _active_names(layer: Any) -> list[str]:
-    return [name for name in layer.active_adapters if name in layer.lora_A]
 
 
 def _can_merge(model: torch.nn.Module, layers: list[Any]) -> bool:
@@ -63,6 +57,7 @@ def _can_merge(model: torch.nn.Module, layers: list[Any]) -> bool:
         and type(layer.get_base_layer()) is torch.nn.Linear
         and not layer.training
         and not layer.lora_variant
+        and not any(layer.lora_bias.values())
         and layer.get_base_layer().weight.dtype == torch.float32
         and not is_offloaded(layer.get_base_layer())
         and owners[id(layer.get_base_layer().weight)] == 1

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from components.config import PolicyConfig, Section, SelectorConfig
 from components.data.records import PairRow
 from components.data.templates import load as load_template
+from components.models.backbone import load_tokenizer
+from components.models.policy import PolicyTexts
 from components.models.selector import Comparison, encode_comparison
 
 
@@ -33,8 +35,6 @@ def settings_hash(section: Section) -> str:
 
 def policy_pair_reader(config: PolicyConfig) -> PairReader:
     """How a policy reads pairs, by any objective; see `PolicyTexts.encode_trained`."""
-    from components.models.policy import PolicyTexts
-
     texts = PolicyTexts(config)
 
     def read(pair: PairRow) -> tuple[list[int], list[int]]:
@@ -48,8 +48,6 @@ def policy_pair_reader(config: PolicyConfig) -> PairReader:
 
 def selector_pair_reader(config: SelectorConfig, key: str) -> PairReader:
     """How a selector reads pairs: as its whole input, in both orders of the completions."""
-    from components.models.backbone import load_tokenizer
-
     tokenizer = load_tokenizer(config.backbone)
     template = load_template(config.template, "selector")
 
