@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, cast
 from components.config import LoraConfig, PolicyConfig, UserError
 from components.data.dialogues import Turn, dialogue_turns, turn_marker
 from components.data.records import trailing_space
-from components.data.templates import Template
 from components.data.templates import load as load_template
 from components.io import write_atomically
 from components.models.adapters import AdapterSlot, attach_lora, export_adapter, read_adapter
@@ -35,7 +34,7 @@ from components.names import file_name
 
 if TYPE_CHECKING:
     from peft import PeftModel
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
     from components.models.logprobs import TokenRow
     from components.models.store import Adapter
@@ -53,96 +52,20 @@ class RenderedPrompt:
 
     text: str  # the prompt in its template, and in the chat template if there is one
     ids: list[int]  # without a chat template they begin with the special tokens of the tokenizer
-    messages: list[Message] | None = None  # the turns before the answer; None without a chat template
-
-
-def render_prompt(
-    tokenizer: PreTrainedTokenizerBase, template: Template, prompt: str, config: PolicyConfig
-) -> RenderedPrompt:
-    """A prompt in its template, as the user's turn if there is a chat template.
-
-    With `chat` 'turns', the turns of a dialogue are turns of the chat template, without the template.
-
-    A chat template writes its own special tokens; without one, the tokenizer's precede the text. If
-    the result is too long, the prompt's own text is truncated; the template and the start of the
-    answer always stay. White space around the prompt is removed.
-    """
-    if config.chat == "turns" and not tokenizer.chat_template:
-        raise PolicyError(
-            f"policy.chat is 'turns', and {tokenizer.name_or_path} has no chat template: use a backbone with"
-            " one, or policy.chat=none with a template such as dialogue/policy"
-        )
-    shown = prompt.strip()
-    marker = turn_marker(shown)
-    context: list[int] | None = None
-    while True:
-        rendered = _render_whole(tokenizer, template, shown, config, marker)
-        surplus = len(rendered.ids) - config.max_prompt_tokens
-        if surplus <= 0:
-            return rendered
-        if context is None:
-            context = tokenizer.encode(shown, add_special_tokens=False)
-        if not context:
-            raise PolicyError(
-                f"the template '{template.name}' alone takes {len(rendered.ids)} tokens, more than "
-                f"policy.max_prompt_tokens {config.max_prompt_tokens}: raise it."
-            )
-        remaining = max(0, len(context) - surplus)
-        start = 0 if config.truncation_mode == "keep_start" else len(context) - remaining
-        context = context[start : start + remaining]
-        shown = cast(str, tokenizer.decode(context))
-
-
-def _render_whole(
-    tokenizer: PreTrainedTokenizerBase,
-    template: Template,
-    prompt: str,
-    config: PolicyConfig,
-    marker: re.Pattern[str],
-) -> RenderedPrompt:
-    text = template.render(prompt=prompt)
-    chat = chat_template_of(tokenizer, config)
-    if chat is None:
-        return RenderedPrompt(text, encode_beginning(tokenizer, text))
-    alone = [Turn(role="user", content=text.strip())]
-    turns = dialogue_turns(prompt, marker) if config.chat == "turns" else alone
-    messages: list[Message] = [{**turn} for turn in turns]
-    if config.system is not None:
-        messages.insert(0, {"role": "system", "content": config.system})
-    try:
-        text = chat.render(messages, add_generation_prompt=True)
-    except ChatTemplateError as error:
-        remedy = "" if config.system is None else "; if it has no system turn, leave out policy.system"
-        raise PolicyError(f"{error}{remedy}.") from None
-    return RenderedPrompt(text, tokenizer.encode(text, add_special_tokens=False), messages)
-
-
-def encode_prompt(
-    tokenizer: PreTrainedTokenizerBase, template: Template, prompt: str, config: PolicyConfig
-) -> list[int]:
-    """Token ids of a prompt in its template, see `render_prompt`."""
-    return render_prompt(tokenizer, template, prompt, config).ids
-
-
-def chat_template_of(tokenizer: PreTrainedTokenizerBase, config: PolicyConfig) -> ChatTemplate | None:
-    """The chat template that prompts are given in; None without one."""
-    if not tokenizer.chat_template or config.chat == "none":
-        return None
-    return ChatTemplate(tokenizer, config.chat_template_kwargs, config.chat_date)
+    messages: Sequence[Message] = ()  # the turns before the answer; none without a chat template
 
 
 def check_prompts(config: PolicyConfig) -> None:
     """Check the template, the system turn and the chat template of a policy without loading the model."""
-    tokenizer = load_tokenizer(config.backbone)
-    if tokenizer.eos_token_id is None:
+    texts = PolicyTexts(config)
+    if texts.tokenizer.eos_token_id is None:
         raise PolicyError(
             f"the tokenizer of '{config.backbone.name}' has no token that ends a completion: set eos_token in"
             " its tokenizer_config.json."
         )
-    encode_prompt(tokenizer, load_template(config.template, "policy"), "", config)
-    chat = chat_template_of(tokenizer, config)
-    if chat is not None:
-        chat.end_of_turn()
+    texts.encode("")
+    if texts.chat is not None:
+        texts.chat.end_of_turn()
     elif config.chat_template_kwargs:
         raise PolicyError(
             f"policy.chat_template_kwargs has arguments, but no chat template of {config.backbone.name} is"
@@ -164,11 +87,68 @@ class PolicyTexts:
         self.config = config
         self.tokenizer = load_tokenizer(config.backbone)
         self.template = load_template(config.template, "policy")
-        self.chat = chat_template_of(self.tokenizer, config)
+        self.chat: ChatTemplate | None = None  # that prompts are given in
+        if self.tokenizer.chat_template and config.chat != "none":
+            self.chat = ChatTemplate(self.tokenizer, config.chat_template_kwargs, config.chat_date)
+
+    def render(self, prompt: str) -> RenderedPrompt:
+        """A prompt in its template, as the user's turn if there is a chat template.
+
+        With `chat` 'turns', the turns of a dialogue are turns of the chat template, without the template.
+
+        A chat template writes its own special tokens; without one, the tokenizer's precede the text. If
+        the result is too long, the prompt's own text is truncated; the template and the start of the
+        answer always stay. White space around the prompt is removed.
+        """
+        if self.config.chat == "turns" and self.chat is None:
+            raise PolicyError(
+                f"policy.chat is 'turns', and {self.tokenizer.name_or_path} has no chat template: use a"
+                " backbone with one, or policy.chat=none with a template such as dialogue/policy"
+            )
+        shown = prompt.strip()
+        marker = turn_marker(shown)
+        rendered = self._render_whole(shown, marker)
+        context = None
+        while (surplus := len(rendered.ids) - self.config.max_prompt_tokens) > 0:
+            if context is None:
+                context = self.tokenizer.encode(shown, add_special_tokens=False)
+            if not context:
+                raise PolicyError(
+                    f"the template '{self.template.name}' alone takes {len(rendered.ids)} tokens, more than "
+                    f"policy.max_prompt_tokens {self.config.max_prompt_tokens}: raise it."
+                )
+            remaining = max(0, len(context) - surplus)
+            start = 0 if self.config.truncation_mode == "keep_start" else len(context) - remaining
+            context = context[start : start + remaining]
+            rendered = self._render_whole(cast(str, self.tokenizer.decode(context)), marker)
+        return rendered
+
+    def is_truncated(self, prompt: str) -> bool:
+        """Whether a prompt is longer than the policy's prompts may be."""
+        shown = prompt.strip()
+        return len(self._render_whole(shown, turn_marker(shown)).ids) > self.config.max_prompt_tokens
+
+    def _render_whole(self, prompt: str, marker: re.Pattern[str]) -> RenderedPrompt:
+        text = self.template.render(prompt=prompt)
+        if self.chat is None:
+            return RenderedPrompt(text, encode_beginning(self.tokenizer, text))
+        alone = [Turn(role="user", content=text.strip())]
+        turns = dialogue_turns(prompt, marker) if self.config.chat == "turns" else alone
+        messages: list[Message] = [{**turn} for turn in turns]
+        if self.config.system is not None:
+            messages.insert(0, {"role": "system", "content": self.config.system})
+        try:
+            text = self.chat.render(messages, add_generation_prompt=True)
+        except ChatTemplateError as error:
+            remedy = (
+                "" if self.config.system is None else "; if it has no system turn, leave out policy.system"
+            )
+            raise PolicyError(f"{error}{remedy}.") from None
+        return RenderedPrompt(text, self.tokenizer.encode(text, add_special_tokens=False), messages)
 
     def encode(self, prompt: str) -> list[int]:
-        """Token ids of a prompt, see `render_prompt`."""
-        return self._render(prompt).ids
+        """Token ids of a prompt, see `render`."""
+        return self.render(prompt).ids
 
     def encode_texts(self, prompt: str, *completions: str) -> TokenRow:
         """Token ids of a prompt, and of its completions with their end, as of the joined texts.
@@ -186,8 +166,8 @@ class PolicyTexts:
         White space at the end of a completion is always removed. Sampled completions need no text:
         their own ids are trained on.
         """
-        rendered = self._render(prompt)
-        if self.chat is not None and rendered.messages is not None:
+        rendered = self.render(prompt)
+        if self.chat is not None:
             answers = [completion.strip() for completion in completions]
             return self.chat.encode_answers(rendered.messages, rendered.text, rendered.ids, answers)
         before = "" if self.template.pieces[-1] else trailing_space(prompt)
@@ -195,9 +175,6 @@ class PolicyTexts:
         ends = [cast("int", self.tokenizer.eos_token_id)]
         encoded = [encode_continuation(self.tokenizer, rendered.text, text) + ends for text in texts]
         return rendered.ids, *encoded
-
-    def _render(self, prompt: str) -> RenderedPrompt:
-        return render_prompt(self.tokenizer, self.template, prompt, self.config)
 
     def encode_trained(self, prompt: str, *completions: str) -> TokenRow:
         """As `encode_texts`, as completions are trained on.

@@ -6,7 +6,7 @@ import torch
 from components.config import BackboneConfig, LoraConfig, PolicyConfig
 from components.learning.pair_scores import pair_logprobs
 from components.models.backbone import load_tokenizer
-from components.models.policy import chat_template_of
+from components.models.chat_template import ChatTemplate
 from components.models.resident import ResidentPolicy
 from components.models.tokens import encode_beginning, encode_continuation
 from tests.support.tokenizers import WITH_BOS, WITHOUT_BOS, load_family, write_backbone
@@ -132,7 +132,7 @@ def test_the_space_at_the_end_of_a_prompt_does_not_precede_an_answer(resident, t
 def test_with_a_chat_template_a_completion_is_a_message_without_white_space_around_it(resident, monkeypatch):
     policy = resident.policy
     monkeypatch.setattr(policy.tokenizer, "chat_template", CHAT_TEMPLATE)
-    monkeypatch.setattr(policy, "chat", chat_template_of(policy.tokenizer, policy.config))
+    monkeypatch.setattr(policy, "chat", ChatTemplate(policy.tokenizer, {}, None))
     prompt, completion = resident.encode("the film", " great, it was\n")
     assert (prompt, completion) == resident.encode("the film ", "great, it was")
     tokenizer = resident.policy.tokenizer

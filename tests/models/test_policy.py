@@ -6,7 +6,6 @@ from itertools import chain
 import pytest
 import torch
 
-from components.data.templates import load
 from components.models import continuous_batch, generation
 from components.models import policy as policy_module
 from components.models.adapters import AdapterSlot, attach_lora, export_adapter
@@ -16,10 +15,10 @@ from components.models.policy import (
     ClientPolicySet,
     Policy,
     PolicyError,
+    PolicyTexts,
     assign_round_robin,
     check_prompts,
     client_adapter_folders,
-    encode_prompt,
     has_client_adapters,
     save_client_adapters,
 )
@@ -41,7 +40,15 @@ def policy(debug):
 
 
 def change_config(policy, monkeypatch, **settings):
-    monkeypatch.setattr(policy, "config", policy.config.model_copy(update=settings))
+    monkeypatch.setattr(policy_module, "load_tokenizer", lambda backbone: policy.tokenizer)
+    changed = PolicyTexts(policy.config.model_copy(update=settings))
+    monkeypatch.setattr(policy, "config", changed.config)
+    monkeypatch.setattr(policy, "chat", changed.chat)
+
+
+def remove_chat_template(policy, monkeypatch):
+    monkeypatch.setattr(policy.tokenizer, "chat_template", None)
+    change_config(policy, monkeypatch)
 
 
 # --- prompts
@@ -93,7 +100,7 @@ def test_a_template_that_does_not_fit_is_refused_before_a_model_is_loaded(policy
 
 
 def test_without_a_chat_template_the_prompt_is_the_policy_template(policy, monkeypatch):
-    monkeypatch.setattr(policy.tokenizer, "chat_template", None)
+    remove_chat_template(policy, monkeypatch)
     assert policy.tokenizer.decode(policy.encode("the paper")) == policy.template.render(prompt="the paper")
 
 
@@ -104,7 +111,7 @@ def test_prompts_in_the_recipe_without_the_chat_template_are_those_of_a_backbone
     with_template = policy.encode_texts(*texts)
     change_config(policy, monkeypatch, chat="none")
     without = policy.encode_texts(*texts)
-    monkeypatch.setattr(policy.tokenizer, "chat_template", None)
+    remove_chat_template(policy, monkeypatch)
     assert without == policy.encode_texts(*texts)
     assert without != with_template
 
@@ -129,15 +136,14 @@ def test_a_long_dialogue_loses_its_first_turns(policy, monkeypatch):
 
 
 def test_a_turn_each_is_refused_without_a_chat_template(policy, monkeypatch):
-    monkeypatch.setattr(policy.tokenizer, "chat_template", None)
-    monkeypatch.setattr(policy_module, "load_tokenizer", lambda backbone: policy.tokenizer)
+    remove_chat_template(policy, monkeypatch)
     with pytest.raises(PolicyError, match=r"policy.chat is 'turns', and .* has no chat template"):
         check_prompts(policy.config.model_copy(update={"chat": "turns"}))
 
 
 def encode_long_prompt(policy, length, mode):
     config = policy.config.model_copy(update={"max_prompt_tokens": length, "truncation_mode": mode})
-    return encode_prompt(policy.tokenizer, policy.template, LONG_PROMPT, config)
+    return PolicyTexts(config).encode(LONG_PROMPT)
 
 
 @pytest.mark.parametrize("mode", ["keep_start", "keep_end"])
@@ -163,8 +169,10 @@ def test_the_recipe_chooses_the_end_of_a_long_prompt_that_stays(policy, monkeypa
 
 def test_a_template_that_does_not_fit_is_refused_with_its_length(policy):
     with pytest.raises(PolicyError, match=r"'summarization/policy' alone takes \d+ tokens, .* 50"):
-        config = policy.config.model_copy(update={"max_prompt_tokens": 50})
-        encode_prompt(policy.tokenizer, load("summarization/policy", "policy"), "p", config)
+        config = policy.config.model_copy(
+            update={"max_prompt_tokens": 50, "template": "summarization/policy"}
+        )
+        PolicyTexts(config).encode("p")
 
 
 # --- greedy generation

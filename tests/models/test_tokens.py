@@ -6,14 +6,13 @@ from transformers import LlamaTokenizer
 
 from components.config import BackboneConfig, PolicyConfig
 from components.data.templates import load
+from components.models import policy
 from components.models.backbone import load_tokenizer
-from components.models.policy import encode_prompt
 from components.models.selector import Comparison, encode_comparison, find_choice_tokens
 from components.models.tokens import encode_beginning, leading_ids
 from tests.support.tokenizers import WITH_BOS, WITHOUT_BOS, load_family
 
 SELECTOR = load("summarization/selector_short", "selector")
-POLICY = load("qa/policy", "policy")
 
 
 @pytest.fixture
@@ -53,9 +52,10 @@ def test_bos_counts_as_one_of_the_tokens_of_max_length(tokenizer):
 
 
 @families
-def test_the_inputs_of_selectors_and_policies_begin_alike(tokenizer):
+def test_the_inputs_of_selectors_and_policies_begin_alike(tokenizer, monkeypatch):
+    monkeypatch.setattr(policy, "load_tokenizer", lambda backbone: tokenizer)
     leading = leading_ids(tokenizer)
-    prompt = encode_prompt(tokenizer, POLICY, "the film", PolicyConfig(max_prompt_tokens=500))
+    prompt = policy.PolicyTexts(PolicyConfig(template="qa/policy", max_prompt_tokens=500)).encode("the film")
     begins_with_bos = prompt[0] == tokenizer.bos_token_id
     assert leading == ([tokenizer.bos_token_id] if begins_with_bos else [])
     assert encode_film(tokenizer)[: len(leading)] == leading

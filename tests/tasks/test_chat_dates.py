@@ -4,10 +4,9 @@ from datetime import date
 
 import pytest
 
-from components.data.templates import load
 from components.evaluation.judges.autoj import AutoJSection
-from components.models.backbone import BackboneError, load_tokenizer
-from components.models.policy import encode_prompt
+from components.models.backbone import BackboneError
+from components.models.policy import PolicyTexts
 from components.recipes import load_recipe, set_chat_dates
 from tasks import runs
 from tasks.runs import create_run, write_stage_inputs
@@ -49,9 +48,7 @@ def test_a_run_stores_the_day_on_which_it_starts(dated, set_day, tmp_path):
     set_day(SECOND)
     policy = run.recipe().policy
     assert policy.chat_date == "2026-03-01"
-    tokenizer = load_tokenizer(policy.backbone)
-    ids = encode_prompt(tokenizer, load(policy.template, "policy"), "p", policy)
-    assert "Today Date: 01 Mar 2026" in tokenizer.decode(ids)
+    assert "Today Date: 01 Mar 2026" in PolicyTexts(policy).render("p").text
 
 
 def test_a_day_of_the_recipe_stays(dated):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TypedDict
 
@@ -11,7 +10,7 @@ from components.data.questions import Question, render
 from components.data.templates import load as load_template
 from components.evaluation.answers.parsing import parse_answer
 from components.models.generation import Completion
-from components.models.policy import Policy, encode_prompt
+from components.models.policy import Policy
 
 
 class ParsedAnswer(TypedDict):
@@ -70,7 +69,7 @@ def generate_answers(
     greedy = policy.generate(prompts, seed, max_new_tokens=config.max_new_tokens)
     sampled = policy.generate(prompts, seed, config.temperature, config.samples, config.max_new_tokens)
     return [
-        _answered(question, _is_truncated(policy, prompt), answer, samples)
+        _answered(question, policy.is_truncated(prompt), answer, samples)
         for question, prompt, (answer,), samples in zip(questions, prompts, greedy, sampled, strict=True)
     ]
 
@@ -99,10 +98,3 @@ def _parse(completion: Completion, question: Question) -> ParsedAnswer:
         finished=completion.finished,
         answer=parse_answer(completion.text, question.options),
     )
-
-
-def _is_truncated(policy: Policy, prompt: str) -> bool:
-    """Whether a prompt is longer than the policy's prompts may be."""
-    unlimited = policy.config.model_copy(update={"max_prompt_tokens": sys.maxsize})
-    complete = encode_prompt(policy.tokenizer, policy.template, prompt, unlimited)
-    return len(complete) > policy.config.max_prompt_tokens
