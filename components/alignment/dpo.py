@@ -242,7 +242,7 @@ class TokenDpoLoss(Loss):
         pad_token_id = cast(int, self.policy.tokenizer.pad_token_id)
         rows = [self.rows[n] for n in indices]
         with torch.autocast("cuda", torch.bfloat16, enabled=self._is_bf16):
-            return completion_logprobs(base, rows, pad_token_id, self.policy.device).float()
+            return completion_logprobs(base, rows, pad_token_id).float()
 
     def __call__(self, rows: Rows) -> RowLosses:
         logprobs = self.logprobs(rows.tolist())

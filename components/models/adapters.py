@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from components.config import BackboneConfig, LoraConfig, TemplateFile
 from components.data.templates import with_text
+from components.io import read_json
 from components.models.lora_targets import TargetError, check_targets
 from components.models.offload import allocate_adapters
 from components.models.store import AdapterError, check_adapter
@@ -61,12 +62,11 @@ def to_peft_config(
     """
     import peft
 
-    targets = config.target_modules if isinstance(config.target_modules, str) else list(config.target_modules)
     return peft.LoraConfig(
         r=config.r,
         lora_alpha=cast(int, config.alpha),  # PEFT annotates an int, but computes with any number
         lora_dropout=config.dropout,
-        target_modules=targets,
+        target_modules=config.target_modules,
         task_type=task,
     )
 
@@ -275,8 +275,7 @@ def read_adapter(folder: Path) -> tuple[Adapter, LoraConfig]:
     from safetensors.torch import load_file
 
     tensors = load_file(folder / "adapter_model.safetensors")
-    options = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-    return tensors, from_peft_options(options, tensors)
+    return tensors, from_peft_options(read_json(folder / "adapter_config.json"), tensors)
 
 
 def stack_adapters(

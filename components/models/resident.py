@@ -57,20 +57,20 @@ class ResidentPolicy:
 
     def logprobs(self, rows: Sequence[TokenRow]) -> torch.Tensor:
         """Summed log-probability of each completion under the adapter in the slot; [N, C] fp32."""
-        return completion_logprobs(self._base, rows, self._pad_token_id, self.policy.device)
+        return completion_logprobs(self._base, rows, self._pad_token_id)
 
     def logprobs_and_features(
         self, rows: Sequence[TokenRow], pooling: Pooling = "response"
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As `logprobs`, and the mean last hidden states that a reward head reads, [N, C, H]."""
-        return completion_features(self._base, rows, self._pad_token_id, self.policy.device, pooling)
+        return completion_features(self._base, rows, self._pad_token_id, pooling)
 
     def tokens(
         self, rows: Sequence[TokenRow], reference: bool = False, temperature: float = 1.0
     ) -> CompletionTokens:
         """See `completion_tokens`; the reference is the frozen backbone without the adapter in the slot."""
         with self._reference_mode(reference):
-            return completion_tokens(self._base, rows, self._pad_token_id, self.policy.device, temperature)
+            return completion_tokens(self._base, rows, self._pad_token_id, temperature)
 
     def score(self, rows: Sequence[TokenRow], batch_size: int, reference: bool = False) -> np.ndarray:
         """As `logprobs`, without gradients and in batches; [N, C] float64."""

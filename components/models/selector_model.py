@@ -78,8 +78,7 @@ class Selector:
                 logits[chunk] = self.choice_logits(*self.collate(rows[chunk])).cpu().numpy()
 
         run_concurrently([partial(compute, start) for start in range(0, len(rows), size)], at_once=parts)
-        scores: np.ndarray = logits[positions]
-        return scores
+        return logits[positions]
 
     def margins(self, comparisons: Sequence[Comparison]) -> np.ndarray:
         """Log-odds that the first completion is better, for the adapter in the slot; [N] float64.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -44,8 +44,7 @@ def encode_continuation(tokenizer: PreTrainedTokenizerBase, text: str, continuat
         joined: list[int] = tokenizer.encode(before + continuation, add_special_tokens=False)
         if joined[: len(ids)] == ids:
             return joined[len(ids) :]
-    alone: list[int] = tokenizer.encode(continuation, add_special_tokens=False)
-    return alone
+    return cast("list[int]", tokenizer.encode(continuation, add_special_tokens=False))
 
 
 def encode_part(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
@@ -55,14 +54,13 @@ def encode_part(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """
     if _adds_space(tokenizer):  # no token spans a line break and a letter, or a colon and white space
         return encode_continuation(tokenizer, ":" if text[:1].isspace() else "\n", text)
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
-    return ids
+    return cast("list[int]", tokenizer.encode(text, add_special_tokens=False))
 
 
 @lru_cache(maxsize=8)
 def _adds_space(tokenizer: PreTrainedTokenizerBase) -> bool:
-    alone: list[int] = tokenizer.encode("a", add_special_tokens=False)
-    return alone != encode_continuation(tokenizer, "\n", "a")
+    alone = tokenizer.encode("a", add_special_tokens=False)
+    return bool(alone != encode_continuation(tokenizer, "\n", "a"))
 
 
 def encode_beginning(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
@@ -70,8 +68,7 @@ def encode_beginning(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]
 
     A token that the tokenizer would put after the text, such as EOS, is left out.
     """
-    ids: list[int] = [*leading_ids(tokenizer), *tokenizer.encode(text, add_special_tokens=False)]
-    return ids
+    return [*leading_ids(tokenizer), *tokenizer.encode(text, add_special_tokens=False)]
 
 
 def sort_distinct(texts: Sequence[Text], length: Callable[[Text], int]) -> tuple[list[Text], list[int]]:

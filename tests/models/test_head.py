@@ -79,7 +79,7 @@ def model(request):
 
 def test_log_probabilities_are_those_of_the_models_own_log_softmax(model):
     with torch.no_grad():
-        logprobs = completion_logprobs(model, ROWS, 0, "cpu")
+        logprobs = completion_logprobs(model, ROWS, 0)
     for row, (prompt, *completions) in zip(logprobs, ROWS, strict=True):
         for logprob, completion in zip(row, completions, strict=True):
             tokens = full_logprobs(model, [*prompt, *completion])

@@ -153,7 +153,7 @@ def test_a_prompt_is_not_shared_by_a_recurrent_model():
 def tokens(resident):
     encoded = [resident.encode_pair(pair) for pair in PAIRS]
     base = resident.model.get_base_model()
-    return completion_tokens(base, encoded, resident.policy.tokenizer.pad_token_id, "cpu")
+    return completion_tokens(base, encoded, resident.policy.tokenizer.pad_token_id)
 
 
 def test_log_probabilities_of_tokens_add_up_to_those_of_completions(resident, tokens):

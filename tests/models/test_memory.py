@@ -147,7 +147,7 @@ def test_packed_pairs_store_a_mask_and_repeated_keys(family):
     model, shape = build(family, lora)
     row = tuple(list(range(start, start + length)) for start, length in ((1, 24), (30, 20), (60, 20)))
     with stored_bytes(model) as stored:
-        logprobs = completion_logprobs(model.get_base_model(), [row, row], 0, "cpu")
+        logprobs = completion_logprobs(model.get_base_model(), [row, row], 0)
         measured = stored()
     del logprobs
     step = StepShape(ROWS, TOKENS, logit_positions=80, shared_prompts=True)

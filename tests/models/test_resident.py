@@ -25,7 +25,7 @@ def test_the_reference_is_the_backbone_without_the_adapter(resident):
     backbone = load_backbone(resident.policy.config.backbone, "cpu")
     rows = [resident.encode(pair["prompt"], pair["rejected"]) for pair in PAIRS]
     with torch.no_grad():
-        expected = completion_logprobs(backbone, rows, resident.policy.tokenizer.pad_token_id, "cpu")[:, 0]
+        expected = completion_logprobs(backbone, rows, resident.policy.tokenizer.pad_token_id)[:, 0]
     reference = pair_logprobs(resident, PAIRS, 4, reference=True)
     assert np.allclose(reference[:, 1], expected, atol=1e-4)
     assert not np.allclose(reference, pair_logprobs(resident, PAIRS, 4), atol=1e-2)

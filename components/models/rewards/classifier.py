@@ -80,15 +80,10 @@ class ResponseFormat:
             before.replace("{response}", response) + prompt + after.replace("{response}", response)
             for prompt, response in texts
         ]
-        limit = self.max_length - len(opening)
+        encoded = tokenizer(filled, truncation=True, max_length=self.max_length - len(opening))
         if opening:
-            encoded_rows = tokenizer(filled, truncation=True, max_length=limit)["input_ids"]
-            rows = [opening + ids for ids in encoded_rows]
-            return tokenizer.pad({"input_ids": rows}, padding=True, return_tensors="pt")
-        encoded: BatchEncoding = tokenizer(
-            filled, truncation=True, padding=True, max_length=limit, return_tensors="pt"
-        )
-        return encoded
+            encoded = {"input_ids": [opening + ids for ids in encoded["input_ids"]]}
+        return tokenizer.pad(encoded, padding=True, return_tensors="pt")
 
 
 def _without_added_tokens(tokenizer: PreTrainedTokenizerBase, template: str) -> str:

@@ -15,7 +15,7 @@ import importlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 from pydantic import Field
@@ -82,8 +82,7 @@ def find_reward_function(name: str) -> RewardFunction:
             f"the reward function '{name}' is of type {type(function).__name__}: "
             "name a function of prompts and responses."
         )
-    reward: RewardFunction = function
-    return reward
+    return cast(RewardFunction, function)
 
 
 def _require_known(name: str) -> None:
