@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from components.config import BackboneConfig, LoraConfig, TemplateFile
 from components.data.templates import with_text
 from components.io import read_json
+from components.models.backbone import first_line
 from components.models.lora_targets import TargetError, check_targets
 from components.models.offload import allocate_adapters
 from components.models.store import AdapterError, check_adapter
@@ -137,9 +138,9 @@ def attach_lora(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
         try:
             wrapped = peft.get_peft_model(model, to_peft_config(config))
         except ValueError as error:
-            reason = str(error).splitlines()[0]
             raise TargetError(
-                f"PEFT attaches no LoRA to the {type(model).__name__} ({reason}): change lora.target_modules"
+                f"PEFT attaches no LoRA to the {type(model).__name__} ({first_line(error)}): change"
+                " lora.target_modules"
             ) from None
     allocate_adapters(wrapped)
     for parameter in wrapped.parameters():
