@@ -125,7 +125,7 @@ def time_step(recipe_name: str, arm: str) -> dict[str, Any]:
     import torch
 
     from components.concurrency import concurrent_parts
-    from components.learning.loop import Accumulator, Loss, RowLosses, Rows, mean_gradients
+    from components.learning.loop import Accumulator, Loss, RowLosses, Rows
     from components.learning.objectives import selector_loss
     from components.models.selector import Comparison as SelectorComparison
     from components.models.selector_model import Selector
@@ -145,8 +145,8 @@ def time_step(recipe_name: str, arm: str) -> dict[str, Any]:
             return RowLosses(losses, indices, sum(map(len, own)))
 
     def step(parts: int) -> None:
-        accumulator = Accumulator(ArmLoss(), selector.slot.parameters, None, parts, mean_gradients, None)
-        accumulator.add([np.arange(len(rows))], 0)
+        accumulator = Accumulator(ArmLoss(), selector.slot.parameters, None, parts)
+        accumulator.add([np.arange(len(rows))], f"of {arm}")
         selector.model.zero_grad()
         if device.startswith("cuda"):
             torch.cuda.synchronize()

@@ -487,11 +487,11 @@ def test_a_fingerprint_depends_on_the_seed_and_the_named_sections_alone():
 
 
 def undocumented_fields(model, prefix=""):
-    """Keys without a description; an optional section has one of its own."""
+    """Keys without a description, but for `kind`; an optional section has one of its own."""
     names = []
     for name, field in model.model_fields.items():
         inner = section_model(field.annotation)
-        if not field.description and (inner is None or field.default is None):
+        if name != "kind" and not field.description and (inner is None or field.default is None):
             names.append(prefix + name)
         if inner is not None:
             names += undocumented_fields(inner, f"{prefix}{name}.")

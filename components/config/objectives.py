@@ -25,7 +25,6 @@ class SelectorObjective(Objective):
     """Cross-entropy of the binary choice between two completions (FedBiscuit eq. 7)."""
 
     kind: Literal["selector"] = "selector"
-    """Name of the objective."""
 
 
 class SftObjective(Objective):
@@ -33,7 +32,6 @@ class SftObjective(Objective):
 
     loss: ClassVar[str] = "components.learning.preference:SftLoss"
     kind: Literal["sft"] = "sft"
-    """Name of the objective."""
 
 
 class DpoObjective(Objective):
@@ -41,7 +39,6 @@ class DpoObjective(Objective):
 
     loss: ClassVar[str] = "components.learning.preference:PreferenceLoss"
     kind: Literal["dpo"] = "dpo"
-    """Name of the objective."""
     beta: float = Field(0.1, gt=0)
     """Inverse temperature of the implicit reward; Rafailov et al. 2023: 0.1, DRIFT appendix A:
     0.2."""
@@ -56,14 +53,12 @@ class SequenceAdvantage(Section):
     """
 
     kind: Literal["sequence"] = "sequence"
-    """Name of the advantage."""
 
 
 class CriticAdvantage(Section):
     """GAE of the tokens' rewards with a value head, which a client keeps between rounds."""
 
     kind: Literal["critic"] = "critic"
-    """Name of the advantage."""
     gae_lambda: float = Field(0.95, ge=0, le=1)
     """Lambda of GAE; FedPDPO D.3.1: 0.95."""
     value: float = Field(0.5, ge=0)
@@ -77,7 +72,6 @@ class PairPpoObjective(Objective):
 
     loss: ClassVar[str] = "components.learning.pair_ppo:PairPpoLoss"
     kind: Literal["ppo"] = "ppo"
-    """Name of the objective."""
     clip: float = Field(0.2, gt=0, lt=1)
     """Clip range of the ratio, and of the value if there is one; FedPDPO D.3.1: 0.2."""
     kl: float = Field(0.1, ge=0)
@@ -126,7 +120,6 @@ class PdpoObjective(Objective):
 
     loss: ClassVar[str] = "components.learning.preference:PreferenceLoss"
     kind: Literal["pdpo"] = "pdpo"
-    """Name of the objective."""
     beta: float = Field(0.1, gt=0)
     """Inverse temperature of the implicit reward; FedPDPO D.3: 0.1."""
     reward_weight: Annotated[list[float], Field(min_length=2, max_length=2)] = Field([0.5, 1.5])
@@ -147,7 +140,6 @@ class GaeEstimator(Section):
 
     implementation: ClassVar[str] = "components.learning.estimators:Gae"
     kind: Literal["gae"] = "gae"
-    """Name of the estimator."""
     gae_lambda: float = Field(0.95, ge=0, le=1)
     """Lambda of GAE; rewards are not discounted."""
     critic_lr: float = Field(1e-3, gt=0)
@@ -165,7 +157,6 @@ class RlooEstimator(Section):
 
     implementation: ClassVar[str] = "components.learning.estimators:Rloo"
     kind: Literal["rloo"] = "rloo"
-    """Name of the estimator."""
     samples: int = Field(4, ge=2, le=10_000)
     """Completions of each prompt; they count in batch_size."""
 
@@ -179,7 +170,6 @@ class GrpoEstimator(Section):
 
     implementation: ClassVar[str] = "components.learning.estimators:Grpo"
     kind: Literal["grpo"] = "grpo"
-    """Name of the estimator."""
     samples: int = Field(4, ge=2, le=10_000)
     """Completions of each prompt; they count in batch_size."""
 

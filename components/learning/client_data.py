@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from components.config import LocalObjective
 from components.learning.references import ReferenceCache
 from components.models.logprobs import TokenRow
 from components.models.resident import Pair, ResidentPolicy
-
-if TYPE_CHECKING:
-    import torch
-
-    from components.models.store import Adapter
+from components.models.store import Adapter
 
 
 @dataclass(frozen=True)
@@ -60,11 +57,7 @@ class ClientData:
         return [tokens[n] for n in self.used]
 
     def scores(self) -> npt.NDArray[np.float64]:
-        """Scores of chosen and rejected of the used pairs, [n, 2].
-
-        Raises:
-            TypeError: there is no reward.
-        """
+        """Scores of chosen and rejected of the used pairs, [n, 2]."""
         if self.read_scores is None:
             raise TypeError(f"the objective '{self.objective.kind}' needs a reward")
         return self.read_scores()[self.used]

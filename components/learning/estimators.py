@@ -54,13 +54,10 @@ class RunningMoments:
         """The moments of the scores so far and of N more, [N]."""
         count = self.count + len(scores)
         difference = float(scores.mean()) - self.mean
-        return RunningMoments(
-            count=count,
-            mean=self.mean + difference * len(scores) / count,
-            squares=self.squares
-            + float(((scores - scores.mean()) ** 2).sum())
-            + difference**2 * self.count * len(scores) / count,
-        )
+        mean = self.mean + difference * len(scores) / count
+        within = float(((scores - scores.mean()) ** 2).sum())
+        between = difference**2 * self.count * len(scores) / count
+        return RunningMoments(count, mean, self.squares + within + between)
 
     def normalize(self, scores: Scores) -> Scores:
         """Scores [N] in standard deviations from the mean; 0 if all scores so far are equal."""
@@ -74,12 +71,7 @@ MOMENTS = tuple(field.name for field in fields(RunningMoments))
 class Estimator:
     """Estimates advantages, and holds what a client keeps for it from round to round.
 
-    Args:
-        ppo: coefficients.
-        objectives: names of M objectives.
-        resident: the model.
-        numbers: `numbers()` after the client's previous round; empty before the first one.
-        tensors: `tensors()` after it.
+    The numbers and tensors are those after the client's previous round, and empty before the first one.
     """
 
     by_completion = False  # whether the loss is a mean over completions, or over tokens
@@ -104,7 +96,7 @@ class Estimator:
         self._start(ppo.estimator, resident, tensors)
 
     def _start(self, section: Any, resident: ResidentPolicy, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Build what it trains itself, from its section of the recipe and what the client kept."""
+        """Build what it trains itself."""
 
     def advantages(self, rollout: Rollout) -> torch.Tensor:
         """Advantages [M, B, T] at the tokens of a rollout, whose scores the moments include."""
@@ -138,10 +130,8 @@ class Estimator:
     def step(self, rollout: Rollout, indices: np.ndarray, states: torch.Tensor) -> dict[str, float]:
         """Train what is the estimator's own, if there is something; metrics of the step.
 
-        Args:
-            rollout: that of the last `advantages`.
-            indices: [n], completions of the minibatch.
-            states: [n, T', H], their hidden states, detached.
+        The rollout is that of the last `advantages`, the indices are n completions, and the states,
+        [n, T', H], are their hidden states, detached.
         """
         return {}
 

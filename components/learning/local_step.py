@@ -34,9 +34,6 @@ class LocalStep:
     parameters: Mapping[str, torch.nn.Parameter]  # of the shared adapter, fp32
     lr: float  # of these parameters, without warm-up and schedule
 
-    def __post_init__(self) -> None:
-        """Called when the fields are set."""
-
     def before_step(self) -> None:
         """Called once for each step that is taken, with its complete gradient, before clipping."""
 

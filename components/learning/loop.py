@@ -23,11 +23,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol, cast
+from itertools import chain
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from transformers import get_scheduler
 
 from components.concurrency import concurrent_parts, run_concurrently
 from components.config import OptimizerConfig, UserError
@@ -45,6 +47,9 @@ Part = Callable[[Sequence[Any]], Sequence[Any]]
 """Selects consecutive elements, such as a round's steps that train the private modules."""
 Gradients = list[torch.Tensor | None]
 """Gradients of parameters, in their order; None for one that is frozen or not used."""
+GradientRule = Callable[["RowLosses", Parameters, float], Gradients]
+"""How a micro-batch's losses, with its share of the step, become gradients: of their mean, or of each
+pair's loss apart (`pair_gradients`), which a rule may change first, as clipping for privacy does."""
 
 
 class TrainingError(UserError, RuntimeError):
@@ -83,14 +88,9 @@ class Loss:
     def draw_minibatches(
         cls, objective: Any, rows: int, training: Training, part: Part, round_seed: int
     ) -> list[Rows]:
-        """Draw the minibatches of a part of a client's round.
+        """Draw the minibatches of a part of a client's round, for a client with this number of rows.
 
-        Args:
-            objective: the section of the recipe that names this loss.
-            rows: number of the client's rows.
-            training: has the steps of the whole round, and the seed of the part.
-            part: selects the part from the steps of a round.
-            round_seed: seed of the round.
+        The training has the steps of the whole round, and the seed of the part.
         """
         steps = len(part(range(training.steps)))
         return replace(training, steps=steps).draw_minibatches(rows)
@@ -120,18 +120,6 @@ class Loss:
     def tensors(self) -> dict[str, torch.Tensor]:
         """Tensors that the client keeps for its next round, fp32 on the CPU."""
         return {}
-
-
-class GradientRule(Protocol):
-    """How a micro-batch's losses become gradients: of their mean, or of each pair's loss apart.
-
-    A rule may change the gradient of each pair before it is added, as clipping for differential
-    privacy does, see `pair_gradients`. No trainer passes one yet.
-    """
-
-    def __call__(self, losses: RowLosses, parameters: Parameters, share: float) -> Gradients:
-        """The gradients of a micro-batch, times its share of the step."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -178,21 +166,9 @@ class Trained:
 
 
 def draw_minibatches(rows: int, batch_size: int, count: int, seed: int) -> Iterator[Rows]:
-    """Draw minibatches in passes over the rows, each in a random order of its own.
+    """Draw minibatches, [batch_size] each, in passes over the rows, each in a random order of its own.
 
     A minibatch may contain the end of one pass and the start of the next; no row is dropped.
-
-    Args:
-        rows: number of rows.
-        batch_size: rows per minibatch.
-        count: number of minibatches.
-        seed: the orders are functions of it.
-
-    Yields:
-        indices of the rows of each minibatch, [batch_size].
-
-    Raises:
-        TrainingError: there are no rows.
     """
     if rows == 0:
         raise TrainingError("there are no rows to train on")
@@ -221,10 +197,9 @@ def train(
     The random generators of the process keep their state.
 
     Args:
-        model: set to training mode during training, and to evaluation mode afterwards.
+        model: in evaluation mode afterwards.
         parameters: the parameters to train (fp32).
         minibatches: their number determines the length of the schedule.
-        loss: what is minimized.
         training: its steps and its batch size are not used.
         groups: further parameters of the model, at rates of their own.
         gradient_rule: None takes `mean_gradients`.
@@ -232,19 +207,18 @@ def train(
 
     Raises:
         TrainingError: a loss is not finite; the message names the step.
-        EightBitError: see `build_optimizer`.
     """
     config = training.optimizer
     size = config.accumulation if loss.accumulates else 1
     batches = list(minibatches)
     steps = [batches[start : start + size] for start in range(0, len(batches), size)]
     optimizer = optimizer or build_optimizer(parameters, config)
-    policy = [parameters, *(members for members, _ in groups)]
+    clipped = [parameters]
     for members, lr in (*groups, *loss.groups):
         optimizer.add_param_group({"params": list(members), "lr": lr})
-    clipped = [*policy, *(members for members, _ in loss.groups)]
+        clipped.append(members)
     penalty = proximal_term(parameters, training.proximal_weight)
-    trained = [p for members in clipped for p in members]
+    trained = list(chain.from_iterable(clipped))
     scheduler = build_scheduler(optimizer, config, len(steps))
     losses: list[float] = []
     norms: list[float] = []
@@ -260,7 +234,7 @@ def train(
         with seeded(str(parameters[0].device), training.seed), checkpointed(model):
             for step, step_batches in enumerate(steps):
                 optimizer.zero_grad(set_to_none=True)
-                value, step_tokens = accumulator.add(step_batches, step)
+                value, step_tokens = accumulator.add(step_batches, f"at step {step}: lower the learning rate")
                 tokens += step_tokens
                 loss.before_step()
                 if step and loss.stops():
@@ -281,6 +255,11 @@ def train(
     return Trained(losses, norms, tokens, time.perf_counter() - start)
 
 
+def mean_gradients(losses: RowLosses, parameters: Parameters, share: float) -> Gradients:
+    """The gradients of the mean loss of the rows, times their share of the step."""
+    return gradients_of(losses.values.mean() * share, parameters)
+
+
 @dataclass(frozen=True)
 class Accumulator:
     """Adds the gradients of minibatches to those of parameters."""
@@ -288,17 +267,15 @@ class Accumulator:
     loss: Loss
     parameters: Parameters
     micro_batch_size: int | None
-    parts: int  # of a micro-batch that are computed concurrently
-    rule: GradientRule
-    penalty: Callable[[], torch.Tensor] | None
+    parts: int = 1  # of a micro-batch that are computed concurrently
+    rule: GradientRule = mean_gradients
+    penalty: Callable[[], torch.Tensor] | None = None
 
-    def add(self, minibatches: Sequence[Rows], step: int) -> tuple[float, int]:
-        """Add the gradients of a step.
+    def add(self, minibatches: Sequence[Rows], advice: str) -> tuple[float, int]:
+        """Add the gradients of a step; gives the mean loss of its minibatches, and the number of tokens.
 
-        The activations of a micro-batch are freed before the next one is computed.
-
-        Returns:
-            the mean loss of the minibatches, and the number of tokens.
+        The activations of a micro-batch are freed before the next one is computed. A loss that is not
+        finite is a TrainingError, whose message has the advice.
         """
         total = 0.0
         tokens = 0
@@ -312,10 +289,7 @@ class Accumulator:
                 computed = run_concurrently(calls)
                 value = sum(part[0] for part in computed)
                 if not math.isfinite(value):
-                    raise TrainingError(
-                        f"the loss is {value} at step {step}: lower the learning rate, or inspect the rows "
-                        "of this client"
-                    )
+                    raise TrainingError(f"the loss is {value} {advice}, or inspect the rows of this client")
                 for _, gradients, _ in computed:  # in the order of the pieces, whichever ended first
                     add_gradients(self.parameters, gradients)
                 total += value
@@ -334,11 +308,6 @@ def split_rows(rows: Rows, size: int | None) -> list[Rows]:
     """Consecutive micro-batches of a minibatch; the last one may be smaller; None for a single one."""
     size = size or len(rows)
     return [rows[start : start + size] for start in range(0, len(rows), size)]
-
-
-def mean_gradients(losses: RowLosses, parameters: Parameters, share: float) -> Gradients:
-    """The gradients of the mean loss of the rows, times their share of the step."""
-    return gradients_of(losses.values.mean() * share, parameters)
 
 
 def pair_gradients(losses: RowLosses, parameters: Parameters) -> Iterator[tuple[int, Gradients]]:
@@ -362,12 +331,10 @@ def gradients_of(value: torch.Tensor, parameters: Parameters, keep_graph: bool =
 def add_gradients(parameters: Parameters, gradients: Gradients) -> None:
     """Add gradients to those of parameters; None is not added."""
     for parameter, gradient in zip(parameters, gradients, strict=True):
-        if gradient is None:
-            continue
-        if parameter.grad is None:
-            parameter.grad = gradient.clone(memory_format=torch.contiguous_format)
-        else:
+        if gradient is not None and parameter.grad is not None:
             parameter.grad += gradient
+        elif gradient is not None:
+            parameter.grad = gradient.clone(memory_format=torch.contiguous_format)
 
 
 def clip_gradients(parameters: Parameters, max_norm: float | None) -> float:
@@ -392,11 +359,7 @@ def proximal_term(parameters: Parameters, weight: float) -> Callable[[], torch.T
 
 
 def build_optimizer(parameters: Parameters, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """Build the optimizer of a recipe over fp32 parameters.
-
-    Raises:
-        EightBitError: it needs bitsandbytes, which is not installed.
-    """
+    """Build the optimizer of a recipe over fp32 parameters."""
     beta1, beta2 = config.betas
     if config.name == "adamw_8bit":
         adamw_8bit = eight_bit.import_bitsandbytes("optimizer.name", config.name).optim.AdamW8bit
@@ -428,8 +391,6 @@ def build_scheduler(
     W is at most steps - 1, so a training that is shorter than its warm-up reaches the full rate in
     its last step.
     """
-    from transformers import get_scheduler
-
     name = "constant_with_warmup" if config.scheduler == "constant" else config.scheduler
     scheduler = get_scheduler(name, optimizer, min(config.warmup_steps, steps - 1), steps)
     return cast("torch.optim.lr_scheduler.LRScheduler", scheduler)

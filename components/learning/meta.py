@@ -19,17 +19,7 @@ from itertools import chain, islice
 import numpy as np
 import torch
 
-from components.learning.loop import (
-    Gradients,
-    Loss,
-    Parameters,
-    RowLosses,
-    Rows,
-    Trained,
-    TrainingError,
-    gradients_of,
-    split_rows,
-)
+from components.learning.loop import Accumulator, Loss, Parameters, RowLosses, Rows, Trained
 from components.models.checkpointing import checkpointed
 from components.seeding import seeded
 
@@ -40,12 +30,7 @@ def group_meta_batches(minibatches: Sequence[Rows], inner_steps: int) -> list[li
     A meta-step takes one minibatch for each inner step, and one for its outer step. If their number
     is no multiple of this, the meta-steps differ in length by one, and some have fewer inner steps.
 
-    Args:
-        minibatches: index arrays; at least one.
-        inner_steps: maximum number of inner steps per meta-step.
-
-    Returns:
-        for each meta-step, the index arrays of its inner steps and then that of its outer step.
+    Gives for each meta-step the minibatches of its inner steps, and then that of its outer step.
     """
     count = math.ceil(len(minibatches) / (inner_steps + 1))
     sizes = [len(part) for part in np.array_split(np.arange(len(minibatches)), count)]
@@ -56,42 +41,17 @@ def group_meta_batches(minibatches: Sequence[Rows], inner_steps: int) -> list[li
 def descend(
     loss: Loss, minibatch: Rows, parameters: Parameters, lr: float, micro_batch_size: int | None
 ) -> int:
-    """Take a step of plain gradient descent, without clipping.
+    """Take a step of plain gradient descent, without clipping; gives the number of tokens.
 
-    Args:
-        loss: of the minibatch's rows.
-        minibatch: indices of the rows.
-        parameters: changed in place; they keep their own gradients.
-        lr: learning rate.
-        micro_batch_size: rows that go through the model at once; None for all of them.
-
-    Returns:
-        the number of tokens.
-
-    Raises:
-        TrainingError: the loss is not finite.
+    The parameters are changed in place, and have no gradients before and afterwards.
     """
-    micro_batches = split_rows(minibatch, micro_batch_size)
-    loss.begin_minibatch(micro_batches)
-    total: Gradients = [None] * len(parameters)
-    tokens = 0
-    for micro_batch in micro_batches:
-        losses = loss(micro_batch)
-        value = losses.values.mean() * (len(micro_batch) / len(minibatch))
-        if not math.isfinite(value.item()):
-            raise TrainingError(
-                f"the loss is {value.item()} in an inner step: lower federation.options.inner_lr, or inspect"
-                " the rows of this client"
-            )
-        total = [
-            new if old is None else old if new is None else old + new
-            for old, new in zip(total, gradients_of(value, parameters), strict=True)
-        ]
-        tokens += losses.tokens
+    accumulator = Accumulator(loss, parameters, micro_batch_size)
+    _, tokens = accumulator.add([minibatch], "in an inner step: lower federation.options.inner_lr")
     with torch.no_grad():
-        for parameter, gradient in zip(parameters, total, strict=True):
-            if gradient is not None:
-                parameter.sub_(gradient, alpha=lr)
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.sub_(parameter.grad, alpha=lr)
+                parameter.grad = None
     return tokens
 
 
@@ -127,15 +87,7 @@ class MetaLoss(Loss):
         lr: float,
         micro_batch_size: int | None = None,
     ) -> None:
-        """Wrap a loss.
-
-        Args:
-            loss: of the inner and the outer steps.
-            meta_batches: minibatches of each meta-step, see `group_meta_batches`.
-            parameters: the adapter's.
-            lr: learning rate of the inner steps, by plain gradient descent without clipping.
-            micro_batch_size: rows that go through the model at once in an inner step.
-        """
+        """Wrap a loss; the batches are those of `group_meta_batches`, and lr is that of the inner steps."""
         self.loss = loss
         self.dropout, self.groups = loss.dropout, loss.groups
         self.tokens = 0  # of the inner steps

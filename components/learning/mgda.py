@@ -34,15 +34,9 @@ MIN_BETA = 1e-9
 def solve(gram: np.ndarray, beta: float, preference: Sequence[float] | None = None) -> np.ndarray:
     """Compute the weights lambda, [M], up to MAX_ENUMERATED_OBJECTIVES without a numerical solver.
 
-    If the Gram matrix is 0, or has values that are NaN or infinite, it contains no information
-    about the objectives. The weights are then p / sum(p), those of the regularization alone, and a
-    warning is logged.
-
-    Args:
-        gram: [M, M], inner products of the gradients, in any unit.
-        beta: regularization, at least 0. FIRM A.1 divides the Gram matrix by its trace so that one
-            value suits a whole training.
-        preference: p, [M], each above 0; None means 1 for each.
+    A Gram matrix, [M, M] in any unit, that is 0 or has values that are NaN or infinite contains no
+    information about the objectives. The weights are then p / sum(p), those of the regularization
+    alone, and a warning is logged. The preference p, [M], is 1 for each objective if it is None.
     """
     quadratic, shares = _build_quadratic(gram, beta, preference)
     if quadratic is None:
@@ -88,21 +82,18 @@ def _build_quadratic(
 
 
 def _has_information(gram: np.ndarray) -> bool:
+    problem = ""
     if not np.isfinite(gram).all():
-        log.warning(
-            "MGDA: the Gram matrix of %d gradients has values that are NaN or infinite; "
-            "the weights are those of the preference alone",
-            len(gram),
-        )
-        return False
-    if not np.diag(gram).max() > 0:
-        log.warning("MGDA: all %d gradients are 0; the weights are those of the preference alone", len(gram))
-        return False
-    return True
+        problem = f"the Gram matrix of {len(gram)} gradients has values that are NaN or infinite"
+    elif not np.diag(gram).max() > 0:
+        problem = f"all {len(gram)} gradients are 0"
+    if problem:
+        log.warning("MGDA: %s; the weights are those of the preference alone", problem)
+    return not problem
 
 
 def _solve_two(quadratic: np.ndarray) -> np.ndarray:
-    """Closed form for two objectives; a positive definite matrix has a denominator above 0."""
+    # The denominator is above 0, because the matrix is positive definite.
     (a, b), (_, c) = quadratic
     first = min(1.0, max(0.0, (c - b) / (a + c - 2 * b)))
     return np.array([first, 1.0 - first])

@@ -32,7 +32,6 @@ from components.config import MultiObjective
 from components.learning import mgda
 from components.learning.estimators import Estimator, Tensors
 from components.learning.loop import (
-    Parameters,
     Rows,
     Trained,
     Training,
@@ -65,15 +64,10 @@ class ObjectiveGradients(NamedTuple):
 class MultiObjectivePpo:
     """A client's round of PPO with several rewards; dropout is off, see `Loss.dropout`.
 
-    Args:
-        resident: the model; the adapter in its slot is changed in place.
-        rewards: the reward of each of M objectives.
-        config: coefficients.
-        training: each local step samples a rollout of `batch_size` completions, and the micro-batches
-            divide the minibatches of PPO. The accumulation of the optimizer, the proximal term and
-            the progress callback are not used.
-        numbers: `numbers()` of the client's previous round; empty before the first one.
-        tensors: `tensors()` of it.
+    Each local step samples a rollout of `training.batch_size` completions, and the micro-batches divide
+    the minibatches of PPO. The accumulation of the optimizer, the proximal term and the progress
+    callback are not used. The adapter in the slot is changed in place. The numbers and tensors are
+    those of the client's previous round.
     """
 
     def __init__(
@@ -105,12 +99,7 @@ class MultiObjectivePpo:
                 load_moments(optimizer, name, tensors or {})
 
     def train(self, prompts: Sequence[str]) -> Trained:
-        """Take the local steps.
-
-        Raises:
-            TrainingError: there are no prompts, or a gradient is not finite; the message names the step.
-            RewardError: see `sample_rollout`.
-        """
+        """Take the local steps; a TrainingError if there are no prompts, or a gradient is not finite."""
         start = time.perf_counter()
         seed = self._training.seed
         steps: list[tuple[float, float]] = []  # loss and gradient norm of each
@@ -152,19 +141,12 @@ class MultiObjectivePpo:
 
         With fixed weights, only the gradient of the weighted loss is computed, by one backward pass.
         Micro-batches are weighted by their tokens, or by their completions if the loss is a mean over
-        these.
-
-        Args:
-            rollout: of B completions; the policy may differ from that which sampled it.
-            advantages: [M, B, T].
-            indices: [n], completions of the minibatch.
+        these. The advantages are [M, B, T]; the indices, [n], are the completions of the minibatch. The
+        policy may differ from that which sampled the rollout.
         """
         micro_batches = split_rows(indices, self._training.micro_batch_size)
         with checkpointed(self._resident.model):
-            parts = [
-                self._scaled_gradients(rollout, advantages, micro_batch, indices)
-                for micro_batch in micro_batches
-            ]
+            parts = [self._scaled_gradients(rollout, advantages, rows, indices) for rows in micro_batches]
         return _sum_parts(parts)
 
     def metrics(self, trained: Trained) -> dict[str, float]:
@@ -173,11 +155,11 @@ class MultiObjectivePpo:
         return trained.metrics() | means | {name: self.history[name][-1] for name in LAST_METRICS}
 
     def numbers(self) -> dict[str, float]:
-        """Numbers that the client keeps for its next round."""
+        """Numbers for the client's next round."""
         return self.estimator.numbers()
 
     def tensors(self) -> Tensors:
-        """Tensors that the client keeps for its next round, fp32 on the CPU."""
+        """Tensors for the client's next round, fp32 on the CPU."""
         tensors = self.estimator.tensors()
         if self._ppo.keep_moments:
             for name, optimizer in self._optimizers.items():
@@ -185,7 +167,6 @@ class MultiObjectivePpo:
         return tensors
 
     def _draw(self, prompts: Sequence[str], count: int) -> list[list[str]]:
-        """The prompts of so many rollouts."""
         size = self._training.batch_size // self.estimator.samples
         batches = draw_minibatches(len(prompts), size, count, derive(self._training.seed, "prompts"))
         return [[prompts[n] for n in batch] for batch in batches]
@@ -202,7 +183,9 @@ class MultiObjectivePpo:
                 "or inspect the rewards of this client"
             )
         weights, gradient = self._combine(computed.gradients)
-        _set_gradients(parameters, gradient)
+        parts = torch.split(gradient, [parameter.numel() for parameter in parameters])
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter.grad = part.reshape(parameter.shape).to(parameter.dtype)
         norm = clip_gradients(parameters, self._training.optimizer.clip)
         self._optimizers["policy"].step()
         lambdas = {f"lambda/{name}": float(w) for name, w in zip(self._rewards, weights, strict=True)}
@@ -215,7 +198,6 @@ class MultiObjectivePpo:
             self.history[name].append(value)
 
     def _combine(self, gradients: torch.Tensor) -> tuple[np.ndarray, torch.Tensor]:
-        """lambda, [M], and the combined gradient, [P]."""
         if self.weights is not None:
             return self.weights, gradients[0]
         weights = solve_weights(gradients, list(self._rewards), self._config)
@@ -241,7 +223,10 @@ class MultiObjectivePpo:
             token_losses = policy_loss(tokens.logprobs, old, own[indices, :width], self._ppo.clip)
             token_losses = estimator.add_penalty(token_losses, tokens.logprobs, reference)
             losses.append(masked_mean(token_losses, tokens.mask, estimator.by_completion).mean() * share)
-        targets = losses if self.weights is None else [_weighted_sum(losses, self.weights)]
+        targets = losses
+        if self.weights is not None:
+            weighted = (float(weight) * loss for weight, loss in zip(self.weights, losses, strict=True))
+            targets = [sum(weighted, start=losses[0].new_zeros(()))]
         gradients = []
         for j, target in enumerate(targets):
             parts = torch.autograd.grad(target, parameters, retain_graph=j + 1 < len(targets))
@@ -264,18 +249,6 @@ def _sum_parts(parts: Sequence[ObjectiveGradients]) -> ObjectiveGradients:
         kl=sum(part.kl for part in parts),
         states=torch.cat(states),
     )
-
-
-def _weighted_sum(losses: Sequence[torch.Tensor], weights: np.ndarray) -> torch.Tensor:
-    weighted = (float(weight) * loss for weight, loss in zip(weights, losses, strict=True))
-    return sum(weighted, start=losses[0].new_zeros(()))
-
-
-def _set_gradients(parameters: Parameters, gradient: torch.Tensor) -> None:
-    """Write a flat gradient into the parameters."""
-    parts = torch.split(gradient, [parameter.numel() for parameter in parameters])
-    for parameter, part in zip(parameters, parts, strict=True):
-        parameter.grad = part.reshape(parameter.shape).to(parameter.dtype)
 
 
 def solve_weights(gradients: torch.Tensor, objectives: Sequence[str], config: MultiObjective) -> np.ndarray:

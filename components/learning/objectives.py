@@ -9,9 +9,8 @@ from torch.nn.functional import cross_entropy, logsigmoid
 def selector_loss(choice_logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Cross-entropy of the binary choice, [N] nats (FedBiscuit eq. 3).
 
-    Args:
-        choice_logits: [N, 2], logits of ' A' and ' B'.
-        labels: [N] integers, 0 if the completion shown as A is the preferred one, 1 if B is.
+    The logits are those of ' A' and ' B', [N, 2]; the labels, [N], are 0 if the completion shown as A is
+    the preferred one, and 1 if B is.
     """
     return cross_entropy(choice_logits.float(), labels.long(), reduction="none")
 
@@ -30,9 +29,8 @@ def dpo_loss(
 ) -> torch.Tensor:
     """Direct preference optimization, [N] nats (FedBiscuit eq. 2; Rafailov et al. 2023, eq. 7).
 
-    The arguments are summed log-probabilities [N] of the chosen and of the rejected completions
-    under the policy and under the reference, and beta, the inverse temperature of the implicit
-    reward.
+    The arguments are summed log-probabilities [N] of completions, and beta, the inverse temperature of
+    the implicit reward.
     """
     return dpo_margin_loss((policy_chosen - ref_chosen) - (policy_rejected - ref_rejected), beta)
 
@@ -54,13 +52,8 @@ def pdpo_loss(
 ) -> torch.Tensor:
     """Personalized DPO: the implicit margin plus that of a reward head, [N] nats (FedPDPO eqs. 6, 8).
 
-    Args:
-        implicit_margin: [N], log pi / pi_ref of the chosen completion minus that of the rejected
-            one (eq. 4).
-        explicit_margin: [N], reward of the chosen completion minus that of the rejected one (eq.
-            5).
-        scale: s of eq. 7, see components/learning/preference.py; it gets no gradient.
-        reward_weight: w_r, at least 0; with 0 the loss is that of DPO.
+    The margins, [N], are those of log pi / pi_ref (eq. 4) and of the reward (eq. 5), chosen minus
+    rejected. The scale is s of eq. 7, which gets no gradient; the reward weight is w_r, at least 0.
     """
     constant = scale.detach() if isinstance(scale, torch.Tensor) else scale
     return -logsigmoid(beta * (implicit_margin + reward_weight * constant * explicit_margin))

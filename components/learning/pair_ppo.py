@@ -17,7 +17,6 @@ from, and passes no gradient to them. It starts at 0 before a client's first rou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -37,17 +36,14 @@ from components.learning.ppo import (
 )
 from components.learning.preference import count_tokens
 from components.models.logprobs import CompletionTokens
+from components.models.store import Adapter
 from components.seeding import generator
-
-if TYPE_CHECKING:
-    from components.models.store import Adapter
 
 
 class PairPpoLoss(Loss):
     """The PPO loss of pairs by their indices, relative to the policy at construction.
 
-    Each pair has two rows in the tensors below, chosen before rejected; T is the length of the
-    longest completion.
+    Each pair has two rows in the tensors, chosen before rejected; T is the longest completion.
     """
 
     dropout = False
@@ -122,14 +118,12 @@ class PairPpoLoss(Loss):
         return RowLosses(pair_losses, rows, count_tokens(encoded))
 
     def begin_minibatch(self, micro_batches: Sequence[Rows]) -> None:
-        """Begin a minibatch, whose distance is that of all tokens of its micro-batches."""
         rows = np.concatenate(micro_batches)
         self._minibatch_tokens = int(self.mask[self._rollout_rows(rows)].sum())
         self._minibatches.append(rows)
         self.distances.append(0.0)
 
     def stops(self) -> bool:
-        """Whether the minibatch shows a policy beyond the target KL; its step is not taken."""
         self.stopped = self.distances[-1] > self.config.target_kl
         if self.stopped:
             self._minibatches.pop()
@@ -183,14 +177,10 @@ def draw_minibatches(rows: int, config: PairPpoObjective, seed: int) -> list[Row
 
 
 def sequence_advantages(scores: np.ndarray, penalties: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Half the difference of the two rewards of each pair, with opposite signs.
+    """Half the difference of the two rewards of each pair, with opposite signs, [2 n].
 
-    Args:
-        scores: [n, 2], scores of chosen and rejected.
-        penalties: KL penalty of each token of the 2 n completions, chosen before rejected.
-
-    Returns:
-        [2 n], advantages of the completions.
+    The scores of chosen and rejected are [n, 2]; the penalties are those of each token of the 2 n
+    completions, chosen before rejected.
     """
     sums = torch.stack([row.sum() for row in penalties])
     rewards = (torch.as_tensor(scores).to(sums).reshape(-1) - sums).reshape(-1, 2)

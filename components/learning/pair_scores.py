@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -42,27 +42,15 @@ class PreferenceScores:
     def select(self, models: Sequence[int]) -> PreferenceScores:
         """Scores by these models, in this order; a model may be selected twice."""
         rows = list(models)
-        return self._map(lambda scores: scores[rows])
-
-    def _map(self, choose: Callable[[Array], Array]) -> PreferenceScores:
-        return PreferenceScores(
-            choose(self.margins),
-            None if self.rewards is None else choose(self.rewards),
-            {name: choose(margins) for name, margins in self.margins_by_metric.items()},
-            swapped=None if self.swapped is None else choose(self.swapped),
-        )
+        return _combine([self], lambda arrays: arrays[0][rows])
 
     def by_assigned(self) -> tuple[list[int], PreferenceScores]:
-        """Scores of each pair by the model that its client uses.
-
-        Gives the indices of the n pairs whose client uses a model, and their scores [1, n]; a
-        ValueError if no models are assigned.
-        """
+        """Indices of the n pairs whose client uses a model, and their scores [1, n] by this model."""
         if self.assigned is None:
             raise ValueError("no client is assigned a model of its own")
         columns = [int(n) for n in np.flatnonzero(self.assigned >= 0)]
         rows = [int(self.assigned[n]) for n in columns]
-        return columns, self._map(lambda scores: scores[rows, columns][None, :])
+        return columns, _combine([self], lambda arrays: arrays[0][rows, columns][None, :])
 
     def with_assignment(self, assigned: Sequence[int]) -> PreferenceScores:
         """The same scores, with the index of the model that the client of each pair uses, [N]."""
@@ -72,25 +60,25 @@ class PreferenceScores:
 def concat(parts: Sequence[tuple[Sequence[int], PreferenceScores]]) -> PreferenceScores:
     """Concatenate the scores of disjoint sets of pairs, in the order of the pairs' indices.
 
-    The parts are the indices of n pairs, and their scores [U, n]. All have the same U, and their
-    indices together are 0 to N - 1.
+    A part has the indices of n pairs and their scores [U, n]; all indices together are 0 to N - 1.
     """
     order = np.argsort(list(chain.from_iterable(columns for columns, _ in parts)))
-    scores = [part for _, part in parts]
+    return _combine([part for _, part in parts], lambda arrays: np.concatenate(arrays, axis=1)[:, order])
 
-    def join(arrays: Sequence[Array]) -> Array:
-        return np.asarray(np.concatenate(arrays, axis=1)[:, order])
 
-    rewards = [part.rewards for part in scores if part.rewards is not None]
-    swapped = [part.swapped for part in scores if part.swapped is not None]
+def _combine(parts: Sequence[PreferenceScores], combine: Callable[[list[Array]], Array]) -> PreferenceScores:
+    def combine_present(arrays: Iterable[Array | None]) -> Array | None:
+        present = [array for array in arrays if array is not None]
+        return combine(present) if present else None
+
     return PreferenceScores(
-        join([part.margins for part in scores]),
-        join(rewards) if rewards else None,
+        combine([part.margins for part in parts]),
+        combine_present(part.rewards for part in parts),
         {
-            name: join([part.margins_by_metric[name] for part in scores])
-            for name in scores[0].margins_by_metric
+            name: combine([part.margins_by_metric[name] for part in parts])
+            for name in parts[0].margins_by_metric
         },
-        swapped=join(swapped) if swapped else None,
+        swapped=combine_present(part.swapped for part in parts),
     )
 
 
@@ -103,10 +91,8 @@ def policy_scores(
 ) -> PreferenceScores:
     """Scores of N pairs by U policies.
 
-    Args:
-        logprobs: [U, N, 2], summed log-probabilities of chosen and rejected.
-        reference: [N, 2], those under the reference.
-        explicit: [U, N], margins of a reward head.
+    They are made of summed log-probabilities of chosen and rejected, [U, N, 2], those under the
+    reference, [N, 2], and the margins of a reward head, [U, N].
     """
     completions = [resident.encode_pair(pair)[1:] for pair in pairs]
     lengths = np.array([[len(tokens) for tokens in pair] for pair in completions]).reshape(len(pairs), 2)
@@ -136,9 +122,7 @@ def pair_logprobs(
 def implicit_margins(policy: Array, reference: Array) -> Array:
     """Margins of the implicit reward, over beta, [N] (Rafailov et al. 2023, section 4).
 
-    They are log pi(chosen) / pi_ref(chosen) - log pi(rejected) / pi_ref(rejected), from summed
-    log-probabilities [N, 2] of chosen and rejected. The implicit reward is correct where they are
-    above 0.
+    They are those of log pi / pi_ref, chosen minus rejected, from summed log-probabilities [N, 2].
     """
     ratios = policy - reference
     return np.asarray(ratios[:, 0] - ratios[:, 1])

@@ -61,8 +61,7 @@ def leave_one_out(rewards: torch.Tensor, samples: int) -> torch.Tensor:
 def normalize_groups(rewards: torch.Tensor, samples: int) -> torch.Tensor:
     """Rewards [N] in standard deviations from the mean of the prompt's samples (Shao et al. 2024, 4.1.2).
 
-    The samples of a prompt, at least 2, are next to each other; their sum is 0, and equal ones give
-    0.
+    The samples of a prompt, at least 2, are next to each other; equal ones give 0.
     """
     groups = rewards.reshape(-1, samples)
     deviations = groups - groups.mean(1, keepdim=True)

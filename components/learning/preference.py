@@ -92,8 +92,7 @@ class PreferenceLoss(Loss):
     def begin_minibatch(self, micro_batches: Sequence[Rows]) -> None:
         """Compute s and the excluded pairs of several micro-batches, which depend on all margins.
 
-        The margins are computed without gradients, and with the dropout of the micro-batches that
-        follow.
+        The margins have the dropout of the micro-batches that follow.
         """
         if len(micro_batches) == 1 or (self.reward_head is None and self.exclusion is None):
             return
@@ -106,10 +105,7 @@ class PreferenceLoss(Loss):
         self._row_weights = list(torch.split(weights, [len(rows) for rows in micro_batches]))
 
     def metrics(self, trained: Trained) -> dict[str, float]:
-        """Also `dpo`, the loss of plain DPO, which the decay of learning rates follows (D.3.1).
-
-        `excluded` is the share of the pairs that were excluded, and `scale` is s afterwards.
-        """
+        """Also `dpo`, which the decay of learning rates follows (D.3.1), `excluded`, a share, and `scale`."""
         metrics = trained.metrics() | {"dpo": self.dpo_loss / self.seen}
         if self.exclusion is not None:
             metrics["excluded"] = self.excluded / self.seen

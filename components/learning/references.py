@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
+import torch
 
-if TYPE_CHECKING:
-    import torch
-
-    from components.models.logprobs import TokenRow
-    from components.models.resident import ResidentPolicy
+from components.models.logprobs import TokenRow
+from components.models.resident import ResidentPolicy
 
 Value = TypeVar("Value")
 
@@ -40,9 +37,7 @@ class ReferenceCache:
     ) -> np.ndarray:
         """Summed log-probabilities of the completions of N rows of C completions each, [N, C] float64.
 
-        Args:
-            batch_size: rows per batch.
-            used: indices of the rows that are needed, the others' values are NaN; None needs all.
+        Those of rows that are not used are NaN; None uses all.
         """
 
         def compute(batch: Sequence[TokenRow]) -> np.ndarray:
@@ -63,9 +58,17 @@ class ReferenceCache:
 
         They are C tensors for each row that is used, and an empty list for the others.
         """
+
+        def compute(batch: Sequence[TokenRow]) -> list[list[torch.Tensor]]:
+            resident.model.eval()
+            with torch.no_grad():
+                tokens = resident.tokens(batch, reference=True)
+            values = [row[mask].cpu() for row, mask in zip(tokens.logprobs, tokens.mask, strict=True)]
+            completions = len(batch[0]) - 1
+            return [values[n : n + completions] for n in range(0, len(values), completions)]
+
         logprobs: list[list[torch.Tensor]] = [[] for _ in rows]
         for batch in reference_batches(rows, batch_size, used):
-            compute = partial(_compute_tokens, resident)
             values = _get_or_compute(self._tokens, resident, [rows[n] for n in batch], compute)
             for n, row_values in zip(batch, values, strict=True):
                 if n in used:
@@ -91,25 +94,12 @@ def reference_batches(
             yield from ([n] for n in needed)
 
 
-def _compute_tokens(resident: ResidentPolicy, rows: Sequence[TokenRow]) -> list[list[torch.Tensor]]:
-    import torch
-
-    resident.model.eval()
-    with torch.no_grad():
-        tokens = resident.tokens(rows, reference=True)
-    values = [row[mask].cpu() for row, mask in zip(tokens.logprobs, tokens.mask, strict=True)]
-    completions = len(rows[0]) - 1
-    return [values[n : n + completions] for n in range(0, len(values), completions)]
-
-
 def _get_or_compute(
     cache: dict[bytes, Value],
     resident: ResidentPolicy,
     rows: Sequence[TokenRow],
     compute: Callable[[Sequence[TokenRow]], Value],
 ) -> Value:
-    import torch
-
     # Private modules compute the last norm and the head of a bf16 backbone in fp32.
     settings = (torch.get_num_threads(), resident.personal is not None)
     key = hashlib.blake2b(repr((*settings, rows)).encode(), digest_size=16).digest()

@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 from components.config import BackboneConfig, LoraConfig, Section
 from components.data.records import DataError, PairRow, Pairs, read_judges_rows
 from components.environment import disable_transformers_progress_bars
-from components.io import write_atomically
+from components.io import file_hash, read_json, write_atomically
 from components.models.adapters import to_peft_config
 from components.models.backbone import BackboneError, fetch_backbone, load_tokenizer, truncate_layers
 from components.models.lora_targets import check_targets
@@ -30,7 +30,6 @@ from components.models.rewards.base import (
     ResponseReward,
     RewardFunction,
     RewardResources,
-    Scores,
 )
 from components.models.rewards.classifier import (
     ClassifierReward,
@@ -85,7 +84,6 @@ class TrainedReward(ResponseReward):
     artifact_version: ClassVar[int | None] = TRAINED_REWARD
 
     kind: Literal["trained"] = "trained"
-    """Kind of the reward."""
     template: str = Field(
         description="Text with {prompt} and {response} that the reward reads, e.g. '{prompt}\n\n{response}'."
     )
@@ -110,25 +108,18 @@ class TrainedReward(ResponseReward):
         return [self.training.backbone]
 
     def prepare(self, resources: RewardResources, progress: Progress | None = None) -> PreparedReward:
-        """Train the reward, or find it in the cache.
-
-        The key of the cache is a hash of the section, the version of the training code, the seed
-        and the training rows.
-        """
         data = read_judges_rows(resources.prepared, "a reward of kind 'trained'")
-        table = resources.prepared / "judge.parquet"
         content = {  # what the trained weights depend on
             "reward": self.model_dump(mode="json"),
             "version": self.artifact_version,
             "seed": resources.seed,
-            "rows": hashlib.sha256(table.read_bytes()).hexdigest(),
+            "rows": file_hash(resources.prepared / "judge.parquet"),
         }
         key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
         folder = resources.cache / "rewards" / key
         if not (folder / RECORD).is_file():
             self._train_and_store(folder, content, data, resources, progress)
-        figures = json.loads((folder / RECORD).read_text(encoding="utf-8"))["figures"]
-        return PreparedReward(folder, figures)
+        return PreparedReward(folder, read_json(folder / RECORD)["figures"])
 
     def _train_and_store(
         self,
@@ -175,20 +166,15 @@ class TrainedReward(ResponseReward):
 
     def as_classifier(self, folder: Path) -> ClassifierReward:
         """The trained reward in a folder, as a section of a classifier."""
-        return ClassifierReward(
-            name=str(folder),
-            template=self.template,
-            max_length=self.max_length,
-            batch_size=self.batch_size,
-            dtype=self.dtype,
-        )
+        scoring = self.model_dump(include={"template", "max_length", "batch_size", "dtype"})
+        return ClassifierReward(name=str(folder), **scoring)
 
 
 def measure_reward(reward: RewardModel, held_out: Pairs) -> dict[str, float]:
     """Accuracy on held-out pairs, where equal scores count half, and the number of these pairs."""
     prompts = [row["prompt"] for row in held_out]
-    chosen: Scores = reward.score(prompts, [row["chosen"] for row in held_out])
-    rejected: Scores = reward.score(prompts, [row["rejected"] for row in held_out])
+    chosen = reward.score(prompts, [row["chosen"] for row in held_out])
+    rejected = reward.score(prompts, [row["rejected"] for row in held_out])
     accuracy = float(((chosen > rejected) + 0.5 * (chosen == rejected)).mean())
     return {"accuracy": accuracy, "held_out_pairs": len(held_out)}
 
@@ -341,18 +327,14 @@ def _load_classifier(backbone: BackboneConfig, shape: PretrainedConfig, seed: in
         for name, parameter in model.named_parameters():
             if name in loading["missing_keys"] and len(parameter) == shape.num_labels:
                 parameter.zero_()
-    loaded: PreTrainedModel = model
-    return loaded
+    return cast("PreTrainedModel", model)
 
 
 def _encode_pair(
     tokenizer: PreTrainedTokenizerBase, reward: TrainedReward, pair: PairRow
 ) -> tuple[list[int], list[int]]:
-    response_format = ResponseFormat(reward.template, reward.max_length)
-
-    def encode(response: str) -> list[int]:
-        text = (pair["prompt"], response_format.shorten(tokenizer, response))
-        ids: list[int] = response_format.encode(tokenizer, [text])["input_ids"][0].tolist()
-        return ids
-
-    return encode(pair["chosen"]), encode(pair["rejected"])
+    reader = ResponseFormat(reward.template, reward.max_length)
+    responses = (reader.shorten(tokenizer, pair["chosen"]), reader.shorten(tokenizer, pair["rejected"]))
+    texts = [(pair["prompt"], response) for response in responses]
+    chosen, rejected = (reader.encode(tokenizer, [text])["input_ids"][0].tolist() for text in texts)
+    return chosen, rejected

@@ -55,16 +55,8 @@ def sample_rollout(
 ) -> Rollout:
     """Sample `count` completions of each prompt with the adapter in the slot, and score them.
 
-    Args:
-        resident: the model.
-        prompts: texts.
-        rewards: the reward of each objective.
-        ppo: the temperature, and the estimator of the KL.
-        seed: the completions are a function of it.
-        count: completions of each prompt.
-
-    Raises:
-        RewardError: a reward fails, or does not give one finite score per completion.
+    The completions are a function of the seed. A reward that fails, or does not give one finite score
+    per completion, is a RewardError.
     """
     resident.model.eval()
     groups = resident.policy.generate(prompts, seed, ppo.temperature, count=count)

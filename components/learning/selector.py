@@ -16,11 +16,7 @@ from components.models.store import Adapter
 
 
 def build_labeled_comparisons(pairs: Sequence[Pair]) -> tuple[list[Comparison], np.ndarray]:
-    """Both orders of N pairs with their labels [2 N]: (x, y_w, y_l, 0) and (x, y_l, y_w, 1).
-
-    Split pairs into training and held-out ones first, so that both orders of a pair are in one
-    split.
-    """
+    """Both orders of N pairs with their labels [2 N]: (x, y_w, y_l, 0) and (x, y_l, y_w, 1)."""
     chosen_first = [Comparison(p["prompt"], p["chosen"], p["rejected"]) for p in pairs]
     rejected_first = [Comparison(p["prompt"], p["rejected"], p["chosen"]) for p in pairs]
     return [*chosen_first, *rejected_first], np.repeat([0, 1], len(pairs))
@@ -61,9 +57,8 @@ def train_selector(
 def score_pairs(selector: Selector, pairs: Sequence[Pair]) -> np.ndarray:
     """Log-odds that the chosen completions of N pairs are better, shown first and second, [2, N].
 
-    Both orders are measured even where the selector labels in one (selector.orders), because the
-    chosen completion must not have a position of its own. With orders 'both', by which a selector
-    decides on their mean, both rows are the mean. The adapter is that in the selector's slot.
+    Both orders are measured even where the selector labels in one, because the chosen completion must
+    not have a position of its own. With orders 'both' both rows are the mean.
     """
     comparisons = [Comparison(p["prompt"], p["chosen"], p["rejected"]) for p in pairs]
     margins = selector.margins_by_order(comparisons)
@@ -73,11 +68,7 @@ def score_pairs(selector: Selector, pairs: Sequence[Pair]) -> np.ndarray:
 
 
 def accuracy(margins: np.ndarray) -> float:
-    """Share of margins above 0, where a margin of 0 counts half; NaN if there are none.
-
-    A selector that always chooses one position has an accuracy of one half over the margins of both
-    orders, [2, N].
-    """
+    """Share of margins above 0, where a margin of 0 counts half; NaN if there are none."""
     if not margins.size:
         return float("nan")
     return float(np.mean((margins > 0) + 0.5 * (margins == 0)))
