@@ -8,6 +8,7 @@ What a model's config.json does not tell is left out and said; nothing is guesse
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -68,9 +69,7 @@ class Stage:
 class DiskEstimate:
     """Terms of the disk space of a run's adapters, in bytes."""
 
-    # Adapters of the server in the run's folder: every keep_every rounds, and of the last two
-    # commits.
-    server: int
+    server: int  # those of the server in the run's folder: every keep_every rounds, and of two commits
     logged: int  # those that are logged to MLflow, every keep_every rounds
     updates: int  # updates of the clients of a round
     private: int  # modules that clients keep to themselves, after their last two rounds
@@ -88,12 +87,10 @@ def training_stages(recipe: Recipe, prompts: int | None = None) -> list[Stage]:
         stages.append(alignment_stage(recipe, prompts))
     judge = recipe.evaluation.judge
     if isinstance(judge, SelectorJudgeSection):
-        step = _selector_step(judge.selector, judge.micro_batch_size or judge.batch_size)
-        selector = judge.selector
-        passes = judge.steps * judge.optimizer.accumulation * _parts(judge.batch_size, step.rows)
-        stages.append(
-            Stage("judge", selector.backbone, selector.lora, step, judge.optimizer.name, passes=passes)
-        )
+        section, optimizer = judge.selector, judge.optimizer
+        step = _selector_step(section, judge.micro_batch_size or judge.batch_size)
+        passes = judge.steps * optimizer.accumulation * _parts(judge.batch_size, step.rows)
+        stages.append(Stage("judge", section.backbone, section.lora, step, optimizer.name, passes=passes))
     return stages
 
 
@@ -102,34 +99,21 @@ def rounds_stage(recipe: Recipe) -> Stage:
     config = recipe.federation
     method = method_of(config)
     section = method.trained_section(recipe)
-    optimizer = config.optimizer.name
+    others: tuple[BackboneConfig, ...] = ()
     if isinstance(section, SelectorConfig):
         step = _selector_step(section, config.micro_batch_size or config.batch_size)
-        passes = _client_passes(recipe, step)
-        return Stage("rounds", section.backbone, section.lora, step, optimizer, passes=passes)
-    objective = method.local_objective
-    rewards = recipe.rewards.values()
-    scored = isinstance(objective, MultiObjective)
-    step = _policy_step(recipe, objective)
-    return Stage(
-        "rounds",
-        section.backbone,
-        section.lora,
-        step,
-        optimizer,
-        method.personal_modules if isinstance(method, PersonalizedMethod) else None,
-        tuple(backbone for reward in rewards for backbone in reward.required_backbones()) if scored else (),
-        None if step.entropies else _client_passes(recipe, step),
-    )
-
-
-def _client_passes(recipe: Recipe, step: StepShape) -> int | None:
-    """Passes of all clients in all rounds; None if their number depends on the clients' pairs."""
-    config = recipe.federation
-    if config.local_epochs is not None:
-        return None
-    gradients = method_of(config).gradient_evaluations(config, 0)
-    return config.rounds * config.clients_per_round * gradients * _parts(config.batch_size, step.rows)
+    else:
+        step = _policy_step(recipe, method.local_objective)
+        if isinstance(method.local_objective, MultiObjective):
+            rewards = [reward.required_backbones() for reward in recipe.rewards.values()]
+            others = tuple(chain.from_iterable(rewards))
+    passes = None
+    if config.local_epochs is None and not step.entropies:  # both depend on the pairs or the samples
+        gradients = config.rounds * config.clients_per_round * method.gradient_evaluations(config, 0)
+        passes = gradients * _parts(config.batch_size, step.rows)
+    modules = method.personal_modules if isinstance(method, PersonalizedMethod) else None
+    optimizer = config.optimizer.name
+    return Stage("rounds", section.backbone, section.lora, step, optimizer, modules, others, passes)
 
 
 def _parts(batch: int, rows: int) -> int:
@@ -137,12 +121,8 @@ def _parts(batch: int, rows: int) -> int:
 
 
 def _selector_step(section: SelectorConfig, rows: int) -> StepShape:
-    return StepShape(
-        rows,
-        section.max_length,
-        one_position=True,
-        checkpointing=section.backbone.gradient_checkpointing,
-    )
+    checkpointing = section.backbone.gradient_checkpointing
+    return StepShape(rows, section.max_length, one_position=True, checkpointing=checkpointing)
 
 
 def _policy_step(recipe: Recipe, objective: LocalObjective) -> StepShape:
@@ -209,11 +189,7 @@ class Shapes:
 
 
 def estimate_memory(stage: Stage, shapes: Shapes, cuda: bool) -> MemoryEstimate:
-    """Peak memory of a step of a stage.
-
-    Raises:
-        UserError: the shape of a model is not known; in one line.
-    """
+    """Peak memory of a step of a stage; a UserError of one line if the shape of a model is not known."""
     shape = shapes.read(stage.backbone)
     personal = 0 if stage.modules is None else personal_values(shape, stage.modules)
     resident = sum(shapes.read(other).weight_bytes(Precision.of(other, cuda)) for other in stage.others)
@@ -230,11 +206,7 @@ def personal_values(shape: ModelShape, modules: PersonalModules) -> int:
 
 
 def estimate_disk(recipe: Recipe, shapes: Shapes) -> DiskEstimate:
-    """Disk space of the adapters of a run.
-
-    Raises:
-        UserError: the shape of the trained model is not known; in one line.
-    """
+    """Disk space of the adapters of a run; a UserError as of estimate_memory."""
     config = recipe.federation
     stage = rounds_stage(recipe)
     shape = shapes.read(stage.backbone)
@@ -268,17 +240,17 @@ def estimate_costs(recipe: Recipe, shapes: Shapes) -> Costs:
     """The estimates of a recipe; what is not known is a problem."""
     cuda = on_cuda(recipe)
     memory: list[tuple[Stage, MemoryEstimate]] = []
-    problems: dict[str, list[str]] = {}
+    disk = None
+    problems: dict[str, list[str]] = defaultdict(list)
     for stage in training_stages(recipe):
         try:
             memory.append((stage, estimate_memory(stage, shapes, cuda)))
         except UserError as error:
-            problems.setdefault(str(error), []).append(stage.name)
-    disk = None
+            problems[str(error)].append(stage.name)
     try:
         disk = estimate_disk(recipe, shapes)
     except UserError as error:
-        problems.setdefault(str(error), []).append("disk of the rounds")
+        problems[str(error)].append("disk of the rounds")
     return Costs("one GPU" if cuda else "the CPU", memory, disk, problems)
 
 
@@ -288,8 +260,7 @@ class TrainingTime:
 
     device: str  # such as 'cpu' or 'cuda:0'
     rate: float  # its floating-point operations per second, as measured
-    # By stage; stages are left out whose model or number of passes is not known, and all of them on
-    # a machine without the recipe's devices.
+    # By stage whose model and number of passes are known; empty without the recipe's devices.
     seconds: dict[str, float]
 
 
@@ -303,15 +274,16 @@ def training_time(recipe: Recipe, prompts: int | None) -> TrainingTime:
     for stage in training_stages(recipe, prompts):
         if stage.passes is not None:
             with contextlib.suppress(UserError):  # the model is among the problems of estimate_costs
-                flops[stage.name] = stage.passes * step_flops(
-                    shapes.read(stage.backbone), stage.lora, stage.step
-                )
-    try:
-        device = choose_devices(recipe.runtime.devices)[0] if flops else ""
-    except BackboneError:
-        device = ""
-    rate = flops_per_second(device) if device else 1.0
-    return TrainingTime(device, rate, {name: one / rate for name, one in flops.items()} if device else {})
+                shape = shapes.read(stage.backbone)
+                flops[stage.name] = stage.passes * step_flops(shape, stage.lora, stage.step)
+    device = ""
+    if flops:
+        with contextlib.suppress(BackboneError):
+            device = choose_devices(recipe.runtime.devices)[0]
+    if not device:
+        return TrainingTime("", 1.0, {})
+    rate = flops_per_second(device)
+    return TrainingTime(device, rate, {name: one / rate for name, one in flops.items()})
 
 
 def describe_time(time: TrainingTime) -> str:
@@ -360,14 +332,9 @@ def _cost_lines(costs: Costs) -> list[str]:
     if costs.memory:
         other = "" if costs.place == "the CPU" else "; with runtime.devices=[cpu] for the CPU"
         lines.append(f"peak memory of a training step (GB), estimated for {costs.place}{other}")
-        lines += _align(
-            [
-                ("stage", "rows x tokens", *TERMS),
-                *(_memory_row(stage, memory) for stage, memory in costs.memory),
-            ]
-        )
+        lines += _align([COLUMNS, *(_memory_row(stage, memory) for stage, memory in costs.memory)])
     if costs.disk is not None:
-        lines += _disk_lines(costs.disk)
+        lines.append(_disk_line(costs.disk))
     return lines
 
 
@@ -376,7 +343,7 @@ def _memory_row(stage: Stage, estimate: MemoryEstimate) -> list[str]:
     return [f"{stage.name} ({stage.backbone.name})", f"{stage.step.rows} x {stage.step.tokens:,}", *terms]
 
 
-def _disk_lines(estimate: DiskEstimate) -> list[str]:
+def _disk_line(estimate: DiskEstimate) -> str:
     parts = [
         f"the server's adapters {_gigabytes(estimate.server)}",
         f"logged to MLflow {_gigabytes(estimate.logged)}",
@@ -384,7 +351,7 @@ def _disk_lines(estimate: DiskEstimate) -> list[str]:
     ]
     if estimate.private:
         parts.append(f"private modules {_gigabytes(estimate.private)}")
-    return [f"estimated disk of the rounds (GB): {_gigabytes(estimate.total)} ({', '.join(parts)})"]
+    return f"estimated disk of the rounds (GB): {_gigabytes(estimate.total)} ({', '.join(parts)})"
 
 
 def _gigabytes(size: int) -> str:

@@ -16,10 +16,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TypedDict, cast
 
 import numpy as np
+import peft
 import torch
+from peft import PeftModel
+from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 from components.alignment.kl import as_dpo_reference, kl_to_reference
 from components.concurrency import concurrent_parts, run_concurrently
@@ -53,10 +56,6 @@ from components.models.logprobs import TokenRow, completion_logprobs
 from components.models.peft_folder import check_adapter_fits, check_adapter_folder
 from components.models.policy import Policy
 from components.seeding import derive, generator
-
-if TYPE_CHECKING:
-    from peft import PeftModel
-    from transformers import PreTrainedModel
 
 Progress = Callable[[int, int, Mapping[str, float]], None]
 """Called with (step, number of steps, metrics of the step) after each optimizer step."""
@@ -119,17 +118,9 @@ def align_policy(
 
     Args:
         policy: an open policy without an adapter; it has the trained one afterwards.
-        config: hyperparameters and the reference.
-        pairs: labeled pairs.
         folder: receives epoch-1/, epoch-2/, ..., step-N/, ... and final/, all of them PEFT folders.
         kl_prompts: prompts on which the KL to the reference is estimated after the training.
         seed: determines a new adapter's initial values, the order of the pairs, and dropout.
-        progress: called after each optimizer step.
-
-    Raises:
-        AlignmentError: there are no pairs, or a loss is not finite.
-        AdapterError: the reference adapter cannot be used.
-        BackboneError: the backbone computes its logits in a way that `check_lm_head` does not know.
     """
     if not pairs:
         raise AlignmentError(
@@ -161,12 +152,9 @@ def align_policy(
     def finish_step(trained: StepFigures) -> bool:
         """Record a step, and save its checkpoints; whether the training ends here."""
         number, step = trained.step + 1, steps[trained.step]
-        entry = dict(zip(FIGURES, loss.figures[step.rows].mean(0).tolist(), strict=True)) | {
-            "grad_norm": trained.gradient_norm,
-            "learning_rate": trained.learning_rate,
-            "step": number,
-            "epoch": step.epochs_done,
-        }
+        entry = dict(zip(FIGURES, loss.figures[step.rows].mean(0).tolist(), strict=True))
+        entry |= {"grad_norm": trained.gradient_norm, "learning_rate": trained.learning_rate}
+        entry |= {"step": number, "epoch": step.epochs_done}
         history.append(entry)
         for name in step.checkpoints:
             checkpoints[save_adapter(model, policy.config, config, folder / name)] = number
@@ -179,17 +167,18 @@ def align_policy(
         return kl > config.max_kl
 
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = build_optimizer(parameters, config)
+    schedule = OptimizerConfig(lr=config.lr, scheduler=config.lr_scheduler, clip=config.max_grad_norm)
     training = Training(
         len(steps),
         config.batch_size,
-        OptimizerConfig(lr=config.lr, scheduler=config.lr_scheduler, clip=config.max_grad_norm),
+        schedule,
         derive(seed, "dropout", 0),
         config.micro_batch_size,
         progress=finish_step,
     )
+    batches = [step.rows for step in steps]
     try:
-        train(model, parameters, [step.rows for step in steps], loss, training, optimizer=optimizer)
+        train(model, parameters, batches, loss, training, optimizer=build_optimizer(parameters, config))
     except TrainingError:
         raise AlignmentError("the DPO loss became NaN or infinite: lower alignment.dpo.lr.") from None
     metrics = {"pairs": float(len(pairs)), "steps": float(len(history))}
@@ -197,12 +186,8 @@ def align_policy(
         metrics["epochs"] = history[-1]["epoch"]
     metrics |= measure_kl()
     policy.model = model
-    return DpoResult(
-        adapter=save_adapter(model, policy.config, config, folder / "final"),
-        checkpoints=checkpoints,
-        history=history,
-        metrics=metrics,
-    )
+    adapter = save_adapter(model, policy.config, config, folder / "final")
+    return DpoResult(adapter, checkpoints, history, metrics)
 
 
 class TokenDpoLoss(Loss):
@@ -221,7 +206,6 @@ class TokenDpoLoss(Loss):
             self.reference = self._compute_logprobs(2 * config.micro_batch_size)  # [N, 2]
 
     def _compute_logprobs(self, batch_size: int) -> torch.Tensor:
-        """Log-probabilities of all pairs, in batches of similar length."""
         order = sorted(range(len(self.rows)), key=lambda n: (_width(self.rows[n]), n))
         values = torch.zeros(len(self.rows), 2, device=self.policy.device)
         self.model.eval()
@@ -258,8 +242,6 @@ class TokenDpoLoss(Loss):
 
 def build_optimizer(parameters: Parameters, config: DpoConfig) -> torch.optim.Optimizer:
     """The optimizer that transformers' Trainer, and TRL's with it, has by this name."""
-    from transformers import Trainer, TrainingArguments
-
     on_cpu = parameters[0].device.type == "cpu"
     arguments = TrainingArguments(
         optim=config.optimizer, learning_rate=config.lr, report_to="none", use_cpu=on_cpu
@@ -293,14 +275,7 @@ def _width(row: TokenRow) -> int:
 
 
 def prepare_model(policy: Policy, config: DpoConfig, seed: int) -> PeftModel:
-    """The model that is trained: with a new adapter, or with one that is trained further.
-
-    Raises:
-        AdapterError: the reference adapter cannot be used.
-        BackboneError: the layers of the policy cannot be checkpointed.
-    """
-    from peft import PeftModel
-
+    """The model that is trained: with a new adapter, or with one that is trained further."""
     backbone = policy.config.backbone
     base = cast("PreTrainedModel", policy.model)
     if config.reference != "base":

@@ -130,14 +130,12 @@ def choose_ranked_pairs(pairs: Sequence[LabeledPair], count: int) -> list[Labele
 
 def label_shares(pairs: Sequence[LabeledPair]) -> dict[str, float]:
     """Shares of labeled pairs, fields of LabellingResult, that show a bias; NaN without pairs."""
-    longer = [len(pair["chosen_ids"]) > len(pair["rejected_ids"]) for pair in pairs]
-    chosen_finished = _share([pair["chosen_finished"] for pair in pairs])
+    count = len(pairs) or float("nan")
+    longer = sum(len(pair["chosen_ids"]) > len(pair["rejected_ids"]) for pair in pairs)
+    chosen_finished = sum(pair["chosen_finished"] for pair in pairs) / count
+    rejected_finished = sum(pair["rejected_finished"] for pair in pairs) / count
     return {
-        "label_1_share": _share([pair["label"] == 1 for pair in pairs]),
-        "chosen_longer_share": _share(longer),
-        "chosen_finished_more": chosen_finished - _share([pair["rejected_finished"] for pair in pairs]),
+        "label_1_share": sum(pair["label"] for pair in pairs) / count,
+        "chosen_longer_share": longer / count,
+        "chosen_finished_more": chosen_finished - rejected_finished,
     }
-
-
-def _share(values: Sequence[bool]) -> float:
-    return sum(values) / len(values) if values else float("nan")

@@ -16,7 +16,7 @@ from components.data.templates import load as load_template
 from components.data.trees import Tree, append_trees, read_trees, thought_template
 from components.versions import THOUGHT_TREES
 
-PACE_OPTIONS = frozenset({"base_url", "api_key_env", "timeout", "retries", "backoff", "concurrency"})
+PACE_OPTIONS = {"base_url", "api_key_env", "timeout", "retries", "backoff", "concurrency"}
 """Options of an evaluator that do not change a tree: address and pace of its endpoint."""
 
 
@@ -33,14 +33,10 @@ def settings_key(
     Not hashed are the number of questions at a time, an endpoint's address and pace, and the LoRA
     of the policy that writes the thoughts.
     """
-    evaluator = {
-        name: value
-        for name, value in config.evaluator.model_dump(mode="json").items()
-        if name not in PACE_OPTIONS
-    }
     content = {
-        "config": config.model_dump(mode="json", exclude={"questions", "question_batch_size"})
-        | {"evaluator": evaluator},
+        "config": config.model_dump(
+            mode="json", exclude={"questions": True, "question_batch_size": True, "evaluator": PACE_OPTIONS}
+        ),
         "writer": policy.model_dump(mode="json", exclude={"lora"}),
         "templates": ["\x1f".join(template.pieces) for template in templates],
         "seed": seed,
@@ -65,9 +61,7 @@ def grow_missing_trees(
 
     Args:
         questions: of any sets, with distinct names (set/id).
-        load_models: called only if a tree is missing.
         settings: by question set.
-        batch_size: questions whose trees are grown together.
         progress: called with (number of trees in the file, number of questions) after each batch.
     """
     trees: dict[tuple[str, str, str], Tree] = {}

@@ -6,7 +6,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice, repeat
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
+
+from transformers import PreTrainedTokenizerBase
 
 from components.alignment.thoughts.models import TreeModels
 from components.alignment.thoughts.requests import Request
@@ -16,9 +18,6 @@ from components.data.questions import Question, render
 from components.data.templates import Template
 from components.data.trees import Node, Tree, best_path, numbered
 from components.seeding import derive
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 T = TypeVar("T")
 
@@ -67,7 +66,6 @@ class GrowingTree:
         return not self.frontier or self.depth == self.settings.config.depth
 
     def thought_requests(self) -> list[Request]:
-        """Requests for `children` thoughts after each prefix of the frontier."""
         question = render(self.question)
         seed = derive(self.settings.seed, "thoughts", self.name, self.depth + 1)
         requests = []
@@ -78,7 +76,6 @@ class GrowingTree:
         return requests
 
     def score_requests(self, thoughts: Sequence[str]) -> list[Request]:
-        """A request for the score of each of the next level's thoughts."""
         question = render(self.question)
         seed = derive(self.settings.seed, "scores", self.name, self.depth + 1)
         template = self.settings.templates.value

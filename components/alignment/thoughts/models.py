@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from components.alignment.thoughts.requests import Request, sample_keys
 from components.alignment.thoughts.scores import Score, ThoughtsError, score_with_retries
@@ -19,25 +20,11 @@ from components.models.generation import GenerationSettings, generate_completion
 from components.models.policy import Policy
 
 
-class Writer(Protocol):
-    """Proposes thoughts."""
-
-    def write(self, requests: Sequence[Request]) -> list[str]:
-        """Write a text for each request; its first line is the thought."""
-
-
-class Evaluator(Protocol):
-    """Scores thoughts."""
-
-    def score(self, requests: Sequence[Request]) -> list[Score]:
-        """Score the thought of each request."""
-
-
 @dataclass(frozen=True)
 class TreeModels:
     """The models that grow trees."""
 
-    writer: Writer
+    writer: PolicyWriter
     evaluator: Evaluator
 
 
@@ -49,6 +36,7 @@ class PolicyWriter:
         self.policy = Policy(config, device)
 
     def write(self, requests: Sequence[Request]) -> list[str]:
+        """Write a text for each request; its first line is the thought."""
         completions = self.policy.generate(
             [request.prompt for request in requests],
             sample_keys(requests),
@@ -80,6 +68,7 @@ class ModelEvaluator:
             self._numbers = number_tokens(self.policy)
 
     def score(self, requests: Sequence[Request]) -> list[Score]:
+        """Score the thought of each request."""
         if self.options.read == "expected":
             return [Score(score, 1) for score in self._expected_scores(requests)]
         return score_with_retries(self._write, requests, self.options.retries_unread)
@@ -89,13 +78,8 @@ class ModelEvaluator:
         settings = GenerationSettings(
             self.options.batch_size, self.options.max_new_tokens, temperature=1.0 if attempt else 0.0
         )
-        completions = generate_completions(
-            self.policy.model,
-            self.policy.tokenizer,
-            encoded,
-            settings,
-            sample_keys(requests, "attempt", attempt),
-        )
+        keys = sample_keys(requests, "attempt", attempt)
+        completions = generate_completions(self.policy.model, self.policy.tokenizer, encoded, settings, keys)
         replies = []
         for (completion,) in completions:
             ids = list(completion.ids[:-1] if completion.finished else completion.ids)
@@ -148,25 +132,17 @@ class ModelEvaluator:
         mask is needed. The head is computed only at positions that are read in one of the rows.
         """
         pad = cast("int", self.policy.tokenizer.pad_token_id)
-        ids = torch.full((len(rows), max(map(len, rows))), pad)
-        for n, row in enumerate(rows):
-            ids[n, : len(row)] = torch.as_tensor(row)
+        ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=pad)
         positions = sorted({len(row) - back for row in rows for back in range(1, count + 1)})
-        columns = {position: column for column, position in enumerate(positions)}
         device = self.policy.model.device
+        kept = torch.tensor(positions, device=device)
         with torch.inference_mode():
-            output: Any = self.policy.model(
-                input_ids=ids.to(device),
-                use_cache=False,
-                logits_to_keep=torch.tensor(positions, device=device),
-            )
-            return [
-                [
-                    output.logits[n, columns[len(row) - back]].double().softmax(-1)
-                    for back in range(count, 0, -1)
-                ]
-                for n, row in enumerate(rows)
-            ]
+            output: Any = self.policy.model(input_ids=ids.to(device), use_cache=False, logits_to_keep=kept)
+            probabilities = []
+            for row, logits in zip(rows, output.logits, strict=True):
+                columns = [positions.index(len(row) - back) for back in range(count, 0, -1)]
+                probabilities.append([logits[column].double().softmax(-1) for column in columns])
+        return probabilities
 
 
 def number_tokens(policy: Policy) -> list[list[int]]:
@@ -197,6 +173,7 @@ class EndpointEvaluator:
         )
 
     def score(self, requests: Sequence[Request]) -> list[Score]:
+        """Score the thought of each request."""
         return score_with_retries(self._write, requests, self.options.retries_unread)
 
     def _write(self, requests: Sequence[Request], attempt: int) -> list[Reply]:
@@ -204,11 +181,11 @@ class EndpointEvaluator:
         return self._chat.generate(prompts, temperature=1.0 if attempt else 0.0)
 
 
+Evaluator = ModelEvaluator | EndpointEvaluator
+
+
 def build_models(policy: PolicyConfig, config: ThoughtsConfig, device: str) -> TreeModels:
     """Build the writer, and the evaluator that the options name."""
-    evaluator: Evaluator = (
-        EndpointEvaluator(config.evaluator)
-        if config.evaluator.base_url
-        else ModelEvaluator(config.evaluator, device)
-    )
+    options = config.evaluator
+    evaluator: Evaluator = EndpointEvaluator(options) if options.base_url else ModelEvaluator(options, device)
     return TreeModels(PolicyWriter(policy, config, device), evaluator)

@@ -61,7 +61,6 @@ def parse_score(text: str, finished: bool = True) -> int | None:
     are numbers elsewhere, with a sign, with decimals or on another scale; ranges, and lines with a
     second, different number ("7 or 8", "8-9"); numbers of a list ("2. Next, ..."); and words.
 
-    The time is proportional to the length of the text, and no text raises an error.
     """
     answer = text[text.rfind(_THINK_END) + len(_THINK_END) :] if _THINK_END in text else text
     answer = _MARKUP.sub(" ", answer)
