@@ -40,10 +40,7 @@ class ExpectedSectionError(ValueError):
 def _readable(text: str) -> str:
     if text.isprintable():
         return text
-    return "".join(
-        code_point(character) if is_hidden(character) and character != "\n" else character
-        for character in text
-    )
+    return "".join(code_point(one) if is_hidden(one) and one != "\n" else one for one in text)
 
 
 def _within_line(line: str) -> str:

@@ -24,11 +24,7 @@ MAX_PATH = 4095
 
 
 def check_path(path: str) -> str:
-    """Refuse a text that cannot be the path of a file.
-
-    Raises:
-        ValueError: with the rest of a sentence that begins with what the path is of.
-    """
+    """Refuse a text that cannot be the path of a file; the ValueError is the rest of a sentence."""
     encoded = path.encode("utf-8", errors="replace")
     longest = max(map(len, encoded.split(b"/")))
     if len(encoded) > MAX_PATH or longest > MAX_PART or b"\0" in encoded:
@@ -62,10 +58,9 @@ class RecipeFile:
                 return cls(check_path(value))
             except ValueError as error:
                 raise PydanticCustomError("path", str(error)) from None
-        if isinstance(value, Mapping) and set(value) == {"name", cls.content_key}:
-            values = dict(value)
-            if all(isinstance(part, str) for part in values.values()):
-                return cls(**values)
+        is_file = isinstance(value, Mapping) and set(value) == {"name", cls.content_key}
+        if is_file and all(isinstance(part, str) for part in value.values()):
+            return cls(**value)
         raise PydanticCustomError("string_type", "Input should be the name of a file")
 
     def dump(self) -> str | dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,13 +93,11 @@ for _tag, _pattern, _first in (
 class _SafeDumper(yaml.SafeDumper):
     """Safe YAML in which text of several lines, such as a template, is written as such."""
 
-
-def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = "|" if "\n" in text else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        return self.represent_scalar(f"{TAG}str", data, style="|" if "\n" in data else None)
 
 
-_SafeDumper.add_representer(str, _represent_text)
+_SafeDumper.add_representer(str, _SafeDumper.represent_str)
 _SafeDumper.add_implicit_resolver(  # so that a text such as 7e5, which is a number of YAML 1.2, is quoted
     TAG + "float", re.compile(r"^[-+]?(\.\d+|\d+\.?\d*)[eE][-+]?\d+$"), list("-+.0123456789")
 )
@@ -112,11 +111,7 @@ def dump_yaml(content: Any) -> str:
 def read_yaml(path: Path, content: str) -> dict[str, Any]:
     """The mapping in a YAML file, with every alias as a value of its own.
 
-    Args:
-        content: what the file holds, for messages, e.g. 'a recipe is a mapping of sections'.
-
-    Raises:
-        RecipeError: the file is no valid YAML, or holds no mapping.
+    The content is what the file holds, for the messages of a RecipeError, e.g. 'a recipe is a mapping'.
     """
     size = path.stat().st_size
     if size > MAX_BYTES:
@@ -182,15 +177,13 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
+_json = partial(json.dumps, ensure_ascii=False)
+
+
 def annotated_yaml(
     tree: Mapping[str, Any], origins: Mapping[str, str], prefix: str = "", indent: str = ""
 ) -> str:
-    """YAML of a tree, in which a comment says where each value comes from.
-
-    Args:
-        origins: what each comment says, by dotted key; other values are defaults.
-        prefix: dotted key of the tree, with a dot at its end.
-    """
+    """YAML of a tree, in which a comment says where each value comes from, by the origins of dotted keys."""
     lines = []
     for key, value in tree.items():
         shown = key if re.fullmatch(r"[a-z]\w*", key) and key not in ("true", "false", "null") else _json(key)
@@ -203,10 +196,6 @@ def annotated_yaml(
     return "\n".join(lines)
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
 def origin_of(key: str, origins: Mapping[str, str]) -> str | None:
     """Where a value comes from: the origin of its key, of the section it is in, or of all that is in it."""
     parts = re.split(r"[.\[]", key)
@@ -217,11 +206,7 @@ def origin_of(key: str, origins: Mapping[str, str]) -> str | None:
 
 
 def apply_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> None:
-    """Set the values of 'key.path=value' overrides in a tree, creating sections as needed.
-
-    Raises:
-        RecipeError: an override is malformed, or its path leads through a value that is no section.
-    """
+    """Set the values of 'key.path=value' overrides in a tree, creating sections as needed."""
     for override in overrides:
         _apply(tree, override)
 
@@ -238,11 +223,9 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     *sections, last = key.split(".")
     node = tree
     for depth, section in enumerate(sections):
-        child = node.setdefault(section, {})
-        if child is None:
-            child = node[section] = {}
-        if isinstance(child, str):  # the name of a kind, which stands for a section with its defaults
-            child = node[section] = {"kind": child}
+        child = node.get(section)
+        if child is None or isinstance(child, str):  # the name of a kind stands for its section
+            child = node[section] = {} if child is None else {"kind": child}
         if not isinstance(child, dict):
             path = ".".join(sections[: depth + 1])
             raise RecipeError(

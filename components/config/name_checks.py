@@ -30,8 +30,7 @@ def code_point(character: str) -> str:
 def check_visible(text: str) -> str:
     """Refuse a text that looks like another one because of characters that nobody sees; it may have lines.
 
-    Raises:
-        ValueError: with the rest of a sentence that begins with what the text is.
+    The ValueError has the rest of a sentence that begins with what the text is.
     """
     for position, character in enumerate(text):
         if not is_hidden(character) or character in "\n\t" or _is_spelling(text, position):

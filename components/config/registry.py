@@ -10,11 +10,11 @@ a method has its server half, a source loads its pairs. A built-in name cannot b
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Mapping
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
+from pkgutil import resolve_name
 from typing import Any, Generic, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ValidationInfo
@@ -47,33 +47,18 @@ class Registry(Generic[T]):
         return name in self.builtin or name in self._entry_points
 
     def load(self, name: str, key: str | None = None) -> T:
-        """The implementation of a name.
+        """The implementation of a name; a RecipeError if it is not known, or cannot be used.
 
-        Args:
-            key: the recipe's key, where it is not the registry's own.
-
-        Raises:
-            RecipeError: the name is not known, a package's entry point cannot be imported, or what it names
-                does not derive from the base.
+        The key is the recipe's, where it is not the registry's own.
         """
+        key = key or self.key
         if name in self.builtin:
-            implementation: T = _attribute(self.builtin[name])
+            implementation: T = resolve_name(self.builtin[name])
         elif name in self._entry_points:
-            implementation = self._load_entry_point(self._entry_points[name], key or self.key)
+            implementation = _load_entry_point(self._entry_points[name], key)
         else:
-            raise RecipeError(unknown_name(key or self.key, name, self.names()))
-        self._check_base(implementation, name, key or self.key)
-        return implementation
-
-    def _load_entry_point(self, entry: EntryPoint, key: str) -> T:
-        try:
-            implementation: T = entry.load()
-        except (ImportError, AttributeError) as error:
-            package = entry.dist.name if entry.dist is not None else entry.value
-            raise RecipeError(
-                f"{key} '{entry.name}' of the package {package} cannot be imported ({error}):"
-                " repair the package, or uninstall it"
-            ) from error
+            raise RecipeError(unknown_name(key, name, self.names()))
+        self._check_base(implementation, name, key)
         return implementation
 
     def _check_base(self, implementation: T, name: str, key: str) -> None:
@@ -83,16 +68,22 @@ class Registry(Generic[T]):
         if inspect.isabstract(implementation):
             missing = ", ".join(sorted(getattr(implementation, "__abstractmethods__", ())))
             raise RecipeError(f"{key} '{name}' registers {registered}, which does not define {missing}")
-        if not isinstance(implementation, type) or not issubclass(implementation, _attribute(self.base)):
+        if not isinstance(implementation, type) or not issubclass(implementation, resolve_name(self.base)):
             raise RecipeError(
                 f"{key} '{name}' registers {registered}, which is no {self.base.replace(':', '.')}: derive it"
                 " from that class"
             )
 
 
-def _attribute(path: str) -> Any:
-    module, _, attribute = path.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+def _load_entry_point(entry: EntryPoint, key: str) -> Any:
+    try:
+        return entry.load()
+    except (ImportError, AttributeError) as error:
+        package = entry.dist.name if entry.dist is not None else entry.value
+        raise RecipeError(
+            f"{key} '{entry.name}' of the package {package} cannot be imported ({error}):"
+            " repair the package, or uninstall it"
+        ) from error
 
 
 def registered_name(registry: Registry[Any], key: str) -> AfterValidator:
@@ -109,11 +100,9 @@ def registered_name(registry: Registry[Any], key: str) -> AfterValidator:
 def registered_options(
     registry: Registry[type[Any]], defaults: type[BaseModel], name_key: str
 ) -> BeforeValidator:
-    """A validator for a field that holds the options of what an earlier field names.
+    """A validator for a field that holds the options of what an earlier field, `name_key`, names.
 
-    Args:
-        defaults: an instance of this very class stands for the defaults of the registered options.
-        name_key: the field of the name, which is also what messages call it.
+    An instance of the very class `defaults` stands for the defaults of the registered options.
     """
 
     def validate(values: Any, info: ValidationInfo) -> Any:

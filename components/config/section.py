@@ -55,10 +55,8 @@ class NestedSectionError(ValueError):
 def validate_nested(model: type[S], values: Any, owner: str = "") -> S:
     """Validate a nested section inside a validator of the outer one.
 
-    Args:
-        values: a mapping, or a section that was validated before.
-        owner: whose options they are, such as a method; several that it does not have are left over from
-            another one.
+    The owner, such as a method, is whose options they are; several that it does not have are left over
+    from another one.
     """
     if isinstance(values, model):
         return values
@@ -79,14 +77,11 @@ def validate_nested(model: type[S], values: Any, owner: str = "") -> S:
 
 
 def check_section(model: type[S], values: Mapping[str, Any], where: str, prefix: str = "") -> S:
-    """Validate values by a pydantic model.
+    """Validate values by a pydantic model; a RecipeError has one line for each error.
 
     Args:
         where: the file or command that the values come from.
         prefix: dotted key of the section, empty for a whole recipe.
-
-    Raises:
-        RecipeError: one line for each error.
     """
     try:
         return model.model_validate(dict(values))
@@ -145,12 +140,10 @@ def _sentence(model: type[BaseModel], values: Any, error: Mapping[str, Any], pre
         sentence = reason if "." in first_word else reason[:1].upper() + reason[1:]
         return _end_sentence(f"section '{prefix}': {reason}" if prefix else sentence)
     if error["type"] == "literal_error":
-        reason = "not an allowed value"
-        allowed = f" (expected {error['ctx']['expected']})"
+        reason = f"not an allowed value (expected {error['ctx']['expected']})"
     else:
         reason = reason[:1].lower() + reason[1:]
-        allowed = ""
-    return _end_sentence(f"key '{key}'{_shown_value(values, location, error)}: {reason}{allowed}")
+    return _end_sentence(f"key '{key}'{_shown_value(values, location, error)}: {reason}")
 
 
 def _end_sentence(text: str) -> str:
@@ -159,10 +152,8 @@ def _end_sentence(text: str) -> str:
 
 def _reason(error: Mapping[str, Any]) -> str:
     if error["type"] == "value_error" and "error" in error.get("ctx", {}):
-        reason = str(error["ctx"]["error"])
-    else:
-        reason = str(error["msg"]).removeprefix("Value error, ")
-    return reason.removesuffix(".")
+        return str(error["ctx"]["error"]).removesuffix(".")
+    return str(error["msg"]).removeprefix("Value error, ").removesuffix(".")
 
 
 def _shown_value(values: Any, location: Location, error: Mapping[str, Any]) -> str:
@@ -186,11 +177,9 @@ def _unknown_key(model: type[BaseModel], location: Location, names: Location, pr
     *section, last = names
     fields = _fields_at(model, location[:-1])
     nearest = "." if last in fields else _nearest_key(model, str(last), section, fields, prefix)
-    glued = (
-        ""
-        if last == str(location[-1])
-        else " with more in the same word (between a key and its value stand a colon and a space)"
-    )
+    glued = ""
+    if last != str(location[-1]):
+        glued = " with more in the same word (between a key and its value stand a colon and a space)"
     allowed = f"Keys allowed here: {', '.join(fields)}." if fields else "No keys are allowed here."
     return f"unknown key '{_dotted(prefix, names)}'{glued}{nearest} {allowed}"
 
@@ -213,9 +202,7 @@ def _fields_at(model: type[BaseModel], location: Location) -> list[str]:
         if part not in model.model_fields:
             return []
         annotation = model.model_fields[part].annotation
-        inner = section_model(annotation) or next(
-            filter(None, map(section_model, get_args(annotation))), None
-        )
+        inner = next(filter(None, map(section_model, (annotation, *get_args(annotation)))), None)
         if inner is None:
             return []
         model = inner
