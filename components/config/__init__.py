@@ -4,58 +4,34 @@ Sections are checked strictly: unknown keys, wrong types and impossible values a
 sentence each. Hyper-parameters are nowhere else. `components.recipes.load_recipe` reads a recipe.
 """
 
-from components.config.data import DataConfig, PromptsConfig
-from components.config.errors import RecipeError, UserError, unknown_name
-from components.config.evaluation import AlpacaEvalConfig
-from components.config.federation import FederationConfig
-from components.config.files import InputFile, NamedModel, NameOrFolder, TemplateFile
-from components.config.models import BackboneConfig, LoraConfig, PolicyConfig, SelectorConfig
-from components.config.modules import PersonalModules
-from components.config.objectives import (
-    DpoObjective,
-    LocalObjective,
-    MultiObjective,
-    PairPpoObjective,
-    PdpoObjective,
-    PpoConfig,
-)
-from components.config.optimizer import OptimizerConfig
-from components.config.recipe import Recipe
-from components.config.registry import Registry, one_of
-from components.config.rewards import RewardConfig
-from components.config.section import Section, check_section
-from components.config.thoughts import QuestionsConfig, ThoughtsConfig
-
-__all__ = [
-    "AlpacaEvalConfig",
-    "BackboneConfig",
-    "DataConfig",
-    "DpoObjective",
-    "FederationConfig",
-    "InputFile",
-    "LocalObjective",
-    "LoraConfig",
-    "MultiObjective",
-    "NameOrFolder",
-    "NamedModel",
-    "OptimizerConfig",
-    "PairPpoObjective",
-    "PdpoObjective",
-    "PersonalModules",
-    "PolicyConfig",
-    "PpoConfig",
-    "PromptsConfig",
-    "QuestionsConfig",
-    "Recipe",
-    "RecipeError",
-    "Registry",
-    "RewardConfig",
-    "Section",
-    "SelectorConfig",
-    "TemplateFile",
-    "ThoughtsConfig",
-    "UserError",
-    "check_section",
-    "one_of",
-    "unknown_name",
-]
+from components.config.data import DataConfig as DataConfig
+from components.config.data import PromptsConfig as PromptsConfig
+from components.config.errors import RecipeError as RecipeError
+from components.config.errors import UserError as UserError
+from components.config.errors import unknown_name as unknown_name
+from components.config.evaluation import AlpacaEvalConfig as AlpacaEvalConfig
+from components.config.federation import FederationConfig as FederationConfig
+from components.config.files import InputFile as InputFile
+from components.config.files import NamedModel as NamedModel
+from components.config.files import NameOrFolder as NameOrFolder
+from components.config.files import TemplateFile as TemplateFile
+from components.config.models import BackboneConfig as BackboneConfig
+from components.config.models import LoraConfig as LoraConfig
+from components.config.models import PolicyConfig as PolicyConfig
+from components.config.models import SelectorConfig as SelectorConfig
+from components.config.modules import PersonalModules as PersonalModules
+from components.config.objectives import DpoObjective as DpoObjective
+from components.config.objectives import LocalObjective as LocalObjective
+from components.config.objectives import MultiObjective as MultiObjective
+from components.config.objectives import PairPpoObjective as PairPpoObjective
+from components.config.objectives import PdpoObjective as PdpoObjective
+from components.config.objectives import PpoConfig as PpoConfig
+from components.config.optimizer import OptimizerConfig as OptimizerConfig
+from components.config.recipe import Recipe as Recipe
+from components.config.registry import Registry as Registry
+from components.config.registry import one_of as one_of
+from components.config.rewards import RewardConfig as RewardConfig
+from components.config.section import Section as Section
+from components.config.section import check_section as check_section
+from components.config.thoughts import QuestionsConfig as QuestionsConfig
+from components.config.thoughts import ThoughtsConfig as ThoughtsConfig

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, SerializeAsAny, model_validator
@@ -53,37 +54,32 @@ class MethodOptions(Section):
 
     def recipe_sections(self, recipe: Recipe) -> list[str]:
         """Sections of the recipe, beside the seed and the data, that determine the rounds."""
-        sections = [self.trained_model, "federation"]
-        for reward in recipe.rewards.values():
-            sections += [section for section in reward.recipe_sections if section not in sections]
-        return sections
+        of_rewards = (reward.recipe_sections for reward in recipe.rewards.values())
+        return list(dict.fromkeys([self.trained_model, "federation", *chain.from_iterable(of_rewards)]))
 
 
 METHODS: Registry[type[MethodOptions]] = Registry(
     "federation.method",
     "fed_rlhf.methods",
     {
-        name: f"components.federation.methods.{name}:{method}"
-        for name, method in (
-            ("drift", "Drift"),
-            ("fedamp", "FedAMP"),
-            ("fedavg", "FedAvg"),
-            ("fedbis", "FedBis"),
-            ("fedbiscuit", "FedBiscuit"),
-            ("fedcda", "FedCDA"),
-            ("fedcmoo", "FedCMOO"),
-            ("feddpo", "FedDPO"),
-            ("fednova", "FedNova"),
-            ("fedopt", "FedOPT"),
-            ("fedpdpo", "FedPDPO"),
-            ("fedper", "FedPer"),
-            ("fedprox", "FedProx"),
-            ("fedrep", "FedRep"),
-            ("ffa_lora", "FFALoRA"),
-            ("firm", "Firm"),
-            ("perfedavg", "PerFedAvg"),
-            ("scaffold", "Scaffold"),
-        )
+        "drift": "components.federation.methods.drift:Drift",
+        "fedamp": "components.federation.methods.fedamp:FedAMP",
+        "fedavg": "components.federation.methods.fedavg:FedAvg",
+        "fedbis": "components.federation.methods.fedbis:FedBis",
+        "fedbiscuit": "components.federation.methods.fedbiscuit:FedBiscuit",
+        "fedcda": "components.federation.methods.fedcda:FedCDA",
+        "fedcmoo": "components.federation.methods.fedcmoo:FedCMOO",
+        "feddpo": "components.federation.methods.feddpo:FedDPO",
+        "fednova": "components.federation.methods.fednova:FedNova",
+        "fedopt": "components.federation.methods.fedopt:FedOPT",
+        "fedpdpo": "components.federation.methods.fedpdpo:FedPDPO",
+        "fedper": "components.federation.methods.fedper:FedPer",
+        "fedprox": "components.federation.methods.fedprox:FedProx",
+        "fedrep": "components.federation.methods.fedrep:FedRep",
+        "ffa_lora": "components.federation.methods.ffa_lora:FFALoRA",
+        "firm": "components.federation.methods.firm:Firm",
+        "perfedavg": "components.federation.methods.perfedavg:PerFedAvg",
+        "scaffold": "components.federation.methods.scaffold:Scaffold",
     },
     "components.federation.method:Method",
 )
