@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,11 +30,6 @@ class ClientData:
     progress: float = 0.0  # share of the rounds that are over: 0 in the first one, 1 in the last one
     numbers: Mapping[str, float] = field(default_factory=dict)  # `Loss.numbers` of the last training
     tensors: Adapter = field(default_factory=dict)  # `Loss.tensors` of the last training
-
-    @property
-    def reward_head(self) -> Any:
-        """The client's reward head; None without one."""
-        return None if self.resident.personal is None else self.resident.personal.head.reward
 
     def encode_pairs(self) -> list[TokenRow]:
         """Token ids of all pairs."""

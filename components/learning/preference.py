@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -67,11 +68,12 @@ class PreferenceLoss(Loss):
         self.reference = data.reference_logprobs()
         self.beta = objective.beta
         self.exclusion: ExclusionConfig | None = None
-        self.reward_head = None
+        self.reward_head: Any = None
         self.scale = data.numbers.get("scale", INITIAL_SCALE)  # s of eq. 7
         if isinstance(objective, PdpoObjective):
             self.exclusion = objective.exclusion
-            self.reward_head = data.reward_head
+            personal = data.resident.personal
+            self.reward_head = None if personal is None else personal.head.reward
             self.momentum, self.max_scale = objective.scale_momentum, objective.max_scale
             self.reward_weight = interpolate_reward_weight(objective.reward_weight, data.progress)
         self.dpo_loss = 0.0  # of plain DPO, the sum over all pairs

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from components.alignment.thoughts import files
-from components.alignment.thoughts import models as thought_models
 from components.alignment.thoughts.files import grow_missing_trees, load_thought_templates, settings_key
 from components.alignment.thoughts.growth import TreeSettings, grow_trees, truncate_context
 from components.alignment.thoughts.models import (
@@ -655,9 +654,8 @@ def test_a_models_answer_is_parsed_as_finished_or_as_cut_off(written_evaluator, 
     tokenizer = written_evaluator.policy.tokenizer
     end = [tokenizer.eos_token_id] if finished else []
     ids = (*tokenizer.encode(text, add_special_tokens=False), *end)
-    monkeypatch.setattr(
-        thought_models, "generate_completions", lambda *_, **__: [[Completion(ids, text, finished)]]
-    )
+    answers = [[Completion(ids, text, finished)]]
+    monkeypatch.setattr(written_evaluator.policy, "generate", lambda *_, **__: answers)
     assert written_evaluator.score([Request("x", 0)]) == [score]
 
 

@@ -16,7 +16,6 @@ from components.concurrency import concurrent_parts, run_concurrently
 from components.config import BackboneConfig, PolicyConfig, TemplateFile, ThoughtsConfig
 from components.config.thoughts import EvaluatorOptions
 from components.models.chat import ChatEndpoint, Reply
-from components.models.generation import GenerationSettings, generate_completions
 from components.models.policy import Policy
 
 
@@ -74,12 +73,11 @@ class ModelEvaluator:
         return score_with_retries(self._write, requests, self.options.retries_unread)
 
     def _write(self, requests: Sequence[Request], attempt: int) -> list[Reply]:
-        encoded = [self.policy.encode(request.prompt) for request in requests]
-        settings = GenerationSettings(
-            self.options.batch_size, self.options.max_new_tokens, temperature=1.0 if attempt else 0.0
+        completions = self.policy.generate(
+            [request.prompt for request in requests],
+            sample_keys(requests, "attempt", attempt),
+            temperature=1.0 if attempt else 0.0,
         )
-        keys = sample_keys(requests, "attempt", attempt)
-        completions = generate_completions(self.policy.model, self.policy.tokenizer, encoded, settings, keys)
         replies = []
         for (completion,) in completions:
             ids = list(completion.ids[:-1] if completion.finished else completion.ids)
