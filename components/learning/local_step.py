@@ -34,6 +34,9 @@ class LocalStep:
     parameters: Mapping[str, torch.nn.Parameter]  # of the shared adapter, fp32
     lr: float  # of these parameters, without warm-up and schedule
 
+    def __post_init__(self) -> None:
+        """Called when the fields are set; only if it stands here does the generated `__init__` call it."""
+
     def before_step(self) -> None:
         """Called once for each step that is taken, with its complete gradient, before clipping."""
 
