@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
 
 from components.config.errors import UserError
 from components.io import write_atomically
@@ -177,15 +177,24 @@ class RoundEvaluation(StoredResult):
 
 
 class OutcomeRecord(Result):
-    """What a federation ended with, see components.federation.outcome."""
+    """Whose model answers after the rounds, or after the alignment, see components.federation.outcome."""
 
     kind: str  # name of the outcome's class
-    adapters: dict[str, str]  # hashes of adapters in the federation's store, by name
+    # Hashes of adapters in the federation's store, by name; empty of an aligned policy.
+    adapters: dict[str, str] = Field(default_factory=dict)
     # By client, the name of the adapter that it uses; empty where all use the same.
     assignment: dict[str, str] = Field(default_factory=dict)
     # By client, the key of its last accepted job, after which its private state is stored; empty
     # before its first one. Only for clients with private state.
     job_keys: dict[str, str] = Field(default_factory=dict)
+    # Of an aligned policy: its PEFT folder, or the folder of one for each client, relative to the
+    # alignment's folder.
+    folder: str = ""
+
+    @field_validator("kind")
+    @classmethod
+    def _rename(cls, kind: str) -> str:
+        return "shared-policy" if kind == "single" else kind  # the name in files of earlier versions
 
 
 class ExportedAdapter(Result):
@@ -235,14 +244,6 @@ class FederationResult(StoredResult):
         return [record for record in self.records if record.ends_round]
 
 
-class PolicyRecord(Result):
-    """A policy, or one for each client, see components.federation.outcome."""
-
-    kind: str  # name of the class that opens it
-    folder: str  # PEFT folder, or the folder of one for each client, relative to the alignment's folder
-    job_keys: dict[str, str] = Field(default_factory=dict)  # as of OutcomeRecord
-
-
 class SamplingResult(Result):
     """Sampled completions."""
 
@@ -267,7 +268,7 @@ class LabellingResult(Result):
 class AlignmentResult(StoredResult):
     """Result of the phase align."""
 
-    policy: PolicyRecord
+    policy: OutcomeRecord  # with its folder
     reference: str  # policy that the KL is measured to: base, sft or round_start
     metrics: dict[str, float]  # numbers of the alignment, e.g. kl_sequence (nats per completion)
     # Metrics of each optimizer step, under TRL's names; empty without DPO on the server.

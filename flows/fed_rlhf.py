@@ -45,16 +45,18 @@ from components.results import (
 )
 from flows.api import pipeline_flow
 from tasks import alignment, data, federation, rewards
-from tasks.devices import POOL, choose_workers, open_workspace, task_runner
+from tasks.devices import POOL, choose_workers, task_runner
 from tasks.evaluation import alpaca_eval, answers, judging, questions
 from tasks.flow_runs import ProgressBar, claim_flow_run, retried_run
 from tasks.phase_lines import phase_line
+from tasks.policies import FINAL
 from tasks.report import link_artifacts, write_report
 from tasks.runs import RESULT, Run, find_run, lock, open_run, trees_root
 from tasks.tracking.federate import FederationLog, log_federation, log_round_evaluation, log_steps
 from tasks.tracking.phases import log_alignment, log_data, log_evaluation, register_policy
 from tasks.tracking.report import log_report
 from tasks.tracking.run_tree import ending, open_run_tracking, phase_tracking
+from tasks.transport import TRANSPORTS, close_exchange, rounds_contexts
 
 
 @pipeline_flow("fed-rlhf")
@@ -151,7 +153,7 @@ def grow_trees(run: Run, recipe: Recipe) -> None:
 def federate(run: Run, recipe: Recipe) -> None:
     """Run the federated rounds; a stopped run resumes from its last committed step."""
     check_prompts(recipe.policy)
-    federation.TRANSPORTS.load(recipe.runtime.transport)  # an unknown one is refused before any work
+    TRANSPORTS.load(recipe.runtime.transport)  # an unknown one is refused before any work
     for warning in data.check_pairs(recipe, run.prepared):
         get_run_logger().warning("%s", warning)
     with phase_tracking(run, recipe.tracking, "federate") as child:
@@ -168,12 +170,13 @@ def federate_rounds(run: Run, recipe: Recipe, target: FederationLog) -> Federati
     method = method_of(recipe.federation)
     commits = federation.open_commits(run, recipe)
     state, records = start_rounds(run, recipe, commits)
+    transport = TRANSPORTS.load(recipe.runtime.transport).open(recipe, rounds_contexts(run))
     bar = ProgressBar("rounds", f"Rounds of {run.id}")
     if records:  # a run that was stopped after a commit may not have logged that step
         log_steps(target, records, len(records) - 1)
 
     def measure(state: ServerState[Any]) -> RoundEvaluation:
-        measured = federation.evaluate_state(run, recipe, state)
+        measured = federation.evaluate_state(run, recipe, state, transport)
         label = load_outcome(method.outcome(state)).accuracy_label
         log.info("%s after %d rounds: %s", label, state.round, accuracy_line(measured.accuracy))
         for name, figures in measured.measures.items():
@@ -196,11 +199,9 @@ def federate_rounds(run: Run, recipe: Recipe, target: FederationLog) -> Federati
     # A run may have been stopped between a step and its measurement.
     if records and is_eval_round(recipe.federation, records[-1]):
         log_round_evaluation(target, measure(state))
-    transport = federation.TRANSPORTS.load(recipe.runtime.transport).open(
-        recipe, run.prepared / "pairs.parquet", commits.store
-    )
     state = run_rounds(method, state, transport, commits, recipe.federation, after_step)
     measure(state)
+    commits.discard(keep_every=recipe.federation.keep_every)
     return federation.store_result(run, recipe, method.outcome(state), records)
 
 
@@ -231,6 +232,7 @@ def align(run: Run, recipe: Recipe) -> None:
     with phase_tracking(run, recipe.tracking, "align") as child:
         path = run.alignment / RESULT
         log_alignment(child, run, AlignmentResult.stored(path, lambda: align_policy(run, recipe, child)))
+    close_exchange(run)
     POOL.release()
 
 
@@ -238,9 +240,9 @@ def align_policy(run: Run, recipe: Recipe, child: str) -> AlignmentResult:
     """The aligned policy, registered as a version of the recipe's model in MLflow run `child`."""
     log = get_run_logger()
     outcome = load_outcome(run.federation_result().outcome)
-    policy = outcome.export_policy(run.alignment / alignment.FINAL, open_workspace(run, recipe))
-    if policy is not None:
-        result = alignment.adopt_policy(run, recipe, policy)
+    store = rounds_contexts(run).adapters
+    if outcome.export_policy(run.alignment / FINAL, recipe, store):
+        result = alignment.adopt_policy(run, recipe, outcome)
     else:
         sampling = alignment.sample_completions(run, recipe)
         labelling = alignment.label_completions(run, recipe)
@@ -263,6 +265,7 @@ def evaluate(run: Run, recipe: Recipe) -> None:
     with phase_tracking(run, recipe.tracking, "evaluate") as child:
         path = run.evaluation / RESULT
         log_evaluation(child, run, EvaluationResult.stored(path, lambda: evaluate_policies(run, recipe)))
+    close_exchange(run)
     POOL.release()
 
 

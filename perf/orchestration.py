@@ -68,11 +68,12 @@ class Rounds:
         Returns:
             the records of their steps.
         """
+        from components.federation.clients.context import ClientContexts
         from components.federation.method import method_of
         from components.federation.protocol import ServerState
         from components.federation.rounds import run_rounds
-        from tasks.federation import PrefectTransport
         from tasks.tracking.federate import log_steps
+        from tasks.transport import PrefectTransport
 
         commits = self.open_commits(name)
         target = self._log(run_id, commits)
@@ -84,7 +85,7 @@ class Rounds:
 
         method = method_of(self.recipe.federation)
         state = method.start(self.federation, self.recipe.seed)
-        transport = PrefectTransport(self.recipe, self.pairs, commits.store)
+        transport = PrefectTransport(self.recipe, ClientContexts(commits.store, self.pairs))
         run_rounds(method, state, transport, commits, self.recipe.federation, after_step)
         return records
 

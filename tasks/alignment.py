@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from prefect import get_run_logger
 
 from components.config import Recipe
 from components.data.records import choose_prompts, read_rows
 from components.federation.method import method_of
-from components.federation.outcome import load_outcome
+from components.federation.outcome import AlignedPolicy, Outcome
 from components.io import read_json, stored
+from components.models.policy import assign_round_robin
 from components.progress import Work, progress
-from components.results import AlignmentResult, LabellingResult, PolicyRecord, SamplingResult
+from components.results import AlignmentResult, LabellingResult, OutcomeRecord, SamplingResult
 from components.seeding import derive
-from tasks.devices import POOL, open_workspace
+from tasks.devices import POOL
 from tasks.flow_runs import ProgressBar
+from tasks.policies import FINAL, compare_by_selectors, open_base_policy
 from tasks.runs import Run
+from tasks.transport import ask_clients
 from tasks.uncached import task
 
-FINAL = "final"
-"""Folder of the aligned policy, in the alignment's folder."""
+if TYPE_CHECKING:
+    pass
 
 
 @task()
@@ -40,8 +43,6 @@ def sample_completions(run: Run, recipe: Recipe) -> SamplingResult:
 
 
 def _completion_rows(run: Run, recipe: Recipe) -> list[dict[str, Any]]:
-    from components.alignment.policies import load_base_policy
-
     prompts = choose_prompts(run.prepared, "align", recipe.alignment.prompts, recipe.seed)
     log = get_run_logger()
 
@@ -50,7 +51,7 @@ def _completion_rows(run: Run, recipe: Recipe) -> list[dict[str, Any]]:
         log.info("sampled %d of %d completions", done, total, extra=progress(work))
 
     with POOL.borrow(recipe.runtime) as device:
-        completions = load_base_policy(recipe, device).generate(
+        completions = open_base_policy(recipe, device).generate(
             [row["prompt"] for row in prompts],
             derive(recipe.seed, "completions"),
             recipe.alignment.temperature,
@@ -87,8 +88,7 @@ def label_completions(run: Run, recipe: Recipe) -> LabellingResult:
     comparisons = [
         Comparison(candidate.prompt, candidate.first.text, candidate.second.text) for candidate in candidates
     ]
-    outcome = load_outcome(run.federation_result().outcome)
-    labeled = label_pairs(outcome.compare(comparisons, open_workspace(run, recipe)), candidates)
+    labeled = label_pairs(compare_by_selectors(run, recipe, comparisons), candidates)
     if recipe.alignment.pairs_per_prompt is not None:
         labeled = choose_ranked_pairs(labeled, recipe.alignment.pairs_per_prompt)
     if labeled:
@@ -125,7 +125,7 @@ def train_dpo(run: Run, recipe: Recipe) -> AlignmentResult:
         seed = derive(recipe.seed, "dpo")
         result = align_policy(policy, recipe.alignment.dpo, rows, folder, kl_prompts, seed, log_step)
     return AlignmentResult(
-        policy=PolicyRecord(kind="single", folder=result.adapter.relative_to(folder).as_posix()),
+        policy=OutcomeRecord(kind=AlignedPolicy.kind, folder=result.adapter.relative_to(folder).as_posix()),
         reference=recipe.alignment.dpo.reference,
         metrics=result.metrics,
         history=result.history,
@@ -133,18 +133,37 @@ def train_dpo(run: Run, recipe: Recipe) -> AlignmentResult:
     )
 
 
-@task()
-def adopt_policy(run: Run, recipe: Recipe, record: PolicyRecord) -> AlignmentResult:
+def adopt_policy(run: Run, recipe: Recipe, outcome: Outcome) -> AlignmentResult:
     """Adopt the policy of the rounds as the aligned one, and measure its KL to the backbone.
 
-    The KL is measured at the temperature at which the policy was trained.
+    The KL is measured at the temperature at which the policy was trained. With policies of their own,
+    clients complete the prompts round-robin, and it is the mean over the prompts.
     """
-    from components.alignment.policies import kl_to_base, load_policy
-
     rows = choose_prompts(run.prepared, "test", recipe.alignment.dpo.kl_prompts, recipe.seed)
     prompts = [row["prompt"] for row in rows]
+    seed = derive(recipe.seed, "dpo")
     temperature = method_of(recipe.federation).sampling_temperature
+    if not outcome.clients:
+        metrics = measure_kl(run, recipe, prompts, seed, temperature)
+    else:
+        clients = assign_round_robin(len(prompts), outcome.clients)
+        jobs = outcome.kl_jobs(prompts, clients, seed, temperature)
+        answers = ask_clients(run, recipe, jobs)
+        remaining = {name: iter(cast("list[float]", values)) for name, values in answers.items()}
+        values = [next(remaining[client]) for client in clients]
+        metrics = {"kl_sequence": sum(values) / len(values)} if values else {}
+    policy = OutcomeRecord(kind=outcome.kind, folder=FINAL)
+    return AlignmentResult(policy=policy, reference="base", metrics=metrics)
+
+
+@task()
+def measure_kl(
+    run: Run, recipe: Recipe, prompts: Sequence[str], seed: int, temperature: float
+) -> dict[str, float]:
+    """KL of the policy that all clients share to the backbone, see kl_to_reference."""
+    from components.learning.kl import kl_to_reference
+    from components.models.policy import Policy
+
     with POOL.borrow(recipe.runtime) as device:
-        policies = load_policy(record, run.alignment).open(device, open_workspace(run, recipe))
-        metrics = kl_to_base(policies, prompts, derive(recipe.seed, "dpo"), temperature)
-    return AlignmentResult(policy=record, reference="base", metrics=metrics)
+        policy = Policy(recipe.policy, device, run.alignment / FINAL)
+        return kl_to_reference(policy, prompts, seed, temperature)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from components.alignment.policies import base_adapter
 from components.config import Recipe
 from components.evaluation import contests
 from components.federation.method import method_of
@@ -40,7 +39,7 @@ def _shared_files(recipe: Recipe, other: Run) -> list[str]:
     theirs = other.recipe()
     if recipe.fingerprint("data", "policy") != theirs.fingerprint("data", "policy"):
         return []
-    if base_adapter(recipe) != base_adapter(theirs):
+    if recipe.base_adapter != theirs.base_adapter:
         return []
     files = []
     keys = ("prompts", "completions", "temperature")

@@ -120,8 +120,7 @@ def _load_tree_questions(recipe: Recipe, thoughts: ThoughtsConfig) -> dict[str, 
     Raises:
         DataError: see grow_trees.
     """
-    from components.alignment.thoughts.growth import truncate_context
-    from components.data.questions import load_section, render
+    from components.data.questions import load_section, render, truncate_context
     from components.evaluation.answers import load_evaluation_questions
     from components.models.backbone import load_tokenizer
 

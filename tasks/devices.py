@@ -24,14 +24,10 @@ from components.config import BackboneConfig, Recipe, RecipeError
 from components.config.runtime import RuntimeConfig
 from components.environment import malloc_variables, release_memory
 from components.federation.clients.base import Trainer
-from components.federation.clients.context import ClientContexts
 from components.federation.clients.worker import build_trainer
-from components.federation.outcome import Workspace
 from components.learning.references import ReferenceCache
 from components.models.backbone import choose_devices, find_active_dropout
 from components.models.rewards.function import ALLOW_CODE
-from components.models.store import AdapterStore
-from tasks.runs import Run
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +56,8 @@ class DevicePool:
             yield device
 
     @contextmanager
-    def borrow_trainer(self, recipe: Recipe, mapped: bool = False) -> Iterator[Trainer]:
-        """Hold a device and the trainer of the recipe's method on it.
+    def borrow_trainer(self, recipe: Recipe, mapped: bool = False, name: str = "") -> Iterator[Trainer]:
+        """Hold a device and a trainer on it; without a name that of the recipe's method.
 
         Args:
             recipe: the recipe.
@@ -71,18 +67,19 @@ class DevicePool:
         Raises:
             RecipeError: clients are to train concurrently on the CPU, and the model has dropout.
         """
-        key = recipe.fingerprint("selector", "policy", "federation", "rewards", "runtime")
+        sections = ("selector", "policy", "federation", "rewards", "runtime")
+        key = name + recipe.fingerprint(*sections, *(("alignment", "evaluation") if name else ()))
         with self._borrow_slot(recipe.runtime, mapped) as slot:
             resident = self._residents.get(slot)
             if resident is None or resident[0] != key:
                 self._residents.pop(slot, None)  # frees its memory before another model is loaded
-                resident = self._residents[slot] = (key, self._build(recipe, slot))
+                resident = self._residents[slot] = (key, self._build(recipe, slot, name))
             yield resident[1]
 
-    def _build(self, recipe: Recipe, slot: Slot) -> Trainer:
+    def _build(self, recipe: Recipe, slot: Slot, name: str) -> Trainer:
         device = slot[0]
         with self._building:  # transformers sets defaults of the whole process while it loads
-            trainer = build_trainer(recipe, device)
+            trainer = build_trainer(recipe, device, name)
         trainer.references = self._reference_cache(recipe.policy.backbone, device)
         workers = recipe.runtime.workers
         if workers > 1 and device == "cpu" and (names := find_active_dropout(trainer.model)):
@@ -194,17 +191,6 @@ def _has_dropout(settings: object) -> bool:
 def available_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def open_workspace(run: Run, recipe: Recipe) -> Workspace:
-    """The workspace of a run."""
-    contexts = ClientContexts(AdapterStore(run.federation / "adapters"), run.prepared / "pairs.parquet")
-    return Workspace(
-        recipe,
-        contexts,
-        lend_trainer=lambda: POOL.borrow_trainer(recipe),
-        lend_device=lambda: POOL.borrow(recipe.runtime),
-    )
 
 
 def task_runner(runtime: RuntimeConfig) -> TaskRunner[Any]:

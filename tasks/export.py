@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from components.alignment.policies import SingleStoredPolicy, load_policy
 from components.config import PolicyConfig, RecipeError, SelectorConfig
-from components.federation.outcome import PersonalizedClients, load_outcome
+from components.federation.outcome import load_outcome
 from components.inputs import verify_inputs
 from components.models.export import check_export_folder, export_model
+from tasks.policies import aligned_outcome
 from tasks.run_table import run_state
 from tasks.runs import RESULT, Run
 
@@ -49,13 +49,13 @@ def aligned_policy(run: Run) -> ExportSource:
         RecipeError: the run has none yet, or one for each client.
     """
     _require(run, run.alignment / RESULT)
-    record = run.alignment_result().policy
-    if not isinstance(load_policy(record, run.alignment), SingleStoredPolicy):
+    outcome = aligned_outcome(run)
+    if outcome.clients:
         raise RecipeError(
             f"run {run.id} has no single policy, since its clients have their own: name an adapter with"
             f" --adapter ({_listed(run.federation_result().adapters)})."
         )
-    return run.alignment / record.folder, run.recipe().policy, True
+    return run.alignment / outcome.record.folder, run.recipe().policy, True
 
 
 def federation_adapter(run: Run, name: str) -> ExportSource:
@@ -70,7 +70,7 @@ def federation_adapter(run: Run, name: str) -> ExportSource:
         raise RecipeError(f"run {run.id} has no adapter '{name}': there are {_listed(result.adapters)}.")
     outcome = load_outcome(result.outcome)
     folder = run.federation / result.adapters[name].folder
-    return folder, outcome.exported_model(run.recipe()), not isinstance(outcome, PersonalizedClients)
+    return folder, outcome.exported_model(run.recipe()), not outcome.keeps_modules
 
 
 def _require(run: Run, result: Path) -> None:

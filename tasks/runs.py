@@ -11,6 +11,7 @@
         federation/      adapters/, updates/, commits/, rewards/ (scores of frozen rewards),
                          final/ (PEFT folders), result.json
         federation-clients/   the clients' private stores (components/federation/clients/private.py)
+        exchange/        adapters and updates of jobs after the rounds, until these are answered
         alignment/       completions.json, pairs.parquet, epoch-1/ ..., final/ (PEFT folders), result.json
         evaluation/      answers.json, contests/ (components/evaluation/contests.py), judgements.json
                          (of a judge that writes), questions/ (answers), result.json
@@ -96,6 +97,11 @@ class Run:
     def evaluation(self) -> Path:
         """Folder of the phase evaluate."""
         return self.folder / "evaluation"
+
+    @property
+    def exchange(self) -> Path:
+        """Folder of what clients exchange with the server after the rounds; it is removed then."""
+        return self.folder / "exchange"
 
     @property
     def report(self) -> Path:

@@ -19,15 +19,14 @@ from pathlib import Path
 from typing import Any, TypedDict, cast
 
 import numpy as np
-import peft
 import torch
 from peft import PeftModel
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
-from components.alignment.kl import as_dpo_reference, kl_to_reference
 from components.concurrency import concurrent_parts, run_concurrently
 from components.config import OptimizerConfig, PolicyConfig, UserError
 from components.config.alignment import DpoConfig
+from components.learning.kl import as_dpo_reference, kl_to_reference
 from components.learning.loop import (
     Loss,
     Parameters,

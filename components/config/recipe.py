@@ -15,6 +15,7 @@ from components.config.alignment import AlignmentConfig
 from components.config.data import DataConfig
 from components.config.evaluation import EvaluationConfig
 from components.config.federation import FederationConfig
+from components.config.files import InputFile
 from components.config.models import PolicyConfig, SelectorConfig
 from components.config.registry import registered_section
 from components.config.rewards import REWARDS, RewardConfig
@@ -123,6 +124,12 @@ class Recipe(Section):
                 " policy.backbone.device_map"
             )
         return self
+
+    @property
+    def base_adapter(self) -> InputFile | None:
+        """Folder of the adapter of the policy before the alignment; None for the backbone alone."""
+        aligns = self.federation.options.needs_server_prompts
+        return self.alignment.dpo.reference_adapter if aligns else None
 
     def fingerprint(self, *sections: str) -> str:
         """Hash of the seed and of the named sections."""

@@ -2,106 +2,105 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 
 import numpy as np
-import numpy.typing as npt
 
-from components.data.records import PairRow, Pairs
-from components.learning.pair_scores import Array, PreferenceScores
+from components.federation.outcome import Positions
+from components.learning.pair_scores import PairFigures
 from components.results import AccuracyReport, AccuracySummary
 from components.seeding import generator
 
 
-def accuracy_report(scores: PreferenceScores, pairs: Pairs) -> AccuracyReport:
-    """Share of held-out pairs on which the models' majority agrees with their owner.
+def accuracy_report(figures: Mapping[str, PairFigures]) -> AccuracyReport:
+    """Share of held-out pairs on which the models' majority agrees with their owner, see PairFigures.
 
-    A pair with a margin of 0, or on which votes tie, counts half, and so does a pair on which the
-    majority depends on the order of its completions: a selector that always chooses one position
-    has an accuracy of exactly one half. Each client counts once in
-    `mean`. The preference accuracy of FedPDPO section 5 is by 'summed' or 'per_token'
-    log-likelihood (the paper does not say which): log pi of the chosen completion less that of the
-    rejected one.
+    Each client counts once in `mean`. The preference accuracy of FedPDPO section 5 is by 'summed' or
+    'per_token' log-likelihood (the paper does not say which): log pi of the chosen completion less that
+    of the rejected one.
 
     Args:
-        scores: of U models on N pairs.
-        pairs: N held-out rows with client_id and domain.
+        figures: of each client, by name; each has at least one pair.
     """
-    report = _report(scores, pairs)
-    if scores.assigned is None:
-        return report
-    columns, assigned = scores.by_assigned()
-    return report.model_copy(update={"assigned": _report(assigned, [pairs[n] for n in columns])})
-
-
-def _report(scores: PreferenceScores, pairs: Pairs) -> AccuracyReport:
-    votes = _votes(scores.orders)
-    summary = _summarize(votes, pairs)
-    margins = _client_means(np.mean(scores.orders, axis=0), pairs)
-    rewards = None if scores.rewards is None else _client_means(scores.rewards, pairs)
+    figures = dict(sorted(figures.items()))
+    metrics = next(iter(figures.values())).by_metric
+    summary = _summarize((name, own.votes / own.pairs) for name, own in figures.items())
+    margins = {name: own.margin / own.pairs for name, own in figures.items()}
+    rewards = {name: own.reward / own.pairs for name, own in figures.items() if own.reward is not None}
+    domains: dict[str, tuple[int, float]] = defaultdict(lambda: (0, 0.0))
+    for own in figures.values():
+        for domain, (pairs, votes) in own.domains.items():
+            domains[domain] = (domains[domain][0] + pairs, domains[domain][1] + votes)
+    assigned = {name: own.assigned for name, own in figures.items() if own.assigned is not None}
     return AccuracyReport(
-        mean=summary.mean,
-        worst=summary.worst,
-        best=summary.best,
-        clients=summary.clients,
-        domains={name: float(votes[rows].mean()) for name, rows in _rows_by(pairs, "domain").items()},
-        pairs=len(pairs),
+        **summary.model_dump(),
+        domains={name: votes / pairs for name, (pairs, votes) in sorted(domains.items())},
+        pairs=sum(own.pairs for own in figures.values()),
         margin=float(np.mean(list(margins.values()))),
         margins=margins,
-        reward=None if rewards is None else float(np.mean(list(rewards.values()))),
-        rewards=rewards,
+        reward=float(np.mean(list(rewards.values()))) if rewards else None,
+        rewards=rewards or None,
         by_metric={
-            name: _summarize(_votes([values]), pairs) for name, values in scores.margins_by_metric.items()
+            metric: _summarize((name, own.by_metric[metric] / own.pairs) for name, own in figures.items())
+            for metric in metrics
         },
+        assigned=accuracy_report(assigned) if assigned else None,
     )
 
 
-def _summarize(votes: Array, pairs: Pairs) -> AccuracySummary:
-    clients = {name: float(votes[rows].mean()) for name, rows in _rows_by(pairs, "client_id").items()}
+def _summarize(shares: Iterable[tuple[str, float]]) -> AccuracySummary:
+    clients = dict(shares)
     values = list(clients.values())
     return AccuracySummary(mean=float(np.mean(values)), worst=min(values), best=max(values), clients=clients)
 
 
-def _client_means(values: Array, pairs: Pairs) -> dict[str, float]:
-    """By client, the mean over its pairs of the mean over models."""
-    means = values.mean(axis=0)
-    return {name: float(means[rows].mean()) for name, rows in _rows_by(pairs, "client_id").items()}
-
-
-def _votes(orders: Sequence[Array]) -> Array:
-    """The mean of the majority over the orders of presentation, [N], of margins [U, N] each."""
-    votes: Array = np.mean([_majority(margins) for margins in orders], axis=0)
-    return votes
-
-
-def _majority(margins: Array) -> Array:
-    """The majority of the models on each pair, [N]: 1 for chosen, 0 for rejected, 0.5 for a tie."""
-    votes = np.where(margins > 0, 1.0, np.where(margins < 0, 0.0, 0.5)).mean(axis=0)
-    return np.where(votes > 0.5, 1.0, np.where(votes < 0.5, 0.0, 0.5))
-
-
-def _rows_by(pairs: Pairs, column: Literal["client_id", "domain"]) -> dict[str, npt.NDArray[np.int64]]:
-    values = np.array([pair[column] for pair in pairs], dtype=object)
-    return {name: np.flatnonzero(values == name) for name in sorted(set(values.tolist()))}
-
-
-def sample_evenly(pairs: Pairs, limit: int | None, seed: int) -> list[PairRow]:
-    """A seeded sample of pairs, in their order, with equally many of each client.
+def sample_evenly(counts: Mapping[str, int], limit: int | None, seed: int) -> Positions:
+    """A seeded sample of the clients' pairs, with equally many of each client.
 
     A client with fewer pairs contributes all of them.
 
     Args:
-        pairs: rows with client_id.
+        counts: number of pairs of each client.
         limit: maximum number of pairs; None takes all.
-        seed: the sample is a function of it.
+
+    Returns:
+        by client with pairs, the positions of its pairs in the sample; None for all.
     """
-    if limit is None or limit >= len(pairs):
-        return list(pairs)
-    rows_by_client: dict[str, list[int]] = {}
-    for n in generator(seed, "accuracy pairs").permutation(len(pairs)):
-        rows_by_client.setdefault(pairs[n]["client_id"], []).append(int(n))
-    turns = []
-    for client, rows in rows_by_client.items():
-        turns += [(turn, client, n) for turn, n in enumerate(rows)]
-    return [pairs[n] for n in sorted(n for _, _, n in sorted(turns)[:limit])]
+    owners = _owners(counts)
+    if limit is None or limit >= len(owners):
+        return {client: None for client, count in sorted(counts.items()) if count}
+    drawn: dict[str, list[int]] = defaultdict(list)
+    for n in generator(seed, "accuracy pairs").permutation(len(owners)):
+        client, position = owners[n]
+        drawn[client].append(position)
+    turns = [
+        (turn, client, position)
+        for client, positions in drawn.items()
+        for turn, position in enumerate(positions)
+    ]
+    return _by_client((client, position) for _, client, position in sorted(turns)[:limit])
+
+
+def sample_pairs(counts: Mapping[str, int], limit: int, seed: int) -> Positions:
+    """A seeded sample of the clients' pairs; each pair is drawn with the same probability.
+
+    Arguments and returned value as of `sample_evenly`.
+    """
+    owners = _owners(counts)
+    if limit >= len(owners):
+        return {client: None for client, count in sorted(counts.items()) if count}
+    chosen = generator(seed, "preference pairs").choice(len(owners), limit, replace=False)
+    return _by_client(owners[n] for n in chosen)
+
+
+def _owners(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    """The client of each pair, and the pair's position among the client's, by the clients' names."""
+    return [(client, position) for client, count in sorted(counts.items()) for position in range(count)]
+
+
+def _by_client(pairs: Iterable[tuple[str, int]]) -> Positions:
+    positions: dict[str, list[int]] = {}
+    for client, position in sorted(pairs):
+        positions.setdefault(client, []).append(position)
+    return positions

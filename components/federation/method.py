@@ -42,8 +42,8 @@ from components.federation.postprocessing import Context, PostProcessor, origin_
 from components.federation.protocol import (
     Federation,
     Job,
-    MeasureJob,
     Memory,
+    RewardsJob,
     ServerState,
     TrainJob,
     Update,
@@ -247,7 +247,7 @@ class Method(MethodOptions, ABC):
         The updates of a method that needs sums have no adapters: `server.combine` has them.
         """
 
-    def measure(self, state: State) -> Sequence[MeasureJob]:
+    def measure(self, state: State) -> Sequence[RewardsJob]:
         """What is measured between rounds beside accuracy on pairs."""
         return []
 

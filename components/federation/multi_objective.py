@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from components.config import MultiObjective, PpoConfig, Recipe, RecipeError, RewardConfig, unknown_name
 from components.federation import aggregation
 from components.federation.method import AveragingMethod, Server, State
-from components.federation.protocol import MeasureJob, Update
+from components.federation.protocol import RewardsJob, Update
 from components.models.store import Adapter
 from components.seeding import derive
 
@@ -92,10 +92,10 @@ class MultiObjectiveMethod(AveragingMethod):
     def preferences(self) -> dict[str, float]:
         """By objective, how much it is preferred, for the figures of a front of preferences."""
 
-    def measure(self, state: State) -> list[MeasureJob]:
+    def measure(self, state: State) -> list[RewardsJob]:
         """The rewards of the server's policy on held-out prompts; completions keep their seed."""
         return [
-            MeasureJob(
+            RewardsJob(
                 client="",
                 round=state.round,
                 seed=derive(state.seed, "reward prompts"),

@@ -1,121 +1,136 @@
-"""Outcomes of a federation: values that score pairs and export policies.
+"""Whose model answers: what the rounds end with, and the policy that is aligned.
 
 - `SelectorEnsemble`: selectors, whose majority labels pairs for DPO on the server
 - `SharedPolicy`: one policy for all clients
+- `AlignedPolicy`: one policy, which the server aligned by the selectors' labels
 - `ClientAdapters`: an adapter for each client
 - `PersonalizedClients`: a model for each client, which it computes from the server's adapter with
   its private modules or by steps on its own pairs
+
+An outcome says which adapters a client is sent to measure its own pairs. Where clients have policies of
+their own, prompts are answered by jobs too: the server never opens a private store.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from components.config import PolicyConfig, Recipe, Registry, SelectorConfig, UserError
-from components.data.records import Pairs
-from components.federation.clients.base import Trainer
-from components.federation.clients.context import ClientContexts
-from components.learning.pair_scores import Array, PreferenceScores, concat
+from components.federation.protocol import AlignedMeasureJob, GenerateJob, Generation, KlJob, MeasureJob
 from components.models.adapters import export_adapter
 from components.models.policy import save_client_adapters
+from components.models.store import AdapterHash, AdapterStore
 from components.names import file_name
-from components.results import ExportedAdapter, OutcomeRecord, PolicyRecord
+from components.results import ExportedAdapter, OutcomeRecord
+from components.seeding import derive
 
-if TYPE_CHECKING:
-    from components.models.selector import Comparison
-    from components.models.store import Adapter
+Positions = Mapping[str, Sequence[int] | None]
+"""By client, positions of some of its pairs of a split; None for all of them."""
+
+
+def rows_by_client(clients: Sequence[str]) -> dict[str, list[int]]:
+    """The rows of each client, sorted by name, from the client of each row."""
+    rows: dict[str, list[int]] = {name: [] for name in sorted(set(clients))}
+    for n, client in enumerate(clients):
+        rows[client].append(n)
+    return rows
 
 
 class OutcomeError(UserError, ValueError):
     """An outcome that cannot do what a phase needs."""
 
 
-@dataclass(frozen=True)
-class Workspace:
-    """Where the adapters, the clients and the models of a federation are.
-
-    Attributes:
-        recipe: the run's recipe.
-        contexts: opens the clients' contexts.
-        lend_trainer: lends the resident trainer of the recipe's method.
-        lend_device: lends a device.
-    """
-
-    recipe: Recipe
-    contexts: ClientContexts
-    lend_trainer: Callable[[], AbstractContextManager[Trainer]]
-    lend_device: Callable[[], AbstractContextManager[str]]
-
-    def adapter(self, digest: str) -> Adapter:
-        """An adapter of the federation's store."""
-        return self.contexts.adapters.get(digest)
-
-
 class Outcome(ABC):
-    """What a federation ends with.
+    """Whose model answers."""
 
-    Attributes:
-        kind: name of the outcome in its record.
-        trained_model: section of the recipe whose model the adapters are of.
-        accuracy_label: what its accuracies are accuracies of.
-        accuracy_note: how clients are measured, where they do not all use the same model.
-        policy_note: how the aligned policies can be used, where clients have their own.
-        exports_clients: whether the aligned policy is a PEFT folder for each client.
-        record: the adapters, and which client uses which.
-    """
-
-    kind: ClassVar[str]
-    policy_note: ClassVar[str] = ""
-    exports_clients: ClassVar[bool] = False
-    trained_model: ClassVar[Literal["selector", "policy"]] = "policy"
-    accuracy_label: ClassVar[str] = "Implicit reward"
-    accuracy_note: ClassVar[str] = ""
+    kind: ClassVar[str]  # name of the outcome in its record
+    trained_model: ClassVar[Literal["selector", "policy"]] = "policy"  # section of the adapters' model
+    accuracy_label: ClassVar[str] = "Implicit reward"  # what its accuracies are accuracies of
+    accuracy_note: ClassVar[str] = ""  # how clients are measured that do not all use the same model
+    policy_note: ClassVar[str] = ""  # how the policies can be used, where clients have their own
+    exports_clients: ClassVar[bool] = False  # whether the aligned policy is a PEFT folder for each client
+    measure_job: ClassVar[type[MeasureJob]] = MeasureJob
+    keeps_modules: ClassVar[bool] = False  # whether private modules or steps belong to a client's model
 
     def __init__(self, record: OutcomeRecord) -> None:
         self.record = record
 
     @property
-    def clients(self) -> list[str] | None:
-        """The clients whose pairs it can score; None where it can score all pairs."""
-        return None
+    def clients(self) -> list[str]:
+        """The clients with models of their own; empty where all clients use the same."""
+        return []
 
-    @abstractmethod
-    def score(self, pairs: Pairs, workspace: Workspace) -> PreferenceScores:
-        """Scores of held-out pairs.
+    @property
+    def adapter(self) -> AdapterHash:
+        """The only adapter."""
+        (digest,) = self.record.adapters.values()
+        return digest
 
-        Args:
-            pairs: rows with prompt, chosen, rejected and client_id, of `clients` only.
-            workspace: the federation.
-        """
+    def adapters_of(self, client: str) -> tuple[AdapterHash, ...]:
+        """The adapters of a client's model: one, or those of all selectors."""
+        return (self.adapter,)
 
-    def compare(self, comparisons: Sequence[Comparison], workspace: Workspace) -> Array:
-        """Log-odds that the first completion is better, by each selector, [U, N].
+    def measure_jobs(
+        self, split: str, positions: Positions, done: int = 0, batch_size: int | None = None
+    ) -> list[MeasureJob]:
+        """After `done` rounds, a job for each client, on pairs of its own."""
+        return [
+            self.measure_job(
+                **self._named(client) | {"round": done},
+                adapters=self.adapters_of(client),
+                split=split,
+                positions=None if own is None else tuple(own),
+                batch_size=batch_size,
+            )
+            for client, own in positions.items()
+        ]
 
-        Raises:
-            OutcomeError: the outcome has no selectors.
-        """
-        raise OutcomeError(f"the outcome '{self.kind}' has no selectors that compare completions")
+    def kl_jobs(
+        self, prompts: Sequence[str], clients: Sequence[str], seed: int, temperature: float
+    ) -> list[KlJob]:
+        """A job for each client, on its prompts; `clients` has the client of each prompt."""
+        by_client = rows_by_client(clients)
+        return [
+            KlJob(
+                **self._named(client),
+                adapter=self.adapters_of(client)[0],
+                prompts=tuple(prompts[n] for n in rows),
+                seeds=tuple(derive(seed, n) for n in rows),
+                temperature=temperature,
+            )
+            for client, rows in by_client.items()
+        ]
 
-    def export(self, folder: Path, workspace: Workspace) -> dict[str, ExportedAdapter]:
-        """Write the adapters as PEFT folders.
+    def generate_jobs(self, generations: Mapping[str, Sequence[Generation]]) -> list[GenerateJob]:
+        """A job for each client that has prompts to answer."""
+        return [
+            GenerateJob(**self._named(client), adapter=self.adapters_of(client)[0], generations=tuple(wanted))
+            for client, wanted in generations.items()
+        ]
 
-        Args:
-            folder: folder of all PEFT folders, under the federation's folder.
-            workspace: the federation.
+    def _named(self, client: str) -> dict[str, Any]:
+        """What the jobs of a client have in common."""
+        return {
+            "client": client,
+            "round": 0,
+            "seed": 0,
+            "slot": self.trained_model,
+            "previous_job_key": self.record.job_keys.get(client, ""),
+        }
+
+    def export(self, folder: Path, recipe: Recipe, store: AdapterStore) -> dict[str, ExportedAdapter]:
+        """Write the adapters as PEFT folders into a folder of the federation's folder.
 
         Returns:
             hash and relative folder of each adapter by name.
         """
-        model = self.exported_model(workspace.recipe)
         exported = {}
         for name, digest in self.record.adapters.items():
             target = folder / file_name(name)
-            export_adapter(workspace.adapter(digest), model.lora, model.backbone, target, model.template)
+            self._export_adapter(digest, target, recipe, store)
             exported[name] = ExportedAdapter(hash=digest, folder=f"{folder.name}/{target.name}")
         return exported
 
@@ -124,14 +139,16 @@ class Outcome(ABC):
         return recipe.selector if self.trained_model == "selector" else recipe.policy
 
     @abstractmethod
-    def export_policy(self, folder: Path, workspace: Workspace) -> PolicyRecord | None:
-        """Write the policy that the rounds ended with; None where a policy has to be aligned first.
+    def export_policy(self, folder: Path, recipe: Recipe, store: AdapterStore) -> bool:
+        """Write the policy that the rounds ended with; False where one has to be aligned first.
 
         Args:
-            folder: the PEFT folder, or the folder of one for each client, in the alignment's
-                folder.
-            workspace: the federation.
+            folder: the PEFT folder, or the folder of one for each client.
         """
+
+    def _export_adapter(self, digest: AdapterHash, folder: Path, recipe: Recipe, store: AdapterStore) -> None:
+        model = self.exported_model(recipe)
+        export_adapter(store.get(digest), model.lora, model.backbone, folder, model.template)
 
 
 class SelectorEnsemble(Outcome):
@@ -141,29 +158,26 @@ class SelectorEnsemble(Outcome):
     trained_model = "selector"
     accuracy_label = "Selector accuracy"
 
-    def score(self, pairs: Pairs, workspace: Workspace) -> PreferenceScores:
-        """Log-odds by each selector, in the order of their names."""
-        names = sorted(self.record.adapters)
-        scores = score_distinct(self.record.adapters, names, pairs, workspace)
-        if not self.record.assignment:
-            return scores
-        assigned = [
-            names.index(self.record.assignment[pair["client_id"]])
-            if pair["client_id"] in self.record.assignment
-            else -1
-            for pair in pairs
+    @property
+    def names(self) -> list[str]:
+        """The selectors, in the order of their votes."""
+        return sorted(self.record.adapters)
+
+    def adapters_of(self, client: str) -> tuple[AdapterHash, ...]:
+        return tuple(self.record.adapters[name] for name in self.names)
+
+    def measure_jobs(
+        self, split: str, positions: Positions, done: int = 0, batch_size: int | None = None
+    ) -> list[MeasureJob]:
+        assigned = {client: self.names.index(name) for client, name in self.record.assignment.items()}
+        return [
+            job.model_copy(update={"assigned": assigned.get(job.client)})
+            for job in super().measure_jobs(split, positions, done, batch_size)
         ]
-        return scores.with_assignment(assigned)
 
-    def compare(self, comparisons: Sequence[Comparison], workspace: Workspace) -> Array:
-        """Log-odds by each selector, in the order of their names."""
-        adapters = [workspace.adapter(self.record.adapters[name]) for name in sorted(self.record.adapters)]
-        with workspace.lend_trainer() as trainer:
-            return trainer.compare(comparisons, adapters)
-
-    def export_policy(self, folder: Path, workspace: Workspace) -> None:
+    def export_policy(self, folder: Path, recipe: Recipe, store: AdapterStore) -> bool:
         """Nothing: a policy is aligned by the pairs that the selectors label."""
-        return None
+        return False
 
 
 class SharedPolicy(Outcome):
@@ -171,14 +185,16 @@ class SharedPolicy(Outcome):
 
     kind = "shared-policy"
 
-    def score(self, pairs: Pairs, workspace: Workspace) -> PreferenceScores:
-        """Log-ratios to the reference under the adapter."""
-        return score_distinct(self.record.adapters, sorted(self.record.adapters), pairs, workspace)
+    def export_policy(self, folder: Path, recipe: Recipe, store: AdapterStore) -> bool:
+        self._export_adapter(self.adapter, folder, recipe, store)
+        return True
 
-    def export_policy(self, folder: Path, workspace: Workspace) -> PolicyRecord:
-        """The adapter as a PEFT folder."""
-        export_shared_adapter(self, folder, workspace)
-        return PolicyRecord(kind="single", folder=folder.name)
+
+class AlignedPolicy(SharedPolicy):
+    """One policy, which the server has aligned by DPO; it is no adapter of the federation's store."""
+
+    kind = "aligned-policy"
+    measure_job = AlignedMeasureJob
 
 
 class ClientAdapters(Outcome):
@@ -194,28 +210,25 @@ class ClientAdapters(Outcome):
 
     @property
     def clients(self) -> list[str]:
-        """The clients that have an adapter."""
         return sorted(self.record.adapters)
 
-    def score(self, pairs: Pairs, workspace: Workspace) -> PreferenceScores:
-        """Each client's pairs by its own adapter."""
-        adapters = self.record.adapters
-        return score_by_client(pairs, workspace, lambda name: workspace.adapter(adapters[name]), {})
+    def adapters_of(self, client: str) -> tuple[AdapterHash, ...]:
+        return (self.record.adapters[client],)
 
-    def export_policy(self, folder: Path, workspace: Workspace) -> PolicyRecord:
-        """A PEFT folder for each client."""
-        adapters = {name: workspace.adapter(digest) for name, digest in self.record.adapters.items()}
-        save_client_adapters(adapters, workspace.recipe.policy, folder)
-        return PolicyRecord(kind="client-adapters", folder=folder.name)
+    def export_policy(self, folder: Path, recipe: Recipe, store: AdapterStore) -> bool:
+        adapters = {name: store.get(digest) for name, digest in self.record.adapters.items()}
+        save_client_adapters(adapters, recipe.policy, folder)
+        return True
 
 
-class PersonalizedClients(Outcome):
-    """A model for each client, made of the server's adapter and the client's own modules or steps.
+class PersonalizedClients(SharedPolicy):
+    """A model for each client, made at the client of the server's adapter and its own modules or steps.
 
-    It is built at the client when it is needed.
+    The exported policy is the shared adapter; nothing of the clients' own is in it.
     """
 
     kind = "personalized-clients"
+    keeps_modules = True
     policy_note = (
         "Each client's policy is the shared adapter with private modules, which stay with the client. The"
         " PEFT folder and the registered model are the shared adapter."
@@ -224,18 +237,7 @@ class PersonalizedClients(Outcome):
 
     @property
     def clients(self) -> list[str]:
-        """The participating clients."""
         return sorted(self.record.job_keys)
-
-    def score(self, pairs: Pairs, workspace: Workspace) -> PreferenceScores:
-        """Each client's pairs by its own model."""
-        (digest,) = self.record.adapters.values()
-        return score_by_client(pairs, workspace, lambda _: workspace.adapter(digest), self.record.job_keys)
-
-    def export_policy(self, folder: Path, workspace: Workspace) -> PolicyRecord:
-        """The shared adapter as a PEFT folder; nothing of the clients' own is in it."""
-        export_shared_adapter(self, folder, workspace)
-        return PolicyRecord(kind="personalized-clients", folder=folder.name, job_keys=self.record.job_keys)
 
 
 OUTCOMES: Registry[type[Outcome]] = Registry(
@@ -243,7 +245,7 @@ OUTCOMES: Registry[type[Outcome]] = Registry(
     "fed_rlhf.outcomes",
     {
         outcome.kind: f"{__name__}:{outcome.__name__}"
-        for outcome in (SelectorEnsemble, SharedPolicy, ClientAdapters, PersonalizedClients)
+        for outcome in (SelectorEnsemble, SharedPolicy, AlignedPolicy, ClientAdapters, PersonalizedClients)
     },
 )
 """Outcomes by the kind of their records."""
@@ -260,47 +262,3 @@ def load_outcome(record: OutcomeRecord) -> Outcome:
             f"the outcome '{record.kind}' is not known; there are: {', '.join(OUTCOMES.names())}"
         )
     return OUTCOMES.load(record.kind)(record)
-
-
-def export_shared_adapter(outcome: Outcome, folder: Path, workspace: Workspace) -> None:
-    """Write the only adapter of an outcome as a PEFT folder."""
-    (digest,) = outcome.record.adapters.values()
-    model = outcome.exported_model(workspace.recipe)
-    export_adapter(workspace.adapter(digest), model.lora, model.backbone, folder, model.template)
-
-
-def score_distinct(
-    adapters: dict[str, str], names: Sequence[str], pairs: Pairs, workspace: Workspace
-) -> PreferenceScores:
-    """Scores by several adapters, each distinct one computed once.
-
-    Args:
-        adapters: hash by name.
-        names: the order of the models.
-        pairs: the scored pairs.
-        workspace: the federation.
-    """
-    distinct = list(dict.fromkeys(adapters.values()))
-    with workspace.lend_trainer() as trainer:
-        scores = trainer.score_pairs(pairs, [workspace.adapter(digest) for digest in distinct])
-    return scores.select([distinct.index(adapters[name]) for name in names])
-
-
-def score_by_client(
-    pairs: Pairs, workspace: Workspace, load: Callable[[str], Adapter], job_keys: dict[str, str]
-) -> PreferenceScores:
-    """Scores of each client's pairs by its own model.
-
-    Args:
-        pairs: the scored pairs.
-        workspace: the federation.
-        load: gives the adapter that a client, by its name, is sent.
-        job_keys: key of each client's last accepted job, for clients with private state.
-    """
-    parts = []
-    with workspace.lend_trainer() as trainer:
-        for name in sorted({pair["client_id"] for pair in pairs}):
-            rows = [n for n, pair in enumerate(pairs) if pair["client_id"] == name]
-            context = workspace.contexts.open(name, job_keys.get(name, ""))
-            parts.append((rows, trainer.score_client_pairs([pairs[n] for n in rows], load(name), context)))
-    return concat(parts)

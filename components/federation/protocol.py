@@ -11,7 +11,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Literal, Self, TypeVar
 
 from pydantic import Field, JsonValue, SerializeAsAny
 
@@ -20,6 +20,8 @@ from components.models.store import AdapterHash
 from components.results import ClientRecord, Metrics, Result
 
 if TYPE_CHECKING:
+    from components.models.generation import Completion, GenerationProgress
+    from components.models.policy import Policy
     from components.models.store import Adapter
 
 
@@ -185,6 +187,7 @@ class Job(Result, ABC):
     round: int  # index of the round that the job belongs to
     seed: int  # all random choices of the client are functions of it
     slot: str = ""  # name of the server's adapter that the job is about; empty for several
+    trainer: ClassVar[str] = ""  # that carries it out; empty: the method's
     # Set by the round loop, and used by post-processors only:
     processing: str = ""  # their settings; empty without any
     participants: tuple[str, ...] = ()  # the clients of the step
@@ -215,13 +218,18 @@ class AdapterJob(Job, ABC):
         return (self.adapter,)
 
 
-class TrainJob(AdapterJob):
-    """Train an adapter and send it back."""
+class PrivateJob(Job, ABC):
+    """A job for which a client may use its private state."""
 
-    kind: Literal["train"] = "train"
     # Key of the client's last accepted job, from whose private state it continues; empty before the
     # first one, and for clients without private state.
     previous_job_key: str = ""
+
+
+class TrainJob(AdapterJob, PrivateJob):
+    """Train an adapter and send it back."""
+
+    kind: Literal["train"] = "train"
     # Weights of the objectives, in their order, where the server sets them.
     objective_weights: tuple[float, ...] = ()
     # Further tensors that the client is sent by name, for the method's plug-in of the local step.
@@ -232,17 +240,15 @@ class TrainJob(AdapterJob):
         return (self.adapter, *self.attached.values())
 
 
-class GradientJob(AdapterJob):
+class GradientJob(AdapterJob, PrivateJob):
     """Send the gradient of each objective at an adapter back."""
 
     kind: Literal["gradients"] = "gradients"
-    previous_job_key: str = ""  # as of TrainJob
 
 
-class ScoreJob(Job):
-    """Send the mean validation loss of each adapter back."""
+class AdaptersJob(Job, ABC):
+    """A job on several adapters."""
 
-    kind: Literal["score"] = "score"
     adapters: tuple[AdapterHash, ...]
 
     @property
@@ -250,11 +256,70 @@ class ScoreJob(Job):
         return self.adapters
 
 
-class MeasureJob(AdapterJob):
+class ScoreJob(AdaptersJob):
+    """Send the mean validation loss of each adapter back."""
+
+    kind: Literal["score"] = "score"
+
+
+class RewardsJob(AdapterJob):
     """Measure an adapter on the server's held-out prompts. No client is involved: `client` is empty."""
 
     kind: Literal["measure"] = "measure"
     name: str  # of the measure
+
+
+class MeasureJob(AdaptersJob, PrivateJob):
+    """Measure the client's model on its own pairs; the answer has counts and sums, see PairFigures.
+
+    The client's model is that of the adapter and its private state. Several adapters, one of which may
+    occur twice, are those of selectors, which vote.
+    """
+
+    kind: Literal["measure-pairs", "measure-aligned"] = "measure-pairs"
+    split: str
+    positions: tuple[int, ...] | None = None  # of the pairs, among the client's of the split; None: all
+    assigned: int | None = None  # index of the selector that the client uses; None if it uses none
+    batch_size: int | None = None  # pairs per batch; None: that of the trainer
+
+
+class AlignedMeasureJob(MeasureJob):
+    """Measure a policy that the server has aligned, by its implicit reward."""
+
+    kind: Literal["measure-aligned"] = "measure-aligned"
+    trainer: ClassVar[str] = "aligned"
+
+
+class KlJob(AdapterJob, PrivateJob):
+    """Send KL(policy || backbone) of the client's policy back (nats), on a completion of each prompt."""
+
+    kind: Literal["kl"] = "kl"
+    prompts: tuple[str, ...]
+    seeds: tuple[int, ...]  # of each completion
+    temperature: float
+
+
+class Generation(Result):
+    """Prompts that a policy answers, see Policy.generate."""
+
+    prompts: tuple[str, ...]
+    seed: int
+    temperature: float = 0.0
+    count: int = 1
+    max_new_tokens: int | None = None  # None: policy.max_new_tokens
+
+    def answer(self, policy: Policy, progress: GenerationProgress | None = None) -> list[list[Completion]]:
+        """`count` completions of each prompt."""
+        return policy.generate(
+            self.prompts, self.seed, self.temperature, self.count, self.max_new_tokens, progress
+        )
+
+
+class GenerateJob(AdapterJob, PrivateJob):
+    """Let the client's policy answer prompts of the server, and send the completions back."""
+
+    kind: Literal["generate"] = "generate"
+    generations: tuple[Generation, ...]
 
 
 @dataclass(frozen=True)
@@ -266,6 +331,7 @@ class ClientResult:
     rows: int = 0  # that the job could use
     metrics: Metrics = field(default_factory=Metrics)
     kept_bytes: int = 0  # size of what the client keeps
+    answer: JsonValue = None  # figures or completions; None of a job that trains
 
 
 class Update(ClientRecord):
@@ -274,6 +340,7 @@ class Update(ClientRecord):
     job: str  # key of the job
     client: str
     adapter: AdapterHash | None = None  # or the gradients as tensors of one file; None for a score job
+    answer: JsonValue = None  # as of ClientResult
 
 
 @dataclass(frozen=True)

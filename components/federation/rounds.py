@@ -10,9 +10,13 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
+
+from pydantic import JsonValue
 
 from components.config import FederationConfig, Recipe
 from components.federation.clients.base import Trainer
+from components.federation.clients.context import ClientContexts
 from components.federation.commits import Commits
 from components.federation.method import Method, Server, State, method_of
 from components.federation.postprocessing import postprocessors_of, processing_key
@@ -24,6 +28,7 @@ from components.results import ClientRecord, Metrics, StepRecord
 
 log = logging.getLogger(__name__)
 
+J = TypeVar("J", bound=Job)
 AfterStep = Callable[[State, StepRecord], None]
 
 
@@ -59,13 +64,35 @@ def run_rounds(
 
 def plan_step(method: Method, state: State, config: FederationConfig, store: AdapterStore) -> list[Job]:
     """The jobs of the next step, with what post-processors depend on."""
-    planned = method.plan(state, Server(config, store))
+    jobs = with_processing(method.plan(state, Server(config, store)), config)
     weights = state.federation.weights
+    return [job.model_copy(update={"weight": weights[job.client]}) for job in jobs]
+
+
+def with_processing(jobs: Sequence[J], config: FederationConfig) -> list[J]:
+    """Jobs with what post-processors depend on."""
     common = {
         "processing": processing_key(postprocessors_of(config)),
-        "participants": tuple(job.client for job in planned),
+        "participants": tuple(job.client for job in jobs),
     }
-    return [job.model_copy(update={**common, "weight": weights[job.client]}) for job in planned]
+    return [job.model_copy(update=common) for job in jobs]
+
+
+def ask_clients(jobs: Sequence[Job], transport: Transport, config: FederationConfig) -> dict[str, JsonValue]:
+    """The answer of each client to a job that trains nothing.
+
+    Raises:
+        FederationError: a client has no answer. A repeated call takes the others' answers as they are.
+    """
+    jobs = with_processing(jobs, config)
+    updates, failures, refused = match_answers(jobs, transport.run(jobs))
+    if missing := by_client([*failures, *refused]):
+        reasons = "; ".join(f"{failure.client}: {failure.reason}" for failure in missing)
+        raise FederationError(
+            f"{len(missing)} of {len(jobs)} clients have no answer to a job '{jobs[0].kind}', which needs all"
+            f" of them: resume the run once the cause is removed. {reasons}"
+        )
+    return {update.client: update.answer for update in updates}
 
 
 def aggregate_step(
@@ -207,7 +234,7 @@ def run_federation(
     processor.
     """
     method = method_of(recipe.federation)
-    transport = InProcessTransport.open(recipe, pairs, commits.store, trainer)
+    transport = InProcessTransport.open(recipe, ClientContexts(commits.store, pairs), trainer)
     for warning in method.warnings(federation, recipe.seed, recipe.federation):
         log.warning("%s", warning)
     committed = commits.latest(method.memory_type)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Self
 
 from components.config import Recipe
@@ -14,7 +13,6 @@ from components.federation.clients.context import ClientContexts
 from components.federation.clients.worker import build_trainer, run_job
 from components.federation.postprocessing import PostProcessor, postprocessors_of
 from components.federation.protocol import Failure, Job, Update
-from components.models.store import AdapterStore
 
 
 class Transport(ABC):
@@ -22,8 +20,8 @@ class Transport(ABC):
 
     @classmethod
     @abstractmethod
-    def open(cls, recipe: Recipe, pairs: Path, store: AdapterStore) -> Self:
-        """The transport of a federation, from its recipe, its prepared pairs and its adapters."""
+    def open(cls, recipe: Recipe, contexts: ClientContexts) -> Self:
+        """The transport to the clients of a federation, whose contexts it opens where they work."""
 
     @abstractmethod
     def run(self, jobs: Sequence[Job]) -> Sequence[Update | Failure]:
@@ -39,9 +37,8 @@ class InProcessTransport(Transport):
     postprocessors: tuple[PostProcessor, ...] = ()  # applied to what the clients send
 
     @classmethod
-    def open(cls, recipe: Recipe, pairs: Path, store: AdapterStore, trainer: Trainer | None = None) -> Self:
+    def open(cls, recipe: Recipe, contexts: ClientContexts, trainer: Trainer | None = None) -> Self:
         """The transport with a trainer; None builds the one of the method on the processor."""
-        contexts = ClientContexts(store, pairs)
         return cls(trainer or build_trainer(recipe, "cpu"), contexts, postprocessors_of(recipe.federation))
 
     def run(self, jobs: Sequence[Job]) -> list[Update | Failure]:

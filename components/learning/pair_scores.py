@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
+
+from components.data.records import Pairs
+from components.results import Result
 
 if TYPE_CHECKING:
     from components.models.resident import Pair, ResidentPolicy
@@ -27,9 +30,6 @@ class PreferenceScores:
     # Other margins, [U, N] each. A policy has 'summed', margins of the completions' log-likelihoods,
     # and 'per_token', margins of their means per token; a reward head has 'explicit'.
     margins_by_metric: dict[str, Array] = field(default_factory=dict)
-    # [N], index of the model that the client of each pair uses, -1 if it uses none; None if all
-    # clients use the same model.
-    assigned: npt.NDArray[np.int64] | None = None
     # [U, N], the margins of a selector that is shown the chosen completion second; None where a
     # margin does not depend on the order.
     swapped: Array | None = None
@@ -42,44 +42,59 @@ class PreferenceScores:
     def select(self, models: Sequence[int]) -> PreferenceScores:
         """Scores by these models, in this order; a model may be selected twice."""
         rows = list(models)
-        return _combine([self], lambda arrays: arrays[0][rows])
-
-    def by_assigned(self) -> tuple[list[int], PreferenceScores]:
-        """Indices of the n pairs whose client uses a model, and their scores [1, n] by this model."""
-        if self.assigned is None:
-            raise ValueError("no client is assigned a model of its own")
-        columns = [int(n) for n in np.flatnonzero(self.assigned >= 0)]
-        rows = [int(self.assigned[n]) for n in columns]
-        return columns, _combine([self], lambda arrays: arrays[0][rows, columns][None, :])
-
-    def with_assignment(self, assigned: Sequence[int]) -> PreferenceScores:
-        """The same scores, with the index of the model that the client of each pair uses, [N]."""
-        return replace(self, assigned=np.array(assigned, dtype=np.int64))
+        return PreferenceScores(
+            self.margins[rows],
+            None if self.rewards is None else self.rewards[rows],
+            {name: margins[rows] for name, margins in self.margins_by_metric.items()},
+            None if self.swapped is None else self.swapped[rows],
+        )
 
 
-def concat(parts: Sequence[tuple[Sequence[int], PreferenceScores]]) -> PreferenceScores:
-    """Concatenate the scores of disjoint sets of pairs, in the order of the pairs' indices.
+class PairFigures(Result):
+    """Counts and sums over the pairs of a client.
 
-    A part has the indices of n pairs and their scores [U, n]; all indices together are 0 to N - 1.
+    A pair's vote is 1 where the models' majority agrees with its owner, and 0 where it does not. A pair
+    with a margin of 0, or on which votes tie, counts half, and so does a pair on which the majority
+    depends on the order of its completions: a selector that always chooses one position has an accuracy
+    of exactly one half.
     """
-    order = np.argsort(list(chain.from_iterable(columns for columns, _ in parts)))
-    return _combine([part for _, part in parts], lambda arrays: np.concatenate(arrays, axis=1)[:, order])
+
+    pairs: int
+    votes: float
+    margin: float  # of the means over the models and orders, as in PreferenceScores.margins
+    reward: float | None = None  # of the means over the models; None for selectors
+    by_metric: dict[str, float] = Field(default_factory=dict)  # votes by other margins
+    domains: dict[str, tuple[int, float]] = Field(default_factory=dict)  # pairs and votes by domain
+    assigned: PairFigures | None = None  # the same by the one model that the client uses
 
 
-def _combine(parts: Sequence[PreferenceScores], combine: Callable[[list[Array]], Array]) -> PreferenceScores:
-    def combine_present(arrays: Iterable[Array | None]) -> Array | None:
-        present = [array for array in arrays if array is not None]
-        return combine(present) if present else None
-
-    return PreferenceScores(
-        combine([part.margins for part in parts]),
-        combine_present(part.rewards for part in parts),
-        {
-            name: combine([part.margins_by_metric[name] for part in parts])
-            for name in parts[0].margins_by_metric
+def pair_figures(scores: PreferenceScores, pairs: Pairs, assigned: int | None = None) -> PairFigures:
+    """Figures of U models on N pairs, which have a domain; `assigned` is the model that the client uses."""
+    votes = _votes(scores.orders)
+    domains = np.array([pair["domain"] for pair in pairs], dtype=object)
+    by_domain = {name: votes[domains == name] for name in sorted(set(domains.tolist()))}
+    return PairFigures(
+        pairs=len(pairs),
+        votes=float(votes.sum()),
+        margin=float(np.mean(scores.orders, axis=0).mean(axis=0).sum()),
+        reward=None if scores.rewards is None else float(scores.rewards.mean(axis=0).sum()),
+        by_metric={
+            name: float(_votes([margins]).sum()) for name, margins in scores.margins_by_metric.items()
         },
-        swapped=combine_present(part.swapped for part in parts),
+        domains={name: (len(own), float(own.sum())) for name, own in by_domain.items()},
+        assigned=None if assigned is None else pair_figures(scores.select([assigned]), pairs),
     )
+
+
+def _votes(orders: Sequence[Array]) -> Array:
+    """The mean of the majority over the orders of presentation, [N], of margins [U, N] each."""
+    return np.asarray(np.mean([_majority(margins) for margins in orders], axis=0))
+
+
+def _majority(margins: Array) -> Array:
+    """The majority of the models on each pair, [N]: 1 for chosen, 0 for rejected, 0.5 for a tie."""
+    votes = np.where(margins > 0, 1.0, np.where(margins < 0, 0.0, 0.5)).mean(axis=0)
+    return np.where(votes > 0.5, 1.0, np.where(votes < 0.5, 0.0, 0.5))
 
 
 def policy_scores(

@@ -67,6 +67,15 @@ def score_pairs(selector: Selector, pairs: Sequence[Pair]) -> np.ndarray:
     return margins
 
 
+def compare(selector: Selector, comparisons: Sequence[Comparison], adapters: Sequence[Adapter]) -> np.ndarray:
+    """Log-odds that the first completion is better, by each adapter, [U, N]."""
+    margins = np.zeros((len(adapters), len(comparisons)))
+    for row, adapter in zip(margins, adapters, strict=True):
+        selector.slot.load(adapter)
+        row[:] = selector.margins(comparisons)
+    return margins
+
+
 def accuracy(margins: np.ndarray) -> float:
     """Share of margins above 0, where a margin of 0 counts half; NaN if there are none."""
     if not margins.size:

@@ -253,17 +253,6 @@ class Policy(PolicyTexts):
         return generate_completions(self.model, self.tokenizer, encoded, settings, seed, progress)
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How prompts are answered."""
-
-    count: int = 1  # answers to each prompt; more than one need a temperature above 0
-    temperature: float = 0.0  # 0 is greedy search
-
-
-GREEDY = Sampling()
-
-
 class ClientPolicySet:
     """Policies of several clients on one backbone, whose slot holds the selected client's adapter."""
 
@@ -284,41 +273,22 @@ class ClientPolicySet:
 
     def select(self, client: str) -> Policy:
         """Load the adapter of a client; the policy is the client's until another one is selected."""
-        self.check_client(client)
-        self._slot.load(self._adapters[client])
-        return self.policy
-
-    def check_client(self, client: str) -> None:
-        """Require that a client has a policy."""
         if client not in self.clients:
             names = ", ".join(self.clients[:5]) + (", ..." if len(self.clients) > 5 else "")
             raise PolicyError(
                 f"client_id '{client}' has no policy here (there are {len(self.clients)}: {names})"
             )
+        self._slot.load(self._adapters[client])
+        return self.policy
 
-    def generate(
-        self,
-        prompts: Sequence[str],
-        clients: Sequence[str],
-        seed: int,
-        progress: GenerationProgress | None = None,
-        sampling: Sampling = GREEDY,
-    ) -> list[list[Completion]]:
-        """Answers, each by the policy of the prompt's client; see `Policy.generate`.
-
-        Progress is called with (prompts done, prompts in total) after each client.
-        """
+    def generate(self, prompts: Sequence[str], clients: Sequence[str], seed: int) -> list[list[Completion]]:
+        """Greedy answers, each by the policy of the prompt's client."""
         result: list[list[Completion]] = [[] for _ in prompts]
-        done = 0
         for name in sorted(set(clients)):
             rows = [n for n, client in enumerate(clients) if client == name]
-            policy = self.select(name)
-            answers = policy.generate([prompts[n] for n in rows], seed, sampling.temperature, sampling.count)
+            answers = self.select(name).generate([prompts[n] for n in rows], seed)
             for n, answer in zip(rows, answers, strict=True):
                 result[n] = answer
-            done += len(rows)
-            if progress is not None:
-                progress(done, len(prompts))
         return result
 
 

@@ -62,12 +62,13 @@ def _run_rounds(recipe: Recipe, folder: Path, scratch: Path) -> list[TimedWork]:
 
 def _time_steps(recipe: Recipe, folder: Path, federation: Path, run_id: str) -> list[TimedWork]:
     """Seconds of each round, from its plan to its commit and its logging."""
+    from components.federation.clients.context import ClientContexts
     from components.federation.commits import Commits
     from components.federation.method import method_of
     from components.federation.rounds import run_rounds
     from tasks.devices import POOL
-    from tasks.federation import PrefectTransport
     from tasks.tracking.federate import FederationLog, log_steps
+    from tasks.transport import PrefectTransport
 
     commits = Commits(federation, "peers")
     with POOL.borrow_trainer(recipe):  # the model is resident from here on
@@ -82,7 +83,7 @@ def _time_steps(recipe: Recipe, folder: Path, federation: Path, run_id: str) -> 
         log_steps(log, records, len(records) - 1)
         times.append(time.perf_counter())
 
-    transport = PrefectTransport(recipe, pairs_file(folder), commits.store)
+    transport = PrefectTransport(recipe, ClientContexts(commits.store, pairs_file(folder)))
     run_rounds(method, state, transport, commits, recipe.federation, after_step)
     return [
         TimedWork(end - start, {name: _losses(client.metrics) for name, client in record.clients.items()})

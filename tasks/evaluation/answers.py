@@ -2,55 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prefect import get_run_logger
-
-from components.alignment.policies import PolicySet, load_policy, open_base_policy
 from components.config import Recipe
-from components.data.records import PairRow, PromptRow, answer_id, choose_prompts, read_rows
-from components.evaluation.accuracy import accuracy_report
+from components.data.records import PromptRow, answer_id, choose_prompts, read_clients
+from components.evaluation.accuracy import accuracy_report, sample_pairs
+from components.federation.outcome import AlignedPolicy, rows_by_client
+from components.federation.protocol import Generation
 from components.io import read_json, stored, write_json
-from components.learning.pair_scores import PreferenceScores
-from components.models.policy import GREEDY, Sampling
-from components.progress import Work, progress
-from components.results import AccuracyReport, PolicyRecord
+from components.learning.pair_scores import PairFigures
+from components.models.adapters import read_adapter
+from components.models.policy import assign_round_robin
+from components.results import AccuracyReport
 from components.seeding import derive, generator
-from tasks.devices import POOL, open_workspace
+from tasks.policies import EvaluatedPolicy, aligned_outcome, generate
 from tasks.runs import Run
-from tasks.uncached import task
+from tasks.transport import ask_clients, exchange
 
 BASE = "base"
 ALIGNED = "aligned"
 
 
-@dataclass(frozen=True)
-class EvaluatedPolicy:
-    """A policy that answers prompts and questions."""
-
-    name: str  # for logs and files
-    record: PolicyRecord | None  # None for the base policy
-
-    def open(self, run: Run, recipe: Recipe, device: str) -> PolicySet:
-        """Load the policy on a device."""
-        if self.record is None:
-            return open_base_policy(recipe, device)
-        return load_policy(self.record, run.alignment).open(device, open_workspace(run, recipe))
-
-
 def evaluated_policies(run: Run) -> list[EvaluatedPolicy]:
     """The aligned and the base policy of a run."""
-    return [EvaluatedPolicy(ALIGNED, run.alignment_result().policy), EvaluatedPolicy(BASE, None)]
+    aligned = aligned_outcome(run)
+    folder = run.alignment / aligned.record.folder
+    return [EvaluatedPolicy(ALIGNED, folder, aligned.record), EvaluatedPolicy(BASE, None)]
 
 
-@task(name="answer prompts: {policy.name}")
 def answer_prompts(run: Run, recipe: Recipe, policy: EvaluatedPolicy, limit: int | None = None) -> None:
     """Write a policy's answers to the held-out prompts, unless they are there: answers-<policy>.json.
 
-    With several answers per prompt, both policies sample from the same random numbers.
+    With several answers per prompt, both policies sample from the same random numbers. Clients with
+    policies of their own take the prompts round-robin.
 
     Args:
         limit: maximum number of the recipe's prompts (a seeded sample); None takes all.
@@ -71,29 +56,32 @@ def _answer_rows(
     There is a row for each answer; its prompt_id is that of the answer, see answer_id.
     """
     prompts = _evaluation_prompts(run, recipe, limit)
-    log = get_run_logger()
-
-    def log_answers(done: int, total: int) -> None:
-        work = Work(f"answers of the {policy.name} policy", done, total)
-        log.info("%s policy: %d of %d answers", policy.name, done, total, extra=progress(work))
-
     count = recipe.evaluation.answers_per_prompt
-    sampling = GREEDY if count == 1 else Sampling(count, recipe.evaluation.answer_temperature)
-    with POOL.borrow(recipe.runtime) as device:
-        policies = policy.open(run, recipe, device)
-        texts = [row["prompt"] for row in prompts]
-        answers = policies.answer(texts, derive(recipe.seed, "answers"), log_answers, sampling)
+    clients = assign_round_robin(len(prompts), policy.clients or [""])
+    by_client = rows_by_client(clients)
+    generations = {
+        client: [
+            Generation(
+                prompts=tuple(prompts[n]["prompt"] for n in own),
+                seed=derive(recipe.seed, "answers"),
+                temperature=0.0 if count == 1 else recipe.evaluation.answer_temperature,
+                count=count,
+            )
+        ]
+        for client, own in by_client.items()
+    }
+    answers = generate(run, recipe, policy, generations, "answer prompts")
+    samples = {n: answers[client][0][k] for client, own in by_client.items() for k, n in enumerate(own)}
     rows = []
-    for row, samples in zip(prompts, answers, strict=True):
-        for number, answer in enumerate(samples):
-            completion = answer.completion
+    for n, row in enumerate(prompts):
+        for number, completion in enumerate(samples[n]):
             own = {
                 "prompt_id": answer_id(row["prompt_id"], number),
                 "text": completion.text,
                 "finished": completion.finished,
                 "tokens": len(completion.ids),
             }
-            rows.append(row | ({"client_id": answer.client} if answer.client else {}) | own)
+            rows.append(row | ({"client_id": clients[n]} if clients[n] else {}) | own)
     return rows
 
 
@@ -128,31 +116,30 @@ def join_answers(run: Run) -> None:
     write_json(run.evaluation / "answers.json", rows)
 
 
-@task()
 def measure_implicit_reward(run: Run, recipe: Recipe) -> AccuracyReport:
     """Accuracy of the aligned policy's implicit reward on held-out pairs.
 
-    The implicit reward is that of DPO (Rafailov et al. 2023, section 4).
-
-    Policies of clients' own are measured on their clients' pairs.
+    The implicit reward is that of DPO (Rafailov et al. 2023, section 4). Each client measures its own
+    pairs; with policies of their own, only those clients do.
     """
 
     def measure() -> dict[str, Any]:
-        policy = load_policy(run.alignment_result().policy, run.alignment)
-        pairs = _evaluation_pairs(run, recipe, policy.clients)
-        margins = policy.score_margins(pairs, open_workspace(run, recipe))
-        return accuracy_report(PreferenceScores(margins[None, :]), pairs).model_dump(mode="json")
+        outcome = aligned_outcome(run)
+        counts = {name: splits["test"] for name, splits in read_clients(run.prepared).items()}
+        if outcome.clients:
+            counts = {name: counts[name] for name in outcome.clients}
+        positions = sample_pairs(counts, recipe.evaluation.preference_pairs, recipe.seed)
+        measured = recipe
+        if not outcome.record.adapters:  # the server has aligned it
+            adapter, lora = read_adapter(run.alignment / outcome.record.folder)
+            digest = exchange(run).adapters.put(adapter)
+            measured = recipe.model_copy(update={"policy": recipe.policy.model_copy(update={"lora": lora})})
+            outcome = AlignedPolicy(outcome.record.model_copy(update={"adapters": {"policy": digest}}))
+        jobs = outcome.measure_jobs("test", positions, batch_size=recipe.evaluation.score_batch_size)
+        figures = {
+            name: PairFigures.model_validate(answer).model_copy(update={"reward": None, "by_metric": {}})
+            for name, answer in ask_clients(run, measured, jobs).items()
+        }
+        return accuracy_report(figures).model_dump(mode="json")
 
     return AccuracyReport.model_validate(stored(run.evaluation / "implicit-reward.json", measure))
-
-
-def _evaluation_pairs(run: Run, recipe: Recipe, clients: Sequence[str] | None) -> list[PairRow]:
-    """The held-out pairs of these clients (None: of all), or a seeded sample of them."""
-    pairs = read_rows(run.prepared / "pairs.parquet", split="test")
-    if clients is not None:
-        pairs = [pair for pair in pairs if pair["client_id"] in clients]
-    limit = recipe.evaluation.preference_pairs
-    if limit >= len(pairs):
-        return pairs
-    sample = generator(recipe.seed, "preference pairs").choice(len(pairs), limit, replace=False)
-    return [pairs[i] for i in sorted(sample)]

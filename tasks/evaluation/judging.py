@@ -12,13 +12,13 @@ from components.config import Recipe, RecipeError
 from components.data.templates import load as load_template
 from components.evaluation.contests import judge_contest
 from components.evaluation.judges.base import Judge, JudgeResources, JudgeSection
-from components.federation.outcome import Outcome, Workspace, load_outcome
 from components.io import read_json, write_json
 from components.models.selector import Comparison
 from components.results import CurvePoint, EvaluationResult
 from components.seeding import derive
-from tasks.devices import POOL, open_workspace
-from tasks.evaluation.answers import ALIGNED, BASE, EvaluatedPolicy, answer_prompts, answers_file
+from tasks.devices import POOL
+from tasks.evaluation.answers import ALIGNED, BASE, answer_prompts, answers_file
+from tasks.policies import EvaluatedPolicy, compare_by_selectors
 from tasks.runs import Run, contest_file, judges_root
 from tasks.uncached import task
 
@@ -124,8 +124,7 @@ def answer_at_checkpoints(run: Run, recipe: Recipe) -> list[int]:
         )
     folders = {step: folder for folder, step in aligned.checkpoints.items()}
     for step in sorted(folders):
-        checkpoint = aligned.policy.model_copy(update={"folder": folders[step]})
-        answer_prompts(run, recipe, EvaluatedPolicy(f"step {step}", checkpoint), limit)
+        answer_prompts(run, recipe, EvaluatedPolicy(f"step {step}", run.alignment / folders[step]), limit)
     return sorted(folders)
 
 
@@ -138,11 +137,7 @@ def draw_reward_hacking_curve(run: Run, recipe: Recipe, steps: Sequence[int]) ->
     Equal answers count half, and so does a tie of the judge.
     """
     contests = checkpoint_pairs(run, steps)
-    outcome = load_outcome(run.federation_result().outcome)
-    workspace = open_workspace(run, recipe)
-    proxies = {
-        step: _selector_score(outcome, list(pairs.values()), workspace) for step, pairs in contests.items()
-    }
+    proxies = _selector_scores(run, recipe, contests)
     POOL.release()
     curve = []
     with POOL.borrow(recipe.runtime) as device:
@@ -177,15 +172,18 @@ def checkpoint_pairs(run: Run, steps: Sequence[int]) -> dict[int, dict[str, Comp
     }
 
 
-def _selector_score(outcome: Outcome, comparisons: Sequence[Comparison], workspace: Workspace) -> float:
-    """Share of prompts on which most selectors prefer our answer, in the mean of both orders.
+def _selector_scores(
+    run: Run, recipe: Recipe, contests: Mapping[int, Mapping[str, Comparison]]
+) -> dict[int, float]:
+    """By step, the share of prompts on which most selectors prefer our answer, in the mean of both orders.
 
     Equal answers count half.
     """
-    orders = [outcome.compare(comparisons, workspace) > 0]
-    if workspace.recipe.selector.orders == "single":  # otherwise a selector averages both orders
-        swapped = [Comparison(pair.prompt, pair.second, pair.first) for pair in comparisons]
-        orders.append(outcome.compare(swapped, workspace) < 0)
-    preferred = np.mean([votes.mean(axis=0) > 0.5 for votes in orders], axis=0)
-    equal = np.array([pair.first.strip() == pair.second.strip() for pair in comparisons])
-    return float(np.where(equal, 0.5, preferred).mean())
+    pairs = [pair for contest in contests.values() for pair in contest.values()]
+    # With orders 'both' a selector averages the orders, and the swapped margins are the same.
+    swapped = [Comparison(pair.prompt, pair.second, pair.first) for pair in pairs]
+    shown, as_second = np.split(compare_by_selectors(run, recipe, [*pairs, *swapped]), 2, axis=1)
+    preferred = np.mean([(shown > 0).mean(axis=0) > 0.5, (as_second < 0).mean(axis=0) > 0.5], axis=0)
+    equal = np.array([pair.first.strip() == pair.second.strip() for pair in pairs])
+    scores = np.split(np.where(equal, 0.5, preferred), np.cumsum([len(c) for c in contests.values()])[:-1])
+    return {step: float(part.mean()) for step, part in zip(contests, scores, strict=True)}

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from prefect import get_run_logger
-
-from components.alignment.policies import PolicySet
 from components.config import Recipe
-from components.config.evaluation import QuestionAnswersConfig
+from components.federation.outcome import rows_by_client
 from components.io import read_json, write_json
-from components.progress import Work, progress
+from components.models.policy import assign_round_robin
 from components.results import QuestionResult
 from components.seeding import derive
-from tasks.devices import POOL
-from tasks.evaluation.answers import EvaluatedPolicy
+from tasks.policies import EvaluatedPolicy, generate
 from tasks.runs import Run
-from tasks.uncached import task
 
 if TYPE_CHECKING:
     from components.data.questions import Question
     from components.evaluation.answers import AnsweredQuestion
 
 
-@task(name="answer questions: {policy.name}")
 def answer_questions(run: Run, recipe: Recipe, policy: EvaluatedPolicy) -> QuestionResult:
     """Answers of a policy to the recipe's questions, greedy and sampled (DRIFT section 7.1).
 
@@ -48,11 +43,8 @@ def answer_questions(run: Run, recipe: Recipe, policy: EvaluatedPolicy) -> Quest
         questions_by_set = load_evaluation_questions(
             config.questions, recipe.seed, tree_questions(recipe.data, grown)
         )
-        with POOL.borrow(recipe.runtime) as device:
-            policies = policy.open(run, recipe, device)
-            for name, path in missing.items():
-                rows = _answer_set(policy.name, policies, questions_by_set[name], config, recipe.seed)
-                write_json(path, rows)
+        for name, path in missing.items():
+            write_json(path, _answer_set(run, recipe, policy, questions_by_set[name]))
     all_rows: list[AnsweredQuestion] = []
     for path in paths.values():
         all_rows += read_json(path)
@@ -61,32 +53,38 @@ def answer_questions(run: Run, recipe: Recipe, policy: EvaluatedPolicy) -> Quest
 
 
 def _answer_set(
-    policy_name: str,
-    policies: PolicySet,
-    questions: Sequence[Question],
-    config: QuestionAnswersConfig,
-    run_seed: int,
+    run: Run, recipe: Recipe, policy: EvaluatedPolicy, questions: Sequence[Question]
 ) -> list[dict[str, Any]]:
     """Answers to the questions of one set, with the answering client where clients have own policies."""
-    from components.alignment.thoughts.growth import truncate_context
-    from components.evaluation.answers import generate_answers
+    from components.evaluation.answers import QuestionPrompts
 
+    config = recipe.evaluation.questions
+    assert config is not None
     name = questions[0].set
-    if config.max_question_tokens is not None:
-        questions = [
-            truncate_context(question, policies.tokenizer, config.max_question_tokens)
-            for question in questions
-        ]
-    clients = policies.assign_questions(len(questions), name)
-    log = get_run_logger()
+    prompts = QuestionPrompts(questions, config, recipe.policy)
+    clients = assign_questions(policy.clients, len(questions), name)
+    by_client = rows_by_client(clients)
+    generations = {
+        client: prompts.generations(own, derive(recipe.seed, "questions", name, client))
+        for client, own in by_client.items()
+    }
+    answers = generate(run, recipe, policy, generations, "answer questions")
     rows: dict[int, dict[str, Any]] = {}
-    for client in sorted(set(clients)):
-        own = [n for n, assigned in enumerate(clients) if assigned == client]
-        seed = derive(run_seed, "questions", name, client)
-        answers = generate_answers(policies.select(client), [questions[n] for n in own], config, seed)
-        for n, row in zip(own, answers, strict=True):
+    for client, own in by_client.items():
+        for n, row in zip(own, prompts.parse(own, *answers[client]), strict=True):
             rows[n] = dict(row) | ({"client_id": client} if client else {})
-        work = Work(f"questions of {name}, {policy_name} policy", len(rows), len(questions))
-        line = "%s policy: %d of %d questions of %s"
-        log.info(line, policy_name, work.done, work.total, name, extra=progress(work))
     return [rows[n] for n in range(len(questions))]
+
+
+def assign_questions(clients: Sequence[str], count: int, question_set: str) -> list[str]:
+    """The client that answers each question of a set; empty names if all clients share a policy.
+
+    The questions of a client's own set go to that client, those of other sets to all clients in turn.
+    Clients that share a set (<set>-0, <set>-1 and so on) answer its questions in turn.
+    """
+    if not clients:
+        return [""] * count
+    if question_set in clients:
+        return [question_set] * count
+    sharing = [name for name in clients if re.fullmatch(rf"{re.escape(question_set)}-\d+", name)]
+    return assign_round_robin(count, sharing or clients)

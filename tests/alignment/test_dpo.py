@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from components.alignment import dpo as module
 from components.alignment.dpo import AlignmentError, DpoResult, align_policy, prepare_model
-from components.alignment.kl import kl_to_reference
+from components.learning.kl import kl_to_reference
 from components.models.adapters import AdapterSlot
 from components.models.backbone import load_backbone
 from components.models.policy import Policy

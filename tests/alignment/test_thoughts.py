@@ -12,7 +12,7 @@ import torch
 
 from components.alignment.thoughts import files
 from components.alignment.thoughts.files import grow_missing_trees, load_thought_templates, settings_key
-from components.alignment.thoughts.growth import TreeSettings, grow_trees, truncate_context
+from components.alignment.thoughts.growth import TreeSettings, grow_trees
 from components.alignment.thoughts.models import (
     EndpointEvaluator,
     ModelEvaluator,
@@ -25,7 +25,7 @@ from components.alignment.thoughts.scores import Score, ThoughtsError, parse_sco
 from components.concurrency import concurrent_parts
 from components.config import ThoughtsConfig
 from components.config.thoughts import EvaluatorOptions
-from components.data.questions import Question, render
+from components.data.questions import Question, render, truncate_context
 from components.data.trees import read_trees, tree_pairs
 from components.models.backbone import load_tokenizer
 from components.models.chat import Reply

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from components.evaluation.accuracy import accuracy_report, sample_evenly
-from components.learning.pair_scores import PreferenceScores
+from components.evaluation.accuracy import accuracy_report
+from components.learning.pair_scores import PreferenceScores, pair_figures
 
 PAIRS = [
     {"client_id": "ada", "domain": "common"},
@@ -20,10 +20,24 @@ def margins(*right: set[int]) -> np.ndarray:
     return np.array([[1.0 if n in rows else -2.0 for n in range(len(PAIRS))] for rows in right])
 
 
-def report(*right: set[int], ada: int | None = None, bea: int | None = None, **scores):
-    """The report of models that get pairs right; ada and bea: the models of these clients."""
-    assigned = None if ada is None else np.array([ada] * 4 + [-1 if bea is None else bea])
-    return accuracy_report(PreferenceScores(margins(*right), assigned=assigned, **scores), PAIRS)
+def measure(scores: PreferenceScores, assigned: dict[str, int] | None = None):
+    """The report of the figures that each client computes on its own pairs."""
+    figures = {}
+    for client in ("bea", "ada"):
+        rows = [n for n, pair in enumerate(PAIRS) if pair["client_id"] == client]
+        own = PreferenceScores(
+            scores.margins[:, rows],
+            None if scores.rewards is None else scores.rewards[:, rows],
+            {name: values[:, rows] for name, values in scores.margins_by_metric.items()},
+            None if scores.swapped is None else scores.swapped[:, rows],
+        )
+        figures[client] = pair_figures(own, [PAIRS[n] for n in rows], (assigned or {}).get(client))
+    return accuracy_report(figures)
+
+
+def report(*right: set[int], assigned: dict[str, int] | None = None, **scores):
+    """The report of models that get pairs right, and of the models that clients are assigned."""
+    return measure(PreferenceScores(margins(*right), **scores), assigned)
 
 
 def test_each_client_counts_once_in_the_mean():
@@ -46,7 +60,7 @@ def test_an_ensemble_is_right_where_most_of_its_models_are_whatever_the_size_of_
 
 def test_models_that_always_choose_one_position_are_right_on_half_of_the_pairs():
     always_first = np.full((3, 5), 2.0)
-    measured = accuracy_report(PreferenceScores(always_first, swapped=-always_first), PAIRS)
+    measured = measure(PreferenceScores(always_first, swapped=-always_first))
     assert measured.mean == measured.worst == measured.best == 0.5
     assert measured.domains == {"common": 0.5, "own": 0.5}
     assert measured.margin == 0.0
@@ -54,19 +68,17 @@ def test_models_that_always_choose_one_position_are_right_on_half_of_the_pairs()
 
 def test_each_order_of_a_pair_counts_half():
     scores = PreferenceScores(margins({0, 4}), swapped=margins({0, 1}))
-    measured = accuracy_report(scores, PAIRS)
+    measured = measure(scores)
     assert measured.clients == {"ada": (1 + 0.5) / 4, "bea": 0.5}
 
 
 def test_the_orders_of_assigned_models_are_those_of_each_clients_own():
-    scores = PreferenceScores(
-        margins({0, 1, 2, 3}, {4}), swapped=margins({0, 1}, set()), assigned=np.array([0, 0, 0, 0, 1])
-    )
-    assert accuracy_report(scores, PAIRS).assigned.clients == {"ada": 0.75, "bea": 0.5}
+    scores = PreferenceScores(margins({0, 1, 2, 3}, {4}), swapped=margins({0, 1}, set()))
+    assert measure(scores, {"ada": 0, "bea": 1}).assigned.clients == {"ada": 0.75, "bea": 0.5}
 
 
 def test_a_pair_with_a_margin_of_zero_counts_half():
-    assert accuracy_report(PreferenceScores(np.zeros((1, 5))), PAIRS).mean == 0.5
+    assert measure(PreferenceScores(np.zeros((1, 5)))).mean == 0.5
 
 
 def test_a_pair_on_which_votes_tie_counts_half():
@@ -79,13 +91,13 @@ def test_without_assigned_adapters_there_is_no_report_of_them():
 
 @pytest.mark.parametrize(("ada", "bea", "accuracy"), [(0, 1, 1.0), (1, 0, 0.0)])
 def test_a_client_with_an_assigned_adapter_is_measured_by_it_alone(ada, bea, accuracy):
-    measured = report({0, 1, 2, 3}, {4}, set(), ada=ada, bea=bea)
+    measured = report({0, 1, 2, 3}, {4}, set(), assigned={"ada": ada, "bea": bea})
     assert measured.assigned.clients == {"ada": accuracy, "bea": accuracy}
     assert measured.mean == 0.0
 
 
 def test_clients_without_an_assigned_adapter_are_left_out_of_the_report_of_assigned_ones():
-    measured = report({0, 1}, {4}, ada=0)
+    measured = report({0, 1}, {4}, assigned={"ada": 0})
     assert measured.assigned.clients == {"ada": 0.5}
     assert measured.assigned.pairs == 4
     assert measured.pairs == 5
@@ -107,7 +119,7 @@ def test_margins_are_means_over_models_and_pairs_by_client_and_then_over_clients
 
 
 def test_rewards_of_assigned_adapters_are_those_of_the_clients_own_model():
-    measured = report({0}, {1}, ada=1, bea=0, rewards=REWARDS)
+    measured = report({0}, {1}, assigned={"ada": 1, "bea": 0}, rewards=REWARDS)
     assert measured.assigned.rewards == {"ada": 3.5, "bea": -1.0}
 
 
@@ -121,24 +133,3 @@ def test_other_margins_have_their_own_accuracy():
     measured = report({0}, margins_by_metric={"summed": margins({0, 1, 2, 3, 4})})
     assert measured.by_metric["summed"].mean == 1.0
     assert measured.by_metric["summed"].clients == {"ada": 1.0, "bea": 1.0}
-
-
-# --- Samples
-
-
-@pytest.mark.parametrize("limit", [None, 5, 9])
-def test_a_limit_that_is_not_exceeded_takes_all_pairs(limit):
-    assert sample_evenly(PAIRS, limit, 0) == PAIRS
-
-
-def test_a_sample_has_as_many_pairs_of_each_client_as_far_as_it_has_them():
-    clients = [pair["client_id"] for pair in sample_evenly(PAIRS, 3, 0)]
-    assert sorted(clients) == ["ada", "ada", "bea"]
-
-
-def test_a_sample_is_in_the_order_of_the_pairs_and_a_function_of_the_seed():
-    pairs = [{"client_id": f"client-{n % 3}", "number": n} for n in range(30)]
-    samples = [[pair["number"] for pair in sample_evenly(pairs, 7, seed)] for seed in (0, 0, 1)]
-    assert samples[0] == sorted(samples[0])
-    assert samples[0] == samples[1]
-    assert samples[0] != samples[2]

@@ -9,12 +9,10 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from components.alignment.policies import PersonalizedPolicySet
 from components.config import RecipeError
 from components.data.records import read_rows
 from components.federation.clients.private import PrivateStore, PrivateStoreError, private_root
 from components.learning.loop import TrainingError, train
-from components.models.policy import PolicyError
 from components.recipes import load_recipe
 from tests.support.bare_loop import open_loop
 
@@ -296,14 +294,14 @@ def test_a_client_that_is_not_sampled_keeps_its_modules(prepared, tmp_path):
 
 def test_before_training_every_client_is_the_reference(finished, held_out_rows):
     adapter = finished.commits.store.get(finished.federation.initial)
-    scores = finished.trainer.score_client_pairs(held_out_rows, adapter, finished.contexts.open("ada"))
+    scores = finished.trainer.score_pairs(held_out_rows, adapter, finished.contexts.open("ada"))
     assert np.abs(scores.margins).max() < 1e-4
     assert np.abs(scores.rewards).max() < 1e-4
     assert np.abs(scores.margins_by_metric["summed"]).min() > 0.1
 
 
 def score(loop, rows, client):
-    return loop.trainer.score_client_pairs(rows, server_adapter(loop), loop.context(client))
+    return loop.trainer.score_pairs(rows, server_adapter(loop), loop.context(client))
 
 
 def test_each_client_is_measured_with_its_own_modules(fedpdpo, held_out_rows):
@@ -334,19 +332,15 @@ def test_margins_of_likelihoods_follow_from_those_of_log_ratios(fedpdpo, held_ou
     assert scores.margins_by_metric["per_token"][0] == pytest.approx(per_token, abs=1e-6)
 
 
-def test_policies_of_clients_generate_with_their_own_modules(fedpdpo):
-    policies = PersonalizedPolicySet(
-        fedpdpo.trainer,
-        server_adapter(fedpdpo),
-        fedpdpo.contexts,
-        fedpdpo.latest_state().memory.job_keys,
-    )
-    (ada,), (bea,) = policies.generate(["a prompt"] * 2, ["ada", "bea"], seed=0)
-    ((repeated,),) = policies.select("ada").generate(["a prompt"], seed=0)
-    assert ada.ids != bea.ids
-    assert repeated.ids == ada.ids
-    with pytest.raises(PolicyError, match="nobody"):
-        policies.select("nobody")
+def test_clients_generate_with_their_own_modules(fedpdpo):
+    policy = fedpdpo.trainer.resident.policy
+    completions = []
+    for client in ("ada", "bea", "ada"):
+        fedpdpo.trainer.load_client(server_adapter(fedpdpo), fedpdpo.context(client))
+        ((completion,),) = policy.generate(["a prompt"], seed=0)
+        completions.append(completion.ids)
+    assert completions[0] != completions[1]
+    assert completions[0] == completions[2]
 
 
 # --- resume
@@ -364,8 +358,8 @@ def remove_commits(loop, last):
 def test_a_measurement_without_the_clients_private_state_is_refused(copied):
     shutil.rmtree(private_stores(copied)["ada"].folder)
     with pytest.raises(PrivateStoreError, match=r"no private state of client ada .*new run"):
-        copied.trainer.client_policy(server_adapter(copied), copied.context("ada"))
-    copied.trainer.client_policy(server_adapter(copied), copied.context("bea"))
+        copied.trainer.load_client(server_adapter(copied), copied.context("ada"))
+    copied.trainer.load_client(server_adapter(copied), copied.context("bea"))
 
 
 def test_a_round_is_not_resumed_without_the_clients_private_state(copied):
@@ -391,7 +385,7 @@ def test_private_state_of_another_run_is_refused(copied, prepared, tmp_path):
     shutil.copytree(private_root(other.commits.folder), root)
     for client in copied.latest_state().memory.job_keys:
         with pytest.raises(PrivateStoreError, match=f"client {client}"):
-            copied.trainer.client_policy(server_adapter(copied), copied.context(client))
+            copied.trainer.load_client(server_adapter(copied), copied.context(client))
 
 
 def test_a_repeated_job_trains_its_shared_step_alone_where_the_personal_step_is_stored(

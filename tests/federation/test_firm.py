@@ -16,7 +16,7 @@ from components.federation.method import method_of
 from components.federation.methods.fedcmoo import FedCMOO
 from components.federation.methods.firm import Firm
 from components.federation.multi_objective import gram_matrix, mean_distance
-from components.federation.protocol import Client, Federation, GradientJob, MeasureJob, TrainJob
+from components.federation.protocol import Client, Federation, GradientJob, RewardsJob, TrainJob
 from components.learning import mgda
 from components.learning.loop import Training, TrainingError, draw_minibatches
 from components.learning.multi_objective import MultiObjectivePpo
@@ -219,7 +219,7 @@ def test_the_rewards_of_the_servers_policy_are_measured_with_the_same_seed_each_
     bound = bind_objectives(store)
     (job,) = bound.measure(new)
     (later,) = bound.measure(new.model_copy(update={"round": 7}))
-    assert isinstance(job, MeasureJob)
+    assert isinstance(job, RewardsJob)
     assert (job.client, job.name, job.adapter) == ("", "rewards", new.adapters["policy"])
     assert later.seed == job.seed
 

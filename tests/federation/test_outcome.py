@@ -1,26 +1,35 @@
-"""Outcomes: what each kind scores, compares and exports, without asking which method it came from."""
+"""Outcomes: whose model answers, by which jobs it is measured, and what is exported."""
 
-from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from components.data.records import read_rows
+from components.federation.clients.private import PrivateStoreError
+from components.federation.clients.worker import build_trainer
 from components.federation.outcome import (
     OUTCOMES,
+    AlignedPolicy,
+    ClientAdapters,
     OutcomeError,
-    PersonalizedClients,
     SelectorEnsemble,
     SharedPolicy,
-    Workspace,
     load_outcome,
+    rows_by_client,
 )
+from components.federation.protocol import Generation
+from components.federation.rounds import ask_clients
+from components.federation.transport import InProcessTransport
+from components.learning.kl import kl_to_reference
+from components.learning.pair_scores import PairFigures, pair_figures
 from components.models.adapters import read_adapter
+from components.models.generation import Completion
 from components.models.policy import client_adapter_folders
-from components.models.selector import Comparison
 from components.recipes import load_recipe
 from components.results import OutcomeRecord
+from components.seeding import derive
 from tests.support.adapters import random_tensors
 from tests.support.bare_loop import open_loop
 
@@ -35,15 +44,7 @@ METHODS = {
         "federation.rounds=1",
     ],
 }
-
-
-@contextmanager
-def lend(value):
-    yield value
-
-
-def make_workspace(loop):
-    return Workspace(loop.recipe, loop.contexts, lambda: lend(loop.trainer), lambda: lend("cpu"))
+PROMPTS = ["a paper", "another paper", "a third one"]
 
 
 @pytest.fixture(scope="module")
@@ -51,16 +52,16 @@ def loops(prepared, tmp_path_factory):
     """A federation of each kind of outcome; clients have private state where the kind has it."""
     opened = {}
     for kind, overrides in METHODS.items():
-        recipe = load_recipe("debug", [*SMALL, *overrides])
+        recipe = load_recipe("debug", [*SMALL, "policy.max_new_tokens=4", *overrides])
         opened[kind] = open_loop(recipe, prepared, tmp_path_factory.mktemp(kind))
     opened["personalized-clients"].run()
     return opened
 
 
 @pytest.fixture(scope="module")
-def rows(prepared):
-    pairs = read_rows(prepared / "pairs.parquet", split="test")
-    return [row for row in pairs if row["client_id"] in ("ada", "bea")]
+def own_rows(prepared):
+    """The held-out pairs of two clients."""
+    return {name: read_rows(prepared / "pairs.parquet", name, "test") for name in ("ada", "bea")}
 
 
 def put_random(loop, seed):
@@ -68,25 +69,35 @@ def put_random(loop, seed):
     return loop.commits.store.put(random_tensors(slot, seed, 0.2))
 
 
-def score_alone(loop, digest, rows):
-    store = loop.commits.store
-    return loop.trainer.score_pairs(rows, [store.get(digest)]).margins[0]
+def ask(loop, jobs, trainer=None):
+    transport = InProcessTransport(trainer or loop.trainer, loop.contexts)
+    return ask_clients(jobs, transport, loop.recipe.federation)
+
+
+def measure(loop, outcome, **settings):
+    """The figures of all held-out pairs of ada and bea."""
+    jobs = outcome.measure_jobs("test", {"ada": None, "bea": None}, **settings)
+    return {name: PairFigures.model_validate(answer) for name, answer in ask(loop, jobs).items()}
 
 
 # --- all kinds
 
 
 def test_the_kind_of_a_record_names_its_class():
-    assert set(OUTCOMES.builtin) == set(METHODS)
+    assert set(OUTCOMES.builtin) == {*METHODS, "aligned-policy"}
     for kind in OUTCOMES.builtin:
         outcome = OUTCOMES.load(kind)
         assert outcome.kind == kind
-        assert isinstance(load_outcome(OutcomeRecord(kind=kind, adapters={})), outcome)
+        assert isinstance(load_outcome(OutcomeRecord(kind=kind)), outcome)
 
 
 def test_an_unknown_kind_is_refused_with_the_known_ones():
     with pytest.raises(OutcomeError, match=r"'forest' is not known.*shared-policy"):
-        load_outcome(OutcomeRecord(kind="forest", adapters={}))
+        load_outcome(OutcomeRecord(kind="forest"))
+
+
+def test_a_single_policy_of_earlier_versions_is_a_shared_one():
+    assert OutcomeRecord.model_validate({"kind": "single", "folder": "final"}).kind == "shared-policy"
 
 
 @pytest.mark.parametrize("kind", METHODS)
@@ -100,7 +111,7 @@ def test_an_exported_adapter_is_a_peft_folder_of_the_trained_model(kind, model, 
     loop = loops[kind]
     digest = put_random(loop, 1)
     outcome = load_outcome(OutcomeRecord(kind=kind, adapters={"one": digest}))
-    exported = outcome.export(tmp_path / "adapters", make_workspace(loop))
+    exported = outcome.export(tmp_path / "adapters", loop.recipe, loop.commits.store)
     adapter, lora = read_adapter(tmp_path / exported["one"].folder)
     expected = loop.commits.store.get(digest)
     assert exported["one"].hash == digest
@@ -110,11 +121,16 @@ def test_an_exported_adapter_is_a_peft_folder_of_the_trained_model(kind, model, 
         assert torch.equal(adapter[name], tensor)
 
 
-@pytest.mark.parametrize("kind", ["shared-policy", "client-adapters", "personalized-clients"])
-def test_an_outcome_without_selectors_compares_no_completions(kind, loops):
-    outcome = load_outcome(OutcomeRecord(kind=kind, adapters={}))
-    with pytest.raises(OutcomeError, match=f"'{kind}' has no selectors"):
-        outcome.compare([Comparison("p", "a", "b")], make_workspace(loops[kind]))
+@pytest.mark.parametrize("kind", METHODS)
+def test_a_client_measures_the_pairs_at_the_positions_alone(kind, loops, own_rows):
+    loop = loops[kind]
+    state = loop.latest_state() if kind == "personalized-clients" else loop.initial_state()
+    outcome = load_outcome(loop.bound.outcome(state))
+    (job,) = outcome.measure_jobs("test", {"ada": [1]}, 3)
+    assert (job.client, job.round, job.positions) == ("ada", 3, (1,))
+    figures = PairFigures.model_validate(ask(loop, [job])["ada"])
+    assert figures.pairs == 1
+    assert figures.domains == {own_rows["ada"][1]["domain"]: (1, figures.votes)}
 
 
 # --- selectors
@@ -129,17 +145,21 @@ def ensemble(loops):
     return loop, {"selector-0": first, "selector-1": second, "selector-2": first}
 
 
-def test_an_ensemble_scores_pairs_by_each_selector_in_the_order_of_their_names(ensemble, rows):
+def selector_record(adapters, **fields):
+    return OutcomeRecord(kind="selector-ensemble", adapters=dict(reversed(adapters.items())), **fields)
+
+
+def test_a_clients_figures_are_of_the_selectors_in_the_order_of_their_names(ensemble, own_rows):
     loop, adapters = ensemble
-    record = OutcomeRecord(kind="selector-ensemble", adapters=dict(reversed(adapters.items())))
-    scores = SelectorEnsemble(record).score(rows, make_workspace(loop))
-    assert scores.margins.shape == (3, len(rows))
-    for margins, name in zip(scores.margins, adapters, strict=True):
-        assert np.allclose(margins, score_alone(loop, adapters[name], rows))
-    assert scores.assigned is None
+    measured = measure(loop, SelectorEnsemble(selector_record(adapters, assignment={"ada": "selector-1"})))
+    scored = [loop.commits.store.get(adapters[name]) for name in sorted(adapters)]
+    for name, rows in own_rows.items():
+        scores = loop.trainer.score_pairs(rows, scored)
+        assert measured[name] == pair_figures(scores, rows, 1 if name == "ada" else None)
+    assert measured["ada"].assigned != measured["bea"].assigned is None
 
 
-def test_equal_selectors_are_computed_once(ensemble, rows, monkeypatch):
+def test_equal_selectors_are_computed_once(ensemble, monkeypatch):
     loop, adapters = ensemble
     counts = []
     score_pairs = loop.trainer.score_pairs
@@ -149,97 +169,176 @@ def test_equal_selectors_are_computed_once(ensemble, rows, monkeypatch):
         return score_pairs(pairs, scored)
 
     monkeypatch.setattr(loop.trainer, "score_pairs", record)
-    outcome = SelectorEnsemble(OutcomeRecord(kind="selector-ensemble", adapters=adapters))
-    assert outcome.score(rows, make_workspace(loop)).margins.shape == (3, len(rows))
-    assert counts == [2]
-
-
-def test_the_selector_of_each_clients_cluster_is_named_with_the_scores(ensemble, rows):
-    loop, adapters = ensemble
-    record = OutcomeRecord(kind="selector-ensemble", adapters=adapters, assignment={"ada": "selector-1"})
-    scores = SelectorEnsemble(record).score(rows, make_workspace(loop))
-    expected = [1 if row["client_id"] == "ada" else -1 for row in rows]
-    assert scores.assigned.tolist() == expected
-
-
-def test_an_ensemble_compares_completions_by_each_selector(ensemble, rows):
-    loop, adapters = ensemble
-    outcome = SelectorEnsemble(OutcomeRecord(kind="selector-ensemble", adapters=adapters))
-    comparisons = [Comparison(row["prompt"], row["chosen"], row["rejected"]) for row in rows]
-    odds = outcome.compare(comparisons, make_workspace(loop))
-    assert odds.shape == (3, len(rows))
-    assert np.array_equal(odds[0], odds[2])
-    assert not np.allclose(odds[0], odds[1])
+    assert len(measure(loop, SelectorEnsemble(selector_record(adapters)), done=1)) == 2
+    assert counts == [2, 2]
 
 
 def test_an_ensemble_has_no_policy_to_export(ensemble, tmp_path):
     loop, adapters = ensemble
-    outcome = SelectorEnsemble(OutcomeRecord(kind="selector-ensemble", adapters=adapters))
-    assert outcome.export_policy(tmp_path / "policy", make_workspace(loop)) is None
+    outcome = SelectorEnsemble(selector_record(adapters))
+    assert not outcome.export_policy(tmp_path / "policy", loop.recipe, loop.commits.store)
     assert not (tmp_path / "policy").exists()
-    assert outcome.clients is None
+    assert outcome.clients == []
 
 
 # --- policies
 
 
-def test_a_shared_policy_scores_all_pairs_and_is_exported_as_one_policy(loops, rows, tmp_path):
+def test_a_shared_policy_is_measured_by_all_clients_and_exported_as_one(loops, own_rows, tmp_path):
     loop = loops["shared-policy"]
     digest = put_random(loop, 1)
     outcome = SharedPolicy(OutcomeRecord(kind="shared-policy", adapters={"policy": digest}))
-    workspace = make_workspace(loop)
-    assert outcome.clients is None
-    assert np.allclose(outcome.score(rows, workspace).margins[0], score_alone(loop, digest, rows))
-    policy = outcome.export_policy(tmp_path / "policy", workspace)
-    assert (policy.kind, policy.folder, policy.job_keys) == ("single", "policy", {})
-    assert set(read_adapter(tmp_path / "policy")[0]) == set(workspace.adapter(digest))
+    adapter = loop.commits.store.get(digest)
+    measured = measure(loop, outcome)
+    for name, rows in own_rows.items():
+        assert measured[name] == pair_figures(loop.trainer.score_pairs(rows, adapter, None), rows)
+    assert outcome.clients == []
+    assert outcome.export_policy(tmp_path / "policy", loop.recipe, loop.commits.store)
+    assert set(read_adapter(tmp_path / "policy")[0]) == set(adapter)
 
 
-def test_client_adapters_score_each_clients_pairs_by_its_own(loops, rows, tmp_path):
+@pytest.fixture
+def per_client(loops):
     loop = loops["client-adapters"]
     adapters = {"ada": put_random(loop, 1), "bea": put_random(loop, 2)}
-    outcome = load_outcome(OutcomeRecord(kind="client-adapters", adapters=adapters))
-    margins = outcome.score(rows, make_workspace(loop)).margins[0]
+    return loop, ClientAdapters(OutcomeRecord(kind="client-adapters", adapters=adapters))
+
+
+def test_each_client_is_sent_its_own_adapter_alone(per_client, own_rows):
+    loop, outcome = per_client
     assert outcome.clients == ["ada", "bea"]
-    for name, digest in adapters.items():
-        own = [n for n, row in enumerate(rows) if row["client_id"] == name]
-        assert np.allclose(margins[own], score_alone(loop, digest, [rows[n] for n in own]))
+    measured = measure(loop, outcome)
+    for name, rows in own_rows.items():
+        adapter = loop.commits.store.get(outcome.record.adapters[name])
+        assert measured[name] == pair_figures(loop.trainer.score_pairs(rows, adapter, None), rows)
+    assert [job.received for job in outcome.measure_jobs("test", {"bea": None})] == [
+        (outcome.record.adapters["bea"],)
+    ]
 
 
 def test_client_adapters_are_exported_as_a_folder_for_each_client(loops, tmp_path):
     loop = loops["client-adapters"]
     adapters = {"ada": put_random(loop, 1), "b/ea": put_random(loop, 2)}
-    workspace = make_workspace(loop)
     outcome = load_outcome(OutcomeRecord(kind="client-adapters", adapters=adapters))
-    policy = outcome.export_policy(tmp_path / "policy", workspace)
-    assert policy.kind == "client-adapters"
+    assert outcome.export_policy(tmp_path / "policy", loop.recipe, loop.commits.store)
     folders = client_adapter_folders(tmp_path / "policy")
     assert set(folders) == {"ada", "b/ea"}
     for name, folder in folders.items():
         adapter, _ = read_adapter(folder)
-        expected = workspace.adapter(adapters[name])
+        expected = loop.commits.store.get(adapters[name])
         assert all(torch.equal(adapter[tensor], expected[tensor]) for tensor in expected)
 
 
-def test_personalized_clients_score_each_clients_pairs_with_its_private_modules(loops, rows):
+def test_each_client_completes_its_own_prompts(per_client):
+    loop, outcome = per_client
+    by_client = rows_by_client(["bea", "ada", "bea"])
+    assert by_client == {"ada": [1], "bea": [0, 2]}
+    generations = {
+        name: [
+            Generation(prompts=tuple(PROMPTS[n] for n in rows), seed=3),
+            Generation(prompts=(PROMPTS[0],), seed=3, temperature=0.8, count=2, max_new_tokens=2),
+        ]
+        for name, rows in by_client.items()
+    }
+    answers = ask(loop, outcome.generate_jobs(generations))
+    for name, asked in generations.items():
+        loop.trainer.load_client(loop.commits.store.get(outcome.record.adapters[name]), None)
+        expected = [generation.answer(loop.trainer.resident.policy) for generation in asked]
+        received = [
+            [[Completion(tuple(one["ids"]), one["text"], one["finished"]) for one in own] for own in texts]
+            for texts in answers[name]
+        ]
+        assert received == expected
+    assert answers["ada"][1] != answers["bea"][1]
+
+
+def test_the_kl_of_each_prompt_is_that_of_its_clients_policy(per_client):
+    loop, outcome = per_client
+    clients = ["ada", "bea", "ada"]
+    answers = ask(loop, outcome.kl_jobs(PROMPTS, clients, 5, 0.7))
+    policy = loop.trainer.resident.policy
+    for name, rows in rows_by_client(clients).items():
+        loop.trainer.load_client(loop.commits.store.get(outcome.record.adapters[name]), None)
+        expected = [kl_to_reference(policy, [PROMPTS[n]], derive(5, n), 0.7)["kl_sequence"] for n in rows]
+        assert answers[name] == expected
+        assert min(expected) > 0
+
+
+@pytest.fixture
+def personalized(loops):
     loop = loops["personalized-clients"]
-    record = loop.bound.outcome(loop.latest_state())
-    outcome = PersonalizedClients(record)
-    margins = outcome.score(rows, make_workspace(loop)).margins[0]
-    adapter = loop.commits.store.get(record.adapters["policy"])
+    return loop, load_outcome(loop.bound.outcome(loop.latest_state()))
+
+
+def test_personalized_clients_measure_and_answer_with_their_private_modules(personalized, own_rows):
+    loop, outcome = personalized
     assert outcome.clients == ["ada", "bea", "cyd", "dan"]
-    for name in ("ada", "bea"):
-        own = [n for n, row in enumerate(rows) if row["client_id"] == name]
-        expected = loop.trainer.score_client_pairs([rows[n] for n in own], adapter, loop.context(name))
-        assert np.allclose(margins[own], expected.margins[0])
+    measured = measure(loop, outcome)
+    adapter = loop.commits.store.get(outcome.adapter)
+    for name, rows in own_rows.items():
+        expected = pair_figures(loop.trainer.score_pairs(rows, adapter, loop.context(name)), rows)
+        assert measured[name] == expected
+        without = loop.trainer.score_pairs(rows, adapter, loop.contexts.open(name))
+        assert measured[name] != pair_figures(without, rows)
 
 
-def test_an_exported_personalized_policy_has_the_shared_adapter_alone(loops, tmp_path):
-    loop = loops["personalized-clients"]
-    record = loop.bound.outcome(loop.latest_state())
-    policy = PersonalizedClients(record).export_policy(tmp_path / "policy", make_workspace(loop))
-    assert policy.kind == "personalized-clients"
-    assert policy.job_keys == record.job_keys
+def test_a_client_without_its_private_state_is_named(personalized, tmp_path):
+    loop, outcome = personalized
+    elsewhere = replace(loop.contexts, home=tmp_path / "federation")
+    transport = InProcessTransport(loop.trainer, elsewhere)
+    jobs = outcome.measure_jobs("test", {"ada": [0]}, 9)  # not answered before
+    with pytest.raises(PrivateStoreError, match="no private state of client ada"):
+        ask_clients(jobs, transport, loop.recipe.federation)
+
+
+def test_an_exported_personalized_policy_has_the_shared_adapter_alone(personalized, tmp_path):
+    loop, outcome = personalized
+    assert outcome.export_policy(tmp_path / "policy", loop.recipe, loop.commits.store)
     adapter, _ = read_adapter(tmp_path / "policy")
     assert adapter
     assert all(".lora_" in name for name in adapter)
+
+
+# --- the policy that the server has aligned
+
+
+@pytest.fixture
+def aligned(loops):
+    """An aligned adapter, sent to the clients of selectors."""
+    loop = loops["selector-ensemble"]
+    slot = loops["shared-policy"].trainer.resident.slot
+    digest = loop.commits.store.put(random_tensors(slot, 3, 0.2))
+    return loop, AlignedPolicy(OutcomeRecord(kind="aligned-policy", adapters={"policy": digest}))
+
+
+def test_an_aligned_policy_is_measured_by_a_trainer_of_policies_whatever_the_method_trains(
+    aligned, loops, own_rows
+):
+    loop, outcome = aligned
+    (job,) = outcome.measure_jobs("test", {"ada": None}, batch_size=3)
+    assert (job.trainer, job.batch_size) == ("aligned", 3)
+    trainer = build_trainer(loop.recipe, "cpu", job.trainer)
+    figures = PairFigures.model_validate(ask(loop, [job], trainer)["ada"])
+    expected = loops["shared-policy"].trainer.score_pairs(
+        own_rows["ada"], loop.commits.store.get(outcome.adapter), None, 3
+    )
+    assert figures == pair_figures(expected, own_rows["ada"])
+    assert np.abs(expected.margins).max() > 1e-3
+
+
+@pytest.mark.parametrize("reference", ["sft", "round_start"])
+def test_the_implicit_reward_is_relative_to_the_reference_adapter(
+    aligned, loops, own_rows, tmp_path, reference
+):
+    loop, outcome = aligned
+    SharedPolicy(outcome.record).export_policy(tmp_path / "sft", loop.recipe, loop.commits.store)
+    settings = [f"alignment.dpo={{reference: {reference}, reference_adapter: {tmp_path}/sft}}"]
+    recipe = load_recipe("debug", [*SMALL, *METHODS["selector-ensemble"], *settings])
+    trainer = build_trainer(recipe, "cpu", "aligned")
+    adapter = loop.commits.store.get(outcome.adapter)
+    assert trainer.score_pairs(own_rows["ada"], adapter, None).margins == pytest.approx(0, abs=1e-4)
+    other = random_tensors(trainer.resident.slot, 8, 0.2)
+    assert np.abs(trainer.score_pairs(own_rows["ada"], other, None).margins).max() > 1e-3
+    trained = load_recipe("debug", [*SMALL, *METHODS["shared-policy"]])
+    assert recipe.base_adapter is not None
+    assert trained.model_copy(update={"alignment": recipe.alignment}).base_adapter is None

@@ -12,6 +12,7 @@ from components.data.records import DataError, read_rows
 from components.federation.aggregation import attention, movement_cosines
 from components.federation.clients.context import ClientContexts, rewards_folder
 from components.federation.clients.private import PrivateStore, private_root
+from components.federation.clients.resident import AlignedPolicy
 from components.learning.pair_ppo import Critic
 from components.models.store import AdapterStore
 from components.recipes import load_recipe
@@ -167,7 +168,7 @@ def held_out_rows(prepared):
 
 
 def client_margins(loop, client, adapter, rows):
-    return loop.trainer.score_client_pairs(rows, adapter, loop.context(client)).margins
+    return loop.trainer.score_pairs(rows, adapter, loop.context(client)).margins
 
 
 def test_the_budget_of_a_round_counts_gradients(perfedavg):
@@ -191,7 +192,7 @@ def test_a_clients_scores_are_those_of_its_own_adaptation_and_repeatable(
 ):
     ada = client_margins(perfedavg, "ada", server_adapter, held_out_rows)
     bea = client_margins(perfedavg, "bea", server_adapter, held_out_rows)
-    plain = perfedavg.trainer.score_pairs(held_out_rows, [server_adapter]).margins
+    plain = AlignedPolicy(perfedavg.recipe, "cpu").score_pairs(held_out_rows, server_adapter, None).margins
     assert ada.shape == (1, 2)
     assert np.array_equal(ada, client_margins(perfedavg, "ada", server_adapter, held_out_rows))
     assert not np.allclose(ada, bea, atol=1e-5)
@@ -200,10 +201,10 @@ def test_a_clients_scores_are_those_of_its_own_adaptation_and_repeatable(
 
 def test_a_clients_policy_is_its_adaptation_whichever_client_was_loaded_before(perfedavg, server_adapter):
     trainer = perfedavg.trainer
-    trainer.client_policy(server_adapter, perfedavg.context("ada"))
+    trainer.load_client(server_adapter, perfedavg.context("ada"))
     adapted = trainer.resident.slot.read()
-    trainer.client_policy(server_adapter, perfedavg.context("bea"))
-    trainer.client_policy(server_adapter, perfedavg.context("ada"))
+    trainer.load_client(server_adapter, perfedavg.context("bea"))
+    trainer.load_client(server_adapter, perfedavg.context("ada"))
     assert differs(adapted, server_adapter)
     assert not differs(adapted, trainer.resident.slot.read())
 
@@ -300,7 +301,7 @@ def test_perfedavg_adapts_by_ppo_without_dropout(write_scores, prepared, tmp_pat
         (client, *_) = loop.records[0].clients
         trainer = loop.trainer
         server = random_tensors(trainer.resident.slot, seed=0, scale=0.3)
-        trainer.client_policy(server, loop.context(client))
+        trainer.load_client(server, loop.context(client))
         adapted.append(trainer.resident.slot.read())
         assert differs(adapted[-1], server)
     assert not differs(*adapted)

@@ -8,9 +8,14 @@ import pytest
 
 from components.federation.methods.fedbiscuit import GroupingMemory
 from components.federation.protocol import (
+    AlignedMeasureJob,
     Client,
+    GenerateJob,
+    Generation,
     GradientJob,
+    KlJob,
     MeasureJob,
+    RewardsJob,
     ScoreJob,
     ServerState,
     TrainJob,
@@ -28,7 +33,19 @@ JOBS = [
     TrainJob(client="é", round=1, seed=2**63 + 1, slot="s", adapter=FIRST, objective_weights=(0.1 + 0.2, 1)),
     GradientJob(client="ada", round=1, seed=2, adapter=FIRST, previous_job_key="0123"),
     ScoreJob(client="ada", round=1, seed=2, adapters=(FIRST, SECOND)),
-    MeasureJob(client="", round=1, seed=2, name="rewards", adapter=SECOND),
+    RewardsJob(client="", round=1, seed=2, name="rewards", adapter=SECOND),
+    MeasureJob(
+        client="ada", round=1, seed=0, adapters=(FIRST, FIRST), split="test", positions=(0, 4), assigned=1
+    ),
+    AlignedMeasureJob(client="ada", round=0, seed=0, adapters=(FIRST,), split="test", batch_size=4),
+    KlJob(client="ada", round=0, seed=0, adapter=FIRST, prompts=("é",), seeds=(2**63,), temperature=0.6),
+    GenerateJob(
+        client="ada",
+        round=0,
+        seed=0,
+        adapter=FIRST,
+        generations=(Generation(prompts=("é", "b"), seed=1, count=2),),
+    ),
 ]
 UPDATE = Update(
     job="0123",
@@ -39,6 +56,7 @@ UPDATE = Update(
     rows=3,
     metrics=Metrics(scalars={"loss": math.nan}, series={"steps": NUMBERS}),
     traffic=Traffic(received=1, sent=2, kept=3),
+    answer={"margin": 0.1 + 0.2, "domains": {"é": [1, 0.5]}},
 )
 STATE = ServerState[GroupingMemory](
     round=1,
@@ -52,7 +70,7 @@ STATE = ServerState[GroupingMemory](
     metrics=Metrics(scalars={"loss": -math.inf}),
 )
 VALUES = [*JOBS, UPDATE, STATE]
-IDS = ["train", "gradients", "score", "measure", "update", "state"]
+IDS = [*(job.kind for job in JOBS), "update", "state"]
 
 
 @pytest.mark.parametrize("value", VALUES, ids=IDS)
@@ -68,7 +86,7 @@ def test_the_json_schema_of_a_value_names_its_fields(value):
     assert schema["additionalProperties"] is False
 
 
-@pytest.mark.parametrize("job", JOBS, ids=IDS[:4])
+@pytest.mark.parametrize("job", JOBS, ids=IDS[: len(JOBS)])
 def test_a_job_that_is_read_back_has_the_same_key(job):
     assert type(job).model_validate_json(job.model_dump_json()).key() == job.key()
 

@@ -14,7 +14,7 @@ import torch
 from components.federation.clients.private import PrivateStore, private_root
 from components.federation.clients.worker import finished_update
 from components.federation.commits import Commits
-from components.federation.protocol import GradientJob, MeasureJob, ScoreJob, TrainJob
+from components.federation.protocol import GradientJob, RewardsJob, ScoreJob, TrainJob
 from tests.support.bound_methods import bind_method
 
 STORED = Path(__file__).parent / "stored"
@@ -140,7 +140,7 @@ SECOND = "cd" * 32
             "2848f6f39d0d9127da977fa5",
         ),
         (
-            MeasureJob(client="", round=1, seed=2, name="rewards", slot="policy", adapter=SECOND),
+            RewardsJob(client="", round=1, seed=2, name="rewards", slot="policy", adapter=SECOND),
             "9cca1ff61c507cc4c50c85f3",
         ),
     ],

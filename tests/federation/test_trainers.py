@@ -11,11 +11,11 @@ from components.federation.clients.context import ClientContexts
 from components.federation.clients.worker import build_trainer, run_job
 from components.federation.method import method_of
 from components.federation.methods.fedbis import FedBis
-from components.federation.protocol import GradientJob, MeasureJob, ScoreJob, TrainJob
+from components.federation.protocol import AlignedMeasureJob, GradientJob, RewardsJob, ScoreJob, TrainJob
 from components.learning.client_data import ClientData
 from components.learning.loop import draw_minibatches
 from components.learning.pair_scores import implicit_margins, pair_logprobs
-from components.learning.selector import validation_losses
+from components.learning.selector import compare, validation_losses
 from components.models.resident import ResidentPolicy
 from components.models.selector import Comparison
 from components.models.store import AdapterStore
@@ -88,7 +88,7 @@ def test_every_method_names_a_registered_trainer():
     from components.config.federation import METHODS as REGISTERED
 
     names = {REGISTERED.load(name).trainer for name in REGISTERED.names()}
-    assert names == set(TRAINERS.names())
+    assert names | {AlignedMeasureJob.trainer} == set(TRAINERS.names())
 
 
 @pytest.mark.parametrize(("kind", "model"), [("sft", "policy"), ("dpo", "policy"), ("selector", "selector")])
@@ -123,10 +123,10 @@ def test_a_training_is_a_function_of_its_job(trainer, contexts):
         assert torch.equal(second[name], tensor)
 
 
-@pytest.mark.parametrize("job_type", [GradientJob, MeasureJob])
+@pytest.mark.parametrize("job_type", [GradientJob, RewardsJob])
 def test_a_job_of_another_kind_is_refused_by_trainer_and_kind(trainer, contexts, job_type):
     ref = contexts.adapters.put(trainer.initial_adapter(0))
-    names = {"name": "rewards"} if job_type is MeasureJob else {}
+    names = {"name": "rewards"} if job_type is RewardsJob else {}
     job = job_type(client="ada", round=0, seed=1, adapter=ref, **names)
     with pytest.raises(TypeError, match=f"{type(trainer).__name__} has no jobs of kind '{job.kind}'"):
         trainer.run(job, contexts.open("ada"))
@@ -141,16 +141,11 @@ def test_a_policy_has_no_score_jobs(policy_trainer, contexts, adapter):
         policy_trainer.run(job, contexts.open("ada"))
 
 
-def test_a_policy_compares_no_completions(policy_trainer, adapter):
-    with pytest.raises(TypeError, match="policy"):
-        policy_trainer.compare([Comparison("p", "a", "b")], [adapter])
-
-
 def test_margins_and_rewards_of_a_policy_are_implicit_rewards_over_beta(policy_trainer, adapter):
     initial = policy_trainer.initial_adapter(0)
     policy = measure_logprobs(policy_trainer, adapter)
     reference = measure_logprobs(policy_trainer, initial)
-    scores = policy_trainer.score_pairs(PAIRS, [adapter, initial])
+    scores = policy_trainer.score_pairs(PAIRS, adapter, None)
     assert np.allclose(scores.margins[0], implicit_margins(policy, reference), atol=1e-4)
     assert np.allclose(scores.rewards[0], (policy - reference)[:, 0], atol=1e-4)
     assert np.abs(scores.rewards[0]).max() > 1e-3
@@ -160,38 +155,30 @@ def test_margins_of_likelihoods_are_summed_and_per_token(policy_trainer, adapter
     logprobs = measure_logprobs(policy_trainer, adapter)
     encoded = [policy_trainer.resident.encode_pair(pair)[1:] for pair in PAIRS]
     lengths = np.array([[len(completion) for completion in completions] for completions in encoded])
-    margins = policy_trainer.score_pairs(PAIRS, [adapter]).margins_by_metric
+    margins = policy_trainer.score_pairs(PAIRS, adapter, None).margins_by_metric
     per_token = logprobs / lengths
     assert np.allclose(margins["summed"][0], logprobs[:, 0] - logprobs[:, 1], atol=1e-4)
     assert np.allclose(margins["per_token"][0], per_token[:, 0] - per_token[:, 1], atol=1e-4)
 
 
 def test_the_reference_has_margins_and_rewards_of_0(policy_trainer, adapter):
-    scores = policy_trainer.score_pairs(PAIRS, [adapter, policy_trainer.initial_adapter(0)])
-    assert not scores.margins[1].any()
-    assert not scores.rewards[1].any()
+    policy_trainer.resident.slot.load(adapter)
+    scores = policy_trainer.score_pairs(PAIRS, policy_trainer.initial_adapter(0), None)
+    assert not scores.margins.any()
+    assert not scores.rewards.any()
 
 
 def test_no_pairs_have_no_scores(policy_trainer):
-    scores = policy_trainer.score_pairs([], [policy_trainer.initial_adapter(0)])
+    scores = policy_trainer.score_pairs([], policy_trainer.initial_adapter(0), None)
     assert scores.margins.shape == (1, 0)
-
-
-def test_a_client_uses_the_shared_adapter_as_it_is(policy_trainer, contexts, adapter):
-    own = policy_trainer.score_client_pairs(PAIRS, adapter, contexts.open("ada"))
-    assert np.array_equal(own.margins, policy_trainer.score_pairs(PAIRS, [adapter]).margins)
-    policy = policy_trainer.client_policy(adapter, contexts.open("ada"))
-    assert policy is policy_trainer.resident_policy()
-    read = policy_trainer.resident.slot.read()
-    assert all(torch.equal(read[name], adapter[name]) for name in adapter)
 
 
 @pytest.mark.parametrize("rows", [PAIRS[:3], PAIRS[3:]], ids=["first", "second"])
 def test_each_clients_pairs_are_scored_against_their_own_reference(dpo_trainer, adapter, rows):
     for other_rows in (PAIRS[:3], PAIRS[3:], PAIRS[:3]):
-        dpo_trainer.score_pairs(other_rows, [adapter])
-    shared = dpo_trainer.score_pairs(rows, [adapter]).margins
-    assert np.array_equal(shared, make_trainer("dpo").score_pairs(rows, [adapter]).margins)
+        dpo_trainer.score_pairs(other_rows, adapter, None)
+    shared = dpo_trainer.score_pairs(rows, adapter, None).margins
+    assert np.array_equal(shared, make_trainer("dpo").score_pairs(rows, adapter, None).margins)
 
 
 # --- the cache of the reference
@@ -328,17 +315,12 @@ def test_selectors_score_pairs_and_compare_completions_in_the_order_of_the_adapt
     adapters = [random_adapter(1), random_adapter(2)]
     scores = selector_trainer.score_pairs(PAIRS, adapters)
     comparisons = [Comparison(pair["prompt"], pair["chosen"], pair["rejected"]) for pair in PAIRS]
-    odds = selector_trainer.compare(comparisons, adapters)
+    odds = compare(selector_trainer.selector, comparisons, adapters)
     assert scores.margins.shape == odds.shape == (2, 6)
     assert scores.rewards is None
     alone = selector_trainer.score_pairs(PAIRS, adapters[1:])
     assert np.allclose(scores.margins[1], alone.margins[0])
     assert not np.allclose(scores.margins[0], scores.margins[1])
-
-
-def test_a_selector_is_no_policy(selector_trainer, contexts):
-    with pytest.raises(TypeError, match="selector"):
-        selector_trainer.client_policy(selector_trainer.initial_adapter(0), contexts.open("ada"))
 
 
 class ProximalFrozenSelector(FedBis):

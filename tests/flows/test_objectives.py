@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
-from components.alignment.kl import kl_to_reference
 from components.data.records import choose_prompts
+from components.learning.kl import kl_to_reference
 from components.models.policy import Policy
 from components.recipes import load_recipe
 from components.results import Metrics

@@ -407,14 +407,6 @@ def test_the_selected_policy_is_that_of_the_client_until_another_one_is_selected
     assert policies.select("ada").generate(PROMPTS, seed=0) == answers["ada"]
 
 
-def test_progress_counts_the_prompts_of_the_clients_that_are_done(policies):
-    reported = []
-    policies.generate(
-        PROMPTS, ["ada", "bea", "bea", "bea"], 0, lambda done, total: reported.append((done, total))
-    )
-    assert reported == [(1, 4), (4, 4)]
-
-
 def test_a_client_without_a_policy_is_refused_with_the_names_of_the_others(policies):
     with pytest.raises(PolicyError, match="client_id 'nobody' has no policy here .*2: ada, bea"):
         policies.select("nobody")

@@ -14,7 +14,6 @@ from components.results import (
     FederationResult,
     Metrics,
     OutcomeRecord,
-    PolicyRecord,
     QuestionFigures,
     QuestionResult,
     RoundEvaluation,
@@ -99,7 +98,7 @@ def federation_result(**values: Any) -> FederationResult:
 def alignment_result(**values: Any) -> AlignmentResult:
     """A single aligned policy."""
     defaults: dict[str, Any] = {
-        "policy": PolicyRecord(kind="single", folder="final"),
+        "policy": OutcomeRecord(kind="shared-policy", folder="final"),
         "reference": "base",
         "metrics": {},
     }

@@ -21,21 +21,24 @@ from components.io import read_json, write_json
 from components.models.adapters import AdapterSlot, attach_lora, export_adapter
 from components.models.backbone import load_backbone
 from components.models.generation import Completion
-from components.models.policy import Policy, save_client_adapters
+from components.models.policy import Policy
+from components.models.store import AdapterStore
 from components.recipes import load_recipe
 from components.reporting.lines import questions_line
 from components.reporting.run import questions_table
-from components.results import EvaluationResult, PolicyRecord, QuestionFigures, QuestionResult
+from components.results import EvaluationResult, OutcomeRecord, QuestionFigures, QuestionResult
 from tasks import data
 from tasks.benchmark import share_generations
 from tasks.evaluation import questions as questions_task
-from tasks.evaluation.answers import EvaluatedPolicy
 from tasks.flow_runs import FlowRunLink
+from tasks.policies import EvaluatedPolicy
 from tasks.runs import Run, create_run
 from tasks.tracking.client import mlflow_client
 from tasks.tracking.phases import log_evaluation
 from tasks.tracking.run_tree import open_run_tracking, phase_tracking
+from tasks.transport import TRANSPORTS
 from tests.support.adapters import random_tensors
+from tests.support.policies import without_prefect
 
 SETS = ("csqa", "aqua")
 CSQA = [
@@ -62,8 +65,8 @@ AQUA = [
 
 @pytest.fixture(autouse=True)
 def plain_log(monkeypatch):
-    for module in (questions_task, data):
-        monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
+    without_prefect(monkeypatch)
+    monkeypatch.setattr(data, "get_run_logger", lambda: logging.getLogger("test"))
 
 
 def write_rows(path, rows):
@@ -114,7 +117,7 @@ BASE = EvaluatedPolicy("base", None)
 
 def answer(recipe, run_folder, policy=BASE):
     """The result of the task for a policy."""
-    return questions_task.answer_questions.fn(Run("run", run_folder), recipe, policy)
+    return questions_task.answer_questions(Run("run", run_folder), recipe, policy)
 
 
 def answer_all(recipe, run_folder, policy=BASE):
@@ -128,7 +131,7 @@ def answer_all(recipe, run_folder, policy=BASE):
 def base(recipe, tmp_path_factory):
     """Answers of the base policy."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(questions_task, "get_run_logger", lambda: logging.getLogger("test"))
+        without_prefect(patch)
         return answer_all(recipe, tmp_path_factory.mktemp("base"))
 
 
@@ -198,7 +201,7 @@ def test_a_stopped_task_answers_the_missing_set_only_with_the_same_result(
 
 
 def test_answers_are_parsed_and_compared_with_the_key(recipe, tmp_path, monkeypatch):
-    def generate(self, prompts, seed, temperature=0.0, count=1, max_new_tokens=None):
+    def generate(self, prompts, seed, temperature=0.0, count=1, max_new_tokens=None, progress=None):
         assert max_new_tokens == 4
         texts = ["Answer: A", "Hm."] if temperature else ["Answer: B"]
         return [[Completion((1,), text, True) for text in texts] for _ in prompts]
@@ -229,10 +232,10 @@ def answers_by_client(recipe, adapters, tmp_path_factory):
     run = Run("single", tmp_path_factory.mktemp("single"))
     answered = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(questions_task, "get_run_logger", lambda: logging.getLogger("test"))
+        without_prefect(patch)
         for name, adapter in adapters.items():
             export_adapter(adapter, recipe.policy.lora, recipe.policy.backbone, run.alignment / name)
-            policy = EvaluatedPolicy(name, PolicyRecord(kind="single", folder=name))
+            policy = EvaluatedPolicy(name, run.alignment / name)
             answered[name] = answer_all(recipe, run.folder, policy)
     return answered
 
@@ -244,11 +247,15 @@ def test_a_shared_policy_answers_with_its_adapter(base, answers_by_client):
 
 
 @pytest.fixture
-def personal(recipe, adapters, tmp_path):
-    """Answers of a policy for each client."""
-    save_client_adapters(adapters, recipe.policy, tmp_path / "alignment" / "final")
-    record = PolicyRecord(kind="client-adapters", folder="final")
-    return answer_all(recipe, tmp_path, EvaluatedPolicy("aligned", record))
+def personal(files, adapters, prepared, tmp_path, monkeypatch):
+    """Answers of a policy for each client, as jobs in this process."""
+    monkeypatch.setitem(TRANSPORTS.builtin, "here", "components.federation.transport:InProcessTransport")
+    recipe = load_recipe("debug", ["federation.method=drift", "runtime.transport=here", *overrides(files)])
+    (tmp_path / "prepared").symlink_to(prepared)
+    store = AdapterStore(tmp_path / "federation" / "adapters")
+    hashes = {name: store.put(adapter) for name, adapter in adapters.items()}
+    record = OutcomeRecord(kind="client-adapters", adapters=hashes, folder="final")
+    return answer_all(recipe, tmp_path, EvaluatedPolicy("aligned", tmp_path / "final", record))
 
 
 def test_a_client_answers_the_set_of_its_name_and_clients_take_turns_with_other_sets(personal):
@@ -260,6 +267,16 @@ def test_a_client_answers_the_set_of_its_name_and_clients_take_turns_with_other_
 def test_a_client_answers_with_its_own_adapter(personal, answers_by_client, name):
     for n, row in enumerate(personal.rows[name]):
         assert row["text"] == answers_by_client[row["client_id"]].rows[name][n]["text"]
+
+
+def test_questions_are_assigned_to_the_shared_policy():
+    assert questions_task.assign_questions([], 2, "csqa") == ["", ""]
+
+
+def test_clients_that_share_a_set_answer_its_questions_in_turn():
+    clients = ["aqua-0", "csqa-0", "csqa-1", "csqa-x"]
+    assert questions_task.assign_questions(clients, 3, "csqa") == ["csqa-0", "csqa-1", "csqa-0"]
+    assert questions_task.assign_questions(clients, 1, "aqua") == ["aqua-0"]
 
 
 # --- long prompts

@@ -20,7 +20,6 @@ from components.results import (
     FederationResult,
     Metrics,
     OutcomeRecord,
-    PolicyRecord,
     RoundEvaluation,
     StepRecord,
 )
@@ -174,7 +173,9 @@ def write_run(run, recipe, arm):
     run.record_commit(CLEAN)
     federation_result(arm).write(run.federation / RESULT)
     AlignmentResult(
-        policy=PolicyRecord(kind="single", folder="final"), reference="base", metrics={"kl_sequence": 1.0}
+        policy=OutcomeRecord(kind="shared-policy", folder="final"),
+        reference="base",
+        metrics={"kl_sequence": 1.0},
     ).write(run.alignment / RESULT)
     EVALUATION.write(run.evaluation / RESULT)
     OWN.write(contest_file(run.evaluation, "aligned_vs_base"))

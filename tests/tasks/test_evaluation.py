@@ -24,7 +24,7 @@ from components.results import (
     AlpacaEvalFigures,
     AlpacaEvalResult,
     EvaluationResult,
-    PolicyRecord,
+    OutcomeRecord,
 )
 from components.seeding import derive
 from tasks import data
@@ -86,7 +86,7 @@ def answers(tmp_path):
 def adopted(tmp_path):
     """A run whose policy the clients trained, so that it has no checkpoints of DPO."""
     run = Run("run", tmp_path)
-    policy = PolicyRecord(kind="single", folder="final")
+    policy = OutcomeRecord(kind="shared-policy", folder="final")
     AlignmentResult(policy=policy, reference="base", metrics={}).write(run.alignment / RESULT)
     return run
 

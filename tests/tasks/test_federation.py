@@ -16,28 +16,21 @@ import torch
 
 from components.config import RecipeError
 from components.data.records import read_rows
-from components.evaluation.accuracy import sample_evenly
+from components.evaluation.accuracy import sample_evenly, sample_pairs
 from components.federation.clients.base import ClientResult
 from components.federation.clients.context import ClientContexts
 from components.federation.commits import Commits
-from components.federation.outcome import Workspace
-from components.federation.protocol import Failure, TrainJob, Update, build_federation
+from components.federation.protocol import Failure, FederationError, TrainJob, Update, build_federation
+from components.federation.transport import InProcessTransport
 from components.learning.selector import score_pairs
 from components.models.store import AdapterStore
 from components.recipes import load_recipe
 from components.results import Metrics, OutcomeRecord
-from tasks import devices, federation
+from tasks import devices, federation, transport
 from tasks.devices import DevicePool, choose_workers
-from tasks.federation import (
-    ClientsFailed,
-    PrefectTransport,
-    collect_answers,
-    evaluate_state,
-    measure_accuracy,
-    open_commits,
-    run_shard,
-)
+from tasks.federation import evaluate_state, measure_accuracy, open_commits
 from tasks.runs import Run, create_run
+from tasks.transport import ClientsFailed, PrefectTransport, collect_answers, rounds_contexts, run_shard
 from tests.support.bound_methods import bind
 from tests.support.recipes import with_section
 
@@ -69,8 +62,8 @@ class FragileTrainer:
 @pytest.fixture
 def fragile(monkeypatch):
     trainer = FragileTrainer()
-    monkeypatch.setattr(devices, "build_trainer", lambda recipe, device: trainer)
-    monkeypatch.setattr(federation, "POOL", DevicePool())
+    monkeypatch.setattr(devices, "build_trainer", lambda *_: trainer)
+    monkeypatch.setattr(transport, "POOL", DevicePool())
     return trainer
 
 
@@ -90,7 +83,8 @@ def train_jobs(store, *names):
 @pytest.fixture
 def run(debug, prepared, store):
     """Runs a shard with the debug recipe."""
-    return lambda shard: run_shard.fn(shard, debug, prepared / "pairs.parquet", store.root)
+    contexts = ClientContexts(store, prepared / "pairs.parquet")
+    return lambda shard: run_shard.fn(shard, debug, contexts)
 
 
 def test_a_shard_gives_an_update_for_each_client_by_reference(fragile, run, store):
@@ -118,14 +112,14 @@ def test_a_retry_repeats_only_the_client_that_failed(fragile, run, store):
 
 
 def test_a_failure_of_the_whole_task_leaves_every_device_free(fragile, debug, run, store, monkeypatch):
-    def fail(recipe, device):
+    def fail(*_):
         raise MemoryError("no room")
 
     monkeypatch.setattr(devices, "build_trainer", fail)
     for _ in range(2):
         with pytest.raises(MemoryError):
             run(train_jobs(store, "ada"))
-    with federation.POOL.borrow(debug.runtime) as device:
+    with transport.POOL.borrow(debug.runtime) as device:
         assert device == "cpu"
 
 
@@ -191,8 +185,9 @@ def test_prefect_retries_a_client_that_fails_and_the_round_continues_without_it(
     @flow(task_runner=ThreadPoolTaskRunner(max_workers=2))
     def one_round():
         jobs = bound.plan(state)
-        transport = PrefectTransport(recipe, prepared / "pairs.parquet", commits.store)
-        return bound.close_step(state, jobs, transport.run(jobs), 0.5, commits)
+        contexts = ClientContexts(commits.store, prepared / "pairs.parquet")
+        answers = PrefectTransport(recipe, contexts).run(jobs)
+        return bound.close_step(state, jobs, answers, 0.5, commits)
 
     new, record = one_round()
     assert Counter(fragile.calls) == {"ada": 2, "bea": 1, "cyd": 2, "dan": 1}
@@ -276,7 +271,7 @@ def built(monkeypatch):
     """Devices of the trainers that were built; a trainer has a model without dropout."""
     names = []
 
-    def build(recipe, device):
+    def build(recipe, device, name):
         names.append(device)
         return SimpleNamespace(device=device, model=torch.nn.Linear(1, 1))
 
@@ -404,16 +399,15 @@ def test_rounds_of_other_workers_are_not_resumed(without_dropout, prepared, tmp_
 def train_clients(recipe, prepared, folder, workers):
     """Hashes of the adapters that four clients train, so many of them concurrently."""
     store = AdapterStore(folder / "adapters")
-    with federation.POOL.borrow_trainer(recipe) as trainer:
+    with transport.POOL.borrow_trainer(recipe) as trainer:
         initial = store.put(trainer.initial_adapter(0))
     shards = [
         [TrainJob(client=name, round=0, seed=seed, slot="selector", adapter=initial)]
         for seed, name in enumerate(("ada", "bea", "cyd", "dan"))
     ]
+    contexts = ClientContexts(store, prepared / "pairs.parquet")
     with ThreadPoolExecutor(workers) as executor:
-        answers = executor.map(
-            lambda shard: run_shard.fn(shard, recipe, prepared / "pairs.parquet", store.root), shards
-        )
+        answers = executor.map(lambda shard: run_shard.fn(shard, recipe, contexts), shards)
         return [update.adapter for (update,) in answers]
 
 
@@ -425,7 +419,7 @@ def test_concurrent_clients_train_the_bytes_of_clients_one_after_the_other(
     recipe = with_section(debug, "selector", lora=lora)
     hashes = []
     for workers in (1, 2):
-        monkeypatch.setattr(federation, "POOL", DevicePool())
+        monkeypatch.setattr(transport, "POOL", DevicePool())
         on_workers = on_cpu(recipe, workers, threads=workers)
         hashes.append(train_clients(on_workers, prepared, tmp_path / str(workers), workers))
     assert hashes[0] == hashes[1]
@@ -497,9 +491,9 @@ def test_the_references_logprobs_are_computed_once_for_all_trainers_of_a_backbon
         assert first is not second
         assert first.references is second.references
         adapter = first.initial_adapter(0)  # it is the reference
-        expected = first.score_pairs([PAIR], [adapter]).margins_by_metric["summed"]
+        expected = first.score_pairs([PAIR], adapter, None).margins_by_metric["summed"]
         second.resident.score = None  # called if the values had to be computed
-        assert second.score_pairs([PAIR], [adapter]).margins_by_metric["summed"] == expected != 0
+        assert second.score_pairs([PAIR], adapter, None).margins_by_metric["summed"] == expected != 0
 
 
 @pytest.mark.slow
@@ -520,33 +514,40 @@ def test_later_recipes_of_the_same_backbone_share_the_references_logprobs(dpo_re
 
 
 @pytest.fixture
-def workspace(debug, store, prepared, monkeypatch):
-    pool = DevicePool()
-    workspace = Workspace(
-        debug,
-        ClientContexts(store, prepared / "pairs.parquet"),
-        lend_trainer=lambda: pool.borrow_trainer(debug),
-        lend_device=lambda: pool.borrow(debug.runtime),
-    )
-    monkeypatch.setattr(federation, "open_workspace", lambda *_: workspace)
-    return workspace
+def measured(tmp_path, prepared):
+    """A run with prepared data, whose clients measure in this process."""
+    run = Run("run", tmp_path)
+    run.prepared.symlink_to(prepared)
+    return run
+
+
+@pytest.fixture
+def in_process(debug, measured):
+    return InProcessTransport.open(debug, rounds_contexts(measured))
 
 
 def test_accuracy_is_measured_once_and_then_read_from_its_file(
-    debug, workspace, store, tmp_path, monkeypatch
+    debug, measured, in_process, store, monkeypatch
 ):
-    run = Run("run", tmp_path)
-    with workspace.lend_trainer() as trainer:
-        initial = store.put(trainer.initial_adapter(0))
+    initial = store.put(in_process.trainer.initial_adapter(0))
     counts = {name: {"train": 1, "validation": 0, "test": 2} for name in ("ada", "bea", "cyd", "dan")}
     bound = bind(debug.federation, store)
     state = bound.start(build_federation(counts, initial, 2), 0)
-    first = evaluate_state.fn(run, debug, state)
+    first = evaluate_state(measured, debug, state, in_process)
     assert set(first.accuracy.clients) == {"ada", "bea", "cyd", "dan"}
     assert first.accuracy.pairs == 8
     assert first.accuracy.assigned is None
     monkeypatch.setattr(federation, "measure_accuracy", lambda *_: pytest.fail("measured again"))
-    assert evaluate_state.fn(run, debug, state) == first
+    assert evaluate_state(measured, debug, state, in_process) == first
+
+
+def test_a_measurement_that_a_client_does_not_answer_is_refused_by_its_name(debug, measured, ensemble):
+    class Unreachable:
+        def run(self, jobs):
+            return [Failure("bea", "the line is dead")]
+
+    with pytest.raises(FederationError, match=r"4 of 4 clients.*'measure-pairs'.*bea: the line is dead"):
+        measure_accuracy(measured, debug, ensemble, 0, Unreachable())
 
 
 ASSIGNMENT = {"ada": "selector-2", "bea": "selector-0", "cyd": "selector-2", "dan": "selector-1"}
@@ -571,9 +572,9 @@ def correct(ensemble, store, tiny_selector, prepared):
 
 @pytest.mark.parametrize("client", ASSIGNMENT)
 def test_accuracy_of_an_ensemble_is_that_of_the_majority_and_of_each_clients_assigned_adapter(
-    workspace, ensemble, correct, client
+    debug, measured, in_process, ensemble, correct, client
 ):
-    accuracy = measure_accuracy(ensemble, workspace)
+    accuracy = measure_accuracy(measured, debug, ensemble, 0, in_process)
     pairs, by_selector = correct
     own = [n for n, pair in enumerate(pairs) if pair["client_id"] == client]
     votes = sum(by_selector.values())
@@ -581,12 +582,12 @@ def test_accuracy_of_an_ensemble_is_that_of_the_majority_and_of_each_clients_ass
     assert accuracy.clients[client] == np.mean([votes[n] >= 2 for n in own])
 
 
-def test_the_majority_and_the_assigned_adapters_differ(workspace, ensemble):
-    accuracy = measure_accuracy(ensemble, workspace)
+def test_the_majority_and_the_assigned_adapters_differ(debug, measured, in_process, ensemble):
+    accuracy = measure_accuracy(measured, debug, ensemble, 0, in_process)
     assert accuracy.clients != accuracy.assigned.clients
 
 
-HELD_OUT = [{"client_id": client, "n": n} for n, client in enumerate("a" * 20 + "b" * 3 + "c" * 9)]
+COUNTS = {"c": 9, "a": 20, "none": 0, "b": 3}
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -594,18 +595,31 @@ HELD_OUT = [{"client_id": client, "n": n} for n, client in enumerate("a" * 20 + 
     ("limit", "expected"), [(6, {"a": 2, "b": 2, "c": 2}), (13, {"a": 5, "b": 3, "c": 5}), (7, None)]
 )
 def test_a_sample_of_held_out_pairs_has_equally_many_of_each_client_in_their_order(seed, limit, expected):
-    sample = sample_evenly(HELD_OUT, limit, seed)
-    assert len(sample) == limit
-    assert sample == sorted(sample, key=lambda pair: pair["n"])
+    sample = sample_evenly(COUNTS, limit, seed)
+    assert sum(map(len, sample.values())) == limit
+    for client, positions in sample.items():
+        assert positions == sorted(set(positions))
+        assert positions[-1] < COUNTS[client]
     if expected is not None:
-        assert Counter(pair["client_id"] for pair in sample) == expected
+        assert {client: len(positions) for client, positions in sample.items()} == expected
 
 
-def test_a_sample_of_held_out_pairs_is_a_function_of_its_seed():
-    assert sample_evenly(HELD_OUT, 6, 0) == sample_evenly(HELD_OUT, 6, 0)
-    assert sample_evenly(HELD_OUT, 6, 0) != sample_evenly(HELD_OUT, 6, 1)
+@pytest.mark.parametrize("sample", [sample_evenly, sample_pairs])
+def test_a_sample_of_held_out_pairs_is_a_function_of_its_seed(sample):
+    assert sample(COUNTS, 6, 0) == sample(COUNTS, 6, 0)
+    assert sample(COUNTS, 6, 0) != sample(COUNTS, 6, 1)
 
 
-@pytest.mark.parametrize("limit", [None, 99])
-def test_without_a_limit_below_their_number_all_held_out_pairs_are_used(limit):
-    assert sample_evenly(HELD_OUT, limit, 0) == HELD_OUT
+def test_each_held_out_pair_is_drawn_with_the_same_probability():
+    drawn = Counter()
+    for seed in range(400):
+        positions = sample_pairs(COUNTS, 8, seed)
+        assert sum(map(len, positions.values())) == 8
+        drawn.update((client, n) for client, own in positions.items() for n in own)
+    assert len(drawn) == 32
+    assert 60 < min(drawn.values()) <= max(drawn.values()) < 145  # of 100 on average
+
+
+@pytest.mark.parametrize("sample", [sample_evenly, sample_pairs])
+def test_without_a_limit_below_their_number_all_held_out_pairs_are_used(sample):
+    assert sample(COUNTS, 99, 0) == {"a": None, "b": None, "c": None}

@@ -1,10 +1,9 @@
 """Tasks of the judge: verdicts become win rates, and a judge in words is told the task."""
 
 import logging
-from contextlib import contextmanager
-from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,9 +11,9 @@ from components.config import RecipeError
 from components.evaluation.contests import Contest
 from components.evaluation.judges import autoj
 from components.evaluation.judges.autoj import local, prompts
-from components.federation.clients.context import ClientContexts
-from components.federation.outcome import Workspace, load_outcome
+from components.federation.outcome import OutcomeError
 from components.io import read_json, write_json
+from components.learning import selector as selector_training
 from components.models.selector import Comparison
 from components.models.store import AdapterStore
 from components.reporting.metrics import result_metrics
@@ -24,8 +23,10 @@ from tasks import benchmark
 from tasks.benchmark_folder import contest_path
 from tasks.evaluation import judging
 from tasks.evaluation.judging import policy_pairs
+from tasks.policies import compare_by_selectors
 from tasks.runs import RESULT, Run
 from tests.support.judges import AlphabetSection, FirstSection, with_judge
+from tests.support.recipes import with_section
 from tests.support.results import federation_result
 
 SUMMARIZE = "Write a summary of the text in one paragraph of at most 50 words.\n\n"
@@ -166,28 +167,27 @@ def test_a_contest_of_two_arms_is_judged_with_the_instruction_of_both(in_words, 
 # --- the reward-hacking curve
 
 
-class WordCounter:
-    """A trainer whose selectors count the word 'good', with the sign that is their adapter."""
+def count_good(selector, comparisons, adapters):
+    """Log-odds of selectors that count the word 'good', with the sign that is their adapter."""
+    counts = [pair.first.count("good") - pair.second.count("good") for pair in comparisons]
+    return torch.stack([adapter["sign"] * torch.tensor(counts) for adapter in adapters]).numpy()
 
-    def compare(self, comparisons, adapters):
-        counts = [pair.first.count("good") - pair.second.count("good") for pair in comparisons]
-        return torch.stack([adapter["sign"] * torch.tensor(counts) for adapter in adapters]).numpy()
+
+def choose_first(selector, comparisons, adapters):
+    """Log-odds of selectors that always choose the completion that is shown first."""
+    return np.ones((len(adapters), len(comparisons)))
 
 
 @pytest.fixture
-def selectors(debug, tmp_path):
-    """Record and workspace of three selectors, of which two prefer 'good' and one does not."""
-    store = AdapterStore(tmp_path / "adapters")
+def run(tmp_path):
+    """A run with three selectors, of which two prefer 'good' and one does not."""
+    run = Run("run", tmp_path)
+    store = AdapterStore(run.federation / "adapters")
     signs = {"s0": 1.0, "s1": 1.0, "s2": -1.0}
     adapters = {name: store.put({"sign": torch.tensor([sign])}) for name, sign in signs.items()}
-
-    @contextmanager
-    def lend_trainer():
-        yield WordCounter()
-
-    contexts = ClientContexts(store, tmp_path / "pairs.parquet")
-    workspace = Workspace(debug, contexts, lend_trainer=lend_trainer, lend_device=lend_trainer)
-    return OutcomeRecord(kind="selector-ensemble", adapters=adapters), workspace
+    outcome = OutcomeRecord(kind="selector-ensemble", adapters=adapters)
+    federation_result(outcome=outcome).write(run.federation / RESULT)
+    return run
 
 
 def write_answers(run, policy, texts):
@@ -196,15 +196,12 @@ def write_answers(run, policy, texts):
 
 
 @pytest.fixture
-def curve(debug, selectors, tmp_path, monkeypatch):
+def curve(debug, run, monkeypatch):
     """The curve of the AlphabetJudge; the last prompt has an answer of the base policy only."""
-    record, workspace = selectors
-    run = Run("run", tmp_path)
-    federation_result(outcome=record).write(run.federation / RESULT)
+    monkeypatch.setattr(selector_training, "compare", count_good)
     write_answers(run, "step-4", ["good a", "bad", "m"])
     write_answers(run, "step-8", ["good z", "good z", "good z"])
     write_answers(run, "base", ["m", "good m", "m", "a prompt of no checkpoint"])
-    monkeypatch.setattr(judging, "open_workspace", lambda *_: workspace)
     return judging.draw_reward_hacking_curve.fn(run, with_judge(debug, AlphabetSection()), [4, 8])
 
 
@@ -217,24 +214,21 @@ def test_the_proxy_is_the_share_of_prompts_that_most_selectors_prefer_and_equal_
     assert [point.proxy for point in curve] == [(1 + 0 + 0.5) / 3, (1 + 0 + 1) / 3]
 
 
-class FirstPosition:
-    """A trainer whose selectors always choose the completion that is shown first."""
+@pytest.mark.parametrize("orders", ["single", "both"])
+def test_selectors_that_always_choose_one_position_prefer_half_of_the_answers(
+    debug, run, monkeypatch, orders
+):
+    monkeypatch.setattr(selector_training, "compare", choose_first)
+    recipe = with_section(debug, "selector", orders=orders)
+    pairs = {str(n): Comparison(f"q{n}", f"ours {n}", f"theirs {n}") for n in range(2)}
+    assert judging._selector_scores(run, recipe, {4: pairs, 8: pairs}) == {4: 0.5, 8: 0.5}
 
-    def compare(self, comparisons, adapters):
-        return torch.ones(len(adapters), len(comparisons)).numpy()
 
-
-def test_the_proxy_of_selectors_that_label_in_one_order_is_measured_in_both(debug, selectors, tmp_path):
-    @contextmanager
-    def lend_trainer():
-        yield FirstPosition()
-
-    record, workspace = selectors
-    single = debug.selector.model_copy(update={"orders": "single"})
-    recipe = debug.model_copy(update={"selector": single})
-    workspace = replace(workspace, recipe=recipe, lend_trainer=lend_trainer)
-    pairs = [Comparison(f"q{n}", f"ours {n}", f"theirs {n}") for n in range(2)]
-    assert judging._selector_score(load_outcome(record), pairs, workspace) == 0.5
+def test_a_run_without_selectors_compares_no_completions(debug, run):
+    shared = OutcomeRecord(kind="shared-policy", adapters={})
+    federation_result(outcome=shared).write(run.federation / RESULT)
+    with pytest.raises(OutcomeError, match="'shared-policy' has no selectors"):
+        compare_by_selectors(run, debug, [Comparison("p", "a", "b")])
 
 
 def test_the_judges_share_counts_a_tie_half(curve):

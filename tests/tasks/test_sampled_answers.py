@@ -8,19 +8,20 @@ from components.data.records import answered_prompt
 from components.evaluation.contests import Contest
 from components.io import read_json, write_json
 from components.recipes import load_recipe
-from tasks.evaluation import answers as module
 from tasks.evaluation import judging
-from tasks.evaluation.answers import BASE, EvaluatedPolicy, answer_prompts, join_answers
+from tasks.evaluation.answers import BASE, answer_prompts, join_answers
+from tasks.policies import EvaluatedPolicy
 from tasks.runs import Run, contest_file
 from tests.support.judges import AlphabetSection, with_judge
+from tests.support.policies import without_prefect
 
 SAMPLED = ("evaluation.answers_per_prompt=3", "evaluation.answer_temperature=1.5")
 
 
 @pytest.fixture(autouse=True)
 def plain_log(monkeypatch):
-    for name in (module, judging):
-        monkeypatch.setattr(name, "get_run_logger", lambda: logging.getLogger("test"))
+    without_prefect(monkeypatch)
+    monkeypatch.setattr(judging, "get_run_logger", lambda: logging.getLogger("test"))
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def answer(run):
     def write(*overrides):
         path = run.evaluation / "answers-base.json"
         path.unlink(missing_ok=True)
-        answer_prompts.fn(run, load_recipe("debug", overrides), EvaluatedPolicy(BASE, None))
+        answer_prompts(run, load_recipe("debug", overrides), EvaluatedPolicy(BASE, None))
         return read_json(path)
 
     return write

@@ -6,7 +6,7 @@ from components.config import RecipeError
 from components.federation.protocol import Update
 from components.federation.transport import InProcessTransport, Transport
 from components.recipes import load_recipe
-from tasks.federation import TRANSPORTS
+from tasks.transport import TRANSPORTS
 from tests.support.bare_loop import open_loop
 
 
@@ -22,7 +22,7 @@ def test_an_unknown_transport_is_refused_with_the_nearest_name():
         TRANSPORTS.load(recipe.runtime.transport)
 
 
-def test_an_installed_transport_is_opened_with_the_recipe_the_pairs_and_the_adapters(
+def test_an_installed_transport_is_opened_with_the_recipe_and_the_clients_contexts(
     monkeypatch, prepared, tmp_path
 ):
     module = "components.federation.transport"
@@ -30,7 +30,7 @@ def test_an_installed_transport_is_opened_with_the_recipe_the_pairs_and_the_adap
     overrides = ["federation.clients_per_round=2", "federation.local_steps=1", "runtime.transport=here"]
     loop = open_loop(load_recipe("debug", overrides), prepared, tmp_path)
     transport_type = TRANSPORTS.load(loop.recipe.runtime.transport)
-    transport = transport_type.open(loop.recipe, prepared / "pairs.parquet", loop.commits.store)
+    transport = transport_type.open(loop.recipe, loop.contexts)
     assert isinstance(transport, InProcessTransport)
     jobs = loop.bound.plan(loop.initial_state())
     answers = transport.run(jobs)

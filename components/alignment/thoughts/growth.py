@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain, islice, repeat
-from typing import NamedTuple, TypeVar, cast
-
-from transformers import PreTrainedTokenizerBase
+from typing import NamedTuple, TypeVar
 
 from components.alignment.thoughts.models import TreeModels
 from components.alignment.thoughts.requests import Request
@@ -142,16 +140,3 @@ def first_line(text: str) -> str:
     """The first line that is not blank, without a number that a model may write before it."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return re.sub(r"^\d{1,2}[.)]\s+", "", line)
-
-
-def truncate_context(question: Question, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> Question:
-    """Truncate a question's context so that the question with context and options has `max_tokens`.
-
-    The context loses its end. The question itself and its options are never truncated.
-    """
-    surplus = len(tokenizer.encode(render(question), add_special_tokens=False)) - max_tokens
-    context = tokenizer.encode(question.context, add_special_tokens=False)
-    if surplus <= 0 or not context:
-        return question
-    remaining = cast("str", tokenizer.decode(context[: max(0, len(context) - surplus)]))
-    return replace(question, context=remaining.strip())

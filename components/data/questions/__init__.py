@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from components.config import QuestionsConfig, RecipeError
 from components.data.questions.base import QUESTION_SETS, QuestionSet, SkippedRow
@@ -29,6 +29,9 @@ from components.data.questions.base import Question as Question  # exported
 from components.data.records import DataError
 from components.data.rows import SUFFIXES, RawRows, find_file, from_hub, is_saved
 from components.seeding import derive, generator
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def names() -> list[str]:
@@ -206,6 +209,19 @@ def render(question: Question) -> str:
     """The text to show to a model: context, question, and one line per option with its label."""
     options = "\n".join(f"{label}) {text}" for label, text in question.options)
     return "\n\n".join(text for text in (question.context, f"{question.question}\n{options}") if text)
+
+
+def truncate_context(question: Question, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> Question:
+    """Truncate a question's context so that the question with context and options has `max_tokens`.
+
+    The context loses its end. The question itself and its options are never truncated.
+    """
+    surplus = len(tokenizer.encode(render(question), add_special_tokens=False)) - max_tokens
+    context = tokenizer.encode(question.context, add_special_tokens=False)
+    if surplus <= 0 or not context:
+        return question
+    remaining = cast("str", tokenizer.decode(context[: max(0, len(context) - surplus)]))
+    return replace(question, context=remaining.strip())
 
 
 def _raw(

@@ -13,15 +13,15 @@ whether or not the policy was trained on their pairs.
 """
 
 from components.evaluation.answers.figures import answer_figures
-from components.evaluation.answers.generation import AnsweredQuestion, ParsedAnswer, generate_answers
+from components.evaluation.answers.generation import AnsweredQuestion, ParsedAnswer, QuestionPrompts
 from components.evaluation.answers.parsing import parse_answer
 from components.evaluation.answers.questions import load_evaluation_questions, tree_questions
 
 __all__ = [
     "AnsweredQuestion",
     "ParsedAnswer",
+    "QuestionPrompts",
     "answer_figures",
-    "generate_answers",
     "load_evaluation_questions",
     "parse_answer",
     "tree_questions",

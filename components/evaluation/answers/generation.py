@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypedDict
 
+from components.config import PolicyConfig
 from components.config.evaluation import QuestionAnswersConfig
-from components.data.questions import Question, render
+from components.data.questions import Question, render, truncate_context
 from components.data.templates import load as load_template
 from components.evaluation.answers.parsing import parse_answer
+from components.federation.protocol import Generation
 from components.models.generation import Completion
-from components.models.policy import Policy
+from components.models.policy import PolicyTexts
 
 
 class ParsedAnswer(TypedDict):
@@ -48,30 +50,42 @@ class AnsweredQuestion(ParsedAnswer):
     samples: list[ParsedAnswer]
 
 
-def generate_answers(
-    policy: Policy, questions: Sequence[Question], config: QuestionAnswersConfig, seed: int
-) -> list[AnsweredQuestion]:
-    """Let a policy answer questions greedily and in samples.
+class QuestionPrompts:
+    """Questions as a policy is shown them: each in its template, as in the growth of trees of thoughts."""
 
-    The prompt is the question in its template, as in the growth of trees of thoughts.
+    def __init__(
+        self, questions: Sequence[Question], config: QuestionAnswersConfig, policy: PolicyConfig
+    ) -> None:
+        """Render the questions, whose contexts are truncated to config.max_question_tokens."""
+        self._texts = PolicyTexts(policy)
+        limit = config.max_question_tokens
+        self.questions = [
+            question if limit is None else truncate_context(question, self._texts.tokenizer, limit)
+            for question in questions
+        ]
+        template = load_template(config.template, "answer")
+        self.prompts = [template.render(question=render(question)) for question in self.questions]
+        self._config = config
 
-    Args:
-        policy: answers the questions.
-        questions: questions as they are shown.
-        config: template, temperature, number of samples, and longest answer (tokens).
-        seed: determines the samples, together with the questions.
+    def generations(self, rows: Sequence[int], seed: int) -> list[Generation]:
+        """The greedy and the sampled answers to some questions; `seed` determines the samples."""
+        config = self._config
+        prompts = tuple(self.prompts[n] for n in rows)
+        greedy = Generation(prompts=prompts, seed=seed, max_new_tokens=config.max_new_tokens)
+        sampled = {"temperature": config.temperature, "count": config.samples}
+        return [greedy, greedy.model_copy(update=sampled)]
 
-    Returns:
-        a row for each question.
-    """
-    template = load_template(config.template, "answer")
-    prompts = [template.render(question=render(question)) for question in questions]
-    greedy = policy.generate(prompts, seed, max_new_tokens=config.max_new_tokens)
-    sampled = policy.generate(prompts, seed, config.temperature, config.samples, config.max_new_tokens)
-    return [
-        _answered(question, policy.is_truncated(prompt), answer, samples)
-        for question, prompt, (answer,), samples in zip(questions, prompts, greedy, sampled, strict=True)
-    ]
+    def parse(
+        self,
+        rows: Sequence[int],
+        greedy: Sequence[Sequence[Completion]],
+        samples: Sequence[Sequence[Completion]],
+    ) -> list[AnsweredQuestion]:
+        """A row for each question, from the completions of its generations."""
+        return [
+            _answered(self.questions[n], self._texts.is_truncated(self.prompts[n]), answer, sampled)
+            for n, (answer,), sampled in zip(rows, greedy, samples, strict=True)
+        ]
 
 
 def _answered(

@@ -15,6 +15,7 @@ TRAINERS: Registry[Callable[[Recipe, str], Trainer]] = Registry(
     "trainer",
     "fed_rlhf.trainers",
     {
+        "aligned": "components.federation.clients.resident:AlignedPolicy",
         "meta": "components.federation.clients.meta:MetaTrainer",
         "multi-objective": "components.federation.clients.multi_objective:MultiObjectiveTrainer",
         "policy": "components.federation.clients.policy:PolicyTrainer",
@@ -23,5 +24,5 @@ TRAINERS: Registry[Callable[[Recipe, str], Trainer]] = Registry(
 )
 """Trainers by name: called with a recipe and a device.
 
-A method names its trainer in `Method.trainer`.
+A method names its trainer in `Method.trainer`; 'aligned' measures the policy that the server aligns.
 """

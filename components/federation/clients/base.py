@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from components.data.records import Pairs
 from components.federation.method import Method
 from components.federation.protocol import ClientResult, Job
-from components.learning.pair_scores import Array, PreferenceScores
 from components.models.store import Adapter
 
 if TYPE_CHECKING:
@@ -16,12 +13,10 @@ if TYPE_CHECKING:
 
     from components.federation.clients.context import ClientContext
     from components.learning.references import ReferenceCache
-    from components.models.policy import Policy
-    from components.models.selector import Comparison
 
 
 class Trainer(Protocol):
-    """Runs jobs, and scores pairs, with one resident model."""
+    """Runs jobs with one resident model."""
 
     references: ReferenceCache  # log-probabilities that were computed so far; trainers may share them
 
@@ -34,21 +29,6 @@ class Trainer(Protocol):
 
     def run(self, job: Job, context: ClientContext) -> ClientResult:
         """Run a job in the context of its client."""
-
-    def score_pairs(self, pairs: Pairs, adapters: Sequence[Adapter]) -> PreferenceScores:
-        """Scores of pairs by each adapter."""
-
-    def compare(self, comparisons: Sequence[Comparison], adapters: Sequence[Adapter]) -> Array:
-        """Log-odds that the first completion is better, by each adapter, [U, N]."""
-
-    def score_client_pairs(self, pairs: Pairs, adapter: Adapter, context: ClientContext) -> PreferenceScores:
-        """Scores of pairs by a client's model: the adapter with the client's own modules or steps."""
-
-    def resident_policy(self) -> Policy:
-        """The resident policy; a TypeError where the model is none."""
-
-    def client_policy(self, adapter: Adapter, context: ClientContext) -> Policy:
-        """The resident policy with an adapter and a client's own modules, until another is loaded."""
 
 
 def check_no_local_step(trainer: Trainer, method: Method) -> None:

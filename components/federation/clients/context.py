@@ -35,6 +35,11 @@ class ClientContext:
         """The client's own pairs of a split."""
         return read_rows(self.pairs, self.client, split)
 
+    def chosen_rows(self, split: str, positions: Sequence[int] | None) -> list[PairRow]:
+        """The client's pairs of a split at these positions; None for all."""
+        rows = self.rows(split)
+        return rows if positions is None else [rows[n] for n in positions]
+
     def private_state(self) -> PrivateState | None:
         """The state after the client's last accepted job; None before the first one."""
         return self.store.load(self.previous_job_key)
@@ -74,11 +79,13 @@ class ClientContext:
 class ClientContexts:
     """Opens the clients' contexts of one federation."""
 
-    adapters: AdapterStore  # the federation's, in its folder `adapters`
+    adapters: AdapterStore  # that adapters are exchanged by; updates are written beside its folder
     pairs: Path  # the prepared pairs
+    # The federation's folder, which says where private stores and rewards are; None: that of `adapters`.
+    home: Path | None = None
 
     def open(self, client: str, previous_job_key: str = "") -> ClientContext:
-        federation = self.adapters.root.parent
+        federation = self.home or self.adapters.root.parent
         return ClientContext(
             client,
             self.adapters,

@@ -16,7 +16,6 @@ from components.learning.pair_scores import PreferenceScores, pair_logprobs, pol
 from components.seeding import derive
 
 if TYPE_CHECKING:
-    from components.models.policy import Policy
     from components.models.store import Adapter
 
 
@@ -46,14 +45,17 @@ class MetaTrainer(PolicyTrainer):
         training = replace(training, seed=derive(training.seed, "meta"))
         return super()._minimize(meta_loss, meta_loss.outer_minibatches, training, parameters, groups)
 
-    def score_client_pairs(self, pairs: Pairs, adapter: Adapter, context: ClientContext) -> PreferenceScores:
+    def score_pairs(
+        self, pairs: Pairs, adapter: Adapter, context: ClientContext, batch_size: int | None = None
+    ) -> PreferenceScores:
         """Scores by the adapter after the client's adaptation."""
-        self.client_policy(adapter, context)
-        logprobs = pair_logprobs(self.resident, pairs, self._score_batch_size)
-        return policy_scores(self.resident, pairs, logprobs[None], self._reference_logprobs(pairs))
+        size = batch_size or self._score_batch_size
+        self.load_client(adapter, context)
+        logprobs = pair_logprobs(self.resident, pairs, size)
+        return policy_scores(self.resident, pairs, logprobs[None], self._reference_logprobs(pairs, size))
 
-    def client_policy(self, adapter: Adapter, context: ClientContext) -> Policy:
-        """The resident policy after the inner steps on the client's training pairs, the same each time."""
+    def load_client(self, adapter: Adapter, context: ClientContext) -> None:
+        """Load the adapter and take the inner steps on the client's training pairs, the same each time."""
         config, options = self._config, self._options
         rows = context.rows("train")
         seed = derive(self._seed, "adapt", context.client)
@@ -64,4 +66,3 @@ class MetaTrainer(PolicyTrainer):
         loss = self._build_loss(context, rows, inner)
         parameters = self.resident.slot.parameters
         adapt(self.resident.model, parameters, inner, loss, options.inner_lr, seed, config.micro_batch_size)
-        return self.resident.policy

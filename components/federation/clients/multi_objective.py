@@ -12,12 +12,12 @@ import torch
 
 from components.config import Recipe
 from components.data.records import PairRow
-from components.federation.clients.base import check_no_local_step, unsupported_job
+from components.federation.clients.base import check_no_local_step
 from components.federation.clients.context import ClientContext
 from components.federation.clients.policy import ResidentPolicyTrainer
 from components.federation.clients.private import PrivateState
 from components.federation.multi_objective import MultiObjectiveMethod, gradient_name, weight_series
-from components.federation.protocol import ClientResult, GradientJob, Job, MeasureJob, TrainJob
+from components.federation.protocol import ClientResult, GradientJob, Job, RewardsJob, TrainJob
 from components.learning.loop import Training, TrainingError
 from components.learning.multi_objective import MultiObjectivePpo
 from components.learning.rollouts import sample_rollout
@@ -50,10 +50,10 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
                 return self._train(job, context)
             case GradientJob():
                 return self._gradients(job, context)
-            case MeasureJob():
-                return self._measure(job, context)
+            case RewardsJob():
+                return self._measure_rewards(job, context)
             case _:
-                raise unsupported_job(self, job)
+                return super().run(job, context)
 
     def _train(self, job: TrainJob, context: ClientContext) -> ClientResult:
         """The round's local steps; the private state is written before the update is sent."""
@@ -88,7 +88,7 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
             metrics=Metrics(scalars=rollout.figures() | figures),
         )
 
-    def _measure(self, job: MeasureJob, context: ClientContext) -> ClientResult:
+    def _measure_rewards(self, job: RewardsJob, context: ClientContext) -> ClientResult:
         """Mean score of each objective's first reward on completions of held-out prompts.
 
         `kl` is the KL to the reference (nats per completion), and `prompts` the number of prompts.

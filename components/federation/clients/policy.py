@@ -22,17 +22,16 @@ import torch
 
 from components.config import LocalObjective, Recipe, RecipeError
 from components.data.records import PairRow, Pairs
-from components.federation.clients.base import unsupported_job
 from components.federation.clients.context import ClientContext
 from components.federation.clients.private import PrivateState
 from components.federation.clients.rates import RATE_NUMBERS, RateMemory
+from components.federation.clients.resident import PolicyClient
 from components.federation.method import method_of
 from components.federation.protocol import ClientResult, Job, TrainJob
 from components.learning.client_data import ClientData
 from components.learning.local_step import LocalStep
 from components.learning.loop import Group, Loss, Parameters, Part, Rows, Training, TrainingError, train
-from components.learning.pair_scores import Array, PreferenceScores, pair_logprobs, policy_scores
-from components.learning.references import ReferenceCache
+from components.learning.pair_scores import PreferenceScores, pair_logprobs, policy_scores
 from components.models.eight_bit import check_support
 from components.models.resident import ResidentPolicy
 from components.results import Metrics
@@ -40,8 +39,6 @@ from components.seeding import derive
 
 if TYPE_CHECKING:
     from components.models.logprobs import TokenRow
-    from components.models.policy import Policy
-    from components.models.selector import Comparison
     from components.models.store import Adapter
 
 CRITIC = "critic."
@@ -56,91 +53,34 @@ STEP_METRICS = ("loss", "seconds", "steps", "excluded", "kl", "pairs", "stopped"
 """Metrics of each step where a round has two of them."""
 
 
-class ResidentPolicyTrainer:
-    """Shared base of the policy's trainers: the resident model, its reference, and scores of pairs.
-
-    Attributes:
-        adds_proximal_term: whether training adds the method's proximal term; a method with such a term
-            is refused otherwise.
-        resident: the resident policy.
-        references: log-probabilities under the reference that were computed so far.
+class ResidentPolicyTrainer(PolicyClient):
+    """Shared base of the policy's trainers.
 
     Raises:
         RecipeError: the method has a proximal term, and the trainer adds none.
     """
 
-    adds_proximal_term: ClassVar[bool] = False
+    adds_proximal_term: ClassVar[bool] = False  # whether training adds the method's proximal term
 
     def __init__(self, recipe: Recipe, device: str) -> None:
-        check_support("federation.optimizer.name", recipe.federation.optimizer.name, device)
-        method = method_of(recipe.federation)
+        config = recipe.federation
+        check_support("federation.optimizer.name", config.optimizer.name, device)
+        method = method_of(config)
         if method.proximal_weight and not self.adds_proximal_term:
             raise RecipeError(
-                f"federation.method={recipe.federation.method}: its trainer, {type(self).__name__}, adds no"
-                f" proximal term, and the method's has the weight {method.proximal_weight:g}: use the trainer"
+                f"federation.method={config.method}: its trainer, {type(self).__name__}, adds no proximal"
+                f" term, and the method's has the weight {method.proximal_weight:g}: use the trainer"
                 " 'policy', or set the weight to 0"
             )
-        self._config = recipe.federation
+        score_batch_size = 2 * (config.micro_batch_size or config.batch_size)  # less memory than training
+        super().__init__(recipe.policy, device, score_batch_size, method.personal_modules)
+        self._config = config
         self._method = method
         self._seed = recipe.seed
         self._reward = next(iter(recipe.rewards), "")
-        self.resident = ResidentPolicy(recipe.policy, device, method.personal_modules)
         self._private = self.resident.personal
         for factor in method.frozen_factors:
             self.resident.slot.freeze(factor)
-        self.references = ReferenceCache()
-
-    @property
-    def model(self) -> torch.nn.Module:
-        """The PEFT-wrapped backbone."""
-        return self.resident.model
-
-    def initial_adapter(self, seed: int) -> Adapter:
-        """Initial values of the shared LoRA."""
-        return self.resident.slot.initial_adapter(seed)
-
-    def score_pairs(self, pairs: Pairs, adapters: Sequence[Adapter]) -> PreferenceScores:
-        """Log-ratios to the reference, and log-likelihoods, under each adapter.
-
-        An adapter whose factors B are all zero is the reference itself, and nothing is computed for
-        it.
-        """
-        reference = self._reference_logprobs(pairs)
-        logprobs = np.zeros((len(adapters), len(pairs), 2))
-        for row, adapter in zip(logprobs, adapters, strict=True):
-            if any(tensor.any() for name, tensor in adapter.items() if ".lora_B." in name):
-                self.resident.slot.load(adapter)
-                row[:] = pair_logprobs(self.resident, pairs, self._score_batch_size)
-            else:
-                row[:] = reference
-        return policy_scores(self.resident, pairs, logprobs, reference)
-
-    def compare(self, comparisons: Sequence[Comparison], adapters: Sequence[Adapter]) -> Array:
-        """Refused: a policy is no selector."""
-        raise TypeError("a policy generates completions and does not compare any")
-
-    def score_client_pairs(self, pairs: Pairs, adapter: Adapter, context: ClientContext) -> PreferenceScores:
-        """Scores by the adapter, which the client uses as it is."""
-        return self.score_pairs(pairs, [adapter])
-
-    def resident_policy(self) -> Policy:
-        """The resident policy."""
-        return self.resident.policy
-
-    def client_policy(self, adapter: Adapter, context: ClientContext) -> Policy:
-        """The resident policy with the adapter, which the client uses as it is."""
-        self.resident.slot.load(adapter)
-        return self.resident.policy
-
-    def _reference_logprobs(self, pairs: Pairs) -> Array:
-        """Summed log-probabilities of chosen and rejected under the reference, [N, 2]."""
-        rows = [self.resident.encode_pair(pair) for pair in pairs]
-        return self.references.completion_logprobs(self.resident, rows, self._score_batch_size)
-
-    @property
-    def _score_batch_size(self) -> int:
-        """Pairs per batch; scoring needs less memory than training."""
-        return 2 * (self._config.micro_batch_size or self._config.batch_size)
 
 
 @dataclass
@@ -175,7 +115,7 @@ class PolicyTrainer(ResidentPolicyTrainer):
         personal step, and before the update is sent.
         """
         if not isinstance(job, TrainJob):
-            raise unsupported_job(self, job)
+            return super().run(job, context)
         state = context.private_state() or PrivateState({})
         rates = RateMemory.of(state.numbers)
         self._load(context.load_adapter(job.adapter), state.tensors)
@@ -311,15 +251,18 @@ class PolicyTrainer(ResidentPolicyTrainer):
         loss: Loss = self._loss_type(data)
         return loss
 
-    def score_client_pairs(self, pairs: Pairs, adapter: Adapter, context: ClientContext) -> PreferenceScores:
+    def score_pairs(
+        self, pairs: Pairs, adapter: Adapter, context: ClientContext, batch_size: int | None = None
+    ) -> PreferenceScores:
         """Scores by the adapter with the client's private modules; 'explicit' are its reward head's."""
         if self._private is None:
-            return self.score_pairs(pairs, [adapter])
-        self.client_policy(adapter, context)
-        reference = self._reference_logprobs(pairs)
+            return super().score_pairs(pairs, adapter, context, batch_size)
+        size = batch_size or self._score_batch_size
+        self.load_client(adapter, context)
+        reference = self._reference_logprobs(pairs, size)
         head = self._private.head.reward
         if head is None or not pairs:
-            logprobs = pair_logprobs(self.resident, pairs, self._score_batch_size)
+            logprobs = pair_logprobs(self.resident, pairs, size)
             explicit = None if head is None else np.zeros((1, 0))
             return policy_scores(self.resident, pairs, logprobs[None], reference, explicit)
 
@@ -329,14 +272,13 @@ class PolicyTrainer(ResidentPolicyTrainer):
             return torch.cat([logprobs, rewards[:, :1] - rewards[:, 1:]], 1)
 
         rows = [self.resident.encode_pair(pair) for pair in pairs]
-        measured = self.resident.map_batches(rows, self._score_batch_size, measure)
+        measured = self.resident.map_batches(rows, size, measure)
         return policy_scores(self.resident, pairs, measured[None, :, :2], reference, measured[None, :, 2])
 
-    def client_policy(self, adapter: Adapter, context: ClientContext) -> Policy:
-        """The resident policy with the adapter and the client's private modules."""
+    def load_client(self, adapter: Adapter, context: ClientContext) -> None:
+        """Load the adapter and the client's private modules."""
         state = context.private_state() if self._private is not None else None
         self._load(adapter, {} if state is None else state.tensors)
-        return self.resident.policy
 
     def _load(self, adapter: Adapter, private: Adapter) -> None:
         """Load an adapter and private modules, whose initial values are those of a client without any."""

@@ -12,14 +12,12 @@ from components.data.records import Pairs
 from components.federation.clients.base import check_no_local_step, unsupported_job
 from components.federation.clients.context import ClientContext
 from components.federation.method import method_of
-from components.federation.protocol import ClientResult, Job, ScoreJob, TrainJob
+from components.federation.protocol import ClientResult, Job, MeasureJob, ScoreJob, TrainJob
 from components.learning.loop import Training
-from components.learning.pair_scores import Array, PreferenceScores
+from components.learning.pair_scores import PreferenceScores, pair_figures
 from components.learning.references import ReferenceCache
 from components.learning.selector import score_pairs, train_selector, validation_losses
 from components.models.eight_bit import check_support
-from components.models.policy import Policy
-from components.models.selector import Comparison
 from components.models.selector_model import Selector
 from components.models.store import Adapter
 from components.results import Metrics
@@ -52,6 +50,8 @@ class SelectorTrainer:
                 return self._train(job, context)
             case ScoreJob():
                 return self._score(job, context)
+            case MeasureJob():
+                return self._measure(job, context)
             case _:
                 raise unsupported_job(self, job)
 
@@ -74,6 +74,14 @@ class SelectorTrainer:
         adapters = [context.load_adapter(ref) for ref in job.adapters]
         return ClientResult(losses=tuple(validation_losses(self.selector, rows, adapters)), rows=len(rows))
 
+    def _measure(self, job: MeasureJob, context: ClientContext) -> ClientResult:
+        pairs = context.chosen_rows(job.split, job.positions)
+        distinct = list(dict.fromkeys(job.adapters))
+        scores = self.score_pairs(pairs, [context.load_adapter(digest) for digest in distinct])
+        scores = scores.select([distinct.index(digest) for digest in job.adapters])
+        figures = pair_figures(scores, pairs, job.assigned)
+        return ClientResult(rows=len(pairs), answer=figures.model_dump(mode="json"))
+
     def score_pairs(self, pairs: Pairs, adapters: Sequence[Adapter]) -> PreferenceScores:
         """Log-odds that the chosen completion is better, by each adapter, with it first and second."""
         margins = np.zeros((len(adapters), 2, len(pairs)))
@@ -83,19 +91,3 @@ class SelectorTrainer:
         if self.selector.config.orders == "both":
             return PreferenceScores(margins[:, 0])
         return PreferenceScores(margins[:, 0], swapped=margins[:, 1])
-
-    def compare(self, comparisons: Sequence[Comparison], adapters: Sequence[Adapter]) -> Array:
-        margins = np.zeros((len(adapters), len(comparisons)))
-        for row, adapter in zip(margins, adapters, strict=True):
-            self.selector.slot.load(adapter)
-            row[:] = self.selector.margins(comparisons)
-        return margins
-
-    def score_client_pairs(self, pairs: Pairs, adapter: Adapter, context: ClientContext) -> PreferenceScores:
-        return self.score_pairs(pairs, [adapter])
-
-    def resident_policy(self) -> Policy:
-        raise TypeError("a selector compares completions and does not generate any")
-
-    def client_policy(self, adapter: Adapter, context: ClientContext) -> Policy:
-        return self.resident_policy()

@@ -15,7 +15,7 @@ from components.federation.clients.base import Trainer
 from components.federation.clients.context import ClientContexts
 from components.federation.method import method_of
 from components.federation.postprocessing import Context, PostProcessor, origin_of
-from components.federation.protocol import GradientJob, Job, TrainJob, Update
+from components.federation.protocol import Job, PrivateJob, Update
 from components.io import write_atomically
 from components.models.store import AdapterStore
 from components.progress import CLIENTS, UnitDone, progress
@@ -25,9 +25,9 @@ from components.seeding import derive
 log = logging.getLogger(__name__)
 
 
-def build_trainer(recipe: Recipe, device: str) -> Trainer:
-    """The trainer of a recipe's method, with its model on a device."""
-    return TRAINERS.load(method_of(recipe.federation).trainer)(recipe, device)
+def build_trainer(recipe: Recipe, device: str, name: str = "") -> Trainer:
+    """A trainer with its model on a device; without a name that of the recipe's method."""
+    return TRAINERS.load(name or method_of(recipe.federation).trainer)(recipe, device)
 
 
 def run_job(
@@ -46,7 +46,7 @@ def _carry_out(
     job: Job, trainer: Trainer, contexts: ClientContexts, postprocessors: Sequence[PostProcessor]
 ) -> Update:
     store = contexts.adapters
-    previous_job_key = job.previous_job_key if isinstance(job, TrainJob | GradientJob) else ""
+    previous_job_key = job.previous_job_key if isinstance(job, PrivateJob) else ""
     result = trainer.run(job, contexts.open(job.client, previous_job_key))
     kept = result.kept_bytes
     if postprocessors:
@@ -78,6 +78,7 @@ def _carry_out(
         rows=result.rows,
         metrics=result.metrics,
         traffic=traffic,
+        answer=result.answer,
     )
     write_atomically(_update_path(job, store), update.model_dump_json().encode())
     return update

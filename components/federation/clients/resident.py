@@ -1,0 +1,131 @@
+"""A resident policy that is measured on clients' pairs, and answers prompts as the client's own."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from pydantic import JsonValue
+
+from components.config import PersonalModules, PolicyConfig, Recipe
+from components.data.records import Pairs
+from components.federation.clients.base import unsupported_job
+from components.federation.clients.context import ClientContext
+from components.federation.protocol import ClientResult, GenerateJob, Job, KlJob, MeasureJob
+from components.learning.kl import kl_to_reference
+from components.learning.pair_scores import (
+    Array,
+    PreferenceScores,
+    pair_figures,
+    pair_logprobs,
+    policy_scores,
+)
+from components.learning.references import ReferenceCache
+from components.models.adapters import read_adapter
+from components.models.resident import ResidentPolicy
+
+if TYPE_CHECKING:
+    from components.models.store import Adapter
+
+
+class PolicyClient:
+    """Runs the jobs that train nothing: figures of the client's pairs, KL, and completions."""
+
+    def __init__(
+        self, policy: PolicyConfig, device: str, batch_size: int, personal: PersonalModules | None = None
+    ) -> None:
+        """Load the policy; `batch_size` is that of scored pairs."""
+        self.resident = ResidentPolicy(policy, device, personal)
+        self.references = ReferenceCache()
+        self._score_batch_size = batch_size
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The PEFT-wrapped backbone."""
+        return self.resident.model
+
+    def initial_adapter(self, seed: int) -> Adapter:
+        """Initial values of the shared LoRA."""
+        return self.resident.slot.initial_adapter(seed)
+
+    def run(self, job: Job, context: ClientContext) -> ClientResult:
+        match job:
+            case MeasureJob():
+                return self._measure(job, context)
+            case KlJob():
+                return self._measure_kl(job, context)
+            case GenerateJob():
+                return self._generate(job, context)
+            case _:
+                raise unsupported_job(self, job)
+
+    def load_client(self, adapter: Adapter, context: ClientContext) -> None:
+        """Load a client's policy: the adapter, which the client uses as it is."""
+        self.resident.slot.load(adapter)
+
+    def score_pairs(
+        self, pairs: Pairs, adapter: Adapter, context: ClientContext, batch_size: int | None = None
+    ) -> PreferenceScores:
+        """Log-ratios to the reference, and log-likelihoods, under the client's policy.
+
+        An adapter whose factors B are all zero is the reference itself, and nothing is computed for it.
+        """
+        size = batch_size or self._score_batch_size
+        reference = self._reference_logprobs(pairs, size)
+        logprobs = reference
+        if any(tensor.any() for name, tensor in adapter.items() if ".lora_B." in name):
+            self.load_client(adapter, context)
+            logprobs = pair_logprobs(self.resident, pairs, size)
+        return policy_scores(self.resident, pairs, logprobs[None], reference)
+
+    def _reference_logprobs(self, pairs: Pairs, batch_size: int) -> Array:
+        """Summed log-probabilities of chosen and rejected under the reference, [N, 2]."""
+        rows = [self.resident.encode_pair(pair) for pair in pairs]
+        return self.references.completion_logprobs(self.resident, rows, batch_size)
+
+    def _measure(self, job: MeasureJob, context: ClientContext) -> ClientResult:
+        (digest,) = job.adapters
+        pairs = context.chosen_rows(job.split, job.positions)
+        scores = self.score_pairs(pairs, context.load_adapter(digest), context, job.batch_size)
+        return ClientResult(rows=len(pairs), answer=pair_figures(scores, pairs).model_dump(mode="json"))
+
+    def _measure_kl(self, job: KlJob, context: ClientContext) -> ClientResult:
+        self.load_client(context.load_adapter(job.adapter), context)
+        values = [
+            kl_to_reference(self.resident.policy, [prompt], seed, job.temperature)["kl_sequence"]
+            for prompt, seed in zip(job.prompts, job.seeds, strict=True)
+        ]
+        return ClientResult(rows=len(values), answer=list(values))
+
+    def _generate(self, job: GenerateJob, context: ClientContext) -> ClientResult:
+        self.load_client(context.load_adapter(job.adapter), context)
+        self.model.eval()
+        answers = [generation.answer(self.resident.policy) for generation in job.generations]
+        rows = sum(len(generation.prompts) for generation in job.generations)
+        texts: JsonValue = [
+            [[asdict(one) | {"ids": list(one.ids)} for one in samples] for samples in answer]
+            for answer in answers
+        ]
+        return ClientResult(rows=rows, answer=texts)
+
+
+class AlignedPolicy(PolicyClient):
+    """The policy that the server has aligned; its reference may have an adapter of its own.
+
+    The recipe's LoRA section is that of the aligned adapter.
+    """
+
+    def __init__(self, recipe: Recipe, device: str) -> None:
+        super().__init__(recipe.policy, device, recipe.evaluation.score_batch_size)
+        self._reference: ResidentPolicy | None = None
+        if recipe.base_adapter is not None:
+            adapter, lora = read_adapter(Path(recipe.base_adapter))
+            self._reference = ResidentPolicy(recipe.policy.model_copy(update={"lora": lora}), device)
+            self._reference.slot.load(adapter)
+
+    def _reference_logprobs(self, pairs: Pairs, batch_size: int) -> Array:
+        if self._reference is None:
+            return super()._reference_logprobs(pairs, batch_size)
+        return pair_logprobs(self._reference, pairs, batch_size)

@@ -1,0 +1,148 @@
+"""How jobs reach the clients of a run: mapped to Prefect tasks, or by an installed transport."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from prefect import runtime, unmapped
+from prefect.futures import PrefectFuture
+from pydantic import JsonValue
+
+from components.config import Recipe, Registry
+from components.federation import rounds
+from components.federation.clients.context import ClientContexts
+from components.federation.clients.worker import finished_update, run_job
+from components.federation.postprocessing import postprocessors_of
+from components.federation.protocol import Failure, GenerateJob, Job, KlJob, MeasureJob, Update
+from components.federation.transport import Transport
+from components.models.store import AdapterStore
+from components.names import short_labels
+from tasks.devices import POOL, placement
+from tasks.runs import Run
+from tasks.uncached import task
+
+TRANSPORTS: Registry[type[Transport]] = Registry(
+    "runtime.transport",
+    "fed_rlhf.transports",
+    {"prefect": f"{__name__}:PrefectTransport"},
+    "components.federation.transport:Transport",
+)
+
+
+class ClientsFailed(RuntimeError):
+    """Some clients of a shard failed; the others' updates are stored."""
+
+    def __init__(self, reasons: dict[str, str]) -> None:
+        super().__init__("; ".join(f"client {name}: {reason}" for name, reason in reasons.items()))
+        self.reasons = reasons  # by client
+
+
+def _shard_name() -> str:
+    jobs = runtime.task_run.parameters["shard"]
+    clients = short_labels(job.client for job in jobs).values()
+    is_step = not isinstance(jobs[0], MeasureJob | KlJob | GenerateJob)
+    return f"{f'round {jobs[0].round + 1}: ' if is_step else ''}{jobs[0].kind} {', '.join(clients)}"
+
+
+@task(name=_shard_name)
+def run_shard(shard: list[Job], recipe: Recipe, contexts: ClientContexts) -> list[Update]:
+    """Run the jobs of a shard of clients, one after the other, on one device; they need one trainer.
+
+    A client that fails does not stop the others. Updates that an earlier attempt finished are read,
+    so a retry repeats only the failed clients.
+
+    Raises:
+        ClientsFailed: after all clients were tried, naming those that failed.
+    """
+    postprocessors = postprocessors_of(recipe.federation)
+    updates = []
+    reasons = {}
+    with POOL.borrow_trainer(recipe, mapped=True, name=shard[0].trainer) as trainer:
+        for job in shard:
+            try:
+                updates.append(run_job(job, trainer, contexts, postprocessors))
+            except Exception as error:
+                reasons[job.client] = f"{type(error).__name__}: {error}"
+    if reasons:
+        raise ClientsFailed(reasons)
+    return updates
+
+
+@dataclass(frozen=True)
+class PrefectTransport(Transport):
+    """Maps the jobs of a step to Prefect tasks, a shard of clients each."""
+
+    recipe: Recipe
+    contexts: ClientContexts
+
+    @classmethod
+    def open(cls, recipe: Recipe, contexts: ClientContexts) -> Self:
+        return cls(recipe, contexts)
+
+    def run(self, jobs: Sequence[Job]) -> list[Update | Failure]:
+        """An update or a failure for each job, once all tasks have ended."""
+        shards = rounds.split_shards(jobs, self.recipe.federation.clients_per_task)
+        mapped = run_shard.with_options(retries=self.recipe.runtime.retries, retry_delay_seconds=1)
+        with placement(self.recipe.runtime):
+            futures = mapped.map(shards, recipe=unmapped(self.recipe), contexts=unmapped(self.contexts))
+        return collect_answers(futures, shards, self.contexts.adapters)
+
+
+def collect_answers(
+    futures: Sequence[PrefectFuture[list[Update]]], shards: Sequence[list[Job]], store: AdapterStore
+) -> list[Update | Failure]:
+    """An update or a failure for each job.
+
+    Of a shard whose task failed after all retries, the updates of clients that had finished still
+    count.
+    """
+    answers: list[Update | Failure] = []
+    for future, jobs in zip(futures, shards, strict=True):
+        future.wait()
+        if future.state.is_completed():
+            answers += future.result()
+            continue
+        error = future.result(raise_on_failure=False)
+        reasons: dict[str, str] = error.reasons if isinstance(error, ClientsFailed) else {}
+        default = f"{future.state.name}: {future.state.message}"
+        for job in jobs:
+            update = finished_update(job, store)
+            answers.append(update or Failure(job.client, reasons.get(job.client, default)))
+    return answers
+
+
+def rounds_contexts(run: Run) -> ClientContexts:
+    """The clients' contexts in the rounds of a run."""
+    return ClientContexts(AdapterStore(run.federation / "adapters"), run.prepared / "pairs.parquet")
+
+
+def exchange(run: Run) -> ClientContexts:
+    """The clients' contexts after the rounds.
+
+    Adapters and updates are exchanged in a folder of their own, so that the folder of the rounds stays as
+    it is.
+    """
+    return ClientContexts(
+        AdapterStore(run.exchange / "adapters"), run.prepared / "pairs.parquet", run.federation
+    )
+
+
+def ask_clients(run: Run, recipe: Recipe, jobs: Sequence[Job]) -> dict[str, JsonValue]:
+    """The answer of each client to a job after the rounds, see components.federation.rounds.ask_clients."""
+    contexts = exchange(run)
+    sent = rounds_contexts(run).adapters
+    for digest in {digest for job in jobs for digest in job.received}:
+        if not contexts.adapters.path(digest).is_file():
+            contexts.adapters.put(sent.get(digest))
+    transport = TRANSPORTS.load(recipe.runtime.transport).open(recipe, contexts)
+    answers = rounds.ask_clients(jobs, transport, recipe.federation)
+    POOL.release()  # the trainer's memory
+    return answers
+
+
+def close_exchange(run: Run) -> None:
+    """Remove what was exchanged after the rounds."""
+    shutil.rmtree(run.exchange, ignore_errors=True)
