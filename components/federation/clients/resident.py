@@ -27,7 +27,7 @@ from components.models.adapters import read_adapter
 from components.models.resident import ResidentPolicy
 
 if TYPE_CHECKING:
-    from components.models.store import Adapter
+    from components.models.store import Adapter, AdapterHash
 
 
 class PolicyClient:
@@ -91,8 +91,12 @@ class PolicyClient:
         scores = self.score_pairs(pairs, context.load_adapter(digest), context, job.batch_size)
         return ClientResult(rows=len(pairs), answer=pair_figures(scores, pairs).model_dump(mode="json"))
 
+    def _load_for_inference(self, digest: AdapterHash, context: ClientContext) -> None:
+        self.load_client(context.load_adapter(digest), context)
+        self.model.eval()
+
     def _measure_kl(self, job: KlJob, context: ClientContext) -> ClientResult:
-        self.load_client(context.load_adapter(job.adapter), context)
+        self._load_for_inference(job.adapter, context)
         values = [
             kl_to_reference(self.resident.policy, [prompt], seed, job.temperature)["kl_sequence"]
             for prompt, seed in zip(job.prompts, job.seeds, strict=True)
@@ -100,8 +104,7 @@ class PolicyClient:
         return ClientResult(rows=len(values), answer=list(values))
 
     def _generate(self, job: GenerateJob, context: ClientContext) -> ClientResult:
-        self.load_client(context.load_adapter(job.adapter), context)
-        self.model.eval()
+        self._load_for_inference(job.adapter, context)
         answers = [generation.answer(self.resident.policy) for generation in job.generations]
         rows = sum(len(generation.prompts) for generation in job.generations)
         texts: JsonValue = [
