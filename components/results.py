@@ -98,7 +98,10 @@ class Traffic(Result):
 class ClientRecord(Result):
     """What a client did in a step."""
 
-    slot: str = ""  # name of the server's adapter that it trained; empty where it trained none
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
+    # Name of the server's adapter that it trained, `slot` in files; empty where it trained none.
+    adapter_name: str = Field("", alias="slot")
     rows: int  # number of its rows that the job could use
     # Mean validation losses by adapter of a score job; NaN without validation pairs.
     losses: list[float] = Field(default_factory=list)

@@ -43,7 +43,7 @@ def make_step(clients, round=0, rounds_done=1):
         rounds_done=rounds_done,
         logged_at=1,
         clients={
-            name: ClientRecord(slot="policy", rows=1, metrics=Metrics(scalars=scalars))
+            name: ClientRecord(adapter_name="policy", rows=1, metrics=Metrics(scalars=scalars))
             for name, scalars in clients.items()
         },
         failed={},

@@ -84,14 +84,19 @@ class Server:
         return sample_clients(state.federation.names, self.config.clients_per_round, state.seed, state.round)
 
     def train_jobs(self, state: State, sent: Callable[[str], tuple[str, AdapterHash]]) -> list[TrainJob]:
-        """A training job for each sampled client, on the slot and the adapter that it is sent."""
+        """A training job for each sampled client, on the adapter that it is sent, with its name."""
         jobs = []
         for name in self.sample(state):
-            slot, adapter = sent(name)
+            adapter_name, adapter = sent(name)
             seed = derive(state.seed, "train", state.round, name)
             key = state.memory.job_keys.get(name, "")
             job = TrainJob(
-                client=name, round=state.round, seed=seed, slot=slot, adapter=adapter, previous_job_key=key
+                client=name,
+                round=state.round,
+                seed=seed,
+                adapter_name=adapter_name,
+                adapter=adapter,
+                previous_job_key=key,
             )
             jobs.append(job)
         return jobs
@@ -106,18 +111,18 @@ class Server:
         )
 
     def combine(
-        self, state: State, slot: str, aggregator: Aggregator, members: Sequence[Update] | None = None
+        self, state: State, adapter_name: str, aggregator: Aggregator, members: Sequence[Update] | None = None
     ) -> tuple[AdapterHash, dict[str, float]]:
-        """The server's new adapter of a slot, from the updates of some clients (None: of all).
+        """The server's new adapter of a name, from the updates of some clients (None: of all).
 
         Returns:
             the adapter, and the metrics of the aggregator, server_step (how far the adapter moved)
             and server_norm.
         """
         contributions = self.contributions(state, members)
-        before = self.store.get(state.adapters[slot])
+        before = self.store.get(state.adapters[adapter_name])
         combined, metrics = aggregator.combine(before, contributions)
-        combined = self.process(state, combined, before, slot, contributions.names)
+        combined = self.process(state, combined, before, adapter_name, contributions.names)
         return self.store.put(combined), metrics | aggregation.step_metrics(combined, before)
 
     def mix(
@@ -152,7 +157,7 @@ class Server:
         return adapters, metrics
 
     def process(
-        self, state: State, combined: Adapter, before: Adapter, slot: str, members: Sequence[str]
+        self, state: State, combined: Adapter, before: Adapter, adapter_name: str, members: Sequence[str]
     ) -> Adapter:
         """Apply the post-processors to a combination of the updates of clients.
 
@@ -160,17 +165,17 @@ class Server:
             state: before the step.
             combined: the combination.
             before: the server's adapter before the step; tensors of other names start from 0.
-            slot: name of what is combined.
+            adapter_name: name of what is combined.
             members: names of the clients.
         """
         shares = state.federation.weights
         context = Context(
             round=state.round,
             kind=state.phase,
-            slot=slot,
+            adapter_name=adapter_name,
             participants=tuple(members),
             weight=sum(shares[name] for name in members),
-            seed=derive(state.seed, "postprocessing", state.step, slot),
+            seed=derive(state.seed, "postprocessing", state.step, adapter_name),
             origin=origin_of(combined, before) if self.postprocessors else {},
         )
         kinds = [postprocessor.kind for postprocessor in self.postprocessors]
@@ -180,7 +185,7 @@ class Server:
             # As it is committed, so that a resumed run has the same.
             self.processing[place] = json.loads(json.dumps(done.state))
             name = postprocessor.kind + (f"-{place + 1}" if kinds.count(postprocessor.kind) > 1 else "")
-            self.metrics |= {f"{slot}/{name}/{key}": value for key, value in done.metrics.items()}
+            self.metrics |= {f"{adapter_name}/{name}/{key}": value for key, value in done.metrics.items()}
         return combined
 
 
@@ -217,10 +222,10 @@ class Method(MethodOptions, ABC):
         Raises:
             RecipeError: the method cannot run with these clients.
         """
-        adapters = dict.fromkeys(self.slots(federation), federation.initial)
+        adapters = dict.fromkeys(self.adapter_names(federation), federation.initial)
         return ServerState.start(federation, seed, adapters, self.memory_type(), self.first_phase)
 
-    def slots(self, federation: Federation) -> Sequence[str]:
+    def adapter_names(self, federation: Federation) -> Sequence[str]:
         """Names of the server's adapters."""
         return [self.trained_model]
 
@@ -229,7 +234,7 @@ class Method(MethodOptions, ABC):
         return []
 
     def sent(self, state: State, client: str) -> tuple[str, AdapterHash]:
-        """The slot and the adapter that a client trains in a round."""
+        """The name and the hash of the adapter that a client trains in a round."""
         return self.trained_model, state.adapters[self.trained_model]
 
     def plan(self, state: State, server: Server) -> Sequence[Job]:
@@ -378,10 +383,10 @@ class AveragingMethod(Method):
         return scale_warnings(self.combiner, federation, config.clients_per_round, seed, rounds)
 
     def aggregate(self, state: State, updates: Sequence[Update], server: Server) -> State:
-        slot = self.trained_model
-        adapter, metrics = server.combine(state, slot, self.combiner)
+        adapter_name = self.trained_model
+        adapter, metrics = server.combine(state, adapter_name, self.combiner)
         metrics |= running_scale(self.combiner, state, metrics)
-        return state.end_round({slot: adapter}, metrics | self.round_metrics(state, updates, server))
+        return state.end_round({adapter_name: adapter}, metrics | self.round_metrics(state, updates, server))
 
     def round_metrics(self, state: State, updates: Sequence[Update], server: Server) -> dict[str, float]:
         """Further metrics of a round."""

@@ -99,7 +99,7 @@ class MultiObjectiveMethod(AveragingMethod):
                 client="",
                 round=state.round,
                 seed=derive(state.seed, "reward prompts"),
-                slot=self.trained_model,
+                adapter_name=self.trained_model,
                 name=REWARDS_MEASURE,
                 adapter=state.adapters[self.trained_model],
             )

@@ -117,7 +117,7 @@ class Outcome(ABC):
             "client": client,
             "round": 0,
             "seed": 0,
-            "slot": self.trained_model,
+            "adapter_name": self.trained_model,
             "previous_job_key": self.record.job_keys.get(client, ""),
         }
 

@@ -31,7 +31,7 @@ class Context:
 
     round: int
     kind: str  # of the client's job (train, gradients, score), or the phase of the server's step
-    slot: str  # name of the server's adapter that it is about; empty for several
+    adapter_name: str  # name of the server's adapter that it is about; empty for several
     participants: tuple[str, ...]  # the clients of the step, or those whose updates are combined
     weight: float  # share of all training pairs that the client, or these clients together, have
     client: str = ""  # empty at the server
@@ -46,7 +46,7 @@ class Processed(NamedTuple):
     """What a post-processor makes of a combination."""
 
     tensors: Adapter
-    state: JsonValue = None  # for its next call, of whatever slot
+    state: JsonValue = None  # for its next call, whatever adapter that is about
     metrics: Mapping[str, float] = MappingProxyType({})
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Generic, Literal, Self, TypeVar
 
-from pydantic import Field, JsonValue, SerializeAsAny
+from pydantic import ConfigDict, Field, JsonValue, SerializeAsAny
 
 from components.config import RecipeError, UserError
 from components.models.store import AdapterHash
@@ -180,13 +180,16 @@ class ServerState(Result, Generic[M]):
 
 
 class Job(Result, ABC):
-    """One client's work in one step. Adapters are named by their hashes."""
+    """One client's work in one step. Adapters are given by their hashes."""
+
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
     kind: str
     client: str
     round: int  # index of the round that the job belongs to
     seed: int  # all random choices of the client are functions of it
-    slot: str = ""  # name of the server's adapter that the job is about; empty for several
+    # Name of the server's adapter that the job is about, `slot` in keys and files; empty for several.
+    adapter_name: str = Field("", alias="slot")
     trainer: ClassVar[str] = ""  # that carries it out; empty: the method's
     # Set by the round loop, and used by post-processors only:
     processing: str = ""  # their settings; empty without any

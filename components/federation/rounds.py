@@ -180,7 +180,7 @@ def match_answers(
     An update that names another job, or that is a second one, is refused. A client whose job has no
     answer has failed. Each list is in the order of the clients' names.
     """
-    expected = {job.client: (job.key(), job.slot) for job in jobs}
+    expected = {job.client: (job.key(), job.adapter_name) for job in jobs}
     updates: dict[str, Update] = {}
     failures: dict[str, Failure] = {}
     refused = []
@@ -188,7 +188,7 @@ def match_answers(
         client = answer.client
         if isinstance(answer, Failure):
             failures[client] = answer
-        elif (answer.job, answer.slot) != expected.get(client):
+        elif (answer.job, answer.adapter_name) != expected.get(client):
             refused.append(Failure(client, f"its update answers job {answer.job}, not that of this step"))
         elif client in updates:
             refused.append(Failure(client, "it has sent a second update in this step"))

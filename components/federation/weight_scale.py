@@ -42,11 +42,11 @@ def scale_warnings(
     if not aggregator.rescales:
         return []
     warnings = []
-    for slot, rounds in phases.items():
+    for name, rounds in phases.items():
         product = math.prod(planned_weight_sums(federation.weights, clients_per_round, seed, rounds))
         if not HARMLESS[0] <= product <= HARMLESS[1]:
             warnings.append(
-                f"federation.options.aggregator multiplies the adapter '{slot}' by {product:.1e} over its"
+                f"federation.options.aggregator multiplies the adapter '{name}' by {product:.1e} over its"
                 f" {len(rounds)} rounds, whatever the clients learn, because the weights of a round do not"
                 " sum to one: use 'uniform' or 'participation'."
             )

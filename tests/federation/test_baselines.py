@@ -40,7 +40,7 @@ def test_each_client_trains_the_servers_adapter(name, store, federation):
     jobs = bound.plan(bound.start(federation, 0))
     assert [job.client for job in jobs] == ["ada", "bea"]
     assert {job.kind for job in jobs} == {"train"}
-    assert {job.slot for job in jobs} == {METHODS[name][1]}
+    assert {job.adapter_name for job in jobs} == {METHODS[name][1]}
     assert {job.received for job in jobs} == {(federation.initial,)}
 
 
@@ -48,9 +48,9 @@ def test_each_client_trains_the_servers_adapter(name, store, federation):
 def test_adapters_are_averaged_by_the_clients_shares_of_the_pairs(name, store, federation):
     bound = bind_method(store, name, clients_per_round=2)
     new = play_round(store, bound, bound.start(federation, 0), TRAINED)
-    slot = METHODS[name][1]
-    assert list(new.adapters) == [slot]
-    assert get_values(store, new.adapters[slot]) == [0.75, 1.0]
+    adapter_name = METHODS[name][1]
+    assert list(new.adapters) == [adapter_name]
+    assert get_values(store, new.adapters[adapter_name]) == [0.75, 1.0]
 
 
 @pytest.mark.parametrize(

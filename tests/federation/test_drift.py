@@ -69,7 +69,7 @@ def test_each_client_trains_its_own_adapter_and_ends_with_it(store, federation):
     new = first_round(store, bound, federation)
     jobs = bound.plan(new)
     assert {job.client: job.adapter for job in jobs} == new.adapters
-    assert all(job.slot == job.client for job in jobs)
+    assert all(job.adapter_name == job.client for job in jobs)
     assert len(set(new.adapters.values())) == 5
     outcome = bound.outcome(new)
     assert outcome.kind == "client-adapters"

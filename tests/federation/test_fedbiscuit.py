@@ -93,7 +93,7 @@ def group_names(groups):
 
 def test_the_warm_up_trains_one_selector_after_the_other_within_the_rounds(store, federation):
     steps, state = play(fedbiscuit(store), store, federation, until=6)
-    slots = [{job.slot for job in jobs} for _, jobs, _ in steps]
+    slots = [{job.adapter_name for job in jobs} for _, jobs, _ in steps]
     assert slots == [{"selector-0"}] * 2 + [{"selector-1"}] * 2 + [{"selector-2"}] * 2
     assert [len(jobs) for _, jobs, _ in steps] == [3] * 6
     assert (state.round, state.step, state.phase) == (6, 6, "grouping")
@@ -102,9 +102,9 @@ def test_the_warm_up_trains_one_selector_after_the_other_within_the_rounds(store
 def test_a_warm_up_round_changes_its_own_selector_alone(store, federation):
     steps, state = play(fedbiscuit(store), store, federation, until=6)
     for before, jobs, new in steps:
-        slot = jobs[0].slot
-        assert {job.adapter for job in jobs} == {before.adapters[slot]}
-        assert {name for name, ref in new.adapters.items() if ref != before.adapters[name]} == {slot}
+        adapter_name = jobs[0].adapter_name
+        assert {job.adapter for job in jobs} == {before.adapters[adapter_name]}
+        assert {name for name, ref in new.adapters.items() if ref != before.adapters[name]} == {adapter_name}
     assert steps[2][0].adapters["selector-1"] == federation.initial
     assert len(set(state.adapters.values())) == 3
 
@@ -156,7 +156,7 @@ def test_a_grouping_sets_the_clusters_within_the_round(store, federation):
 def test_the_mean_loss_of_the_clusters_is_logged(store, federation):
     steps, _ = play(fedbiscuit(store), store, federation, until=7)
     new = grouping_steps(steps)[0][2]
-    expected = np.mean([LOSSES[name][int(slot[-1])] for name, slot in CLUSTERS.items()])
+    expected = np.mean([LOSSES[name][int(adapter_name[-1])] for name, adapter_name in CLUSTERS.items()])
     assert new.metrics.scalars["loss_of_group"] == pytest.approx(expected)
 
 
@@ -204,8 +204,8 @@ def test_in_a_clustered_round_each_sampled_client_trains_the_selector_of_its_clu
     for before, jobs, _ in steps[7:]:
         assert [job.client for job in jobs] == sample_clients(NAMES, 3, 0, before.round)
         for job in jobs:
-            assert job.slot == before.memory.assignment[job.client]
-            assert job.adapter == before.adapters[job.slot]
+            assert job.adapter_name == before.memory.assignment[job.client]
+            assert job.adapter == before.adapters[job.adapter_name]
 
 
 def member_weights(members, aggregator):
@@ -225,34 +225,34 @@ def test_a_cluster_is_combined_as_computed_by_hand(store, federation, aggregator
     """paper and uniform: (1 - sum w_m) phi_u + sum w_m phi_m, w_m = p_m or 1 / M; else the mean."""
     steps, _ = play(fedbiscuit(store, aggregator=aggregator), store, federation, until=9)
     trained_clusters = 0
-    for (before, jobs, new), slot in itertools.product(steps[7:], SLOTS):
-        members = {job.client: trained_values(job) for job in jobs if job.slot == slot}
+    for (before, jobs, new), adapter_name in itertools.product(steps[7:], SLOTS):
+        members = {job.client: trained_values(job) for job in jobs if job.adapter_name == adapter_name}
         if not members:
             continue
         trained_clusters += 1
         weights, residual = member_weights(members, aggregator)
         weight_sum = sum(weights.values())
-        server = get_values(store, before.adapters[slot])
+        server = get_values(store, before.adapters[adapter_name])
         expected = [
             (1 - weight_sum) * residual * server[i] + sum(weights[m] * members[m][i] for m in members)
             for i in range(3)
         ]
         scalars = new.metrics.scalars
-        assert get_values(store, new.adapters[slot]) == pytest.approx(expected, rel=1e-5, abs=1e-6)
-        assert scalars[f"{slot}/weight_sum"] == pytest.approx(weight_sum)
-        assert scalars[f"{slot}/server_step"] == pytest.approx(math.dist(expected, server), rel=1e-4)
-        assert scalars[f"{slot}/members"] == len(members)
+        assert get_values(store, new.adapters[adapter_name]) == pytest.approx(expected, rel=1e-5, abs=1e-6)
+        assert scalars[f"{adapter_name}/weight_sum"] == pytest.approx(weight_sum)
+        assert scalars[f"{adapter_name}/server_step"] == pytest.approx(math.dist(expected, server), rel=1e-4)
+        assert scalars[f"{adapter_name}/members"] == len(members)
     assert trained_clusters > 2
 
 
 def test_a_selector_without_a_sampled_member_does_not_change(store, federation):
     bound = fedbiscuit(store)
     _, state = play(bound, store, federation, until=7)
-    jobs = [job for job in bound.plan(state) if job.slot == bound.plan(state)[0].slot]
+    jobs = [job for job in bound.plan(state) if job.adapter_name == bound.plan(state)[0].adapter_name]
     new = bound.aggregate(state, answer(store, jobs))
-    for slot in set(state.adapters) - {jobs[0].slot}:
-        assert new.adapters[slot] == state.adapters[slot]
-        assert f"{slot}/members" not in new.metrics.scalars
+    for adapter_name in set(state.adapters) - {jobs[0].adapter_name}:
+        assert new.adapters[adapter_name] == state.adapters[adapter_name]
+        assert f"{adapter_name}/members" not in new.metrics.scalars
 
 
 def test_the_old_term_of_equation_6_is_the_servers_adapter_and_not_a_clients(store, federation):
@@ -263,7 +263,9 @@ def test_the_old_term_of_equation_6_is_the_servers_adapter_and_not_a_clients(sto
     bound = fedbiscuit(store, aggregator="paper")
     _, state = play(bound, store, federation, until=7)
     ref = state.adapters["selector-1"]
-    job = bound.plan(state)[0].model_copy(update={"client": "c5", "slot": "selector-1", "adapter": ref})
+    job = bound.plan(state)[0].model_copy(
+        update={"client": "c5", "adapter_name": "selector-1", "adapter": ref}
+    )
     before = np.array(get_values(store, ref))
     new = bound.aggregate(state, [make_update(job, put_values(store, (before + 10.0).tolist()))])
     assert get_values(store, new.adapters["selector-1"]) == pytest.approx((before + 1.0).tolist(), rel=1e-5)

@@ -79,7 +79,7 @@ class ClipAndRecord(PostProcessor):
         norm = distance(combined, context.origin)
         return Processed(
             clip(combined, context.origin, self.bound),
-            {"calls": calls, "slot": context.slot},
+            {"calls": calls, "adapter_name": context.adapter_name},
             {"norm": norm, "contributions": len(context.participants)},
         )
 

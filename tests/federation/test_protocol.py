@@ -30,7 +30,9 @@ FIRST = "ab" * 32
 SECOND = "cd" * 32
 NUMBERS = [0.1 + 0.2, 1 / 3, 1e-320, 1.7976931348623157e308, -0.0, math.inf, -math.inf, math.nan]
 JOBS = [
-    TrainJob(client="é", round=1, seed=2**63 + 1, slot="s", adapter=FIRST, objective_weights=(0.1 + 0.2, 1)),
+    TrainJob(
+        client="é", round=1, seed=2**63 + 1, adapter_name="s", adapter=FIRST, objective_weights=(0.1 + 0.2, 1)
+    ),
     GradientJob(client="ada", round=1, seed=2, adapter=FIRST, previous_job_key="0123"),
     ScoreJob(client="ada", round=1, seed=2, adapters=(FIRST, SECOND)),
     RewardsJob(client="", round=1, seed=2, name="rewards", adapter=SECOND),
@@ -50,7 +52,7 @@ JOBS = [
 UPDATE = Update(
     job="0123",
     client="ada",
-    slot="policy",
+    adapter_name="policy",
     adapter=FIRST,
     losses=NUMBERS,
     rows=3,

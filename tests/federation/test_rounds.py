@@ -44,7 +44,7 @@ def trainer(recipe):
 
 def trained_update(store, client, **tensors):
     """An update of two tensors, some of them replaced; None leaves a tensor out."""
-    job = TrainJob(client=client, round=0, seed=1, slot="selector", adapter=store.put(TEMPLATE))
+    job = TrainJob(client=client, round=0, seed=1, adapter_name="selector", adapter=store.put(TEMPLATE))
     values = {"a": [1.0, 2.0, 3.0], "b": [0.0, 1.0], **tensors}
     adapter = {name: torch.tensor(value) for name, value in values.items() if value is not None}
     return make_update(job, store.put(adapter))
@@ -140,7 +140,7 @@ def test_an_answer_to_another_job_is_refused_and_a_missing_one_is_a_failure(step
     bound, state, jobs, updates, commits = step
     stranger = rename(updates[0], client="eve")
     borrowed = rename(updates[0], client="bea")  # ada's answer under another name
-    moved = rename(updates[2], slot="another")
+    moved = rename(updates[2], adapter_name="another")
     answers = [moved, updates[0], borrowed, stranger]
     new, record = bound.close_step(state, jobs, answers, 0.25, commits)
     assert list(record.clients) == ["ada"]
@@ -244,7 +244,7 @@ def contexts(prepared, tmp_path):
 @pytest.fixture
 def job(contexts):
     adapter = contexts.adapters.put(TEMPLATE)
-    return TrainJob(client="bea", round=0, seed=7, slot="selector", adapter=adapter)
+    return TrainJob(client="bea", round=0, seed=7, adapter_name="selector", adapter=adapter)
 
 
 def test_a_job_reads_the_rows_of_its_own_client(contexts, job):
@@ -259,7 +259,7 @@ def test_a_job_reads_the_rows_of_its_own_client(contexts, job):
 def test_an_update_has_the_adapter_the_metrics_and_the_traffic_of_its_job(contexts, job):
     update = run_job(job, ScriptedTrainer(), contexts)
     size = contexts.adapters.path(job.adapter).stat().st_size
-    assert (update.job, update.client, update.slot) == (job.key(), "bea", "selector")
+    assert (update.job, update.client, update.adapter_name) == (job.key(), "bea", "selector")
     assert contexts.adapters.get(update.adapter)["a"].tolist() == [1.0, 1.0, 1.0]
     assert update.metrics.scalars == {"loss": 1.0}
     assert (update.traffic.received, update.traffic.sent, update.traffic.kept) == (size, size, 7)

@@ -61,7 +61,7 @@ def test_the_records_of_all_steps_are_read():
         (3, 2, "train"),
         (4, 3, "grouping"),
     ]
-    assert records[0].clients["cyd"].slot == "selector-0"
+    assert records[0].clients["cyd"].adapter_name == "selector-0"
     assert records[0].clients["cyd"].traffic.received == 160
     assert records[0].clients["cyd"].metrics.series == {"loss_by_step": [0.1, 0.3]}
     assert records[3].clients["bea"].losses == [math.inf, 0.1 + 0.2, 0.7]
@@ -85,9 +85,9 @@ def test_finished_training_of_a_cluster_is_aggregated_into_its_selector(tmp_path
     bound = bind_method(commits.store, "fedbiscuit", 2, rounds=6, **OPTIONS)
     new = bound.aggregate(state, list(updates.values()))
     assert new.adapters["selector-1"] == state.adapters["selector-1"]
-    for slot, client in {"selector-0": "ada", "selector-2": "cyd"}.items():
+    for adapter_name, client in {"selector-0": "ada", "selector-2": "cyd"}.items():
         trained = commits.store.get(updates[client].adapter)
-        torch.testing.assert_close(commits.store.get(new.adapters[slot]), trained)
+        torch.testing.assert_close(commits.store.get(new.adapters[adapter_name]), trained)
 
 
 def test_finished_scores_are_read_with_losses_that_are_not_finite():
@@ -116,7 +116,9 @@ SECOND = "cd" * 32
     ("job", "key"),
     [
         (
-            TrainJob(client="ada", round=3, seed=12345678901234567890, slot="selector-0", adapter=FIRST),
+            TrainJob(
+                client="ada", round=3, seed=12345678901234567890, adapter_name="selector-0", adapter=FIRST
+            ),
             "f8b61be16ec9edc88a87b607",
         ),
         (
@@ -140,7 +142,7 @@ SECOND = "cd" * 32
             "2848f6f39d0d9127da977fa5",
         ),
         (
-            RewardsJob(client="", round=1, seed=2, name="rewards", slot="policy", adapter=SECOND),
+            RewardsJob(client="", round=1, seed=2, name="rewards", adapter_name="policy", adapter=SECOND),
             "9cca1ff61c507cc4c50c85f3",
         ),
     ],

@@ -119,7 +119,7 @@ def make_update(
     return Update(
         job=job.key(),
         client=job.client,
-        slot=job.slot,
+        adapter_name=job.adapter_name,
         adapter=adapter,
         losses=list(losses),
         rows=1,

@@ -51,7 +51,7 @@ def client_record(
 ) -> ClientRecord:
     """What a client did in a step; traffic in bytes (received, sent, kept)."""
     return ClientRecord(
-        slot="adapter",
+        adapter_name="adapter",
         rows=8,
         losses=losses or [],
         metrics=Metrics(scalars=scalars or {}, series=series or {}),

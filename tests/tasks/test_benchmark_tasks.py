@@ -118,7 +118,7 @@ def federation_result(arm):
         phase="train",
         rounds_done=1,
         logged_at=1,
-        clients={"a": ClientRecord(slot="policy", rows=8, metrics=metrics)},
+        clients={"a": ClientRecord(adapter_name="policy", rows=8, metrics=metrics)},
         failed={},
         refused={},
         adapters={},

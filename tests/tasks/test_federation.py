@@ -75,7 +75,7 @@ def store(tmp_path):
 def train_jobs(store, *names):
     ref = store.put(START)
     return [
-        TrainJob(client=name, round=0, seed=seed, slot="selector", adapter=ref)
+        TrainJob(client=name, round=0, seed=seed, adapter_name="selector", adapter=ref)
         for seed, name in enumerate(names)
     ]
 
@@ -402,7 +402,7 @@ def train_clients(recipe, prepared, folder, workers):
     with transport.POOL.borrow_trainer(recipe) as trainer:
         initial = store.put(trainer.initial_adapter(0))
     shards = [
-        [TrainJob(client=name, round=0, seed=seed, slot="selector", adapter=initial)]
+        [TrainJob(client=name, round=0, seed=seed, adapter_name="selector", adapter=initial)]
         for seed, name in enumerate(("ada", "bea", "cyd", "dan"))
     ]
     contexts = ClientContexts(store, prepared / "pairs.parquet")

@@ -63,7 +63,7 @@ def phase(run, debug, parent):
 def client_record(loss, traffic=None, **series):
     scalars = {"loss": loss, "loss_first": 0.7, "loss_last": loss - 0.1, "tokens": 100, "seconds": 0.5}
     metrics = Metrics(scalars=scalars, series=series)
-    return ClientRecord(slot="selector", rows=8, metrics=metrics, traffic=traffic or Traffic())
+    return ClientRecord(adapter_name="selector", rows=8, metrics=metrics, traffic=traffic or Traffic())
 
 
 def step_record(step, adapters=None, **fields):
@@ -193,7 +193,7 @@ def test_a_measure_between_rounds_is_logged_with_its_scalars_and_its_series(targ
 )
 def test_a_number_that_no_built_in_method_has_is_logged(target, client, phase_name, rounds_done, names):
     metrics = Metrics(scalars={"new": 0.25})
-    clients = {"ada": ClientRecord(slot="", rows=8, metrics=metrics, traffic=Traffic())}
+    clients = {"ada": ClientRecord(adapter_name="", rows=8, metrics=metrics, traffic=Traffic())}
     record = step_record(1, phase=phase_name, rounds_done=rounds_done, clients=clients, server=metrics)
     log_steps(target, [record], 0)
     logged = client.get_run(target.run_id).data.metrics
@@ -219,8 +219,8 @@ def test_bytes_sent_in_a_round_are_summed_over_its_steps_and_bytes_kept_are_not(
     """Each step is logged alone, as in a run, and reads the earlier steps of its round."""
     traffic = Traffic(sent=5, received=2, kept=7)
     gradients = {
-        "ada": ClientRecord(slot="", rows=8, traffic=Traffic(sent=20, received=2, kept=7)),
-        "bea": ClientRecord(slot="", rows=6, traffic=Traffic(sent=20, received=2)),
+        "ada": ClientRecord(adapter_name="", rows=8, traffic=Traffic(sent=20, received=2, kept=7)),
+        "bea": ClientRecord(adapter_name="", rows=6, traffic=Traffic(sent=20, received=2)),
     }
     records = [
         step_record(1, clients={"ada": client_record(0.7, traffic)}),

@@ -54,7 +54,7 @@ def _carry_out(
         context = Context(
             round=job.round,
             kind=job.kind,
-            slot=job.slot,
+            adapter_name=job.adapter_name,
             participants=job.participants,
             weight=job.weight,
             client=job.client,
@@ -72,7 +72,7 @@ def _carry_out(
     update = Update(
         job=job.key(),
         client=job.client,
-        slot=job.slot,
+        adapter_name=job.adapter_name,
         adapter=sent,
         losses=list(result.losses),
         rows=result.rows,
@@ -92,7 +92,7 @@ def finished_update(job: Job, store: AdapterStore) -> Update | None:
             store.get(update.adapter)
     except (FileNotFoundError, ValueError):  # AdapterError and ValidationError are ValueErrors
         return None
-    return update.model_copy(update={"slot": job.slot})  # files of earlier versions have no slot
+    return update.model_copy(update={"adapter_name": job.adapter_name})  # files of earlier versions have none
 
 
 def _update_path(job: Job, store: AdapterStore) -> Path:

@@ -59,7 +59,7 @@ class Drift(Method):
     def server_adapters(self, federation: FederationConfig) -> int:
         return federation.clients_per_round
 
-    def slots(self, federation: Federation) -> Sequence[str]:
+    def adapter_names(self, federation: Federation) -> Sequence[str]:
         return federation.names
 
     def sent(self, state: State, client: str) -> tuple[str, AdapterHash]:

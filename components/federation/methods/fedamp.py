@@ -57,7 +57,7 @@ class FedAMP(PairTraining):
         """Those of each client of the round: its own, and what it is sent next."""
         return 2 * federation.clients_per_round
 
-    def slots(self, federation: Federation) -> Sequence[str]:
+    def adapter_names(self, federation: Federation) -> Sequence[str]:
         return federation.names
 
     def start(self, federation: Federation, seed: int) -> State:

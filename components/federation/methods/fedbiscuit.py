@@ -108,9 +108,9 @@ class FedBiscuit(FedBis):
                 " selectors): set more rounds or a shorter warm-up."
             )
 
-    def slots(self, federation: Federation) -> Sequence[str]:
+    def adapter_names(self, federation: Federation) -> Sequence[str]:
         if self.selectors == 1:
-            return super().slots(federation)
+            return super().adapter_names(federation)
         if self.selectors > len(federation.clients):
             raise RecipeError(
                 f"federation.options.selectors is {self.selectors}, but only {len(federation.clients)}"
@@ -127,7 +127,10 @@ class FedBiscuit(FedBis):
         if self.selectors == 1:
             return super().warnings(federation, seed, config)
         length = self.warmup_rounds
-        warmup = {slot: range(u * length, (u + 1) * length) for u, slot in enumerate(self.selector_names)}
+        warmup = {
+            adapter_name: range(u * length, (u + 1) * length)
+            for u, adapter_name in enumerate(self.selector_names)
+        }
         return scale_warnings(self.combiner, federation, config.clients_per_round, seed, warmup)
 
     def sent(self, state: State, client: str) -> tuple[str, AdapterHash]:
@@ -135,16 +138,16 @@ class FedBiscuit(FedBis):
         if self.selectors == 1:
             return super().sent(state, client)
         if state.round < self.warmup:
-            slot = self.selector_names[state.round // self.warmup_rounds]
+            adapter_name = self.selector_names[state.round // self.warmup_rounds]
         else:
-            slot = state.memory.assignment[client]
-        return slot, state.adapters[slot]
+            adapter_name = state.memory.assignment[client]
+        return adapter_name, state.adapters[adapter_name]
 
     def plan(self, state: State, server: Server) -> Sequence[Job]:
         """Score jobs for all clients when a grouping is due, else training jobs for the sampled ones."""
         if state.phase != GROUPING:
             return super().plan(state, server)
-        selectors = tuple(state.adapters[slot] for slot in self.selector_names)
+        selectors = tuple(state.adapters[adapter_name] for adapter_name in self.selector_names)
         return [
             ScoreJob(
                 client=name,
@@ -164,12 +167,12 @@ class FedBiscuit(FedBis):
         aggregator = self.combiner if state.round < self.warmup else self.combiner.for_clusters()
         adapters: dict[str, AdapterHash] = {}
         metrics: dict[str, float] = {}
-        for slot in sorted({update.slot for update in updates}):
-            members = [update for update in updates if update.slot == slot]
-            adapters[slot], numbers = server.combine(state, slot, aggregator, members)
-            numbers |= running_scale(aggregator, state, numbers, f"{slot}/")
-            metrics |= {f"{slot}/{name}": value for name, value in numbers.items()}
-            metrics[f"{slot}/members"] = len(members)
+        for adapter_name in sorted({update.adapter_name for update in updates}):
+            members = [update for update in updates if update.adapter_name == adapter_name]
+            adapters[adapter_name], numbers = server.combine(state, adapter_name, aggregator, members)
+            numbers |= running_scale(aggregator, state, numbers, f"{adapter_name}/")
+            metrics |= {f"{adapter_name}/{name}": value for name, value in numbers.items()}
+            metrics[f"{adapter_name}/members"] = len(members)
         done = state.round + 1
         due = done >= self.warmup and (done - self.warmup) % self.regroup_every == 0
         return state.end_round(adapters, metrics, phase=GROUPING if due else "train")
@@ -179,22 +182,24 @@ class FedBiscuit(FedBis):
 
         A client that failed has no losses, and keeps its cluster as long as the sizes allow it.
         """
-        slots = self.selector_names
+        selectors = self.selector_names
         names = state.federation.names
         reported = {update.client: update.losses for update in updates}
-        no_vote = [float("nan")] * len(slots)
+        no_vote = [float("nan")] * len(selectors)
         losses = np.array([reported.get(name, no_vote) for name in names])
         assignment = state.memory.assignment
-        previous = [slots.index(assignment[name]) for name in names] if assignment else None
+        previous = [selectors.index(assignment[name]) for name in names] if assignment else None
         procedure = {"paper": balanced_groups, "least_loss": least_loss_groups}[self.grouping]
         groups = procedure(losses, previous)
-        sizes = np.bincount(groups, minlength=len(slots))
-        metrics = {f"{slot}/size": float(size) for slot, size in zip(slots, sizes, strict=True)}
+        sizes = np.bincount(groups, minlength=len(selectors))
+        metrics = {
+            f"{adapter_name}/size": float(size) for adapter_name, size in zip(selectors, sizes, strict=True)
+        }
         metrics["moved"] = count_moved(groups, previous)
         metrics["without_vote"] = int(np.isnan(losses).all(axis=1).sum())
         metrics["loss_of_group"] = mean_loss_of_group(losses, groups)
         memory = GroupingMemory(
-            assignment={name: slots[group] for name, group in zip(names, groups, strict=True)},
+            assignment={name: selectors[group] for name, group in zip(names, groups, strict=True)},
             grouped_at=state.round,
             losses={name: list(row) for name, row in zip(names, losses.tolist(), strict=True)},
         )

@@ -59,14 +59,14 @@ class FedCDA(PairTraining):
 
     def aggregate(self, state: State, updates: Sequence[Update], server: Server) -> State:
         """The mean of the closest combination, over all clients that ever sent an update."""
-        slot = self.trained_model
+        adapter_name = self.trained_model
         cache = {name: list(hashes) for name, hashes in state.memory.cache.items()}
         for name, digest in sent_adapters(updates).items():
             earlier = [known for known in cache.get(name, []) if known != digest]
             cache[name] = [*earlier, digest][-self.cached :]
         names = sorted(cache)
         participants = {update.client for update in updates}
-        before = server.store.get(state.adapters[slot])
+        before = server.store.get(state.adapters[adapter_name])
         weights = state.federation.weights
         candidates = self._candidates(cache, weights, before, server)
         start = [
@@ -78,7 +78,7 @@ class FedCDA(PairTraining):
         places = choose_closest(candidates, start, free, self.group)
         chosen = {name: cache[name][place] for name, place in zip(names, places, strict=True)}
         adapters = ((server.store.get(digest), weights[name]) for name, digest in chosen.items())
-        mean = server.process(state, aggregation.weighted_average(adapters), before, slot, names)
+        mean = server.process(state, aggregation.weighted_average(adapters), before, adapter_name, names)
         newest = [len(cache[name]) - 1 for name in names]
         metrics = {
             "weight_sum": 1.0,
@@ -88,7 +88,7 @@ class FedCDA(PairTraining):
         }
         metrics |= aggregation.step_metrics(mean, before)
         memory = CacheMemory(cache=cache, chosen=chosen)
-        return state.end_round({slot: server.store.put(mean)}, metrics, memory)
+        return state.end_round({adapter_name: server.store.put(mean)}, metrics, memory)
 
     def _candidates(
         self, cache: Mapping[str, list[str]], weights: Mapping[str, float], before: Adapter, server: Server

@@ -89,7 +89,7 @@ class FedCMOO(MultiObjectiveMethod):
                 client=job.client,
                 round=job.round,
                 seed=derive(state.seed, "gradients", state.round, job.client),
-                slot=job.slot,
+                adapter_name=job.adapter_name,
                 adapter=job.adapter,
                 previous_job_key=job.previous_job_key,
             )

@@ -44,8 +44,8 @@ class FedNova(PairTraining):
 
     def aggregate(self, state: State, updates: Sequence[Update], server: Server) -> State:
         """The step tau_eff along the mean of the normalized movements."""
-        slot = self.trained_model
-        before = server.store.get(state.adapters[slot])
+        adapter_name = self.trained_model
+        before = server.store.get(state.adapters[adapter_name])
         contributions = server.contributions(state)
         shares = contributions.shares(self.weights)
         weights = [share / sum(shares) for share in shares]  # p_m
@@ -54,6 +54,6 @@ class FedNova(PairTraining):
         factors = [effective * weight / count for weight, count in zip(weights, steps, strict=True)]
         total, factor = aggregation.weighted_sum(zip(contributions.adapters(), factors, strict=True))
         new = {name: (1 - factor) * tensor + total[name] for name, tensor in before.items()}
-        new = server.process(state, new, before, slot, contributions.names)
+        new = server.process(state, new, before, adapter_name, contributions.names)
         metrics = aggregation.step_metrics(new, before) | {"effective_steps": effective}
-        return state.end_round({slot: server.store.put(new)}, metrics)
+        return state.end_round({adapter_name: server.store.put(new)}, metrics)

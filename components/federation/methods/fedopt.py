@@ -57,14 +57,14 @@ class FedOPT(PairTraining):
     """Weights w_m of the clients' movements."""
 
     def aggregate(self, state: State, updates: Sequence[Update], server: Server) -> State:
-        slot = self.trained_model
-        before = server.store.get(state.adapters[slot])
+        adapter_name = self.trained_model
+        before = server.store.get(state.adapters[adapter_name])
         contributions = server.contributions(state)
         weights = self.aggregator.client_weights(contributions)
         total, weight_sum = aggregation.weighted_sum(zip(contributions.adapters(), weights, strict=True))
         if server.postprocessors:
             mean = {name: tensor / weight_sum for name, tensor in total.items()}
-            mean = server.process(state, mean, before, slot, contributions.names)
+            mean = server.process(state, mean, before, adapter_name, contributions.names)
             total = {name: weight_sum * tensor for name, tensor in mean.items()}
         origin = {name: weight_sum * tensor for name, tensor in before.items()}
         movement = {name: total[name] - origin[name] for name in before}
@@ -76,7 +76,7 @@ class FedOPT(PairTraining):
         memory = OptimizerMemory(first_moment=server.store.put(first), second_moment=server.store.put(second))
         metrics = {"weight_sum": 1.0, "mean_movement": aggregation.distance(total, origin)}
         metrics |= aggregation.step_metrics(new, before)
-        return state.end_round({slot: server.store.put(new)}, metrics, memory)
+        return state.end_round({adapter_name: server.store.put(new)}, metrics, memory)
 
     def _moments(self, state: State, movement: Adapter, server: Server) -> tuple[Adapter, Adapter]:
         first, second = (

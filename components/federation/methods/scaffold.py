@@ -111,13 +111,13 @@ class Scaffold(PairTraining):
 
     def aggregate(self, state: State, updates: Sequence[Update], server: Server) -> State:
         """Steps of phi and c along the clients' mean movement and mean change."""
-        slot = self.trained_model
-        before = server.store.get(state.adapters[slot])
+        adapter_name = self.trained_model
+        before = server.store.get(state.adapters[adapter_name])
         contributions = server.contributions(state)
         shares = contributions.shares(self.weights)  # q_m
         total, share = aggregation.weighted_sum(zip(contributions.adapters(), shares, strict=True))
         mean = {name: tensor / share for name, tensor in total.items()}
-        mean = server.process(state, mean, before, slot, contributions.names)
+        mean = server.process(state, mean, before, adapter_name, contributions.names)
         new = {name: tensor + self.server_lr * (mean[name] - tensor) for name, tensor in before.items()}
         control = {name: share * mean[f"{CONTROL_PREFIX}{name}"] for name in before}
         if state.memory.control is not None:
@@ -125,4 +125,4 @@ class Scaffold(PairTraining):
             control = {name: previous[name] + change for name, change in control.items()}
         metrics = aggregation.step_metrics(new, before) | {"control_norm": aggregation.norm(control)}
         memory = ControlMemory(control=server.store.put(control))
-        return state.end_round({slot: server.store.put(new)}, metrics, memory)
+        return state.end_round({adapter_name: server.store.put(new)}, metrics, memory)
