@@ -56,7 +56,7 @@ from components.results import OutcomeRecord
 from components.seeding import derive
 
 if TYPE_CHECKING:
-    from components.federation.personalization import StepLength
+    from components.federation.personalization import StageLength
     from components.models.store import Adapter
 
 State = ServerState[Any]
@@ -292,8 +292,8 @@ class Method(MethodOptions, ABC):
         return 0.0
 
     @property
-    def personal_step(self) -> StepLength | None:
-        """The personal step; None where private and shared modules are trained at once."""
+    def personal_stage(self) -> StageLength | None:
+        """The personal stage; None where private and shared modules are trained at once."""
         return None
 
     @property

@@ -2,7 +2,7 @@
 
 The bare loop runs once without interruption, with every method. Then it is resumed from what a kill
 leaves on disk in the middle of each write and right after it: of a client's adapter, its update,
-its private modules and its state, those after a personal step, the server's adapter, a commit; and
+its private modules and its state, those after a personal stage, the server's adapter, a commit; and
 right after each deletion of an update, its adapter, or an old adapter of the server. At its next
 commit all files must be those of the uninterrupted run, timings apart (tests/support/crashes.py
 says why this is enough).

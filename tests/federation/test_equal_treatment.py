@@ -12,7 +12,7 @@ from components.federation.clients.context import rewards_folder
 from components.federation.clients.private import PrivateState, PrivateStore, private_root
 from components.federation.clients.rates import RateMemory
 from components.federation.method import method_of
-from components.federation.personalization import StepLength
+from components.federation.personalization import StageLength
 from components.recipes import load_recipe
 from tests.support.bare_loop import open_loop
 
@@ -133,7 +133,7 @@ def test_every_baseline_by_ppo_evaluates_as_many_gradients_in_a_round(method, pr
     ],
 )
 def test_a_round_is_divided_between_the_personal_and_the_shared_step(count, share, expected):
-    assert StepLength(share=share).divide(count) == expected
+    assert StageLength(share=share).divide(count) == expected
 
 
 @pytest.mark.parametrize("method", ["fedrep", "fedpdpo"])

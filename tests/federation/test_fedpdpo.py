@@ -185,7 +185,7 @@ def test_the_outcome_names_each_clients_last_job(finished):
     assert outcome.job_keys == {name: job_keys.get(name, "") for name in CLIENTS}
 
 
-# --- where each step starts, and with what settings
+# --- where each stage starts, and with what settings
 
 
 @pytest.fixture
@@ -247,7 +247,7 @@ def test_options_reach_the_loss_and_the_learning_rates_of_each_step(prepared, tm
     ada = [observed_steps[8 * (n // 2) + n % 2] for n in range(6)]
     losses = [step.loss for step in ada]
     metrics = [step.metrics for step in ada]
-    # 8 pairs, 4 per optimizer step: one of three passes in the shared step, two in the personal one
+    # 8 pairs, 4 per optimizer step: one of three passes in the shared stage, two in the personal one
     assert [step.metrics["steps"] for step in ada] == [4, 2] * 3
     assert [loss.reward_weight for loss in losses] == [0.5, 0.5, 1.0, 1.0, 1.5, 1.5]
     assert {loss.beta for loss in losses} == {0.3}
@@ -388,24 +388,24 @@ def test_private_state_of_another_run_is_refused(copied, prepared, tmp_path):
             copied.trainer.load_client(server_adapter(copied), copied.context(client))
 
 
-def test_a_repeated_job_trains_its_shared_step_alone_where_the_personal_step_is_stored(
+def test_a_repeated_job_trains_its_shared_step_alone_where_the_personal_stage_is_stored(
     prepared, tmp_path, observed_steps
 ):
     loop = open_loop(make_recipe("fedpdpo"), prepared, tmp_path)
     job = loop.bound.plan(loop.initial_state())[0]
     store = private_stores(loop)[job.client]
     saved = []
-    save = PrivateStore.save_personal_step
+    save = PrivateStore.save_personal_stage
 
     def save_and_copy(self, job_key, state):
         save(self, job_key, state)
         saved.append((self._path(job_key, ".personal"), state))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PrivateStore, "save_personal_step", save_and_copy)
+        patch.setattr(PrivateStore, "save_personal_stage", save_and_copy)
         first = loop.run_job(job)
     Path(loop.commits.folder / "updates" / f"{job.key()}.json").unlink()
-    store.save_personal_step(job.key(), saved[0][1])
+    store.save_personal_stage(job.key(), saved[0][1])
     repeated = loop.run_job(job)
     assert [step.group for step in observed_steps] == ["personal", "shared", "shared"]
     assert repeated.adapter == first.adapter

@@ -53,7 +53,7 @@ def test_a_store_holds_a_jobs_state_and_the_one_that_it_started_from(store):
     previous = ""
     for number in range(5):
         key = f"job-{number}"
-        store.save_personal_step(key, make_state(number))
+        store.save_personal_stage(key, make_state(number))
         store.save(key, previous, make_state(number + 0.5))
         previous = key
     assert sorted(path.name for path in store.folder.glob("*.json")) == ["job-3.json", "job-4.json"]
@@ -68,22 +68,22 @@ def test_the_state_of_a_refused_update_is_dropped_with_the_next_job(store):
     assert sorted(path.stem for path in store.folder.glob("*.json")) == ["one", "two"]
 
 
-def test_the_state_after_a_personal_step_belongs_to_its_job_alone(store):
-    store.save_personal_step("job", make_state(0.5))
-    assert value_of(store.load_personal_step("job")) == 0.5
-    assert store.load_personal_step("another") is None
+def test_the_state_after_a_personal_stage_belongs_to_its_job_alone(store):
+    store.save_personal_stage("job", make_state(0.5))
+    assert value_of(store.load_personal_stage("job")) == 0.5
+    assert store.load_personal_stage("another") is None
 
 
-def test_no_job_starts_from_the_state_after_a_personal_step(store):
-    store.save_personal_step("job", make_state(0.5))
+def test_no_job_starts_from_the_state_after_a_personal_stage(store):
+    store.save_personal_stage("job", make_state(0.5))
     with pytest.raises(PrivateStoreError):
         store.load("job")
 
 
-def test_the_state_after_a_personal_step_is_removed_when_its_job_is_complete(store):
-    store.save_personal_step("job", make_state(0.5))
+def test_the_state_after_a_personal_stage_is_removed_when_its_job_is_complete(store):
+    store.save_personal_stage("job", make_state(0.5))
     store.save("job", "", make_state(1.0))
-    assert store.load_personal_step("job") is None
+    assert store.load_personal_stage("job") is None
     assert value_of(store.load("job")) == 1.0
 
 

@@ -1,7 +1,7 @@
 """The client half of all methods that train the policy on pairs; it knows no loss and no method.
 
     load the received adapter, and the client's private modules if the method has some
-    for each step of the round (a single one, or a personal and a shared one):
+    for each stage of the round (a single one, or a personal and a shared one):
         train its modules by the loss of the method's objective
     write what the client keeps; send the shared adapter
 
@@ -48,9 +48,9 @@ LOCAL_STEP = "local_step."
 ModuleGroup = Literal["personal", "shared", "all"]
 """What is trained: the private modules, the shared adapter, or both."""
 SEEDS: dict[ModuleGroup, str] = {"personal": "own half", "shared": "shared half"}
-"""Names from which the seeds of the two steps of a round are derived."""
-STEP_METRICS = ("loss", "seconds", "steps", "excluded", "kl", "pairs", "stopped")
-"""Metrics of each step where a round has two of them."""
+"""Names from which the seeds of the two stages of a round are derived."""
+STAGE_METRICS = ("loss", "seconds", "steps", "excluded", "kl", "pairs", "stopped")
+"""Metrics of each stage where a round has two of them."""
 
 
 class ResidentPolicyTrainer(PolicyClient):
@@ -85,7 +85,7 @@ class ResidentPolicyTrainer(PolicyClient):
 
 @dataclass
 class ClientRound:
-    """A client's round: its job, its pairs, and what it keeps, which each step of the round replaces."""
+    """A client's round: its job, its pairs, and what it keeps, which each stage of the round replaces."""
 
     job: TrainJob
     context: ClientContext
@@ -111,8 +111,8 @@ class PolicyTrainer(ResidentPolicyTrainer):
     def run(self, job: Job, context: ClientContext) -> ClientResult:
         """Take a round's steps on the client's training pairs.
 
-        The private state is written after each step, so that a repeated job resumes from a finished
-        personal step, and before the update is sent.
+        The private state is written after each stage, so that a repeated job resumes from a finished
+        personal stage, and before the update is sent.
         """
         if not isinstance(job, TrainJob):
             return super().run(job, context)
@@ -129,8 +129,8 @@ class PolicyTrainer(ResidentPolicyTrainer):
             with_prefix(state.tensors, CRITIC),
             self._build_local_step(job, context, state.tensors, rates),
         )
-        steps = self._take_steps(client)
-        metrics = merge_steps(steps)
+        steps = self._train_stages(client)
+        metrics = merge_stages(steps)
         dpo = [step["dpo"] for step in steps.values() if "dpo" in step]
         if dpo:
             rates = rates.after_round(float(np.mean(dpo)), self._config.rate_decay)
@@ -164,23 +164,23 @@ class PolicyTrainer(ResidentPolicyTrainer):
         )
         return plugin
 
-    def _take_steps(self, client: ClientRound) -> dict[str, dict[str, float]]:
-        """The metrics of each step of a round."""
-        if self._method.personal_step is None:
-            return {"shared": self._take_step(client, "all")}
+    def _train_stages(self, client: ClientRound) -> dict[str, dict[str, float]]:
+        """The metrics of each stage of a round."""
+        if self._method.personal_stage is None:
+            return {"shared": self._train_stage(client, "all")}
         key = client.job.key()
-        completed = client.context.store.load_personal_step(key)  # of an earlier attempt at this job
+        completed = client.context.store.load_personal_stage(key)  # of an earlier attempt at this job
         if completed is None:
-            personal = self._take_step(client, "personal")
+            personal = self._train_stage(client, "personal")
             state = PrivateState(self._read_kept(client), client.numbers | personal)
-            client.context.store.save_personal_step(key, state)
+            client.context.store.save_personal_stage(key, state)
         else:
             personal = client.numbers = completed.numbers
             client.tensors = with_prefix(completed.tensors, CRITIC)
             self._load_private(completed.tensors)
-        return {"personal": personal, "shared": self._take_step(client, "shared")}
+        return {"personal": personal, "shared": self._train_stage(client, "shared")}
 
-    def _take_step(self, client: ClientRound, group: ModuleGroup) -> dict[str, float]:
+    def _train_stage(self, client: ClientRound, group: ModuleGroup) -> dict[str, float]:
         """Train a group of modules in its part of a round."""
         config, method, job = self._config, self._method, client.job
         personal_lr = client.rates.learning_rate(method.personal_lr, config.rate_decay)
@@ -220,10 +220,10 @@ class PolicyTrainer(ResidentPolicyTrainer):
         return loss.metrics(trained)
 
     def _part(self, steps: Sequence[object], group: ModuleGroup) -> Sequence[object]:
-        """The steps of a round in which a group of modules is trained; see StepLength.divide."""
-        if self._method.personal_step is None:
+        """The steps of a round in which a group of modules is trained; see StageLength.divide."""
+        if self._method.personal_stage is None:
             return steps
-        personal, shared = self._method.personal_step.divide(len(steps))
+        personal, shared = self._method.personal_stage.divide(len(steps))
         return steps[:personal] if group == "personal" else steps[-shared:]
 
     def _build_loss(
@@ -332,16 +332,16 @@ def with_prefix(tensors: Adapter, prefix: str) -> Adapter:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
-def merge_steps(steps: dict[str, dict[str, float]]) -> dict[str, float]:
+def merge_stages(steps: dict[str, dict[str, float]]) -> dict[str, float]:
     """The metrics of a client's round.
 
     Returns:
-        those of the shared step, with the totals of steps, tokens and seconds, and STEP_METRICS of
-        each step under its name where there are two.
+        those of the shared stage, with the totals of steps, tokens and seconds, and STAGE_METRICS of
+        each stage under its name where there are two.
     """
     totals = {name: sum(step[name] for step in steps.values()) for name in ("steps", "tokens", "seconds")}
     metrics = steps["shared"] | totals
     if len(steps) > 1:
         for name, step in steps.items():
-            metrics |= {f"{name}/{key}": step[key] for key in STEP_METRICS if key in step}
+            metrics |= {f"{name}/{key}": step[key] for key in STAGE_METRICS if key in step}
     return metrics

@@ -3,12 +3,12 @@
     federation-clients/<client>/
         modules/<sha256>.safetensors    private modules, as in the adapter store
         <job key>.json                  after that job: hash of the modules, and numbers
-        <job key>.personal.json         within that job, after its personal step
+        <job key>.personal.json         within that job, after its personal stage
 
 A state is written atomically, after the modules that it names. The server remembers the key of each
 client's last accepted job, and the next job names it: the client starts from exactly that state, or
 refuses the job. So a job that is repeated after a crash starts from the same bytes, one that was
-killed in its shared step resumes from its own personal step, and a store that is missing, or
+killed in its shared stage resumes from its own personal stage, and a store that is missing, or
 belongs to other rounds, is never taken for that of a client without training. The state that a job
 started from is kept beside its own, since a round may be killed between its clients' last write and
 its commit.
@@ -60,8 +60,8 @@ class PrivateStore:
             )
         return self._read(path)
 
-    def load_personal_step(self, job_key: str) -> PrivateState | None:
-        """The state after the personal step of a job, if that was completed."""
+    def load_personal_stage(self, job_key: str) -> PrivateState | None:
+        """The state after the personal stage of a job, if that was completed."""
         path = self._path(job_key, ".personal")
         return self._read(path) if path.is_file() else None
 
@@ -78,8 +78,8 @@ class PrivateStore:
         self._remove_unused_modules()
         return replace(state, size=size)
 
-    def save_personal_step(self, job_key: str, state: PrivateState) -> None:
-        """Write the state after the personal step of a job."""
+    def save_personal_stage(self, job_key: str, state: PrivateState) -> None:
+        """Write the state after the personal stage of a job."""
         self._write(self._path(job_key, ".personal"), state)
 
     def _write(self, path: Path, state: PrivateState) -> int:

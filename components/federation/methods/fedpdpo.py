@@ -1,14 +1,14 @@
 """FedPDPO: a shared LoRA, and each client's own bottleneck and heads (FedPDPO sections 3 and D).
 
     each round, each sampled client (algorithm 1):
-        (1) personal step: LoRA is frozen; bottleneck, language-model head, reward head are trained
-        (2) shared step:   these three are frozen; LoRA is trained
+        (1) personal stage: LoRA is frozen; bottleneck, language-model head, reward head are trained
+        (2) shared stage:   these three are frozen; LoRA is trained
         sends its LoRA, and nothing else
     server: the mean of the LoRA, weighted by the clients' pairs (line 21)
 
 This file declares the options only. Its base class builds the server half, federated averaging of
-the LoRA; components/federation/clients/policy.py takes the two steps at the client. The loss of
-both steps is eq. 8 (components/learning/preference.py), and components/models/personalized.py has the
+the LoRA; components/federation/clients/policy.py runs the two stages at the client. The loss of
+both stages is eq. 8 (components/learning/preference.py), and components/models/personalized.py has the
 modules. The ablations of table 3 are options: `bottleneck: null` (A1, without bottleneck) and
 `reward_head: null` (A2, without reward head).
 """
@@ -19,7 +19,7 @@ from pydantic import Field
 
 from components.config import PdpoObjective, PersonalModules
 from components.config.modules import BottleneckConfig, RewardHeadConfig
-from components.federation.personalization import PersonalizedMethod, StepLength
+from components.federation.personalization import PersonalizedMethod, StageLength
 
 
 class FedPDPO(PersonalizedMethod):
@@ -31,9 +31,9 @@ class FedPDPO(PersonalizedMethod):
     """The explicit reward head; null leaves it out (ablation A2). The loss is then that of DPO,
     with the exclusion of `objective.exclusion`."""
     objective: PdpoObjective = Field(default_factory=PdpoObjective)
-    """Loss of the personal and of the shared step."""
-    personal: StepLength = Field(default_factory=StepLength)
-    """The personal step."""
+    """Loss of the personal and of the shared stage."""
+    personal: StageLength = Field(default_factory=StageLength)
+    """The personal stage."""
 
     @property
     def personal_modules(self) -> PersonalModules:
@@ -44,5 +44,5 @@ class FedPDPO(PersonalizedMethod):
         return self.personal.lr
 
     @property
-    def personal_step(self) -> StepLength:
+    def personal_stage(self) -> StageLength:
         return self.personal

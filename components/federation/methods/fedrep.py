@@ -12,14 +12,14 @@ from pydantic import Field
 
 from components.config import PersonalModules
 from components.federation.pair_training import PairTraining
-from components.federation.personalization import PersonalizedMethod, StepLength
+from components.federation.personalization import PersonalizedMethod, StageLength
 
 
 class FedRep(PersonalizedMethod, PairTraining):
     """Options of FedRep."""
 
-    personal: StepLength = Field(default_factory=StepLength)
-    """The personal step."""
+    personal: StageLength = Field(default_factory=StageLength)
+    """The personal stage."""
 
     @property
     def personal_modules(self) -> PersonalModules:
@@ -30,5 +30,5 @@ class FedRep(PersonalizedMethod, PairTraining):
         return self.personal.lr
 
     @property
-    def personal_step(self) -> StepLength:
+    def personal_stage(self) -> StageLength:
         return self.personal
