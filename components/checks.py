@@ -16,7 +16,7 @@ from components.data.templates import load as load_template
 from components.evaluation.judges.autoj import AutoJSection
 from components.evaluation.judges.autoj.local import read_model_config as read_judge_config
 from components.evaluation.judges.reward import RewardJudgeSection
-from components.evaluation.judges.selector import SelectorJudgeSection
+from components.evaluation.judges.selector_judge import SelectorJudgeSection
 from components.learning.reward_model import TrainedReward
 from components.models.backbone import (
     EMBEDDED,

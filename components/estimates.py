@@ -24,8 +24,8 @@ from components.config import (
     SelectorConfig,
     UserError,
 )
-from components.config.objectives import SftObjective
-from components.evaluation.judges.selector import SelectorJudgeSection
+from components.config.local_objectives import SftObjective
+from components.evaluation.judges.selector_judge import SelectorJudgeSection
 from components.federation.method import method_of
 from components.federation.personalization import PersonalizedMethod
 from components.models.backbone import BackboneError, choose_devices, read_model_config

@@ -15,7 +15,7 @@ from components.config import DataConfig, InputFile, Recipe
 from components.data.prepare import DataSet, assemble, check_rows, expected
 from components.data.records import DataError
 from components.data.report import RowCounts
-from components.data.sources.files import FileOptions
+from components.data.sources.files import FileSource
 from components.data.tables import write_table
 from components.data.validation import validate
 from components.evaluation.judges.base import JudgeSection
@@ -79,7 +79,7 @@ def preview_data(recipe: Recipe, validated: bool = False) -> DataPreview:
     files = [Path(file) for _, file in named_files(data) if isinstance(file, InputFile)]
     if is_larger(files, MAX_BYTES):
         large = f"their files have more than {MAX_BYTES:,} bytes"
-        if isinstance(data.options, FileOptions):
+        if isinstance(data.options, FileSource):
             data.options.read(data, HEAD)
             return DataPreview(unread=f"of the data, the first {HEAD:,} rows were read, since {large}")
         return DataPreview(unread=f"the data were not read: {large}")

@@ -9,7 +9,7 @@ ROUNDS = 5
 """What clients compute in the rounds (components/federation/clients, components/learning)."""
 
 SELECTOR_JUDGE = 5
-"""Selectors that are trained as judges (components/evaluation/judges/selector.py)."""
+"""Selectors that are trained as judges (components/evaluation/judges/selector_judge.py)."""
 
 TRAINED_REWARD = 6
 """Reward models that are trained here (components/learning/reward_model.py)."""

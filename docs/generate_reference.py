@@ -28,7 +28,7 @@ from components.config.benchmark import Benchmark, Choice
 from components.config.data import PROMPT_SOURCES, SOURCES
 from components.config.evaluation import JUDGES
 from components.config.federation import AGGREGATORS, METHODS, MethodOptions
-from components.config.objectives import (
+from components.config.local_objectives import (
     CriticAdvantage,
     GaeEstimator,
     GrpoEstimator,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from components.config import Recipe, RecipeError
-from components.data.sources.aclsum import ASPECTS, Options, Paper, read_papers
+from components.data.sources.aclsum import ASPECTS, AclSum, Paper, read_papers
 from components.io import read_json, write_atomically
 from components.seeding import derive, generator
 from perf.comparison import prepare_process
@@ -147,7 +147,7 @@ def papers_of(recipe: Recipe) -> list[Paper]:
         RecipeError: its source is another one.
     """
     options = recipe.data.options
-    if not isinstance(options, Options):
+    if not isinstance(options, AclSum):
         raise RecipeError(
             f"recipe {recipe.name}: data.source is '{recipe.data.source}', but the gold rule needs the expert"
             f" summaries of {SOURCE}"

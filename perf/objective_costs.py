@@ -98,7 +98,7 @@ def _time_step(
     resident: ResidentPolicy, prompts: Sequence[str], config: MultiObjective, training: Training, count: int
 ) -> tuple[StepTimes, int]:
     """Times of a step with so many objectives, and the tokens of its batch."""
-    from components.learning.multi_objective import MultiObjectivePpo
+    from components.learning.multi_objective_ppo import MultiObjectivePpo
 
     rewards = {f"objective {index}": _length_reward(index + 3) for index in range(count)}
     ppo = MultiObjectivePpo(resident, rewards, config, training)

@@ -31,7 +31,7 @@ from components.models.rewards.function import ALLOW_CODE
 
 log = logging.getLogger(__name__)
 
-Slot = tuple[str, int]
+Place = tuple[str, int]
 """A device, and the index of a model on it: a CPU may have several, a GPU has one."""
 
 
@@ -41,8 +41,8 @@ class DevicePool:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._building = threading.Lock()
-        self._free: queue.PriorityQueue[Slot] | None = None
-        self._residents: dict[Slot, tuple[str, Trainer]] = {}
+        self._free: queue.PriorityQueue[Place] | None = None
+        self._residents: dict[Place, tuple[str, Trainer]] = {}
         self._references: tuple[str, ReferenceCache] = ("", ReferenceCache())
 
     def __reduce__(self) -> str:
@@ -52,7 +52,7 @@ class DevicePool:
     @contextmanager
     def borrow(self, runtime: RuntimeConfig) -> Iterator[str]:
         """Wait for a free device and hold it."""
-        with self._borrow_slot(runtime) as (device, _):
+        with self._borrow_place(runtime) as (device, _):
             yield device
 
     @contextmanager
@@ -69,15 +69,15 @@ class DevicePool:
         """
         sections = ("selector", "policy", "federation", "rewards", "runtime")
         key = name + recipe.fingerprint(*sections, *(("alignment", "evaluation") if name else ()))
-        with self._borrow_slot(recipe.runtime, mapped) as slot:
-            resident = self._residents.get(slot)
+        with self._borrow_place(recipe.runtime, mapped) as place:
+            resident = self._residents.get(place)
             if resident is None or resident[0] != key:
-                self._residents.pop(slot, None)  # frees its memory before another model is loaded
-                resident = self._residents[slot] = (key, self._build(recipe, slot, name))
+                self._residents.pop(place, None)  # frees its memory before another model is loaded
+                resident = self._residents[place] = (key, self._build(recipe, place, name))
             yield resident[1]
 
-    def _build(self, recipe: Recipe, slot: Slot, name: str) -> Trainer:
-        device = slot[0]
+    def _build(self, recipe: Recipe, place: Place, name: str) -> Trainer:
+        device = place[0]
         with self._building:  # transformers sets defaults of the whole process while it loads
             trainer = build_trainer(recipe, device, name)
         trainer.references = self._reference_cache(recipe.policy.backbone, device)
@@ -91,24 +91,24 @@ class DevicePool:
         return trainer
 
     @contextmanager
-    def _borrow_slot(self, runtime: RuntimeConfig, mapped: bool = False) -> Iterator[Slot]:
+    def _borrow_place(self, runtime: RuntimeConfig, mapped: bool = False) -> Iterator[Place]:
         with self._lock:
             if self._free is None:
-                # The lowest free slot is lent first, so that tasks that run alone find the same
+                # The lowest free place is lent first, so that tasks that run alone find the same
                 # resident trainer.
                 self._free = queue.PriorityQueue()
-                for slot in device_slots(runtime):
-                    self._free.put(slot)
+                for place in device_places(runtime):
+                    self._free.put(place)
             free = self._free
-        slot = free.get()
+        place = free.get()
         try:
             set_threads(runtime, mapped)
-            yield slot
+            yield place
         finally:
-            free.put(slot)
+            free.put(place)
 
     def _reference_cache(self, backbone: BackboneConfig, device: str) -> ReferenceCache:
-        """The cache of one backbone on one type of device, for all slots, phases and runs.
+        """The cache of one backbone on one type of device, for all places, phases and runs.
 
         It is replaced when another backbone is used.
         """
@@ -130,12 +130,12 @@ class DevicePool:
 POOL = DevicePool()
 
 
-def device_slots(runtime: RuntimeConfig) -> list[Slot]:
+def device_places(runtime: RuntimeConfig) -> list[Place]:
     """Where tasks may run concurrently: once on each GPU, runtime.cpu_workers times on the CPU."""
-    slots: list[Slot] = []
+    places: list[Place] = []
     for device in choose_devices(runtime.devices):
-        slots += [(device, n) for n in range(runtime.workers if device == "cpu" else 1)]
-    return slots
+        places += [(device, n) for n in range(runtime.workers if device == "cpu" else 1)]
+    return places
 
 
 def set_threads(runtime: RuntimeConfig, mapped: bool = False) -> None:
@@ -200,7 +200,7 @@ def task_runner(runtime: RuntimeConfig) -> TaskRunner[Any]:
         RecipeError: Ray is selected and not installed.
     """
     if runtime.task_runner == "threads":
-        return ThreadPoolTaskRunner(max_workers=len(device_slots(runtime)))
+        return ThreadPoolTaskRunner(max_workers=len(device_places(runtime)))
     try:
         from prefect_ray import RayTaskRunner
     except ImportError:

@@ -131,7 +131,7 @@ def compare_by_selectors(run: Run, recipe: Recipe, comparisons: Sequence[Compari
     Raises:
         OutcomeError: the rounds did not end with selectors.
     """
-    from components.learning.selector import compare
+    from components.learning.selector_training import compare
     from components.models.selector_model import Selector
 
     outcome = load_outcome(run.federation_result().outcome)

@@ -19,7 +19,7 @@ from components.config import (
     TemplateFile,
 )
 from components.config.files import RecipeFile
-from components.config.objectives import OfflinePpoObjective
+from components.config.local_objectives import OfflinePpoObjective
 from components.data.records import DataError
 from components.data.templates import load as load_template
 from components.inputs import named_files, original_names, verify_inputs
@@ -132,8 +132,8 @@ def test_the_keys_that_name_files_are_found_in_the_schema():
         "DpoConfig.reference_adapter",
         "PartConfig.path",
         "PolicyConfig.template",
-        "Options.dataset",
-        "Options.posts",
+        "SafeRlhfPrompts.dataset",
+        "Tldr.posts",
         "PromptsConfig.path",
         "QuestionAnswersConfig.template",
         "QuestionsConfig.path",

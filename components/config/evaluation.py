@@ -44,7 +44,7 @@ JUDGES: Registry[type[JudgeConfig]] = Registry(
     {
         "autoj": "components.evaluation.judges.autoj:AutoJSection",
         "reward": "components.evaluation.judges.reward:RewardJudgeSection",
-        "selector": "components.evaluation.judges.selector:SelectorJudgeSection",
+        "selector": "components.evaluation.judges.selector_judge:SelectorJudgeSection",
     },
     "components.evaluation.judges.base:JudgeSection",
 )

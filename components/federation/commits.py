@@ -82,7 +82,7 @@ class Commits:
         discarded = [path for path in updates if path.name not in kept_names]
         needed = {digest for job in jobs for digest in job.received}
         needed.update(digest for path in updates if path.name in kept_names for digest in _find_hashes(path))
-        commits = self._references()
+        commits = self._named_adapters()
         names = list(commits)
         old = {name for name in names[:-2] if commits[name][0] % keep_every}
         needed.update(*(commits[name][1] for name in names if name not in old))
@@ -97,7 +97,7 @@ class Commits:
         for digest in sorted(hashes):
             self.store.path(digest).unlink(missing_ok=True)
 
-    def _references(self) -> dict[str, tuple[int, set[str]]]:
+    def _named_adapters(self) -> dict[str, tuple[int, set[str]]]:
         """`_known` of the files that exist, in their order; each file is read once."""
         paths = sorted((self.folder / "commits").glob("[0-9]*.json"))
         for path in paths:

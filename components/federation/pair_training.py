@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from components.config import DpoObjective, FederationConfig, RecipeError, one_of
-from components.config.objectives import OfflinePpoObjective
+from components.config.local_objectives import OfflinePpoObjective
 from components.federation.method import AveragingMethod, Method
 
 PairObjective = Annotated[DpoObjective | OfflinePpoObjective, one_of(DpoObjective, OfflinePpoObjective)]

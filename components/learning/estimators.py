@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from components.config import PpoConfig
-from components.config.objectives import GaeEstimator
+from components.config.local_objectives import GaeEstimator
 from components.learning.ppo import (
     compute_gae,
     estimate_kl,

@@ -41,7 +41,7 @@ from components.seeding import generator, seeded
 Rows = npt.NDArray[np.int64]
 """Indices of a client's rows."""
 Parameters = Sequence[torch.nn.Parameter]
-Group = tuple[Parameters, float]
+ParameterGroup = tuple[Parameters, float]
 """Parameters (fp32) with a learning rate of their own, whose gradient is clipped apart from the others'."""
 Part = Callable[[Sequence[Any]], Sequence[Any]]
 """Selects consecutive elements, such as a round's steps that train the private modules."""
@@ -82,7 +82,7 @@ class Loss:
     dropout = True  # PPO has none: the ratio to the policy that was received would be noisy
     concurrent = False  # whether two halves of a micro-batch may be computed at a time on the CPU
     accumulates = True  # whether a step has as many minibatches as the optimizer says, or one
-    groups: tuple[Group, ...] = ()  # trained beside the model's parameters, such as a critic
+    groups: tuple[ParameterGroup, ...] = ()  # trained beside the model's parameters, such as a critic
 
     @classmethod
     def draw_minibatches(
@@ -188,7 +188,7 @@ def train(
     minibatches: Iterable[Rows],
     loss: Loss,
     training: Training,
-    groups: tuple[Group, ...] = (),
+    groups: tuple[ParameterGroup, ...] = (),
     gradient_rule: GradientRule | None = None,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Trained:

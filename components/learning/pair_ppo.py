@@ -23,7 +23,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from components.config import PairPpoObjective
-from components.config.objectives import CriticAdvantage, OfflinePpoObjective
+from components.config.local_objectives import CriticAdvantage, OfflinePpoObjective
 from components.learning.client_data import ClientData
 from components.learning.loop import Loss, Part, RowLosses, Rows, Trained, Training
 from components.learning.ppo import (

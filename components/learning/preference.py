@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from components.config import DpoObjective, PdpoObjective
-from components.config.objectives import ExclusionConfig
+from components.config.local_objectives import ExclusionConfig
 from components.learning.client_data import ClientData
 from components.learning.loop import Loss, RowLosses, Rows, Trained
 from components.learning.objectives import dpo_margin_loss, pdpo_loss, sft_loss

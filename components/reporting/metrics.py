@@ -20,7 +20,7 @@ import numpy as np
 
 from components.charts import Point
 from components.config import Recipe
-from components.config.objectives import implicit_reward_scale
+from components.config.local_objectives import implicit_reward_scale
 from components.evaluation.contests import Contest
 from components.evaluation.diagnostics.base import Summary
 from components.federation.method import method_of

@@ -235,7 +235,7 @@ def _changed(adapter: Adapter) -> Adapter:
 
 
 def _open_selector(recipe: Recipe) -> TrainedModel:
-    from components.learning.selector import build_labeled_comparisons
+    from components.learning.selector_training import build_labeled_comparisons
     from components.models.selector_model import Selector
 
     selector = Selector(recipe.selector, "cpu")

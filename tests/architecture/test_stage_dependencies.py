@@ -126,7 +126,7 @@ def test_a_stage_depends_on_all_code_that_it_runs(graph, stage):
 def test_the_registries_are_part_of_the_derivation(graph):
     modules = reachable(graph, {"components.config"})
     assert "components.federation.methods.fedbis" in modules
-    assert "components.evaluation.judges.selector" in modules
+    assert "components.evaluation.judges.selector_judge" in modules
 
 
 @pytest.mark.parametrize("stage", list(stages()))

@@ -3,7 +3,7 @@
 import pytest
 
 from components.evaluation.diagnostics.base import DiagnosedRun, Summary
-from components.evaluation.diagnostics.objectives import (
+from components.evaluation.diagnostics.objective_figures import (
     ObjectivesDiagnostic,
     rewards_curve,
     weight_curves,

@@ -12,7 +12,7 @@ from components.evaluation.judges.pair_reward import JudgeReward
 from components.evaluation.judges.reward import RewardJudgeSection
 from components.evaluation.winrate import Verdict
 from components.learning import reward_model
-from components.learning.selector import score_pairs
+from components.learning.selector_training import score_pairs
 from components.models.backbone import BackboneError
 from components.models.rewards.base import RewardError, RewardResources
 from components.models.selector import Comparison

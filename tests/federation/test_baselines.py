@@ -3,7 +3,7 @@
 import pytest
 
 from components.config import DpoObjective, FederationConfig, RecipeError
-from components.config.objectives import SelectorObjective, SftObjective
+from components.config.local_objectives import SelectorObjective, SftObjective
 from components.federation.method import method_of
 from components.models.store import AdapterStore
 from tests.support.bound_methods import bind_method, get_values, play_round, small_federation

@@ -22,7 +22,7 @@ OPTIONS = {
     "fedpdpo": "{personal: {lr: 1e-2}, bottleneck: {width: 4}, reward_head: {width: 3}}",
 }
 CLIENTS = ("ada", "bea", "cyd", "dan")
-TRAIN = "components.federation.clients.policy.train"
+TRAIN = "components.federation.clients.policy_trainer.train"
 
 
 def make_recipe(method, *overrides):

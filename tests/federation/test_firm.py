@@ -10,7 +10,7 @@ import torch
 from components.config import RecipeError
 from components.data.records import read_clients, read_rows
 from components.federation.clients.context import ClientContexts, rewards_folder
-from components.federation.clients.multi_objective import unique_prompts
+from components.federation.clients.multi_objective_trainer import unique_prompts
 from components.federation.clients.private import private_root
 from components.federation.method import method_of
 from components.federation.methods.fedcmoo import FedCMOO
@@ -19,7 +19,7 @@ from components.federation.multi_objective import gram_matrix, mean_distance
 from components.federation.protocol import Client, Federation, GradientJob, RewardsJob, TrainJob
 from components.learning import mgda
 from components.learning.loop import Training, TrainingError, draw_minibatches
-from components.learning.multi_objective import MultiObjectivePpo
+from components.learning.multi_objective_ppo import MultiObjectivePpo
 from components.learning.rollouts import sample_rollout
 from components.models.store import AdapterStore
 from components.recipes import load_recipe

@@ -11,8 +11,8 @@ from components.config import RecipeError
 from components.data.records import DataError, read_rows
 from components.federation.aggregation import attention, movement_cosines
 from components.federation.clients.context import ClientContexts, rewards_folder
+from components.federation.clients.policy_client import AlignedPolicy
 from components.federation.clients.private import PrivateStore, private_root
-from components.federation.clients.resident import AlignedPolicy
 from components.learning.pair_ppo import Critic
 from components.models.store import AdapterStore
 from components.recipes import load_recipe

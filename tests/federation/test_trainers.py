@@ -15,7 +15,7 @@ from components.federation.protocol import AlignedMeasureJob, GradientJob, Rewar
 from components.learning.client_data import ClientData
 from components.learning.loop import draw_minibatches
 from components.learning.pair_scores import implicit_margins, pair_logprobs
-from components.learning.selector import compare, validation_losses
+from components.learning.selector_training import compare, validation_losses
 from components.models.resident import ResidentPolicy
 from components.models.selector import Comparison
 from components.models.store import AdapterStore
@@ -252,7 +252,7 @@ def client_data(monkeypatch):
         built.append(ClientData(*arguments))
         return built[-1]
 
-    monkeypatch.setattr("components.federation.clients.policy.ClientData", record)
+    monkeypatch.setattr("components.federation.clients.policy_trainer.ClientData", record)
     return built
 
 

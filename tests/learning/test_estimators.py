@@ -8,7 +8,12 @@ import torch
 
 from components.config import MultiObjective, OptimizerConfig, PpoConfig, RecipeError
 from components.learning.loop import Training, build_optimizer
-from components.learning.multi_objective import MultiObjectivePpo, load_moments, read_moments, solve_weights
+from components.learning.multi_objective_ppo import (
+    MultiObjectivePpo,
+    load_moments,
+    read_moments,
+    solve_weights,
+)
 from components.learning.ppo import estimate_kl, leave_one_out, masked_mean, normalize_groups, policy_loss
 from components.learning.rollouts import sample_rollout
 from components.models.resident import ResidentPolicy

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from components.config import DpoObjective, OptimizerConfig
-from components.config.objectives import OfflinePpoObjective
+from components.config.local_objectives import OfflinePpoObjective
 from components.learning.loop import Loss, RowLosses, Training, TrainingError, train
-from components.learning.meta import MetaLoss, adapt, group_meta_batches
+from components.learning.meta_learning import MetaLoss, adapt, group_meta_batches
 from components.learning.objectives import dpo_loss
 from components.learning.pair_scores import pair_logprobs
 from components.learning.preference import count_tokens

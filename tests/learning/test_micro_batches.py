@@ -16,13 +16,13 @@ from components.config import (
     PersonalModules,
     PpoConfig,
 )
+from components.config.local_objectives import ExclusionConfig, OfflinePpoObjective, SftObjective
 from components.config.modules import BottleneckConfig, RewardHeadConfig
-from components.config.objectives import ExclusionConfig, OfflinePpoObjective, SftObjective
 from components.learning.loop import Loss, RowLosses, Training, split_rows, train
-from components.learning.meta import MetaLoss, adapt
-from components.learning.multi_objective import MultiObjectivePpo
+from components.learning.meta_learning import MetaLoss, adapt
+from components.learning.multi_objective_ppo import MultiObjectivePpo
 from components.learning.pair_scores import pair_logprobs
-from components.learning.selector import train_selector
+from components.learning.selector_training import train_selector
 from components.models.resident import ResidentPolicy
 from tests.support.adapters import random_tensors
 from tests.support.pairs import PAIRS

@@ -8,7 +8,7 @@ from components.config import MultiObjective, OptimizerConfig, PpoConfig
 from components.learning import mgda
 from components.learning.estimators import RunningMoments, update_kl_coefficient
 from components.learning.loop import Training, TrainingError, draw_minibatches
-from components.learning.multi_objective import MultiObjectivePpo
+from components.learning.multi_objective_ppo import MultiObjectivePpo
 from components.learning.ppo import compute_gae, masked_mean, policy_loss, whiten
 from components.learning.rollouts import sample_rollout
 from components.models.resident import ResidentPolicy

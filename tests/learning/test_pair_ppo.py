@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from components.config import OptimizerConfig
-from components.config.objectives import CriticAdvantage, OfflinePpoObjective
+from components.config.local_objectives import CriticAdvantage, OfflinePpoObjective
 from components.learning.loop import Training
 from components.learning.pair_ppo import PairPpoLoss, draw_minibatches, sequence_advantages
 from components.learning.pair_scores import pair_logprobs

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from components.config import DpoObjective, LocalObjective, PdpoObjective, PersonalModules
+from components.config.local_objectives import ExclusionConfig, OfflinePpoObjective, SftObjective
 from components.config.modules import BottleneckConfig, RewardHeadConfig
-from components.config.objectives import ExclusionConfig, OfflinePpoObjective, SftObjective
 from components.learning.loop import mean_gradients, pair_gradients
 from components.learning.pair_ppo import PairPpoLoss
 from components.learning.pair_scores import pair_logprobs
 from components.learning.preference import PreferenceLoss, SftLoss
-from components.learning.selector import SelectorLoss
+from components.learning.selector_training import SelectorLoss
 from components.models.resident import ResidentPolicy
 from tests.support.adapters import random_tensors
 from tests.support.pairs import PAIRS

@@ -8,7 +8,7 @@ import torch
 
 from components.config import OptimizerConfig
 from components.learning.loop import Training
-from components.learning.selector import (
+from components.learning.selector_training import (
     accuracy,
     build_labeled_comparisons,
     score_pairs,

@@ -16,12 +16,12 @@ from components.config import (
     PersonalModules,
     PpoConfig,
 )
+from components.config.local_objectives import OfflinePpoObjective, SftObjective
 from components.config.modules import BottleneckConfig, RewardHeadConfig
-from components.config.objectives import OfflinePpoObjective, SftObjective
 from components.learning.loop import Training
-from components.learning.multi_objective import MultiObjectivePpo
+from components.learning.multi_objective_ppo import MultiObjectivePpo
 from components.learning.pair_scores import pair_logprobs
-from components.learning.selector import score_pairs, train_selector
+from components.learning.selector_training import score_pairs, train_selector
 from components.models.adapters import AdapterSlot, attach_lora
 from components.models.backbone import BackboneError
 from components.models.checkpointing import checkpointed, enable_checkpointing

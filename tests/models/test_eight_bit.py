@@ -9,8 +9,8 @@ import torch
 
 from components.alignment.dpo import align_policy, prepare_model
 from components.config import BackboneConfig, DpoObjective, LoraConfig, OptimizerConfig, RecipeError
-from components.federation.clients.policy import PolicyTrainer
-from components.federation.clients.selector import SelectorTrainer
+from components.federation.clients.policy_trainer import PolicyTrainer
+from components.federation.clients.selector_trainer import SelectorTrainer
 from components.learning.loop import Training, build_optimizer
 from components.learning.pair_scores import pair_logprobs
 from components.models.adapters import AdapterSlot, attach_lora, export_adapter

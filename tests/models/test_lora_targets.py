@@ -12,7 +12,7 @@ from components.alignment.dpo import align_policy
 from components.config import BackboneConfig, DpoObjective, LoraConfig, OptimizerConfig, RecipeError
 from components.learning.loop import Training
 from components.learning.reward_model import RewardTrainingConfig, TrainedReward, train_reward
-from components.learning.selector import train_selector
+from components.learning.selector_training import train_selector
 from components.models.adapters import AdapterSlot, attach_lora, export_adapter, read_adapter, to_peft_config
 from components.models.backbone import fetch_backbone, load_backbone
 from components.models.lora_targets import TargetError, check_target_families, lora_sections

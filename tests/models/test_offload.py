@@ -11,7 +11,7 @@ from components.alignment.dpo import align_policy
 from components.config import BackboneConfig, DpoObjective, OptimizerConfig, RecipeError
 from components.learning.loop import Training
 from components.learning.pair_scores import pair_logprobs
-from components.learning.selector import train_selector
+from components.learning.selector_training import train_selector
 from components.models.adapters import AdapterSlot, export_adapter
 from components.models.backbone import BackboneError, load_backbone
 from components.models.offload import OffloadError, place_modules

@@ -6,7 +6,7 @@ import pytest
 
 from components.benchmarks import benchmark_names, read_benchmark
 from components.config.benchmark import WINS
-from components.config.objectives import implicit_reward_scale
+from components.config.local_objectives import implicit_reward_scale
 from components.federation.method import method_of
 from components.recipes import load_recipe
 from components.reporting.metrics import (

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from components.config import LocalObjective
-from components.federation.clients.policy import ModuleGroup, trainable
+from components.federation.clients.policy_trainer import TrainedPart, trainable
 from components.learning.client_data import ClientData
 from components.learning.loop import GradientRule, Loss, Rows, Trained, Training, train
 from components.learning.references import ReferenceCache
@@ -76,7 +76,7 @@ def train_pairs(
     adapter: Adapter | None,
     objective: LocalObjective,
     training: Training,
-    group: ModuleGroup = "shared",
+    group: TrainedPart = "shared",
     personal_lr: float | None = None,
     minibatches: Sequence[Rows] | None = None,
     gradient_rule: GradientRule | None = None,

@@ -22,7 +22,7 @@ from components.federation.clients.context import ClientContexts
 from components.federation.commits import Commits
 from components.federation.protocol import Failure, FederationError, TrainJob, Update, build_federation
 from components.federation.transport import InProcessTransport
-from components.learning.selector import score_pairs
+from components.learning.selector_training import score_pairs
 from components.models.store import AdapterStore
 from components.recipes import load_recipe
 from components.results import Metrics, OutcomeRecord

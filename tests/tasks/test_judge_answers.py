@@ -13,7 +13,7 @@ from components.evaluation.judges import autoj
 from components.evaluation.judges.autoj import local, prompts
 from components.federation.outcome import OutcomeError
 from components.io import read_json, write_json
-from components.learning import selector as selector_training
+from components.learning import selector_training
 from components.models.selector import Comparison
 from components.models.store import AdapterStore
 from components.reporting.metrics import result_metrics

@@ -59,10 +59,10 @@ class Annotator:
 
     name: str  # client id
     aspect: str  # what it is interested in
-    lead_share: float  # see Options
+    lead_share: float  # see AclSum
 
 
-class Options(Source):
+class AclSum(Source):
     """Options of the source aclsum; papers of the sets sum to at most 250."""
 
     is_local: ClassVar[bool] = True
@@ -217,8 +217,8 @@ def read_papers(request: str = "", abstract_words: int | None = None) -> list[Pa
     Papers without an abstract, or with two equal texts, are left out.
 
     Args:
-        request: see Options.
-        abstract_words: see Options.
+        request: see AclSum.
+        abstract_words: see AclSum.
     """
     spec = importlib.util.find_spec("aclsum")  # does not import the package and its dependencies
     if spec is None or spec.origin is None:
@@ -240,7 +240,7 @@ def read_papers(request: str = "", abstract_words: int | None = None) -> list[Pa
 
 
 def show(title: str, abstract: str, request: str = "", abstract_words: int | None = None) -> str:
-    """A paper as a prompt, see Options."""
+    """A paper as a prompt, see AclSum."""
     words = abstract.split()
     if abstract_words is not None and abstract_words < len(words):
         abstract = " ".join(words[:abstract_words]) + " ..."

@@ -28,7 +28,7 @@ class OutputRow(RawRow):
     generator: Text = ""
 
 
-class Options(PromptSource):
+class AlpacaEvalPrompts(PromptSource):
     """Options of the prompt source alpaca_eval."""
 
     file: str = Field(

@@ -2,7 +2,7 @@
 
 A source of pairs is the model of its options, with a function `load`:
 
-    class Options(Source):
+    class Mine(Source):
         years: int = Field(3, ge=1, description="...")
 
         def load(self, data: DataConfig, seed: int) -> SourceData: ...
@@ -10,7 +10,7 @@ A source of pairs is the model of its options, with a function `load`:
 It is registered in components.config.data.SOURCES, or by the package that contains it:
 
     [project.entry-points."fed_rlhf.sources"]
-    mine = "my_package.my_source:Options"
+    mine = "my_package.my_source:Mine"
 
 Sources of server prompts derive from PromptSource, and are registered in PROMPT_SOURCES or by entry
 points of the group `fed_rlhf.prompt_sources`.

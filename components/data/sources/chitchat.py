@@ -41,7 +41,7 @@ class Reply:
     repeated_prompt: bool  # whether the prompt came up before in other case; if drawn, it is not used
 
 
-class Options(Source):
+class Chitchat(Source):
     """Options of the source chitchat."""
 
     is_local: ClassVar[bool] = True

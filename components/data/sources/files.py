@@ -78,7 +78,7 @@ class CsvRow(OwnRow):
         return text
 
 
-class FileOptions(Source):
+class FileSource(Source):
     """Options of the sources jsonl, parquet and csv.
 
     Attributes:
@@ -165,28 +165,28 @@ class FileOptions(Source):
     def _check_kind(self, path: Path) -> None:
         others = file_kinds(path) - set(self.suffixes)
         if others:
-            kinds = ", ".join(kind.name for kind in (JsonlOptions, ParquetOptions, CsvOptions))
+            kinds = ", ".join(kind.name for kind in (JsonlFile, ParquetFile, CsvFile))
             raise DataError(
                 f"{path}: the data source {self.name} reads {' or '.join(self.suffixes)} files, but here are"
                 f" {' and '.join(sorted(others))}: for another kind, choose another data.source ({kinds})"
             )
 
 
-class JsonlOptions(FileOptions):
+class JsonlFile(FileSource):
     """Options of the source jsonl: one JSON object a line, or one list of them (.json)."""
 
     name: ClassVar[str] = "jsonl"
     suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
 
 
-class ParquetOptions(FileOptions):
+class ParquetFile(FileSource):
     """Options of the source parquet; folders that save_to_disk of `datasets` wrote are read too."""
 
     name: ClassVar[str] = "parquet"
     suffixes: ClassVar[tuple[str, ...]] = (".parquet", ".arrow")
 
 
-class CsvOptions(FileOptions):
+class CsvFile(FileSource):
     """Options of the source csv: values separated by commas, below a line of the columns' names."""
 
     name: ClassVar[str] = "csv"

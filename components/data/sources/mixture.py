@@ -38,7 +38,7 @@ from components.config.data import AnySource, AnySourceOptions, SourceOptions
 from components.config.name_checks import PlainName
 from components.data.records import SPLITS, TEXT_COLUMNS, DataError, Pair, Prompt, SourceData
 from components.data.sources.base import Source, load
-from components.data.sources.files import FileOptions
+from components.data.sources.files import FileSource
 from components.data.splits import normal, sample, with_groups, with_splits
 
 NAME = "mixture"
@@ -97,10 +97,10 @@ class PartConfig(Section):
         return self.name or self.source
 
 
-class Options(Source):
+class Mixture(Source):
     """Options of the source mixture."""
 
-    columns: ClassVar[tuple[str, ...]] = FileOptions.columns
+    columns: ClassVar[tuple[str, ...]] = FileSource.columns
 
     sources: list[PartConfig] = Field(min_length=2, description="The sources, each a client.")
 

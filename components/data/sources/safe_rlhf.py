@@ -25,7 +25,7 @@ class PromptRow(RawRow):
     prompt: BareText
 
 
-class Options(PromptSource):
+class SafeRlhfPrompts(PromptSource):
     """Options of the prompt source safe-rlhf."""
 
     dataset: NameOrFolder = Field(

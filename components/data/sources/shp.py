@@ -98,7 +98,7 @@ class VoteRow(RawRow):
         return Vote(pair, score)
 
 
-class Options(NamedModel, Source):
+class Shp(NamedModel, Source):
     """Options of the source shp."""
 
     model_key: ClassVar[str] = "tokenizer"

@@ -19,7 +19,7 @@ from components.data.trees import thought_pairs
 from components.seeding import generator
 
 
-class Options(PairSource):
+class ThoughtPairs(PairSource):
     """Options of the source thoughts."""
 
     is_local: ClassVar[bool] = True

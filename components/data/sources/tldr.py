@@ -163,7 +163,7 @@ class ComparisonRow(RawRow):
         )
 
 
-class Options(Source):
+class Tldr(Source):
     """Options of the source tldr."""
 
     posts: NameOrFolder = Field(

@@ -11,7 +11,7 @@ DIAGNOSTICS: Registry[type[Diagnostic]] = Registry(
     {
         "client_graph": "components.evaluation.diagnostics.client_graph:ClientGraphDiagnostic",
         "grouping": "components.evaluation.diagnostics.grouping:GroupingDiagnostic",
-        "objectives": "components.evaluation.diagnostics.objectives:ObjectivesDiagnostic",
+        "objectives": "components.evaluation.diagnostics.objective_figures:ObjectivesDiagnostic",
     },
 )
 """Diagnostics by name."""

@@ -10,7 +10,7 @@ from pydantic import Field
 from components.config import Recipe, RecipeError
 from components.data.records import Pairs
 from components.evaluation.judges.base import JudgeResources
-from components.evaluation.judges.selector import SelectorJudgeSection
+from components.evaluation.judges.selector_judge import SelectorJudgeSection
 from components.models.rewards.base import Progress, RewardResources, RewardSection, Scores
 
 
@@ -43,7 +43,7 @@ class JudgeReward(RewardSection):
         Returns:
             [N, 2], the half for chosen and its negative for rejected; and no figures.
         """
-        from components.learning.selector import score_pairs
+        from components.learning.selector_training import score_pairs
 
         if not isinstance(resources.judge, SelectorJudgeSection):
             raise TypeError("a reward of kind 'judge' needs a selector judge")

@@ -15,11 +15,11 @@ TRAINERS: Registry[Callable[[Recipe, str], Trainer]] = Registry(
     "trainer",
     "fed_rlhf.trainers",
     {
-        "aligned": "components.federation.clients.resident:AlignedPolicy",
-        "meta": "components.federation.clients.meta:MetaTrainer",
-        "multi-objective": "components.federation.clients.multi_objective:MultiObjectiveTrainer",
-        "policy": "components.federation.clients.policy:PolicyTrainer",
-        "selector": "components.federation.clients.selector:SelectorTrainer",
+        "aligned": "components.federation.clients.policy_client:AlignedPolicy",
+        "meta": "components.federation.clients.meta_trainer:MetaTrainer",
+        "multi-objective": "components.federation.clients.multi_objective_trainer:MultiObjectiveTrainer",
+        "policy": "components.federation.clients.policy_trainer:PolicyTrainer",
+        "selector": "components.federation.clients.selector_trainer:SelectorTrainer",
     },
 )
 """Trainers by name: called with a recipe and a device.

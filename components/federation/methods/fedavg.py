@@ -9,7 +9,7 @@ adapters:
 
 from __future__ import annotations
 
-from components.config.objectives import SftObjective
+from components.config.local_objectives import SftObjective
 from components.federation.method import AveragingMethod
 
 

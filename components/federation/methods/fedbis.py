@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from components.config.objectives import SelectorObjective
+from components.config.local_objectives import SelectorObjective
 from components.federation.method import AveragingMethod
 
 

@@ -5,7 +5,7 @@ backbone, in all rounds. With the objective `ppo` it is the baseline of FedPDPO 
 trains by PPO on the clients' own pairs.
 
 The server half is AveragingMethod.aggregate (components/federation/method.py). At the client,
-components/federation/clients/policy.py trains the adapter by PreferenceLoss
+components/federation/clients/policy_trainer.py trains the adapter by PreferenceLoss
 (components/learning/preference.py) in the loop of components/learning/loop.py.
 """
 

@@ -3,7 +3,7 @@
     for r in 0 .. R-1:
         A_r     = A clients sampled uniformly without replacement, which receive phi_r
         phi_m   = K local steps from phi_r, each on sampled completions along sum of lambda_j g_j,
-                  lambda by regularized MGDA (components/learning/multi_objective.py)
+                  lambda by regularized MGDA (components/learning/multi_objective_ppo.py)
         phi_r+1 = sum of p_m phi_m / sum of p_m
 
 One adapter is sent in each direction, whatever the number of objectives. What a client keeps from

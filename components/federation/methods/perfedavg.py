@@ -1,6 +1,6 @@
 """Per-FedAvg: an adapter that a few steps turn into each client's own (Fallah et al. 2020), by DPO.
 
-Clients take meta-steps (components/learning/meta.py, first order), and the server averages. A
+Clients take meta-steps (components/learning/meta_learning.py, first order), and the server averages. A
 client uses the adapter that a few inner steps on its own pairs reach from the server's; it is
 recomputed when it is needed, and never leaves the client.
 

@@ -17,7 +17,7 @@ POLITE = "Sorry about that. We have looked into order {n} and will write to you 
 SHORT = "We will look into order {n}."
 
 
-class Options(PairSource):
+class Tickets(PairSource):
     """Options of the source tickets."""
 
     agents: int = Field(12, ge=1, description="Number of support agents, who own the pairs.")

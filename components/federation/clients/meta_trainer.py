@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from components.config import PairPpoObjective, Recipe
 from components.data.records import Pairs
 from components.federation.clients.context import ClientContext
-from components.federation.clients.policy import PolicyTrainer
+from components.federation.clients.policy_trainer import PolicyTrainer
 from components.federation.methods.perfedavg import PerFedAvg
-from components.learning.loop import Group, Loss, Parameters, Rows, Training, draw_minibatches
-from components.learning.meta import MetaLoss, adapt, group_meta_batches
+from components.learning.loop import Loss, ParameterGroup, Parameters, Rows, Training, draw_minibatches
+from components.learning.meta_learning import MetaLoss, adapt, group_meta_batches
 from components.learning.pair_scores import PreferenceScores, pair_logprobs, policy_scores
 from components.seeding import derive
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class MetaTrainer(PolicyTrainer):
-    """Takes meta-steps (components/learning/meta.py), and adapts the server's adapter to a client."""
+    """Takes meta-steps (learning/meta_learning.py), and adapts the server's adapter to a client."""
 
     adds_proximal_term = False
 
@@ -36,7 +36,7 @@ class MetaTrainer(PolicyTrainer):
         minibatches: list[Rows],
         training: Training,
         parameters: Parameters,
-        groups: tuple[Group, ...],
+        groups: tuple[ParameterGroup, ...],
     ) -> dict[str, float]:
         """Take meta-steps on the minibatches."""
         meta_batches = group_meta_batches(minibatches, self._options.inner_steps)

@@ -157,7 +157,7 @@ def train_judge(
 ) -> tuple[Adapter, dict[str, float]]:
     """Train a selector on the judge's training pairs, and measure it on its held-out pairs."""
     from components.learning.loop import StepFigures, Training
-    from components.learning.selector import accuracy, score_pairs, train_selector
+    from components.learning.selector_training import accuracy, score_pairs, train_selector
 
     def progress(trained: StepFigures) -> None:
         step, loss = trained.step, trained.loss

@@ -23,14 +23,23 @@ import torch
 from components.config import LocalObjective, Recipe, RecipeError
 from components.data.records import PairRow, Pairs
 from components.federation.clients.context import ClientContext
+from components.federation.clients.policy_client import PolicyClient
 from components.federation.clients.private import PrivateState
 from components.federation.clients.rates import RATE_NUMBERS, RateMemory
-from components.federation.clients.resident import PolicyClient
 from components.federation.method import method_of
 from components.federation.protocol import ClientResult, Job, TrainJob
 from components.learning.client_data import ClientData
 from components.learning.local_step import LocalStep
-from components.learning.loop import Group, Loss, Parameters, Part, Rows, Training, TrainingError, train
+from components.learning.loop import (
+    Loss,
+    ParameterGroup,
+    Parameters,
+    Part,
+    Rows,
+    Training,
+    TrainingError,
+    train,
+)
 from components.learning.pair_scores import PreferenceScores, pair_logprobs, policy_scores
 from components.models.eight_bit import check_support
 from components.models.resident import ResidentPolicy
@@ -45,9 +54,9 @@ CRITIC = "critic."
 """Prefix of the tensors of a loss in a client's private store."""
 LOCAL_STEP = "local_step."
 """Prefix of the tensors of the method's plug-in of the local step in a client's private store."""
-ModuleGroup = Literal["personal", "shared", "all"]
+TrainedPart = Literal["personal", "shared", "all"]
 """What is trained: the private modules, the shared adapter, or both."""
-SEEDS: dict[ModuleGroup, str] = {"personal": "own half", "shared": "shared half"}
+SEEDS: dict[TrainedPart, str] = {"personal": "own half", "shared": "shared half"}
 """Names from which the seeds of the two stages of a round are derived."""
 STAGE_METRICS = ("loss", "seconds", "steps", "excluded", "kl", "pairs", "stopped")
 """Metrics of each stage where a round has two of them."""
@@ -180,7 +189,7 @@ class PolicyTrainer(ResidentPolicyTrainer):
             self._load_private(completed.tensors)
         return {"personal": personal, "shared": self._train_stage(client, "shared")}
 
-    def _train_stage(self, client: ClientRound, group: ModuleGroup) -> dict[str, float]:
+    def _train_stage(self, client: ClientRound, trained: TrainedPart) -> dict[str, float]:
         """Train a group of modules in its part of a round."""
         config, method, job = self._config, self._method, client.job
         personal_lr = client.rates.learning_rate(method.personal_lr, config.rate_decay)
@@ -188,21 +197,21 @@ class PolicyTrainer(ResidentPolicyTrainer):
             config.local_steps_for(len(client.rows)),
             config.batch_size,
             config.optimizer.model_copy(
-                update={"lr": personal_lr if group == "personal" else client.local_step.lr}
+                update={"lr": personal_lr if trained == "personal" else client.local_step.lr}
             ),
-            derive(job.seed, SEEDS[group]) if group in SEEDS else job.seed,
+            derive(job.seed, SEEDS[trained]) if trained in SEEDS else job.seed,
             config.micro_batch_size,
-            0.0 if group == "personal" else method.proximal_weight,
-            None if group == "personal" else client.local_step.before_step,
+            0.0 if trained == "personal" else method.proximal_weight,
+            None if trained == "personal" else client.local_step.before_step,
         )
-        part: Part = partial(self._part, group=group)
+        part: Part = partial(self._part, trained=trained)
         objective = self._objective
         minibatches = self._loss_type.draw_minibatches(objective, len(client.rows), training, part, job.seed)
         progress = job.round / (config.rounds - 1) if config.rounds > 1 else 0.0
         loss = self._build_loss(
             client.context, client.rows, minibatches, progress, client.numbers, client.tensors
         )
-        with trainable(self.resident, group, personal_lr) as (parameters, groups):
+        with trainable(self.resident, trained, personal_lr) as (parameters, groups):
             metrics = self._minimize(loss, minibatches, training, parameters, groups)
         client.numbers, client.tensors = loss.numbers(), loss.tensors()
         return metrics
@@ -213,18 +222,18 @@ class PolicyTrainer(ResidentPolicyTrainer):
         minibatches: list[Rows],
         training: Training,
         parameters: Parameters,
-        groups: tuple[Group, ...],
+        groups: tuple[ParameterGroup, ...],
     ) -> dict[str, float]:
         """Train parameters on minibatches; the metrics."""
         trained = train(self.resident.model, parameters, minibatches, loss, training, groups)
         return loss.metrics(trained)
 
-    def _part(self, steps: Sequence[object], group: ModuleGroup) -> Sequence[object]:
+    def _part(self, steps: Sequence[object], trained: TrainedPart) -> Sequence[object]:
         """The steps of a round in which a group of modules is trained; see StageLength.divide."""
         if self._method.personal_stage is None:
             return steps
         personal, shared = self._method.personal_stage.divide(len(steps))
-        return steps[:personal] if group == "personal" else steps[-shared:]
+        return steps[:personal] if trained == "personal" else steps[-shared:]
 
     def _build_loss(
         self,
@@ -310,18 +319,18 @@ class PolicyTrainer(ResidentPolicyTrainer):
 
 @contextmanager
 def trainable(
-    resident: ResidentPolicy, group: ModuleGroup, personal_lr: float
-) -> Iterator[tuple[Parameters, tuple[Group, ...]]]:
+    resident: ResidentPolicy, trained: TrainedPart, personal_lr: float
+) -> Iterator[tuple[Parameters, tuple[ParameterGroup, ...]]]:
     """Freeze what is not trained; the parameters at the optimizer's rate, and those at their own."""
     shared = resident.slot.parameters
     private = [] if resident.personal is None else resident.personal.parameters
-    others: dict[ModuleGroup, Parameters] = {"personal": shared, "shared": private, "all": []}
-    frozen = [parameter for parameter in others[group] if parameter.requires_grad]
+    others: dict[TrainedPart, Parameters] = {"personal": shared, "shared": private, "all": []}
+    frozen = [parameter for parameter in others[trained] if parameter.requires_grad]
     for parameter in frozen:
         parameter.requires_grad_(False)
     try:
-        groups = ((private, personal_lr),) if group == "all" and private else ()
-        yield (private if group == "personal" else shared), groups
+        groups = ((private, personal_lr),) if trained == "all" and private else ()
+        yield (private if trained == "personal" else shared), groups
     finally:
         for parameter in frozen:
             parameter.requires_grad_(True)

@@ -181,7 +181,7 @@ AdvantageEstimator = Annotated[
 
 
 class PpoConfig(Section):
-    """PPO on sampled completions (FIRM A.1), see components/learning/multi_objective.py."""
+    """PPO on sampled completions (FIRM A.1), see components/learning/multi_objective_ppo.py."""
 
     estimator: AdvantageEstimator = Field(default_factory=GaeEstimator)
     """gae: with value heads, as in FIRM; rloo: leave-one-out among several completions of a prompt;

@@ -16,7 +16,7 @@ from components.federation.protocol import ClientResult, Job, MeasureJob, ScoreJ
 from components.learning.loop import Training
 from components.learning.pair_scores import PreferenceScores, pair_figures
 from components.learning.references import ReferenceCache
-from components.learning.selector import score_pairs, train_selector, validation_losses
+from components.learning.selector_training import score_pairs, train_selector, validation_losses
 from components.models.eight_bit import check_support
 from components.models.selector_model import Selector
 from components.models.store import Adapter
