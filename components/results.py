@@ -183,7 +183,7 @@ class OutcomeRecord(Result):
     """Whose model answers after the rounds, or after the alignment, see components.federation.outcome."""
 
     kind: str  # name of the outcome's class
-    # Hashes of adapters in the federation's store, by name; empty of an aligned policy.
+    # Hashes of adapters in the federation's store, by name; empty of a policy that the server aligned.
     adapters: dict[str, str] = Field(default_factory=dict)
     # By client, the name of the adapter that it uses; empty where all use the same.
     assignment: dict[str, str] = Field(default_factory=dict)

@@ -199,6 +199,8 @@ def federate_rounds(run: Run, recipe: Recipe, target: FederationLog) -> Federati
     # A run may have been stopped between a step and its measurement.
     if records and is_eval_round(recipe.federation, records[-1]):
         log_round_evaluation(target, measure(state))
+    elif state.round == rounds:  # before run_rounds removes what clients have measured of it
+        measure(state)
     state = run_rounds(method, state, transport, commits, recipe.federation, after_step)
     measure(state)
     commits.discard(keep_every=recipe.federation.keep_every)

@@ -1,10 +1,10 @@
-"""Tasks of labeling and alignment, each on one device."""
+"""Labeling, and the alignment by DPO or by the policy of the rounds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from prefect import get_run_logger
 
@@ -21,11 +21,8 @@ from tasks.devices import POOL
 from tasks.flow_runs import ProgressBar
 from tasks.policies import FINAL, compare_by_selectors, open_base_policy
 from tasks.runs import Run
-from tasks.transport import ask_clients
+from tasks.transport import ask_after_rounds
 from tasks.uncached import task
-
-if TYPE_CHECKING:
-    pass
 
 
 @task()
@@ -148,11 +145,11 @@ def adopt_policy(run: Run, recipe: Recipe, outcome: Outcome) -> AlignmentResult:
     else:
         clients = assign_round_robin(len(prompts), outcome.clients)
         jobs = outcome.kl_jobs(prompts, clients, seed, temperature)
-        answers = ask_clients(run, recipe, jobs)
+        answers = ask_after_rounds(run, recipe, jobs)
         remaining = {name: iter(cast("list[float]", values)) for name, values in answers.items()}
         values = [next(remaining[client]) for client in clients]
         metrics = {"kl_sequence": sum(values) / len(values)} if values else {}
-    policy = OutcomeRecord(kind=outcome.kind, folder=FINAL)
+    policy = outcome.record.model_copy(update={"folder": FINAL})
     return AlignmentResult(policy=policy, reference="base", metrics=metrics)
 
 

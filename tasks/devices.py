@@ -63,6 +63,7 @@ class DevicePool:
             recipe: the recipe.
             mapped: whether other tasks run concurrently, with which the threads of the CPU are
                 shared.
+            name: of the trainer, see `Job.trainer`.
 
         Raises:
             RecipeError: clients are to train concurrently on the CPU, and the model has dropout.
@@ -138,6 +139,11 @@ def device_places(runtime: RuntimeConfig) -> list[Place]:
     return places
 
 
+def max_tasks(runtime: RuntimeConfig) -> int:
+    """Tasks that can run at once; with Ray, whose machines are not known here, one on each core."""
+    return len(device_places(runtime)) if runtime.task_runner == "threads" else available_cores()
+
+
 def set_threads(runtime: RuntimeConfig, mapped: bool = False) -> None:
     """Set the threads of a CPU operation; mapped tasks share them evenly.
 
@@ -200,7 +206,7 @@ def task_runner(runtime: RuntimeConfig) -> TaskRunner[Any]:
         RecipeError: Ray is selected and not installed.
     """
     if runtime.task_runner == "threads":
-        return ThreadPoolTaskRunner(max_workers=len(device_places(runtime)))
+        return ThreadPoolTaskRunner(max_workers=max_tasks(runtime))
     try:
         from prefect_ray import RayTaskRunner
     except ImportError:

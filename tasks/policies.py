@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +25,7 @@ from components.progress import Work, progress
 from components.results import OutcomeRecord
 from tasks.devices import POOL
 from tasks.runs import Run
-from tasks.transport import ask_clients, rounds_contexts
+from tasks.transport import ask_after_rounds, rounds_contexts
 from tasks.uncached import task
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 FINAL = "final"
 """Folder of the aligned policy, in the alignment's folder."""
 
-Answers = list[list[list[Completion]]]
-"""Completions of each prompt of several generations."""
+Store = Callable[[str, int, list[list[Completion]]], None]
+"""Called with a client, the number of one of its generations, and the completions of each prompt."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class EvaluatedPolicy:
 
     name: str  # for logs and files
     folder: Path | None  # its PEFT folder; None for the base policy
-    record: OutcomeRecord | None = None  # of the rounds, where clients have policies of their own
+    record: OutcomeRecord | None = None  # None of a policy that all clients share in any case
 
     @cached_property
     def outcome(self) -> Outcome | None:
@@ -77,7 +77,7 @@ def aligned_outcome(run: Run) -> Outcome:
     result = run.alignment_result()
     if result.labelling is not None:  # otherwise the policy of the rounds was adopted
         return AlignedPolicy(result.policy)
-    outcome = run.federation_result().outcome
+    outcome = run.federation_result().outcome  # files of earlier versions repeat only a part of it
     return load_outcome(outcome.model_copy(update={"folder": result.policy.folder}))
 
 
@@ -87,8 +87,9 @@ def generate(
     policy: EvaluatedPolicy,
     generations: Mapping[str, Sequence[Generation]],
     task_name: str,
-) -> dict[str, Answers]:
-    """Completions by a policy.
+    store: Store,
+) -> None:
+    """Let a policy complete prompts, and store the completions of each generation.
 
     Args:
         generations: by client; under the empty name those of the policy that all clients share.
@@ -96,33 +97,33 @@ def generate(
     """
     if policy.outcome is None or not policy.clients:
         named = generate_on_server.with_options(name=f"{task_name}: {policy.name}")
-        return {"": named(recipe, policy, list(generations[""]))}
-    answers = ask_clients(run, recipe, policy.outcome.generate_jobs(generations))
-    return {client: _parse(cast("list[Any]", texts)) for client, texts in answers.items()}
+        named(recipe, policy, list(generations[""]), store)
+        return
+    outputs = ask_after_rounds(run, recipe, policy.outcome.generate_jobs(generations))
+    for client, output in outputs.items():
+        for number, texts in enumerate(cast("list[Any]", output)):
+            store(client, number, [[_read(one) for one in samples] for samples in texts])
 
 
 @task()
-def generate_on_server(recipe: Recipe, policy: EvaluatedPolicy, generations: list[Generation]) -> Answers:
-    """Completions by a policy that all clients share."""
+def generate_on_server(
+    recipe: Recipe, policy: EvaluatedPolicy, generations: list[Generation], store: Store
+) -> None:
+    """Let a policy that all clients share complete prompts, see `generate`."""
     log = get_run_logger()
 
-    def log_answers(done: int, total: int) -> None:
+    def log_prompts(done: int, total: int) -> None:
         work = Work(f"answers of the {policy.name} policy", done, total)
         log.info("%s policy: %d of %d answers", policy.name, done, total, extra=progress(work))
 
     with POOL.borrow(recipe.runtime) as device:
         model = policy.open(recipe, device)
-        return [generation.answer(model, log_answers) for generation in generations]
+        for number, generation in enumerate(generations):
+            store("", number, generation.complete(model, log_prompts))
 
 
-def _parse(texts: list[Any]) -> Answers:
-    return [
-        [
-            [Completion(tuple(one["ids"]), one["text"], one["finished"]) for one in samples]
-            for samples in answer
-        ]
-        for answer in texts
-    ]
+def _read(completion: dict[str, Any]) -> Completion:
+    return Completion(tuple(completion["ids"]), completion["text"], completion["finished"])
 
 
 def compare_by_selectors(run: Run, recipe: Recipe, comparisons: Sequence[Comparison]) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,11 +17,12 @@ from components.federation import rounds
 from components.federation.clients.context import ClientContexts
 from components.federation.clients.worker import finished_update, run_job
 from components.federation.postprocessing import postprocessors_of
-from components.federation.protocol import Failure, GenerateJob, Job, KlJob, MeasureJob, Update
+from components.federation.protocol import Failure, Job, Update
 from components.federation.transport import Transport
+from components.io import file_hash, write_atomically
 from components.models.store import AdapterStore
 from components.names import short_labels
-from tasks.devices import POOL, placement
+from tasks.devices import POOL, max_tasks, placement
 from tasks.runs import Run
 from tasks.uncached import task
 
@@ -43,8 +45,9 @@ class ClientsFailed(RuntimeError):
 def _shard_name() -> str:
     jobs = runtime.task_run.parameters["shard"]
     clients = short_labels(job.client for job in jobs).values()
-    is_step = not isinstance(jobs[0], MeasureJob | KlJob | GenerateJob)
-    return f"{f'round {jobs[0].round + 1}: ' if is_step else ''}{jobs[0].kind} {', '.join(clients)}"
+    first = jobs[0]
+    when = f"round {first.round + 1}" if first.is_step else f"after {first.round} rounds"
+    return f"{when}: {first.kind} {', '.join(clients)}"
 
 
 @task(name=_shard_name)
@@ -84,7 +87,10 @@ class PrefectTransport(Transport):
 
     def run(self, jobs: Sequence[Job]) -> list[Update | Failure]:
         """An update or a failure for each job, once all tasks have ended."""
-        shards = rounds.split_shards(jobs, self.recipe.federation.clients_per_task)
+        size = self.recipe.federation.clients_per_task
+        if jobs and not jobs[0].is_step:  # short jobs: a task for each place
+            size = max(size, math.ceil(len(jobs) / max_tasks(self.recipe.runtime)))
+        shards = rounds.split_shards(jobs, size)
         mapped = run_shard.with_options(retries=self.recipe.runtime.retries, retry_delay_seconds=1)
         with placement(self.recipe.runtime):
             futures = mapped.map(shards, recipe=unmapped(self.recipe), contexts=unmapped(self.contexts))
@@ -119,28 +125,35 @@ def rounds_contexts(run: Run) -> ClientContexts:
     return ClientContexts(AdapterStore(run.federation / "adapters"), run.prepared / "pairs.parquet")
 
 
-def exchange(run: Run) -> ClientContexts:
+def exchange_contexts(run: Run, recipe: Recipe) -> ClientContexts:
     """The clients' contexts after the rounds.
 
     Adapters and updates are exchanged in a folder of their own, so that the folder of the rounds stays as
-    it is.
+    it is. Its name says what the outputs of jobs depend on, since DVC repeats phases with other recipes.
     """
-    return ClientContexts(
-        AdapterStore(run.exchange / "adapters"), run.prepared / "pairs.parquet", run.federation
-    )
+    pairs = run.prepared / "pairs.parquet"
+    name = recipe.fingerprint("selector", "policy", "federation", "rewards", "alignment", "evaluation")
+    folder = run.exchange / f"{name}-{file_hash(pairs)[:16]}"
+    return ClientContexts(AdapterStore(folder / "adapters"), pairs, run.federation)
 
 
-def ask_clients(run: Run, recipe: Recipe, jobs: Sequence[Job]) -> dict[str, JsonValue]:
-    """The answer of each client to a job after the rounds, see components.federation.rounds.ask_clients."""
-    contexts = exchange(run)
+def ask_after_rounds(
+    run: Run, recipe: Recipe, jobs: Sequence[Job], contexts: ClientContexts | None = None
+) -> dict[str, JsonValue]:
+    """The output of each client's job after the rounds, see components.federation.rounds.ask_clients.
+
+    Without contexts, those of the recipe are used.
+    """
+    contexts = contexts or exchange_contexts(run, recipe)
     sent = rounds_contexts(run).adapters
     for digest in {digest for job in jobs for digest in job.received}:
         if not contexts.adapters.path(digest).is_file():
-            contexts.adapters.put(sent.get(digest))
+            write_atomically(contexts.adapters.path(digest), sent.path(digest).read_bytes())
     transport = TRANSPORTS.load(recipe.runtime.transport).open(recipe, contexts)
-    answers = rounds.ask_clients(jobs, transport, recipe.federation)
-    POOL.release()  # the trainer's memory
-    return answers
+    try:
+        return rounds.ask_clients(jobs, transport, recipe.federation)
+    finally:
+        POOL.release()  # the trainer's memory
 
 
 def close_exchange(run: Run) -> None:

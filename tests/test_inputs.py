@@ -58,7 +58,7 @@ NAMES_NO_FILE = {
     "request": "fields of a request to an endpoint; of the source aclsum, a kind of prompt",
     "posts_revision": "a commit or tag of the hub",
     "subset": "a folder of the hub's data set",
-    "Options.file": "a file of the hub's data set",
+    "AlpacaEvalPrompts.file": "a file of the hub's data set",
     "experiment": "an experiment of MLflow",
     "registered_model": "a model of MLflow",
     "devices": "of torch",

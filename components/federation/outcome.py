@@ -19,7 +19,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from components.config import PolicyConfig, Recipe, Registry, SelectorConfig, UserError
-from components.federation.protocol import AlignedMeasureJob, GenerateJob, Generation, KlJob, MeasureJob
+from components.federation.protocol import (
+    AlignedMeasureJob,
+    GenerateJob,
+    Generation,
+    KlJob,
+    MeasureJob,
+    PairsJob,
+)
 from components.models.adapters import export_adapter
 from components.models.policy import save_client_adapters
 from components.models.store import AdapterHash, AdapterStore
@@ -52,7 +59,7 @@ class Outcome(ABC):
     accuracy_note: ClassVar[str] = ""  # how clients are measured that do not all use the same model
     policy_note: ClassVar[str] = ""  # how the policies can be used, where clients have their own
     exports_clients: ClassVar[bool] = False  # whether the aligned policy is a PEFT folder for each client
-    measure_job: ClassVar[type[MeasureJob]] = MeasureJob
+    measured_by: ClassVar[type[PairsJob]] = MeasureJob
     keeps_modules: ClassVar[bool] = False  # whether private modules or steps belong to a client's model
 
     def __init__(self, record: OutcomeRecord) -> None:
@@ -75,10 +82,10 @@ class Outcome(ABC):
 
     def measure_jobs(
         self, split: str, positions: Positions, done: int = 0, batch_size: int | None = None
-    ) -> list[MeasureJob]:
+    ) -> list[PairsJob]:
         """After `done` rounds, a job for each client, on pairs of its own."""
         return [
-            self.measure_job(
+            self.measured_by(
                 **self._named(client) | {"round": done},
                 adapters=self.adapters_of(client),
                 split=split,
@@ -168,7 +175,7 @@ class SelectorEnsemble(Outcome):
 
     def measure_jobs(
         self, split: str, positions: Positions, done: int = 0, batch_size: int | None = None
-    ) -> list[MeasureJob]:
+    ) -> list[PairsJob]:
         assigned = {client: self.names.index(name) for client, name in self.record.assignment.items()}
         return [
             job.model_copy(update={"assigned": assigned.get(job.client)})
@@ -191,10 +198,10 @@ class SharedPolicy(Outcome):
 
 
 class AlignedPolicy(SharedPolicy):
-    """One policy, which the server has aligned by DPO; it is no adapter of the federation's store."""
+    """One policy, which the server has aligned by DPO; it is sent to clients that measure it."""
 
     kind = "aligned-policy"
-    measure_job = AlignedMeasureJob
+    measured_by = AlignedMeasureJob
 
 
 class ClientAdapters(Outcome):

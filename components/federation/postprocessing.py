@@ -30,10 +30,10 @@ class Context:
     """Where a post-processor acts: at a client, or on a combination at the server."""
 
     round: int
-    kind: str  # of the client's job (train, gradients, score), or the phase of the server's step
+    kind: str  # of the client's job (train, measure-pairs, ...), or the phase of the server's step
     adapter_name: str  # name of the server's adapter that it is about; empty for several
     participants: tuple[str, ...]  # the clients of the step, or those whose updates are combined
-    weight: float  # share of all training pairs that the client, or these clients together, have
+    weight: float  # share of all training pairs of the client, or of these clients; 0 between steps
     client: str = ""  # empty at the server
     # For choices that a repeated job has to repeat; noise and masks come from the system's entropy.
     seed: int = 0
@@ -54,7 +54,10 @@ class PostProcessor(PostProcessorConfig):
     """A post-processor, as the section of a recipe that describes it."""
 
     def at_client(self, result: ClientResult, context: Context) -> ClientResult:
-        """What the client sends; its metrics may have more numbers."""
+        """What the client sends; its metrics may have more numbers.
+
+        Jobs that measure or generate have no tensors, and an output (JSON). Neither is added or dropped.
+        """
         return result
 
     def at_server(self, combined: Adapter, context: Context, state: JsonValue) -> Processed:

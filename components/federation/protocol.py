@@ -191,6 +191,7 @@ class Job(Result, ABC):
     # Name of the server's adapter that the job is about, `slot` in keys and files; empty for several.
     adapter_name: str = Field("", alias="slot")
     trainer: ClassVar[str] = ""  # that carries it out; empty: the method's
+    is_step: ClassVar[bool] = True  # whether it belongs to a step of a round, and trains or scores for it
     # Set by the round loop, and used by post-processors only:
     processing: str = ""  # their settings; empty without any
     participants: tuple[str, ...] = ()  # the clients of the step
@@ -268,25 +269,31 @@ class ScoreJob(AdaptersJob):
 class RewardsJob(AdapterJob):
     """Measure an adapter on the server's held-out prompts. No client is involved: `client` is empty."""
 
-    kind: Literal["measure"] = "measure"
+    kind: Literal["measure"] = "measure"  # as in the keys of earlier versions
     name: str  # of the measure
 
 
-class MeasureJob(AdaptersJob, PrivateJob):
-    """Measure the client's model on its own pairs; the answer has counts and sums, see PairFigures.
+class PairsJob(AdaptersJob, PrivateJob, ABC):
+    """Measure the client's model on its own pairs; the output has counts and sums, see PairFigures.
 
     The client's model is that of the adapter and its private state. Several adapters, one of which may
     occur twice, are those of selectors, which vote.
     """
 
-    kind: Literal["measure-pairs", "measure-aligned"] = "measure-pairs"
+    is_step: ClassVar[bool] = False
     split: str
     positions: tuple[int, ...] | None = None  # of the pairs, among the client's of the split; None: all
     assigned: int | None = None  # index of the selector that the client uses; None if it uses none
     batch_size: int | None = None  # pairs per batch; None: that of the trainer
 
 
-class AlignedMeasureJob(MeasureJob):
+class MeasureJob(PairsJob):
+    """Measure the model that the rounds have trained."""
+
+    kind: Literal["measure-pairs"] = "measure-pairs"
+
+
+class AlignedMeasureJob(PairsJob):
     """Measure a policy that the server has aligned, by its implicit reward."""
 
     kind: Literal["measure-aligned"] = "measure-aligned"
@@ -297,6 +304,7 @@ class KlJob(AdapterJob, PrivateJob):
     """Send KL(policy || backbone) of the client's policy back (nats), on a completion of each prompt."""
 
     kind: Literal["kl"] = "kl"
+    is_step: ClassVar[bool] = False
     prompts: tuple[str, ...]
     seeds: tuple[int, ...]  # of each completion
     temperature: float
@@ -311,7 +319,7 @@ class Generation(Result):
     count: int = 1
     max_new_tokens: int | None = None  # None: policy.max_new_tokens
 
-    def answer(self, policy: Policy, progress: GenerationProgress | None = None) -> list[list[Completion]]:
+    def complete(self, policy: Policy, progress: GenerationProgress | None = None) -> list[list[Completion]]:
         """`count` completions of each prompt."""
         return policy.generate(
             self.prompts, self.seed, self.temperature, self.count, self.max_new_tokens, progress
@@ -322,6 +330,7 @@ class GenerateJob(AdapterJob, PrivateJob):
     """Let the client's policy answer prompts of the server, and send the completions back."""
 
     kind: Literal["generate"] = "generate"
+    is_step: ClassVar[bool] = False
     generations: tuple[Generation, ...]
 
 
@@ -334,7 +343,7 @@ class ClientResult:
     rows: int = 0  # that the job could use
     metrics: Metrics = field(default_factory=Metrics)
     kept_bytes: int = 0  # size of what the client keeps
-    answer: JsonValue = None  # figures or completions; None of a job that trains
+    output: JsonValue = None  # figures or completions; None of a job of a step
 
 
 class Update(ClientRecord):
@@ -342,8 +351,8 @@ class Update(ClientRecord):
 
     job: str  # key of the job
     client: str
-    adapter: AdapterHash | None = None  # or the gradients as tensors of one file; None for a score job
-    answer: JsonValue = None  # as of ClientResult
+    adapter: AdapterHash | None = None  # or the gradients as tensors of one file; None of jobs that send none
+    output: JsonValue = None  # as of ClientResult
 
 
 @dataclass(frozen=True)

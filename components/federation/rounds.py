@@ -79,7 +79,7 @@ def with_processing(jobs: Sequence[J], config: FederationConfig) -> list[J]:
 
 
 def ask_clients(jobs: Sequence[Job], transport: Transport, config: FederationConfig) -> dict[str, JsonValue]:
-    """The answer of each client to a job that trains nothing.
+    """The output of each client's job, which belongs to no step.
 
     Raises:
         FederationError: a client has no answer. A repeated call takes the others' answers as they are.
@@ -92,7 +92,7 @@ def ask_clients(jobs: Sequence[Job], transport: Transport, config: FederationCon
             f"{len(missing)} of {len(jobs)} clients have no answer to a job '{jobs[0].kind}', which needs all"
             f" of them: resume the run once the cause is removed. {reasons}"
         )
-    return {update.client: update.answer for update in updates}
+    return {update.client: update.output for update in updates}
 
 
 def aggregate_step(
@@ -234,7 +234,8 @@ def run_federation(
     processor.
     """
     method = method_of(recipe.federation)
-    transport = InProcessTransport.open(recipe, ClientContexts(commits.store, pairs), trainer)
+    trainers = {} if trainer is None else {"": trainer}
+    transport = InProcessTransport(recipe, ClientContexts(commits.store, pairs), trainers)
     for warning in method.warnings(federation, recipe.seed, recipe.federation):
         log.warning("%s", warning)
     committed = commits.latest(method.memory_type)

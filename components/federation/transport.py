@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from components.config import Recipe
 from components.federation.clients.base import Trainer
 from components.federation.clients.context import ClientContexts
 from components.federation.clients.worker import build_trainer, run_job
-from components.federation.postprocessing import PostProcessor, postprocessors_of
+from components.federation.postprocessing import postprocessors_of
 from components.federation.protocol import Failure, Job, Update
 
 
@@ -25,22 +25,31 @@ class Transport(ABC):
 
     @abstractmethod
     def run(self, jobs: Sequence[Job]) -> Sequence[Update | Failure]:
-        """An update or a failure for each job, in any order."""
+        """An update or a failure for each job, in any order.
+
+        The jobs are of one class, whose `trainer` carries them out. Measurements involve clients without
+        training pairs too.
+        """
 
 
 @dataclass(frozen=True)
 class InProcessTransport(Transport):
     """Runs the jobs in this process, one client after the other."""
 
-    trainer: Trainer  # the resident model
+    recipe: Recipe
     contexts: ClientContexts
-    postprocessors: tuple[PostProcessor, ...] = ()  # applied to what the clients send
+    trainers: dict[str, Trainer] = field(default_factory=dict)  # on the processor, by `Job.trainer`
 
     @classmethod
-    def open(cls, recipe: Recipe, contexts: ClientContexts, trainer: Trainer | None = None) -> Self:
-        """The transport with a trainer; None builds the one of the method on the processor."""
-        return cls(trainer or build_trainer(recipe, "cpu"), contexts, postprocessors_of(recipe.federation))
+    def open(cls, recipe: Recipe, contexts: ClientContexts) -> Self:
+        return cls(recipe, contexts)
 
     def run(self, jobs: Sequence[Job]) -> list[Update | Failure]:
         """An update for each job; an error ends the run."""
-        return [run_job(job, self.trainer, self.contexts, self.postprocessors) for job in jobs]
+        postprocessors = postprocessors_of(self.recipe.federation)
+        return [run_job(job, self._trainer(job.trainer), self.contexts, postprocessors) for job in jobs]
+
+    def _trainer(self, name: str) -> Trainer:
+        if name not in self.trainers:
+            self.trainers[name] = build_trainer(self.recipe, "cpu", name)
+        return self.trainers[name]

@@ -6,19 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from components.config import Recipe
-from components.data.records import PromptRow, answer_id, choose_prompts, read_clients
+from components.data.records import DataError, PromptRow, answer_id, choose_prompts, read_clients
 from components.evaluation.accuracy import accuracy_report, sample_pairs
 from components.federation.outcome import AlignedPolicy, rows_by_client
 from components.federation.protocol import Generation
 from components.io import read_json, stored, write_json
 from components.learning.pair_scores import PairFigures
 from components.models.adapters import read_adapter
+from components.models.generation import Completion
 from components.models.policy import assign_round_robin
 from components.results import AccuracyReport
 from components.seeding import derive, generator
 from tasks.policies import EvaluatedPolicy, aligned_outcome, generate
 from tasks.runs import Run
-from tasks.transport import ask_clients, exchange
+from tasks.transport import ask_after_rounds, exchange_contexts
 
 BASE = "base"
 ALIGNED = "aligned"
@@ -70,8 +71,12 @@ def _answer_rows(
         ]
         for client, own in by_client.items()
     }
-    answers = generate(run, recipe, policy, generations, "answer prompts")
-    samples = {n: answers[client][0][k] for client, own in by_client.items() for k, n in enumerate(own)}
+    samples: dict[int, list[Completion]] = {}
+
+    def store(client: str, number: int, completions: list[list[Completion]]) -> None:
+        samples.update(zip(by_client[client], completions, strict=True))
+
+    generate(run, recipe, policy, generations, "answer prompts", store)
     rows = []
     for n, row in enumerate(prompts):
         for number, completion in enumerate(samples[n]):
@@ -125,20 +130,26 @@ def measure_implicit_reward(run: Run, recipe: Recipe) -> AccuracyReport:
 
     def measure() -> dict[str, Any]:
         outcome = aligned_outcome(run)
+        contexts = exchange_contexts(run, recipe)
         counts = {name: splits["test"] for name, splits in read_clients(run.prepared).items()}
         if outcome.clients:
             counts = {name: counts[name] for name in outcome.clients}
         positions = sample_pairs(counts, recipe.evaluation.preference_pairs, recipe.seed)
+        if not positions:
+            raise DataError(
+                "evaluation.preference_pairs needs test pairs of the clients whose policies are measured, and"
+                " there are none: raise data.test, or set it to 0."
+            )
         measured = recipe
         if not outcome.record.adapters:  # the server has aligned it
             adapter, lora = read_adapter(run.alignment / outcome.record.folder)
-            digest = exchange(run).adapters.put(adapter)
+            digest = contexts.adapters.put(adapter)
             measured = recipe.model_copy(update={"policy": recipe.policy.model_copy(update={"lora": lora})})
             outcome = AlignedPolicy(outcome.record.model_copy(update={"adapters": {"policy": digest}}))
         jobs = outcome.measure_jobs("test", positions, batch_size=recipe.evaluation.score_batch_size)
         figures = {
             name: PairFigures.model_validate(answer).model_copy(update={"reward": None, "by_metric": {}})
-            for name, answer in ask_clients(run, measured, jobs).items()
+            for name, answer in ask_after_rounds(run, measured, jobs, contexts).items()
         }
         return accuracy_report(figures).model_dump(mode="json")
 

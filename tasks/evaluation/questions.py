@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.config import Recipe
 from components.federation.outcome import rows_by_client
+from components.federation.protocol import Generation
 from components.io import read_json, write_json
+from components.models.generation import Completion
 from components.models.policy import assign_round_robin
 from components.results import QuestionResult
 from components.seeding import derive
@@ -43,8 +47,7 @@ def answer_questions(run: Run, recipe: Recipe, policy: EvaluatedPolicy) -> Quest
         questions_by_set = load_evaluation_questions(
             config.questions, recipe.seed, tree_questions(recipe.data, grown)
         )
-        for name, path in missing.items():
-            write_json(path, _answer_set(run, recipe, policy, questions_by_set[name]))
+        _answer_sets(run, recipe, policy, {path: questions_by_set[name] for name, path in missing.items()})
     all_rows: list[AnsweredQuestion] = []
     for path in paths.values():
         all_rows += read_json(path)
@@ -52,28 +55,47 @@ def answer_questions(run: Run, recipe: Recipe, policy: EvaluatedPolicy) -> Quest
     return answer_figures(all_rows, recipe.evaluation.bootstrap, seed)
 
 
-def _answer_set(
-    run: Run, recipe: Recipe, policy: EvaluatedPolicy, questions: Sequence[Question]
-) -> list[dict[str, Any]]:
-    """Answers to the questions of one set, with the answering client where clients have own policies."""
+def _answer_sets(
+    run: Run, recipe: Recipe, policy: EvaluatedPolicy, sets: Mapping[Path, Sequence[Question]]
+) -> None:
+    """Write the answers to each set as soon as they are complete.
+
+    Rows have the answering client where clients have policies of their own.
+    """
     from components.evaluation.answers import QuestionPrompts
 
     config = recipe.evaluation.questions
     assert config is not None
-    name = questions[0].set
-    prompts = QuestionPrompts(questions, config, recipe.policy)
-    clients = assign_questions(policy.clients, len(questions), name)
-    by_client = rows_by_client(clients)
-    generations = {
-        client: prompts.generations(own, derive(recipe.seed, "questions", name, client))
-        for client, own in by_client.items()
+    prompts = {path: QuestionPrompts(questions, config, recipe.policy) for path, questions in sets.items()}
+    assigned = {
+        path: rows_by_client(assign_questions(policy.clients, len(questions), questions[0].set))
+        for path, questions in sets.items()
     }
-    answers = generate(run, recipe, policy, generations, "answer questions")
-    rows: dict[int, dict[str, Any]] = {}
-    for client, own in by_client.items():
-        for n, row in zip(own, prompts.parse(own, *answers[client]), strict=True):
-            rows[n] = dict(row) | ({"client_id": client} if client else {})
-    return [rows[n] for n in range(len(questions))]
+    # Each client's generations, and which set each of them belongs to.
+    generations: dict[str, list[Generation]] = defaultdict(list)
+    sources: dict[str, list[Path]] = defaultdict(list)
+    for path, questions in sets.items():
+        for client, rows in assigned[path].items():
+            seed = derive(recipe.seed, "questions", questions[0].set, client)
+            own = prompts[path].generations(rows, seed)
+            generations[client] += own
+            sources[client] += [path] * len(own)
+    completed: dict[Path, dict[str, list[list[list[Completion]]]]] = {
+        path: defaultdict(list) for path in sets
+    }
+
+    def store(client: str, number: int, completions: list[list[Completion]]) -> None:
+        path = sources[client][number]
+        completed[path][client].append(completions)
+        if all(len(completed[path][name]) == 2 for name in assigned[path]):
+            answered: dict[int, dict[str, Any]] = {}
+            for name, rows in assigned[path].items():
+                own = {"client_id": name} if name else {}
+                parsed = prompts[path].parse(rows, *completed[path][name])
+                answered.update((n, dict(row) | own) for n, row in zip(rows, parsed, strict=True))
+            write_json(path, [answered[n] for n in sorted(answered)])
+
+    generate(run, recipe, policy, generations, "answer questions", store)
 
 
 def assign_questions(clients: Sequence[str], count: int, question_set: str) -> list[str]:

@@ -25,6 +25,7 @@ from components.federation.transport import InProcessTransport
 from components.learning.kl import kl_to_reference
 from components.learning.pair_scores import PairFigures, pair_figures
 from components.models.adapters import read_adapter
+from components.models.backbone import find_active_dropout
 from components.models.generation import Completion
 from components.models.policy import client_adapter_folders
 from components.recipes import load_recipe
@@ -69,8 +70,8 @@ def put_random(loop, seed):
     return loop.commits.store.put(random_tensors(slot, seed, 0.2))
 
 
-def ask(loop, jobs, trainer=None):
-    transport = InProcessTransport(trainer or loop.trainer, loop.contexts)
+def ask(loop, jobs):
+    transport = InProcessTransport(loop.recipe, loop.contexts, {"": loop.trainer})
     return ask_clients(jobs, transport, loop.recipe.federation)
 
 
@@ -243,7 +244,7 @@ def test_each_client_completes_its_own_prompts(per_client):
     answers = ask(loop, outcome.generate_jobs(generations))
     for name, asked in generations.items():
         loop.trainer.load_client(loop.commits.store.get(outcome.record.adapters[name]), None)
-        expected = [generation.answer(loop.trainer.resident.policy) for generation in asked]
+        expected = [generation.complete(loop.trainer.resident.policy) for generation in asked]
         received = [
             [[Completion(tuple(one["ids"]), one["text"], one["finished"]) for one in own] for own in texts]
             for texts in answers[name]
@@ -285,7 +286,7 @@ def test_personalized_clients_measure_and_answer_with_their_private_modules(pers
 def test_a_client_without_its_private_state_is_named(personalized, tmp_path):
     loop, outcome = personalized
     elsewhere = replace(loop.contexts, home=tmp_path / "federation")
-    transport = InProcessTransport(loop.trainer, elsewhere)
+    transport = InProcessTransport(loop.recipe, elsewhere, {"": loop.trainer})
     jobs = outcome.measure_jobs("test", {"ada": [0]}, 9)  # not answered before
     with pytest.raises(PrivateStoreError, match="no private state of client ada"):
         ask_clients(jobs, transport, loop.recipe.federation)
@@ -317,13 +318,26 @@ def test_an_aligned_policy_is_measured_by_a_trainer_of_policies_whatever_the_met
     loop, outcome = aligned
     (job,) = outcome.measure_jobs("test", {"ada": None}, batch_size=3)
     assert (job.trainer, job.batch_size) == ("aligned", 3)
-    trainer = build_trainer(loop.recipe, "cpu", job.trainer)
-    figures = PairFigures.model_validate(ask(loop, [job], trainer)["ada"])
+    figures = PairFigures.model_validate(ask(loop, [job])["ada"])
     expected = loops["shared-policy"].trainer.score_pairs(
         own_rows["ada"], loop.commits.store.get(outcome.adapter), None, 3
     )
     assert figures == pair_figures(expected, own_rows["ada"])
     assert np.abs(expected.margins).max() > 1e-3
+
+
+def test_a_trainer_refuses_the_aligned_policy_of_a_server(aligned):
+    loop, outcome = aligned
+    (job,) = outcome.measure_jobs("test", {"ada": None})
+    with pytest.raises(TypeError, match="SelectorTrainer has no jobs of kind 'measure-aligned'"):
+        loop.trainer.run(job, loop.contexts.open("ada"))
+
+
+def test_an_aligned_policy_is_measured_without_dropout():
+    recipe = load_recipe("debug", [*SMALL, "policy.lora.dropout=0.3"])
+    assert find_active_dropout(build_trainer(recipe, "cpu", "aligned").model) == []
+    trained = load_recipe("debug", [*SMALL, *METHODS["shared-policy"], "policy.lora.dropout=0.3"])
+    assert find_active_dropout(build_trainer(trained, "cpu").model)
 
 
 @pytest.mark.parametrize("reference", ["sft", "round_start"])

@@ -11,7 +11,7 @@ from components.config import RecipeError
 from components.data.records import DataError, read_rows
 from components.federation.aggregation import attention, movement_cosines
 from components.federation.clients.context import ClientContexts, rewards_folder
-from components.federation.clients.policy_client import AlignedPolicy
+from components.federation.clients.policy_client import AlignedPolicyClient
 from components.federation.clients.private import PrivateStore, private_root
 from components.learning.pair_ppo import Critic
 from components.models.store import AdapterStore
@@ -192,7 +192,9 @@ def test_a_clients_scores_are_those_of_its_own_adaptation_and_repeatable(
 ):
     ada = client_margins(perfedavg, "ada", server_adapter, held_out_rows)
     bea = client_margins(perfedavg, "bea", server_adapter, held_out_rows)
-    plain = AlignedPolicy(perfedavg.recipe, "cpu").score_pairs(held_out_rows, server_adapter, None).margins
+    plain = (
+        AlignedPolicyClient(perfedavg.recipe, "cpu").score_pairs(held_out_rows, server_adapter, None).margins
+    )
     assert ada.shape == (1, 2)
     assert np.array_equal(ada, client_margins(perfedavg, "ada", server_adapter, held_out_rows))
     assert not np.allclose(ada, bea, atol=1e-5)

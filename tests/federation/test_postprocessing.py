@@ -1,5 +1,6 @@
 """Post-processors of updates: what they see, their order, their state, and their place in a job's key."""
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
@@ -19,7 +20,7 @@ from components.federation.postprocessing import (
     postprocessors_of,
     processing_key,
 )
-from components.federation.protocol import ClientResult, TrainJob
+from components.federation.protocol import ClientResult, FederationError, MeasureJob, TrainJob
 from components.models.store import AdapterStore
 from components.recipes import load_recipe
 from components.results import Metrics
@@ -48,7 +49,9 @@ class HalveMovement(PostProcessor):
     kind: Literal["halve"] = "halve"
 
     def at_client(self, result, context):
-        return replace_tensors(result, halve(result.tensors or {}, context.origin))
+        if result.tensors is None:
+            return result
+        return replace_tensors(result, halve(result.tensors, context.origin))
 
     def at_server(self, combined, context, state):
         return Processed(halve(combined, context.origin))
@@ -70,7 +73,7 @@ class ClipAndRecord(PostProcessor):
         }
         metrics = result.metrics.merged(Metrics(scalars={f"clip/{name}": n for name, n in seen.items()}))
         if result.tensors is None:
-            return ClientResult(losses=result.losses, rows=result.rows, metrics=metrics)
+            return replace(result, metrics=metrics)
         clipped = clip(result.tensors, context.origin, self.bound)
         return replace_tensors(result, clipped, metrics)
 
@@ -85,7 +88,7 @@ class ClipAndRecord(PostProcessor):
 
 
 def replace_tensors(result, tensors, metrics=None):
-    return ClientResult(tensors, result.losses, result.rows, metrics or result.metrics, result.kept_bytes)
+    return replace(result, tensors=tensors, metrics=metrics or result.metrics)
 
 
 def halve(tensors, origin):
@@ -188,6 +191,49 @@ def test_a_repeated_job_never_returns_an_update_that_was_made_without_its_post_p
     update = run_job(protected, trainer, contexts, [HalveMovement()])
     assert contexts.adapters.get(update.adapter)["a"].item() == 12.0
     assert len(trainer.jobs) == 2
+
+
+class Measuring:
+    """Answers each job with figures."""
+
+    def run(self, job, context):
+        return ClientResult(rows=2, output={"votes": 1.5})
+
+
+class Rounding(PostProcessor):
+    """Rounds the votes of a measurement."""
+
+    kind: Literal["rounding"] = "rounding"
+
+    def at_client(self, result, context):
+        return replace(result, output={"votes": round(result.output["votes"])})
+
+
+class Careless(PostProcessor):
+    """Builds a result without its output."""
+
+    kind: Literal["careless"] = "careless"
+
+    def at_client(self, result, context):
+        return ClientResult(rows=result.rows)
+
+
+@pytest.fixture
+def measurement(job):
+    return MeasureJob(client="ada", round=0, seed=0, adapters=(job.adapter,), split="test")
+
+
+def test_a_post_processor_sees_what_a_client_measures(measurement, contexts):
+    processors = [HalveMovement(), ClipAndRecord(), Rounding()]
+    update = run_job(measurement, Measuring(), contexts, processors)
+    assert update.output == {"votes": 2}
+    assert update.adapter is None
+    assert update.metrics.scalars["clip/rows"] == 2
+
+
+def test_a_post_processor_that_drops_an_output_is_refused_by_its_kind(measurement, contexts):
+    with pytest.raises(FederationError, match=r"'careless' adds or drops the output .*'measure-pairs'"):
+        run_job(measurement, Measuring(), contexts, [Careless()])
 
 
 class WithoutTraffic(PostProcessor):

@@ -58,7 +58,7 @@ UPDATE = Update(
     rows=3,
     metrics=Metrics(scalars={"loss": math.nan}, series={"steps": NUMBERS}),
     traffic=Traffic(received=1, sent=2, kept=3),
-    answer={"margin": 0.1 + 0.2, "domains": {"é": [1, 0.5]}},
+    output={"margin": 0.1 + 0.2, "domains": {"é": [1, 0.5]}},
 )
 STATE = ServerState[GroupingMemory](
     round=1,

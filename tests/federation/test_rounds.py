@@ -396,7 +396,7 @@ class WatchedTransport:
     """Records the updates in the folder before and after the jobs of each step."""
 
     def __init__(self, loop):
-        self.transport = InProcessTransport(loop.trainer, loop.contexts)
+        self.transport = InProcessTransport(loop.recipe, loop.contexts, {"": loop.trainer})
         self.folder = loop.commits.folder / "updates"
         self.before = []
         self.after = []
@@ -579,7 +579,7 @@ class LossyTransport:
 def test_the_rounds_ask_any_transport_for_the_answers_of_a_step(recipe, prepared, trainer, tmp_path):
     loop = open_loop(recipe, prepared, tmp_path, trainer)
     lost = loop.bound.plan(loop.initial_state())[0].client
-    transport = LossyTransport(InProcessTransport(trainer, loop.contexts), lost)
+    transport = LossyTransport(InProcessTransport(recipe, loop.contexts, {"": trainer}), lost)
     steps = []
     state = run_rounds(
         loop.bound.method,
@@ -601,15 +601,15 @@ def test_the_order_in_which_a_transport_delivers_does_not_change_the_bytes(
     recipe, prepared, trainer, tmp_path, finished
 ):
     loop = open_loop(recipe, prepared, tmp_path, trainer)
-    transport = LossyTransport(InProcessTransport(trainer, loop.contexts), lost="nobody")
+    transport = LossyTransport(InProcessTransport(recipe, loop.contexts, {"": trainer}), lost="nobody")
     state = run_rounds(loop.bound.method, loop.initial_state(), transport, loop.commits, recipe.federation)
     assert state.adapters == finished.latest_state().adapters
 
 
-def test_in_one_process_an_error_of_a_client_ends_the_run(contexts, job):
+def test_in_one_process_an_error_of_a_client_ends_the_run(recipe, contexts, job):
     class BrokenTrainer:
         def run(self, job, context):
             raise AdapterError("the adapter does not fit")
 
     with pytest.raises(AdapterError, match="does not fit"):
-        InProcessTransport(BrokenTrainer(), contexts).run([job])
+        InProcessTransport(recipe, contexts, {"": BrokenTrainer()}).run([job])

@@ -19,7 +19,9 @@ from components.data.records import read_rows
 from components.evaluation.accuracy import sample_evenly, sample_pairs
 from components.federation.clients.base import ClientResult
 from components.federation.clients.context import ClientContexts
+from components.federation.clients.worker import build_trainer
 from components.federation.commits import Commits
+from components.federation.outcome import load_outcome
 from components.federation.protocol import Failure, FederationError, TrainJob, Update, build_federation
 from components.federation.transport import InProcessTransport
 from components.learning.selector_training import score_pairs
@@ -30,7 +32,15 @@ from tasks import devices, federation, transport
 from tasks.devices import DevicePool, choose_workers
 from tasks.federation import evaluate_state, measure_accuracy, open_commits
 from tasks.runs import Run, create_run
-from tasks.transport import ClientsFailed, PrefectTransport, collect_answers, rounds_contexts, run_shard
+from tasks.transport import (
+    ClientsFailed,
+    PrefectTransport,
+    close_exchange,
+    collect_answers,
+    exchange_contexts,
+    rounds_contexts,
+    run_shard,
+)
 from tests.support.bound_methods import bind
 from tests.support.recipes import with_section
 
@@ -529,7 +539,7 @@ def in_process(debug, measured):
 def test_accuracy_is_measured_once_and_then_read_from_its_file(
     debug, measured, in_process, store, monkeypatch
 ):
-    initial = store.put(in_process.trainer.initial_adapter(0))
+    initial = store.put(build_trainer(debug, "cpu").initial_adapter(0))
     counts = {name: {"train": 1, "validation": 0, "test": 2} for name in ("ada", "bea", "cyd", "dan")}
     bound = bind(debug.federation, store)
     state = bound.start(build_federation(counts, initial, 2), 0)
@@ -539,6 +549,37 @@ def test_accuracy_is_measured_once_and_then_read_from_its_file(
     assert first.accuracy.assigned is None
     monkeypatch.setattr(federation, "measure_accuracy", lambda *_: pytest.fail("measured again"))
     assert evaluate_state(measured, debug, state, in_process) == first
+
+
+def test_what_clients_exchange_after_the_rounds_is_kept_apart_by_recipe_and_pairs(debug, measured):
+    first = exchange_contexts(measured, debug)
+    shorter = with_section(debug, "policy", max_new_tokens=3)
+    assert exchange_contexts(measured, debug).adapters.root == first.adapters.root
+    assert exchange_contexts(measured, shorter).adapters.root != first.adapters.root
+    assert first.home == measured.federation
+    first.adapters.put(START)
+    close_exchange(measured)
+    assert not measured.exchange.exists()
+
+
+def test_short_jobs_are_a_task_for_each_place(debug, measured, monkeypatch):
+    shards = []
+
+    class Mapped:
+        def with_options(self, **_):
+            return self
+
+        def map(self, jobs, **_):
+            shards.extend(jobs)
+            return [FinishedFuture([]) for _ in jobs]
+
+    monkeypatch.setattr(transport, "run_shard", Mapped())
+    recipe = on_cpu(debug, workers=2)
+    names = ("ada", "bea", "cyd", "dan", "eva")
+    prefect = PrefectTransport.open(recipe, rounds_contexts(measured))
+    outcome = load_outcome(OutcomeRecord(kind="shared-policy", adapters={"policy": "a"}))
+    prefect.run(outcome.measure_jobs("test", dict.fromkeys(names)))
+    assert [[job.client for job in shard] for shard in shards] == [list(names[:3]), list(names[3:])]
 
 
 def test_a_measurement_that_a_client_does_not_answer_is_refused_by_its_name(debug, measured, ensemble):

@@ -15,7 +15,7 @@ TRAINERS: Registry[Callable[[Recipe, str], Trainer]] = Registry(
     "trainer",
     "fed_rlhf.trainers",
     {
-        "aligned": "components.federation.clients.policy_client:AlignedPolicy",
+        "aligned": "components.federation.clients.policy_client:AlignedPolicyClient",
         "meta": "components.federation.clients.meta_trainer:MetaTrainer",
         "multi-objective": "components.federation.clients.multi_objective_trainer:MultiObjectiveTrainer",
         "policy": "components.federation.clients.policy_trainer:PolicyTrainer",

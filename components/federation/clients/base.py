@@ -28,7 +28,11 @@ class Trainer(Protocol):
         """The adapter that all clients start from."""
 
     def run(self, job: Job, context: ClientContext) -> ClientResult:
-        """Run a job in the context of its client."""
+        """Run a job in the context of its client.
+
+        All trainers run TrainJob and MeasureJob, those of clients with policies of their own KlJob and
+        GenerateJob too; others are those that its methods plan.
+        """
 
 
 def check_no_local_step(trainer: Trainer, method: Method) -> None:

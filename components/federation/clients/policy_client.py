@@ -13,7 +13,7 @@ from components.config import PersonalModules, PolicyConfig, Recipe
 from components.data.records import Pairs
 from components.federation.clients.base import unsupported_job
 from components.federation.clients.context import ClientContext
-from components.federation.protocol import ClientResult, GenerateJob, Job, KlJob, MeasureJob
+from components.federation.protocol import ClientResult, GenerateJob, Job, KlJob, PairsJob
 from components.learning.kl import kl_to_reference
 from components.learning.pair_scores import (
     Array,
@@ -23,11 +23,14 @@ from components.learning.pair_scores import (
     policy_scores,
 )
 from components.learning.references import ReferenceCache
-from components.models.adapters import read_adapter
 from components.models.resident import ResidentPolicy
 
 if TYPE_CHECKING:
     from components.models.store import Adapter, AdapterHash
+
+
+REFERENCE = "reference"
+"""Name of the reference's adapter in PEFT's model, beside the adapter 'default' of the slot."""
 
 
 class PolicyClient:
@@ -52,7 +55,7 @@ class PolicyClient:
 
     def run(self, job: Job, context: ClientContext) -> ClientResult:
         match job:
-            case MeasureJob():
+            case PairsJob():
                 return self._measure(job, context)
             case KlJob():
                 return self._measure_kl(job, context)
@@ -75,21 +78,25 @@ class PolicyClient:
         size = batch_size or self._score_batch_size
         reference = self._reference_logprobs(pairs, size)
         logprobs = reference
-        if any(tensor.any() for name, tensor in adapter.items() if ".lora_B." in name):
+        if not self._is_reference(adapter):
             self.load_client(adapter, context)
             logprobs = pair_logprobs(self.resident, pairs, size)
         return policy_scores(self.resident, pairs, logprobs[None], reference)
+
+    def _is_reference(self, adapter: Adapter) -> bool:
+        """Whether all factors B of an adapter are zero."""
+        return not any(tensor.any() for name, tensor in adapter.items() if ".lora_B." in name)
 
     def _reference_logprobs(self, pairs: Pairs, batch_size: int) -> Array:
         """Summed log-probabilities of chosen and rejected under the reference, [N, 2]."""
         rows = [self.resident.encode_pair(pair) for pair in pairs]
         return self.references.completion_logprobs(self.resident, rows, batch_size)
 
-    def _measure(self, job: MeasureJob, context: ClientContext) -> ClientResult:
+    def _measure(self, job: PairsJob, context: ClientContext) -> ClientResult:
         (digest,) = job.adapters
         pairs = context.chosen_rows(job.split, job.positions)
         scores = self.score_pairs(pairs, context.load_adapter(digest), context, job.batch_size)
-        return ClientResult(rows=len(pairs), answer=pair_figures(scores, pairs).model_dump(mode="json"))
+        return ClientResult(rows=len(pairs), output=pair_figures(scores, pairs).model_dump(mode="json"))
 
     def _load_for_inference(self, digest: AdapterHash, context: ClientContext) -> None:
         self.load_client(context.load_adapter(digest), context)
@@ -101,34 +108,41 @@ class PolicyClient:
             kl_to_reference(self.resident.policy, [prompt], seed, job.temperature)["kl_sequence"]
             for prompt, seed in zip(job.prompts, job.seeds, strict=True)
         ]
-        return ClientResult(rows=len(values), answer=list(values))
+        return ClientResult(rows=len(values), output=list(values))
 
     def _generate(self, job: GenerateJob, context: ClientContext) -> ClientResult:
         self._load_for_inference(job.adapter, context)
-        answers = [generation.answer(self.resident.policy) for generation in job.generations]
+        completions = [generation.complete(self.resident.policy) for generation in job.generations]
         rows = sum(len(generation.prompts) for generation in job.generations)
         texts: JsonValue = [
-            [[asdict(one) | {"ids": list(one.ids)} for one in samples] for samples in answer]
-            for answer in answers
+            [[asdict(one) | {"ids": list(one.ids)} for one in samples] for samples in prompts]
+            for prompts in completions
         ]
-        return ClientResult(rows=rows, answer=texts)
+        return ClientResult(rows=rows, output=texts)
 
 
-class AlignedPolicy(PolicyClient):
-    """The policy that the server has aligned; its reference may have an adapter of its own.
+class AlignedPolicyClient(PolicyClient):
+    """Measures the policy that the server has aligned, whose reference may have an adapter of its own.
 
     The recipe's LoRA section is that of the aligned adapter.
     """
 
     def __init__(self, recipe: Recipe, device: str) -> None:
-        super().__init__(recipe.policy, device, recipe.evaluation.score_batch_size)
-        self._reference: ResidentPolicy | None = None
+        lora = recipe.policy.lora.model_copy(update={"dropout": 0.0})  # nothing is trained
+        policy = recipe.policy.model_copy(update={"lora": lora})
+        super().__init__(policy, device, recipe.evaluation.score_batch_size)
+        self._has_adapter = recipe.base_adapter is not None
         if recipe.base_adapter is not None:
-            adapter, lora = read_adapter(Path(recipe.base_adapter))
-            self._reference = ResidentPolicy(recipe.policy.model_copy(update={"lora": lora}), device)
-            self._reference.slot.load(adapter)
+            self.resident.model.load_adapter(Path(recipe.base_adapter), REFERENCE)
+
+    def _is_reference(self, adapter: Adapter) -> bool:
+        return not self._has_adapter and super()._is_reference(adapter)
 
     def _reference_logprobs(self, pairs: Pairs, batch_size: int) -> Array:
-        if self._reference is None:
+        if not self._has_adapter:
             return super()._reference_logprobs(pairs, batch_size)
-        return pair_logprobs(self._reference, pairs, batch_size)
+        self.resident.model.set_adapter(REFERENCE)
+        try:
+            return pair_logprobs(self.resident, pairs, batch_size)
+        finally:
+            self.resident.model.set_adapter("default")

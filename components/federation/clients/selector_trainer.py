@@ -80,7 +80,7 @@ class SelectorTrainer:
         scores = self.score_pairs(pairs, [context.load_adapter(digest) for digest in distinct])
         scores = scores.select([distinct.index(digest) for digest in job.adapters])
         figures = pair_figures(scores, pairs, job.assigned)
-        return ClientResult(rows=len(pairs), answer=figures.model_dump(mode="json"))
+        return ClientResult(rows=len(pairs), output=figures.model_dump(mode="json"))
 
     def score_pairs(self, pairs: Pairs, adapters: Sequence[Adapter]) -> PreferenceScores:
         """Log-odds that the chosen completion is better, by each adapter, with it first and second."""

@@ -15,7 +15,7 @@ from components.federation.clients.base import Trainer
 from components.federation.clients.context import ClientContexts
 from components.federation.method import method_of
 from components.federation.postprocessing import Context, PostProcessor, origin_of
-from components.federation.protocol import Job, PrivateJob, Update
+from components.federation.protocol import FederationError, Job, PrivateJob, Update
 from components.io import write_atomically
 from components.models.store import AdapterStore
 from components.progress import CLIENTS, UnitDone, progress
@@ -58,11 +58,19 @@ def _carry_out(
             participants=job.participants,
             weight=job.weight,
             client=job.client,
-            seed=derive(job.seed, "postprocessing"),
+            seed=derive(job.seed, "postprocessing", *(() if job.is_step else (job.client,))),
             origin=origin,
         )
         for postprocessor in postprocessors:
-            result = postprocessor.at_client(result, context)
+            changed = postprocessor.at_client(result, context)
+            for part in ("tensors", "output"):
+                if (getattr(changed, part) is None) != (getattr(result, part) is None):
+                    raise FederationError(
+                        f"the post-processor '{postprocessor.kind}' adds or drops the {part} of a job"
+                        f" '{job.kind}': return a copy of the result with what it changes"
+                        " (dataclasses.replace)"
+                    )
+            result = changed
     sent = None if result.tensors is None else store.put(result.tensors)
     traffic = Traffic(
         received=sum(map(store.size, set(job.received))),
@@ -78,7 +86,7 @@ def _carry_out(
         rows=result.rows,
         metrics=result.metrics,
         traffic=traffic,
-        answer=result.answer,
+        output=result.output,
     )
     write_atomically(_update_path(job, store), update.model_dump_json().encode())
     return update
