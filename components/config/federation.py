@@ -162,6 +162,9 @@ class FederationConfig(Section):
     them in reverse order."""
     quorum: float = Field(0.5, gt=0, le=1)
     """Share of the sampled clients whose updates must be accepted, or the round fails."""
+    max_update_ratio: float | None = Field(1000.0, gt=1)
+    """Refuse a client's update whose norm is more than so many times the median of the clients of the
+    step; null accepts any. The round goes on with the others, if they have their quorum."""
     clients_per_task: int = Field(1, ge=1)
     """Clients that one mapped task runs, one after the other."""
     evaluate_every: int | None = Field(None, ge=1)

@@ -137,6 +137,12 @@ def distance(first: Adapter, second: Adapter) -> float:
     return math.sqrt(sum(squares))
 
 
+def movement(adapter: Adapter, origin: Adapter) -> float:
+    """As `distance`, in fp64, whose squares do not overflow for any fp32 value."""
+    squares = (float((adapter[n].double() - origin[n].double()).pow(2).sum()) for n in sorted(adapter))
+    return math.sqrt(sum(squares))
+
+
 def norm(adapter: Adapter) -> float:
     """Euclidean norm of an adapter, over all values."""
     return math.sqrt(sum(float(adapter[name].float().pow(2).sum()) for name in sorted(adapter)))

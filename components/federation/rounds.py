@@ -7,22 +7,25 @@ from __future__ import annotations
 
 import logging
 import math
+import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
 from pydantic import JsonValue
 
 from components.config import FederationConfig, Recipe
+from components.federation.aggregation import movement
 from components.federation.clients.base import Trainer
 from components.federation.clients.context import ClientContexts
 from components.federation.commits import Commits
 from components.federation.method import Method, Server, State, method_of
-from components.federation.postprocessing import postprocessors_of, processing_key
+from components.federation.postprocessing import origin_of, postprocessors_of, processing_key
 from components.federation.protocol import Failure, Federation, FederationError, Job, Update, by_client
 from components.federation.transport import InProcessTransport, Transport
-from components.models.store import Adapter, AdapterError, AdapterStore, check_adapter
+from components.models.store import Adapter, AdapterError, AdapterHash, AdapterStore, check_adapter
 from components.progress import CLIENTS, ROUNDS, Work, progress
 from components.results import ClientRecord, Metrics, StepRecord
 
@@ -128,7 +131,8 @@ def close_step(
     """
     updates, failures, foreign = match_answers(jobs, answers)
     template = method.update_template(state, commits.store.get(state.initial))
-    accepted, damaged = validate_updates(updates, commits.store, template)
+    received = {job.client: job.received[0] for job in jobs}
+    accepted, damaged = validate_updates(updates, commits.store, template, received, config.max_update_ratio)
     refused = by_client([*damaged, *foreign])
     required = max(1, math.ceil(config.quorum * len(jobs) - 1e-9))
     if len(accepted) < required:
@@ -200,24 +204,48 @@ def match_answers(
 
 
 def validate_updates(
-    updates: Sequence[Update], store: AdapterStore, template: Adapter
+    updates: Sequence[Update],
+    store: AdapterStore,
+    template: Adapter,
+    received: Mapping[str, AdapterHash] = MappingProxyType({}),
+    max_ratio: float | None = None,
 ) -> tuple[list[Update], list[Failure]]:
     """Separate updates that can be aggregated from others, in the order of the clients' names.
 
-    An update with NaN or infinite values, another shape or type, or a missing or an additional
-    tensor is refused, and the reason names the tensor. The template's tensors have the expected
-    names, shapes and types.
+    An update with NaN or infinite values, another shape or type, or a missing or an additional tensor
+    is refused, and the reason names the tensor. So is one whose norm, after what the client received is
+    subtracted, is more than `max_ratio` times the median of the step; two updates have the smaller one as
+    their median, and a single one is accepted.
+
+    Args:
+        template: has the names, shapes and types of the expected tensors.
+        received: the adapter that each client was sent.
+        max_ratio: None accepts any norm.
     """
     accepted = []
     refused = []
+    norms: dict[str, float] = {}
     for update in by_client(updates):
         try:
             if update.adapter is not None:
-                check_adapter(store.get(update.adapter), template)
+                tensors = store.get(update.adapter)
+                check_adapter(tensors, template)
+                if max_ratio is not None:
+                    origin = origin_of(tensors, store.get(received[update.client]))
+                    norms[update.client] = movement(tensors, origin)
             accepted.append(update)
         except AdapterError as error:
             refused.append(Failure(update.client, str(error)))
-    return accepted, refused
+    median = statistics.median_low(norms.values()) if norms else 0.0
+    for client, norm in norms.items():
+        if max_ratio is not None and norm > max_ratio * median > 0:
+            reason = (
+                f"its update has norm {norm:.3g}, {norm / median:.3g} times the median of the clients"
+                f" (federation.max_update_ratio {max_ratio:g})"
+            )
+            refused.append(Failure(client, reason))
+    outliers = {failure.client for failure in refused}
+    return [update for update in accepted if update.client not in outliers], by_client(refused)
 
 
 def split_shards(jobs: Sequence[Job], size: int) -> list[list[Job]]:

@@ -86,6 +86,40 @@ def test_an_update_without_a_readable_file_is_refused(tmp_path, damage):
     assert f"is {damage}" in refused[0].reason
 
 
+@pytest.mark.parametrize(("ratio", "refused"), [(1000.0, ["cyd"]), (1e40, []), (None, [])])
+def test_an_update_out_of_proportion_is_refused_by_its_norm(tmp_path, ratio, refused):
+    store = AdapterStore(tmp_path)
+    updates = [trained_update(store, name) for name in ("ada", "bea")]
+    updates.append(trained_update(store, "cyd", a=[1e30, 0.0, 0.0]))
+    received = dict.fromkeys(("ada", "bea", "cyd"), store.put(TEMPLATE))
+    accepted, failures = validate_updates(updates, store, TEMPLATE, received, ratio)
+    assert [failure.client for failure in failures] == refused
+    assert len(accepted) == 3 - len(refused)
+    assert [failure.reason for failure in failures] == [
+        f"its update has norm 1e+30, {1e30 / math.sqrt(15):.3g} times the median of the clients"
+        " (federation.max_update_ratio 1000)"
+        for _ in refused
+    ]
+
+
+@pytest.mark.parametrize(("values", "refused"), [([1e30], []), ([1e30, 1.0], ["c0"]), ([0.0, 0.0, 1.0], [])])
+def test_norms_are_compared_with_the_smaller_median_that_is_not_zero(tmp_path, values, refused):
+    store = AdapterStore(tmp_path)
+    clients = {f"c{n}": value for n, value in enumerate(values)}
+    updates = [trained_update(store, name, a=[v, 0.0, 0.0], b=[0.0, 0.0]) for name, v in clients.items()]
+    received = dict.fromkeys(clients, store.put(TEMPLATE))
+    _, failures = validate_updates(updates, store, TEMPLATE, received, 1000.0)
+    assert [failure.client for failure in failures] == refused
+
+
+def test_the_norm_is_of_what_the_client_changed(tmp_path):
+    store = AdapterStore(tmp_path)
+    far = store.put({"a": torch.tensor([1e8, 0.0, 0.0]), "b": torch.zeros(2)})
+    updates = [trained_update(store, "ada"), trained_update(store, "bea", a=[1e8, 2.0, 3.0])]
+    received = {"ada": store.put(TEMPLATE), "bea": far}
+    assert validate_updates(updates, store, TEMPLATE, received, 1000.0)[1] == []
+
+
 def test_a_nan_score_is_accepted_since_the_method_gives_it_a_meaning(tmp_path):
     store = AdapterStore(tmp_path)
     job = ScoreJob(client="ada", round=0, seed=1, adapters=(store.put(TEMPLATE),))
