@@ -12,17 +12,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+PRIVATE = 0o600
+"""Mode of a file that its owner alone may read; its folder has 0700."""
 
-def write_atomically(path: Path, data: bytes) -> None:
+
+def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Write a file so that it exists with all of its bytes or not at all, also after a crash."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    if mode == PRIVATE:
+        path.parent.chmod(0o700)
     handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(scratch, 0o644)
+        os.chmod(scratch, mode)
         os.replace(scratch, path)
     except BaseException:
         Path(scratch).unlink(missing_ok=True)

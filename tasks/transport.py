@@ -35,7 +35,11 @@ TRANSPORTS: Registry[type[Transport]] = Registry(
 
 
 class ClientsFailed(RuntimeError):
-    """Some clients of a shard failed; the others' updates are stored."""
+    """Some clients of a shard failed; the others' updates are stored.
+
+    A reason has the type of the error and a code. The error's text may quote rows of the client, and stays in
+    the client's private store.
+    """
 
     def __init__(self, reasons: dict[str, str]) -> None:
         super().__init__("; ".join(f"client {name}: {reason}" for name, reason in reasons.items()))
@@ -67,8 +71,9 @@ def run_shard(shard: list[Job], recipe: Recipe, contexts: ClientContexts) -> lis
         for job in shard:
             try:
                 updates.append(run_job(job, trainer, contexts, postprocessors))
-            except Exception as error:
-                reasons[job.client] = f"{type(error).__name__}: {error}"
+            except (Exception, SystemExit) as error:
+                code = contexts.open(job.client).store.record_error(error)
+                reasons[job.client] = f"{type(error).__name__} (errors/{code}.txt of its private store)"
     if reasons:
         raise ClientsFailed(reasons)
     return updates

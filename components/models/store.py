@@ -33,8 +33,10 @@ class AdapterError(UserError, ValueError):
 class AdapterStore:
     """A folder of safetensors files named by the sha256 of their bytes; writes are atomic."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, mode: int = 0o644) -> None:
+        """The store in a folder; `mode` is that of its files."""
         self.root = Path(root)
+        self._mode = mode
 
     def path(self, digest: AdapterHash) -> Path:
         """The file of an adapter."""
@@ -56,7 +58,7 @@ class AdapterStore:
         digest = hashlib.sha256(data).hexdigest()
         path = self.path(digest)
         if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
-            write_atomically(path, data)
+            write_atomically(path, data, self._mode)
         return digest
 
     def get(self, digest: AdapterHash) -> Adapter:

@@ -36,6 +36,17 @@ def test_a_job_starts_from_the_state_after_the_job_that_it_names(store):
     assert store.load("one").size == saved.size > 24
 
 
+def test_files_and_folders_are_their_owners_alone(tmp_path):
+    store = PrivateStore(tmp_path / "clients", "ada")
+    store.save("one", "", make_state(1.0))
+    store.record_error(ValueError("a row"))
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "clients").rglob("*") if path.is_file()}
+    folders = [path for path in (tmp_path / "clients").rglob("*") if path.is_dir()]
+    assert modes == {0o600}
+    assert len(folders) == 3
+    assert {path.stat().st_mode & 0o777 for path in [*folders, tmp_path / "clients"]} == {0o700}
+
+
 def test_a_job_that_names_no_earlier_one_starts_without_state(store):
     store.save("one", "", make_state(1.0))
     assert store.load("") is None

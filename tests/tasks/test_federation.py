@@ -106,10 +106,25 @@ def test_a_shard_gives_an_update_for_each_client_by_reference(fragile, run, stor
 
 def test_a_client_that_fails_does_not_stop_the_others_of_its_shard(fragile, run, store):
     fragile.failures["bea"] = 1
-    with pytest.raises(ClientsFailed, match="client bea: RuntimeError: the device lost bea") as error:
+    with pytest.raises(ClientsFailed, match=r"client bea: RuntimeError \(errors/\w{8}\.txt") as error:
         run(train_jobs(store, "ada", "bea", "cyd"))
     assert list(error.value.reasons) == ["bea"]
     assert fragile.calls == ["ada", "bea", "cyd"]
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+def test_the_text_of_a_clients_error_stays_in_its_private_store(fragile, run, store, error, monkeypatch):
+    def fail(job, context):
+        raise error(f"a row of {job.client}")
+
+    monkeypatch.setattr(fragile, "run", fail)
+    with pytest.raises(ClientsFailed) as failed:
+        run(train_jobs(store, "ada"))
+    assert "a row" not in str(failed.value)
+    (kept,) = (store.root.parents[1] / "federation-clients" / "ada" / "errors").iterdir()
+    assert failed.value.reasons == {"ada": f"{error.__name__} (errors/{kept.name} of its private store)"}
+    assert f"{error.__name__}: a row of ada" in kept.read_text()
+    assert "Traceback" in kept.read_text()
 
 
 def test_a_retry_repeats_only_the_client_that_failed(fragile, run, store):
@@ -162,7 +177,7 @@ def test_of_a_shard_that_failed_the_clients_that_finished_still_count(fragile, r
         run(first)
     futures = [FinishedFuture(error=error.value), FinishedFuture(run(second))]
     ada, bea, cyd, dan = collect_answers(futures, [first, second], store)
-    assert bea == Failure("bea", "RuntimeError: the device lost bea")
+    assert bea == Failure("bea", error.value.reasons["bea"])
     for update, name in ((ada, "ada"), (cyd, "cyd"), (dan, "dan")):
         assert isinstance(update, Update)
         assert update.client == name
@@ -201,7 +216,8 @@ def test_prefect_retries_a_client_that_fails_and_the_round_continues_without_it(
 
     new, record = one_round()
     assert Counter(fragile.calls) == {"ada": 2, "bea": 1, "cyd": 2, "dan": 1}
-    assert record.failed == {"cyd": "RuntimeError: the device lost cyd"}
+    assert list(record.failed) == ["cyd"]
+    assert record.failed["cyd"].startswith("RuntimeError (errors/")
     assert sorted(record.clients) == ["ada", "bea", "dan"]
     assert commits.latest(bound.memory_type)[0] == new
     assert torch.equal(commits.store.get(new.adapters["selector"])["a"], torch.ones(3))

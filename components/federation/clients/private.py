@@ -4,6 +4,9 @@
         modules/<sha256>.safetensors    private modules, as in the adapter store
         <job key>.json                  after that job: hash of the modules, and numbers
         <job key>.personal.json         within that job, after its personal stage
+        errors/<code>.txt               an error of a job, of which the server knows type and code
+
+Files and folders are their owner's alone (0600 and 0700).
 
 A state is written atomically, after the modules that it names. The server remembers the key of each
 client's last accepted job, and the next job names it: the client starts from exactly that state, or
@@ -16,12 +19,14 @@ its commit.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import traceback
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from components.config import UserError
-from components.io import write_atomically
+from components.io import PRIVATE, write_atomically
 from components.models.store import Adapter, AdapterError, AdapterStore
 from components.names import file_name
 
@@ -45,7 +50,7 @@ class PrivateStore:
     def __init__(self, root: Path, client: str) -> None:
         self.client = client
         self.folder = Path(root) / file_name(client)
-        self._modules = AdapterStore(self.folder / "modules")
+        self._modules = AdapterStore(self.folder / "modules", PRIVATE)
 
     def load(self, job_key: str) -> PrivateState | None:
         """The state after a job; None for the empty key, which stands for no job."""
@@ -82,11 +87,23 @@ class PrivateStore:
         """Write the state after the personal stage of a job."""
         self._write(self._path(job_key, ".personal"), state)
 
+    def record_error(self, error: BaseException) -> str:
+        """Keep an error of a job, whose text may quote rows of the client; the code that names its file."""
+        text = "".join(traceback.format_exception(error))
+        code = hashlib.sha256(text.encode()).hexdigest()[:8]
+        self._write_file(self.folder / "errors" / f"{code}.txt", text)
+        return code
+
     def _write(self, path: Path, state: PrivateState) -> int:
         digest = self._modules.put(state.tensors)
         content = {"modules": digest, "numbers": state.numbers}
-        write_atomically(path, json.dumps(content, indent=1).encode())
+        self._write_file(path, json.dumps(content, indent=1))
         return self._modules.size(digest)
+
+    def _write_file(self, path: Path, text: str) -> None:
+        write_atomically(path, text.encode(), PRIVATE)
+        for folder in (self.folder, self.folder.parent):
+            folder.chmod(0o700)
 
     def _remove_unused_modules(self) -> None:
         states = self.folder.glob("*.json")
