@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,9 +39,39 @@ def write_json(path: Path, content: Any) -> None:
     write_atomically(path, (json.dumps(content, indent=1, default=str) + "\n").encode())
 
 
+class DamagedFileError(ValueError):
+    """A file whose bytes are not those that were written."""
+
+
 def read_json(path: Path) -> Any:
-    """Read a JSON file."""
-    return json.loads(path.read_text(encoding="utf-8"))
+    """Read a JSON file.
+
+    Raises:
+        DamagedFileError: it is not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DamagedFileError(f"{path} is damaged: it is no JSON ({error})") from None
+
+
+def file_hashes(folder: Path, paths: Iterable[Path]) -> dict[str, str]:
+    """sha256 of files, by their paths relative to a folder."""
+    return {path.relative_to(folder).as_posix(): file_hash(path) for path in sorted(paths)}
+
+
+def verify_files(folder: Path, hashes: Mapping[str, str]) -> None:
+    """Require that the files of a folder have their recorded hashes.
+
+    Raises:
+        DamagedFileError: a file is missing or has other bytes.
+    """
+    for name, expected in hashes.items():
+        path = folder / name
+        if not path.is_file():
+            raise DamagedFileError(f"{path} is missing")
+        if file_hash(path) != expected:
+            raise DamagedFileError(f"{path} is damaged: its bytes are not those that were written")
 
 
 def stored(path: Path, compute: Callable[[], Any]) -> Any:

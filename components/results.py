@@ -278,6 +278,8 @@ class AlignmentResult(StoredResult):
     history: list[dict[str, float]] = Field(default_factory=list)
     # Step of DPO by PEFT folder, relative to the alignment's folder.
     checkpoints: dict[str, int] = Field(default_factory=dict)
+    # sha256 of the policy's files, and of those of the checkpoints, by path in the alignment's folder.
+    files: dict[str, str] = Field(default_factory=dict)
     sampling: SamplingResult | None = None  # None without DPO on the server, as labelling
     labelling: LabellingResult | None = None
     model_uri: str = ""  # of the registered model

@@ -49,7 +49,7 @@ from tasks.devices import POOL, choose_workers, task_runner
 from tasks.evaluation import alpaca_eval, answers, judging, questions
 from tasks.flow_runs import ProgressBar, claim_flow_run, retried_run
 from tasks.phase_lines import phase_line
-from tasks.policies import FINAL
+from tasks.policies import FINAL, record_files
 from tasks.report import link_artifacts, write_report
 from tasks.runs import RESULT, Run, find_run, lock, open_run, trees_root
 from tasks.tracking.federate import FederationLog, log_federation, log_round_evaluation, log_steps
@@ -256,7 +256,8 @@ def align_policy(run: Run, recipe: Recipe, child: str) -> AlignmentResult:
     kl = result.metrics.get("kl_sequence", float("nan"))
     log.info("aligned: KL to the reference (%s) %.3f nats per completion", result.reference, kl)
     uri, version = register_policy(child, recipe, run.alignment / result.policy.folder)
-    return result.model_copy(update={"model_uri": uri, "model_version": version})
+    result = result.model_copy(update={"model_uri": uri, "model_version": version})
+    return record_files(run, result)
 
 
 @flow(name="evaluate", persist_result=False)

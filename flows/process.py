@@ -12,6 +12,7 @@ from typing import Any
 
 from components.config import UserError
 from components.environment import configure_libraries
+from components.io import DamagedFileError
 from infra.processes import ServerError
 from infra.servers import is_up, prefect_api
 
@@ -21,11 +22,11 @@ WRONG_INPUT = 2
 
 
 def exit_status(command: Callable[[], int | None]) -> int:
-    """Run a command; a UserError is printed as a sentence, and gives status 2."""
+    """Run a command; a UserError, or a damaged file, is printed as a sentence, and gives status 2."""
     configure_libraries()
     try:
         return command() or 0
-    except UserError as error:
+    except (UserError, DamagedFileError) as error:
         print(f"error: {error}", file=sys.stderr)
         return WRONG_INPUT
 

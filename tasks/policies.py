@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from prefect import get_run_logger
 
-from components.config import Recipe
+from components.config import Recipe, RecipeError
 from components.federation.outcome import (
     AlignedPolicy,
     Outcome,
@@ -19,10 +19,11 @@ from components.federation.outcome import (
     load_outcome,
 )
 from components.federation.protocol import Generation
+from components.io import DamagedFileError, file_hashes, verify_files
 from components.models.generation import Completion
 from components.models.policy import Policy
 from components.progress import Work, progress
-from components.results import OutcomeRecord
+from components.results import AlignmentResult, OutcomeRecord
 from tasks.devices import POOL
 from tasks.runs import Run
 from tasks.transport import ask_after_rounds, rounds_contexts
@@ -72,9 +73,26 @@ def open_base_policy(recipe: Recipe, device: str) -> Policy:
     return Policy(recipe.policy, device, None if adapter is None else Path(adapter))
 
 
+def record_files(run: Run, result: AlignmentResult) -> AlignmentResult:
+    """The result with the hashes of the policy's files, and of those of the checkpoints."""
+    folders = [run.alignment / name for name in (result.policy.folder, *result.checkpoints)]
+    files = {path for folder in folders for path in folder.rglob("*") if path.is_file()}
+    return result.model_copy(update={"files": file_hashes(run.alignment, files)})
+
+
 def aligned_outcome(run: Run) -> Outcome:
-    """Whose model answers after the alignment; its record has the policy's folder."""
+    """Whose model answers after the alignment; its record has the policy's folder.
+
+    Raises:
+        RecipeError: a file of the policy is missing or damaged.
+    """
     result = run.alignment_result()
+    try:
+        verify_files(run.alignment, result.files)
+    except DamagedFileError as error:
+        raise RecipeError(
+            f"{error}: delete {run.alignment} and {run.folder / 'align.done'}, and resume the run."
+        ) from None
     if result.labelling is not None:  # otherwise the policy of the rounds was adopted
         return AlignedPolicy(result.policy)
     outcome = run.federation_result().outcome  # files of earlier versions repeat only a part of it

@@ -183,9 +183,7 @@ class Run:
         try:
             metadata: dict[str, Any] = read_json(path) if path.is_file() else {}
         except ValueError as error:
-            raise RecipeError(
-                f"{path} is damaged ({error}): delete it; the run then gets new MLflow runs."
-            ) from None
+            raise RecipeError(f"{error}: delete it; the run then gets new MLflow runs.") from None
         return metadata
 
     def update_metadata(self, **values: Any) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from components.io import read_json
+
 REPORT_FILE = "report.json"
 CLIENTS_FILE = "clients.json"
 
@@ -175,7 +177,7 @@ def write_client_counts(folder: Path, clients: Mapping[str, ClientCounts]) -> No
 
 def read_client_counts(folder: Path) -> dict[str, ClientCounts]:
     """Read clients.json of a prepared folder."""
-    content = json.loads((folder / CLIENTS_FILE).read_text(encoding="utf-8"))
+    content = read_json(folder / CLIENTS_FILE)
     return {name: ClientCounts.model_validate(counts) for name, counts in content.items()}
 
 

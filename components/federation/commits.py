@@ -17,7 +17,7 @@ from typing import Generic
 
 from components.config import UserError
 from components.federation.protocol import Job, M, ServerState
-from components.io import write_atomically
+from components.io import read_json, write_atomically
 from components.models.store import AdapterStore
 from components.results import Result, StepRecord
 
@@ -102,7 +102,7 @@ class Commits:
         paths = sorted((self.folder / "commits").glob("[0-9]*.json"))
         for path in paths:
             if path.name not in self._known:
-                state = json.loads(path.read_text(encoding="utf-8"))["state"]
+                state = read_json(path)["state"]
                 self._known[path.name] = (state["round"], _find_hashes(path))
         return {path.name: self._known[path.name] for path in paths}
 

@@ -14,7 +14,7 @@ from components.config import LoraConfig, PolicyConfig, UserError
 from components.data.dialogues import Turn, dialogue_turns, turn_marker
 from components.data.records import trailing_space
 from components.data.templates import load as load_template
-from components.io import write_atomically
+from components.io import read_json, write_atomically
 from components.models.adapters import AdapterSlot, attach_lora, export_adapter, read_adapter
 from components.models.backbone import load_backbone, load_tokenizer
 from components.models.chat_template import ChatTemplate, ChatTemplateError, Message
@@ -309,7 +309,7 @@ def save_client_adapters(adapters: Mapping[str, Adapter], config: PolicyConfig, 
 
 def client_adapter_folders(folder: Path) -> dict[str, Path]:
     """Folder of each client's adapter, in a folder of `save_client_adapters`."""
-    folder_names = json.loads((folder / CLIENTS_FILE).read_text(encoding="utf-8"))
+    folder_names = read_json(folder / CLIENTS_FILE)
     return {name: folder / folder_name for name, folder_name in folder_names.items()}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from components.config import AlpacaEvalConfig
+from components.config import AlpacaEvalConfig, RecipeError
 from components.data import prepare
 from components.data.records import DataError
 from components.evaluation import alpaca
@@ -30,12 +30,14 @@ from components.seeding import derive
 from tasks import data
 from tasks.evaluation import alpaca_eval, judging
 from tasks.flow_runs import FlowRunLink
+from tasks.policies import aligned_outcome, record_files
 from tasks.runs import RESULT, Run, create_run
 from tasks.tracking.client import mlflow_client
 from tasks.tracking.phases import log_evaluation
 from tasks.tracking.run_tree import open_run_tracking, phase_tracking
 from tests.support.judges import LengthSection, with_judge
 from tests.support.preparation import preparation_report
+from tests.support.results import federation_result
 
 ANNOTATOR = str(Path(__file__).resolve().parents[1] / "fixtures" / "alpaca_eval" / "always_second")
 PROMPTS = [f"question {i}" for i in range(12)]
@@ -100,6 +102,29 @@ def test_a_policy_of_the_clients_has_no_reward_hacking_curve_and_the_log_says_wh
         assert judging.answer_at_checkpoints(adopted, recipe) == []
     assert ("evaluation.curve_prompts" in caplog.text) == is_logged
     assert ("feddpo" in caplog.text) == is_logged
+
+
+# --- the files of the aligned policy
+
+
+@pytest.mark.parametrize("damage", ["damaged", "missing"])
+def test_an_aligned_policy_whose_files_changed_is_refused_by_the_file(tmp_path, damage):
+    run = Run("run", tmp_path)
+    weights = run.alignment / "final" / "adapter_model.safetensors"
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(b"weights")
+    policy = OutcomeRecord(kind="shared-policy", folder="final")
+    result = record_files(run, AlignmentResult(policy=policy, reference="base", metrics={}))
+    assert list(result.files) == ["final/adapter_model.safetensors"]
+    result.write(run.alignment / RESULT)
+    federation_result(outcome=OutcomeRecord(kind="shared-policy")).write(run.federation / RESULT)
+    assert aligned_outcome(run).record.folder == "final"
+    if damage == "damaged":
+        weights.write_bytes(b"weighty")
+    else:
+        weights.unlink()
+    with pytest.raises(RecipeError, match=rf"adapter_model\.safetensors is {damage}.*delete .*alignment"):
+        aligned_outcome(run)
 
 
 # --- contests

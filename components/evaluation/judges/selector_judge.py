@@ -21,7 +21,7 @@ from components.data.records import read_judges_rows
 from components.data.templates import load as load_template
 from components.evaluation.judges.base import JudgeResources, JudgeSection
 from components.evaluation.winrate import Verdict
-from components.io import write_atomically
+from components.io import read_json, write_atomically
 from components.models.pair_reader import PairReader, selector_pair_reader
 from components.models.selector import Comparison
 from components.models.store import AdapterStore
@@ -148,7 +148,7 @@ def _load_or_train(
             **content,
         }
         write_atomically(record, json.dumps(trained).encode())
-    stored: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
+    stored: dict[str, Any] = read_json(record)
     return stored
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy.typing as npt
 
 from components.data.records import DataError, PairRow, choose_prompts, read_clients, read_rows
 from components.federation.clients.private import PrivateState, PrivateStore, private_root
+from components.io import read_json
 from components.models.store import Adapter, AdapterHash, AdapterStore
 from components.names import file_name
 
@@ -72,7 +72,7 @@ class ClientContext:
         path = self.rewards / f"{file_name(name)}.trained.json"
         if not path.is_file():
             return None
-        return Path(json.loads(path.read_text(encoding="utf-8"))["folder"])
+        return Path(read_json(path)["folder"])
 
 
 @dataclass(frozen=True)
