@@ -10,7 +10,6 @@ from components.alignment.label import (
     choose_ranked_pairs,
     label_pairs,
     label_shares,
-    majority_vote,
 )
 from components.models.generation import Completion
 from components.models.selector import Comparison
@@ -43,22 +42,8 @@ COMPLETIONS = {
 
 
 def test_all_pairs_of_a_prompts_completions_are_formed():
-    pairs, counts = candidate_pairs({"q": "text"}, {"q": completions("a", "b", "c", "d")})
-    assert [(pair.first.text, pair.second.text) for pair in pairs] == [
-        ("a", "b"),
-        ("a", "c"),
-        ("a", "d"),
-        ("b", "c"),
-        ("b", "d"),
-        ("c", "d"),
-    ]
-    assert counts == {
-        "completions": 4,
-        "dropped_identical": 0,
-        "dropped_empty": 0,
-        "pairs": 6,
-        "prompts_without_pair": 0,
-    }
+    pairs, _ = candidate_pairs({"q": "text"}, {"q": completions("a", "b", "c", "d")})
+    assert [pair.first.text + pair.second.text for pair in pairs] == ["ab", "ac", "ad", "bc", "bd", "cd"]
     assert len({pair.pair_id for pair in pairs}) == 6
     assert {(pair.prompt_id, pair.prompt) for pair in pairs} == {("q", "text")}
 
@@ -79,8 +64,6 @@ def test_identical_and_empty_completions_are_dropped_and_counted():
         "pairs": 1,
         "prompts_without_pair": 3,
     }
-    distinct = sum(len({own.text for own in texts if own.text}) for texts in sampled.values())
-    assert counts["completions"] - counts["dropped_identical"] - counts["dropped_empty"] == distinct
 
 
 # --- Labels
@@ -89,13 +72,11 @@ def test_identical_and_empty_completions_are_dropped_and_counted():
 def test_pairs_with_either_label_are_kept():
     """The published reference code kept a pair only if its choice was 1, and lost half of them."""
     candidates, counts = candidate_pairs(PROMPTS, COMPLETIONS)
-    rows = label_by(candidates, prefer_longer)
-    labels = [row["label"] for row in rows]
-    assert len(rows) == len(candidates)
-    assert len(rows) == counts["pairs"]
+    labels = [row["label"] for row in label_by(candidates, prefer_longer)]
+    assert len(labels) == counts["pairs"]
     assert labels.count(0) > 5
     assert labels.count(1) > 5
-    assert labels.count(0) + labels.count(1) == len(rows)
+    assert set(labels) == {0, 1}
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -127,23 +108,6 @@ def test_a_label_belongs_to_its_pair_in_any_order_of_the_pairs(seed):
     assert all(row == expected[row["pair_id"]] for row in rows)
 
 
-def test_dropped_completions_do_not_shift_the_labels_of_later_ones():
-    sampled = {
-        "q0": completions("aa", "a"),
-        "q1": completions("b", "b"),
-        "q2": completions("", "cc"),
-        "q3": completions("d", "dd"),
-        "q4": completions("eee", "e"),
-    }
-    candidates, _ = candidate_pairs({name: name for name in sampled}, sampled)
-    rows = label_by(candidates, prefer_longer)
-    assert {row["prompt_id"]: (row["chosen"], row["label"]) for row in rows} == {
-        "q0": ("aa", 0),
-        "q3": ("dd", 1),
-        "q4": ("eee", 0),
-    }
-
-
 def test_an_ensemble_decides_by_its_majority_and_the_margin_is_the_mean():
     candidates, _ = candidate_pairs({"q": "t"}, {"q": completions("aaa", "b")})
     (row,) = label_by(candidates, prefer_longer, lambda a, b: -0.5, lambda a, b: -0.25)
@@ -161,11 +125,6 @@ def test_an_ensemble_of_an_even_size_is_refused():
     candidates, _ = candidate_pairs(PROMPTS, COMPLETIONS)
     with pytest.raises(ValueError, match=r"expected \[U, N\] with an odd number U"):
         label_by(candidates, prefer_longer, prefer_longer)
-
-
-def test_a_vote_of_an_even_number_is_refused():
-    with pytest.raises(ValueError, match="odd number U"):
-        majority_vote(np.array([[0, 1], [1, 1]]))
 
 
 def test_no_pairs_give_no_rows():
@@ -218,14 +177,13 @@ def ranked(names, limit, **scores):
     return [(pair["chosen"], pair["rejected"]) for pair in choose_ranked_pairs(labeled, limit)]
 
 
-def test_the_best_completion_is_paired_with_the_worst_and_the_second_with_the_last_but_one():
-    scores = {"a": 1, "b": 9, "c": 5, "d": 3, "e": 7}
-    assert ranked("abcde", 1, **scores) == [("b", "a")]
-    assert sorted(ranked("abcde", 2, **scores)) == [("b", "a"), ("e", "d")]
-
-
-def test_a_prompt_has_at_most_half_as_many_ranked_pairs_as_completions():
-    assert len(ranked("abcde", 9, a=1, b=9, c=5, d=3, e=7)) == 2
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(1, [("b", "a")]), (2, [("b", "a"), ("e", "d")]), (9, [("b", "a"), ("e", "d")])]
+)
+def test_the_best_completion_is_paired_with_the_worst_the_second_with_the_last_but_one_and_so_on(
+    limit, expected
+):
+    assert sorted(ranked("abcde", limit, a=1, b=9, c=5, d=3, e=7)) == expected
 
 
 def test_completions_with_equally_many_wins_are_ranked_by_the_log_odds_of_these():
@@ -240,6 +198,5 @@ def test_completions_with_equally_many_wins_are_ranked_by_the_log_odds_of_these(
 def test_pairs_are_chosen_for_each_prompt():
     candidates, _ = candidate_pairs(PROMPTS, COMPLETIONS)
     labeled = label_by(candidates, prefer_longer)
-    chosen = choose_ranked_pairs(labeled, 1)
-    assert {pair["prompt_id"] for pair in chosen} == {pair["prompt_id"] for pair in labeled}
-    assert len(chosen) == len({pair["prompt_id"] for pair in chosen})
+    chosen = [pair["prompt_id"] for pair in choose_ranked_pairs(labeled, 1)]
+    assert sorted(chosen) == sorted({pair["prompt_id"] for pair in labeled})
