@@ -11,6 +11,20 @@ from components.models.adapters import AdapterSlot, attach_lora, export_adapter
 from components.models.backbone import load_backbone
 from tests.support.adapters import random_tensors
 
+REFERENCES = ["base", "sft", "round_start"]
+PAIRS = [
+    {
+        "prompt": f"paper {i}",
+        "chosen_ids": [40 + i, 41, 42, 2][: 4 - i % 2],
+        "rejected_ids": [60, 61 + i] * (1 + i % 3),
+    }
+    for i in range(7)
+]
+"""Pairs by tokens. Every other chosen completion ends with EOS (id 2); no rejected one does.
+
+They are seven, so that the last micro-batch of an epoch may be smaller.
+"""
+
 
 def write_reference_adapter(policy: PolicyConfig, folder: Path) -> Path:
     """Write an adapter of an earlier training as a PEFT folder."""
