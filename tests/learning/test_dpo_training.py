@@ -6,17 +6,10 @@ import pytest
 import torch
 
 from components.learning.objectives import dpo_loss
-from components.learning.pair_scores import pair_logprobs
 from components.models.adapters import AdapterSlot
 from components.models.policy import Policy
-from tests.support.adapters import random_tensors
 from tests.support.pairs import PAIRS
 from tests.support.trl_oracle import build_trainer, completion_positions_only
-
-
-@pytest.fixture(scope="module")
-def reference(resident_policy):
-    return pair_logprobs(resident_policy, PAIRS, 4, reference=True)
 
 
 @pytest.fixture(scope="module")
@@ -37,23 +30,16 @@ def compute_with_trl(config, dpo, adapter, rows, folder):
 
 
 @pytest.mark.slow
-def test_loss_and_gradients_are_those_of_trl_on_the_same_batch(debug, resident_policy, reference, tmp_path):
-    resident = resident_policy
-    adapter = random_tensors(resident.slot, seed=1, scale=0.2)
+def test_loss_and_gradients_are_those_of_trl_on_the_same_batch(debug, resident, adapter, reference, tmp_path):
     encoded = [resident.encode_pair(pair) for pair in PAIRS]
     rows = [
-        {
-            "prompt": pair["prompt"],
-            "chosen_ids": chosen,
-            "rejected_ids": rejected,
-        }
-        for pair, (_, chosen, rejected) in zip(PAIRS, encoded, strict=True)
+        {"prompt": pair["prompt"]} | dict(zip(("chosen_ids", "rejected_ids"), completions, strict=True))
+        for pair, (_, *completions) in zip(PAIRS, encoded, strict=True)
     ]
     batches = {"batch_size": 6, "micro_batch_size": 6}
     dpo = debug.alignment.dpo.model_copy(update=batches | {"beta": 0.3})
     trl_loss, trl_slot = compute_with_trl(resident.policy.config, dpo, adapter, rows, tmp_path)
 
-    resident.slot.load(adapter)
     chosen, rejected = resident.logprobs(encoded).T
     ref = torch.tensor(reference, dtype=torch.float32)
     loss = dpo_loss(chosen, rejected, ref[:, 0], ref[:, 1], 0.3).mean()

@@ -6,55 +6,27 @@ import numpy as np
 import pytest
 import torch
 
-from components.config import MultiObjective, OptimizerConfig, PpoConfig, RecipeError
-from components.learning.loop import Training, build_optimizer
-from components.learning.multi_objective_ppo import (
-    MultiObjectivePpo,
-    load_moments,
-    read_moments,
-    solve_weights,
-)
+from components.config import PpoConfig, RecipeError
+from components.learning.loop import build_optimizer
+from components.learning.multi_objective import load_moments, read_moments
 from components.learning.ppo import estimate_kl, leave_one_out, masked_mean, normalize_groups, policy_loss
 from components.learning.rollouts import sample_rollout
-from components.models.resident import ResidentPolicy
 from components.recipes import load_recipe
-from tests.support.adapters import random_tensors
-from tests.support.reward_functions import score_length, score_vowels
+from tests.support.multi_objective import ADAMW, REWARDS, build_ppo, train_table
+from tests.support.reward_functions import score_length
 from tests.support.table_policy import TablePolicy
 
 PROMPTS = ["one", "a second question", "and the third of them"]
-REWARDS = {"long": score_length, "vowels": score_vowels}
 RLOO = {"kind": "rloo", "samples": 2}
 GRPO = {"kind": "grpo", "samples": 2}
-ADAMW = OptimizerConfig(name="adamw", lr=1e-2, betas=[0.9, 0.999], weight_decay=0.0, clip=None)
 
 
-@pytest.fixture(scope="module")
-def shared_resident(debug):
-    torch.set_num_threads(1)
-    return ResidentPolicy(debug.policy.model_copy(update={"max_new_tokens": 12}), "cpu")
+def build(policy, estimator, **options):
+    return build_ppo(policy, estimator=estimator, **{"kl": 0.3} | options)
 
 
-@pytest.fixture
-def resident(shared_resident):
-    """The tiny policy with a random adapter in its slot."""
-    shared_resident.slot.load(random_tensors(shared_resident.slot, seed=1, scale=0.2))
-    return shared_resident
-
-
-def ppo_config(estimator, **values):
-    return PpoConfig(**{"estimator": estimator, "target_kl": None, "kl": 0.3} | values)
-
-
-def build(resident, ppo, rewards=REWARDS, training=None, kept=({}, {})):
-    """PPO of a client that kept these numbers and tensors."""
-    objective = MultiObjective(objectives={name: [name] for name in rewards}, ppo=ppo, beta=0.01)
-    training = training or Training(1, 6, ADAMW, seed=0)
-    return MultiObjectivePpo(resident, rewards, objective, training, *kept)
-
-
-def sample(resident, ppo):
-    return build(resident, ppo).sample(PROMPTS, seed=4)
+def sample(policy, estimator, **options):
+    return build(policy, estimator, **options).sample(PROMPTS, seed=4)
 
 
 # --- functions of rewards
@@ -69,14 +41,6 @@ def test_the_baseline_of_a_completion_is_the_mean_of_the_others():
 def test_groups_are_normalized_each_by_its_own_deviation():
     rewards = torch.tensor([1.0, 4.0, 7.0, 2.0, 2.0, 2.0])
     assert normalize_groups(rewards, 3).tolist() == pytest.approx([-1, 0, 1, 0, 0, 0], abs=1e-3)
-
-
-@pytest.mark.parametrize("function", [leave_one_out, normalize_groups])
-def test_advantages_of_a_prompt_have_no_sum_and_do_not_depend_on_a_shift(function):
-    rewards = torch.randn(12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    advantages = function(rewards, 4)
-    assert torch.allclose(advantages.reshape(3, 4).sum(1), torch.zeros(3, dtype=torch.float64), atol=1e-12)
-    assert torch.allclose(function(rewards + 5, 4), advantages)
 
 
 def test_both_estimates_have_the_kl_as_their_mean_and_one_is_never_negative():
@@ -94,19 +58,19 @@ def test_both_estimates_have_the_kl_as_their_mean_and_one_is_never_negative():
 
 
 @pytest.mark.parametrize("estimator", [RLOO, GRPO])
-def test_the_completions_of_a_prompt_are_consecutive_and_differ(resident, estimator):
-    rollout, _ = sample(resident, ppo_config(estimator))
+def test_the_completions_of_a_prompt_are_consecutive_and_differ(short_policy, estimator):
+    rollout, _ = sample(short_policy, estimator)
     prompts = [prompt for prompt, _ in rollout.rows]
-    assert prompts == [resident.policy.encode(prompt) for prompt in PROMPTS for _ in range(2)]
+    assert prompts == [short_policy.policy.encode(prompt) for prompt in PROMPTS for _ in range(2)]
     completions = [tuple(completion) for _, completion in rollout.rows]
     assert all(first != second for first, second in zip(completions[::2], completions[1::2], strict=True))
     assert np.array_equal(rollout.scores["long"], score_length([], rollout.texts))
 
 
-def token_kl(resident, rollout):
+def token_kl(short_policy, rollout):
     with torch.no_grad():
-        policy = resident.tokens(rollout.rows)
-        reference = resident.tokens(rollout.rows, reference=True)
+        policy = short_policy.tokens(rollout.rows)
+        reference = short_policy.tokens(rollout.rows, reference=True)
     return (policy.logprobs - reference.logprobs) * policy.mask, reference.logprobs
 
 
@@ -115,9 +79,9 @@ def normalized(scores):
 
 
 @pytest.mark.parametrize(("j", "name"), list(enumerate(REWARDS)))
-def test_the_advantage_by_rloo_is_the_difference_of_penalized_rewards_at_every_token(resident, j, name):
-    rollout, advantages = sample(resident, ppo_config(RLOO))
-    kl, _ = token_kl(resident, rollout)
+def test_the_advantage_by_rloo_is_the_difference_of_penalized_rewards_at_every_token(short_policy, j, name):
+    rollout, advantages = sample(short_policy, RLOO)
+    kl, _ = token_kl(short_policy, rollout)
     rewards = normalized(rollout.scores[name]) - 0.3 * kl.sum(1).numpy()
     differences = (rewards.reshape(3, 2) - rewards.reshape(3, 2)[:, ::-1]).reshape(-1)
     expected = torch.as_tensor(differences, dtype=torch.float32)[:, None] * rollout.tokens.mask
@@ -126,9 +90,9 @@ def test_the_advantage_by_rloo_is_the_difference_of_penalized_rewards_at_every_t
 
 
 @pytest.mark.parametrize(("j", "name"), list(enumerate(REWARDS)))
-def test_the_advantage_by_grpo_is_the_sign_of_the_difference_of_two_scores(resident, j, name):
+def test_the_advantage_by_grpo_is_the_sign_of_the_difference_of_two_scores(short_policy, j, name):
     """The deviation of two values is their difference over the root of 2."""
-    rollout, advantages = sample(resident, ppo_config(GRPO))
+    rollout, advantages = sample(short_policy, GRPO)
     scores = rollout.scores[name].reshape(3, 2)
     signs = np.sign(scores - scores[:, ::-1]).reshape(-1) / np.sqrt(2)
     expected = torch.as_tensor(signs, dtype=torch.float32)[:, None] * rollout.tokens.mask
@@ -142,18 +106,19 @@ def test_k3_is_refused_as_a_part_of_the_reward(estimator):
         load_recipe("debug", ["federation.method=firm", f"federation.options={{{options}}}"])
 
 
-def test_the_kl_of_a_rollout_is_estimated_as_the_options_say(resident):
-    rollouts = {name: sample(resident, ppo_config(GRPO, kl_estimator=name))[0] for name in ("k1", "k3")}
-    log_ratio, _ = token_kl(resident, rollouts["k1"])
+def test_the_kl_of_a_rollout_is_estimated_as_the_options_say(short_policy):
+    rollouts = {name: sample(short_policy, GRPO, kl_estimator=name)[0] for name in ("k1", "k3")}
+    log_ratio, _ = token_kl(short_policy, rollouts["k1"])
     assert rollouts["k1"].kl == pytest.approx(float(log_ratio.sum(1).mean()), rel=1e-4)
     k3 = ((-log_ratio).exp() - 1 + log_ratio).sum(1).mean()
     assert rollouts["k3"].kl == pytest.approx(float(k3), rel=1e-4)
     assert rollouts["k3"].kl > 0
+    assert abs(rollouts["k1"].kl) > 1e-3
 
 
-def test_scores_are_clipped_before_completions_without_an_end_are_penalized(resident, monkeypatch):
+def test_scores_are_clipped_before_completions_without_an_end_are_penalized(short_policy, monkeypatch):
     """Completions have 12 tokens at most, and one of them is made to end by itself."""
-    generate = type(resident.policy).generate
+    generate = type(short_policy.policy).generate
 
     def end_the_first(self, *arguments, **options):
         groups = generate(self, *arguments, **options)
@@ -162,9 +127,9 @@ def test_scores_are_clipped_before_completions_without_an_end_are_penalized(resi
         rest = [SimpleNamespace(ids=c.ids, text=c.text, finished=False) for c in others]
         return [[ended, *rest], *groups[1:]]
 
-    monkeypatch.setattr(type(resident.policy), "generate", end_the_first)
-    ppo = ppo_config(RLOO, kl=0.0, normalize=False, max_reward=0.5, missing_eos_penalty=3.0)
-    rollout, advantages = sample(resident, ppo)
+    monkeypatch.setattr(type(short_policy.policy), "generate", end_the_first)
+    options = {"kl": 0.0, "normalize": False, "max_reward": 0.5, "missing_eos_penalty": 3.0}
+    rollout, advantages = sample(short_policy, RLOO, **options)
     clipped = rollout.scores["vowels"][:2].clip(-0.5, 0.5)
     difference = clipped[0] - (clipped[1] - 3.0)
     assert advantages[1][0, 0].item() == pytest.approx(difference, abs=1e-5)
@@ -172,9 +137,11 @@ def test_scores_are_clipped_before_completions_without_an_end_are_penalized(resi
 
 
 @pytest.mark.parametrize("estimator", [RLOO, GRPO])
-def test_policies_are_measured_by_one_completion_of_a_prompt(resident, estimator):
-    rollout = sample_rollout(resident, PROMPTS, REWARDS, ppo_config(estimator), seed=4)
-    expected = sample_rollout(resident, PROMPTS, REWARDS, ppo_config("gae"), seed=4)
+def test_policies_are_measured_by_one_completion_of_a_prompt(short_policy, estimator):
+    rollout, expected = (
+        sample_rollout(short_policy, PROMPTS, REWARDS, PpoConfig(estimator=kind), seed=4)
+        for kind in (estimator, "gae")
+    )
     assert len(rollout.rows) == 3
     assert rollout.texts == expected.texts
     assert rollout.kl == expected.kl
@@ -183,46 +150,32 @@ def test_policies_are_measured_by_one_completion_of_a_prompt(resident, estimator
 # --- gradients
 
 
-def objective_loss(resident, rollout, advantages, by_completion, penalty):
-    tokens = resident.tokens(rollout.rows)
-    losses = policy_loss(tokens.logprobs, rollout.tokens.logprobs, advantages, 0.2)
-    if penalty:
-        log_ratio = tokens.logprobs - token_kl(resident, rollout)[1]
-        losses = losses + penalty * ((-log_ratio).exp() - 1 + log_ratio)
-    return masked_mean(losses, tokens.mask, by_completion).mean()
-
-
-@pytest.mark.parametrize(("estimator", "by_completion", "penalty"), [(RLOO, False, 0.0), (GRPO, True, 0.3)])
-def test_the_loss_is_a_mean_over_tokens_or_completions_with_the_penalty_of_grpo(
-    resident, estimator, by_completion, penalty
+@pytest.mark.parametrize("j", [0, 1])
+@pytest.mark.parametrize(
+    ("estimator", "by_completion", "penalty"), [("gae", False, 0.0), (RLOO, False, 0.0), (GRPO, True, 0.3)]
+)
+def test_each_gradient_is_that_of_a_mean_over_tokens_or_completions_with_the_penalty_of_grpo(
+    short_policy, estimator, by_completion, penalty, j
 ):
-    ppo = build(resident, ppo_config(estimator))
+    ppo = build(short_policy, estimator)
     rollout, advantages = ppo.sample(PROMPTS, seed=4)
-    gradients = ppo.gradients(rollout, advantages, np.arange(6))
-    for j in range(2):
-        loss = objective_loss(resident, rollout, advantages[j], by_completion, penalty)
-        parts = torch.autograd.grad(loss, resident.slot.parameters)
-        expected = torch.cat([part.reshape(-1) for part in parts])
-        assert torch.allclose(gradients.gradients[j], expected, atol=1e-5)
-        assert gradients.losses[j] == pytest.approx(loss.item(), abs=1e-5)
-        assert expected.norm() > 1e-4
+    indices = np.array([2, 0])
+    gradients = ppo.gradients(rollout, advantages, indices)
+    rows = [rollout.rows[n] for n in indices]
+    tokens = short_policy.tokens(rows)
+    width = tokens.mask.shape[1]
+    old, own = rollout.tokens.logprobs[indices, :width], advantages[j][indices, :width]
+    log_ratio = tokens.logprobs - short_policy.tokens(rows, reference=True).logprobs.detach()
+    losses = policy_loss(tokens.logprobs, old, own, 0.2) + penalty * ((-log_ratio).exp() - 1 + log_ratio)
+    loss = masked_mean(losses, tokens.mask, by_completion).mean()
+    parts = torch.autograd.grad(loss, short_policy.slot.parameters)
+    expected = torch.cat([part.reshape(-1) for part in parts])
+    assert torch.allclose(gradients.gradients[j], expected, atol=1e-5)
+    assert gradients.losses[j] == pytest.approx(loss.item(), abs=1e-5)
+    assert expected.norm() > 1e-4
 
 
-@pytest.mark.parametrize("size", [1, 4])
-@pytest.mark.parametrize("estimator", [RLOO, GRPO])
-def test_micro_batches_have_the_gradients_of_the_minibatch(resident, estimator, size):
-    computed = []
-    for micro_batch_size in (None, size):
-        training = Training(1, 6, ADAMW, 0, micro_batch_size)
-        ppo = build(resident, ppo_config(estimator), training=training)
-        computed.append(ppo.gradients(*ppo.sample(PROMPTS, seed=4), np.arange(6)))
-    whole, parts = computed
-    assert torch.allclose(parts.gradients, whole.gradients, atol=1e-5)
-    assert parts.losses == pytest.approx(whole.losses, abs=1e-5)
-    assert parts.kl == pytest.approx(whole.kl, abs=1e-6)
-
-
-def test_rloo_keeps_the_relative_lengths_of_gradients_that_grpo_and_gae_remove(resident):
+def test_rloo_keeps_the_relative_lengths_of_gradients_that_grpo_and_gae_remove(short_policy):
     """The second objective is the first one ten times: only with rloo is its gradient ten times as long."""
     lengths = {}
     rewards = {
@@ -230,7 +183,7 @@ def test_rloo_keeps_the_relative_lengths_of_gradients_that_grpo_and_gae_remove(r
         "vowels": lambda prompts, texts: 10 * score_length(prompts, texts),
     }
     for kind, estimator in {"rloo": RLOO, "grpo": GRPO, "gae": {"kind": "gae"}}.items():
-        ppo = build(resident, ppo_config(estimator, normalize=False, kl=0.0), rewards)
+        ppo = build(short_policy, estimator, rewards=rewards, normalize=False, kl=0.0)
         rollout, advantages = ppo.sample(PROMPTS, seed=4)
         short, long = ppo.gradients(rollout, advantages, np.arange(len(rollout.rows))).gradients
         lengths[kind] = float(long.norm() / short.norm())
@@ -239,41 +192,15 @@ def test_rloo_keeps_the_relative_lengths_of_gradients_that_grpo_and_gae_remove(r
     assert lengths["gae"] == pytest.approx(1, rel=1e-2)
 
 
-def test_the_weights_of_mgda_favour_the_shorter_gradient():
-    config = MultiObjective(objectives={"a": ["a"], "b": ["b"]}, ppo=PpoConfig(), beta=1e-6)
-    weights = solve_weights(torch.tensor([[1.0, 0.0], [0.0, 3.0]]), ["a", "b"], config)
-    assert weights.tolist() == pytest.approx([0.9, 0.1], abs=1e-3)
-
-
 # --- training
 
-
-def train_table(estimator, kl, steps=60, lr=0.05, kept=({}, {}), **coefficients):
-    """Train a table policy of four tokens; returns it and its PPO."""
-    table = TablePolicy([0.4, 0.3, 0.2, 0.1])
-    reward = [0.0, 1.0, 2.0, 1.5]
-    functions = {"r": lambda prompts, texts: np.array([reward[int(text)] for text in texts])}
-    values = {"epochs": 2, "minibatch": 64, "normalize": False, "kl": kl}
-    training = Training(steps, 128, ADAMW.model_copy(update={"lr": lr}), seed=0)
-    ppo = build(table, ppo_config(estimator, **values | coefficients), functions, training, kept)
-    ppo.train(["x"] * 128)
-    return table, ppo
-
-
-@pytest.mark.slow
-def test_rloo_reaches_the_known_optimum_of_a_reward_with_a_penalty():
-    """argmax of E r - kl KL(pi, pi_ref) is pi_ref exp(r / kl), normalized."""
-    table, ppo = train_table({"kind": "rloo", "samples": 4}, kl=1.0, steps=80, lr=0.04)
-    optimum = np.array([0.4, 0.3, 0.2, 0.1]) * np.exp([0.0, 1.0, 2.0, 1.5])
-    optimum /= optimum.sum()
-    assert np.abs(table.logits.detach().softmax(0).numpy() - optimum).max() < 0.05
-    assert "value_loss" not in ppo.history
+TABLE = ([0.4, 0.3, 0.2, 0.1], {"r": [0.0, 1.0, 2.0, 1.5]})
 
 
 @pytest.mark.slow
 def test_grpo_makes_the_best_completion_the_likeliest():
-    table, ppo = train_table({"kind": "grpo", "samples": 4}, kl=0.05)
-    assert table.logits.detach().softmax(0)[2] > 0.8
+    policy, ppo = train_table(*TABLE, steps=60, kl=0.05, estimator={"kind": "grpo", "samples": 4})
+    assert policy[2] > 0.8
     assert ppo.history["kl"][-1] > ppo.history["kl"][0]
 
 
@@ -287,7 +214,7 @@ def test_a_step_samples_as_many_completions_as_the_batch_has(kind, monkeypatch):
         return generate(self, prompts, seed, temperature, count)
 
     monkeypatch.setattr(TablePolicy, "generate", record)
-    train_table({"kind": kind, "samples": 8}, kl=0.1, steps=2)
+    train_table(*TABLE, steps=2, estimator={"kind": kind, "samples": 8})
     assert calls == [(16, 8), (16, 8)]
 
 
@@ -316,25 +243,17 @@ def test_moments_continue_in_another_optimizer():
     assert all(torch.equal(a, b) for a, b in zip(parameters, copies, strict=True))
 
 
-def test_an_optimizer_without_moments_begins_at_0():
-    parameter = torch.nn.Parameter(torch.ones(2))
-    optimizer = build_optimizer([parameter], ADAMW)
-    assert read_moments(optimizer, "policy") == {}
-    load_moments(optimizer, "policy", {})
-    assert optimizer.state_dict()["state"] == {}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gae", "rloo"])
 def test_moments_are_part_of_a_clients_state_if_they_are_kept(kind):
-    _, kept = train_table({"kind": kind}, kl=0.1, steps=1, keep_moments=True)
-    _, forgotten = train_table({"kind": kind}, kl=0.1, steps=1)
+    _, kept = train_table(*TABLE, steps=1, estimator={"kind": kind}, keep_moments=True)
+    _, forgotten = train_table(*TABLE, steps=1, estimator={"kind": kind})
     tensors = kept.tensors()
     owners = {"policy", "critic"} if kind == "gae" else {"policy"}
     assert {name.split("/")[1] for name in tensors if name.startswith("optimizer/")} == owners
     assert set(forgotten.tensors()) == ({"value/r"} if kind == "gae" else set())
     steps = {owner: tensors[f"optimizer/{owner}/0/step"].item() for owner in owners}
     again = (kept.numbers(), tensors)
-    _, following = train_table({"kind": kind}, kl=0.1, steps=1, kept=again, keep_moments=True)
+    _, following = train_table(*TABLE, steps=1, estimator={"kind": kind}, kept=again, keep_moments=True)
     for owner in owners:
         assert following.tensors()[f"optimizer/{owner}/0/step"].item() == 2 * steps[owner] > 0

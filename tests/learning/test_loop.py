@@ -9,13 +9,11 @@ import torch
 from pydantic import ValidationError
 
 from components.config import OptimizerConfig
-from components.learning import loop
 from components.learning.loop import (
     Loss,
     RowLosses,
     Training,
     TrainingError,
-    build_optimizer,
     draw_minibatches,
     pair_gradients,
     train,
@@ -31,16 +29,12 @@ def draw(rows, batch_size, count, seed=0):
 # --- minibatches
 
 
-def test_minibatches_contain_every_row_once_per_pass():
+def test_minibatches_contain_every_row_once_per_pass_in_an_order_of_its_own():
     rows = np.concatenate(draw(7, 3, 7))
     assert len(rows) == 21
-    for start in (0, 7, 14):
-        assert sorted(rows[start : start + 7]) == list(range(7))
-
-
-def test_each_pass_over_the_rows_has_an_order_of_its_own():
-    rows = np.concatenate(draw(7, 3, 7))
-    assert rows[:7].tolist() != rows[7:14].tolist()
+    passes = [rows[start : start + 7].tolist() for start in (0, 7, 14)]
+    assert [sorted(order) for order in passes] == [list(range(7))] * 3
+    assert passes[0] != passes[1]
 
 
 def test_a_minibatch_is_full_even_if_it_is_larger_than_the_data():
@@ -103,32 +97,20 @@ def run(model, config=SGD, steps=1, seed=0, loss=None, groups=(), rule=None, **s
     )
 
 
-def record_optimizers(monkeypatch):
-    """The optimizers that trainings build from now on."""
-    built = []
-
-    def build(*arguments):
-        built.append(build_optimizer(*arguments))
-        return built[-1]
-
-    monkeypatch.setattr(loop, "build_optimizer", build)
-    return built
-
-
-def test_a_step_of_sgd_is_the_learning_rate_times_the_gradient():
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"name": "sgd"},
+        {"name": "rmsprop", "betas": [0.9, 0.75]},  # average square (1 - 0.75) 2^2 = 1
+    ],
+)
+def test_a_step_is_that_of_the_optimizer_for_a_gradient_of_2(config):
     model = SquaredNorm()
-    metrics = run(model, OptimizerConfig(name="sgd", lr=0.1, clip=None))
+    metrics = run(model, OptimizerConfig(lr=0.1, clip=None, **config))
     assert model.weight.tolist() == pytest.approx([0.8] * 4)
     assert metrics.losses == [4.0]
     assert metrics.tokens == 20
     assert metrics.gradient_norms == pytest.approx([4.0])
-
-
-def test_a_step_of_rmsprop_divides_by_the_root_of_the_average_square():
-    model = SquaredNorm()
-    run(model, OptimizerConfig(name="rmsprop", lr=0.1, betas=[0.9, 0.75], clip=None))
-    # gradient 2, average square (1 - 0.75) 4 = 1
-    assert model.weight.tolist() == pytest.approx([0.8] * 4)
 
 
 def test_rmsprop_with_weight_decay_is_refused():
@@ -143,21 +125,16 @@ def test_the_gradient_is_clipped_to_its_norm_and_reported_before_clipping():
     assert model.weight.tolist() == pytest.approx([0.5] * 4, abs=1e-5)
 
 
-def test_gradients_of_accumulated_minibatches_are_averaged_for_a_step():
-    model = WeightSum(initial=0.0)
-    metrics = run(model, SGD.model_copy(update={"accumulation": 3}), steps=2)
-    assert model.weight.tolist() == pytest.approx([-1.0] * 4)
-    assert len(metrics.losses) == 2
-    assert metrics.tokens == 120
-
-
-def test_a_loss_that_does_not_accumulate_takes_a_step_of_each_minibatch():
+@pytest.mark.parametrize(("accumulates", "steps"), [(True, 2), (False, 6)])
+def test_gradients_of_accumulated_minibatches_are_averaged_for_a_step(accumulates, steps):
+    """A loss that does not accumulate takes a step of each minibatch."""
     model = WeightSum(initial=0.0)
     loss = ModelLoss(model)
-    loss.accumulates = False
+    loss.accumulates = accumulates
     metrics = run(model, SGD.model_copy(update={"accumulation": 3}), steps=2, loss=loss)
-    assert len(metrics.losses) == 6
-    assert model.weight.tolist() == pytest.approx([-3.0] * 4)
+    assert model.weight.tolist() == pytest.approx([-0.5 * steps] * 4)
+    assert len(metrics.losses) == steps
+    assert metrics.tokens == 120
 
 
 class RowProducts(SquaredNorm):
@@ -213,53 +190,21 @@ def test_a_model_with_dropout_is_computed_in_one_thread(two_threads):
     assert [call[:2] for call in model.calls] == [(threading.get_ident(), 2)]
 
 
-def test_a_step_of_1e_5_is_not_lost_because_weights_and_moments_are_fp32(monkeypatch):
-    """In bf16, 1 - 1e-5 is rounded to 1, and AdamW's moments would be rounded too."""
-    built = record_optimizers(monkeypatch)
-    model = SquaredNorm()
-    run(model, OptimizerConfig(lr=1e-5), steps=3)
-    assert (1 - model.weight).tolist() == pytest.approx([3e-5] * 4, rel=0.02)
-    state = built[0].state[model.weight]
-    assert {state[name].dtype for name in ("exp_avg", "exp_avg_sq")} == {torch.float32}
-    assert state["exp_avg"].abs().min() > 0
-
-
-def test_the_optimizer_is_that_of_the_recipe_and_is_built_for_each_training(monkeypatch):
-    built = record_optimizers(monkeypatch)
-    config = OptimizerConfig(lr=3e-4, betas=[0.8, 0.7], weight_decay=0.1)
-    run(SquaredNorm(), config)
-    run(SquaredNorm(), config)
-    assert built[0] is not built[1]
-    assert type(built[0]) is torch.optim.AdamW
-    group = built[0].param_groups[0]
-    assert group["lr"] == 3e-4
-    assert group["betas"] == (0.8, 0.7)
-    assert group["weight_decay"] == 0.1
-
-
-def test_a_constant_learning_rate_gives_the_bytes_of_the_plain_optimizer():
+def test_each_training_gives_the_bytes_of_a_new_optimizer_with_the_options_of_the_recipe():
     model = SquaredNorm()
     plain = SquaredNorm()
-    run(model, OptimizerConfig(lr=1e-3), steps=7)
-    optimizer = torch.optim.AdamW([plain.weight], lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0)
-    for _ in range(7):
-        optimizer.zero_grad()
-        plain.train().loss(np.arange(2)).mean().backward()
-        torch.nn.utils.clip_grad_norm_([plain.weight], 1.0)
-        optimizer.step()
+    for _ in range(2):
+        run(model, OptimizerConfig(lr=1e-3, betas=[0.8, 0.7], weight_decay=0.1), steps=4)
+        optimizer = torch.optim.AdamW([plain.weight], lr=1e-3, betas=(0.8, 0.7), weight_decay=0.1)
+        for _ in range(4):
+            optimizer.zero_grad()
+            plain.train().loss(np.arange(2)).mean().backward()
+            torch.nn.utils.clip_grad_norm_([plain.weight], 1.0)
+            optimizer.step()
     assert torch.equal(model.weight, plain.weight)
 
 
 # --- the schedule
-
-
-def learning_rates(steps: int, **config) -> list[float]:
-    """The learning rate of each step, measured as the distance that the weight moves in it."""
-    model = WeightSum(initial=0.0)
-    positions = [0.0]
-    config = OptimizerConfig(name="sgd", lr=0.5, clip=None, **config)
-    run(model, config, steps=steps, progress=lambda *_: positions.append(-model.weight[0].item()))
-    return np.diff(positions).tolist()
 
 
 @pytest.mark.parametrize(
@@ -267,6 +212,7 @@ def learning_rates(steps: int, **config) -> list[float]:
     [
         ({}, [0.5] * 6),
         ({"warmup_steps": 2}, [0, 0.25, 0.5, 0.5, 0.5, 0.5]),
+        ({"warmup_steps": 9}, [0, 0.25, 0.5]),  # the full rate is reached in the last step
         ({"scheduler": "linear"}, [0.5, 0.5 * 5 / 6, 0.5 * 4 / 6, 0.25, 0.5 * 2 / 6, 0.5 / 6]),
         ({"scheduler": "linear", "warmup_steps": 2}, [0, 0.25, 0.5, 0.375, 0.25, 0.125]),
         ({"scheduler": "cosine"}, [0.5, 0.25 * (1 + 0.75**0.5), 0.375, 0.25, 0.125, 0.25 * (1 - 0.75**0.5)]),
@@ -275,16 +221,12 @@ def learning_rates(steps: int, **config) -> list[float]:
     ],
 )
 def test_the_learning_rate_rises_in_the_warm_up_and_then_follows_its_schedule(config, expected):
-    assert learning_rates(6, **config) == pytest.approx(expected, abs=1e-6)
-
-
-def test_a_training_shorter_than_its_warm_up_reaches_the_full_rate_in_its_last_step():
-    assert learning_rates(3, warmup_steps=9) == pytest.approx([0, 0.25, 0.5], abs=1e-6)
-
-
-def test_the_schedule_starts_again_in_each_training():
-    config = {"scheduler": "cosine", "warmup_steps": 2}
-    assert learning_rates(6, **config) == learning_rates(6, **config)
+    """The rate of a step is measured as the distance that the weight moves in it."""
+    model = WeightSum(initial=0.0)
+    positions = [0.0]
+    config = OptimizerConfig(name="sgd", lr=0.5, clip=None, **config)
+    run(model, config, len(expected), progress=lambda *_: positions.append(-model.weight[0].item()))
+    assert np.diff(positions).tolist() == pytest.approx(expected, abs=1e-6)
 
 
 # --- the state of the process and of the model
@@ -338,10 +280,9 @@ def test_progress_is_reported_after_each_step():
     reported = []
     config = OptimizerConfig(name="sgd", lr=0.1, scheduler="linear", clip=None)
     metrics = run(SquaredNorm(), config, steps=3, progress=reported.append)
-    assert [figures.step for figures in reported] == [0, 1, 2]
-    assert [figures.loss for figures in reported] == metrics.losses
-    assert [figures.gradient_norm for figures in reported] == metrics.gradient_norms
-    assert [figures.learning_rate for figures in reported] == pytest.approx([0.1, 0.2 / 3, 0.1 / 3])
+    rates = [0.1, 0.2 / 3, 0.1 / 3]
+    figures = zip(range(3), metrics.losses, metrics.gradient_norms, map(pytest.approx, rates), strict=True)
+    assert reported == list(figures)
 
 
 def test_a_training_ends_after_the_step_whose_progress_returns_true():
@@ -463,29 +404,21 @@ def mean_of_clipped(losses, parameters, share):
 
 
 @pytest.mark.parametrize(
-    ("pairs", "expected"),
+    ("pairs", "micro_batch_size", "expected"),
     [
         # (0.6, 0.8), (0, 0, 1), (0, 0.6, 0, 0.8) and (0, 0, 0, 0.5), which is not clipped
-        (4, [0.6 / 4, 1.4 / 4, 1 / 4, 1.3 / 4]),
+        (4, None, [0.6 / 4, 1.4 / 4, 1 / 4, 1.3 / 4]),
+        (4, 3, [0.6 / 4, 1.4 / 4, 1 / 4, 1.3 / 4]),  # micro-batches of three rows and one
         # of the pairs (3, 10, 0, 8) and (0, 0, 1, 0.5)
-        (2, [3 / 173**0.5 / 2, 10 / 173**0.5 / 2, 1 / 1.25**0.5 / 2, (8 / 173**0.5 + 0.5 / 1.25**0.5) / 2]),
+        (2, None, [1.5 / 173**0.5, 5 / 173**0.5, 0.5 / 1.25**0.5, 4 / 173**0.5 + 0.25 / 1.25**0.5]),
     ],
 )
-def test_a_gradient_rule_may_clip_the_gradient_of_each_pair(pairs, expected):
+def test_a_gradient_rule_may_clip_the_gradient_of_each_pair(pairs, micro_batch_size, expected):
     model = WeightSum(initial=0.0)
-    training = Training(1, 4, SGD, seed=0)
+    training = Training(1, 4, SGD, seed=0, micro_batch_size=micro_batch_size)
     loss = PairProducts(model, pairs)
     train(model, [model.weight], [np.arange(4)], loss, training, gradient_rule=mean_of_clipped)
     assert (-2 * model.weight).tolist() == pytest.approx(expected)
-
-
-def test_a_rule_has_the_share_of_each_micro_batch():
-    """Micro-batches of three rows and one; each row is a pair."""
-    model = WeightSum(initial=0.0)
-    training = Training(1, 4, SGD, seed=0, micro_batch_size=3)
-    loss = PairProducts(model, 4)
-    train(model, [model.weight], [np.arange(4)], loss, training, gradient_rule=mean_of_clipped)
-    assert (-2 * model.weight).tolist() == pytest.approx([0.6 / 4, 1.4 / 4, 1 / 4, 1.3 / 4])
 
 
 # --- the minibatches of a loss

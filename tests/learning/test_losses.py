@@ -42,13 +42,6 @@ def test_the_pdpo_loss_is_eq_8():
     assert losses.tolist() == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_pdpo_loss_without_reward_weight_is_the_dpo_loss():
-    chosen, rejected, ref_chosen, ref_rejected = torch.randn(4, 5)
-    implicit = (chosen - ref_chosen) - (rejected - ref_rejected)
-    losses = pdpo_loss(implicit, torch.randn(5), 7.0, 0.0, 0.3)
-    assert torch.allclose(losses, dpo_loss(chosen, rejected, ref_chosen, ref_rejected, 0.3))
-
-
 def test_gradients_of_the_pdpo_loss_reach_both_margins_and_not_the_scale():
     implicit = torch.tensor([0.3, -0.2], requires_grad=True)
     explicit = torch.tensor([0.1, 0.4], requires_grad=True)

@@ -9,21 +9,9 @@ from components.config.local_objectives import OfflinePpoObjective
 from components.learning.loop import Loss, RowLosses, Training, TrainingError, train
 from components.learning.meta_learning import MetaLoss, adapt, group_meta_batches
 from components.learning.objectives import dpo_loss
-from components.learning.pair_scores import pair_logprobs
 from components.learning.preference import count_tokens
-from tests.support.adapters import random_tensors
 from tests.support.pairs import PAIRS
 from tests.support.training import build_loss
-
-
-@pytest.fixture(scope="module")
-def reference(resident_policy):
-    return pair_logprobs(resident_policy, PAIRS, 4, reference=True)
-
-
-@pytest.fixture
-def adapter(resident_policy):
-    return random_tensors(resident_policy.slot, seed=1, scale=0.2)
 
 
 def compute_gradients(resident, reference, indices):
@@ -47,12 +35,10 @@ def test_each_gradient_of_a_round_is_one_of_a_meta_step(budget, expected):
 
 
 def test_a_meta_step_applies_the_gradient_after_the_inner_steps_to_the_values_before_them(
-    resident_policy, reference, adapter
+    resident, reference, adapter
 ):
-    resident = resident_policy
     inner = [np.array([0, 1]), np.array([2, 3])]
     outer = np.array([4, 5])
-    resident.slot.load(adapter)
     for indices in inner:
         gradients = compute_gradients(resident, reference, indices)
         with torch.no_grad():
@@ -74,9 +60,7 @@ def test_a_meta_step_applies_the_gradient_after_the_inner_steps_to_the_values_be
     assert metrics["tokens"] == count_tokens([resident.encode_pair(pair) for pair in PAIRS])
 
 
-def test_a_step_of_the_adaptation_is_plain_gradient_descent(resident_policy, reference, adapter):
-    resident = resident_policy
-    resident.slot.load(adapter)
+def test_a_step_of_the_adaptation_is_plain_gradient_descent(resident, reference, adapter):
     gradients = compute_gradients(resident, reference, np.arange(6))
     loss = build_loss(resident, PAIRS, DpoObjective())
     adapt(resident.model, resident.slot.parameters, [np.arange(6)], loss, lr=0.5, seed=0)
@@ -85,22 +69,20 @@ def test_a_step_of_the_adaptation_is_plain_gradient_descent(resident_policy, ref
         assert torch.allclose(adapted[name], adapter[name] - 0.5 * gradient, atol=1e-6)
 
 
-def test_the_adaptation_by_ppo_takes_all_its_steps_whatever_the_target_kl_is(resident_policy, adapter):
-    resident_policy.slot.load(adapter)
+def test_the_adaptation_by_ppo_takes_all_its_steps_whatever_the_target_kl_is(resident):
     objective = OfflinePpoObjective(target_kl=1e-9)
-    loss = build_loss(resident_policy, PAIRS, objective, scores=np.array([[1.0, 0.0]] * 6))
-    adapt(resident_policy.model, resident_policy.slot.parameters, [np.arange(6)] * 3, loss, lr=0.5, seed=0)
+    loss = build_loss(resident, PAIRS, objective, scores=np.array([[1.0, 0.0]] * 6))
+    adapt(resident.model, resident.slot.parameters, [np.arange(6)] * 3, loss, lr=0.5, seed=0)
     assert len(loss.distances) == 3
     assert loss.distances[1] > objective.target_kl
 
 
 @pytest.mark.slow
-def test_the_adaptation_lowers_the_loss_of_the_pairs(resident_policy, adapter):
-    resident_policy.slot.load(adapter)
-    loss = build_loss(resident_policy, PAIRS, DpoObjective())
+def test_the_adaptation_lowers_the_loss_of_the_pairs(resident):
+    loss = build_loss(resident, PAIRS, DpoObjective())
     with torch.no_grad():
         before = loss(np.arange(6)).values.mean()
-    adapt(resident_policy.model, resident_policy.slot.parameters, [np.arange(6)] * 8, loss, lr=0.5, seed=0)
+    adapt(resident.model, resident.slot.parameters, [np.arange(6)] * 8, loss, lr=0.5, seed=0)
     with torch.no_grad():
         assert loss(np.arange(6)).values.mean() < before
 
@@ -112,11 +94,10 @@ class NotFinite(Loss):
         return RowLosses(torch.full((len(rows),), torch.nan, requires_grad=True), rows, 0)
 
 
-def test_an_inner_step_whose_loss_is_not_finite_is_refused(resident_policy, adapter):
-    resident_policy.slot.load(adapter)
-    parameters = resident_policy.slot.parameters
+def test_an_inner_step_whose_loss_is_not_finite_is_refused(resident, adapter):
+    parameters = resident.slot.parameters
     with pytest.raises(TrainingError, match=r"loss is nan in an inner step: lower federation"):
-        adapt(resident_policy.model, parameters, [np.arange(2)], NotFinite(), lr=0.5, seed=0)
-    assert not resident_policy.model.training
-    read = resident_policy.slot.read()
+        adapt(resident.model, parameters, [np.arange(2)], NotFinite(), lr=0.5, seed=0)
+    assert not resident.model.training
+    read = resident.slot.read()
     assert all(torch.equal(read[name], tensor) for name, tensor in adapter.items())

@@ -6,15 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from components.learning.mgda import (
-    MAX_ENUMERATED_OBJECTIVES,
-    MIN_BETA,
-    _build_quadratic,
-    _solve_by_faces,
-    _solve_two,
-    solve,
-    solve_with_cvxpy,
-)
+from components.learning.mgda import MAX_ENUMERATED_OBJECTIVES, MIN_BETA, solve, solve_with_cvxpy
 
 
 def random_gram(seed, m, size=12):
@@ -38,6 +30,7 @@ def random_gram(seed, m, size=12):
         ([[1, 1, 0], [1, 1, 0], [0, 0, 1]], 0.0, None, [0.25, 0.25, 0.5]),
         ([[2, 2], [2, 2]], 0.0, [1e8, 1e8], [0.5, 0.5]),  # only the ratios of preferences count then
         ([[5.0]], 0.3, None, [1.0]),
+        (np.diag([1.0, 0.0, 1.0]), 0.0, None, [0, 1, 0]),
     ],
 )
 def test_weights_are_those_of_hand_computed_problems(gram, beta, preference, weights):
@@ -62,15 +55,9 @@ def test_the_weights_without_a_solver_equal_those_of_cvxpy(cvxpy, m):
             assert np.abs(difference).max() < 1e-6
 
 
-def test_the_closed_form_for_two_objectives_equals_the_enumeration_of_faces():
-    for seed in range(50):
-        quadratic, _ = _build_quadratic(random_gram(seed, 2, 2), 0.02, [1.0, 3.0])
-        assert np.allclose(_solve_two(quadratic), _solve_by_faces(quadratic), atol=1e-12)
-
-
 @pytest.mark.parametrize("beta", [0.0, 0.01, 1.0])
 @pytest.mark.parametrize("m", [2, 3, 5, 9])
-def test_weights_lie_on_the_simplex_and_meet_the_conditions_of_the_optimum(m, beta):
+def test_weights_lie_on_the_simplex_and_meet_the_conditions_of_the_optimum_in_any_order_and_unit(m, beta):
     for seed in range(6):
         gram = random_gram(seed, m)
         preference = np.exp(np.random.default_rng(seed).normal(size=m))
@@ -80,35 +67,11 @@ def test_weights_lie_on_the_simplex_and_meet_the_conditions_of_the_optimum(m, be
         quadratic = gram / np.trace(gram) + np.diag(max(beta, MIN_BETA) / 2 / preference)
         slopes = quadratic @ weights
         assert slopes.min() >= weights @ slopes - 1e-7, "a larger share of an objective would lower the value"
-
-
-@pytest.mark.parametrize("beta", [0.0, 0.01, 1.0])
-@pytest.mark.parametrize("m", [2, 3, 5, 9])
-def test_weights_depend_on_neither_the_order_of_objectives_nor_the_unit_of_gradients(m, beta):
-    for seed in range(6):
-        gram = random_gram(seed, m)
-        generator = np.random.default_rng(seed)
-        preference = np.exp(generator.normal(size=m))
         order = np.random.default_rng(seed).permutation(m)
-        weights = solve(gram, beta, preference)
         reordered = solve(gram[np.ix_(order, order)], beta, preference[order])
         assert np.allclose(reordered, weights[order], atol=1e-6)
         assert np.allclose(solve(gram * 1e-12, beta, preference), weights, atol=1e-6)
         assert np.allclose(solve(gram * 1e200, beta, preference), weights, atol=1e-6)
-
-
-def test_without_regularization_no_objective_gets_worse_along_the_combination():
-    for seed in range(20):
-        vectors = np.random.default_rng(seed).normal(size=(3, 4))
-        step = solve(vectors @ vectors.T, 0.0) @ vectors
-        assert (vectors @ step >= step @ step - 1e-6).all()
-
-
-def test_a_larger_preference_gives_a_larger_weight():
-    gram = random_gram(3, 3)
-    weights = [solve(gram, 0.1, [1.0, preference, 1.0])[1] for preference in (0.1, 0.3, 1.0, 3.0, 10.0)]
-    assert weights == sorted(weights)
-    assert weights[-1] > weights[0] + 0.1
 
 
 def test_with_a_large_beta_the_weights_are_those_of_the_preference_alone():
@@ -141,10 +104,6 @@ def test_a_gram_matrix_without_information_gives_the_preference_and_a_warning(gr
     assert np.allclose(weights, [0.25, 0.25, 0.5])
     assert np.allclose(by_cvxpy, 1 / 3)
     assert words in caplog.text
-
-
-def test_a_gradient_of_0_gets_all_the_weight_without_regularization():
-    assert np.allclose(solve(np.diag([1.0, 0.0, 1.0]), 0.0), [0, 1, 0], atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ def pairs(count, split):
 
 
 def write_judge_pairs(folder: Path, train=32, test=9) -> Path:
+    folder.mkdir(exist_ok=True)
     Dataset.from_list([*pairs(train, "train"), *pairs(test, "test")]).to_parquet(folder / "judge.parquet")
     return folder
 
@@ -91,40 +92,27 @@ def test_a_trained_reward_tells_the_held_out_pairs_apart(trained):
     assert trained.figures["held_out_pairs"] == 9
 
 
-def test_the_first_loss_is_log_2_because_the_output_starts_at_0(trained):
-    assert trained.reported[0][1] == pytest.approx(math.log(2), abs=1e-5)
-
-
-def test_training_reports_each_step_and_lowers_the_loss(trained):
+def test_training_reports_each_step_and_lowers_the_loss_from_that_of_an_output_of_0(trained):
     assert [step for step, _ in trained.reported] == list(range(1, 31))
+    assert trained.reported[0][1] == pytest.approx(math.log(2), abs=1e-5)
     assert trained.reported[-1][1] < 0.2
     assert trained.figures["loss_last"] == trained.reported[-1][1]
 
 
-def test_a_trained_reward_scores_responses_like_the_chosen_ones_higher(trained):
-    preferred, other = trained.section.load("cpu", trained.folder)(["q1", "q2"], ["aaaa", "zzzz"])
-    assert preferred > other + 1
-
-
-def test_a_trained_reward_is_stored_as_a_classifier_without_an_adapter(trained):
-    from transformers import AutoModelForSequenceClassification
-
-    model = AutoModelForSequenceClassification.from_pretrained(trained.folder)
-    assert model.config.num_labels == 1
-    assert not any("lora" in name for name, _ in model.named_parameters())
-
-
 def test_a_trained_reward_has_the_scores_of_a_classifier_reward_of_its_folder(trained):
     classifier = ClassifierReward(name=str(trained.folder), template="{prompt}|{response}", max_length=64)
-    scores = classifier.load("cpu", None)(["q1"], ["aaaa"])
-    assert np.allclose(scores, trained.section.load("cpu", trained.folder)(["q1"], ["aaaa"]))
+    scores, expected = (
+        reward.load("cpu", folder)(["q1", "q2"], ["aaaa", "zzzz"])
+        for reward, folder in ((trained.section, trained.folder), (classifier, None))
+    )
+    assert np.allclose(scores, expected)
 
 
 def test_pairs_are_scored_by_their_two_responses(trained, debug, prepared):
     resources = RewardResources(prepared, trained.folder.parents[1], 3, "cpu", debug.evaluation.judge)
     scores, figures = trained.section.score_pairs(pairs(3, "train"), resources)
     assert scores.shape == (3, 2)
-    assert (scores[:, 0] > scores[:, 1]).all()
+    assert (scores[:, 0] > scores[:, 1] + 1).all()
     assert figures == trained.figures
 
 
@@ -165,31 +153,18 @@ def test_a_reward_is_trained_once_for_the_same_section_seed_and_rows(place, trai
     assert len(trainings) == 1
 
 
-def test_another_seed_has_a_training_of_its_own(place, trainings):
-    first = ONE_STEP.prepare(place(seed=3))
-    assert ONE_STEP.prepare(place(seed=4)).folder != first.folder
-    assert trainings == [3, 4]
-
-
-def test_another_section_has_a_training_of_its_own(place, trainings):
+@pytest.mark.parametrize("change", ["seed", "section", "rows", "version"])
+def test_another_seed_section_version_or_other_rows_have_a_training_of_their_own(
+    place, prepared, trainings, tmp_path, monkeypatch, change
+):
     first = ONE_STEP.prepare(place())
-    assert build_section(steps=1, lr=2e-2).prepare(place()).folder != first.folder
-    assert len(trainings) == 2
-
-
-def test_other_rows_have_a_training_of_their_own(place, trainings, tmp_path):
-    first = ONE_STEP.prepare(place())
-    (tmp_path / "other").mkdir()
-    other = write_judge_pairs(tmp_path / "other", train=31)
-    assert ONE_STEP.prepare(place(prepared=other)).folder != first.folder
-    assert len(trainings) == 2
-
-
-def test_another_version_of_the_training_has_a_training_of_its_own(place, trainings, monkeypatch):
-    first = ONE_STEP.prepare(place())
-    monkeypatch.setattr(TrainedReward, "artifact_version", TrainedReward.artifact_version + 1)
-    assert ONE_STEP.prepare(place()).folder != first.folder
-    assert len(trainings) == 2
+    if change == "version":
+        monkeypatch.setattr(TrainedReward, "artifact_version", TrainedReward.artifact_version + 1)
+    section = build_section(lr=2e-2) if change == "section" else ONE_STEP
+    rows = write_judge_pairs(tmp_path / "other", train=31) if change == "rows" else prepared
+    seed = 4 if change == "seed" else 3
+    assert section.prepare(place(seed, rows)).folder != first.folder
+    assert trainings == [3, seed]
 
 
 def test_the_record_of_a_training_contains_what_the_key_is_made_of(place, trainings):
@@ -231,16 +206,16 @@ def test_the_later_of_two_runs_that_train_the_same_reward_uses_that_of_the_first
 # --- what is refused
 
 
-def test_more_layers_than_the_backbone_has_are_refused_with_both_numbers():
-    section = build_section(backbone={"name": "tiny-random", "layers": 50})
-    with pytest.raises(BackboneError, match="'tiny-random' has 2 layers, but 50"):
-        train_reward(section, pairs(8, "train"), 0, "cpu")
-
-
-def test_a_backbone_that_does_not_exist_is_refused_by_name():
-    section = build_section(backbone={"name": "/nowhere/at/all"})
-    with pytest.raises(BackboneError, match="the tokenizer of '/nowhere/at/all' cannot be read"):
-        train_reward(section, pairs(8, "train"), 0, "cpu")
+@pytest.mark.parametrize(
+    ("backbone", "words"),
+    [
+        ({"name": "tiny-random", "layers": 50}, "'tiny-random' has 2 layers, but 50"),
+        ({"name": "/nowhere/at/all"}, "the tokenizer of '/nowhere/at/all' cannot be read"),
+    ],
+)
+def test_a_backbone_that_cannot_be_opened_is_refused_with_the_reason(backbone, words):
+    with pytest.raises(BackboneError, match=words):
+        train_reward(build_section(backbone=backbone), pairs(8, "train"), 0, "cpu")
 
 
 def test_without_held_out_pairs_the_training_is_refused_with_both_numbers(place, tmp_path):

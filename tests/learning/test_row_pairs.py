@@ -7,46 +7,18 @@ import numpy as np
 import pytest
 import torch
 
-from components.config import DpoObjective, LocalObjective, PdpoObjective, PersonalModules
-from components.config.local_objectives import ExclusionConfig, OfflinePpoObjective, SftObjective
-from components.config.modules import BottleneckConfig, RewardHeadConfig
+from components.config import DpoObjective, LocalObjective, PdpoObjective
+from components.config.objectives import ExclusionConfig, OfflinePpoObjective, SftObjective
 from components.learning.loop import mean_gradients, pair_gradients
 from components.learning.pair_ppo import PairPpoLoss
-from components.learning.pair_scores import pair_logprobs
 from components.learning.preference import PreferenceLoss, SftLoss
-from components.learning.selector_training import SelectorLoss
-from components.models.resident import ResidentPolicy
-from tests.support.adapters import random_tensors
-from tests.support.pairs import PAIRS
+from components.learning.selector import SelectorLoss
+from tests.support.pairs import PAIRS, SCORES
 from tests.support.training import build_loss
 
 ROWS = np.array([4, 1, 2, 5])
-SCORES = np.array([[1.0, 0.0], [3.0, -1.0], [0.5, 0.5], [2.0, 0.0], [-1.0, -3.0], [0.0, 4.0]])
 OBJECTIVES = [SftObjective(), DpoObjective(), PdpoObjective(exclusion=None), OfflinePpoObjective()]
 EXCLUSION = PdpoObjective(exclusion=ExclusionConfig(deviations=2.0, max_share=0.5))
-
-
-@pytest.fixture(scope="module")
-def resident(debug):
-    """The tiny policy with a random adapter and private modules, without dropout."""
-    torch.set_num_threads(1)
-    modules = PersonalModules(
-        bottleneck=BottleneckConfig(width=4, dropout=0.0), reward=RewardHeadConfig(width=3, dropout=0.0)
-    )
-    lora = debug.policy.lora.model_copy(update={"dropout": 0.0})
-    config = debug.policy.model_copy(update={"max_new_tokens": 20, "lora": lora})
-    resident = ResidentPolicy(config, "cpu", modules)
-    resident.personal.load(resident.personal.initial_modules(0))
-    resident.slot.load(random_tensors(resident.slot, seed=1, scale=0.2))
-    return resident
-
-
-@pytest.fixture(scope="module")
-def contradicted(resident):
-    """A reference under which pair 2 has by far the lowest margin."""
-    reference = pair_logprobs(resident, PAIRS, 4, reference=True)
-    reference[2] += [300, -300]
-    return reference
 
 
 def measure(loss, rows=ROWS):
@@ -61,29 +33,31 @@ def test_these_are_the_losses_of_all_objectives():
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda objective: objective.kind)
-def test_each_row_of_a_policys_loss_is_a_pair(resident, objective):
-    losses = measure(build_loss(resident, PAIRS, objective, scores=SCORES))
+def test_each_row_of_a_policys_loss_is_a_pair(personal_policy, objective):
+    losses = measure(build_loss(personal_policy, PAIRS, objective, scores=SCORES))
     assert losses.pairs.tolist() == ROWS.tolist()
-    alone = [measure(build_loss(resident, PAIRS, objective, scores=SCORES), np.array([n])) for n in ROWS]
+    alone = [
+        measure(build_loss(personal_policy, PAIRS, objective, scores=SCORES), np.array([n])) for n in ROWS
+    ]
     if not isinstance(objective, PdpoObjective):  # whose scale is that of the minibatch
         assert losses.values.tolist() == pytest.approx([loss.values.item() for loss in alone], abs=1e-4)
 
 
-def test_a_pair_that_is_excluded_has_no_loss(resident, contradicted):
-    losses = measure(build_loss(resident, PAIRS, EXCLUSION, reference=contradicted))
+def test_a_pair_that_is_excluded_has_no_loss(personal_policy, contradicted):
+    losses = measure(build_loss(personal_policy, PAIRS, EXCLUSION, reference=contradicted(300)))
     assert losses.pairs.tolist() == [4, 1, 5]
     assert len(losses.values) == 3
 
 
 def test_a_pair_that_is_excluded_from_several_micro_batches_has_a_loss_without_gradient(
-    resident, contradicted
+    personal_policy, contradicted
 ):
-    loss = build_loss(resident, PAIRS, EXCLUSION, reference=contradicted)
+    loss = build_loss(personal_policy, PAIRS, EXCLUSION, reference=contradicted(300))
     micro_batches = [ROWS[:3], ROWS[3:]]
     loss.begin_minibatch(micro_batches)
     first, second = (loss(rows) for rows in micro_batches)
     assert [*first.pairs, *second.pairs] == ROWS.tolist()
-    gradients = dict(pair_gradients(first, resident.slot.parameters))
+    gradients = dict(pair_gradients(first, personal_policy.slot.parameters))
     assert not any(gradient.any() for gradient in gradients[2])
     assert any(gradient.any() for gradient in gradients[4])
 

@@ -18,14 +18,7 @@ from components.learning.selector_training import (
 from components.models.selector import Comparison
 from components.models.selector_model import Selector
 
-PAIRS = [
-    {
-        "prompt": f"paper {i}",
-        "chosen": f"a whole summary {i}",
-        "rejected": f"cut {i}",
-    }
-    for i in range(4)
-]
+PAIRS = [{"prompt": f"paper {i}", "chosen": f"a whole summary {i}", "rejected": f"cut {i}"} for i in range(4)]
 
 
 def settings(steps, batch_size, lr, seed=0):
@@ -59,6 +52,7 @@ def test_training_is_a_function_of_the_adapter_the_pairs_and_the_seed(debug, ran
     selector = Selector(debug.selector, "cpu")  # with dropout
     initial = random_adapter(3)
     first, _ = train_selector(selector, PAIRS, initial, settings(3, 4, 1e-2, seed=1))
+    assert all(torch.equal(initial[name], tensor) for name, tensor in random_adapter(3).items())
     train_selector(selector, PAIRS[:2], random_adapter(4), settings(3, 4, 1e-2, seed=9))  # another client
     again, _ = train_selector(selector, PAIRS, initial, settings(3, 4, 1e-2, seed=1))
     different, _ = train_selector(selector, PAIRS, initial, settings(3, 4, 1e-2, seed=2))
@@ -110,13 +104,6 @@ def test_the_accuracy_of_one_order_is_the_mean_over_the_positions_of_the_chosen_
     assert accuracy(score_pairs(single_order_selector, PAIRS)) == (choices == labels).mean()
 
 
-def test_training_does_not_change_the_initial_adapter(tiny_selector, random_adapter):
-    initial = random_adapter(3)
-    train_selector(tiny_selector, PAIRS, initial, settings(3, 4, 1e-2))
-    for name, tensor in random_adapter(3).items():
-        assert torch.equal(initial[name], tensor)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_learning_rate_of_1e_5_moves_an_adapter_on_a_backbone_of_any_dtype(debug, random_adapter, dtype):
     """AdamW's first step is the learning rate in each value; bf16 would lose it near 0.2."""
@@ -149,15 +136,10 @@ def test_the_validation_loss_is_the_mean_cross_entropy_over_both_orders(tiny_sel
     assert losses[0] != pytest.approx(expected, abs=1e-3)
 
 
-def test_the_validation_loss_is_nan_without_pairs(tiny_selector, random_adapter):
-    losses = validation_losses(tiny_selector, [], [random_adapter(2), random_adapter(1)])
-    assert len(losses) == 2
-    assert all(math.isnan(loss) for loss in losses)
-
-
 def test_accuracy_counts_a_tie_half():
     assert accuracy(np.array([0.5, -0.5, 0.0, 2.0])) == 0.625
 
 
-def test_accuracy_is_nan_without_pairs():
-    assert math.isnan(accuracy(np.array([])))
+def test_accuracy_and_validation_losses_are_nan_without_pairs(tiny_selector, random_adapter):
+    losses = validation_losses(tiny_selector, [], [random_adapter(2), random_adapter(1)])
+    assert np.isnan([accuracy(np.array([])), *losses]).tolist() == [True] * 3

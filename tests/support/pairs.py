@@ -1,5 +1,7 @@
 """Preference pairs for tests of training: prompts and completions of different lengths."""
 
+import numpy as np
+
 PAIRS = [
     {
         "prompt": f"paper {i}" + " about trees" * i,
@@ -11,3 +13,6 @@ PAIRS = [
     }
     for i in range(6)
 ]
+
+SCORES = np.array([[1.0, 0.0], [3.0, -1.0], [0.5, 0.5], [2.0, 0.0], [-1.0, -3.0], [0.0, 4.0]])
+"""Scores of a reward for the chosen and the rejected completion of each pair."""

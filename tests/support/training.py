@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from components.config import LocalObjective
-from components.federation.clients.policy_trainer import TrainedPart, trainable
+from components.config import LocalObjective, PersonalModules, PolicyConfig
+from components.config.modules import BottleneckConfig, RewardHeadConfig
+from components.federation.clients.policy import ModuleGroup, trainable
 from components.learning.client_data import ClientData
 from components.learning.loop import GradientRule, Loss, Rows, Trained, Training, train
 from components.learning.references import ReferenceCache
@@ -20,6 +21,16 @@ if TYPE_CHECKING:
     from components.models.store import Adapter
 
 Array = npt.NDArray[np.float64]
+
+
+def open_personal_policy(policy: PolicyConfig, dropout: float = 0.0) -> ResidentPolicy:
+    """A policy with completions of up to 20 tokens and private modules, all with this dropout."""
+    modules = PersonalModules(
+        bottleneck=BottleneckConfig(width=4, dropout=dropout),
+        reward=RewardHeadConfig(width=3, dropout=dropout),
+    )
+    lora = policy.lora.model_copy(update={"dropout": dropout})
+    return ResidentPolicy(policy.model_copy(update={"max_new_tokens": 20, "lora": lora}), "cpu", modules)
 
 
 class FixedReference(ReferenceCache):
