@@ -33,8 +33,12 @@ def compute_with_trl(config, dpo, adapter, rows, folder):
 def test_loss_and_gradients_are_those_of_trl_on_the_same_batch(debug, resident, adapter, reference, tmp_path):
     encoded = [resident.encode_pair(pair) for pair in PAIRS]
     rows = [
-        {"prompt": pair["prompt"]} | dict(zip(("chosen_ids", "rejected_ids"), completions, strict=True))
-        for pair, (_, *completions) in zip(PAIRS, encoded, strict=True)
+        {
+            "prompt": pair["prompt"],
+            "chosen_ids": chosen,
+            "rejected_ids": rejected,
+        }
+        for pair, (_, chosen, rejected) in zip(PAIRS, encoded, strict=True)
     ]
     batches = {"batch_size": 6, "micro_batch_size": 6}
     dpo = debug.alignment.dpo.model_copy(update=batches | {"beta": 0.3})

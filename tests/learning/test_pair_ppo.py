@@ -10,15 +10,11 @@ from components.learning.loop import Training
 from components.learning.pair_ppo import PairPpoLoss, draw_minibatches, sequence_advantages
 from components.learning.pair_scores import pair_logprobs
 from components.learning.preference import count_tokens
-from components.models.personalized import as_reference
-from components.models.resident import ResidentPolicy
-from tests.support.adapters import random_tensors
-from tests.support.pairs import PAIRS
-from tests.support.training import build_loss, train_pairs
+from tests.support.pairs import PAIRS, SCORES
+from tests.support.training import build_loss, open_personal_policy, train_pairs
 
 CONFIG = OfflinePpoObjective(clip=0.2, kl=0.1, entropy=0.01, epochs=2, minibatch=2, target_kl=1e9)
 CRITIC = CriticAdvantage(gae_lambda=1.0, value=0.5, lr=1e-2)
-SCORES = np.array([[1.0, 0.0], [3.0, -1.0], [0.5, 0.5], [2.0, 0.0], [-1.0, -3.0], [0.0, 4.0]])
 
 
 def with_values(**values):
@@ -31,37 +27,14 @@ def settings(lr=1e-2, seed=0, **optimizer):
     return Training(1, 1, OptimizerConfig(lr=lr, **optimizer), seed)
 
 
-def build_ppo(resident, objective, scores=SCORES, **data):
+def build_ppo(resident, objective, **data):
     """The loss of all pairs at the policy that the model holds."""
-    return build_loss(resident, PAIRS, objective, scores=scores, **data)
+    return build_loss(resident, PAIRS, objective, scores=SCORES, **data)
 
 
 def train_ppo(resident, objective, training, scores=SCORES, **options):
     """Train the adapter in the slot on all pairs."""
     return train_pairs(resident, PAIRS, None, objective, training, scores=scores, **options)
-
-
-@pytest.fixture
-def adapter(resident_policy):
-    return random_tensors(resident_policy.slot, seed=1, scale=0.2)
-
-
-@pytest.fixture
-def resident(resident_policy, adapter):
-    """The tiny policy with a random adapter in its slot."""
-    resident_policy.slot.load(adapter)
-    return resident_policy
-
-
-@pytest.fixture(scope="module")
-def reference(resident_policy):
-    """Log-probabilities of the tokens of chosen and rejected under the frozen backbone."""
-    logprobs = []
-    with torch.no_grad(), as_reference(resident_policy.model):
-        for pair in PAIRS:
-            tokens = resident_policy.tokens([resident_policy.encode_pair(pair)])
-            logprobs.append([values[mask] for values, mask in zip(tokens.logprobs, tokens.mask, strict=True)])
-    return logprobs
 
 
 @pytest.fixture
@@ -73,22 +46,20 @@ def learnt(resident):
 # --- minibatches
 
 
-def test_each_epoch_passes_over_all_pairs_in_an_order_of_its_own():
-    minibatches = draw_minibatches(10, with_values(epochs=4, minibatch=4), seed=0)
-    assert [len(minibatch) for minibatch in minibatches] == [4, 4, 2] * 4
-    epochs = [np.concatenate(minibatches[start : start + 3]) for start in range(0, 12, 3)]
-    assert [sorted(epoch) for epoch in epochs] == [list(range(10))] * 4
-    assert not np.array_equal(epochs[0], epochs[1])
+@pytest.mark.parametrize(("pairs", "sizes"), [(10, [4, 4, 2]), (1, [1])])
+def test_each_epoch_passes_over_all_pairs(pairs, sizes):
+    minibatches = draw_minibatches(pairs, with_values(epochs=3, minibatch=4), seed=0)
+    assert [len(minibatch) for minibatch in minibatches] == sizes * 3
+    epochs = np.concatenate(minibatches).reshape(3, pairs)
+    assert np.array_equal(np.sort(epochs), [range(pairs)] * 3)
 
 
-def test_a_client_with_fewer_pairs_than_a_minibatch_uses_all_of_them():
-    assert [len(minibatch) for minibatch in draw_minibatches(1, CONFIG, seed=0)] == [1, 1]
-
-
-def test_minibatches_are_a_function_of_the_seed():
-    first, again, different = (np.concatenate(draw_minibatches(100, CONFIG, seed=seed)) for seed in (0, 0, 1))
-    assert np.array_equal(first, again)
-    assert not np.array_equal(first, different)
+def test_the_order_of_an_epoch_is_its_own_and_a_function_of_the_seed():
+    first, again, different = (
+        np.concatenate(draw_minibatches(100, CONFIG, seed=seed)).tolist() for seed in (0, 0, 1)
+    )
+    assert first == again != different
+    assert first[:100] != first[100:]
 
 
 def test_the_loss_draws_a_part_of_the_rounds_minibatches_by_the_rounds_seed():
@@ -113,28 +84,12 @@ def test_advantages_are_plus_and_minus_half_the_difference_of_the_rewards_of_a_p
     assert advantages.tolist() == pytest.approx([0.8, -0.8, -2.25, 2.25])
 
 
-def test_two_completions_with_the_same_reward_have_no_advantage():
-    penalties = [torch.tensor([0.25]), torch.tensor([0.25, 0.0])]
-    assert sequence_advantages(np.array([[7.0, 7.0]]), penalties).tolist() == [0.0, 0.0]
-
-
 def test_every_token_of_a_completion_has_the_completions_advantage(resident):
     rollout = build_ppo(resident, with_values(kl=0.0))
     half = (SCORES[:, :1] - SCORES[:, 1:]) / 2 * np.array([[1.0, -1.0]])
     expected = torch.from_numpy(half).float().reshape(-1, 1) * rollout.mask
     assert torch.allclose(rollout.advantages, expected)
-    assert rollout.critic is None
-
-
-def test_the_first_token_of_a_long_completion_is_credited_as_the_last_one(resident_policy):
-    """GAE with a lambda of 0.95 and values of 0 leaves 0.95^T of the reward to the first of T tokens."""
-    long = "word " * 40
-    pair = {"prompt": "p", "chosen": long + "good", "rejected": long + "bad"}
-    scores = np.array([[1.0, -1.0]])
-    rollout = build_loss(resident_policy, [pair], with_values(kl=0.0), scores=scores)
-    lengths = rollout.mask.sum(1)
-    assert rollout.advantages[0, 0] == rollout.advantages[0, lengths[0] - 1] == 1.0
-    assert rollout.advantages[1, 0] == rollout.advantages[1, lengths[1] - 1] == -1.0
+    assert rollout.tensors() == {}, "there is no critic"
 
 
 # --- the rollout and the loss
@@ -143,35 +98,33 @@ def test_the_first_token_of_a_long_completion_is_credited_as_the_last_one(reside
 UNDISCOUNTED = with_values(entropy=0.0, advantage=CRITIC, epochs=1)
 
 
-def test_the_log_probabilities_of_a_rollout_are_those_of_the_received_policy(resident):
-    rollout = build_ppo(resident, UNDISCOUNTED)
-    sums = torch.from_numpy(pair_logprobs(resident, PAIRS, 4)).reshape(-1).float()
-    assert torch.allclose((rollout.old * rollout.mask).sum(1), sums, atol=1e-3)
-
-
-def test_with_a_critic_the_reward_is_the_penalty_at_each_token_and_the_centered_score_at_the_last(
-    resident, reference, learnt
+def test_a_rollout_has_the_log_probabilities_of_the_received_policy_and_the_values_of_the_critic(
+    resident, learnt
 ):
     rollout = build_ppo(resident, UNDISCOUNTED, tensors=learnt)
-    for row in range(2 * len(PAIRS)):
-        pair, side = divmod(row, 2)
-        ref = reference[pair][side]
-        chosen_score, rejected_score = SCORES[pair]
-        size = len(ref)
-        rewards = -0.1 * (rollout.old[row, :size] - ref)
-        rewards[-1] += (1 - 2 * side) * (chosen_score - rejected_score) / 2
-        # With lambda 1 and no discount the return is the sum of the later rewards, whatever the values.
-        returns = torch.stack([rewards[t:].sum() for t in range(size)])
-        assert torch.allclose(rollout.returns[row, :size], returns, atol=1e-4)
-        assert not rollout.returns[row, size:].any()
-
-
-def test_the_values_of_a_rollout_are_those_of_the_clients_critic(resident, learnt):
-    rollout = build_ppo(resident, UNDISCOUNTED, tensors=learnt)
+    sums = torch.from_numpy(pair_logprobs(resident, PAIRS, 4)).reshape(-1).float()
+    assert torch.allclose((rollout.old * rollout.mask).sum(1), sums, atol=1e-3)
     tokens = resident.tokens([resident.encode_pair(PAIRS[0])])
     values = 0.1 * tokens.states[0].sum(-1) + 0.3
     size = int(tokens.mask[0].sum())
     assert torch.allclose(rollout.values[0, :size], values[:size], atol=1e-4)
+
+
+def test_with_a_critic_the_reward_is_the_penalty_at_each_token_and_the_centered_score_at_the_last(
+    resident, learnt
+):
+    rollout = build_ppo(resident, UNDISCOUNTED, tensors=learnt)
+    with torch.no_grad():
+        reference = resident.tokens([resident.encode_pair(pair) for pair in PAIRS], reference=True)
+    halves = np.stack([SCORES[:, 0] - SCORES[:, 1], SCORES[:, 1] - SCORES[:, 0]], axis=1).reshape(-1) / 2
+    for row, score in enumerate(halves):
+        size = int(reference.mask[row].sum())
+        rewards = -0.1 * (rollout.old[row, :size] - reference.logprobs[row, :size])
+        rewards[-1] += score
+        # With lambda 1 and no discount the return is the sum of the later rewards, whatever the values.
+        returns = torch.stack([rewards[t:].sum() for t in range(size)])
+        assert torch.allclose(rollout.returns[row, :size], returns, atol=1e-4)
+        assert not rollout.returns[row, size:].any()
 
 
 def test_the_advantages_of_a_critic_are_whitened(resident, learnt):
@@ -294,15 +247,9 @@ def test_a_critic_learns_from_one_training_to_the_next(resident):
     assert all(torch.equal(again.tensors()[name], value) for name, value in kept.items())
 
 
-def test_without_a_critic_a_client_keeps_no_tensors(resident):
-    assert build_ppo(resident, CONFIG).tensors() == {}
-
-
-def test_dropout_is_off_so_the_first_step_is_at_the_received_policy(debug):
-    lora = debug.policy.lora.model_copy(update={"dropout": 0.5})
-    policy = debug.policy.model_copy(update={"max_new_tokens": 20, "lora": lora})
-    resident = ResidentPolicy(policy, "cpu")
-    resident.slot.load({name: torch.full_like(value, 0.3) for name, value in resident.slot.read().items()})
+def test_dropout_is_off_so_the_first_step_is_at_the_received_policy(debug, adapter):
+    resident = open_personal_policy(debug.policy, dropout=0.5)
+    resident.slot.load(adapter)
     config = with_values(entropy=0.0, epochs=1)
     metrics = train_ppo(resident, config, settings(lr=1e-9)).metrics
     assert metrics["kl"] == pytest.approx(0, abs=1e-5)

@@ -18,7 +18,14 @@ from components.learning.selector_training import (
 from components.models.selector import Comparison
 from components.models.selector_model import Selector
 
-PAIRS = [{"prompt": f"paper {i}", "chosen": f"a whole summary {i}", "rejected": f"cut {i}"} for i in range(4)]
+PAIRS = [
+    {
+        "prompt": f"paper {i}",
+        "chosen": f"a whole summary {i}",
+        "rejected": f"cut {i}",
+    }
+    for i in range(4)
+]
 
 
 def settings(steps, batch_size, lr, seed=0):
