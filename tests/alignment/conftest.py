@@ -16,9 +16,13 @@ def config_with(debug, reference_adapter):
     """A function that gives DPO's configuration with a reference; a step takes all pairs."""
 
     def build(reference="base", folder=reference_adapter, **values):
-        adapter = None if reference == "base" else str(folder)
-        common = {"reference": reference, "reference_adapter": adapter, "epochs": 1}
-        sizes = {"batch_size": len(PAIRS), "micro_batch_size": len(PAIRS)}
-        return debug.alignment.dpo.model_copy(update=common | sizes | values)
+        common = {
+            "reference": reference,
+            "reference_adapter": None if reference == "base" else str(folder),
+            "epochs": 1,
+            "batch_size": len(PAIRS),
+            "micro_batch_size": len(PAIRS),
+        }
+        return debug.alignment.dpo.model_copy(update=common | values)
 
     return build

@@ -170,10 +170,11 @@ def test_micro_batches_in_two_threads_take_the_steps_of_whole_batches_in_one(
     debug, config_with, tmp_path, two_threads, size
 ):
     """The last micro-batch of three has one pair; a thread takes half of a micro-batch."""
-    settings = {"epochs": 3, "optimizer": "sgd", "lr": 0.1}
-    parts, _ = align(debug.policy, config_with(micro_batch_size=size, **settings), tmp_path / "two")
+    config = config_with(epochs=3, optimizer="sgd", lr=0.1)
+    divided = config.model_copy(update={"micro_batch_size": size})
+    parts, _ = align(debug.policy, divided, tmp_path / "two")
     torch.set_num_threads(1)
-    whole, _ = align(debug.policy, config_with(**settings), tmp_path / "one")
+    whole, _ = align(debug.policy, config, tmp_path / "one")
     for one, other in zip(whole, parts, strict=True):
         assert {name: other[name] for name in SAME_METRICS} == pytest.approx(
             {name: one[name] for name in SAME_METRICS}, rel=1e-3, abs=1e-5

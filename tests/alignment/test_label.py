@@ -80,20 +80,15 @@ def test_pairs_with_either_label_are_kept():
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_the_chosen_completion_is_the_one_with_the_higher_score(sign):
+def test_the_chosen_completion_is_the_one_with_the_higher_score_and_is_stored_with_tokens_and_end(sign):
     candidates, _ = candidate_pairs(PROMPTS, COMPLETIONS)
     for row in label_by(candidates, lambda a, b: sign * prefer_longer(a, b)):
         assert sign * len(row["chosen"]) >= sign * len(row["rejected"])
         assert row["chosen"] != row["rejected"]
         assert (row["label"] == 0) == (row["margin"] > 0)
-
-
-@pytest.mark.parametrize("role", ["chosen", "rejected"])
-def test_each_text_is_stored_with_its_tokens_and_its_end(role):
-    candidates, _ = candidate_pairs(PROMPTS, COMPLETIONS)
-    for row in label_by(candidates, prefer_longer):
-        assert row[f"{role}_ids"] == list(row[role].encode())
-        assert row[f"{role}_finished"] == (len(row[role]) % 2 == 0)
+        for role in ("chosen", "rejected"):
+            assert row[f"{role}_ids"] == list(row[role].encode())
+            assert row[f"{role}_finished"] == (len(row[role]) % 2 == 0)
 
 
 @pytest.mark.parametrize("seed", range(3))

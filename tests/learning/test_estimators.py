@@ -128,8 +128,8 @@ def test_scores_are_clipped_before_completions_without_an_end_are_penalized(shor
         return [[ended, *rest], *groups[1:]]
 
     monkeypatch.setattr(type(short_policy.policy), "generate", end_the_first)
-    options = {"kl": 0.0, "normalize": False, "max_reward": 0.5, "missing_eos_penalty": 3.0}
-    rollout, advantages = sample(short_policy, RLOO, **options)
+    limits = {"max_reward": 0.5, "missing_eos_penalty": 3.0}
+    rollout, advantages = sample(short_policy, RLOO, kl=0.0, normalize=False, **limits)
     clipped = rollout.scores["vowels"][:2].clip(-0.5, 0.5)
     difference = clipped[0] - (clipped[1] - 3.0)
     assert advantages[1][0, 0].item() == pytest.approx(difference, abs=1e-5)
@@ -182,7 +182,7 @@ def test_rloo_keeps_the_relative_lengths_of_gradients_that_grpo_and_gae_remove(s
         "long": score_length,
         "vowels": lambda prompts, texts: 10 * score_length(prompts, texts),
     }
-    for kind, estimator in {"rloo": RLOO, "grpo": GRPO, "gae": {"kind": "gae"}}.items():
+    for kind, estimator in (("rloo", RLOO), ("grpo", GRPO), ("gae", "gae")):
         ppo = build(short_policy, estimator, rewards=rewards, normalize=False, kl=0.0)
         rollout, advantages = ppo.sample(PROMPTS, seed=4)
         short, long = ppo.gradients(rollout, advantages, np.arange(len(rollout.rows))).gradients

@@ -89,12 +89,10 @@ class WeightSum(SquaredNorm):
         return self.weight.sum().expand(len(indices))
 
 
-def run(model, config=SGD, steps=1, seed=0, loss=None, groups=(), rule=None, **settings):
+def run(model, config=SGD, steps=1, seed=0, loss=None, groups=(), **settings):
     training = Training(steps, 2, config, seed, **settings)
     minibatches = training.draw_minibatches(4)
-    return train(
-        model, [model.weight], minibatches, loss or ModelLoss(model), training, groups, gradient_rule=rule
-    )
+    return train(model, [model.weight], minibatches, loss or ModelLoss(model), training, groups)
 
 
 @pytest.mark.parametrize(
@@ -151,24 +149,40 @@ class RowProducts(SquaredNorm):
         return self.rows[indices] @ self.weight
 
 
-def test_a_loss_that_allows_it_is_computed_in_two_threads_with_the_gradient_of_one(two_threads):
-    """A minibatch of three rows has halves of two rows and one."""
-    minibatches = [np.array([0, 1, 2]), np.array([3, 0, 1])]
-    training = Training(1, 3, SGD.model_copy(update={"accumulation": 2}), seed=0)
-    models = [RowProducts() for _ in range(2)]
-    metrics = []
-    for model, concurrent in zip(models, (False, True), strict=True):
-        loss = ModelLoss(model)
-        loss.concurrent = concurrent
-        metrics.append(train(model, [model.weight], minibatches, loss, training))
-    expected = 1 - 0.5 * RowProducts.rows[[0, 1, 2, 3, 0, 1]].mean(0)
-    assert all(torch.allclose(model.weight, expected) for model in models)
-    assert metrics[0].losses == pytest.approx(metrics[1].losses)
-    assert metrics[0].tokens == metrics[1].tokens == 60
-    assert {call[:2] for call in models[0].calls} == {(threading.get_ident(), 2)}
-    assert sorted(rows for _, _, rows in models[1].calls) == [[0, 1], [1], [2], [3, 0]]
-    assert {share for _, share, _ in models[1].calls} == {1}
-    assert threading.get_ident() not in {thread for thread, _, _ in models[1].calls}
+@pytest.mark.parametrize(
+    ("size", "concurrent", "calls"),
+    [
+        (None, False, [[0, 1, 2, 3, 0], [3, 1]]),
+        (None, True, [[0, 1, 2], [3, 0], [3], [1]]),
+        (3, False, [[0, 1, 2], [3, 0], [3, 1]]),
+        (3, True, [[0, 1], [2], [3], [0], [3], [1]]),
+    ],
+)
+def test_micro_batches_and_halves_of_them_in_two_threads_have_the_gradient_of_the_minibatches(
+    two_threads, size, concurrent, calls
+):
+    model = RowProducts()
+    loss = ModelLoss(model)
+    loss.concurrent = concurrent
+    training = Training(1, 5, SGD.model_copy(update={"accumulation": 2}), 0, size)
+    metrics = train(model, [model.weight], [np.array([0, 1, 2, 3, 0]), np.array([3, 1])], loss, training)
+    expected = (model.rows[[0, 1, 2, 3, 0]].mean(0) + model.rows[[3, 1]].mean(0)) / 2
+    assert torch.allclose(model.weight, 1 - 0.5 * expected)
+    assert metrics.losses == pytest.approx([float(expected.sum())])
+    assert metrics.tokens == 70
+    assert sorted(rows for _, _, rows in model.calls) == sorted(calls)
+    in_this_thread = {(thread == threading.get_ident(), share) for thread, share, _ in model.calls}
+    assert in_this_thread == ({(False, 1)} if concurrent else {(True, 2)})
+
+
+def test_a_minibatch_begins_with_its_micro_batches_before_the_first_of_them():
+    model = RowProducts()
+    loss = ModelLoss(model)
+    begun = []
+    loss.begin_minibatch = lambda parts: begun.append((len(model.calls), [part.tolist() for part in parts]))
+    training = Training(2, 3, SGD, 0, micro_batch_size=2)
+    train(model, [model.weight], [np.arange(3), np.arange(2)], loss, training)
+    assert begun == [(0, [[0, 1], [2]]), (2, [[0, 1]])]
 
 
 def test_a_frozen_parameter_and_one_that_the_loss_does_not_use_keep_their_values():
@@ -244,14 +258,6 @@ def test_dropout_is_a_function_of_the_seed_and_the_global_generator_keeps_its_st
         assert torch.equal(torch.rand(2), expected)
     assert weights[0] == weights[1]
     assert weights[1] != weights[2]
-
-
-def test_the_model_is_left_in_evaluation_mode_without_gradients():
-    model = SquaredNorm()
-    model.eval()
-    run(model)
-    assert not model.training
-    assert model.weight.grad is None
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

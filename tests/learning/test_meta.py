@@ -77,16 +77,6 @@ def test_the_adaptation_by_ppo_takes_all_its_steps_whatever_the_target_kl_is(res
     assert loss.distances[1] > objective.target_kl
 
 
-@pytest.mark.slow
-def test_the_adaptation_lowers_the_loss_of_the_pairs(resident):
-    loss = build_loss(resident, PAIRS, DpoObjective())
-    with torch.no_grad():
-        before = loss(np.arange(6)).values.mean()
-    adapt(resident.model, resident.slot.parameters, [np.arange(6)] * 8, loss, lr=0.5, seed=0)
-    with torch.no_grad():
-        assert loss(np.arange(6)).values.mean() < before
-
-
 class NotFinite(Loss):
     """A loss that is NaN."""
 

@@ -10,7 +10,7 @@ import torch
 
 from components.config import DpoObjective, OptimizerConfig, PdpoObjective
 from components.config.objectives import ExclusionConfig, OfflinePpoObjective, SftObjective
-from components.learning.loop import Loss, RowLosses, Training, train
+from components.learning.loop import Training, train
 from components.learning.meta import MetaLoss, adapt
 from components.learning.selector import train_selector
 from tests.support.adapters import random_tensors
@@ -48,57 +48,6 @@ def recorded_rows(model):
         yield rows
     finally:
         hook.remove()
-
-
-# --- the loop
-
-
-class Products(Loss):
-    """A loss with a gradient of its own for each row, and its model."""
-
-    rows = torch.tensor([[1.0, 0, 0, 2], [0, 3, 0, 0], [5, 0, 0, 0], [0, 0, 7, 1], [1, 1, 1, 1]])
-
-    def __init__(self):
-        self.model = torch.nn.Module()
-        self.model.weight = torch.nn.Parameter(torch.ones(4))
-        self.calls = []
-        self.begun = []
-
-    def __call__(self, rows):
-        self.calls.append(rows.tolist())
-        return RowLosses(self.rows[rows] @ self.model.weight, rows, len(rows))
-
-    def begin_minibatch(self, micro_batches):
-        self.begun.append((len(self.calls), [part.tolist() for part in micro_batches]))
-
-    def train(self, minibatches, training):
-        return train(self.model, [self.model.weight], minibatches, self, training)
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_unequal_micro_batches_are_weighted_by_their_rows(size):
-    loss = Products()
-    minibatches = [np.array([0, 1, 2, 3, 4]), np.array([3, 0, 1])]
-    metrics = loss.train(minibatches, settings(size, optimizer=SGD.model_copy(update={"accumulation": 2})))
-    expected = (Products.rows.mean(0) + Products.rows[[3, 0, 1]].mean(0)) / 2
-    assert torch.allclose(loss.model.weight, 1 - expected)
-    assert metrics.losses == pytest.approx([float(expected.sum())])
-    assert metrics.tokens == 8
-    assert max(map(len, loss.calls)) == size
-
-
-def test_the_parts_of_a_micro_batch_are_computed_concurrently(two_threads):
-    loss = Products()
-    loss.concurrent = True
-    loss.train([np.arange(5)], settings(3))
-    assert torch.allclose(loss.model.weight, 1 - Products.rows.mean(0))
-    assert sorted(loss.calls) == [[0, 1], [2], [3], [4]]
-
-
-def test_a_minibatch_begins_with_its_micro_batches_before_the_first_of_them():
-    loss = Products()
-    loss.train([np.arange(5), np.arange(2)], settings(2))
-    assert loss.begun == [(0, [[0, 1], [2, 3], [4]]), (3, [[0, 1]])]
 
 
 # --- selectors

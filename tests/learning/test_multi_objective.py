@@ -1,5 +1,7 @@
 """FIRM's local steps: hand-computed values on a tiny model, and known optima of a table policy."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -219,14 +221,15 @@ def train(policy, steps=1, batch_size=6, optimizer=ADAMW, seed=5, **options):
 
 @pytest.mark.slow
 def test_one_step_is_that_of_mgda_and_adamw(short_policy, adapter):
-    config = {"epochs": 1, "minibatch": 6, "beta": 0.05, "preference": {"vowels": 3.0}}
-    ppo, figures = train(short_policy, **config)
+    regularized = partial(build_ppo, short_policy, beta=0.05, preference={"vowels": 3.0})
+    ppo = regularized(training=Training(1, 6, ADAMW, 5), epochs=1, minibatch=6)
+    figures = ppo.train(PROMPTS)
     trained = short_policy.slot.read()
 
     short_policy.slot.load(adapter)
     (batch,) = draw_minibatches(6, 6, 1, derive(5, "prompts"))
     prompts = [PROMPTS[n] for n in batch]
-    fresh = build_ppo(short_policy, **config)
+    fresh = regularized()
     rollout, advantages = fresh.sample(prompts, derive(5, "rollout", 0))
     order = generator(5, "epoch", 0, 0).permutation(6)
     expected = fresh.gradients(rollout, advantages, order)
@@ -265,22 +268,13 @@ def test_tokens_whose_ratio_or_value_has_left_the_clip_are_not_moved_further(sho
     head_norms = {}
     for clip in (1e-6, 0.9):
         short_policy.slot.load(adapter)
-        options = {"epochs": 5, "minibatch": 6, "clip": clip, "kl": 0.0, "estimator": FAST_CRITIC}
-        ppo, _ = train(short_policy, optimizer=SGD, rewards={"long": score_length}, **options)
+        one_reward = partial(train, short_policy, optimizer=SGD, rewards={"long": score_length})
+        ppo, _ = one_reward(epochs=5, minibatch=6, clip=clip, kl=0.0, estimator=FAST_CRITIC)
         policy_kl[clip] = ppo.history["policy_kl"]
         head_norms[clip] = float(ppo.tensors()["value/long"].norm())
     assert policy_kl[1e-6][1] == pytest.approx(policy_kl[0.9][1])
     assert policy_kl[1e-6][-1] < 0.5 * policy_kl[0.9][-1]
     assert head_norms[1e-6] < 0.8 * head_norms[0.9]
-
-
-@pytest.mark.slow
-def test_opposite_objectives_cancel_without_regularization(short_policy):
-    rewards = {"up": score_length, "down": lambda prompts, texts: -score_length(prompts, texts)}
-    options = {"epochs": 1, "minibatch": 6, "beta": 0.0, "kl": 0.0}
-    ppo, figures = train(short_policy, 2, seed=1, rewards=rewards, **options)
-    assert np.allclose(ppo.history["lambda/up"], 0.5, atol=1e-3)
-    assert max(figures.gradient_norms) < 1e-4
 
 
 def test_fixed_weights_are_in_the_order_of_the_objectives_and_there_are_none_by_default(short_policy, ppo):
@@ -293,8 +287,8 @@ def test_a_fixed_weight_of_1_is_plain_ppo_with_one_objective(short_policy, adapt
     trained = []
     for rewards, weights in ((REWARDS, {"long": 1.0}), ({"long": score_length}, None)):
         short_policy.slot.load(adapter)
-        options = {"weights": weights, "minibatch": 3, "estimator": FAST_CRITIC}
-        ppo, figures = train(short_policy, seed=3, rewards=rewards, **options)
+        options = {"minibatch": 3, "estimator": FAST_CRITIC}
+        ppo, figures = train(short_policy, seed=3, rewards=rewards, weights=weights, **options)
         values = flatten(short_policy.slot.read().values())
         trained.append((values, ppo.tensors()["value/long"], torch.tensor(figures.losses)))
     for value, expected in zip(*trained, strict=True):
@@ -302,7 +296,12 @@ def test_a_fixed_weight_of_1_is_plain_ppo_with_one_objective(short_policy, adapt
     assert trained[0][1].abs().max() > 1e-2
 
 
-CONTROLLED = {"target_kl": 0.05, "horizon": 50, "estimator": FAST_CRITIC, "batch_size": 4}
+CONTROLLED = {
+    "target_kl": 0.05,
+    "horizon": 50,
+    "estimator": FAST_CRITIC,
+    "batch_size": 4,
+}
 
 
 @pytest.mark.slow
@@ -370,8 +369,8 @@ def test_ppo_reaches_the_known_optimum_of_a_reward_with_a_penalty(estimator, tem
     """argmax of E r - kl KL(pi, pi_ref) is pi_ref exp(r / kl), normalized, at the temperature."""
     reference = np.array([0.4, 0.3, 0.2, 0.1])
     reward = [0.0, 1.0, 2.0, 1.5]
-    options = {"kl": 1.0, "lr": 0.04, "temperature": temperature, "estimator": estimator}
-    policy, ppo = train_table(reference, {"r": reward}, steps, **options)
+    options = {"temperature": temperature, "estimator": estimator}
+    policy, ppo = train_table(reference, {"r": reward}, steps, lr=0.04, kl=1.0, **options)
     tempered = reference ** (1 / temperature) / (reference ** (1 / temperature)).sum()
     optimum = tempered * np.exp(np.array(reward))
     optimum /= optimum.sum()
@@ -391,18 +390,6 @@ def test_the_compromise_of_two_objectives_wins():
     policy, ppo = train_table([1 / 3] * 3, CONFLICT, 25, kl=0.05, estimator=TABLE_CRITIC)
     assert policy[2] > 0.8
     assert np.mean(ppo.history["lambda/a"]) == pytest.approx(0.5, abs=0.15)
-
-
-@pytest.mark.slow
-def test_a_preference_moves_the_policy_towards_its_objective():
-    scores = []
-    for preference in (0.05, 1.0, 20.0):
-        options = {"kl": 0.05, "beta": 5.0, "preference": {"a": preference}, "estimator": TABLE_CRITIC}
-        policy, ppo = train_table([1 / 3] * 3, CONFLICT, 20, **options)
-        scores.append(policy @ CONFLICT["a"])
-        assert ppo.history["lambda/a"][0] + ppo.history["lambda/b"][0] == pytest.approx(1)
-    assert scores[0] < scores[1] - 0.2
-    assert scores[2] > scores[1] + 0.1
 
 
 @pytest.mark.slow
