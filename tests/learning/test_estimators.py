@@ -1,6 +1,6 @@
 """Advantages of several completions per prompt, estimates of the KL, and moments that clients keep."""
 
-from types import SimpleNamespace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -121,11 +121,8 @@ def test_scores_are_clipped_before_completions_without_an_end_are_penalized(shor
     generate = type(short_policy.policy).generate
 
     def end_the_first(self, *arguments, **options):
-        groups = generate(self, *arguments, **options)
-        first, *others = groups[0]
-        ended = SimpleNamespace(ids=first.ids, text=first.text, finished=True)
-        rest = [SimpleNamespace(ids=c.ids, text=c.text, finished=False) for c in others]
-        return [[ended, *rest], *groups[1:]]
+        (first, second), *others = generate(self, *arguments, **options)
+        return [[replace(first, finished=True), replace(second, finished=False)], *others]
 
     monkeypatch.setattr(type(short_policy.policy), "generate", end_the_first)
     limits = {"max_reward": 0.5, "missing_eos_penalty": 3.0}
