@@ -81,10 +81,6 @@ def test_two_threads_take_the_steps_of_one(tiny_selector, random_adapter, two_th
     assert max(float((adapter[name] - initial[name]).abs().max()) for name in initial) > 1e-3
 
 
-
-
-
-
 def test_the_accuracy_of_one_order_is_the_mean_over_the_positions_of_the_chosen_completion(
     tiny_selector, random_adapter, monkeypatch
 ):
