@@ -145,17 +145,17 @@ def test_a_real_selector_chooses_the_same_completion_in_both_orders(tiny_selecto
 
 
 def test_shares_of_labeled_pairs_are_those_of_a_hand_computed_example():
-    """Chosen: 'aa' (finished), 'ccc', 'dd' (finished); rejected: 'b', 'c', 'e'."""
+    """Chosen: 'aa' (finished), 'ccc', 'dddd' (finished); rejected: 'b', 'c', 'ee' (finished)."""
     sampled = {
         "q0": completions("aa", "b"),
         "q1": completions("c", "ccc"),
-        "q2": completions("dd", "e"),
+        "q2": completions("dddd", "ee"),
     }
     candidates, _ = candidate_pairs({name: name for name in sampled}, sampled)
     shares = label_shares(label_by(candidates, prefer_longer))
     assert shares["label_1_share"] == pytest.approx(1 / 3)
     assert shares["chosen_longer_share"] == 1.0
-    assert shares["chosen_finished_more"] == pytest.approx(2 / 3)
+    assert shares["chosen_finished_more"] == pytest.approx(2 / 3 - 1 / 3)
 
 
 def test_shares_without_pairs_are_nan():

@@ -207,7 +207,7 @@ def test_an_answer_is_parsed_to_a_score_from_1_to_10_or_to_none(text, score):
         ("**8**\n1. It says", 8),
         ("Score: 8/10\nBecause", 8),
         ("10", 10),
-        ("1\nThe", 1),
+        ("1\nThe 1", 1),
         ("1\n", 1),
         ("1", None),
         ("Score: **1", None),
