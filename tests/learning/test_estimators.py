@@ -8,7 +8,7 @@ import torch
 
 from components.config import PpoConfig, RecipeError
 from components.learning.loop import build_optimizer
-from components.learning.multi_objective import load_moments, read_moments
+from components.learning.multi_objective_ppo import load_moments, read_moments
 from components.learning.ppo import estimate_kl, leave_one_out, masked_mean, normalize_groups, policy_loss
 from components.learning.rollouts import sample_rollout
 from components.recipes import load_recipe

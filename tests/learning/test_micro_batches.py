@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from components.config import DpoObjective, OptimizerConfig, PdpoObjective
-from components.config.objectives import ExclusionConfig, OfflinePpoObjective, SftObjective
+from components.config.local_objectives import ExclusionConfig, OfflinePpoObjective, SftObjective
 from components.learning.loop import Training, train
-from components.learning.meta import MetaLoss, adapt
-from components.learning.selector import train_selector
+from components.learning.meta_learning import MetaLoss, adapt
+from components.learning.selector_training import train_selector
 from tests.support.adapters import random_tensors
 from tests.support.multi_objective import build_ppo
 from tests.support.pairs import PAIRS, SCORES

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from components.config import DpoObjective, OptimizerConfig, PdpoObjective
-from components.config.objectives import ExclusionConfig, OfflinePpoObjective, SftObjective
+from components.config.local_objectives import ExclusionConfig, OfflinePpoObjective, SftObjective
 from components.learning.client_data import ClientData
 from components.learning.loop import Training
 from components.learning.pair_scores import implicit_margins, pair_logprobs

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from components.config import DpoObjective, LocalObjective, PdpoObjective
-from components.config.objectives import ExclusionConfig, OfflinePpoObjective, SftObjective
+from components.config.local_objectives import ExclusionConfig, OfflinePpoObjective, SftObjective
 from components.learning.loop import mean_gradients, pair_gradients
 from components.learning.pair_ppo import PairPpoLoss
 from components.learning.preference import PreferenceLoss, SftLoss
-from components.learning.selector import SelectorLoss
+from components.learning.selector_training import SelectorLoss
 from tests.support.pairs import PAIRS, SCORES
 from tests.support.training import build_loss
 

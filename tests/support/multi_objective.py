@@ -7,7 +7,7 @@ import numpy as np
 
 from components.config import MultiObjective, OptimizerConfig, PpoConfig
 from components.learning.loop import Training
-from components.learning.multi_objective import MultiObjectivePpo
+from components.learning.multi_objective_ppo import MultiObjectivePpo
 from tests.support.reward_functions import score_length, score_vowels
 from tests.support.table_policy import TablePolicy
 

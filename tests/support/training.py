@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from components.config import LocalObjective, PersonalModules, PolicyConfig
 from components.config.modules import BottleneckConfig, RewardHeadConfig
-from components.federation.clients.policy import ModuleGroup, trainable
+from components.federation.clients.policy_trainer import TrainedPart, trainable
 from components.learning.client_data import ClientData
 from components.learning.loop import GradientRule, Loss, Rows, Trained, Training, train
 from components.learning.references import ReferenceCache
