@@ -1,12 +1,12 @@
 """Targets of LoRA: what PEFT trains is in the adapter, is trained and saved, or the target is refused."""
 
 import json
+import re
 from functools import cache, partial
 
 import peft
 import pytest
 import torch
-from transformers import MixtralConfig, MixtralForCausalLM
 
 from components.alignment.dpo import align_policy
 from components.config import BackboneConfig, DpoObjective, LoraConfig, OptimizerConfig, RecipeError
@@ -24,9 +24,9 @@ from components.models.store import AdapterError, AdapterStore
 from components.recipes import load_recipe
 from tests.support.adapters import random_tensors
 from tests.support.lora_models import FAMILIES, build_family, write_family
+from tests.support.random_models import build_random
 from tests.support.training import train_pairs
 
-EMBEDDINGS_AND_HEADS = {"embed_tokens", "wte", "wpe", "lm_head"}
 LORA = LoraConfig(r=2, alpha=4, dropout=0.0)
 PAIRS = [
     {"prompt": f"order {n}", "chosen": "a great film", "rejected": "a lovely film was great"}
@@ -38,8 +38,8 @@ SHAPES = pytest.mark.parametrize(
 )
 
 
-def with_targets(targets) -> LoraConfig:
-    return LORA.model_copy(update={"target_modules": targets})
+def with_targets(*targets) -> LoraConfig:
+    return LORA.model_copy(update={"target_modules": list(targets)})
 
 
 def peft_parameters(model, lora) -> set[str]:
@@ -61,7 +61,7 @@ def test_what_peft_trains_for_a_target_is_in_the_adapter_or_the_target_is_refuse
     build = partial(build_family, family, tied)
     refused = set()
     for target in module_names(build()):
-        lora = with_targets([target])
+        lora = with_targets(target)
         try:
             slot = AdapterSlot(attach_lora(build(), lora))
         except TargetError as error:
@@ -73,13 +73,6 @@ def test_what_peft_trains_for_a_target_is_in_the_adapter_or_the_target_is_refuse
     assert set(module_names(build())) - refused == linears
 
 
-@SHAPES
-def test_what_peft_trains_for_all_linear_layers_is_in_the_adapter(family, tied):
-    lora = with_targets("all-linear")
-    slot = AdapterSlot(attach_lora(build_family(family, tied), lora))
-    assert set(slot.names) == peft_parameters(build_family(family, tied), lora)
-
-
 @pytest.mark.parametrize(
     ("target", "part"),
     [
@@ -89,42 +82,27 @@ def test_what_peft_trains_for_all_linear_layers_is_in_the_adapter(family, tied):
         ("layers.2.self_attn.q_proj", "matches no module"),
         ("input_layernorm", "a LlamaRMSNorm, and LoRA needs a linear layer"),
         ("mlp", "a LlamaMLP, and LoRA needs a linear layer"),
+        ("mix", "mix, a Conv2d"),
         ("all-linear", "all-linear matches no module"),
     ],
 )
 def test_a_target_that_cannot_have_lora_is_refused_beside_others_that_can(target, part):
-    with pytest.raises(TargetError, match=part.replace(".", r"\.")):
-        attach_lora(build_family("llama", tied=False), with_targets(["q_proj", target]))
-
-
-def test_a_convolution_is_refused():
     model = build_family("llama", tied=False)
     model.model.layers[0].mlp.mix = torch.nn.Conv2d(1, 1, 1)
-    with pytest.raises(TargetError, match="mix, a Conv2d"):
-        attach_lora(model, with_targets(["q_proj", "mix"]))
+    with pytest.raises(TargetError, match=re.escape(part)):
+        attach_lora(model, with_targets("q_proj", target))
 
 
 def test_a_target_by_the_end_of_its_path_is_accepted():
-    slot = AdapterSlot(attach_lora(build_family("llama", True), with_targets(["1.self_attn.q_proj"])))
-    assert [name for name in slot.names if "layers.1.self_attn.q_proj" not in name] == []
-    assert len(slot.names) == 2
+    slot = AdapterSlot(attach_lora(build_family("llama", True), with_targets("1.self_attn.q_proj")))
+    assert ["layers.1.self_attn.q_proj" in name for name in slot.names] == [True, True]
 
 
 @pytest.mark.parametrize(
     ("dropout", "part"), [(0.0, "PEFT trains down_proj, which is"), (0.1, "PEFT attaches no LoRA")]
 )
 def test_all_linear_is_refused_where_peft_lets_it_train_experts_that_are_no_linear_layers(dropout, part):
-    model = MixtralForCausalLM(
-        MixtralConfig(
-            vocab_size=40,
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            num_local_experts=2,
-        )
-    )
+    model = build_random("mixtral", num_local_experts=2)
     with pytest.raises((TargetError, AdapterError), match=part):
         AdapterSlot(attach_lora(model, LoraConfig(r=2, dropout=dropout)))
 
@@ -140,27 +118,21 @@ def test_parameters_of_peft_that_are_no_matrices_of_linear_layers_are_refused():
 # --- recipes
 
 
-@pytest.mark.parametrize(
-    "key",
-    ["selector.lora", "policy.lora", "evaluation.judge.selector.lora"],
-)
+@pytest.mark.parametrize("key", ["selector.lora", "policy.lora", "evaluation.judge.selector.lora"])
 @pytest.mark.parametrize(
     "target", ["lm_head", "embed_tokens", "model.embed_tokens", "transformer.wte", "wpe"]
 )
 def test_a_recipe_with_lora_on_embeddings_or_a_head_is_refused(key, target):
     judge = ["evaluation.judge={kind: selector}"] if "judge" in key else []
-    with pytest.raises(
-        RecipeError, match=f"{key}.target_modules: {target} is an embedding or an output layer"
-    ):
+    words = f"{key}.target_modules: {target} is an embedding or an output layer"
+    with pytest.raises(RecipeError, match=words):
         load_recipe("debug", [*judge, f"{key}.target_modules=[q_proj,{target}]"])
 
 
 def test_a_reward_may_have_lora_on_its_embeddings_and_not_on_its_output_layer():
     reward = "rewards.helpful.training.lora.target_modules"
     load_recipe("multi-objective/demo", [f"{reward}=[q_proj,embed_tokens]"])
-    with pytest.raises(
-        RecipeError, match="training.lora.target_modules: score is an embedding or an output layer"
-    ):
+    with pytest.raises(RecipeError, match="lora.target_modules: score is an embedding or an output"):
         load_recipe("multi-objective/demo", [f"{reward}=[q_proj,score]"])
 
 
@@ -184,10 +156,8 @@ def test_a_target_that_a_known_backbone_does_not_have_is_refused_before_it_is_lo
 
 def test_targets_of_a_backbone_that_is_not_on_this_machine_are_left_to_its_loading(monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    recipe = load_recipe(
-        "debug", ["policy.backbone.name=nobody/nothing", "policy.lora.target_modules=[query]"]
-    )
-    check_target_families(recipe)
+    unknown = ["policy.backbone.name=nobody/nothing", "policy.lora.target_modules=[query]"]
+    check_target_families(load_recipe("debug", unknown))
 
 
 # --- what is trained, saved and loaded
@@ -216,31 +186,33 @@ def unmoved(before, after) -> list[str]:
     return [name for name in before if torch.equal(before[name], after[name])]
 
 
-def stored(adapter, folder):
-    """The adapter after it was written to a store and read again."""
-    store = AdapterStore(folder)
-    return store.get(store.put(adapter))
+def assert_its_files_give_the_models_logits(trained, backbone, slot, model, folder):
+    """By the store in the model's slot, by PEFT on a new backbone, and by PEFT's merging of both."""
+    store = AdapterStore(folder / "store")
+    slot.load(store.get(store.put(trained)))
+    expected = full_logits(model)
+    path = export_adapter(trained, LORA, backbone, folder / "adapter")
+    opened = peft.PeftModel.from_pretrained(load_backbone(backbone, "cpu"), path)
+    assert torch.allclose(full_logits(opened), expected, atol=1e-5)
+    assert torch.allclose(full_logits(opened.merge_and_unload()), expected, atol=1e-4)
 
 
 @SHAPES
 def test_a_step_of_a_selector_moves_every_tensor_and_its_saved_adapter_gives_its_logits(
     debug, backbones, tmp_path, family, tied
 ):
-    backbone = backbones(family, tied)
-    selector = Selector(
-        debug.selector.model_copy(update={"backbone": backbone, "lora": LORA, "max_length": 512}), "cpu"
-    )
+    values = {"backbone": backbones(family, tied), "lora": LORA, "max_length": 512}
+    selector = Selector(debug.selector.model_copy(update=values), "cpu")
     start = random_tensors(selector.slot, seed=0, scale=0.3)
     trained, _ = train_selector(selector, PAIRS, start, TRAINING)
     assert unmoved(start, trained) == []
     assert set(trained) == peft_parameters(build_family(family, tied), LORA)
-    selector.slot.load(stored(trained, tmp_path / "store"))
-    folder = export_adapter(trained, LORA, backbone, tmp_path / "adapter")
-    opened = peft.PeftModel.from_pretrained(load_backbone(backbone, "cpu"), folder)
-    assert torch.allclose(full_logits(opened), full_logits(selector.model), atol=1e-5)
+    assert_its_files_give_the_models_logits(
+        trained, values["backbone"], selector.slot, selector.model, tmp_path
+    )
     ids, last = selector.collate([selector.encode(Comparison("order", "a film", "the film"))])
     with torch.no_grad():
-        choices = opened(input_ids=ids).logits[0, last[0], list(selector.choices)]
+        choices = selector.model(input_ids=ids).logits[0, last[0], list(selector.choices)]
         assert torch.allclose(selector.choice_logits(ids, last)[0], choices, atol=1e-5)
 
 
@@ -248,24 +220,18 @@ def test_a_step_of_a_selector_moves_every_tensor_and_its_saved_adapter_gives_its
 def test_a_step_of_a_clients_dpo_moves_every_tensor_and_its_saved_adapter_gives_its_logits(
     debug, backbones, tmp_path, family, tied
 ):
-    backbone = backbones(family, tied)
-    resident = ResidentPolicy(
-        debug.policy.model_copy(update={"backbone": backbone, "lora": LORA, "max_new_tokens": 30}), "cpu"
-    )
+    values = {"backbone": backbones(family, tied), "lora": LORA, "max_new_tokens": 30}
+    resident = ResidentPolicy(debug.policy.model_copy(update=values), "cpu")
     start = random_tensors(resident.slot, seed=0, scale=0.3)
     trained = train_pairs(resident, PAIRS, start, DpoObjective(), TRAINING).adapter
     assert unmoved(start, trained) == []
-    resident.slot.load(stored(trained, tmp_path / "store"))
-    folder = export_adapter(trained, LORA, backbone, tmp_path / "adapter")
-    opened = peft.PeftModel.from_pretrained(load_backbone(backbone, "cpu"), folder)
-    assert torch.allclose(full_logits(opened), full_logits(resident.model), atol=1e-5)
-    merged = opened.merge_and_unload()
-    assert torch.allclose(full_logits(merged), full_logits(resident.model), atol=1e-4)
+    assert_its_files_give_the_models_logits(
+        trained, values["backbone"], resident.slot, resident.model, tmp_path
+    )
 
 
 SERVER_CASES = [(family, tied, "base") for family in FAMILIES for tied in (True, False)]
-for name in ("gpt2", "llama"):
-    SERVER_CASES += [(name, True, "sft"), (name, True, "round_start")]
+SERVER_CASES += [(name, True, kind) for name in ("gpt2", "llama") for kind in ("sft", "round_start")]
 
 
 @pytest.mark.parametrize(("family", "tied", "reference"), SERVER_CASES)
@@ -278,10 +244,12 @@ def test_the_servers_dpo_moves_every_tensor_and_its_saved_adapter_gives_its_logi
     earlier = AdapterSlot(attach_lora(load_backbone(backbone, "cpu"), LORA))
     start = random_tensors(earlier, seed=1, scale=0.3)
     adapter = str(export_adapter(start, LORA, backbone, tmp_path / "earlier"))
-    sizes = {"batch_size": 4, "micro_batch_size": 4, "lr": 0.05, "optimizer": "adamw_torch"}
     dpo = debug.alignment.dpo.model_copy(
-        update=sizes
-        | {
+        update={
+            "batch_size": 4,
+            "micro_batch_size": 4,
+            "lr": 0.05,
+            "optimizer": "adamw_torch",
             "epochs": 1 if reference == "round_start" else 2,
             "reference": reference,
             "reference_adapter": None if reference == "base" else adapter,
@@ -290,58 +258,57 @@ def test_the_servers_dpo_moves_every_tensor_and_its_saved_adapter_gives_its_logi
     policy = Policy(config, "cpu")
     ids = {"chosen_ids": policy.tokenizer.encode("great"), "rejected_ids": policy.tokenizer.encode("film")}
     pairs = [{"prompt": pair["prompt"]} | ids for pair in PAIRS]
-    result = align_policy(policy, dpo, pairs, tmp_path / "steps", [], seed=0)
-    model = policy.model
-    trained = AdapterSlot(model).read()
+    folder = align_policy(policy, dpo, pairs, tmp_path / "steps", [], seed=0).adapter
     initial = start if reference == "round_start" else earlier.initial_adapter(0)
-    assert unmoved(initial, trained) == []
-    folder = result.adapter
-    opened = Policy(config, "cpu", folder).model
-    assert torch.allclose(full_logits(opened), full_logits(model), atol=1e-4)
+    assert unmoved(initial, AdapterSlot(policy.model).read()) == []
+    expected = full_logits(policy.model)
+    assert torch.allclose(full_logits(Policy(config, "cpu", folder).model), expected, atol=1e-4)
     tensors, lora = read_adapter(folder)
     resident = ResidentPolicy(config.model_copy(update={"lora": lora}), "cpu")
     resident.slot.load(tensors)
-    assert torch.allclose(full_logits(resident.model), full_logits(model), atol=1e-4)
+    assert torch.allclose(full_logits(resident.model), expected, atol=1e-4)
 
 
 def test_a_reward_with_lora_on_its_embeddings_is_trained_and_merged(backbones):
     training = RewardTrainingConfig(
-        backbone=backbones("llama", False), lora=with_targets(["embed_tokens"]), steps=2, batch_size=4
+        backbone=backbones("llama", False), lora=with_targets("embed_tokens"), steps=2, batch_size=4
     )
     reward = TrainedReward(template="{prompt} {response}", training=training)
     before = load_backbone(training.backbone, "cpu").get_input_embeddings().weight
-    model, _, _ = train_reward(reward, PAIRS, 0, "cpu")
-    after = model.get_input_embeddings().weight
-    assert not torch.equal(before, after)
-    assert type(model.get_input_embeddings()) is torch.nn.Embedding
+    after = train_reward(reward, PAIRS, 0, "cpu")[0].get_input_embeddings()
+    assert not torch.equal(before, after.weight)
+    assert type(after) is torch.nn.Embedding
 
 
 # --- the number of layers
 
 
-def test_an_exported_adapter_records_the_layers_and_the_revision_of_its_backbone(tmp_path):
-    slot = AdapterSlot(attach_lora(build_family("llama", True), LORA))
-    backbone = BackboneConfig(name="owner/model", layers=2, revision="abc")
-    folder = export_adapter(slot.initial_adapter(0), LORA, backbone, tmp_path)
+@pytest.fixture
+def one_layer(backbones, tmp_path):
+    """The first layer of a backbone, and the folder of an adapter for it."""
+    backbone = backbones("llama", True).model_copy(update={"layers": 1})
+    slot = AdapterSlot(attach_lora(load_backbone(backbone, "cpu"), LORA))
+    recorded = backbone.model_copy(update={"revision": "abc"})
+    return backbone, export_adapter(slot.initial_adapter(0), LORA, recorded, tmp_path)
+
+
+def test_an_exported_adapter_records_the_layers_and_the_revision_of_its_backbone(one_layer):
+    _, folder = one_layer
     config = json.loads((folder / "adapter_config.json").read_text())
-    assert config["auto_mapping"] == {"num_hidden_layers": 2}
+    assert config["auto_mapping"] == {"num_hidden_layers": 1}
     assert config["revision"] == "abc"
 
 
-def test_peft_opens_an_adapter_with_recorded_layers_without_a_warning(tmp_path, backbones, recwarn):
-    backbone = backbones("llama", True).model_copy(update={"layers": 1})
-    slot = AdapterSlot(attach_lora(load_backbone(backbone, "cpu"), LORA))
-    folder = export_adapter(slot.initial_adapter(0), LORA, backbone, tmp_path)
-    recwarn.clear()
+def test_peft_opens_an_adapter_with_recorded_layers_without_a_warning(recwarn, one_layer):
+    backbone, folder = one_layer
+    recwarn.clear()  # of those of transformers, which come once
     peft.PeftModel.from_pretrained(load_backbone(backbone, "cpu"), folder)
     assert [str(warning.message) for warning in recwarn] == []
 
 
 @pytest.mark.parametrize("layers", [None, 2])
-def test_an_adapter_of_another_number_of_layers_is_refused(debug, backbones, tmp_path, layers):
-    backbone = backbones("llama", True).model_copy(update={"layers": 1})
-    slot = AdapterSlot(attach_lora(load_backbone(backbone, "cpu"), LORA))
-    folder = export_adapter(slot.initial_adapter(0), LORA, backbone, tmp_path)
+def test_an_adapter_of_another_number_of_layers_is_refused(debug, one_layer, layers):
+    backbone, folder = one_layer
     config = debug.policy.model_copy(update={"backbone": backbone.model_copy(update={"layers": layers})})
     with pytest.raises(AdapterError, match="trained on the first 1 layers of its backbone, and 2 are used"):
         Policy(config, "cpu", folder)

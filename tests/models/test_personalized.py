@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from components.config import PersonalModules
 from components.config.modules import BottleneckConfig, RewardHeadConfig
@@ -17,6 +16,8 @@ from components.models.personalized import (
 )
 from components.models.resident import ResidentPolicy
 from tests.support.adapters import random_tensors
+from tests.support.full_logits import completion_logprob
+from tests.support.random_models import build_random
 
 ALL = PersonalModules(
     head=True,
@@ -38,7 +39,6 @@ def resident(config):
 
 
 def load_initial(resident):
-    """Load the initial modules and the initial shared adapter of a client."""
     resident.slot.load(resident.slot.initial_adapter(0))
     resident.personal.load(resident.personal.initial_modules(0))
 
@@ -73,14 +73,6 @@ def test_the_bottleneck_is_eq_9_on_hand_computed_numbers():
     assert torch.allclose(bottleneck(torch.tensor([1.0, -0.5])), expected, atol=1e-6)
 
 
-def test_a_disabled_bottleneck_is_the_norm_of_the_backbone():
-    norm = torch.nn.LayerNorm(2)
-    bottleneck = Bottleneck(norm, 2, BottleneckConfig(width=1, dropout=0.0))
-    bottleneck.enabled = False
-    states = torch.tensor([1.0, -0.5])
-    assert torch.equal(bottleneck(states), norm(states))
-
-
 def test_the_reward_head_is_eq_3_on_hand_computed_numbers():
     head = RewardHead(2, RewardHeadConfig(width=2, dropout=0.0))
     with torch.no_grad():
@@ -111,16 +103,11 @@ def test_the_bottlenecks_dropout_keeps_the_residual():
 # --- the reference
 
 
-def test_an_untrained_personalized_model_equals_the_reference(resident, config):
+def test_an_untrained_model_and_the_reference_are_the_backbone_without_personal_modules(resident, config):
+    with torch.no_grad():
+        expected = load_backbone(config.backbone, "cpu")(input_ids=IDS).logits
     load_initial(resident)
-    with torch.no_grad():
-        expected = load_backbone(config.backbone, "cpu")(input_ids=IDS).logits
     assert torch.equal(compute_logits(resident), expected)
-
-
-def test_the_reference_is_the_backbone_without_lora_and_personal_modules(resident, config):
-    with torch.no_grad():
-        expected = load_backbone(config.backbone, "cpu")(input_ids=IDS).logits
     load_random(resident)
     personalized = compute_logits(resident)
     assert not torch.allclose(personalized, expected, atol=1e-2)
@@ -130,9 +117,8 @@ def test_the_reference_is_the_backbone_without_lora_and_personal_modules(residen
 
 
 def test_with_a_layer_norm_of_its_own_an_untrained_model_differs_from_the_reference(config):
-    literal = ResidentPolicy(
-        config, "cpu", PersonalModules(bottleneck=BottleneckConfig(width=4, norm="layer"))
-    )
+    bottleneck = BottleneckConfig(width=4, norm="layer")
+    literal = ResidentPolicy(config, "cpu", PersonalModules(bottleneck=bottleneck))
     load_initial(literal)
     personalized = compute_logits(literal)
     with as_reference(literal.model):
@@ -143,29 +129,21 @@ def test_in_bf16_an_untrained_personalized_model_has_the_log_probabilities_of_it
     backbone = config.backbone.model_copy(update={"dtype": "bfloat16"})
     resident = ResidentPolicy(config.model_copy(update={"backbone": backbone}), "cpu", ALL)
     load_initial(resident)
-    pair = {
-        "prompt": "about trees",
-        "chosen": "it holds",
-        "rejected": "not at all",
-    }
-    rows = [resident.encode_pair(pair)]
+    rows = [resident.encode_pair({"prompt": "about trees", "chosen": "it holds", "rejected": "not at all"})]
     with torch.no_grad():
         personalized = resident.logprobs(rows)
         with as_reference(resident.model):
             assert torch.allclose(personalized, resident.logprobs(rows), atol=1e-5)
 
 
-def test_frozen_parameters_stay_frozen_after_the_reference_was_used(resident):
+def test_frozen_parameters_stay_frozen_after_the_reference_was_used(config):
+    resident = ResidentPolicy(config, "cpu", ALL)
     for parameter in resident.slot.parameters:
         parameter.requires_grad_(False)
-    try:
-        with as_reference(resident.model):
-            pass
-        assert not any(parameter.requires_grad for parameter in resident.slot.parameters)
-        assert all(parameter.requires_grad for parameter in resident.personal.parameters)
-    finally:
-        for parameter in resident.slot.parameters:
-            parameter.requires_grad_(True)
+    with as_reference(resident.model):
+        pass
+    assert not any(parameter.requires_grad for parameter in resident.slot.parameters)
+    assert all(parameter.requires_grad for parameter in resident.personal.parameters)
 
 
 # --- log-probabilities and features
@@ -175,24 +153,23 @@ def test_frozen_parameters_stay_frozen_after_the_reference_was_used(resident):
 def rows(resident):
     load_random(resident)
     return [
-        resident.encode_pair(
-            {
-                "prompt": "about trees " * n,
-                "chosen": "it holds " * n,
-                "rejected": "no",
-            }
-        )
+        resident.encode_pair({"prompt": "about trees " * n, "chosen": "it holds " * n, "rejected": "no"})
         for n in (1, 2, 3)
     ]
 
 
 @pytest.mark.parametrize("pooling", ["response", "sequence"])
-def test_features_are_means_of_the_personalized_hidden_states(resident, rows, pooling):
+def test_log_probabilities_and_mean_hidden_states_are_those_of_the_personalized_model(
+    resident, rows, pooling
+):
     base = resident.model.get_base_model()
     with torch.no_grad():
-        _, features = resident.logprobs_and_features(rows, pooling)
+        logprobs, features = resident.logprobs_and_features(rows, pooling)
+        assert torch.allclose(resident.logprobs(rows), logprobs)
         for i, (prompt, *completions) in enumerate(rows):
             for c, completion in enumerate(completions):
+                expected = completion_logprob(base, prompt, completion)
+                assert torch.allclose(logprobs[i, c], expected, atol=1e-3)
                 ids = torch.tensor([[*prompt, *completion]])
                 states = base.base_model(input_ids=ids).last_hidden_state[0]
                 pooled = states[len(prompt) :] if pooling == "response" else states
@@ -200,40 +177,22 @@ def test_features_are_means_of_the_personalized_hidden_states(resident, rows, po
     assert features.shape == (3, 2, base.config.hidden_size)
 
 
-def test_log_probabilities_are_those_of_the_personalized_model(resident, rows):
-    base = resident.model.get_base_model()
-    with torch.no_grad():
-        logprobs, _ = resident.logprobs_and_features(rows)
-        for i, (prompt, *completions) in enumerate(rows):
-            for c, completion in enumerate(completions):
-                tokens = base(input_ids=torch.tensor([[*prompt, *completion]])).logits[0].log_softmax(-1)
-                expected = sum(tokens[len(prompt) - 1 + k, token] for k, token in enumerate(completion))
-                assert torch.allclose(logprobs[i, c], expected, atol=1e-3)
-        assert torch.allclose(resident.logprobs(rows), logprobs)
-
-
 # --- the slot
 
 
-def test_personal_modules_are_exchanged_in_place(resident):
+def test_personal_modules_are_exchanged_in_place_and_read_back(resident):
     addresses = [parameter.data_ptr() for parameter in resident.personal.parameters]
     first, second = (random_tensors(resident.personal, seed, scale=0.3) for seed in (4, 5))
     resident.personal.load(first)
     first_logits = compute_logits(resident)
     resident.personal.load(second)
-    second_logits = compute_logits(resident)
+    assert not torch.equal(compute_logits(resident), first_logits)
     resident.personal.load(first)
     assert torch.equal(compute_logits(resident), first_logits)
-    assert not torch.equal(first_logits, second_logits)
     assert [parameter.data_ptr() for parameter in resident.personal.parameters] == addresses
-
-
-def test_personal_modules_are_read_back_as_they_were_loaded(resident):
-    tensors = random_tensors(resident.personal, seed=4, scale=0.3)
-    resident.personal.load(tensors)
     read = resident.personal.read()
-    assert read.keys() == tensors.keys()
-    assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
+    assert read.keys() == first.keys()
+    assert all(torch.equal(read[name], tensor) for name, tensor in first.items())
 
 
 def test_personal_modules_and_the_shared_adapter_are_in_different_slots(resident):
@@ -252,24 +211,15 @@ def test_the_head_is_an_untied_copy_of_the_backbones(resident):
     assert base.get_output_embeddings().weight.data_ptr() != embeddings.data_ptr()
 
 
-def test_initial_modules_are_a_function_of_the_seed(resident):
+def test_initial_modules_are_a_function_of_the_seed_with_the_bounds_of_pytorch(resident):
     first, again, different = (resident.personal.initial_modules(seed) for seed in (0, 0, 1))
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["reward.hidden.weight"], different["reward.hidden.weight"])
     assert torch.equal(first["head.weight"], different["head.weight"])
-
-
-def test_initial_linear_layers_are_bounded_as_those_of_pytorch(resident):
-    largest = resident.personal.initial_modules(0)["reward.hidden.weight"].abs().max()
     bound = 1 / np.sqrt(32)
-    assert largest <= bound
-    assert largest > bound / 1.5
-
-
-def test_the_last_projection_of_an_initial_bottleneck_is_0(resident):
-    tensors = resident.personal.initial_modules(0)
-    assert not tensors["bottleneck.decode.weight"].any()
-    assert tensors["bottleneck.encode.weight"].any()
+    assert bound / 1.5 < first["reward.hidden.weight"].abs().max() <= bound
+    assert not first["bottleneck.decode.weight"].any()
+    assert first["bottleneck.encode.weight"].any()
 
 
 def test_lora_tensors_are_divided_by_the_shared_layers(config):
@@ -292,36 +242,18 @@ def test_a_lora_tensor_without_a_layer_is_refused_by_name():
 # --- the last norm
 
 
-SMALL = {
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "vocab_size": 40,
-    "num_key_value_heads": 2,
-}
-
-
 @pytest.mark.parametrize(
     ("family", "settings"),
     [
-        (
-            "gpt2",
-            {
-                "n_embd": 16,
-                "n_layer": 2,
-                "n_head": 2,
-                "vocab_size": 40,
-            },
-        ),
-        ("llama", SMALL),
-        ("gpt_neox", SMALL),
-        ("qwen2", SMALL),
-        ("opt", SMALL | {"ffn_dim": 32, "word_embed_proj_dim": 16}),
+        ("gpt2", {}),
+        ("llama", {}),
+        ("gpt_neox", {}),
+        ("qwen2", {}),
+        ("opt", {"word_embed_proj_dim": 16}),
     ],
 )
 def test_the_last_norm_is_found_in_other_families(family, settings):
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings)).eval()
+    model = build_random(family, **settings)
     name, norm = find_final_norm(model)
     outputs = []
     hook = norm.register_forward_hook(lambda module, args, output: outputs.append(output))
@@ -334,7 +266,5 @@ def test_the_last_norm_is_found_in_other_families(family, settings):
 
 
 def test_a_backbone_that_ends_with_a_projection_is_refused():
-    settings = SMALL | {"ffn_dim": 32, "word_embed_proj_dim": 8}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("opt", **settings)).eval()
     with pytest.raises(BackboneError, match="does not end with a norm"):
-        find_final_norm(model)
+        find_final_norm(build_random("opt", word_embed_proj_dim=8))

@@ -46,11 +46,6 @@ def change_config(policy, monkeypatch, **settings):
     monkeypatch.setattr(policy, "chat", changed.chat)
 
 
-def remove_chat_template(policy, monkeypatch):
-    monkeypatch.setattr(policy.tokenizer, "chat_template", None)
-    change_config(policy, monkeypatch)
-
-
 # --- prompts
 
 
@@ -60,60 +55,43 @@ def test_a_prompt_is_the_users_turn_of_the_chat_template_and_the_answer_follows_
 
 
 @pytest.mark.parametrize("system", ["", "be brief"])
-def test_a_system_turn_precedes_the_users_turn(policy, monkeypatch, system):
+def test_a_system_turn_precedes_the_users_turn_and_is_not_truncated(policy, monkeypatch, system):
     plain = policy.tokenizer.decode(policy.encode("the paper"))
     change_config(policy, monkeypatch, system=system)
-    assert policy.tokenizer.decode(policy.encode("the paper")) == f"<bos>system: {system}<eos>{plain}"
-
-
-def test_a_system_turn_is_not_truncated(policy, monkeypatch):
-    change_config(policy, monkeypatch, system="be brief")
-    text = policy.tokenizer.decode(policy.encode("long " * 400))
-    assert text.startswith("<bos>system: be brief<eos><bos>user: ")
-
-
-@pytest.fixture
-def without_system_turns(policy, monkeypatch):
-    """The tiny tokenizer with a chat template that accepts no system turn."""
-    refusal = "{{ raise_exception('System role not supported') }}"
-    template = (
-        f"{{% if messages[0].role == 'system' %}}{refusal}{{% endif %}}{policy.tokenizer.chat_template}"
-    )
-    monkeypatch.setattr(policy.tokenizer, "chat_template", template)
-    monkeypatch.setattr(policy_module, "load_tokenizer", lambda backbone: policy.tokenizer)
+    beginning = f"<bos>system: {system}<eos>"
+    assert policy.tokenizer.decode(policy.encode("the paper")) == beginning + plain
+    assert policy.tokenizer.decode(policy.encode(LONG_PROMPT)).startswith(f"{beginning}<bos>user: ")
 
 
 def test_a_system_turn_that_the_chat_template_does_not_accept_is_refused_before_a_model_is_loaded(
-    policy, without_system_turns
+    policy, monkeypatch
 ):
+    refusal = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    )
+    monkeypatch.setattr(policy.tokenizer, "chat_template", refusal + policy.tokenizer.chat_template)
+    monkeypatch.setattr(policy_module, "load_tokenizer", lambda backbone: policy.tokenizer)
+    check_prompts(policy.config)
     with pytest.raises(PolicyError, match=r"\(System role not supported\).*leave out policy.system"):
         check_prompts(policy.config.model_copy(update={"system": "be brief"}))
 
 
-def test_a_chat_template_without_system_turns_accepts_prompts_without_one(policy, without_system_turns):
-    check_prompts(policy.config)
-
-
-def test_a_template_that_does_not_fit_is_refused_before_a_model_is_loaded(policy):
-    with pytest.raises(PolicyError, match="more than policy.max_prompt_tokens 20"):
+def test_a_template_that_does_not_fit_is_refused_with_its_length_before_a_model_is_loaded(policy):
+    words = r"'summarization/policy' alone takes \d+ tokens, more than policy.max_prompt_tokens 20: raise it"
+    with pytest.raises(PolicyError, match=words):
         check_prompts(policy.config.model_copy(update={"max_prompt_tokens": 20}))
 
 
 def test_without_a_chat_template_the_prompt_is_the_policy_template(policy, monkeypatch):
-    remove_chat_template(policy, monkeypatch)
-    assert policy.tokenizer.decode(policy.encode("the paper")) == policy.template.render(prompt="the paper")
-
-
-def test_prompts_in_the_recipe_without_the_chat_template_are_those_of_a_backbone_without_one(
-    policy, monkeypatch
-):
     texts = ("the film", " was great")
     with_template = policy.encode_texts(*texts)
     change_config(policy, monkeypatch, chat="none")
-    without = policy.encode_texts(*texts)
-    remove_chat_template(policy, monkeypatch)
-    assert without == policy.encode_texts(*texts)
-    assert without != with_template
+    unused = policy.encode_texts(*texts)
+    monkeypatch.setattr(policy.tokenizer, "chat_template", None)
+    change_config(policy, monkeypatch, chat="auto")
+    assert policy.tokenizer.decode(policy.encode("the film")) == policy.template.render(prompt="the film")
+    assert policy.encode_texts(*texts) == unused
+    assert unused != with_template
 
 
 DIALOGUE = "Human: Hello?\n\nAssistant: Hi.\n\nHuman: Well?"
@@ -136,20 +114,17 @@ def test_a_long_dialogue_loses_its_first_turns(policy, monkeypatch):
 
 
 def test_a_turn_each_is_refused_without_a_chat_template(policy, monkeypatch):
-    remove_chat_template(policy, monkeypatch)
+    monkeypatch.setattr(policy.tokenizer, "chat_template", None)
+    monkeypatch.setattr(policy_module, "load_tokenizer", lambda backbone: policy.tokenizer)
     with pytest.raises(PolicyError, match=r"policy.chat is 'turns', and .* has no chat template"):
         check_prompts(policy.config.model_copy(update={"chat": "turns"}))
-
-
-def encode_long_prompt(policy, length, mode):
-    config = policy.config.model_copy(update={"max_prompt_tokens": length, "truncation_mode": mode})
-    return PolicyTexts(config).encode(LONG_PROMPT)
 
 
 @pytest.mark.parametrize("mode", ["keep_start", "keep_end"])
 @pytest.mark.parametrize("length", [260, 290, 320])
 def test_a_long_prompt_is_truncated_at_one_end_and_the_template_stays(policy, length, mode):
-    ids = encode_long_prompt(policy, length, mode)
+    config = policy.config.model_copy(update={"max_prompt_tokens": length, "truncation_mode": mode})
+    ids = PolicyTexts(config).encode(LONG_PROMPT)
     before, after = policy.tokenizer.decode(policy.encode("@")).split("@")
     text = policy.tokenizer.decode(ids)
     assert len(ids) == length
@@ -160,21 +135,6 @@ def test_a_long_prompt_is_truncated_at_one_end_and_the_template_stays(policy, le
     assert LONG_PROMPT.startswith(context) if mode == "keep_start" else LONG_PROMPT.endswith(context)
 
 
-@pytest.mark.parametrize("mode", ["keep_start", "keep_end"])
-def test_the_recipe_chooses_the_end_of_a_long_prompt_that_stays(policy, monkeypatch, mode):
-    change_config(policy, monkeypatch, max_prompt_tokens=290, truncation_mode=mode)
-    expected = encode_long_prompt(policy, 290, mode)
-    assert policy.encode(LONG_PROMPT) == expected
-
-
-def test_a_template_that_does_not_fit_is_refused_with_its_length(policy):
-    with pytest.raises(PolicyError, match=r"'summarization/policy' alone takes \d+ tokens, .* 50"):
-        config = policy.config.model_copy(
-            update={"max_prompt_tokens": 50, "template": "summarization/policy"}
-        )
-        PolicyTexts(config).encode("p")
-
-
 # --- greedy generation
 
 
@@ -182,12 +142,6 @@ def test_greedy_answers_do_not_depend_on_the_batch_and_the_order(policy):
     together = policy.generate(PROMPTS, seed=0)
     assert together == [policy.generate([prompt], seed=9)[0] for prompt in PROMPTS]
     assert together == policy.generate(PROMPTS[::-1], seed=1)[::-1]
-
-
-def test_a_greedy_answer_has_one_completion_within_the_limit(policy):
-    for completions in policy.generate(PROMPTS, seed=0):
-        assert len(completions) == 1
-        assert len(completions[0].ids) <= policy.config.max_new_tokens
 
 
 def test_a_greedy_answer_is_the_arg_max_of_the_models_logits(policy):
@@ -208,15 +162,6 @@ def test_several_greedy_completions_are_refused(policy):
 # --- sampling
 
 
-@pytest.mark.slow
-def test_samples_are_a_function_of_the_seed(policy):
-    first = policy.generate(PROMPTS, seed=1, temperature=0.7, count=2)
-    assert first == policy.generate(PROMPTS, seed=1, temperature=0.7, count=2)
-    assert first != policy.generate(PROMPTS, seed=2, temperature=0.7, count=2)
-    for one, two in first:
-        assert one.ids != two.ids
-
-
 def test_a_completion_with_a_key_does_not_depend_on_the_prompts_beside_it(policy):
     keys = [SampleKey(7, 0), SampleKey(3, 4), *(SampleKey(9, n) for n in range(len(PROMPTS) - 2))]
     together = policy.generate(PROMPTS, keys, temperature=0.7, count=2)
@@ -224,6 +169,7 @@ def test_a_completion_with_a_key_does_not_depend_on_the_prompts_beside_it(policy
         assert policy.generate([prompt], [key], temperature=0.7, count=2) == [completions]
     assert policy.generate(PROMPTS[::-1], keys[::-1], temperature=0.7, count=2) == together[::-1]
     assert policy.generate([PROMPTS[0]], [SampleKey(8, 0)], temperature=0.7, count=2) != [together[0]]
+    assert all(first.ids != second.ids for first, second in together)
 
 
 def test_a_seed_stands_for_the_keys_of_all_positions(policy):
@@ -284,10 +230,8 @@ def test_clients_in_parallel_sample_as_they_do_one_after_the_other(debug):
     policies = [Policy(debug.policy, "cpu") for _ in range(2)]
 
     def sample(client):
-        return [
-            policies[client].generate(PROMPTS, seed, temperature=1.0, max_new_tokens=12)
-            for seed in range(3 * client, 3 * client + 3)
-        ]
+        seeds = range(3 * client, 3 * client + 3)
+        return [policies[client].generate(PROMPTS, seed, 1.0, max_new_tokens=12) for seed in seeds]
 
     def build_models():
         for _ in range(4):  # PEFT draws initial values from the process's generator
@@ -334,14 +278,7 @@ def test_the_end_of_sequence_token_is_part_of_the_ids_and_not_of_the_text(policy
 
 def test_progress_ends_with_all_rows(policy):
     reported = []
-    policy.generate(
-        PROMPTS,
-        seed=0,
-        temperature=1.0,
-        count=2,
-        max_new_tokens=1,
-        progress=lambda done, total: reported.append((done, total)),
-    )
+    policy.generate(PROMPTS, 0, 1.0, 2, max_new_tokens=1, progress=lambda *rows: reported.append(rows))
     assert reported == [(3, 8), (6, 8), (8, 8)]
 
 
@@ -384,27 +321,25 @@ def test_a_folder_of_client_adapters_has_a_peft_folder_for_each_client(client_fo
     assert sorted(folders) == ["ada", "bea"]
     for folder in folders.values():
         assert (folder / "adapter_config.json").is_file()
-
-
-def test_a_folder_of_client_adapters_is_told_from_a_single_adapter(client_folder):
+        assert not has_client_adapters(folder)
     assert has_client_adapters(client_folder)
-    assert not has_client_adapters(client_adapter_folders(client_folder)["ada"])
     assert not has_client_adapters(None)
 
 
 @pytest.mark.slow
-def test_each_prompt_is_answered_by_the_policy_of_its_client(policies, debug, client_folder):
+def test_each_prompt_is_answered_by_the_policy_of_its_client_which_may_be_selected(
+    policies, debug, client_folder
+):
+    expected = {
+        client: Policy(debug.policy, "cpu", folder).generate(PROMPTS, seed=0)
+        for client, folder in client_adapter_folders(client_folder).items()
+    }
     clients = ["ada", "bea", "bea", "ada"]
     answers = policies.generate(PROMPTS, clients, seed=0)
-    for n, client in enumerate(clients):
-        policy = Policy(debug.policy, "cpu", client_adapter_folders(client_folder)[client])
-        assert answers[n] == policy.generate([PROMPTS[n]], seed=0)[0]
-
-
-def test_the_selected_policy_is_that_of_the_client_until_another_one_is_selected(policies):
-    answers = {client: policies.select(client).generate(PROMPTS, seed=0) for client in ("ada", "bea")}
-    assert answers["ada"] != answers["bea"]
-    assert policies.select("ada").generate(PROMPTS, seed=0) == answers["ada"]
+    assert answers == [expected[client][n] for n, client in enumerate(clients)]
+    assert expected["ada"] != expected["bea"]
+    for client in ("ada", "bea", "ada"):
+        assert policies.select(client).generate(PROMPTS, seed=0) == expected[client]
 
 
 def test_a_client_without_a_policy_is_refused_with_the_names_of_the_others(policies):

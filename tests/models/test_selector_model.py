@@ -21,6 +21,7 @@ from components.models.selector import (
 )
 from components.models.selector_model import Selector, choice_logits
 from tests.support.adapters import random_tensors
+from tests.support.recording import record_calls
 
 TEMPLATE = load("summarization/selector_short", "selector")
 COMPARISON = Comparison("the paper", "first summary", "second one")
@@ -36,7 +37,6 @@ def template_length(tokenizer) -> int:
 
 
 def encode_text(tokenizer, comparison, max_length, max_prompt_tokens=None) -> str:
-    """The text of an encoded comparison."""
     ids = encode_comparison(tokenizer, TEMPLATE, comparison, max_length, max_prompt_tokens)
     assert len(ids) <= max_length
     return tokenizer.decode(ids)
@@ -103,17 +103,15 @@ def test_a_short_comparison_is_the_filled_template_and_ends_at_the_answer_slot(t
     assert text.endswith("BETTER SUMMARY:")
 
 
-ROOMS = [16, 17, 30, 41, 60, 200, 1000]
-LENGTHS = [(500, 10, 10), (500, 60, 5), (0, 400, 400), (500, 5, 400), (500, 401, 400)]
-
-
 def make_text(letter, length):
     return "".join(letter + str(i % 10) for i in range(length))[:length]
 
 
-@pytest.mark.parametrize("room", ROOMS)
-@pytest.mark.parametrize("lengths", LENGTHS)
-def test_long_texts_are_truncated_at_their_ends_and_the_template_stays(tokenizer, room, lengths):
+@pytest.mark.parametrize("room", [16, 17, 30, 41, 60, 200, 1000])
+@pytest.mark.parametrize(
+    "lengths", [(500, 10, 10), (500, 60, 5), (0, 400, 400), (500, 5, 400), (500, 401, 400)]
+)
+def test_the_prompt_is_truncated_before_the_completions_and_the_template_stays(tokenizer, room, lengths):
     """Truncating the whole sequence on the right lost the answer slot, and the loss became NaN."""
     prompt, first, second = (make_text(letter, n) for letter, n in zip("pab", lengths, strict=True))
     text = encode_text(tokenizer, Comparison(prompt, first, second), template_length(tokenizer) + room)
@@ -121,31 +119,15 @@ def test_long_texts_are_truncated_at_their_ends_and_the_template_stays(tokenizer
     assert prompt.startswith(prompt_part)
     assert first.startswith(first_part)
     assert second.startswith(second_part)
-    assert len(first_part) >= min(len(first), room // 2)
-    assert len(second_part) >= min(len(second), room // 2)
-
-
-@pytest.mark.parametrize("room", ROOMS)
-@pytest.mark.parametrize("lengths", LENGTHS)
-def test_the_prompt_is_truncated_before_the_completions(tokenizer, room, lengths):
-    prompt, first, second = (make_text(letter, n) for letter, n in zip("pab", lengths, strict=True))
-    text = encode_text(tokenizer, Comparison(prompt, first, second), template_length(tokenizer) + room)
-    prompt_part, first_part, second_part = split_fields(text)
     if len(first) + len(second) <= room:
         assert first_part == first
         assert second_part == second
         assert len(prompt_part) == min(len(prompt), room - len(first) - len(second))
     else:
+        assert len(first_part) >= min(len(first), room // 2)
+        assert len(second_part) >= min(len(second), room // 2)
         assert len(prompt_part) <= 1, "at most the token that is left over by the two halves"
-
-
-@pytest.mark.parametrize("room", ROOMS)
-@pytest.mark.parametrize("lengths", LENGTHS)
-def test_completions_that_do_not_fit_use_all_the_room(tokenizer, room, lengths):
-    prompt, first, second = (make_text(letter, n) for letter, n in zip("pab", lengths, strict=True))
-    text = encode_text(tokenizer, Comparison(prompt, first, second), template_length(tokenizer) + room)
-    used = sum(map(len, split_fields(text)))
-    assert used >= min(room, len(first) + len(second)) - 1
+        assert len(prompt_part + first_part + second_part) >= room - 1
 
 
 def test_the_prompt_has_a_limit_of_its_own(tokenizer):
@@ -182,51 +164,22 @@ def full_logits(selector: Selector, row: list[int]) -> torch.Tensor:
 ROWS = [list(range(10, 10 + n)) for n in (5, 40, 17, 90)]
 
 
-def test_the_choice_logits_are_those_of_the_whole_head(tiny_selector, random_adapter):
-    tiny_selector.slot.load(random_adapter(0, scale=0.5))
-    logits = tiny_selector.choice_logits(*tiny_selector.collate(ROWS))
+def test_the_choice_logits_and_their_gradient_are_those_of_the_whole_head(tiny_selector, random_adapter):
+    slot = tiny_selector.slot
+    slot.load(random_adapter(0, scale=0.5))
+    ids, last = tiny_selector.collate(ROWS)
+    logits = tiny_selector.choice_logits(ids, last)
     expected = torch.stack([full_logits(tiny_selector, row) for row in ROWS])
     assert logits.shape == (4, 2)
     assert logits.dtype == torch.float32
     assert torch.allclose(logits, expected, atol=1e-5)
     assert expected.std() > 0.01
-
-
-def test_the_gradient_of_the_choice_logits_is_that_of_the_whole_head(tiny_selector, random_adapter):
-    slot = tiny_selector.slot
-    slot.load(random_adapter(0))
-
-    def compute_gradient(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return torch.autograd.grad((logits[:, 0] - logits[:, 1]).sum(), slot.parameters)
-
-    ids, last = tiny_selector.collate(ROWS)
-    full = tiny_selector.model(input_ids=ids).logits[torch.arange(len(last)), last]
-    expected = compute_gradient(full[:, list(tiny_selector.choices)])
-    gradients = compute_gradient(tiny_selector.choice_logits(ids, last))
-    for gradient, target in zip(gradients, expected, strict=True):
+    whole = tiny_selector.model(input_ids=ids).logits[torch.arange(4), last][:, list(tiny_selector.choices)]
+    gradients, targets = (
+        torch.autograd.grad((each[:, 0] - each[:, 1]).sum(), slot.parameters) for each in (logits, whole)
+    )
+    for gradient, target in zip(gradients, targets, strict=True):
         assert torch.allclose(gradient, target, atol=1e-5)
-
-
-def test_padding_to_a_longer_batch_does_not_change_the_logits(tiny_selector, random_adapter):
-    tiny_selector.slot.load(random_adapter(0))
-    longest = list(range(5, 205))
-    alone = torch.cat([tiny_selector.choice_logits(*tiny_selector.collate([row])) for row in ROWS])
-    together = tiny_selector.choice_logits(*tiny_selector.collate([*ROWS, longest]))[:4]
-    assert torch.allclose(alone, together, atol=1e-5)
-
-
-def test_a_cap_of_the_final_logits_is_applied(tiny_selector, random_adapter):
-    """Gemma 2 caps its logits."""
-    tiny_selector.slot.load(random_adapter(0))
-    ids, last = tiny_selector.collate(ROWS)
-    model = tiny_selector.model.get_base_model()
-    plain = choice_logits(model, ids, last, tiny_selector.choices)
-    model.config.final_logit_softcapping = 0.05
-    try:
-        capped = choice_logits(model, ids, last, tiny_selector.choices)
-    finally:
-        del model.config.final_logit_softcapping
-    assert torch.allclose(capped, 0.05 * torch.tanh(plain / 0.05))
 
 
 def test_a_backbone_in_bf16_gives_fp32_logits():
@@ -240,7 +193,6 @@ def test_a_backbone_in_bf16_gives_fp32_logits():
 COMPARISONS = [
     Comparison("p" * (7 * i % 30), "a" * (5 * i % 23 + 1), "b" * (3 * i % 17 + 1)) for i in range(45)
 ]
-SWAPPED = [Comparison(c.prompt, c.second, c.first) for c in COMPARISONS]
 
 
 @pytest.mark.slow
@@ -257,13 +209,9 @@ def test_two_half_batches_at_a_time_have_the_logits_of_one_batch(
 ):
     tiny_selector.slot.load(random_adapter(3))
     comparisons = [Comparison(f"paper {n}", "a " * (n % 4), f"b {n}") for n in range(40)]
-    batches, compute = [], tiny_selector.choice_logits
-
-    def record(ids, last):
-        batches.append((threading.get_ident(), len(ids)))
-        return compute(ids, last)
-
-    monkeypatch.setattr(tiny_selector, "choice_logits", record)
+    batches = record_calls(
+        monkeypatch, tiny_selector, "choice_logits", lambda ids, last: (threading.get_ident(), len(ids))
+    )
     logits = tiny_selector.logits(comparisons)
     assert sorted(rows for _, rows in batches) == [8, 16, 16]
     assert threading.get_ident() not in {thread for thread, _ in batches}
@@ -275,89 +223,52 @@ def test_two_half_batches_at_a_time_have_the_logits_of_one_batch(
 
 
 @pytest.mark.slow
-def test_swapping_the_completions_changes_the_sign_of_a_margin_over_both_orders(
+def test_a_margin_over_both_orders_is_their_mean_and_changes_its_sign_with_them(
     tiny_selector, random_adapter
 ):
     tiny_selector.slot.load(random_adapter(0))
+    swapped = [Comparison(c.prompt, c.second, c.first) for c in COMPARISONS]
     margins = tiny_selector.margins(COMPARISONS)
-    assert np.array_equal(margins, -tiny_selector.margins(SWAPPED))
+    shown_as_a = tiny_selector.logits(COMPARISONS)
+    shown_as_b = tiny_selector.logits(swapped)
+    odds = shown_as_a[:, 0] - shown_as_a[:, 1] + shown_as_b[:, 1] - shown_as_b[:, 0]
+    assert margins == pytest.approx(odds / 2, abs=1e-6)
+    assert np.array_equal(margins, -tiny_selector.margins(swapped))
     assert abs(margins).max() > 1e-3
 
 
-@pytest.fixture
-def recorded_batches(tiny_selector, monkeypatch):
-    """The token ids of each batch that the tiny selector computes, as nested lists."""
-    batches, compute = [], tiny_selector.choice_logits
-
-    def record(ids, last):
-        batches.append(ids.tolist())
-        return compute(ids, last)
-
-    monkeypatch.setattr(tiny_selector, "choice_logits", record)
-    return batches
-
-
-REPEATED = [Comparison(f"paper {n % 40 // 4}", "a" * (n % 4), "b") for n in range(50)]
-"""40 comparisons, of four lengths, of which ten are repeated."""
-ORDER = np.random.default_rng(0).permutation(len(REPEATED))
-SHUFFLED = [REPEATED[i] for i in ORDER]
-
-
-def test_a_score_does_not_depend_on_the_order_of_the_comparisons(
-    tiny_selector, random_adapter, recorded_batches
+def test_equal_comparisons_are_computed_once_in_batches_that_do_not_depend_on_their_order(
+    tiny_selector, random_adapter, monkeypatch
 ):
+    comparisons = [Comparison(f"paper {n % 40 // 4}", "a" * (n % 4), "b") for n in range(50)]
+    order = np.random.default_rng(0).permutation(50)
     tiny_selector.slot.load(random_adapter(0))
-    logits = tiny_selector.logits(REPEATED)
-    batches = list(recorded_batches)
-    recorded_batches.clear()
-    assert np.array_equal(tiny_selector.logits(SHUFFLED), logits[ORDER])
-    assert recorded_batches == batches
-    assert len(batches) == 2
-
-
-def test_equal_comparisons_are_computed_once(tiny_selector, random_adapter, recorded_batches):
-    tiny_selector.slot.load(random_adapter(0))
-    logits = tiny_selector.logits(REPEATED)
-    assert sum(map(len, recorded_batches)) == 40
+    recorded = record_calls(monkeypatch, tiny_selector, "choice_logits", lambda ids, last: ids.tolist())
+    logits = tiny_selector.logits(comparisons)
+    batches = list(recorded)
+    recorded.clear()
+    assert np.array_equal(tiny_selector.logits([comparisons[i] for i in order]), logits[order])
+    assert recorded == batches
+    assert [len(batch) for batch in batches] == [32, 8]
     assert np.array_equal(logits[40:], logits[:10])
     assert len(np.unique(logits[:40], axis=0)) == 40
 
 
-def test_no_comparisons_have_no_logits(tiny_selector):
+def test_no_comparisons_have_no_logits_and_no_margins(tiny_selector):
     assert tiny_selector.logits([]).shape == (0, 2)
+    assert tiny_selector.margins([]).shape == (0,)
 
 
-@pytest.mark.slow
-def test_a_margin_over_both_orders_is_their_mean(tiny_selector, random_adapter):
-    tiny_selector.slot.load(random_adapter(0))
-    shown_as_a = tiny_selector.logits(COMPARISONS)
-    shown_as_b = tiny_selector.logits(SWAPPED)
-    odds_as_a = shown_as_a[:, 0] - shown_as_a[:, 1]
-    odds_as_b = shown_as_b[:, 1] - shown_as_b[:, 0]
-    assert tiny_selector.margins(COMPARISONS) == pytest.approx((odds_as_a + odds_as_b) / 2, abs=1e-6)
-
-
-def test_with_a_single_order_the_margin_is_that_of_the_given_order(
+def test_a_single_order_changes_the_margins_but_not_those_by_order(
     tiny_selector, random_adapter, monkeypatch
 ):
     tiny_selector.slot.load(random_adapter(0))
     logits = tiny_selector.logits(COMPARISONS)
+    by_order = tiny_selector.margins_by_order(COMPARISONS)
     monkeypatch.setattr(tiny_selector, "config", tiny_selector.config.model_copy(update={"orders": "single"}))
     assert tiny_selector.margins(COMPARISONS) == pytest.approx(logits[:, 0] - logits[:, 1], abs=1e-6)
-
-
-def test_the_margins_of_both_orders_do_not_depend_on_how_labels_are_made(
-    tiny_selector, random_adapter, monkeypatch
-):
-    tiny_selector.slot.load(random_adapter(0))
-    expected = tiny_selector.margins_by_order(COMPARISONS)
-    monkeypatch.setattr(tiny_selector, "config", tiny_selector.config.model_copy(update={"orders": "single"}))
-    assert np.array_equal(tiny_selector.margins_by_order(COMPARISONS), expected)
-    assert not np.allclose(expected[0], expected[1])
-
-
-def test_no_comparison_has_no_margin(tiny_selector):
-    assert tiny_selector.margins([]).shape == (0,)
+    assert np.array_equal(tiny_selector.margins_by_order(COMPARISONS), by_order)
+    assert not np.allclose(by_order[0], by_order[1])
 
 
 @pytest.mark.slow
@@ -372,48 +283,38 @@ def test_scoring_disables_dropout(debug, random_adapter):
 # --- the vote
 
 
+def test_the_majority_of_an_odd_number_of_selectors_decides():
+    assert majority_vote([[0, 1, 1, 0], [0, 1, 0, 1], [1, 1, 0, 0]]).tolist() == [0, 1, 0, 0]
+    assert majority_vote([[1, 0]]).tolist() == [1, 0]
+
+
 @pytest.mark.parametrize(
-    ("choices", "expected"),
+    ("choices", "words"),
     [
-        ([[0, 1, 1, 0], [0, 1, 0, 1], [1, 1, 0, 0]], [0, 1, 0, 0]),
-        ([[1, 0]], [1, 0]),
+        ([[0, 1], [1, 0]], "odd number U"),
+        ([0, 1, 1], "odd number U"),
+        ([[0, 2, 1]], "must be 0"),
+        ([[0.5]], "must be 0"),
     ],
 )
-def test_the_majority_of_an_odd_number_of_selectors_decides(choices, expected):
-    assert majority_vote(choices).tolist() == expected
-
-
-@pytest.mark.parametrize("choices", [[[0, 1], [1, 0]], [0, 1, 1]])
-def test_an_even_number_of_selectors_is_refused(choices):
-    with pytest.raises(ValueError, match="odd number U"):
-        majority_vote(choices)
-
-
-@pytest.mark.parametrize("choices", [[[0, 2, 1]], [[0.5]]])
-def test_choices_other_than_0_and_1_are_refused(choices):
-    with pytest.raises(ValueError, match="must be 0"):
+def test_an_even_number_of_selectors_and_choices_other_than_0_and_1_are_refused(choices, words):
+    with pytest.raises(ValueError, match=words):
         majority_vote(choices)
 
 
 # --- the embedded backbone
 
 
-@pytest.fixture(scope="module")
-def embedded_selector(debug):
-    if not (backbone_root() / "smollm2-135m-instruct" / "config.json").is_file():
-        pytest.skip(f"the embedded backbone is not at {backbone_root()} (make install downloads it)")
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (backbone_root() / "smollm2-135m-instruct" / "config.json").is_file(),
+    reason="the embedded backbone is not on this machine (make install downloads it)",
+)
+def test_the_choice_logits_of_the_embedded_backbone_are_those_of_its_whole_head(debug):
     backbone = BackboneConfig(name="embedded", layers=4)
     config = debug.selector.model_copy(update={"backbone": backbone, "template": "summarization/selector"})
-    return Selector(config, "cpu")
-
-
-def test_the_answer_tokens_of_the_embedded_backbone_are_known(embedded_selector):
-    assert embedded_selector.choices == (330, 389)
-
-
-@pytest.mark.slow
-def test_the_choice_logits_of_the_embedded_backbone_are_those_of_its_whole_head(embedded_selector):
-    selector = embedded_selector
+    selector = Selector(config, "cpu")
+    assert selector.choices == (330, 389)
     selector.slot.load(random_tensors(selector.slot, seed=0, scale=0.02))
     long = Comparison("word " * 90, "A " * 30, "other " * 8)
     rows = [selector.encode(comparison) for comparison in (COMPARISON, long)]
