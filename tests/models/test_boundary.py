@@ -9,11 +9,8 @@ from components.models.backbone import load_tokenizer
 from components.models.chat_template import ChatTemplate
 from components.models.resident import ResidentPolicy
 from components.models.tokens import encode_beginning, encode_continuation
+from tests.support.full_logits import completion_logprob
 from tests.support.tokenizers import WITH_BOS, WITHOUT_BOS, load_family, write_backbone
-
-EMBEDDED = "embedded"
-FAMILIES = (*WITH_BOS, *WITHOUT_BOS, EMBEDDED)
-SENTENCEPIECE = ("gemma", "llama")
 
 REVIEW = {
     "prompt": "I saw it twice: the film",
@@ -28,19 +25,14 @@ CHAT_TEMPLATE = (
 )
 
 
-def load_tokenizer_of(family, folder):
-    """A tokenizer of the family without a chat template."""
-    if family != EMBEDDED:
-        return load_family(family, folder)
-    tokenizer = load_tokenizer(BackboneConfig(name=EMBEDDED))
-    tokenizer.chat_template = None
-    return tokenizer
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=[*WITH_BOS, *WITHOUT_BOS, "embedded"])
 def resident(request, tmp_path_factory):
-    """A policy whose prompt is the prompt alone, with a tokenizer of a family."""
-    tokenizer = load_tokenizer_of(request.param, tmp_path_factory.mktemp("tokenizer"))
+    """A policy whose prompt is the prompt alone, with a tokenizer of a family without a chat template."""
+    if request.param == "embedded":
+        tokenizer = load_tokenizer(BackboneConfig(name="embedded"))
+        tokenizer.chat_template = None
+    else:
+        tokenizer = load_family(request.param, tmp_path_factory.mktemp("tokenizer"))
     config = PolicyConfig(
         backbone=write_backbone(tokenizer, tmp_path_factory.mktemp("backbone")),
         lora=LoraConfig(r=2, dropout=0.0, target_modules=["c_attn"]),
@@ -49,7 +41,6 @@ def resident(request, tmp_path_factory):
         max_new_tokens=200,
     )
     resident = ResidentPolicy(config, "cpu")
-    assert not resident.policy.tokenizer.chat_template
     resident.slot.load(resident.slot.initial_adapter(0))
     return resident
 
@@ -67,13 +58,6 @@ def joined_ids(resident, text):
     return [*tokenizer.encode(text), tokenizer.eos_token_id]
 
 
-def sum_logprobs(resident, ids, start):
-    """Log-probability of the tokens from a position on, from the full logits of one sequence."""
-    with torch.no_grad():
-        logprobs = resident.model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
-    return sum(float(logprobs[n - 1, ids[n]]) for n in range(start, len(ids)))
-
-
 @pytest.mark.parametrize("side", ["chosen", "rejected"])
 def test_the_ids_of_prompt_and_continuation_are_those_of_the_joined_text(resident, side):
     prompt, completion = resident.encode(REVIEW["prompt"], REVIEW[side])
@@ -82,29 +66,19 @@ def test_the_ids_of_prompt_and_continuation_are_those_of_the_joined_text(residen
 
 
 def test_the_log_likelihood_of_a_continuation_is_that_of_the_joined_text(resident):
+    prompt = resident.policy.encode(REVIEW["prompt"])
     expected = []
-    for side in ("chosen", "rejected"):
-        ids = joined_ids(resident, REVIEW["prompt"] + REVIEW[side])
-        expected.append(sum_logprobs(resident, ids, len(resident.policy.encode(REVIEW["prompt"]))))
+    with torch.no_grad():
+        for side in ("chosen", "rejected"):
+            ids = joined_ids(resident, REVIEW["prompt"] + REVIEW[side])
+            expected.append(float(completion_logprob(resident.model, prompt, ids[len(prompt) :])))
     assert pair_logprobs(resident, [REVIEW], 1)[0] == pytest.approx(expected, abs=1e-3)
     assert pair_logprobs(resident, [REVIEW], 1, reference=True)[0] == pytest.approx(expected, abs=1e-3)
 
 
-def test_the_space_changes_the_log_likelihood_by_nats(resident):
-    """Without it the pair is another one."""
-    bare = REVIEW | {side: REVIEW[side].lstrip() for side in ("chosen", "rejected")}
-    difference = pair_logprobs(resident, [REVIEW], 1) - pair_logprobs(resident, [bare], 1)
-    assert abs(difference).min() > 0.1
-
-
-def test_the_space_at_the_end_of_a_prompt_precedes_the_continuation(resident):
-    moved = {"prompt": REVIEW["prompt"] + " ", "chosen": "was great, and lovely.", "rejected": "was"}
+def test_white_space_of_a_prompt_precedes_the_continuation_and_after_that_it_is_left_out(resident):
+    moved = {"prompt": REVIEW["prompt"] + " ", "chosen": "was great, and lovely. \n", "rejected": "was"}
     assert resident.encode_pair(moved)[:2] == resident.encode_pair(REVIEW)[:2]
-
-
-def test_white_space_after_a_completion_is_no_part_of_it(resident):
-    padded = REVIEW | {"chosen": REVIEW["chosen"] + " \n"}
-    assert resident.encode_pair(padded) == resident.encode_pair(REVIEW)
 
 
 def test_a_token_that_spans_the_boundary_leaves_the_prompts_tokens_as_they_are(resident):
@@ -150,7 +124,7 @@ def test_generated_tokens_are_read_again_as_the_joined_text_with_their_space(res
     assert again == completion
 
 
-@pytest.mark.parametrize("family", SENTENCEPIECE)
+@pytest.mark.parametrize("family", ["gemma", "llama"])
 def test_no_space_is_put_before_a_continuation_that_begins_within_a_word(family, tmp_path):
     tokenizer = load_family(family, tmp_path)
     text, continuation = "the film was lov", "ely great"

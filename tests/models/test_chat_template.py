@@ -5,13 +5,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 from datasets import Dataset
 from trl import DPOConfig, DPOTrainer
 
 from components.config import PolicyConfig, RecipeError, check_section
 from components.models.chat_template import ChatTemplate, ChatTemplateError
-from components.models.continuous_batch import ContinuousBatch
 from components.models.policy import Policy, PolicyError, check_prompts
 from tests.support.chat_templates import (
     Family,
@@ -61,35 +59,33 @@ def test_the_ids_without_a_chat_template_are_those_of_trl(tmp_path):
     assert resident.encode_pair(pair) == encode_by_trl(resident.policy.tokenizer, pair | {"prompt": text})
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_completion_ends_with_the_token_that_ends_a_turn(tmp_path, name):
-    resident = open_chat_policy(name, tmp_path)
-    tokenizer = resident.policy.tokenizer
-    for completion in resident.encode_pair(PAIR)[1:]:
-        assert tokenizer.decode(completion).rstrip().endswith(family(name).end_of_turn)
+@pytest.mark.parametrize(
+    ("arguments", "prompt_end", "before"),
+    [
+        ({}, "assistant\n", "<think>\n\n</think>\n\n"),
+        ({"enable_thinking": False}, "<think>\n\n</think>\n\n", ""),
+    ],
+)
+def test_a_block_of_thoughts_is_of_the_prompt_or_of_the_answer_as_the_arguments_say(
+    tmp_path, arguments, prompt_end, before
+):
+    resident = open_chat_policy("qwen3", tmp_path, chat_template_kwargs=arguments)
+    prompt, chosen = resident.encode(PAIR["prompt"], PAIR["chosen"])
+    assert resident.policy.tokenizer.decode(prompt).endswith(prompt_end)
+    assert resident.policy.tokenizer.decode(chosen) == f"{before}{PAIR['chosen']}<|im_end|>\n"
+    assert prompt == resident.policy.encode(PAIR["prompt"])
 
 
-def test_a_block_of_thoughts_is_of_the_prompt_or_of_the_answer_as_the_arguments_say(tmp_path):
-    block = "<think>\n\n</think>\n\n"
-    answer = PAIR["chosen"] + "<|im_end|>\n"
-    for arguments, prompt_end, text in (
-        ({}, "assistant\n", block + answer),
-        ({"enable_thinking": False}, block, answer),
-    ):
-        resident = open_chat_policy("qwen3", tmp_path, chat_template_kwargs=arguments)
-        prompt, chosen = resident.encode(PAIR["prompt"], PAIR["chosen"])
-        assert resident.policy.tokenizer.decode(prompt).endswith(prompt_end)
-        assert resident.policy.tokenizer.decode(chosen) == text
-        assert prompt == resident.policy.encode(PAIR["prompt"])
+def encode_answers(chat, prompt, *answers):
+    """The texts of encoded answers to a user's turn 'p'."""
+    ids = chat.tokenizer.encode(prompt)
+    _, *encoded = chat.encode_answers([{"role": "user", "content": "p"}], prompt, ids, answers)
+    return [chat.tokenizer.decode(answer) for answer in encoded]
 
 
-def test_a_template_that_writes_no_end_of_a_turn_gets_the_end_of_sequence_token(tmp_path):
-    shape = family("qwen2-base")._replace(template="{% for m in messages %}{{ m.content }}\n{% endfor %}")
-    tokenizer = build_chat_tokenizer(shape)
-    chat = ChatTemplate(tokenizer, {}, None)
-    messages = [{"role": "user", "content": "p"}]
-    _, answer = chat.encode_answers(messages, "p\n", tokenizer.encode("p\n"), ["an answer"])
-    assert tokenizer.decode(answer) == "an answer<|endoftext|>"
+def test_a_template_that_writes_no_end_of_a_turn_gets_the_end_of_sequence_token():
+    chat = chat_of("{% for m in messages %}{{ m.content }}\n{% endfor %}")
+    assert encode_answers(chat, "p\n", "an answer") == ["an answer</s>"]
     assert chat.end_of_turn() is None
 
 
@@ -125,10 +121,7 @@ def test_an_answer_that_ends_in_an_added_token_gets_its_end_like_all_others():
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     chat = chat_of(template, "<tool_call>", "</tool_call>")
     answers = ["<tool_call>f()</tool_call>", "yes"]
-    messages = [{"role": "user", "content": "p"}]
-    prompt = "user: p\n"
-    _, *encoded = chat.encode_answers(messages, prompt, chat.tokenizer.encode(prompt), answers)
-    assert [chat.tokenizer.decode(ids) for ids in encoded] == [f"assistant: {text}</s>" for text in answers]
+    assert encode_answers(chat, "user: p\n", *answers) == [f"assistant: {text}</s>" for text in answers]
 
 
 # --- generation
@@ -146,44 +139,30 @@ def test_without_the_chat_template_generation_stops_at_the_end_of_the_sequence_a
     assert policy.model.generation_config.eos_token_id == [policy.tokenizer.eos_token_id]
 
 
-def test_a_sampled_completion_ends_with_the_end_of_its_turn(tmp_path, monkeypatch):
-    policy = Policy(write_chat_policy("gemma", tmp_path), "cpu")
-    end = policy.tokenizer.convert_tokens_to_ids("<end_of_turn>")
-    forward = ContinuousBatch._forward
-
-    def prefer_end(self, *arguments):
-        logits = forward(self, *arguments).clone()
-        logits[:, end] += 1e3
-        return logits
-
-    monkeypatch.setattr(ContinuousBatch, "_forward", prefer_end)
-    ((completion,),) = policy.generate([PAIR["prompt"]], seed=0)
-    assert completion.ids == (end,)
-    assert completion.finished
-
-
 # --- the day
 
 
+MESSAGES = [{"role": "user", "content": "p"}]
+
+
 def render_on(tokenizer, day):
-    return ChatTemplate(tokenizer, {}, day).render([{"role": "user", "content": "p"}], True)
+    return ChatTemplate(tokenizer, {}, day).render(MESSAGES, True)
 
 
-def test_a_template_prints_the_day_that_is_set_where_it_would_print_the_present_one(monkeypatch):
-    for name in ("llama-3.2", "dated"):
-        tokenizer = build_chat_tokenizer(family(name))
-        today = date.today()
-        messages = [{"role": "user", "content": "p"}]
-        expected = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        assert render_on(tokenizer, today.isoformat()) == expected
-        text = render_on(tokenizer, "2026-03-01")
-        assert text == expected.replace(today.strftime("%d %b %Y"), "01 Mar 2026")
+@pytest.mark.parametrize("name", ["llama-3.2", "dated"])
+def test_a_template_prints_the_day_that_is_set_where_it_would_print_the_present_one(name):
+    tokenizer = build_chat_tokenizer(family(name))
+    today = date.today()
+    expected = tokenizer.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
+    assert render_on(tokenizer, today.isoformat()) == expected
+    text = render_on(tokenizer, "2026-03-01")
+    assert text == expected.replace(today.strftime("%d %b %Y"), "01 Mar 2026")
 
 
 def test_a_template_that_asks_for_a_date_string_gets_the_day():
-    shape = family("llama-3")._replace(template="{{ date_string }}: {{ messages[0].content }}")
-    assert render_on(build_chat_tokenizer(shape), "2026-03-01") == "01 Mar 2026: p"
-    assert render_on(build_chat_tokenizer(shape), None) == ": p"
+    template = "{{ date_string }}: {{ messages[0].content }}"
+    assert chat_of(template, date="2026-03-01").render(MESSAGES, True) == "01 Mar 2026: p"
+    assert chat_of(template).render(MESSAGES, True) == ": p"
 
 
 def test_a_template_that_prints_the_present_day_is_refused_without_one():
@@ -191,29 +170,18 @@ def test_a_template_that_prints_the_present_day_is_refused_without_one():
         render_on(build_chat_tokenizer(family("llama-3.2")), None)
 
 
-def test_a_clock_that_is_read_in_an_unknown_format_is_refused():
-    shape = family("llama-3")._replace(template="{% set f = '%d' %}{{ strftime_now(f) }}")
-    with pytest.raises(ChatTemplateError, match="so that its day cannot be set"):
-        render_on(build_chat_tokenizer(shape), "2026-03-01")
-
-
 @pytest.mark.parametrize(
-    "call",
-    [
-        'strftime_now("%d %b %Y", )',
-        "strftime_now( format = '%d %b %Y' )",
-        "strftime_now (\n'%d %b %Y'\n,\n)",
-    ],
+    "template", ["{% set f = '%d' %}{{ strftime_now(f) }}", '{{ strftime_now("%d" ~ "%b") }}']
 )
-def test_a_clock_is_found_however_its_format_is_written(call):
-    chat = chat_of("{{ " + call + " }}", date="2026-03-01")
-    assert chat.render([{"role": "user", "content": "p"}], False) == "01 Mar 2026"
-
-
-def test_a_clock_whose_format_is_put_together_is_refused():
-    chat = chat_of('{{ strftime_now("%d" ~ "%b") }}', date="2026-03-01")
+def test_a_clock_that_is_read_in_an_unknown_format_is_refused(template):
     with pytest.raises(ChatTemplateError, match="so that its day cannot be set"):
-        chat.render([{"role": "user", "content": "p"}], False)
+        chat_of(template, date="2026-03-01").render(MESSAGES, True)
+
+
+@pytest.mark.parametrize("arguments", ['("%d %b %Y", )', "( format = '%d %b %Y' )", " (\n'%d %b %Y'\n,\n)"])
+def test_a_clock_is_found_however_its_format_is_written(arguments):
+    chat = chat_of("{{ strftime_now" + arguments + " }}", date="2026-03-01")
+    assert chat.render(MESSAGES, False) == "01 Mar 2026"
 
 
 def test_several_chat_templates_without_a_default_are_refused():
@@ -231,14 +199,19 @@ def test_a_day_of_a_recipe_is_a_date_in_yaml_or_a_text(day):
     assert check_section(PolicyConfig, {"chat_date": day}, "here").chat_date == "2026-03-01"
 
 
-def test_a_day_that_is_none_is_refused():
-    with pytest.raises(RecipeError, match="key 'chat_date' is '1 March'"):
-        check_section(PolicyConfig, {"chat_date": "1 March"}, "here")
-
-
-def test_options_of_rendering_are_no_arguments_of_a_template():
-    with pytest.raises(RecipeError, match="'add_generation_prompt' is not an argument of a chat template"):
-        check_section(PolicyConfig, {"chat_template_kwargs": {"add_generation_prompt": False}}, "here")
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"chat_date": "1 March"}, "key 'chat_date' is '1 March'"),
+        (
+            {"chat_template_kwargs": {"add_generation_prompt": False}},
+            "'add_generation_prompt' is not an argument of a chat template",
+        ),
+    ],
+)
+def test_a_text_that_is_no_day_and_an_option_of_rendering_are_refused(values, words):
+    with pytest.raises(RecipeError, match=words):
+        check_section(PolicyConfig, values, "here")
 
 
 def test_arguments_are_refused_where_no_chat_template_is_used(tmp_path: Path):
@@ -255,15 +228,3 @@ def test_a_template_that_does_not_show_answers_is_refused_before_a_model_is_load
     path.write_text("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}")
     with pytest.raises(ChatTemplateError, match="does not show the content of an assistant's turn"):
         check_prompts(config)
-
-
-def test_the_log_probability_of_an_answer_is_that_of_the_whole_dialogue(tmp_path):
-    resident = open_chat_policy("gemma", tmp_path)
-    row = resident.encode_pair(PAIR)
-    with torch.no_grad():
-        computed = resident.logprobs([row])[0]
-        for n, answer in enumerate(row[1:]):
-            ids = [*row[0], *answer]
-            logprobs = resident.model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
-            expected = sum(float(logprobs[i - 1, ids[i]]) for i in range(len(row[0]), len(ids)))
-            assert float(computed[n]) == pytest.approx(expected, abs=1e-3)

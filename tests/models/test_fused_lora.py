@@ -1,5 +1,7 @@
 """The fused LoRA linear has the values and gradients of PEFT's separate operations."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -66,21 +68,14 @@ def test_values_and_gradients_are_those_of_peft(applications, bias, states):
         assert_close(gradient, target)
 
 
-def test_states_without_gradients_get_none():
-    model = build()
-    (model(STATES) ** 2).sum().backward()
-    layer = model.base_model.model[0]
-    assert layer.lora_A["default"].weight.grad.abs().max() > 0
-    assert layer.get_base_layer().weight.grad is None
-
-
-def test_a_frozen_factor_gets_no_gradient():
+def test_factors_alone_get_gradients_and_a_frozen_one_gets_none():
     model = build()
     layer = model.base_model.model[0]
     layer.lora_A["default"].weight.requires_grad_(False)
     (model(STATES) ** 2).sum().backward()
     assert layer.lora_A["default"].weight.grad is None
     assert layer.lora_B["default"].weight.grad.abs().max() > 0
+    assert layer.get_base_layer().weight.grad is None
 
 
 def test_the_states_that_a_layer_reads_do_not_change():
@@ -98,23 +93,24 @@ def test_a_disabled_adapter_is_left_out(applications):
 
 
 def test_active_dropout_is_peft_s_own(applications):
-    model, separate = (build(dropout=0.5, fused=fused).train() for fused in (True, False))
     outputs = []
-    for each in (model, separate):
+    for fused in (True, False):
+        model = build(dropout=0.5, fused=fused).train()
         torch.manual_seed(1)
-        outputs.append(each(STATES))
+        outputs.append(model(STATES))
     assert torch.equal(*outputs)
     assert applications == []
+    fuse_lora(model)
     model.eval()(STATES)
     assert len(applications) == 1
 
 
 def test_rows_of_several_adapters_are_peft_s_own(applications):
-    models = [build(fused=fused) for fused in (True, False)]
+    config = LoraConfig(r=4, lora_alpha=6, target_modules=["0"], init_lora_weights=False)
     outputs = []
-    for model in models:
+    for fused in (True, False):
+        model = build(fused=fused)
         torch.manual_seed(2)
-        config = LoraConfig(r=4, lora_alpha=6, target_modules=["0"], init_lora_weights=False)
         model.add_adapter("other", config)
         model.eval()
         with model.base_model._enable_peft_forward_hooks(adapter_names=["default", "other", "default"]):
@@ -142,8 +138,6 @@ def test_a_second_derivative_is_refused():
 
 
 def test_a_copy_of_a_model_uses_its_own_weights():
-    from copy import deepcopy
-
     model = build()
     copied = deepcopy(model)
     with torch.no_grad():

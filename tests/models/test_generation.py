@@ -2,8 +2,8 @@
 
 import random
 import threading
+from itertools import chain
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 import torch
@@ -18,62 +18,22 @@ from components.models.continuous_batch import (
 )
 from components.models.generation import GenerationSettings, generate_completions, split_rows
 from components.models.key_values import SPARE_COLUMNS
+from tests.support.random_models import FAMILIES, build_random
+from tests.support.recording import record_calls
 
-SMALL = {
-    "vocab_size": 40,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "pad_token_id": 0,
-}
-FAMILIES = {
-    "llama": {},
-    "qwen2": {},
-    "qwen3": {},
-    "mistral": {"sliding_window": 3},
-    "gemma": {},
-    "gemma2": {"sliding_window": 3},
-    "gemma3_text": {"sliding_window": 3},
-    "gpt2": {},
-    "gpt_neox": {},
-    "phi3": {"num_key_value_heads": 4},
-    "olmo2": {},
-}
+OTHERS = {"gpt2": {}, "gpt_neox": {}, "phi3": {"num_key_value_heads": 4}, "olmo2": {}}
 STOP_IDS = [3, 5, 30, 31]
 ENCODED = [[7, 8], [9, 10, 11, 12, 13], [14], [15, 16, 17], [18, 19, 20, 21, 22, 23, 24], [25, 26, 27]]
 
 
-def build(family):
-    config = AutoConfig.for_model(family, **{**SMALL, **FAMILIES.get(family, {})})
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-        for parameter in model.parameters():
-            parameter.data.normal_(std=0.3)
-    return model
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=[*FAMILIES, *OTHERS])
 def model(request):
-    return build(request.param)
-
-
-@pytest.fixture
-def tokenizer():
-    """What generation asks of a tokenizer; a token's text is its number."""
-    return SimpleNamespace(
-        pad_token_id=0,
-        eos_token_id=STOP_IDS[0],
-        decode=lambda ids, skip_special_tokens: " ".join(map(str, ids)),
-    )
+    return build_random(request.param, **OTHERS.get(request.param, {}))
 
 
 @pytest.fixture(scope="module")
 def llama():
-    return build("llama")
+    return build_random("llama")
 
 
 def new_rows(encoded, settings):
@@ -85,27 +45,24 @@ def new_rows(encoded, settings):
     ]
 
 
-def run(model, encoded, settings, stop_ids=STOP_IDS):
+def run(model, encoded, settings):
     """Ids of each row by a continuous batch, and the rows in the order in which they ended."""
     rows = new_rows(encoded, settings)
-    ended = [
-        row for done in ContinuousBatch(model, encoded, rows, settings, stop_ids, 0).run() for row in done
-    ]
+    batches = ContinuousBatch(model, encoded, rows, settings, STOP_IDS, 0).run()
+    ended = list(chain.from_iterable(batches))
     return [row.ids for row in rows], ended
 
 
-def run_alone(model, encoded, settings, stop_ids=STOP_IDS):
+def run_alone(model, encoded, settings):
     """Ids of each row, whose tokens are chosen one by one from the logits of the whole sequence."""
-    result = []
-    for row in new_rows(encoded, settings):
-        while len(row.ids) < settings.max_new_tokens and not set(row.ids) & set(stop_ids):
+    rows = new_rows(encoded, settings)
+    for row in rows:
+        while len(row.ids) < settings.max_new_tokens and not set(row.ids) & set(STOP_IDS):
             with torch.no_grad():
-                logits = model(
-                    input_ids=torch.tensor([encoded[row.prompt] + row.ids]), use_cache=False
-                ).logits
+                ids = torch.tensor([encoded[row.prompt] + row.ids])
+                logits = model(input_ids=ids, use_cache=False).logits
             row.ids += choose_tokens(logits[:, -1], settings.temperature, [row.noise])
-        result.append(row.ids)
-    return result
+    return [row.ids for row in rows]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -141,14 +98,7 @@ def test_rows_that_outlast_the_columns_move_to_the_front(llama):
 
 def test_a_row_takes_the_slot_of_one_that_has_ended(llama, monkeypatch):
     settings = GenerationSettings(2, max_new_tokens=6, temperature=0.8)
-    columns = []
-    forward = ContinuousBatch._forward
-
-    def count_columns(self, ids, *rest):
-        columns.append(ids.numel())
-        return forward(self, ids, *rest)
-
-    monkeypatch.setattr(ContinuousBatch, "_forward", count_columns)
+    columns = record_calls(monkeypatch, ContinuousBatch, "_forward", lambda self, ids, *_: ids.numel())
     ids, ended = run(llama, ENCODED, settings)
     assert sorted(row.prompt for row in ended) == list(range(6))
     steps = sum(len(row) - 1 for row in ids)
@@ -157,16 +107,9 @@ def test_a_row_takes_the_slot_of_one_that_has_ended(llama, monkeypatch):
 
 
 def test_the_completions_of_a_prompt_share_one_pass_over_it(llama, monkeypatch):
-    prefilled = []
-    prefill = ContinuousBatch._prefill
-
-    def record(self, prompts):
-        prefilled.extend(prompts)
-        prefill(self, prompts)
-
-    monkeypatch.setattr(ContinuousBatch, "_prefill", record)
+    prefilled = record_calls(monkeypatch, ContinuousBatch, "_prefill", lambda self, prompts: list(prompts))
     run(llama, ENCODED, GenerationSettings(3, max_new_tokens=4, temperature=1.0, count=5))
-    assert prefilled == list(range(6))
+    assert list(chain.from_iterable(prefilled)) == list(range(6))
 
 
 def test_rows_of_one_token_end_without_a_step(llama):
@@ -191,25 +134,25 @@ def test_every_prompt_is_in_one_part_with_all_its_completions():
     assert split_rows([], 2) == [[]]
 
 
-def test_two_batches_with_a_thread_each_give_the_completions_of_one(tokenizer, llama, two_threads):
+def test_two_batches_with_a_thread_each_give_the_completions_of_one(llama, two_threads, monkeypatch):
+    tokenizer = SimpleNamespace(
+        pad_token_id=0, eos_token_id=STOP_IDS[0], decode=lambda ids, skip_special_tokens: str(ids)
+    )
     settings = GenerationSettings(3, max_new_tokens=9, temperature=0.8, count=2)
-    batch_threads = []
-    step = ContinuousBatch._step
-
-    def record(self):
-        batch_threads.append((threading.get_ident(), torch.get_num_threads(), len(self.rows)))
-        return step(self)
-
-    with mock.patch.object(ContinuousBatch, "_step", record):
-        concurrent = generate_completions(llama, tokenizer, ENCODED, settings, seed=1)
+    steps = record_calls(
+        monkeypatch,
+        ContinuousBatch,
+        "_step",
+        lambda self: (threading.get_ident(), torch.get_num_threads(), len(self.rows)),
+    )
+    concurrent = generate_completions(llama, tokenizer, ENCODED, settings, seed=1)
     assert torch.get_num_threads() == 2
-    assert len({thread for thread, _, _ in batch_threads}) == 2
-    assert {threads for _, threads, _ in batch_threads} == {1}
-    assert max(slots for _, _, slots in batch_threads) == 2
+    assert len({thread for thread, _, _ in steps}) == 2
+    assert {threads for _, threads, _ in steps} == {1}
+    assert max(slots for _, _, slots in steps) == 2
     torch.set_num_threads(1)
-    with mock.patch.object(ContinuousBatch, "_step", record):
-        assert generate_completions(llama, tokenizer, ENCODED, settings, seed=1) == concurrent
-    assert batch_threads[-1][0] == threading.get_ident()
+    assert generate_completions(llama, tokenizer, ENCODED, settings, seed=1) == concurrent
+    assert steps[-1][0] == threading.get_ident()
 
 
 def test_random_batches_give_the_completions_of_single_rows(llama):
@@ -235,27 +178,10 @@ def test_other_pasts_are_not_supported(family):
 # --- the choice of a token
 
 
-def draw(logits, temperature, count):
-    """Shares of the tokens among samples."""
-    noise = [torch.Generator().manual_seed(n) for n in range(count)]
-    tokens = choose_tokens(logits.repeat(count, 1), temperature, noise)
-    return torch.bincount(torch.tensor(tokens), minlength=logits.shape[-1]) / count
-
-
-def test_samples_have_the_probabilities_of_the_softmax():
-    probabilities = torch.tensor([0.1, 0.2, 0.3, 0.4])
-    shares = draw(probabilities.log()[None], 1.0, 10_000)
-    assert torch.allclose(shares, probabilities, atol=5 * 0.5 / 100)  # five standard errors
-
-
-def test_the_temperature_sharpens_the_distribution():
-    shares = draw(torch.tensor([[0.2, 0.8]]).log(), 0.5, 10_000)  # squared: 0.04 and 0.64
-    assert torch.allclose(shares, torch.tensor([1, 16]) / 17, atol=5 * 0.24 / 100)
-
-
 def test_a_token_without_probability_is_never_chosen():
-    shares = draw(torch.tensor([[-torch.inf, 0.0, -torch.inf]]), 1.0, 100)
-    assert shares.tolist() == [0, 1, 0]
+    noise = [torch.Generator().manual_seed(n) for n in range(100)]
+    logits = torch.tensor([[-torch.inf, 0.0, -torch.inf]])
+    assert choose_tokens(logits.repeat(100, 1), 1.0, noise) == [1] * 100
 
 
 def test_temperature_0_chooses_the_largest_logit_and_draws_nothing():

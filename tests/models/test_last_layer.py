@@ -6,51 +6,22 @@ from functools import partial
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from components.concurrency import run_concurrently
 from components.models.last_layer import states_at, states_at_one_position, supports_one_position
+from tests.support.random_models import FAMILIES, build_random
+from tests.support.recording import record_calls
 
-SMALL = {
-    "vocab_size": 40,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "pad_token_id": 0,
-}
-FAMILIES = {
-    "llama": {},
-    "qwen2": {},
-    "qwen3": {},
-    "mistral": {"sliding_window": 3},
-    "gemma": {},
-    "gemma2": {"sliding_window": 3},
-    "gemma3_text": {"sliding_window": 3},
-    "cohere": {},
-    "granite": {"residual_multiplier": 0.5},
-}
 OTHER_FAMILIES = ("gpt2", "gpt_neox", "phi3", "olmo2")
 """Families whose attention has other parts, or other norms of the keys."""
 IDS = torch.arange(1, 25).reshape(3, 8)
 LAST = torch.tensor([7, 2, 5])
 
 
-def build(family, **settings):
-    config = AutoConfig.for_model(family, **{**SMALL, **FAMILIES.get(family, {}), **settings})
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-        for parameter in model.parameters():
-            parameter.data.normal_(std=0.3)
-    return model
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=[*FAMILIES, "cohere", "granite"])
 def model(request):
-    return build(request.param)
+    settings = {"residual_multiplier": 0.5} if request.param == "granite" else {}
+    return build_random(request.param, **settings)
 
 
 def with_lora(model, dropout=0.0):
@@ -62,38 +33,23 @@ def relative_difference(states, expected):
     return float(((states - expected).abs().max() / expected.abs().max()).detach())
 
 
-def test_the_states_are_those_of_the_whole_layer(model):
+def test_the_states_are_those_of_the_whole_layer_which_is_whole_again_afterwards(model):
     assert supports_one_position(model)
     with torch.no_grad():
+        logits = model(input_ids=IDS).logits
         states = states_at_one_position(model, IDS, LAST)
         assert states.shape == (3, 16)
         assert relative_difference(states, states_at(model, IDS, LAST)) < 5e-6
+        assert torch.equal(model(input_ids=IDS).logits, logits)
 
 
-def test_what_follows_the_position_does_not_change_the_states(model):
-    with torch.no_grad():
-        row = states_at_one_position(model, IDS[1:2, :3], torch.tensor([2]))
-        assert relative_difference(states_at_one_position(model, IDS, LAST)[1:2], row) < 5e-6
-
-
-def test_the_mlp_of_the_last_layer_reads_one_position(model):
+def test_the_mlp_of_the_last_layer_reads_one_position(model, monkeypatch):
     read = []
-    hooks = [
-        layer.mlp.register_forward_pre_hook(lambda module, args: read.append(args[0].shape))
-        for layer in model.base_model.layers
-    ]
+    for layer in model.base_model.layers:
+        read.append(record_calls(monkeypatch, layer.mlp, "forward", lambda states: states.shape))
     with torch.no_grad():
         states_at_one_position(model, IDS, LAST)
-    for hook in hooks:
-        hook.remove()
-    assert read == [(3, 8, 16), (3, 1, 16)]
-
-
-def test_the_layer_is_whole_again_afterwards(model):
-    with torch.no_grad():
-        expected = model(input_ids=IDS).logits
-        states_at_one_position(model, IDS, LAST)
-        assert torch.equal(model(input_ids=IDS).logits, expected)
+    assert read == [[(3, 8, 16)], [(3, 1, 16)]]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +57,7 @@ def test_the_layer_is_whole_again_afterwards(model):
     [("llama", "sdpa"), ("llama", "eager"), ("mistral", "sdpa"), ("gemma2", "eager")],
 )
 def test_the_gradients_of_the_adapter_are_those_of_the_whole_layer(family, attention):
-    model = with_lora(build(family, attn_implementation=attention))
+    model = with_lora(build_random(family, attn_implementation=attention))
     base = model.get_base_model()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     weights = torch.linspace(-1, 1, 48).reshape(3, 16)
@@ -118,7 +74,7 @@ def test_the_gradients_of_the_adapter_are_those_of_the_whole_layer(family, atten
 
 def test_threads_select_positions_of_their_own():
     """Each waits for the others before the last layer, so all have selected by then."""
-    model = build("llama")
+    model = build_random("llama")
     positions = [torch.tensor([n, 7 - n, 3]) for n in range(4)]
     meeting = threading.Barrier(len(positions))
 
@@ -140,7 +96,7 @@ def test_threads_select_positions_of_their_own():
 
 
 def test_dropout_of_the_adapter_is_that_of_its_rate():
-    model = with_lora(build("llama"), dropout=0.5).train()
+    model = with_lora(build_random("llama"), dropout=0.5).train()
     base = model.get_base_model()
     torch.manual_seed(0)
     with torch.no_grad():
@@ -152,7 +108,7 @@ def test_dropout_of_the_adapter_is_that_of_its_rate():
 
 
 def test_a_checkpointed_layer_is_computed_whole():
-    model = build("llama")
+    model = build_random("llama")
     with torch.no_grad():
         expected = states_at(model, IDS, LAST)
     model.gradient_checkpointing_enable()
@@ -160,21 +116,21 @@ def test_a_checkpointed_layer_is_computed_whole():
 
 
 def test_a_model_in_bf16_is_supported():
-    assert supports_one_position(build("llama").to(torch.bfloat16))
+    assert supports_one_position(build_random("llama").to(torch.bfloat16))
 
 
 @pytest.mark.parametrize("family", OTHER_FAMILIES)
 def test_other_families_are_not_supported(family):
-    assert not supports_one_position(build(family, num_key_value_heads=4))
+    assert not supports_one_position(build_random(family, num_key_value_heads=4))
 
 
 def test_clipped_keys_are_not_supported():
     """OLMo clips them, which few tokens need not show."""
-    assert not supports_one_position(build("olmo", clip_qkv=100.0))
+    assert not supports_one_position(build_random("olmo", clip_qkv=100.0))
 
 
 def test_a_layer_with_another_computation_is_not_supported():
-    model = build("llama")
+    model = build_random("llama")
     attention = model.base_model.layers[-1].self_attn
     attention.k_norm = torch.nn.Identity()
     assert supports_one_position(model)

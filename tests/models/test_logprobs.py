@@ -8,6 +8,7 @@ import torch
 from components.models import logprobs
 from components.models.logprobs import completion_tokens, supports_shared_prompts
 from tests.support.adapters import random_tensors
+from tests.support.full_logits import completion_logprob
 from tests.support.pairs import PAIRS
 
 
@@ -15,8 +16,7 @@ from tests.support.pairs import PAIRS
 def resident(resident_policy):
     """The tiny policy with a random adapter in its slot."""
     resident_policy.slot.load(random_tensors(resident_policy.slot, seed=1, scale=0.2))
-    yield resident_policy
-    clear_gradients(resident_policy)
+    return resident_policy
 
 
 @pytest.fixture
@@ -28,15 +28,8 @@ def rows(resident):
     return encoded
 
 
-def clear_gradients(resident):
-    for parameter in resident.slot.parameters:
-        parameter.grad = None
-
-
-def read_gradients(resident):
-    gradients = [parameter.grad.clone() for parameter in resident.slot.parameters]
-    clear_gradients(resident)
-    return gradients
+def compute_gradients(resident, values):
+    return torch.autograd.grad(values.sum(), resident.slot.parameters)
 
 
 def assert_close(tensors, expected, atol):
@@ -44,30 +37,16 @@ def assert_close(tensors, expected, atol):
         assert torch.allclose(tensor, target, atol=atol)
 
 
-def sum_full_logprobs(model, prompt: list[int], completion: list[int]) -> torch.Tensor:
-    """Log-probability of a completion from the full logits of one unpadded sequence."""
-    logits = model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0].float().log_softmax(-1)
-    return sum(logits[len(prompt) - 1 + i, token] for i, token in enumerate(completion))
-
-
-def test_log_probabilities_are_those_of_the_full_logits_for_any_padding(resident, rows):
-    expected = torch.stack([sum_full_logprobs(resident.model, *row) for row in rows])[:, None]
-    assert torch.allclose(resident.logprobs(rows), expected, atol=1e-4)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", [7, 1024])
-def test_log_probabilities_and_their_gradients_do_not_depend_on_the_chunks(
+def test_log_probabilities_and_their_gradients_are_those_of_the_full_logits_for_any_chunks(
     resident, rows, chunk, monkeypatch
 ):
-    expected = torch.stack([sum_full_logprobs(resident.model, *row) for row in rows])[:, None]
-    expected.sum().backward()
-    gradients = read_gradients(resident)
+    expected = torch.stack([completion_logprob(resident.model, *row) for row in rows])[:, None]
     monkeypatch.setattr(logprobs, "HEAD_CHUNK", chunk)
     chunked = resident.logprobs(rows)
     assert torch.allclose(chunked, expected, atol=1e-4)
-    chunked.sum().backward()
-    assert_close(read_gradients(resident), gradients, atol=1e-3)
+    assert_close(compute_gradients(resident, chunked), compute_gradients(resident, expected), atol=1e-3)
 
 
 @pytest.fixture
@@ -90,18 +69,18 @@ def test_completions_of_one_prompt_share_its_pass_and_have_the_values_of_separat
     shared = []
     separate = []
     for pair in PAIRS:
-        _, third = resident.encode(pair["prompt"], "a third one")
-        prompt, chosen, rejected = resident.encode_pair(pair)
-        shared.append((prompt, chosen, rejected, third))
-        separate += [(prompt, chosen), (prompt, rejected), (prompt, third)]
+        prompt, *completions = (
+            *resident.encode_pair(pair),
+            resident.encode(pair["prompt"], "a third one")[1],
+        )
+        shared.append((prompt, *completions))
+        separate += [(prompt, completion) for completion in completions]
     together = resident.logprobs(shared)
-    together.sum().backward()
-    gradients = read_gradients(resident)
     alone = resident.logprobs(separate).reshape(len(PAIRS), 3)
-    alone.sum().backward()
     assert torch.allclose(together, alone, atol=1e-4)
     assert len({round(value, 3) for value in together.flatten().tolist()}) > 12
-    assert_close(read_gradients(resident), gradients, atol=1e-3)
+    gradients = compute_gradients(resident, together)
+    assert_close(compute_gradients(resident, alone), gradients, atol=1e-3)
     assert all(gradient.any() for gradient in gradients)
     assert input_shapes[0][0] == (len(PAIRS) if attention == "sdpa" else 3 * len(PAIRS))
     assert input_shapes[1][0] == 3 * len(PAIRS)
@@ -109,39 +88,26 @@ def test_completions_of_one_prompt_share_its_pass_and_have_the_values_of_separat
         assert input_shapes[0][1] == max(sum(map(len, row)) for row in shared)
 
 
-def supports(width, **config):
-    model = SimpleNamespace(config=SimpleNamespace(**{"_attn_implementation": "sdpa"} | config))
-    return supports_shared_prompts(model, width)
-
-
 def test_the_tiny_backbone_supports_shared_prompts(resident):
     assert supports_shared_prompts(resident.model.get_base_model(), 10_000)
 
 
 @pytest.mark.parametrize(
-    ("width", "config"),
+    ("width", "config", "is_shared"),
     [
-        (9, {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 9}),
-        (10, {"layer_types": ["full_attention"], "sliding_window": 9}),
-        (10, {"sliding_window": None}),
+        (9, {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 9}, True),
+        (10, {"layer_types": ["full_attention"], "sliding_window": 9}, True),
+        (10, {"sliding_window": None}, True),
+        (10, {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 9}, False),
+        (10, {"sliding_window": 9}, False),
+        (4, {"alibi": True}, False),
+        (4, {"layer_types": ["full_attention", "linear_attention"]}, False),
+        (4, {"_attn_implementation": "flash_attention_2"}, False),
     ],
 )
-def test_a_prompt_is_shared_if_every_layer_attends_to_the_whole_sequence(width, config):
-    assert supports(width, **config)
-
-
-@pytest.mark.parametrize(
-    ("width", "config"),
-    [
-        (10, {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 9}),
-        (10, {"sliding_window": 9}),
-        (4, {"alibi": True}),
-        (4, {"layer_types": ["full_attention", "linear_attention"]}),
-        (4, {"_attn_implementation": "flash_attention_2"}),
-    ],
-)
-def test_a_prompt_is_not_shared_if_a_layer_needs_another_attention(width, config):
-    assert not supports(width, **config)
+def test_a_prompt_is_shared_if_every_layer_attends_to_the_whole_sequence(width, config, is_shared):
+    model = SimpleNamespace(config=SimpleNamespace(**{"_attn_implementation": "sdpa"} | config))
+    assert supports_shared_prompts(model, width) is is_shared
 
 
 def test_a_prompt_is_not_shared_by_a_recurrent_model():
@@ -149,30 +115,14 @@ def test_a_prompt_is_not_shared_by_a_recurrent_model():
     assert not supports_shared_prompts(SimpleNamespace(_is_stateful=True, config=config), 4)
 
 
-@pytest.fixture
-def tokens(resident):
-    encoded = [resident.encode_pair(pair) for pair in PAIRS]
+def test_tokens_have_the_values_of_the_full_logits_in_the_order_of_the_rows(resident, rows):
     base = resident.model.get_base_model()
-    return completion_tokens(base, encoded, resident.policy.tokenizer.pad_token_id)
-
-
-def test_log_probabilities_of_tokens_add_up_to_those_of_completions(resident, tokens):
     encoded = [resident.encode_pair(pair) for pair in PAIRS]
+    tokens = completion_tokens(base, encoded, resident.policy.tokenizer.pad_token_id)
     sums = (tokens.logprobs * tokens.mask).sum(1).reshape(len(PAIRS), 2)
     assert torch.allclose(sums, resident.logprobs(encoded), atol=1e-4)
-
-
-def test_the_mask_is_true_at_the_tokens_of_each_completion(resident, tokens):
-    lengths = []
-    for pair in PAIRS:
-        _, chosen, rejected = resident.encode_pair(pair)
-        lengths += [len(chosen), len(rejected)]
-    assert tokens.mask.sum(1).tolist() == lengths
+    assert tokens.mask.sum(1).tolist() == [len(completion) for _, completion in rows]
     assert not tokens.logprobs[~tokens.mask].any()
-
-
-def test_tokens_have_the_values_of_the_full_logits_in_the_order_of_the_rows(resident, rows, tokens):
-    base = resident.model.get_base_model()
     for m, (prompt, completion) in enumerate(rows):
         with torch.no_grad():
             output = base(input_ids=torch.tensor([[*prompt, *completion]]), output_hidden_states=True)

@@ -1,5 +1,7 @@
 """An adapter that is merged for generation: the same answers, and the same weights afterwards."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -45,33 +47,23 @@ def test_the_merged_model_computes_the_same_logits_without_the_small_products(po
         assert not torch.allclose(logits(policy.model), expected, atol=1e-2)
 
 
-def test_all_weights_are_the_same_bytes_afterwards(policy):
+def test_all_weights_are_the_same_bytes_afterwards_and_after_an_error(policy):
     before, expected = weights(policy.model), logits(policy.model)
-    with merged_adapter(policy.model):
+    with pytest.raises(RuntimeError, match="interrupted"), merged_adapter(policy.model):
         assert any(not torch.equal(tensor, before[name]) for name, tensor in weights(policy.model).items())
+        raise RuntimeError("interrupted")
     after = weights(policy.model)
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+    with merged_adapter(policy.model):
+        pass
     assert torch.equal(logits(policy.model), expected)
-
-
-def test_the_weights_are_restored_after_an_error(policy):
-    before = weights(policy.model)
-    with pytest.raises(RuntimeError, match="interrupted"), merged_adapter(policy.model):
-        raise RuntimeError("interrupted")
-    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(policy.model).items())
 
 
 def test_answers_are_those_of_the_separate_adapter(policy, monkeypatch):
     prompts = ["a paper", "another paper about models", "a third"]
     answers = [policy.generate(prompts, 1, temperature) for temperature in (0.0, 0.7)]
-    monkeypatch.setattr("components.models.merging.merged_adapter", lambda model: _unchanged())
+    monkeypatch.setattr("components.models.merging.merged_adapter", nullcontext)
     assert [policy.generate(prompts, 1, temperature) for temperature in (0.0, 0.7)] == answers
-
-
-def _unchanged():
-    from contextlib import nullcontext
-
-    return nullcontext()
 
 
 def test_a_disabled_adapter_is_not_merged(policy):

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from transformers import MixtralConfig, MixtralForCausalLM
+from transformers import AutoConfig
 
 from components.alignment.dpo import align_policy
 from components.config import BackboneConfig, DpoObjective, OptimizerConfig, RecipeError
@@ -13,7 +13,7 @@ from components.learning.loop import Training
 from components.learning.pair_scores import pair_logprobs
 from components.learning.selector_training import train_selector
 from components.models.adapters import AdapterSlot, export_adapter
-from components.models.backbone import BackboneError, load_backbone
+from components.models.backbone import BackboneError, fetch_backbone, load_backbone
 from components.models.offload import OffloadError, place_modules
 from components.models.policy import Policy
 from components.models.resident import ResidentPolicy
@@ -22,10 +22,12 @@ from components.models.selector_model import Selector
 from components.recipes import load_recipe
 from tests.support.adapters import random_tensors
 from tests.support.pairs import PAIRS
+from tests.support.random_models import build_random
 from tests.support.training import train_pairs
 
 OFFLOADED = {"device_map": {"model.layers.0": "disk"}}
 COMPARISONS = [Comparison(pair["prompt"], pair["chosen"], pair["rejected"]) for pair in PAIRS]
+WITH_ADAPTER = ["alignment.dpo.reference=sft", "alignment.dpo.reference_adapter=x"]
 TRAINING = Training(steps=3, batch_size=4, optimizer=OptimizerConfig(lr=1e-2), seed=1)
 
 
@@ -35,11 +37,9 @@ def sections(request, debug):
 
     def build(section):
         settings = getattr(debug, section)
-        common = {"gradient_checkpointing": request.param}
-        return [
-            settings.model_copy(update={"backbone": settings.backbone.model_copy(update=common | places)})
-            for places in ({}, OFFLOADED)
-        ]
+        common = settings.backbone.model_copy(update={"gradient_checkpointing": request.param})
+        backbones = (common, common.model_copy(update=OFFLOADED))
+        return [settings.model_copy(update={"backbone": backbone}) for backbone in backbones]
 
     return build
 
@@ -73,11 +73,11 @@ def test_a_selector_scores_and_trains_as_on_the_device(sections, threads):
         selector = Selector(section, "cpu")
         start = random_tensors(selector.slot, seed=1, scale=0.2)
         trained, metrics = train_selector(selector, PAIRS, start, TRAINING)
-        results.append((selector.one_position, trained, metrics.losses, selector.logits(COMPARISONS)))
+        results.append((trained, metrics.losses, selector.logits(COMPARISONS)))
+        assert selector.one_position
         assert devices(selector.model)["meta"] == 9 * (section.backbone.device_map is not None)
     torch.set_num_threads(1)
-    (plain_position, plain, plain_losses, plain_logits), (position, trained, losses, logits) = results
-    assert position == plain_position is True
+    (plain, plain_losses, plain_logits), (trained, losses, logits) = results
     assert losses == plain_losses
     assert np.array_equal(logits, plain_logits)
     assert_equal(plain, trained)
@@ -115,9 +115,9 @@ def sample(policy):
 @pytest.mark.parametrize("threads", [1, 2])
 def test_samples_of_a_backbone_are_those_on_the_device(sections, threads):
     torch.set_num_threads(threads)
-    samples = [sample(Policy(section, "cpu")) for section in sections("policy")]
+    plain, offloaded = (sample(Policy(section, "cpu")) for section in sections("policy"))
     torch.set_num_threads(1)
-    assert samples[0] == samples[1]
+    assert plain == offloaded
 
 
 def test_samples_with_an_adapter_of_a_folder_are_those_on_the_device(sections, tmp_path):
@@ -135,19 +135,9 @@ def test_samples_with_an_adapter_of_a_folder_are_those_on_the_device(sections, t
 
 
 def place(device, max_memory):
-    from transformers import AutoConfig
-
-    from components.models.backbone import fetch_backbone
-
     backbone = BackboneConfig(name="tiny-random", device_map="auto", max_memory=max_memory)
-    config = AutoConfig.from_pretrained(fetch_backbone("tiny-random"))
-    config.num_hidden_layers = 4
+    config = AutoConfig.from_pretrained(fetch_backbone("tiny-random"), num_hidden_layers=4)
     return place_modules(backbone, config, torch.float32, device)
-
-
-LAYERS = [f"model.layers.{n}" for n in range(4)]
-OTHERS = ("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head")
-"""The embeddings and the norm take 33,536 bytes, and a layer 37,120; one is computed on the device."""
 
 
 @pytest.mark.parametrize(
@@ -162,22 +152,21 @@ OTHERS = ("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head")
     ],
 )
 def test_auto_fills_the_device_and_then_the_memory(device, max_memory, expected):
+    """The embeddings and the norm take 33,536 bytes, and a layer 37,120; one is computed on the device."""
     places = place(device, max_memory)
-    assert [places[name] for name in LAYERS] == expected
-    assert {places[name] for name in OTHERS} == {device}
+    assert [places.pop(f"model.layers.{n}") for n in range(4)] == expected
+    assert places.keys() == {"model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"}
+    assert set(places.values()) == {device}
 
 
 def test_a_device_without_room_for_the_rest_and_a_layer_is_refused():
-    with pytest.raises(
-        OffloadError, match=r"embeddings, the head and one layer of 'tiny-random' need .*raise"
-    ):
+    words = r"embeddings, the head and one layer of 'tiny-random' need .*raise"
+    with pytest.raises(OffloadError, match=words):
         place("cpu", {"device": "50KB"})
 
 
 def test_weights_that_are_converted_while_they_are_loaded_cannot_stay_on_disk(tmp_path):
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
-    config = MixtralConfig(**sizes, vocab_size=40, num_hidden_layers=2, num_local_experts=2)
-    MixtralForCausalLM(config).save_pretrained(tmp_path)
+    build_random("mixtral", num_local_experts=2).save_pretrained(tmp_path)
     backbone = BackboneConfig(name=str(tmp_path), **OFFLOADED)
     with pytest.raises(BackboneError, match=r"\(mixtral\) cannot stay on disk, .*leave 'disk' out"):
         load_backbone(backbone, "cpu")
@@ -185,32 +174,25 @@ def test_weights_that_are_converted_while_they_are_loaded_cannot_stay_on_disk(tm
 
 @pytest.mark.parametrize("name", ["lm_head", "model.layers.0.mlp", "model.layers.2"])
 def test_what_is_no_layer_is_refused(name):
-    with pytest.raises(
-        OffloadError, match=rf"'{name}', which is no layer of 'tiny-random': .*model\.layers\.0"
-    ):
+    words = rf"'{name}', which is no layer of 'tiny-random': .*model\.layers\.0"
+    with pytest.raises(OffloadError, match=words):
         load_backbone(BackboneConfig(name="tiny-random", device_map={name: "disk"}), "cpu")
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["policy.backbone.device_map=balanced"], "device_map"),
-        (["policy.backbone.device_map=auto", "policy.backbone.quantization=8bit"], "not quantized"),
-        (["policy.backbone.max_memory={cpu: 1GiB}"], "max_memory is for device_map 'auto'"),
-        (["policy.backbone={device_map: auto, max_memory: {cpu: 1 apple}}"], "max_memory.cpu is '1 apple'"),
-        (
-            [
-                "policy.backbone.device_map=auto",
-                "alignment.dpo.reference=sft",
-                "alignment.dpo.reference_adapter=x",
-            ],
-            "leave out policy.backbone.device_map",
-        ),
+        (["backbone.device_map=balanced"], "device_map"),
+        (["backbone={device_map: auto, quantization: 8bit}"], "not quantized"),
+        (["backbone.max_memory={cpu: 1GiB}"], "max_memory is for device_map 'auto'"),
+        (["backbone={device_map: auto, max_memory: {cpu: 1 apple}}"], "max_memory.cpu is '1 apple'"),
+        (["backbone.device_map=auto", *WITH_ADAPTER], "leave out policy.backbone.device_map"),
     ],
 )
 def test_placements_that_are_not_supported_are_refused(overrides, message):
+    backbone, *others = overrides
     with pytest.raises(RecipeError, match=message):
-        load_recipe("debug", overrides)
+        load_recipe("debug", [f"policy.{backbone}", *others])
 
 
 def test_a_recipe_without_placement_has_the_fingerprint_of_earlier_ones():

@@ -18,30 +18,19 @@ from components.models.rewards.function import (
 from components.recipes import load_recipe, validate_environment
 from tests.support.reward_functions import score_length
 
-
-def test_a_function_is_named_by_its_module():
-    assert find_reward_function("tests.support.reward_functions:score_length") is score_length
+SCORE_LENGTH = "tests.support.reward_functions:score_length"
 
 
-def register(monkeypatch, name):
-    """Add a function as an installed package does."""
-    entry = EntryPoint(name, "tests.support.reward_functions:score_length", REWARD_FUNCTIONS.group)
-    monkeypatch.setitem(REWARD_FUNCTIONS._entry_points, name, entry)
-
-
-def test_a_function_of_an_installed_package_is_named_by_its_entry_point(monkeypatch):
-    register(monkeypatch, "mine")
+def test_an_installed_package_adds_functions_by_entry_points_and_replaces_none_of_the_projects(monkeypatch):
+    for name in ("mine", "clean"):
+        entry = EntryPoint(name, SCORE_LENGTH, REWARD_FUNCTIONS.group)
+        monkeypatch.setitem(REWARD_FUNCTIONS._entry_points, name, entry)
     assert find_reward_function("mine") is score_length
-
-
-def test_an_entry_point_does_not_replace_a_builtin_function(monkeypatch):
-    register(monkeypatch, "clean")
     assert find_reward_function("clean") is not score_length
 
 
 def test_the_scores_of_a_function_are_float64():
-    reward = FunctionReward(name="tests.support.reward_functions:score_length").load("cpu", None)
-    scores = reward(["q", "q"], ["four", "to"])
+    scores = FunctionReward(name=SCORE_LENGTH).load("cpu", None)(["q", "q"], ["four", "to"])
     assert scores.dtype == np.float64
     assert scores.tolist() == [4.0, 2.0]
 
@@ -57,13 +46,13 @@ def test_code_of_a_package_that_is_not_allowed_is_not_imported(allowed, monkeypa
     allowed(packages)
     monkeypatch.setattr(importlib, "import_module", lambda module: pytest.fail(f"{module} was imported"))
     with pytest.raises(RecipeError, match="allow its package with FED_RLHF_ALLOW_CODE=tests"):
-        find_reward_function("tests.support.reward_functions:score_length")
+        find_reward_function(SCORE_LENGTH)
 
 
 @pytest.mark.parametrize("packages", ["tests", "tests.support", "other, tests.support.reward_functions"])
 def test_a_package_and_its_modules_are_allowed_by_name(allowed, packages):
     allowed(packages)
-    assert find_reward_function("tests.support.reward_functions:score_length") is score_length
+    assert find_reward_function(SCORE_LENGTH) is score_length
 
 
 def test_reading_a_recipe_imports_no_code_that_it_names(allowed):
@@ -101,16 +90,13 @@ def clean():
     return FunctionReward(name="clean").load("cpu", None)
 
 
-def test_clean_language_scores_above_insults(clean):
+def test_clean_language_scores_above_insults_whatever_the_prompt_is(clean):
     responses = ["have a nice day", "you are a stupid idiot", "go to hell, moron"]
     scores = clean(["hello"] * 3, responses)
     assert scores[0] > 2
     assert scores[1:].max() < -2
     assert np.abs(scores).max() <= 10
-
-
-def test_clean_does_not_read_the_prompt(clean):
-    assert clean(["you idiot"], ["have a nice day"]) == clean(["hello"], ["have a nice day"])
+    assert clean(["you idiot"] * 3, responses).tolist() == scores.tolist()
 
 
 def test_clean_without_its_package_is_refused_with_the_extra(monkeypatch):

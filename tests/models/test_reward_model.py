@@ -7,6 +7,7 @@ import torch
 from components.models.backbone import BackboneError, fetch_backbone
 from components.models.rewards.base import RewardResources
 from components.models.rewards.classifier import ClassifierReward, ResponseFormat, RewardModel
+from tests.support.recording import record_calls
 
 PROMPTS = ["why?", "a longer question than the others", "why?", "so"]
 RESPONSES = ["because", "it is", "no reason at all, really", "yes"]
@@ -35,7 +36,6 @@ def load(folder):
 
 
 # --- scores
-
 
 TEMPLATE = "Q {prompt} A {response}"
 
@@ -73,21 +73,17 @@ def test_progress_counts_the_distinct_rows(load):
 
 def test_a_score_does_not_depend_on_the_order_of_the_rows(load, monkeypatch):
     model = load(template=TEMPLATE, batch_size=3)
-    batches, compute = [], model.model.forward
-
-    def record(**inputs):
-        batches.append(inputs["input_ids"].tolist())
-        return compute(**inputs)
-
-    monkeypatch.setattr(model.model, "forward", record)
+    recorded = record_calls(
+        monkeypatch, model.model, "forward", lambda **inputs: inputs["input_ids"].tolist()
+    )
     prompts = [f"why {n}?" for n in range(8)] * 2
     responses = ["yes", "no!"] * 8
     scores = model.score(prompts, responses)
-    first = list(batches)
-    batches.clear()
+    batches = list(recorded)
+    recorded.clear()
     assert np.array_equal(model.score(prompts[::-1], responses[::-1]), scores[::-1])
-    assert batches == first
-    assert [len(batch) for batch in first] == [3, 3, 2]
+    assert recorded == batches
+    assert [len(batch) for batch in batches] == [3, 3, 2]
     assert np.array_equal(scores[8:], scores[:8])
     assert len(set(scores)) == 8
 
@@ -95,13 +91,7 @@ def test_a_score_does_not_depend_on_the_order_of_the_rows(load, monkeypatch):
 def test_pairs_are_scored_by_their_two_responses(folder, debug, tmp_path):
     section = ClassifierReward(name=str(folder))
     resources = RewardResources(tmp_path, tmp_path, 0, "cpu", debug.evaluation.judge)
-    rows = [
-        {
-            "prompt": "why?",
-            "chosen": "because",
-            "rejected": "no",
-        }
-    ]
+    rows = [{"prompt": "why?", "chosen": "because", "rejected": "no"}]
     scores, figures = section.score_pairs(rows, resources)
     expected = section.load("cpu", None)(["why?", "why?"], ["because", "no"])
     assert scores.shape == (1, 2)
@@ -124,16 +114,11 @@ def test_fields_in_a_prompt_are_not_filled(load):
     assert text == "say {response} and {prompt}|X"
 
 
-def test_with_a_template_a_long_prompt_loses_its_start(load):
-    text = encode(load(), ResponseFormat("{prompt}|{response}", 16), "x" * 100 + " the end", "yes")
+@pytest.mark.parametrize(("template", "end"), [("{prompt}|{response}", "the end|yes"), (None, "yes")])
+def test_a_long_prompt_is_truncated_and_the_response_is_not(load, template, end):
+    text = encode(load(), ResponseFormat(template, 16), "x" * 100 + " the end", "yes")
     assert len(text) == 16
-    assert text.endswith("the end|yes")
-
-
-def test_without_a_template_a_long_prompt_is_truncated_and_the_response_is_not(load):
-    text = encode(load(), ResponseFormat(None, 16), "x" * 100 + " the end", "yes")
-    assert len(text) == 16
-    assert text.endswith("yes")
+    assert text.endswith(end)
 
 
 @pytest.mark.parametrize("template", [None, "{prompt}|{response}"])
@@ -159,19 +144,11 @@ def test_an_output_that_the_model_does_not_have_is_refused_with_both_numbers(loa
         load(output=2)
 
 
-def test_a_classifier_that_cannot_be_loaded_is_refused_by_name_and_revision(tmp_path):
-    section = ClassifierReward(name=str(tmp_path / "nowhere"))
-    with pytest.raises(
-        BackboneError, match=r"reward model '.*nowhere' \(revision main\) could not be loaded"
-    ):
-        RewardModel(section, "cpu")
-
-
-def test_a_classifier_whose_configuration_cannot_be_read_is_refused_before_its_weights_are_loaded(tmp_path):
-    with pytest.raises(
-        BackboneError, match=r"reward model '.*nowhere' \(revision main\) could not be loaded"
-    ):
-        ClassifierReward(name=str(tmp_path / "nowhere")).check_files()
+@pytest.mark.parametrize("use", [lambda section: RewardModel(section, "cpu"), ClassifierReward.check_files])
+def test_a_classifier_that_cannot_be_loaded_or_checked_is_refused_by_name_and_revision(tmp_path, use):
+    words = r"reward model '.*nowhere' \(revision main\) could not be loaded"
+    with pytest.raises(BackboneError, match=words):
+        use(ClassifierReward(name=str(tmp_path / "nowhere")))
 
 
 def test_the_configuration_of_a_classifier_is_enough_for_its_check(folder, tmp_path):

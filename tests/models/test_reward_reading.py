@@ -1,6 +1,5 @@
 """A classifier is read at the last token of the whole text, as transformers' own pipeline reads one text."""
 
-import numpy as np
 import pytest
 import torch
 from tokenizers import processors
@@ -17,8 +16,9 @@ from transformers import (
 )
 
 from components.learning.reward_model import TrainedReward, train_reward
-from components.models.rewards.classifier import ClassifierReward, RewardModel
+from components.models.rewards.classifier import ClassifierReward, ResponseFormat, RewardModel
 from tests.support.chat_templates import build_chat_tokenizer, family
+from tests.support.recording import record_calls
 from tests.support.tokenizers import write_backbone
 
 PROMPTS = ["why?", "a longer question than the others, which pads them", "so"]
@@ -110,39 +110,38 @@ def test_scores_are_those_of_the_pipeline_on_each_text(tmp_path, kind, shape, te
         assert scores == pytest.approx(expected, abs=1e-5)
 
 
+def assert_scores_of_pipeline(name, shape, template, texts, **options):
+    section = ClassifierReward(name=name, template=fill_marks(template, shape), **options)
+    scores = RewardModel(section, "cpu").score(PROMPTS, RESPONSES)
+    assert scores == pytest.approx(scores_of_pipeline(name, texts), abs=1e-5)
+
+
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
 def test_an_end_that_the_tokenizer_writes_too_is_read_once(tmp_path, template):
     shape = family("llama-3")
     name = write_classifier(tmp_path, "llama", build_tokenizer(shape, "eos", True, adds_eos=True))
-    expected = scores_of_pipeline(name, complete_texts(template, shape, True, adds_eos=True))
-    section = ClassifierReward(name=name, template=fill_marks(template, shape))
-    assert RewardModel(section, "cpu").score(PROMPTS, RESPONSES) == pytest.approx(expected, abs=1e-5)
+    assert_scores_of_pipeline(name, shape, template, complete_texts(template, shape, True, adds_eos=True))
 
 
-def test_a_line_break_after_the_end_of_a_template_gives_no_second_end(tmp_path):
+def test_a_line_break_after_the_end_of_a_template_gives_no_second_end():
     shape = family("llama-3")
     tokenizer = build_tokenizer(shape, "eos", True, adds_eos=True)
-    name = write_classifier(tmp_path, "llama", tokenizer)
     template = fill_marks(TEMPLATES["bos-eos"], shape)
-    encoded = [
-        ClassifierReward(name=name, template=text).format.encode(tokenizer, [("why?", "so")])["input_ids"]
+    first, second = (
+        ResponseFormat(text, 64).encode(tokenizer, [("why?", "so")])["input_ids"].tolist()
         for text in (template, template + "\n")
-    ]
-    assert encoded[0].tolist() == encoded[1].tolist()
+    )
+    assert first == second
 
 
 @pytest.mark.parametrize("adds_bos", [True, False])
 def test_a_text_that_is_truncated_begins_with_bos_and_ends_in_the_end(tmp_path, adds_bos):
     shape = family("llama-3")
     tokenizer = build_tokenizer(shape, "eos", adds_bos)
-    section = ClassifierReward(
-        name=write_classifier(tmp_path, "llama", tokenizer),
-        template=fill_marks(TEMPLATES["bos-eos"], shape),
-        max_length=24,
-    )
-    (ids,) = section.format.encode(RewardModel(section, "cpu").tokenizer, [("a long question " * 9, "yes")])[
-        "input_ids"
-    ].tolist()
+    name = write_classifier(tmp_path, "llama", tokenizer)
+    section = ClassifierReward(name=name, template=fill_marks(TEMPLATES["bos-eos"], shape), max_length=24)
+    rows = [("a long question " * 9, "yes")]
+    (ids,) = section.format.encode(RewardModel(section, "cpu").tokenizer, rows)["input_ids"].tolist()
     assert len(ids) == 24
     assert ids[0] == tokenizer.bos_token_id
     assert ids[-1] == tokenizer.eos_token_id
@@ -155,55 +154,39 @@ def test_a_tokenizer_that_pads_on_the_left_gives_the_same_scores(tmp_path):
     tokenizer = build_tokenizer(shape, "mark", True)
     tokenizer.padding_side = "left"
     name = write_classifier(tmp_path, "gpt2", tokenizer)
-    expected = scores_of_pipeline(name, complete_texts(TURNS, shape, True))
-    scores = RewardModel(ClassifierReward(name=name, template=TURNS), "cpu").score(PROMPTS, RESPONSES)
-    assert scores == pytest.approx(expected, abs=1e-5)
+    assert_scores_of_pipeline(name, shape, TURNS, complete_texts(TURNS, shape, True))
 
 
 def test_a_padding_token_that_the_model_does_not_have_changes_no_score(tmp_path):
     shape = family("llama-3")
     tokenizer = build_tokenizer(shape, "eos", True)
     name = write_classifier(tmp_path, "llama", tokenizer)
-    expected = scores_of_pipeline(name, complete_texts(TURNS, shape, True))
     tokenizer.add_special_tokens({"pad_token": "[PAD]"})
     tokenizer.save_pretrained(name)
-    scores = RewardModel(ClassifierReward(name=name, template=TURNS), "cpu").score(PROMPTS, RESPONSES)
-    assert scores == pytest.approx(expected, abs=1e-5)
+    assert_scores_of_pipeline(name, shape, TURNS, complete_texts(TURNS, shape, True))
 
 
 @pytest.mark.slow
-def test_a_trained_reward_is_trained_at_the_token_at_which_it_is_read(tmp_path):
+def test_a_trained_reward_is_trained_at_the_token_at_which_it_is_read(tmp_path, monkeypatch):
     """All its texts end in EOS, which pads them; their last tokens are what the losses depend on."""
     shape = family("llama-3")
     backbone = write_backbone(build_tokenizer(shape, "eos", True), tmp_path)
-    reward = TrainedReward(
-        template=TURNS + shape.eos,
-        training={
-            "backbone": backbone.model_dump(),
-            "lora": {"r": 2, "dropout": 0.0, "target_modules": ["c_attn"]},
-            "steps": 2,
-            "batch_size": 2,
-            "lr": 0.1,
-        },
-    )
+    lora = {"r": 2, "dropout": 0.0, "target_modules": ["c_attn"]}
+    training = {"backbone": backbone.model_dump(), "lora": lora, "steps": 2, "batch_size": 2, "lr": 0.1}
+    reward = TrainedReward(template=TURNS + shape.eos, training=training)
     rows = [
         {"prompt": prompt, "chosen": response, "rejected": "no"}
         for prompt, response in zip(PROMPTS, RESPONSES, strict=True)
     ]
-    read = []
-    forward = GPT2ForSequenceClassification.forward
 
-    def record(self, *arguments, **inputs):
-        ids, mask = inputs["input_ids"], inputs["attention_mask"]
-        places = torch.arange(ids.shape[1])
-        read.append(((places * (ids != self.config.pad_token_id)).argmax(-1), mask.sum(1) - 1))
-        return forward(self, *arguments, **inputs)
+    def read_places(model, *_, input_ids, attention_mask, **__):
+        places = torch.arange(input_ids.shape[1])
+        read = (places * (input_ids != model.config.pad_token_id)).argmax(-1)
+        return read.tolist(), (attention_mask.sum(1) - 1).tolist()
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GPT2ForSequenceClassification, "forward", record)
-        model, tokenizer, losses = train_reward(reward, rows, 0, "cpu")
+    read = record_calls(monkeypatch, GPT2ForSequenceClassification, "forward", read_places)
+    model, tokenizer, losses = train_reward(reward, rows, 0, "cpu")
     assert len(losses) == 2
-    for place, last in read:
-        assert np.array_equal(place, last)
+    assert [places for places, _ in read] == [last for _, last in read]
     assert tokenizer.pad_token == shape.eos
     assert model.config.pad_token_id == tokenizer.pad_token_id

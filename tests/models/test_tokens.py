@@ -21,8 +21,6 @@ def tokenizer(request, tmp_path):
 
 
 families = pytest.mark.parametrize("tokenizer", [*WITH_BOS, *WITHOUT_BOS], indirect=True)
-families_with_bos = pytest.mark.parametrize("tokenizer", WITH_BOS, indirect=True)
-families_without_bos = pytest.mark.parametrize("tokenizer", WITHOUT_BOS, indirect=True)
 
 
 def encode_film(tokenizer, max_length=500, completion="was great"):
@@ -30,25 +28,20 @@ def encode_film(tokenizer, max_length=500, completion="was great"):
     return encode_comparison(tokenizer, SELECTOR, comparison, max_length, None)
 
 
-@families_with_bos
-def test_a_selectors_input_begins_with_the_bos_that_the_tokenizer_adds(tokenizer):
-    ids = encode_film(tokenizer)
-    assert ids[0] == tokenizer.bos_token_id
-    assert ids.count(tokenizer.bos_token_id) == 1
-
-
-@families_without_bos
-def test_a_selectors_input_has_no_bos_if_the_tokenizer_adds_none(tokenizer):
-    assert tokenizer.bos_token_id is not None
-    assert tokenizer.bos_token_id not in encode_film(tokenizer)
-
-
-@families_with_bos
-def test_bos_counts_as_one_of_the_tokens_of_max_length(tokenizer):
+@pytest.mark.parametrize(
+    ("tokenizer", "count"),
+    [*((family, 1) for family in WITH_BOS), *((family, 0) for family in WITHOUT_BOS)],
+    indirect=["tokenizer"],
+)
+def test_a_selectors_input_begins_with_the_bos_that_the_tokenizer_adds(tokenizer, count):
+    """Which is one of its max_length tokens."""
     complete = encode_film(tokenizer, completion="xyz" * 20)
     truncated = encode_film(tokenizer, len(complete) - 20, completion="xyz" * 20)
     assert len(truncated) == len(complete) - 20
-    assert truncated[0] == tokenizer.bos_token_id
+    assert tokenizer.bos_token_id is not None
+    for ids in (complete, truncated):
+        assert ids.count(tokenizer.bos_token_id) == count
+        assert (ids[0] == tokenizer.bos_token_id) is (count == 1)
 
 
 @families
