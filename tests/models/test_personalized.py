@@ -86,11 +86,12 @@ def test_the_reward_head_is_eq_3_on_hand_computed_numbers():
 
 def test_the_reward_heads_dropout_precedes_tanh():
     torch.manual_seed(0)
-    head = RewardHead(3, RewardHeadConfig(width=2, dropout=0.999999)).train()
+    head = RewardHead(3, RewardHeadConfig(width=1, dropout=0.5)).train()
     with torch.no_grad():
-        head.hidden.bias.fill_(5.0)
-    rewards = {round(reward, 4) for reward in head(torch.zeros(50, 3)).tolist()}
-    assert rewards == {round(float(head.score.bias.detach()), 4)}, "tanh(0) where everything is dropped"
+        head.hidden.bias.fill_(50.0)
+        rewards = {round(reward, 4) for reward in head(torch.zeros(50, 3)).tolist()}
+    bias, weight = head.score.bias.item(), head.score.weight.item()
+    assert rewards == {round(bias, 4), round(bias + weight, 4)}, "tanh(0) and tanh(100)"
 
 
 def test_the_bottlenecks_dropout_keeps_the_residual():
