@@ -27,6 +27,11 @@ def runs_root() -> Path:
     return Path(os.environ.get("FED_RLHF_RUNS", home() / "runs"))
 
 
+def tracking_uri() -> str:
+    """MLflow's store: MLFLOW_TRACKING_URI, or the SQLite file of the project's home."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home() / 'mlflow.db'}"
+
+
 def is_file(path: Path) -> bool:
     """Whether there is a file; a name that no file can have is none."""
     try:

@@ -24,6 +24,7 @@ from components.federation.commits import CommitError
 from components.federation.method import method_of
 from components.inputs import original_names, verify_inputs
 from components.io import read_json, write_json
+from components.paths import tracking_uri
 from components.recipes import required_backbones
 from flows.fed_rlhf import align, evaluate, federate, grow_trees, prepare, run_phase
 from tasks import data, federation
@@ -32,7 +33,6 @@ from tasks.flow_runs import claim_flow_run
 from tasks.report import link_artifacts, write_report
 from tasks.run_table import HEADLINE
 from tasks.runs import RESULT, Run, lock
-from tasks.tracking.client import tracking_uri
 from tasks.tracking.report import log_report
 from tasks.tracking.run_tree import ending, is_known, open_run_tracking, tag_reused_phases
 

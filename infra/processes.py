@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 import signal
 import subprocess
 import time
@@ -27,7 +28,12 @@ MARK = "FED_RLHF_STARTED_BY_UP"
 START_TIMEOUT = 180.0
 """Seconds within which a server must answer."""
 LOG_EXCERPT = 300
-"""Characters of a log's last line that an error quotes."""
+"""Characters of a log's line that an error quotes."""
+ERRORS = (
+    re.compile(r"^[\w.]*(Error|Exception)\b.*: "),
+    re.compile(r"\b(error|denied|refused)\b", re.IGNORECASE),
+)
+"""Lines of a log that name an error: those of a stack trace, then others."""
 
 
 class ServerError(UserError, RuntimeError):
@@ -171,8 +177,8 @@ def wait_until(ready: Callable[[], bool], process: subprocess.Popen[bytes], name
     """Wait until a server answers.
 
     Raises:
-        ServerError: its process ended, or it did not answer within START_TIMEOUT; quotes the last
-            line of its log.
+        ServerError: its process ended, or it did not answer within START_TIMEOUT; quotes a line of
+            its log.
     """
     deadline = time.monotonic() + START_TIMEOUT
     reason = f"it did not answer within {START_TIMEOUT:.0f} s"
@@ -184,5 +190,11 @@ def wait_until(ready: Callable[[], bool], process: subprocess.Popen[bytes], name
             break
         time.sleep(0.25)
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.is_file() else []
-    last = next((f" ({line.strip()[:LOG_EXCERPT]})" for line in reversed(lines) if line.strip()), "")
-    raise ServerError(f"could not start {name}: {reason}{last}; see {log}.")
+    raise ServerError(f"could not start {name}: {reason}{_cause(lines)}; see {log}.")
+
+
+def _cause(lines: Sequence[str]) -> str:
+    """The last line of a log that names an error, else its last line, in brackets; empty without lines."""
+    written = [line.strip() for line in reversed(lines) if line.strip()]
+    named = [line for pattern in ERRORS for line in written if pattern.search(line)]
+    return f" ({(named or written)[0][:LOG_EXCERPT]})" if written else ""

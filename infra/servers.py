@@ -19,9 +19,10 @@ from typing import Any, NamedTuple, NoReturn
 import yaml
 
 from components.environment import PRIVATE_PREFECT, malloc_variables
-from components.paths import PACKAGE, home, in_checkout
+from components.paths import PACKAGE, home, in_checkout, tracking_uri
 from infra import processes
 from infra.processes import ServerError
+from infra.stores import check_writable, create_tracking_store, first_use
 
 HOST = "127.0.0.1"
 PREFECT_PORT = 4200
@@ -38,18 +39,20 @@ WORK_POOL = "fed-rlhf"
 ZOMBIES = "Crash flow runs without a heartbeat"
 ZOMBIE_SECONDS = 90
 GUARD = """
-import signal, subprocess, sys
+import select, signal, subprocess, sys
 # In the background of a shell SIGINT is ignored, and the child would inherit that.
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
-sys.stdin.buffer.read()
+while not select.select([sys.stdin], [], [], 0.5)[0]:
+    if child.poll() is not None:
+        sys.exit(child.returncode or 1)
 child.send_signal(signal.SIGINT)
 try:
     child.wait(10)
 except subprocess.TimeoutExpired:
     child.kill()
 """
-"""Runs a command until its standard input ends, as it does when the process that holds it ends."""
+"""Runs a command until it or its standard input ends, which the process that holds it does when it ends."""
 
 
 class Server(NamedTuple):
@@ -117,7 +120,9 @@ def prefect_api() -> Iterator[None]:
         ServerError: the API in PREFECT_API_URL does not answer, or none could be started.
     """
     os.environ.update(prefect_environment())
-    configured = os.environ.get("PREFECT_API_URL")
+    check_writable(Path(os.environ["PREFECT_HOME"]))
+    create_tracking_store(tracking_uri())
+    configured = _api_url(os.environ.get("PREFECT_API_URL", ""))
     shared = f"http://{HOST}:{PREFECT_PORT}/api"
     if configured:
         if not os.environ.get("PREFECT_API_KEY") and not is_up(f"{configured}/health"):
@@ -125,7 +130,8 @@ def prefect_api() -> Iterator[None]:
                 f"PREFECT_API_URL is {configured}, but no Prefect API answers there: start it, or unset the"
                 " variable so that the run starts its own."
             )
-        yield
+        with _variables({"PREFECT_API_URL": configured}):
+            yield
     elif processes.is_started(PREFECT_SERVER) and is_up(f"{shared}/health"):
         with _variables({"PREFECT_API_URL": shared}):
             yield
@@ -134,16 +140,28 @@ def prefect_api() -> Iterator[None]:
             yield
 
 
+def _api_url(configured: str) -> str:
+    """The address of an API as Prefect needs it: without a slash at its end, and with its path /api."""
+    url = configured.rstrip("/")
+    if url and not is_up(f"{url}/health") and is_up(f"{url}/api/health"):
+        return f"{url}/api"
+    return url
+
+
 @contextmanager
 def _variables(values: dict[str, str]) -> Iterator[None]:
-    """Set environment variables, and unset them afterwards; Prefect reads them again if it is imported."""
+    """Set environment variables, and restore them afterwards; Prefect reads them again if it is imported."""
+    before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     _refresh_prefect()
     try:
         yield
     finally:
-        for name in values:
-            os.environ.pop(name, None)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
         _refresh_prefect()
 
 
@@ -161,7 +179,7 @@ def _private_server() -> Iterator[str]:
     url = f"http://{HOST}:{port}/api"
     log = processes.log_path(f"prefect-{port}")
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as output:
+    with first_use(), log.open("wb") as output:  # the server migrates Prefect's database
         guard = subprocess.Popen(
             [sys.executable, "-c", GUARD, *prefect_command(port, "--no-ui")],
             stdin=subprocess.PIPE,
@@ -171,8 +189,8 @@ def _private_server() -> Iterator[str]:
             cwd=home(),
             env=os.environ | prefect_environment() | {"PREFECT_API_URL": url},
         )
-    try:
         processes.wait_until(lambda: is_up(f"{url}/health"), guard, "the Prefect server of this run", log)
+    try:
         log.unlink()  # the server still writes to it, but the run has a log of its own
         yield url
     finally:
@@ -224,6 +242,8 @@ def start_servers() -> None:
             " project: run it there, or start `prefect server start` and `mlflow server` yourself."
         )
     prefect, mlflow, environment = project_servers()
+    check_writable(Path(environment["PREFECT_HOME"]))
+    create_tracking_store(environment["MLFLOW_BACKEND_STORE_URI"])
     with processes.exclusive():
         for server in (prefect, mlflow):
             server.require_free_port()

@@ -19,12 +19,11 @@ from components.evaluation.contests import Contest
 from components.evaluation.diagnostics import load_diagnostics
 from components.evaluation.diagnostics.base import DiagnosedRun
 from components.io import read_json, write_atomically, write_json
-from components.paths import home
+from components.paths import home, tracking_uri
 from components.recipes import dump_recipe
 from components.reporting.metrics import RunResults
 from components.results import FederationResult
 from tasks.runs import Run, contest_file
-from tasks.tracking.client import tracking_uri
 from tasks.tracking.report import LOCAL_UI, prefect_page, run_page_path, run_url
 from tasks.uncached import task
 

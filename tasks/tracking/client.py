@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import tempfile
 import time
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.io import file_hash
 from components.names import file_name, mlflow_key
-from components.paths import home
+from components.paths import home, tracking_uri
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -33,11 +32,6 @@ EXPERIMENT_KIND = {"mlflow.experimentKind": "custom_model_development"}
 
 Point = tuple[str, Any, int]
 """Name, value and step of a metric."""
-
-
-def tracking_uri() -> str:
-    """MLFLOW_TRACKING_URI, or the SQLite file of the project's home."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home() / 'mlflow.db'}"
 
 
 def artifact_root() -> Path:

@@ -20,11 +20,12 @@ from components.data.templates import with_text
 from components.evaluation.contests import Contest
 from components.io import read_json
 from components.models.policy import has_client_adapters
+from components.paths import tracking_uri
 from components.reporting.metrics import result_metrics
 from components.reporting.run import CONTESTS, verdict_words
 from components.results import AlignmentResult, EvaluationResult, QuestionResult
 from tasks.runs import RESULT, Run, contest_file
-from tasks.tracking.client import RunLog, data_digest, log_curves, mlflow_client, tracking_uri
+from tasks.tracking.client import RunLog, data_digest, log_curves, mlflow_client
 from tasks.tracking.run_tree import PARENT_TAG
 from tasks.uncached import task
 

@@ -10,12 +10,13 @@ from components.config.benchmark import Benchmark
 from components.environment import PRIVATE_PREFECT
 from components.io import read_json
 from components.names import markdown_text, mlflow_key
+from components.paths import tracking_uri
 from components.reporting.changes import Change, MeansByArm
 from components.reporting.claims import Finding
 from components.reporting.metrics import alias_of
 from components.reporting.page import fenced
 from tasks.runs import Run
-from tasks.tracking.client import RunLog, mlflow_client, tracking_uri
+from tasks.tracking.client import RunLog, mlflow_client
 from tasks.uncached import task
 
 LOCAL_UI = "http://127.0.0.1:5000"

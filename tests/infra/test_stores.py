@@ -1,0 +1,128 @@
+"""The databases of the project's home: made once and whole, and refused where they cannot be written."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from mlflow import MlflowClient
+
+from infra import servers, stores
+from infra.processes import ServerError, _cause
+
+CREATE = "import sys; from infra.stores import create_tracking_store; create_tracking_store(sys.argv[1])"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("FED_RLHF_HOME", str(tmp_path))
+    monkeypatch.delenv("FED_RLHF_RUNS", raising=False)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return tmp_path
+
+
+def create_in_process(uri):
+    return subprocess.Popen([sys.executable, "-c", CREATE, uri])
+
+
+@pytest.mark.slow
+def test_a_store_whose_first_process_was_killed_is_made_by_the_next(home):
+    uri = f"sqlite:///{home / 'mlflow.db'}"
+    process = create_in_process(uri)
+    building = home / ".mlflow.db.building"
+    while not building.is_file():
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (home / "mlflow.db").exists()
+    stores.create_tracking_store(uri)
+    assert MlflowClient(uri).get_experiment_by_name("Default") is not None
+    assert not building.exists()
+
+
+@pytest.mark.slow
+def test_processes_that_start_at_once_make_one_store(home):
+    uri = f"sqlite:///{home / 'mlflow.db'}"
+    processes = [create_in_process(uri) for _ in range(3)]
+    assert [process.wait(120) for process in processes] == [0, 0, 0]
+    assert len(MlflowClient(uri).search_experiments()) == 1
+
+
+@pytest.mark.parametrize("uri", ["http://127.0.0.1:5000", "postgresql://u:p@h/db"])
+def test_a_store_that_is_no_file_is_left_to_its_server(home, uri):
+    stores.create_tracking_store(uri)
+    assert list(home.iterdir()) == []
+
+
+def test_one_process_at_a_time_makes_databases(home):
+    held = []
+
+    def use(number):
+        with stores.first_use():
+            held.append(number)
+            time.sleep(0.05)
+            assert held[-1] == number
+
+    with ThreadPoolExecutor(4) as executor:
+        list(executor.map(use, range(4)))
+    assert sorted(held) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["mlflow.db", ".prefect/prefect.db", "runs", ".state"])
+def test_what_cannot_be_written_is_named_with_its_owner_before_a_run(home, monkeypatch, name):
+    path = home / name
+    path.parent.mkdir(exist_ok=True)
+    path.mkdir() if name in ("runs", ".state") else path.touch()
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda tested, mode: tested != path and access(tested, mode))
+    with pytest.raises(
+        ServerError, match=rf"{path} cannot be written: it belongs to the user .*FED_RLHF_HOME"
+    ):
+        stores.check_writable(home / ".prefect")
+
+
+def test_what_is_missing_is_made_in_a_folder_that_can_be_written(home):
+    stores.check_writable(home / "not" / "yet" / "there")
+
+
+def test_a_user_without_an_entry_is_named_by_its_id():
+    assert stores._user_name(987654) == "the user with id 987654"
+
+
+@pytest.mark.slow
+def test_a_prefect_server_that_ends_at_its_start_is_noticed_with_its_cause(home, monkeypatch):
+    url = "postgresql+asyncpg://u:p@127.0.0.1:1/none"
+    monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", url)
+    start = time.monotonic()
+    ended = r"its process ended with status \d+ \(.*Error.*\); see"
+    with pytest.raises(ServerError, match=ended), servers._private_server():
+        pytest.fail("the server is up")
+    assert time.monotonic() - start < 120
+
+
+@pytest.mark.parametrize(
+    ("lines", "cause"),
+    [
+        (
+            ["Traceback", "OSError: [Errno 111] refused", "ERROR: failed", "Server stopped!", ""],
+            "OSError: [Errno 111] refused",
+        ),
+        (["permission denied: x", "Server stopped!"], "permission denied: x"),
+        (["Server stopped!"], "Server stopped!"),
+    ],
+)
+def test_the_cause_is_the_last_line_that_names_an_error(lines, cause):
+    assert _cause(lines) == f" ({cause})"
+    assert _cause(["", " "]) == ""
+
+
+@pytest.mark.parametrize(
+    "configured", ["http://h:4200", "http://h:4200/", "http://h:4200/api/", "http://h:4200/api"]
+)
+def test_the_address_of_an_api_is_completed(monkeypatch, configured):
+    monkeypatch.setattr(servers, "is_up", lambda url: url == "http://h:4200/api/health")
+    assert servers._api_url(configured) == "http://h:4200/api"
