@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -30,6 +31,11 @@ def runs_root() -> Path:
 def tracking_uri() -> str:
     """MLflow's store: MLFLOW_TRACKING_URI, or the SQLite file of the project's home."""
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home() / 'mlflow.db'}"
+
+
+def without_credentials(uri: str) -> str:
+    """An address without the user and the password in it, as it is shown and stored."""
+    return re.sub(r"(?<=://)[^/]*@", "", uri)
 
 
 def is_file(path: Path) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 from components.config import UserError
 from components.environment import configure_libraries
 from components.io import DamagedFileError
+from components.paths import without_credentials
 from infra.processes import ServerError
 from infra.servers import is_up, prefect_api
 
@@ -46,7 +47,7 @@ def run_flow(entrypoint: str, verbose: bool, **parameters: Any) -> tuple[int, An
     Raises:
         ServerError: a server that the environment names does not answer.
     """
-    tracking = os.environ.get("MLFLOW_TRACKING_URI", "")
+    tracking = without_credentials(os.environ.get("MLFLOW_TRACKING_URI", ""))  # health needs none
     if tracking.startswith("http") and not is_up(f"{tracking.rstrip('/')}/health"):
         raise ServerError(
             f"MLFLOW_TRACKING_URI is {tracking}, but no MLflow server answers there: start it, or unset the"

@@ -24,7 +24,7 @@ from components.federation.commits import CommitError
 from components.federation.method import method_of
 from components.inputs import original_names, verify_inputs
 from components.io import read_json, write_json
-from components.paths import tracking_uri
+from components.paths import tracking_uri, without_credentials
 from components.recipes import required_backbones
 from flows.fed_rlhf import align, evaluate, federate, grow_trees, prepare, run_phase
 from tasks import data, federation
@@ -82,7 +82,7 @@ def write_headline(run: Run) -> None:
 @contextlib.contextmanager
 def _tracked(run: Run, recipe: Recipe, stage: str) -> Iterator[str]:
     """The parent MLflow run of the pipeline's present state, open while the stage runs."""
-    state = [recipe.fingerprint(*type(recipe).model_fields), tracking_uri()]
+    state = [recipe.fingerprint(*type(recipe).model_fields), without_credentials(tracking_uri())]
     link = claim_flow_run(run, is_named=False)
     metadata = run.metadata()
     parent = metadata.get("mlflow_run_id")

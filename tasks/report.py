@@ -19,7 +19,7 @@ from components.evaluation.contests import Contest
 from components.evaluation.diagnostics import load_diagnostics
 from components.evaluation.diagnostics.base import DiagnosedRun
 from components.io import read_json, write_atomically, write_json
-from components.paths import home, tracking_uri
+from components.paths import home, tracking_uri, without_credentials
 from components.recipes import dump_recipe
 from components.reporting.metrics import RunResults
 from components.results import FederationResult
@@ -132,7 +132,7 @@ def ui_links(run: Run) -> dict[str, str]:
     metadata = run.metadata()
     page = run_page_path(metadata["mlflow_run_id"])
     if tracking_uri().startswith("http"):
-        mlflow = f"{tracking_uri()}/{page}"
+        mlflow = f"{without_credentials(tracking_uri())}/{page}"
     else:
         mlflow = f"make mlflow-ui      then open {LOCAL_UI}/{page}"
     prefect = prefect_page(metadata.get("flow_run_url") or "")

@@ -20,6 +20,7 @@ from components.environment import (
     malloc_variables,
     preserve_root_log_level,
 )
+from components.paths import without_credentials
 
 ROOT = Path(__file__).resolve().parent.parent
 COUNT_FAULTS = """
@@ -146,3 +147,16 @@ def test_the_level_of_the_root_logger_is_restored():
     with preserve_root_log_level():
         logging.getLogger().setLevel(logging.CRITICAL)
     assert logging.getLogger().level == before
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("https://ada:secret@mlflow.example.org:5000/x", "https://mlflow.example.org:5000/x"),
+        ("postgresql://ada:se@cret@h/db", "postgresql://h/db"),
+        ("sqlite:////home/ada@home/mlflow.db", "sqlite:////home/ada@home/mlflow.db"),
+        ("http://127.0.0.1:5000", "http://127.0.0.1:5000"),
+    ],
+)
+def test_an_address_is_shown_without_its_user_and_password(uri, shown):
+    assert without_credentials(uri) == shown

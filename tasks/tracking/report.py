@@ -10,7 +10,7 @@ from components.config.benchmark import Benchmark
 from components.environment import PRIVATE_PREFECT
 from components.io import read_json
 from components.names import markdown_text, mlflow_key
-from components.paths import tracking_uri
+from components.paths import tracking_uri, without_credentials
 from components.reporting.changes import Change, MeansByArm
 from components.reporting.claims import Finding
 from components.reporting.metrics import alias_of
@@ -158,5 +158,5 @@ def run_page_path(run_id: str, artifact: str = "") -> str:
 
 def run_url(run_id: str, artifact: str = "") -> str:
     """Address of that page: at the tracking server, or at the UI of `make mlflow-ui`."""
-    base = tracking_uri() if tracking_uri().startswith("http") else LOCAL_UI
+    base = without_credentials(tracking_uri()) if tracking_uri().startswith("http") else LOCAL_UI
     return f"{base}/{run_page_path(run_id, artifact)}"
