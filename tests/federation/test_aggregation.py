@@ -3,6 +3,7 @@
 import itertools
 import math
 import weakref
+from copy import deepcopy
 
 import pytest
 import torch
@@ -19,10 +20,6 @@ def has_values(result: dict[str, torch.Tensor], a: list[float]) -> bool:
     return torch.allclose(result["a"], torch.tensor(a, dtype=torch.float32), atol=1e-7)
 
 
-def copy(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in values.items()}
-
-
 # --- means
 
 
@@ -31,10 +28,6 @@ def test_a_weighted_average_is_sum_w_a_over_sum_w(weights):
     first, second = weights
     average = weighted_average([(adapter(1, 2, 3), first), (adapter(4, 0, -1), second)])
     assert has_values(average, [3.25, 0.5, 0.0])
-
-
-def test_the_average_of_one_adapter_is_that_adapter():
-    assert has_values(weighted_average([(adapter(1, 2, 3), 7.0)]), [1, 2, 3])
 
 
 def test_a_weighted_sum_is_not_normalized_and_comes_with_the_sum_of_the_weights():
@@ -67,11 +60,7 @@ def test_equation_6_leaves_the_rest_of_the_weight_to_the_server():
 
 def test_equation_6_moves_a_cluster_by_its_members_share():
     """The published code used its last client's model as the server's: 0.80 in place of 0.034."""
-    server = adapter(0, 0, 0)
-    trained = adapter(1, 1, 1)
-    assert has_values(residual_update(server, [(trained, 0.034)]), [0.034] * 3)
-    assert has_values(server, [0, 0, 0])
-    assert has_values(trained, [1, 1, 1])
+    assert has_values(residual_update(adapter(0, 0, 0), [(adapter(1, 1, 1), 0.034)]), [0.034] * 3)
 
 
 def test_equation_6_without_members_is_a_copy_of_the_server():
@@ -96,7 +85,7 @@ def test_equation_6_with_more_than_the_whole_weight_is_refused():
 
 def test_inputs_are_not_changed():
     inputs = [adapter(1, 2, 3), adapter(4, 5, 6)]
-    copies = [copy(values) for values in inputs]
+    copies = deepcopy(inputs)
     weighted_average((values, 2.0) for values in inputs)
     residual_update(inputs[0], [(inputs[1], 0.5), (inputs[0], 0.25)])
     for values, expected in zip(inputs, copies, strict=True):
@@ -160,11 +149,8 @@ def test_a_step_of_1e_5_survives_aggregation():
 # --- refusals
 
 DAMAGED = {
-    "nan": (lambda: adapter(1, float("nan"), 2), "'a' has 1 values that are NaN or infinite"),
-    "infinite": (
-        lambda: adapter(float("inf"), -float("inf"), 2),
-        "'a' has 2 values that are NaN or infinite",
-    ),
+    "nan": (lambda: adapter(1, math.nan, 2), "'a' has 1 values that are NaN or infinite"),
+    "infinite": (lambda: adapter(math.inf, -math.inf, 2), "'a' has 2 values that are NaN or infinite"),
     "shape": (lambda: adapter(1, 2), r"'a' has shape \(2,\), expected \(3,\)"),
     "missing": (lambda: {"a": torch.ones(3)}, "'b' is missing"),
     "additional": (lambda: adapter(1, 2, 3) | {"c": torch.ones(1)}, "'c' is not part of the adapter"),
@@ -185,12 +171,12 @@ def test_a_damaged_adapter_is_refused_by_its_position_and_tensor(function, make,
 
 def test_a_damaged_first_adapter_is_refused():
     with pytest.raises(AdapterError, match="adapter 0: tensor 'a' has 1 values that are NaN"):
-        weighted_average([(adapter(1, float("nan"), 2), 1.0)])
+        weighted_average([(adapter(1, math.nan, 2), 1.0)])
     with pytest.raises(AdapterError, match="adapter 0: tensor 'b' is missing"):
         residual_update(adapter(0, 0, 0), [({"a": torch.ones(3)}, 0.1)])
 
 
-@pytest.mark.parametrize("weight", [-0.1, float("nan"), float("inf")])
+@pytest.mark.parametrize("weight", [-0.1, math.nan, math.inf])
 def test_a_weight_that_is_negative_or_not_finite_is_refused(weight):
     with pytest.raises(AdapterError, match="adapter 1: weight"):
         weighted_average([(adapter(1, 2, 3), 1.0), (adapter(1, 2, 3), weight)])

@@ -2,6 +2,7 @@
 
 import json
 import os
+from unittest import mock
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from components.federation.commits import CommitError, Commits
 from components.federation.methods.fedbiscuit import GroupingMemory
 from components.federation.protocol import Client, ServerState
 from components.models.store import AdapterError
-from components.results import Metrics, StepRecord
+from components.results import Metrics
+from tests.support.results import step_record
 
 MEMORY = GroupingMemory(assignment={"ada": "selector-1"}, grouped_at=1, losses={"ada": [0.5]})
 
@@ -40,22 +42,8 @@ def make_state(commits, step=0, value=0.0, memory=None, metrics=None):
     )
 
 
-def make_record(step, **changes):
-    values = {
-        "step": step,
-        "round": step - 1,
-        "phase": "train",
-        "rounds_done": step,
-        "logged_at": step,
-        "clients": {},
-        "failed": {},
-        "refused": {},
-        "adapters": {},
-        "memory": {},
-        "server": {},
-        "aggregation_seconds": 0.25,
-    }
-    return StepRecord.model_validate(values | changes)
+def make_record(step):
+    return step_record(step=step, round=step - 1, rounds_done=step)
 
 
 def latest(commits):
@@ -91,8 +79,12 @@ def test_the_latest_of_more_than_ten_steps_is_read(commits):
     assert latest(commits)[0].step == 11
 
 
-def test_a_moved_folder_is_read_at_its_new_place(commits, tmp_path):
-    commits.write(make_state(commits, 1, 4.0), make_record(1))
+def test_a_commit_names_its_adapters_by_hash_and_is_read_at_a_new_place(commits, tmp_path):
+    state = make_state(commits, 1, 4.0)
+    commits.write(state, make_record(1))
+    content = (commits.folder / "commits" / "00001.json").read_text()
+    assert str(commits.folder) not in content
+    assert json.loads(content)["state"]["adapters"]["selector"] == state.adapters["selector"]
     commits.folder.rename(tmp_path / "elsewhere")
     moved = Commits(tmp_path / "elsewhere", "recipe-1")
     adapter = moved.store.get(latest(moved)[0].adapters["selector"])
@@ -108,36 +100,25 @@ def test_the_scratch_file_of_a_killed_run_is_not_read(commits, content):
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_failed_write_leaves_the_earlier_commit_and_no_scratch_file(commits, monkeypatch, call):
+def test_a_failed_write_leaves_the_earlier_commit_and_no_scratch_file(commits, call):
     commits.write(make_state(commits, 1), make_record(1))
     later = make_state(commits, 2, 1.0)
-
-    def fail(*_):
-        raise OSError("the disk is full")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(io.os, call, fail)
-        with pytest.raises(OSError, match="disk is full"):
-            commits.write(later, make_record(2))
+    full = OSError("the disk is full")
+    with mock.patch.object(io.os, call, side_effect=full), pytest.raises(OSError, match="disk is full"):
+        commits.write(later, make_record(2))
     assert latest(commits)[0].step == 1
     assert os.listdir(commits.folder / "commits") == ["00001.json"]
 
 
 def test_a_commit_is_flushed_to_disk_before_it_is_renamed(commits, monkeypatch):
     state = make_state(commits, 1)
-    calls = []
-
-    def record(name, function):
-        def call(*arguments):
-            calls.append(name)
-            return function(*arguments)
-
-        return call
-
+    calls = mock.Mock()
     for name in ("fsync", "replace"):
-        monkeypatch.setattr(io.os, name, record(name, getattr(os, name)))
+        call = getattr(calls, name)
+        call.side_effect = getattr(os, name)
+        monkeypatch.setattr(io.os, name, call)
     commits.write(state, None)
-    assert calls == ["fsync", "replace"]
+    assert [name for name, *_ in calls.mock_calls] == ["fsync", "replace"]
 
 
 def test_commits_with_another_fingerprint_are_refused_by_file_and_fingerprints(commits):
@@ -151,14 +132,6 @@ def test_clearing_removes_commits_and_adapters(commits):
     commits.clear()
     assert latest(commits) is None
     assert not commits.store.root.exists()
-
-
-def test_a_commit_names_its_adapters_by_hash_and_contains_no_path(commits):
-    state = make_state(commits, 1, 2.0)
-    commits.write(state, make_record(1))
-    content = (commits.folder / "commits" / "00001.json").read_text()
-    assert str(commits.folder) not in content
-    assert json.loads(content)["state"]["adapters"]["selector"] == state.adapters["selector"]
 
 
 def test_a_damaged_adapter_is_refused_by_its_file_and_repaired_when_it_is_stored_again(commits):

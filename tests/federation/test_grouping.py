@@ -24,42 +24,25 @@ def sizes(groups, selectors):
 
 
 def test_where_preferences_are_balanced_each_client_gets_the_selector_of_its_lowest_loss():
-    losses = [
-        [0.1, 0.5, 0.9],
-        [0.7, 0.2, 0.9],
-        [0.7, 0.6, 0.3],
-        [0.4, 0.8, 0.9],
-        [0.9, 0.1, 0.2],
-        [0.9, 0.8, 0.1],
-    ]
-    assert balanced_groups(np.array(losses)).tolist() == [0, 1, 2, 0, 1, 2]
+    losses = np.array([[1, 5, 9], [7, 2, 9], [7, 6, 3], [4, 8, 9], [9, 1, 2], [9, 8, 1]])
+    assert balanced_groups(losses).tolist() == [0, 1, 2, 0, 1, 2]
+
+
+def test_ties_of_losses_are_decided_by_the_smaller_cluster_then_by_the_lower_number():
+    assert balanced_groups([[0.2, 0.9], [0.1, 0.1]]).tolist() == [0, 1]
+    assert balanced_groups([[0.1, 0.1]]).tolist() == [0]
 
 
 def test_above_the_cap_clients_move_to_their_next_lowest_loss_and_the_lowest_losses_stay():
-    """All prefer selector 0, whose cap is 2: clients 1 and 3 stay.
-
-    Then 0 and 2 prefer 1, whose cap is 1.
-    """
+    """All prefer selector 0, whose cap is 2: 1 and 3 stay. Then 0 and 2 prefer 1, whose cap is 1."""
     losses = np.array([[0.4, 0.5, 0.9], [0.1, 0.2, 0.3], [0.3, 0.6, 0.7], [0.2, 0.9, 0.3]])
     assert balanced_groups(losses).tolist() == [1, 0, 2, 0]
 
 
 def test_the_largest_cluster_is_capped_first():
-    """Five prefer selector 1, whose cap is 2.
-
-    Three move to 0, where client 5 is, and where two stay again.
-    """
-    losses = np.array(
-        [
-            [0.9, 0.1, 1.0],
-            [0.8, 0.2, 1.0],
-            [0.7, 0.3, 1.0],
-            [0.6, 0.4, 1.0],
-            [0.55, 0.5, 1.0],
-            [0.1, 0.9, 0.5],
-        ]
-    )
-    assert balanced_groups(losses).tolist() == [1, 1, 2, 2, 0, 0]
+    """Five prefer selector 1, whose cap is 2; three move to 0, where client 5 is and two stay again."""
+    losses = [[0.9, 0.1, 1], [0.8, 0.2, 1], [0.7, 0.3, 1], [0.6, 0.4, 1], [0.55, 0.5, 1], [0.1, 0.9, 0.5]]
+    assert balanced_groups(np.array(losses)).tolist() == [1, 1, 2, 2, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -103,28 +86,42 @@ def test_a_client_without_a_vote_stays_in_its_group():
     assert balanced_groups(losses, [2, 1, 1, 0, 0, 1]).tolist() == [2, 0, 0, 1, 2, 1]
 
 
-def test_clients_without_a_vote_are_not_displaced_by_voters_with_low_losses():
-    losses = np.array([[0.1, 0.5], [0.1, 0.4], [NAN, NAN], [NAN, NAN]])
-    assert balanced_groups(losses, [1, 1, 0, 0]).tolist() == [1, 1, 0, 0]
+BOTH = pytest.mark.parametrize("group", [balanced_groups, least_loss_groups])
+TWO_WITHOUT_A_VOTE = np.array([[0.1, 0.5], [0.1, 0.4], [NAN, NAN], [NAN, NAN]])
 
 
-def test_a_client_without_a_vote_and_without_a_group_gets_a_free_place():
+@BOTH
+def test_clients_without_a_vote_are_not_displaced_by_voters_with_low_losses(group):
+    assert group(TWO_WITHOUT_A_VOTE, [1, 1, 0, 0]).tolist() == [1, 1, 0, 0]
+
+
+@BOTH
+def test_a_client_without_a_vote_and_without_a_group_gets_a_free_place(group):
     losses = np.array([[NAN, NAN, NAN], [0.1, 0.5, 0.9], [0.2, 0.4, 0.9]])
-    assert balanced_groups(losses).tolist() == [2, 0, 1]
+    assert group(losses).tolist() == [2, 0, 1]
+    assert sizes(group(TWO_WITHOUT_A_VOTE), 2) == [2, 2]
+    assert group(TWO_WITHOUT_A_VOTE[:, ::-1], [-1] * 4).tolist() == [1, 1, 0, 0]
 
 
+def test_in_the_sum_voters_take_the_places_of_their_lowest_losses_before_clients_without_a_vote():
+    assert least_loss_groups(TWO_WITHOUT_A_VOTE).tolist() == [0, 0, 1, 1]
+
+
+@BOTH
 @pytest.mark.parametrize("previous", [None, [-1] * 6, [0] * 6])
-def test_groups_are_balanced_where_no_client_has_a_vote(previous):
-    assert sizes(balanced_groups(np.full((6, 3), NAN), previous), 3) == [2, 2, 2]
+def test_groups_are_balanced_where_no_client_has_a_vote(group, previous):
+    assert sizes(group(np.full((6, 3), NAN), previous), 3) == [2, 2, 2]
 
 
-def test_balanced_groups_stay_as_they_are_where_no_client_has_a_vote():
-    assert balanced_groups(np.full((6, 3), NAN), [2, 0, 1, 1, 0, 2]).tolist() == [2, 0, 1, 1, 0, 2]
+@BOTH
+def test_balanced_groups_stay_as_they_are_where_no_client_has_a_vote(group):
+    assert group(np.full((6, 3), NAN), [2, 0, 1, 1, 0, 2]).tolist() == [2, 0, 1, 1, 0, 2]
 
 
-def test_a_loss_that_is_not_finite_is_the_worst():
+@BOTH
+def test_a_loss_that_is_not_finite_is_the_worst(group):
     losses = np.array([[NAN, 0.5, np.inf], [0.1, 0.2, 0.3], [np.inf, 0.9, 0.8]])
-    assert balanced_groups(losses).tolist() == [1, 0, 2]
+    assert group(losses).tolist() == [1, 0, 2]
 
 
 @pytest.mark.parametrize("previous", [[0] * 9, [2, 1, 0] * 3])
@@ -168,35 +165,18 @@ def test_a_selector_that_is_better_for_all_disturbs_the_procedure_and_not_the_su
     assert disturbed > 10
 
 
-def test_in_the_sum_a_client_without_a_vote_stays_in_its_group():
-    losses = np.array([[0.1, 0.5], [0.1, 0.4], [NAN, NAN], [NAN, NAN]])
-    assert least_loss_groups(losses, [1, 1, 0, 0]).tolist() == [1, 1, 0, 0]
-    no_votes = np.full((6, 3), NAN)
-    assert least_loss_groups(no_votes, [2, 0, 1, 1, 0, 2]).tolist() == [2, 0, 1, 1, 0, 2]
-
-
-def test_in_the_sum_a_client_without_a_vote_and_without_a_group_gets_a_free_place():
-    losses = np.array([[0.1, 0.5], [0.1, 0.4], [NAN, NAN], [NAN, NAN]])
-    assert sizes(least_loss_groups(losses), 2) == [2, 2]
-    assert least_loss_groups(losses)[:2].tolist() == [0, 0]
-    assert sizes(least_loss_groups(np.full((6, 3), NAN), [0] * 6), 3) == [2, 2, 2]
-
-
-def test_in_the_sum_a_loss_that_is_not_finite_is_the_worst():
-    losses = np.array([[NAN, 0.5, np.inf], [0.1, 0.2, 0.3], [np.inf, 0.9, 0.8]])
-    assert least_loss_groups(losses).tolist() == [1, 0, 2]
-
-
 # --- arguments, and measures of a grouping
 
 
-@pytest.mark.parametrize("group", [balanced_groups, least_loss_groups])
+@BOTH
 def test_losses_that_are_no_matrix_are_refused(group):
     with pytest.raises(ValueError, match=r"losses have shape \(3,\), expected \[clients, selectors\]"):
         group(np.zeros(3))
 
 
-@pytest.mark.parametrize("previous", [[0, 1], [0, 1, 3], [0, 1, 0.5], [0, None, 1], ["a", "b", "c"]])
+@pytest.mark.parametrize(
+    "previous", [[0, 1], [0, 1, 2], [0, 1, -2], [0, 1, 0.5], [0, None, 1], ["a", "b", "c"]]
+)
 def test_previous_groups_that_do_not_fit_are_refused(previous):
     with pytest.raises(ValueError, match="previous groups must be 3 numbers between -1 and 1"):
         balanced_groups(np.zeros((3, 2)), previous)
