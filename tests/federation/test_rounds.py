@@ -1,6 +1,8 @@
 """Validated and committed steps, jobs of clients, and whole federations on the tiny backbone."""
 
 import math
+from functools import partial
+from unittest import mock
 
 import pytest
 import torch
@@ -8,16 +10,11 @@ import torch
 from components.federation.clients.base import ClientResult
 from components.federation.clients.context import ClientContexts
 from components.federation.clients.worker import build_trainer, finished_update, run_job
-from components.federation.commits import Commits
 from components.federation.protocol import Failure, FederationError, ScoreJob, TrainJob
-from components.federation.rounds import (
-    run_federation,
-    run_rounds,
-    split_shards,
-    validate_updates,
-)
+from components.federation.rounds import run_federation, run_rounds, split_shards, validate_updates
 from components.federation.transport import InProcessTransport
 from components.io import write_atomically
+from components.models import selector_model
 from components.models.store import AdapterError, AdapterStore
 from components.recipes import load_recipe
 from components.results import Metrics
@@ -76,11 +73,9 @@ def test_an_update_that_cannot_be_aggregated_is_refused_by_its_tensor(tmp_path, 
 def test_an_update_without_a_readable_file_is_refused(tmp_path, damage):
     store = AdapterStore(tmp_path)
     update = trained_update(store, "ada")
-    path = store.path(update.adapter)
+    store.path(update.adapter).write_bytes(b"garbage")
     if damage == "missing":
-        path.unlink()
-    else:
-        path.write_bytes(b"garbage")
+        store.path(update.adapter).unlink()
     accepted, refused = validate_updates([update], store, TEMPLATE)
     assert accepted == []
     assert f"is {damage}" in refused[0].reason
@@ -121,10 +116,9 @@ def test_the_norm_is_of_what_the_client_changed(tmp_path):
 
 
 def test_a_nan_score_is_accepted_since_the_method_gives_it_a_meaning(tmp_path):
-    store = AdapterStore(tmp_path)
-    job = ScoreJob(client="ada", round=0, seed=1, adapters=(store.put(TEMPLATE),))
+    job = ScoreJob(client="ada", round=0, seed=1, adapters=("0" * 64,))
     update = make_update(job, losses=(math.nan,))
-    assert validate_updates([update], store, TEMPLATE) == ([update], [])
+    assert validate_updates([update], AdapterStore(tmp_path), TEMPLATE) == ([update], [])
 
 
 # --- the end of a step
@@ -152,7 +146,7 @@ def damage(update, store):
     return update.model_copy(update={"adapter": store.put(adapter)})
 
 
-def test_a_step_records_who_took_part_who_failed_and_who_was_refused(step):
+def test_a_step_is_committed_with_who_took_part_who_failed_and_who_was_refused_without_weight(step):
     bound, state, jobs, updates, commits = step
     answers = [updates[3], damage(updates[1], commits.store), Failure("cyd", "device lost"), updates[0]]
     new, record = bound.close_step(state, jobs, answers, 0.5, commits)
@@ -164,6 +158,8 @@ def test_a_step_records_who_took_part_who_failed_and_who_was_refused(step):
     assert (record.step, record.round, record.rounds_done) == (1, 0, 1)
     assert record.ends_round
     assert record.server == new.metrics
+    assert new.adapters == bound.aggregate(state, [updates[0], updates[3]]).adapters
+    assert commits.latest(bound.memory_type) == (new, [record])
 
 
 def rename(update, **changes):
@@ -186,46 +182,30 @@ def test_an_answer_to_another_job_is_refused_and_a_missing_one_is_a_failure(step
     assert new.adapters == bound.aggregate(state, [updates[0]]).adapters
 
 
-def test_a_second_update_of_a_client_is_refused(step):
+def test_a_second_update_of_a_client_is_refused_and_refusals_are_in_the_order_of_names(step):
     bound, state, jobs, updates, commits = step
     second = rename(updates[0], adapter=updates[1].adapter)
-    new, record = bound.close_step(state, jobs, [*updates, second], 1.0, commits)
-    assert record.refused == {"ada": "it has sent a second update in this step"}
-    assert new.adapters == bound.aggregate(state, updates).adapters
-
-
-def test_refusals_of_both_kinds_are_in_the_order_of_the_clients_names(step):
-    bound, state, jobs, updates, commits = step
-    answers = [damage(updates[3], commits.store), *updates[:3], updates[0]]
-    _, record = bound.close_step(state, jobs, answers, 0.5, commits)
+    answers = [damage(updates[3], commits.store), *updates[:3], second]
+    new, record = bound.close_step(state, jobs, answers, 0.75, commits)
     assert list(record.refused) == ["ada", "dan"]
+    assert record.refused["ada"] == "it has sent a second update in this step"
+    assert new.adapters == bound.aggregate(state, updates[:3]).adapters
 
 
-def test_a_step_is_committed(step):
-    bound, state, jobs, updates, commits = step
-    new, record = bound.close_step(state, jobs, updates, 1.0, commits)
-    assert commits.latest(bound.memory_type) == (new, [record])
-
-
-def test_refused_and_failed_clients_have_no_weight(step):
-    bound, state, jobs, updates, commits = step
-    answers = [updates[3], damage(updates[1], commits.store), Failure("cyd", "lost"), updates[0]]
-    new, _ = bound.close_step(state, jobs, answers, 0.5, commits)
-    assert new.adapters == bound.aggregate(state, [updates[0], updates[3]]).adapters
+TWO_FAILURES = [Failure("cyd", "lost"), Failure("dan", "late")]
 
 
 @pytest.mark.parametrize("quorum", [0.01, 0.5])
 def test_a_round_with_its_quorum_is_closed(step, quorum):
     bound, state, jobs, updates, commits = step
-    answers = [updates[0], updates[1], Failure("cyd", "lost"), Failure("dan", "late")]
-    new, _ = bound.close_step(state, jobs, answers, quorum, commits)
+    new, _ = bound.close_step(state, jobs, [*updates[:2], *TWO_FAILURES], quorum, commits)
     assert new.round == 1
 
 
 @pytest.mark.parametrize(("quorum", "required"), [(0.51, 3), (0.75, 3), (1.0, 4)])
 def test_a_round_without_its_quorum_fails_by_number_and_reasons_and_is_not_committed(step, quorum, required):
     bound, state, jobs, updates, commits = step
-    answers = [updates[0], updates[1], Failure("cyd", "lost"), Failure("dan", "late")]
+    answers = [*updates[:2], *TWO_FAILURES]
     with pytest.raises(FederationError, match=f"round 1 .*{required} are needed.*cyd: lost; dan: late"):
         bound.close_step(state, jobs, answers, quorum, commits)
     assert commits.latest(bound.memory_type) is None
@@ -257,17 +237,12 @@ class ScriptedTrainer:
         self.rows = []
 
     def run(self, job, context):
-        split = "train" if job.kind == "train" else "validation"
-        rows = context.rows(split)
+        rows = context.rows("train" if job.kind == "train" else "validation")
         self.rows.append(rows)
         if job.kind == "score":
             return ClientResult(losses=self.losses, rows=len(rows))
-        return ClientResult(
-            tensors={name: tensor + 1 for name, tensor in context.load_adapter(job.adapter).items()},
-            rows=len(rows),
-            metrics=Metrics(scalars={"loss": 1.0}),
-            kept_bytes=7,
-        )
+        tensors = {name: tensor + 1 for name, tensor in context.load_adapter(job.adapter).items()}
+        return ClientResult(tensors, rows=len(rows), metrics=Metrics(scalars={"loss": 1.0}), kept_bytes=7)
 
 
 @pytest.fixture
@@ -285,8 +260,7 @@ def test_a_job_reads_the_rows_of_its_own_client(contexts, job):
     scripted = ScriptedTrainer()
     update = run_job(job, scripted, contexts)
     (rows,) = scripted.rows
-    assert {row["client_id"] for row in rows} == {"bea"}
-    assert {row["split"] for row in rows} == {"train"}
+    assert {(row["client_id"], row["split"]) for row in rows} == {("bea", "train")}
     assert len(rows) == update.rows == 6
 
 
@@ -309,17 +283,12 @@ def test_a_score_job_receives_each_distinct_adapter_once_and_sends_none(contexts
     assert (update.traffic.received, update.traffic.sent) == (sum(sizes), 0)
 
 
-def test_a_finished_job_is_not_repeated(contexts, job):
+def test_a_finished_job_is_not_repeated_except_in_another_round(contexts, job):
     scripted = ScriptedTrainer()
     first = run_job(job, scripted, contexts)
     assert run_job(job, scripted, contexts) == first
     assert finished_update(job, contexts.adapters) == first
     assert len(scripted.rows) == 1
-
-
-def test_a_job_of_another_round_is_not_taken_for_a_finished_one(contexts, job):
-    scripted = ScriptedTrainer()
-    run_job(job, scripted, contexts)
     run_job(job.model_copy(update={"round": 1}), scripted, contexts)
     assert len(scripted.rows) == 2
 
@@ -360,19 +329,15 @@ def finished(recipe, prepared, trainer, tmp_path_factory):
     return loop
 
 
-def test_a_federation_runs_all_rounds(finished):
+def test_a_federation_runs_all_rounds_and_its_adapter_moves_in_each_and_stays_finite_fp32(finished):
     state = finished.latest_state()
-    assert (state.round, state.step) == (3, 3)
-    assert [record.rounds_done for record in finished.records] == [1, 2, 3]
-    assert {len(record.clients) for record in finished.records} == {2}
-
-
-def test_the_servers_adapter_moves_in_each_round_and_stays_finite_fp32(finished):
     records = finished.records
+    assert (state.round, state.step) == (3, 3)
+    assert [record.rounds_done for record in records] == [1, 2, 3]
+    assert {len(record.clients) for record in records} == {2}
     assert all(record.server.scalars["server_step"] > 0 for record in records)
     assert len({record.adapters["selector"] for record in records}) == 3
-    adapter = finished.commits.store.get(finished.latest_state().adapters["selector"])
-    for tensor in adapter.values():
+    for tensor in finished.commits.store.get(state.adapters["selector"]).values():
         assert tensor.isfinite().all()
         assert tensor.dtype == torch.float32
 
@@ -426,11 +391,11 @@ def test_a_federation_without_its_last_commits_ends_with_the_same_bytes(
     assert state.adapters == finished.latest_state().adapters
 
 
-class WatchedTransport:
+class WatchedTransport(InProcessTransport):
     """Records the updates in the folder before and after the jobs of each step."""
 
     def __init__(self, loop):
-        self.transport = InProcessTransport(loop.recipe, loop.contexts, {"": loop.trainer})
+        super().__init__(loop.recipe, loop.contexts, {"": loop.trainer})
         self.folder = loop.commits.folder / "updates"
         self.before = []
         self.after = []
@@ -441,7 +406,7 @@ class WatchedTransport:
 
     def run(self, jobs):
         self.before.append(self.names())
-        answers = self.transport.run(jobs)
+        answers = super().run(jobs)
         self.jobs.append({job.key() for job in jobs})
         self.after.append(self.names())
         return answers
@@ -472,14 +437,15 @@ def test_the_servers_adapters_stay_every_so_many_rounds_and_those_of_the_last_tw
     assert stored == {hashes[1], hashes[3], hashes[4], state.federation.initial}
 
 
-def write_update(update, commits):
-    write_atomically(commits.folder / "updates" / f"{update.job}.json", update.model_dump_json().encode())
+def write_updates(updates, commits):
+    for update in updates:
+        path = commits.folder / "updates" / f"{update.job}.json"
+        write_atomically(path, update.model_dump_json().encode())
 
 
 def test_updates_of_the_step_that_follows_are_kept(step):
     *_, jobs, updates, commits = step
-    for update in updates:
-        write_update(update, commits)
+    write_updates(updates, commits)
     commits.discard(jobs[:2])
     assert [finished_update(job, commits.store) is not None for job in jobs] == [True, True, False, False]
     assert [commits.store.path(update.adapter).is_file() for update in updates[1:]] == [True, False, False]
@@ -488,8 +454,7 @@ def test_updates_of_the_step_that_follows_are_kept(step):
 def test_an_update_that_is_the_servers_adapter_is_kept(step):
     """Methods whose outcome is an adapter per client take a client's update as it is."""
     _, state, _, updates, commits = step
-    for update in updates:
-        write_update(update, commits)
+    write_updates(updates, commits)
     own = state.adapters | {"ada": updates[3].adapter}
     commits.write(state.end_round(own, {}), None)
     commits.discard()
@@ -516,27 +481,16 @@ def test_the_bytes_depend_on_the_seed(recipe, prepared, trainer, tmp_path, finis
     assert loop.run().adapters != finished.latest_state().adapters
 
 
-def test_clients_never_train_the_servers_tensors(recipe, prepared, trainer, tmp_path, monkeypatch):
+def test_clients_never_train_the_servers_tensors(recipe, prepared, trainer, tmp_path):
     """In the published code all share one model, and the server's old adapter is the last client's."""
-    results = []
-    run = trainer.run
-
-    def record(job, context):
-        start = context.load_adapter(job.adapter)
-        result = run(job, context)
-        results.append((start, context.load_adapter(job.adapter), result.tensors))
-        return result
-
-    monkeypatch.setattr(trainer, "run", record)
     loop = open_loop(recipe, prepared, tmp_path, trainer)
-    store = loop.commits.store
-    jobs = loop.bound.plan(loop.initial_state())
-    for job in jobs:
-        loop.run_job(job)
-    initial = store.get(loop.federation.initial)
+    initial = loop.commits.store.get(loop.federation.initial)
     slot = {parameter.data_ptr() for parameter in trainer.selector.slot.parameters}
-    assert len(results) == 2
-    for start, after, trained in results:
+    for job in loop.bound.plan(loop.initial_state()):
+        context = loop.contexts.open(job.client)
+        start = context.load_adapter(job.adapter)
+        trained = trainer.run(job, context).tensors
+        after = context.load_adapter(job.adapter)
         assert not {tensor.data_ptr() for tensor in trained.values()} & slot
         for name, tensor in initial.items():
             assert torch.equal(start[name], tensor)
@@ -557,26 +511,12 @@ def test_a_round_is_the_mean_of_its_updates_by_pairs(recipe, prepared, trainer, 
 
 
 @pytest.mark.slow
-def test_the_backbone_is_loaded_once_for_all_clients_and_rounds(recipe, prepared, tmp_path, monkeypatch):
-    from components.data.records import read_clients
-    from components.federation.protocol import build_federation
-    from components.models import selector_model
-
-    loads = []
-    load = selector_model.load_backbone
-
-    def record(*arguments):
-        loads.append(arguments)
-        return load(*arguments)
-
-    monkeypatch.setattr(selector_model, "load_backbone", record)
-    commits = Commits(tmp_path / "federation", "test")
-    initial = commits.store.put(build_trainer(recipe, "cpu").initial_adapter(0))
-    loads.clear()
-    federation = build_federation(read_clients(prepared), initial, 2)
-    state = run_federation(recipe, federation, prepared / "pairs.parquet", commits)
+def test_the_backbone_is_loaded_once_for_all_clients_and_rounds(recipe, prepared, trainer, tmp_path):
+    loop = open_loop(recipe, prepared, tmp_path, trainer)
+    with mock.patch.object(selector_model, "load_backbone", wraps=selector_model.load_backbone) as load:
+        state = run_federation(recipe, loop.federation, prepared / "pairs.parquet", loop.commits)
     assert state.round == 3
-    assert len(loads) == 1
+    load.assert_called_once()
 
 
 @pytest.mark.slow
@@ -594,38 +534,30 @@ def test_a_damaged_server_adapter_ends_the_run(recipe, prepared, trainer, tmp_pa
 # --- the transport
 
 
-class LossyTransport:
+class LossyTransport(InProcessTransport):
     """Loses the answer of one client, and delivers the others in reverse order."""
 
-    def __init__(self, transport, lost):
-        self.transport = transport
+    def __init__(self, loop, lost):
+        super().__init__(loop.recipe, loop.contexts, {"": loop.trainer})
         self.lost = lost
         self.steps = 0
 
     def run(self, jobs):
         self.steps += 1
-        answers = self.transport.run(jobs)
-        delivered = [Failure(self.lost, "no answer") if a.client == self.lost else a for a in answers]
-        return delivered[::-1]
+        answers = super().run(jobs)
+        return [Failure(self.lost, "no answer") if a.client == self.lost else a for a in answers[::-1]]
 
 
 @pytest.mark.slow
 def test_the_rounds_ask_any_transport_for_the_answers_of_a_step(recipe, prepared, trainer, tmp_path):
     loop = open_loop(recipe, prepared, tmp_path, trainer)
     lost = loop.bound.plan(loop.initial_state())[0].client
-    transport = LossyTransport(InProcessTransport(recipe, loop.contexts, {"": trainer}), lost)
+    transport = LossyTransport(loop, lost)
     steps = []
-    state = run_rounds(
-        loop.bound.method,
-        loop.initial_state(),
-        transport,
-        loop.commits,
-        recipe.federation,
-        after_step=lambda new, record: steps.append((new.step, record)),
-    )
+    run = partial(run_rounds, loop.bound.method, loop.initial_state(), transport, loop.commits)
+    state = run(recipe.federation, after_step=lambda new, record: steps.append((new.step, record)))
     assert state.round == transport.steps == 3
-    assert [step for step, _ in steps] == [1, 2, 3]
-    assert [record for _, record in steps] == loop.records
+    assert steps == list(enumerate(loop.records, 1))
     assert loop.records[0].failed == {lost: "no answer"}
     assert len(loop.records[0].clients) == 1
 
@@ -635,15 +567,12 @@ def test_the_order_in_which_a_transport_delivers_does_not_change_the_bytes(
     recipe, prepared, trainer, tmp_path, finished
 ):
     loop = open_loop(recipe, prepared, tmp_path, trainer)
-    transport = LossyTransport(InProcessTransport(recipe, loop.contexts, {"": trainer}), lost="nobody")
+    transport = LossyTransport(loop, lost="nobody")
     state = run_rounds(loop.bound.method, loop.initial_state(), transport, loop.commits, recipe.federation)
     assert state.adapters == finished.latest_state().adapters
 
 
 def test_in_one_process_an_error_of_a_client_ends_the_run(recipe, contexts, job):
-    class BrokenTrainer:
-        def run(self, job, context):
-            raise AdapterError("the adapter does not fit")
-
+    broken = mock.Mock(**{"run.side_effect": AdapterError("the adapter does not fit")})
     with pytest.raises(AdapterError, match="does not fit"):
-        InProcessTransport(recipe, contexts, {"": BrokenTrainer()}).run([job])
+        InProcessTransport(recipe, contexts, {"": broken}).run([job])
