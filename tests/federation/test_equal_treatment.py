@@ -7,24 +7,21 @@ import torch
 
 from components.config import RecipeError
 from components.config.optimizer import RateDecay
-from components.data.records import read_rows
-from components.federation.clients.context import rewards_folder
 from components.federation.clients.private import PrivateState, PrivateStore, private_root
 from components.federation.clients.rates import RateMemory
 from components.federation.method import method_of
 from components.federation.personalization import StageLength
 from components.recipes import load_recipe
-from tests.support.bare_loop import open_loop
+from tests.support.bare_loop import open_loop, prepare_rewards
 
+PERSONAL = "lr: {shared}, personal: {{lr: {personal}}}"
 OPTIONS = {
     "feddpo": "lr: {shared}",
     "fedamp": "lr: {shared}",
     "perfedavg": "outer_lr: {shared}, inner_steps: 2, inner_lr: 0.1",
-    "fedper": "lr: {shared}, personal: {{lr: {personal}}}, shared_layers: 1",
-    "fedrep": "lr: {shared}, personal: {{lr: {personal}}}",
-    "fedpdpo": (
-        "lr: {shared}, personal: {{lr: {personal}}}, bottleneck: {{width: 4}}, reward_head: {{width: 3}}"
-    ),
+    "fedper": f"{PERSONAL}, shared_layers: 1",
+    "fedrep": PERSONAL,
+    "fedpdpo": f"{PERSONAL}, bottleneck: {{{{width: 4}}}}, reward_head: {{{{width: 3}}}}",
 }
 """Options of each method with learning rates."""
 BY_PPO = {
@@ -40,17 +37,9 @@ REWARD = "rewards={length: {kind: function, name: 'tests.support.reward_function
 
 def make_recipe(method, *overrides, shared=1e-2, personal=4e-3):
     options = OPTIONS[method].format(shared=shared, personal=personal)
+    chosen = [f"federation.method={method}", f"federation.options={{{options}}}", "federation.rounds=1"]
     settings = ["federation.local_steps=6", "federation.batch_size=2", "federation.clients_per_round=4"]
-    return load_recipe(
-        "debug",
-        [
-            f"federation.method={method}",
-            f"federation.options={{{options}}}",
-            "federation.rounds=1",
-            *settings,
-            *overrides,
-        ],
-    )
+    return load_recipe("debug", [*chosen, *settings, *overrides])
 
 
 def count_gradients(loop):
@@ -88,49 +77,19 @@ def test_every_method_evaluates_as_many_gradients_in_an_epoch(method, prepared, 
     assert gradients == math.ceil(2 * update.rows / 3)
 
 
-@pytest.fixture
-def scored(prepared, tmp_path):
-    """A run's folder with the scores of the reward 'length' of all training pairs."""
-    from datasets import Dataset
-
-    scores = [
-        {
-            "pair_id": row["pair_id"],
-            "client_id": row["client_id"],
-            "chosen": float(len(row["chosen"])),
-            "rejected": 0.5,
-        }
-        for row in read_rows(prepared / "pairs.parquet", split="train")
-    ]
-    rewards = rewards_folder(tmp_path / "federation")
-    rewards.mkdir(parents=True)
-    Dataset.from_list(scores).to_parquet(rewards / "length.parquet")
-    return tmp_path
-
-
 @pytest.mark.parametrize("method", BY_PPO)
-def test_every_baseline_by_ppo_evaluates_as_many_gradients_in_a_round(method, prepared, scored):
-    recipe = make_recipe(
-        method,
-        f"federation.options={BY_PPO[method]}",
-        "federation.options.objective.target_kl=1000",
-        REWARD,
-    )
-    gradients, update = count_gradients(open_loop(recipe, prepared, scored))
+def test_every_baseline_by_ppo_evaluates_as_many_gradients_in_a_round(method, prepared, tmp_path):
+    patient = "federation.options.objective.target_kl=1000"
+    recipe = make_recipe(method, f"federation.options={BY_PPO[method]}", patient, REWARD)
+    prepare_rewards(recipe, prepared, tmp_path, tmp_path / "judges")
+    gradients, update = count_gradients(open_loop(recipe, prepared, tmp_path))
     assert gradients == 4 * math.ceil(update.rows / 4)
     assert update.metrics.scalars["pairs"] == update.rows
 
 
 @pytest.mark.parametrize(
     ("count", "share", "expected"),
-    [
-        (6, 0.5, (3, 3)),
-        (8, 0.25, (2, 6)),
-        (7, 0.5, (4, 3)),
-        (2, 0.9, (1, 1)),
-        (10, 0.01, (1, 9)),
-        (1, 0.5, (1, 1)),
-    ],
+    [(8, 0.25, (2, 6)), (7, 0.5, (4, 3)), (2, 0.9, (1, 1)), (10, 0.01, (1, 9)), (1, 0.5, (1, 1))],
 )
 def test_a_round_is_divided_between_the_personal_and_the_shared_step(count, share, expected):
     assert StageLength(share=share).divide(count) == expected
@@ -138,9 +97,8 @@ def test_a_round_is_divided_between_the_personal_and_the_shared_step(count, shar
 
 @pytest.mark.parametrize("method", ["fedrep", "fedpdpo"])
 def test_a_round_of_one_step_cannot_be_divided(method):
-    with pytest.raises(
-        RecipeError, match=r"federation\.local_steps is 1, which .* cannot divide.*at least 2"
-    ):
+    refusal = r"federation\.local_steps is 1, which .* cannot divide.*at least 2"
+    with pytest.raises(RecipeError, match=refusal):
         make_recipe(method, "federation.local_steps=1")
 
 
@@ -198,11 +156,8 @@ def test_without_a_rate_of_its_own_a_method_has_that_of_the_optimizer():
 
 
 def test_the_default_rates_of_private_modules_are_the_same():
-    rates = set()
-    for method in ("fedper", "fedrep", "fedpdpo"):
-        recipe = make_recipe(method, "federation.options={}")
-        rates.add(method_of(recipe.federation).personal_lr)
-    assert len(rates) == 1
+    recipes = [make_recipe(method, "federation.options={}") for method in ("fedper", "fedrep", "fedpdpo")]
+    assert len({method_of(recipe.federation).personal_lr for recipe in recipes}) == 1
 
 
 # --- the decay
@@ -273,8 +228,8 @@ def test_a_client_finds_its_decay_again_in_the_next_round(method, prepared, tmp_
 def test_the_loss_that_the_decay_follows_is_that_of_dpo_without_the_proximal_term(prepared, tmp_path):
     """The first step is at the reference, whose DPO loss is log 2; a later one has a proximal term."""
     recipe = make_recipe("fedamp", "federation.options={lr: 0.05, proximal: 100.0}")
-    update = open_loop(recipe, prepared, tmp_path)
-    _, update = count_gradients(update)
+    loop = open_loop(recipe, prepared, tmp_path)
+    update = loop.run_job(loop.bound.plan(loop.initial_state())[0])
     assert update.metrics.scalars["loss"] > 1.5 * update.metrics.scalars["dpo"]
 
 

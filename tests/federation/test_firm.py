@@ -56,8 +56,7 @@ def make_recipe(method="firm", options="", *overrides):
 
 
 def bind_objectives(store, method="firm", options=""):
-    config = make_recipe(method, options).federation
-    return bind(config, store)
+    return bind(make_recipe(method, options).federation, store)
 
 
 def flatten(tensors, prefix, names):
@@ -93,18 +92,13 @@ def contexts(prepared, tmp_path_factory):
 # --- FIRM: a federation
 
 
-def test_one_adapter_is_sent_in_each_direction(finished):
+def test_a_client_sends_and_receives_one_adapter_and_has_its_weights_and_scores_in_its_record(finished):
     for record in finished.records:
         assert len(record.clients) == 3
         for client in record.clients.values():
+            scalars = client.metrics.scalars
             assert client.traffic.sent == client.traffic.received > 0
             assert client.traffic.kept > 0
-
-
-def test_a_clients_weights_and_scores_are_in_its_record(finished):
-    for record in finished.records:
-        for client in record.clients.values():
-            scalars = client.metrics.scalars
             assert scalars["lambda/long"] + scalars["lambda/vowels"] == pytest.approx(1)
             assert scalars["steps"] == 3 * 2
             assert {"kl", "kl_coefficient", "score/long", "score/vowels"} <= set(scalars)
@@ -116,12 +110,8 @@ def test_a_clients_weights_and_scores_are_in_its_record(finished):
 
 def test_the_disagreement_of_the_clients_is_logged_by_the_server(finished):
     for record in finished.records:
-        steps = np.array(
-            [
-                [client.metrics.series[f"lambda/{name}"] for name in NAMES]
-                for client in record.clients.values()
-            ]
-        )
+        series = [client.metrics.series for client in record.clients.values()]
+        steps = np.array([[own[f"lambda/{name}"] for name in NAMES] for own in series])
         scalars = record.server.scalars
         drifts = [mean_distance(steps[:, :, n]) for n in range(6)]
         assert scalars["lambda_drift"] == pytest.approx(np.mean(drifts))
@@ -139,13 +129,9 @@ def test_the_outcome_is_one_policy_for_all_clients(finished):
     assert outcome.job_keys == {}
 
 
-def client_with_two_rounds(loop):
-    first, second = (set(record.clients) for record in loop.records)
-    return min(first & second)
-
-
 def test_a_client_remembers_heads_and_moments_from_round_to_round(finished):
-    name = client_with_two_rounds(finished)
+    first, second = (set(record.clients) for record in finished.records)
+    name = min(first & second)
     key = finished.latest_state().memory.job_keys[name]
     state = finished.contexts.open(name, key).private_state()
     assert state.numbers["long/count"] == 2 * 4
@@ -197,17 +183,13 @@ def firm_round(tmp_path):
     return store, bound.aggregate(state, updates), updates
 
 
-def test_the_server_averages_the_adapters_and_remembers_the_jobs(firm_round):
-    store, new, updates = firm_round
-    assert get_values(store, new.adapters["policy"]) == pytest.approx([2.0, 3.0])
-    assert new.memory.job_keys == {update.client: update.job for update in updates}
-
-
-def test_the_servers_metrics_are_those_computed_by_hand(firm_round):
+def test_the_server_averages_the_adapters_remembers_the_jobs_and_has_the_hand_computed_metrics(firm_round):
     """lambda differs in the first step and is equal in the second; the third one is bea's alone."""
-    _, new, _ = firm_round
+    store, new, updates = firm_round
     scalars = new.metrics.scalars
     first_step = math.sqrt(2) * (0.4 + 0.8 + 0.4) / 3
+    assert get_values(store, new.adapters["policy"]) == pytest.approx([2.0, 3.0])
+    assert new.memory.job_keys == {update.client: update.job for update in updates}
     assert scalars["lambda_drift"] == pytest.approx(first_step / 2)
     assert scalars["mean_lambda_drift"] == pytest.approx(first_step / 2)
     assert scalars["lambda/long"] == pytest.approx(0.55)
@@ -358,16 +340,12 @@ def fedcmoo_loop(prepared, tmp_path_factory):
     return loop
 
 
-def test_a_round_of_fedcmoo_has_a_step_of_gradients_and_one_of_training(fedcmoo_loop):
+def test_a_round_of_fedcmoo_has_a_step_of_gradients_of_each_objective_and_one_of_training(fedcmoo_loop):
     records = fedcmoo_loop.records
     assert [record.phase for record in records] == ["gradients", "train"] * 2
     assert [record.rounds_done for record in records] == [0, 1, 1, 2]
     for gradients, training in zip(records[::2], records[1::2], strict=True):
         assert set(gradients.clients) == set(training.clients)
-
-
-def test_clients_send_a_gradient_of_each_objective_and_keep_their_state(fedcmoo_loop):
-    for gradients, training in zip(fedcmoo_loop.records[::2], fedcmoo_loop.records[1::2], strict=True):
         for name, client in gradients.clients.items():
             assert client.traffic.sent == pytest.approx(2 * training.clients[name].traffic.sent, rel=0.15)
             assert client.traffic.kept == 0
@@ -412,13 +390,20 @@ TWO_CLIENTS = {
 """Their means by pairs are (3, 1) and (1, 6)."""
 
 
-def test_the_servers_weights_are_those_of_mgda_of_the_mean_gradients(gradient_step):
+def test_the_servers_weights_are_those_of_mgda_of_the_mean_gradients_and_training_jobs_carry_them(
+    gradient_step,
+):
     store, state = gradient_step
-    new = bind_objectives(store, "fedcmoo").aggregate(state, send_gradients(store, state, ONE_CLIENT))
+    bound = bind_objectives(store, "fedcmoo")
+    new = bound.aggregate(state, send_gradients(store, state, ONE_CLIENT))
+    jobs = bound.plan(new)
     assert (state.phase, new.phase, new.round, new.logged_at) == ("gradients", "train", 0, 1)
     assert new.memory.weights == pytest.approx([0.8, 0.2])
     assert new.metrics.scalars["lambda/long"] == pytest.approx(0.8)
     assert new.adapters == state.adapters
+    assert [job.kind for job in jobs] == ["train"] * 3
+    for job in jobs:
+        assert job.objective_weights == pytest.approx((0.8, 0.2))
 
 
 @pytest.mark.parametrize(
@@ -441,17 +426,6 @@ def test_the_servers_weights_are_the_optimum_of_the_regularized_problem(
     assert slope[0] == pytest.approx(slope[1])
     assert sum(weights) == pytest.approx(1)
     assert min(weights) > 0
-
-
-def test_training_jobs_carry_the_servers_weights(gradient_step):
-    store, state = gradient_step
-    bound = bind_objectives(store, "fedcmoo")
-    new = bound.aggregate(state, send_gradients(store, state, ONE_CLIENT))
-    jobs = bound.plan(new)
-    assert {job.kind for job in jobs} == {"train"}
-    assert len(jobs) == 3
-    for job in jobs:
-        assert job.objective_weights == pytest.approx((0.8, 0.2))
 
 
 @pytest.mark.slow
@@ -511,60 +485,57 @@ def test_gradients_with_other_tensors_are_refused(loop_of):
 
 
 @pytest.mark.parametrize(
-    ("method", "options", "overrides", "message"),
+    ("method", "options", "message"),
     [
-        ("firm", ", preference: {lng: 2}", [], "'lng', which is no objective"),
-        ("firm", ", weights: {long: 0}", [], "weights are all 0"),
-        ("firm", ", weights: {long: 1}, beta: 0.1", [], "leave out one or the other"),
-        ("fedcmoo", ", preference: {long: 2}", [], "beta is 0"),
-        ("firm", ", preference: {long: 2}, beta: 0", [], "beta is 0"),
+        ("firm", "preference: {lng: 2}", "'lng', which is no objective"),
+        ("firm", "weights: {long: 0}", "weights are all 0"),
+        ("firm", "weights: {long: 1}, beta: 0.1", "leave out one or the other"),
+        ("fedcmoo", "preference: {long: 2}", "beta is 0"),
+        ("firm", "preference: {long: 2}, beta: 0", "beta is 0"),
+        ("firm", "preference: {long: 1e9}", "federation.options.preference"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(method, options, message):
+    with pytest.raises(RecipeError) as error:
+        make_recipe(method, f", {options}")
+    assert message in str(error.value)
+
+
+OWN = "federation.options"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
         (
-            "firm",
-            "",
-            ["federation.batch_size=16", "federation.options.ppo.horizon=3"],
-            "federation.options.ppo.horizon is 3, with which one batch of 16",
+            ["federation.batch_size=16", f"{OWN}.ppo.horizon=3"],
+            "ppo.horizon is 3, with which one batch of 16",
         ),
-        ("firm", "", ["rewards.long={kind: judge}"], "rewards.long is of kind 'judge', which compares two"),
+        (["rewards.long={kind: judge}"], "rewards.long is of kind 'judge', which compares two"),
+        (["rewards.other={kind: function, name: clean}"], "rewards names other, which no objective"),
+        (["rewards.long.name=claen"], "Did you mean 'clean'"),
+        (["rewards={long: {kind: function, name: clean}}"], "reward 'vowels' is not known"),
+        (["federation.optimizer.accumulation=2"], "federation.optimizer.accumulation is 2"),
+        (["policy.lora.dropout=0.1"], "policy.lora.dropout is 0.1"),
+        ([f"{OWN}.objectives={{kl: [long], vowels: [vowels]}}"], "cannot be named 'kl'"),
+        ([f"{OWN}.objectives={{long: [long], long_min: [vowels]}}"], "'long_min' beside 'long'"),
+        ([f"{OWN}.objectives={{a/b: [long], vowels: [vowels]}}"], "a/b"),
+        ([f"{OWN}.ppo={{kl: 0}}"], "set target_kl to null"),
         (
-            "firm",
-            "",
-            ["rewards.other={kind: function, name: clean}"],
-            "rewards names other, which no objective",
-        ),
-        ("firm", "", ["rewards.long.name=claen"], "Did you mean 'clean'"),
-        ("firm", "", ["rewards={long: {kind: function, name: clean}}"], "reward 'vowels' is not known"),
-        ("firm", "", ["federation.optimizer.accumulation=2"], "federation.optimizer.accumulation is 2"),
-        ("firm", "", ["policy.lora.dropout=0.1"], "policy.lora.dropout is 0.1"),
-        (
-            "firm",
-            "",
-            ["federation.options.objectives={kl: [long], vowels: [vowels]}"],
-            "cannot be named 'kl'",
-        ),
-        (
-            "firm",
-            "",
-            ["federation.options.objectives={long: [long], long_min: [vowels]}"],
-            "cannot be named 'long_min' beside 'long'",
-        ),
-        ("firm", "", ["federation.options.objectives={a/b: [long], vowels: [vowels]}"], "a/b"),
-        ("firm", "", ["federation.options.ppo={kl: 0}"], "set target_kl to null"),
-        (
-            "firm",
-            "",
-            ["federation.options.ppo={estimator: rloo}", "federation.batch_size=6"],
+            [f"{OWN}.ppo={{estimator: rloo}}", "federation.batch_size=6"],
             "federation.batch_size is 6 completions, which are not complete groups of 4",
         ),
         (
-            "fedcmoo",
-            "",
-            ["federation.options.ppo={keep_moments: true}", "federation.optimizer.name=adamw_8bit"],
+            [
+                "federation.method=fedcmoo",
+                f"{OWN}.ppo={{keep_moments: true}}",
+                "federation.optimizer.name=adamw_8bit",
+            ],
             "federation.options.ppo.keep_moments is true",
         ),
-        ("firm", ", preference: {long: 1e9}", [], "federation.options.preference"),
     ],
 )
-def test_recipes_that_contradict_themselves_are_refused(method, options, overrides, message):
+def test_recipes_that_contradict_themselves_are_refused(overrides, message):
     with pytest.raises(RecipeError) as error:
-        make_recipe(method, options, *overrides)
+        make_recipe("firm", "", *overrides)
     assert message in str(error.value)
