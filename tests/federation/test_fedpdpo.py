@@ -21,24 +21,20 @@ OPTIONS = {
     "fedrep": "{personal: {lr: 1e-2}}",
     "fedpdpo": "{personal: {lr: 1e-2}, bottleneck: {width: 4}, reward_head: {width: 3}}",
 }
+SMALL = [
+    "federation.rounds=2",
+    "federation.clients_per_round=3",
+    "federation.local_steps=2",
+    "federation.batch_size=2",
+    "federation.optimizer={lr: 1e-2, weight_decay: 0.01}",
+]
 CLIENTS = ("ada", "bea", "cyd", "dan")
 TRAIN = "components.federation.clients.policy_trainer.train"
 
 
 def make_recipe(method, *overrides):
-    return load_recipe(
-        "debug",
-        [
-            f"federation.method={method}",
-            f"federation.options={OPTIONS[method]}",
-            "federation.rounds=2",
-            "federation.clients_per_round=3",
-            "federation.local_steps=2",
-            "federation.batch_size=2",
-            "federation.optimizer={lr: 1e-2, weight_decay: 0.01}",
-            *overrides,
-        ],
-    )
+    chosen = [f"federation.method={method}", f"federation.options={OPTIONS[method]}"]
+    return load_recipe("debug", [*chosen, *SMALL, *overrides])
 
 
 def run(recipe, prepared, folder):
@@ -76,12 +72,8 @@ def finished(request, prepared, tmp_path_factory):
 @pytest.fixture(scope="module")
 def fedpdpo(prepared, tmp_path_factory):
     """A federation of FedPDPO after two rounds of all four clients, whose heads change fast."""
-    recipe = make_recipe(
-        "fedpdpo",
-        "federation.clients_per_round=4",
-        "federation.local_steps=4",
-        "federation.options.personal.lr=0.3",
-    )
+    sizes = ["federation.clients_per_round=4", "federation.local_steps=4"]
+    recipe = make_recipe("fedpdpo", *sizes, "federation.options.personal.lr=0.3")
     return run(recipe, prepared, tmp_path_factory.mktemp("fedpdpo"))
 
 
@@ -100,7 +92,7 @@ def held_out_rows(prepared):
 # --- what is shared, and what stays
 
 
-def test_the_server_has_the_shared_lora_alone(finished):
+def test_the_server_has_the_shared_lora_alone_and_numbers_about_private_modules(finished):
     shared = set(server_adapter(finished))
     assert shared
     assert all(".lora_" in name for name in shared)
@@ -111,17 +103,13 @@ def test_the_server_has_the_shared_lora_alone(finished):
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as content:
                 assert set(content.keys()) == shared
+        else:
+            text = path.read_text()
+            assert len(text) < 20_000
+            assert not [name for name in ("head.weight", "bottleneck.", "reward.hidden") if name in text]
 
 
-def test_what_the_server_has_of_private_modules_is_numbers_about_them(finished):
-    for path in finished.commits.folder.rglob("*.json"):
-        text = path.read_text()
-        assert len(text) < 20_000
-        for name in ("head.weight", "bottleneck.", "reward.hidden"):
-            assert name not in text
-
-
-def test_private_modules_lie_in_the_clients_own_stores(finished):
+def test_private_modules_lie_in_the_clients_own_stores_and_differ_between_clients(finished):
     shared = set(server_adapter(finished))
     modules = private_modules(finished)
     with_store = {name for name, store in private_stores(finished).items() if store.folder.is_dir()}
@@ -130,10 +118,7 @@ def test_private_modules_lie_in_the_clients_own_stores(finished):
     for tensors in modules.values():
         assert not shared & set(tensors)
         assert any(name.startswith("head.") for name in tensors)
-
-
-def test_private_modules_differ_between_clients(finished):
-    first, second, *_ = private_modules(finished).values()
+    first, second, *_ = modules.values()
     assert not equals(first, second)
 
 
@@ -151,31 +136,20 @@ def test_the_server_combines_the_shared_adapters_by_the_clients_pairs(finished, 
         assert torch.allclose(tensor.double(), expected, atol=1e-7)
 
 
-def test_the_size_of_private_modules_is_recorded_as_kept_bytes(finished):
-    record = finished.records[-1]
-    modules = private_stores(finished)
-    job_keys = finished.latest_state().memory.job_keys
-    for name, client in record.clients.items():
-        assert client.traffic.kept == modules[name].load(job_keys[name]).size
-        assert client.traffic.kept > client.traffic.sent
-        assert client.traffic.sent == client.traffic.received > 0
-
-
-def test_a_round_has_a_personal_and_a_shared_step_except_in_fedper(finished):
-    is_divided = finished.recipe.federation.method != "fedper"
+def test_a_clients_record_has_its_kept_bytes_its_steps_and_the_metrics_of_its_objective(finished):
+    method = finished.recipe.federation.method
+    stage_steps = None if method == "fedper" else 1
     for record in finished.records:
         for client in record.clients.values():
             scalars = client.metrics.scalars
+            assert client.traffic.kept > client.traffic.sent == client.traffic.received > 0
             assert scalars["steps"] == 2
-            assert scalars.get("personal/steps") == scalars.get("shared/steps") == (1 if is_divided else None)
-
-
-def test_a_client_has_the_metrics_of_its_objective(finished):
-    is_fedpdpo = finished.recipe.federation.method == "fedpdpo"
-    for client in finished.records[-1].clients.values():
-        scalars = client.metrics.scalars
-        assert {"dpo", "decay"} <= set(scalars)
-        assert ("excluded" in scalars) == ("scale" in scalars) == is_fedpdpo
+            assert scalars.get("personal/steps") == scalars.get("shared/steps") == stage_steps
+            assert {"dpo", "decay"} <= set(scalars)
+            assert ("excluded" in scalars) == ("scale" in scalars) == (method == "fedpdpo")
+    job_keys = finished.latest_state().memory.job_keys
+    for name, client in finished.records[-1].clients.items():
+        assert client.traffic.kept == private_stores(finished)[name].load(job_keys[name]).size
 
 
 def test_the_outcome_names_each_clients_last_job(finished):
@@ -234,16 +208,15 @@ def test_options_reach_the_loss_and_the_learning_rates_of_each_step(prepared, tm
         "objective: {reward_weight: [0.5, 1.5], exclusion: null, beta: 0.3}",
         "bottleneck: null",
     ]
-    recipe = make_recipe(
-        "fedpdpo",
+    overrides = [
         f"federation.options={{{', '.join(options)}}}",
         "federation.rounds=3",
         "federation.rate_decay={factor: 0.5, min_lr: 1.5e-3}",
         "federation.local_epochs=3",
         "federation.optimizer.accumulation=2",
         "federation.clients_per_round=4",
-    )
-    run(recipe, prepared, tmp_path)
+    ]
+    run(make_recipe("fedpdpo", *overrides), prepared, tmp_path)
     ada = [observed_steps[8 * (n // 2) + n % 2] for n in range(6)]
     losses = [step.loss for step in ada]
     metrics = [step.metrics for step in ada]
@@ -304,12 +277,17 @@ def score(loop, rows, client):
     return loop.trainer.score_pairs(rows, server_adapter(loop), loop.context(client))
 
 
-def test_each_client_is_measured_with_its_own_modules(fedpdpo, held_out_rows):
-    ada = score(fedpdpo, held_out_rows, "ada").margins
-    bea = score(fedpdpo, held_out_rows, "bea").margins
+def test_each_client_is_measured_and_generates_with_its_own_modules(fedpdpo, held_out_rows):
+    ada, bea = (score(fedpdpo, held_out_rows, name).margins for name in ("ada", "bea"))
     assert ada.shape == (1, 2)
     assert np.abs(ada).min() > 1e-4
     assert not np.allclose(ada, bea, atol=1e-5)
+    completions = []
+    for client in ("ada", "bea", "ada"):
+        fedpdpo.trainer.load_client(server_adapter(fedpdpo), fedpdpo.context(client))
+        ((completion,),) = fedpdpo.trainer.resident.policy.generate(["a prompt"], seed=0)
+        completions.append(completion.ids)
+    assert completions[0] == completions[2] != completions[1]
 
 
 def test_the_explicit_reward_is_measured_where_there_is_a_reward_head(finished, held_out_rows):
@@ -332,18 +310,14 @@ def test_margins_of_likelihoods_follow_from_those_of_log_ratios(fedpdpo, held_ou
     assert scores.margins_by_metric["per_token"][0] == pytest.approx(per_token, abs=1e-6)
 
 
-def test_clients_generate_with_their_own_modules(fedpdpo):
-    policy = fedpdpo.trainer.resident.policy
-    completions = []
-    for client in ("ada", "bea", "ada"):
-        fedpdpo.trainer.load_client(server_adapter(fedpdpo), fedpdpo.context(client))
-        ((completion,),) = policy.generate(["a prompt"], seed=0)
-        completions.append(completion.ids)
-    assert completions[0] != completions[1]
-    assert completions[0] == completions[2]
-
-
 # --- resume
+
+
+@pytest.fixture
+def without_ada(copied):
+    """That copy, in which the private state of ada has been removed."""
+    shutil.rmtree(private_stores(copied)["ada"].folder)
+    return copied
 
 
 def remove_commits(loop, last):
@@ -355,26 +329,21 @@ def remove_commits(loop, last):
             path.unlink()
 
 
-def test_a_measurement_without_the_clients_private_state_is_refused(copied):
-    shutil.rmtree(private_stores(copied)["ada"].folder)
+def test_without_a_clients_private_state_neither_its_measurement_nor_a_later_round_is_possible(without_ada):
+    adapter = server_adapter(without_ada)
     with pytest.raises(PrivateStoreError, match=r"no private state of client ada .*new run"):
-        copied.trainer.load_client(server_adapter(copied), copied.context("ada"))
-    copied.trainer.load_client(server_adapter(copied), copied.context("bea"))
-
-
-def test_a_round_is_not_resumed_without_the_clients_private_state(copied):
-    shutil.rmtree(private_stores(copied)["ada"].folder)
-    remove_commits(copied, last=1)
+        without_ada.trainer.load_client(adapter, without_ada.context("ada"))
+    without_ada.trainer.load_client(adapter, without_ada.context("bea"))
+    remove_commits(without_ada, last=1)
     with pytest.raises(PrivateStoreError, match="client ada"):
-        copied.run()
+        without_ada.run()
 
 
 @pytest.mark.slow
-def test_a_run_is_repeated_from_the_first_round_without_private_state(copied):
-    shutil.rmtree(private_stores(copied)["ada"].folder)
-    before = copied.latest_state().adapters
-    remove_commits(copied, last=0)
-    assert copied.run().adapters == before
+def test_a_run_is_repeated_from_the_first_round_without_private_state(without_ada):
+    before = without_ada.latest_state().adapters
+    remove_commits(without_ada, last=0)
+    assert without_ada.run().adapters == before
 
 
 @pytest.mark.slow
@@ -428,17 +397,11 @@ def test_an_ablation_leaves_its_module_out(prepared, tmp_path, option, prefix):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        (
-            "federation.options={bottleneck: {widht: 3}}",
-            r"did you mean 'federation\.options\.bottleneck\.width'",
-        ),
-        ("federation.options={personal: {share: 1.0}}", r"federation\.options\.personal\.share.*1"),
-        (
-            "federation.options={objective: {exclusion: {max_share: 1.5}}}",
-            r"federation\.options\.objective\.exclusion",
-        ),
+        ("{bottleneck: {widht: 3}}", r"did you mean 'federation\.options\.bottleneck\.width'"),
+        ("{personal: {share: 1.0}}", r"federation\.options\.personal\.share.*1"),
+        ("{objective: {exclusion: {max_share: 1.5}}}", r"federation\.options\.objective\.exclusion"),
     ],
 )
 def test_options_that_cannot_be_used_are_refused(override, message):
     with pytest.raises(RecipeError, match=message):
-        make_recipe("fedpdpo", override)
+        make_recipe("fedpdpo", f"federation.options={override}")

@@ -1,5 +1,6 @@
 """Post-processors of updates: what they see, their order, their state, and their place in a job's key."""
 
+import os
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ from components.models.store import AdapterStore
 from components.recipes import load_recipe
 from components.results import Metrics
 from tests.support.bare_loop import open_loop, prepare_rewards
-from tests.support.bound_methods import bind_method, make_update, put_values, small_federation
+from tests.support.bound_methods import bind_method, play_round, small_federation
 
 
 class AddAtBothEnds(PostProcessor):
@@ -37,7 +38,7 @@ class AddAtBothEnds(PostProcessor):
     def at_client(self, result, context):
         if result.tensors is None:
             return result
-        return replace_tensors(result, {n: t + self.amount for n, t in result.tensors.items()})
+        return replace(result, tensors={n: t + self.amount for n, t in result.tensors.items()})
 
     def at_server(self, combined, context, state):
         return Processed({name: tensor - self.amount for name, tensor in combined.items()})
@@ -51,7 +52,7 @@ class HalveMovement(PostProcessor):
     def at_client(self, result, context):
         if result.tensors is None:
             return result
-        return replace_tensors(result, halve(result.tensors, context.origin))
+        return replace(result, tensors=halve(result.tensors, context.origin))
 
     def at_server(self, combined, context, state):
         return Processed(halve(combined, context.origin))
@@ -72,10 +73,8 @@ class ClipAndRecord(PostProcessor):
             "steps": result.metrics.scalars.get("steps", 0.0),
         }
         metrics = result.metrics.merged(Metrics(scalars={f"clip/{name}": n for name, n in seen.items()}))
-        if result.tensors is None:
-            return replace(result, metrics=metrics)
-        clipped = clip(result.tensors, context.origin, self.bound)
-        return replace_tensors(result, clipped, metrics)
+        clipped = result.tensors and clip(result.tensors, context.origin, self.bound)
+        return replace(result, tensors=clipped, metrics=metrics)
 
     def at_server(self, combined, context, state):
         calls = (state or {"calls": 0})["calls"] + 1
@@ -85,10 +84,6 @@ class ClipAndRecord(PostProcessor):
             {"calls": calls, "adapter_name": context.adapter_name},
             {"norm": norm, "contributions": len(context.participants)},
         )
-
-
-def replace_tensors(result, tensors, metrics=None):
-    return replace(result, tensors=tensors, metrics=metrics or result.metrics)
 
 
 def halve(tensors, origin):
@@ -107,9 +102,8 @@ def clip(tensors, origin, bound):
 @pytest.fixture
 def registered(monkeypatch):
     """The post-processors are registered, as those of an installed package are."""
-    module = f"{__name__}:"
-    classes = {"add": "AddAtBothEnds", "halve": "HalveMovement", "clip": "ClipAndRecord"}
-    names = {kind: f"{module}{name}" for kind, name in classes.items()}
+    classes = {"add": AddAtBothEnds, "halve": HalveMovement, "clip": ClipAndRecord, "tuple": TupleState}
+    names = {kind: f"{__name__}:{cls.__name__}" for kind, cls in classes.items()}
     monkeypatch.setattr(POSTPROCESSORS, "builtin", names)
 
 
@@ -131,14 +125,26 @@ def job(contexts):
 
 
 class FixedTrainer:
-    """Sends the same tensors for each job, and counts the jobs."""
+    """Sends the same result for each job, and counts the jobs."""
 
-    def __init__(self):
+    def __init__(self, **result):
+        self.result = result or {"tensors": tensors(14.0)}
         self.jobs = []
 
     def run(self, job, context):
         self.jobs.append(job)
-        return ClientResult(tensors=tensors(14.0))
+        return ClientResult(**self.result)
+
+
+def process_at_server(tmp_path, processors, times=1):
+    """What the server makes of a combined value of 14 that starts from 10, and the server."""
+    config = load_recipe("debug", [f"federation.postprocessors=[{processors}]"]).federation
+    store = AdapterStore(tmp_path / "adapters")
+    state = bind_method(store, "feddpo", 1).start(small_federation(store, {"ada": 1}, [10.0], 1), 0)
+    server = Server(config, store)
+    for _ in range(times):
+        processed = server.process(state, tensors(14.0), tensors(10.0), "policy", ["ada"])
+    return processed["a"].item(), server
 
 
 @pytest.mark.parametrize(
@@ -157,27 +163,19 @@ def test_at_the_client_post_processors_are_applied_in_their_order(job, contexts,
 
 
 @pytest.mark.parametrize(
-    ("names", "expected"),
-    [(["{kind: add, amount: 2}", "halve"], 10.0), (["halve", "{kind: add, amount: 2}"], 11.0), ([], 14.0)],
+    ("processors", "expected"),
+    [("{kind: add, amount: 2}, halve", 10.0), ("halve, {kind: add, amount: 2}", 11.0), ("", 14.0)],
 )
-def test_at_the_server_post_processors_are_applied_in_reverse_order(registered, tmp_path, names, expected):
-    config = load_recipe("debug", [f"federation.postprocessors=[{', '.join(names)}]"]).federation
-    store = AdapterStore(tmp_path / "adapters")
-    state = bind_method(store, "feddpo", 1).start(small_federation(store, {"ada": 1}, [10.0], 1), 0)
-    server = Server(config, store)
-    assert server.process(state, tensors(14.0), tensors(10.0), "policy", ["ada"])["a"].item() == expected
+def test_at_the_server_post_processors_are_applied_in_reverse_order(
+    registered, tmp_path, processors, expected
+):
+    assert process_at_server(tmp_path, processors)[0] == expected
 
 
 def test_the_key_depends_on_kind_settings_and_order():
-    keys = {
-        processing_key([AddAtBothEnds()]),
-        processing_key([AddAtBothEnds(amount=2)]),
-        processing_key([HalveMovement()]),
-        processing_key([AddAtBothEnds(), HalveMovement()]),
-        processing_key([HalveMovement(), AddAtBothEnds()]),
-        processing_key([]),
-    }
-    assert len(keys) == 6
+    add, halve = AddAtBothEnds(), HalveMovement()
+    chains = [[add], [AddAtBothEnds(amount=2)], [halve], [add, halve], [halve, add], []]
+    assert len({processing_key(chain) for chain in chains}) == 6
     assert processing_key([]) == ""
     assert processing_key([AddAtBothEnds(amount=1.0)]) == processing_key([AddAtBothEnds()])
 
@@ -191,13 +189,6 @@ def test_a_repeated_job_never_returns_an_update_that_was_made_without_its_post_p
     update = run_job(protected, trainer, contexts, [HalveMovement()])
     assert contexts.adapters.get(update.adapter)["a"].item() == 12.0
     assert len(trainer.jobs) == 2
-
-
-class Measuring:
-    """Answers each job with figures."""
-
-    def run(self, job, context):
-        return ClientResult(rows=2, output={"votes": 1.5})
 
 
 class Rounding(PostProcessor):
@@ -218,6 +209,9 @@ class Careless(PostProcessor):
         return ClientResult(rows=result.rows)
 
 
+MEASURING = FixedTrainer(rows=2, output={"votes": 1.5})
+
+
 @pytest.fixture
 def measurement(job):
     return MeasureJob(client="ada", round=0, seed=0, adapters=(job.adapter,), split="test")
@@ -225,7 +219,7 @@ def measurement(job):
 
 def test_a_post_processor_sees_what_a_client_measures(measurement, contexts):
     processors = [HalveMovement(), ClipAndRecord(), Rounding()]
-    update = run_job(measurement, Measuring(), contexts, processors)
+    update = run_job(measurement, MEASURING, contexts, processors)
     assert update.output == {"votes": 2}
     assert update.adapter is None
     assert update.metrics.scalars["clip/rows"] == 2
@@ -233,7 +227,7 @@ def test_a_post_processor_sees_what_a_client_measures(measurement, contexts):
 
 def test_a_post_processor_that_drops_an_output_is_refused_by_its_kind(measurement, contexts):
     with pytest.raises(FederationError, match=r"'careless' adds or drops the output .*'measure-pairs'"):
-        run_job(measurement, Measuring(), contexts, [Careless()])
+        run_job(measurement, MEASURING, contexts, [Careless()])
 
 
 class WithoutTraffic(PostProcessor):
@@ -246,22 +240,13 @@ class WithoutTraffic(PostProcessor):
         return ClientResult(tensors=result.tensors, metrics=Metrics(scalars=seen))
 
 
-class KeepingTrainer(FixedTrainer):
-    """Keeps 8 bytes."""
-
-    def run(self, job, context):
-        return ClientResult(tensors=tensors(14.0), kept_bytes=8)
-
-
 def test_a_post_processor_knows_its_client_and_a_seed_and_cannot_hide_what_the_client_keeps(job, contexts):
+    keeping = FixedTrainer(tensors=tensors(14.0), kept_bytes=8)
     other = job.model_copy(update={"client": "bea", "seed": 2})
-    updates = [run_job(each, KeepingTrainer(), contexts, [WithoutTraffic()]) for each in (job, other)]
-    assert [update.metrics.scalars[name] for update, name in zip(updates, ("ada", "bea"), strict=True)] == [
-        1,
-        1,
-    ]
-    assert len({update.metrics.scalars["seed"] for update in updates}) == 2
-    assert [update.traffic.kept for update in updates] == [8, 8]
+    ada, bea = (run_job(each, keeping, contexts, [WithoutTraffic()]) for each in (job, other))
+    assert ada.metrics.scalars["ada"] == bea.metrics.scalars["bea"] == 1
+    assert ada.metrics.scalars["seed"] != bea.metrics.scalars["seed"]
+    assert ada.traffic.kept == bea.traffic.kept == 8
 
 
 class TupleState(PostProcessor):
@@ -274,14 +259,8 @@ class TupleState(PostProcessor):
         return Processed(combined, {"calls": (*(state or {"calls": ()})["calls"], 1)}, {"x": self.amount})
 
 
-def test_the_state_is_what_is_committed_and_two_of_a_kind_have_names_of_their_own(monkeypatch, tmp_path):
-    monkeypatch.setitem(POSTPROCESSORS.builtin, "tuple", f"{__name__}:TupleState")
-    config = load_recipe("debug", ["federation.postprocessors=[tuple, {kind: tuple, amount: 2}]"]).federation
-    store = AdapterStore(tmp_path / "adapters")
-    state = bind_method(store, "feddpo", 1).start(small_federation(store, {"ada": 1}, [10.0], 1), 0)
-    server = Server(config, store)
-    for _ in range(2):
-        server.process(state, tensors(14.0), tensors(10.0), "policy", ["ada"])
+def test_the_state_is_what_is_committed_and_two_of_a_kind_have_names_of_their_own(registered, tmp_path):
+    _, server = process_at_server(tmp_path, "tuple, {kind: tuple, amount: 2}", times=2)
     assert server.processing == [{"calls": [1, 1]}, {"calls": [1, 1]}]
     assert server.metrics == {"policy/tuple-1/x": 1.0, "policy/tuple-2/x": 2.0}
 
@@ -332,6 +311,12 @@ OBJECTIVES = [
     "policy.max_new_tokens=8",
     "policy.lora={r: 2, alpha: 4, dropout: 0.0}",
 ]
+SMALL = [
+    "federation.rounds=1",
+    "federation.clients_per_round=2",
+    "federation.local_steps=1",
+    "federation.batch_size=2",
+]
 SGD = "federation.optimizer={name: sgd, lr: 0.1, clip: null}"
 OVERRIDES: dict[str, list[str]] = {
     "fedbiscuit": ["federation.options={selectors: 3, warmup_rounds: 1}", "federation.rounds=4"],
@@ -348,18 +333,8 @@ OVERRIDES: dict[str, list[str]] = {
 
 def run_once(method: str, prepared: Any, folder: Any, *overrides: str) -> Any:
     """A round of a method (of FedBiscuit, its warm-up, a grouping, and a clustered round)."""
-    recipe = load_recipe(
-        "debug",
-        [
-            f"federation.method={method}",
-            "federation.rounds=1",
-            "federation.clients_per_round=2",
-            "federation.local_steps=1",
-            "federation.batch_size=2",
-            *OVERRIDES.get(method, []),
-            *overrides,
-        ],
-    )
+    settings = [f"federation.method={method}", *SMALL, *OVERRIDES.get(method, []), *overrides]
+    recipe = load_recipe("debug", settings)
     prepare_rewards(recipe, prepared, folder, folder / "judges")
     loop = open_loop(recipe, prepared, folder)
     return loop, loop.run()
@@ -372,11 +347,9 @@ def test_every_job_of_a_run_carries_the_settings_of_the_post_processors(
     monkeypatch.setattr(Commits, "discard", lambda self, jobs=(), keep_every=1: None)
     plain, _ = run_once("feddpo", prepared, tmp_path / "plain")
     protected, _ = run_once("feddpo", prepared, tmp_path / "protected", "federation.postprocessors=[halve]")
-    files = [
-        {path.name for path in (loop.commits.folder / "updates").iterdir()} for loop in (plain, protected)
-    ]
-    assert len(files[0]) == len(files[1]) == 2
-    assert not files[0] & files[1]
+    first, second = (set(os.listdir(loop.commits.folder / "updates")) for loop in (plain, protected))
+    assert len(first) == len(second) == 2
+    assert not first & second
 
 
 @pytest.mark.slow
@@ -429,10 +402,6 @@ def test_a_method_that_needs_sums_is_given_no_single_adapters(method, tmp_path, 
     federation = small_federation(store, {"ada": 2, "bea": 1}, [0.0], 2)
     options = {"objectives": {"long": ["long"]}} if method in ("firm", "fedcmoo") else {}
     bound = bind_method(store, method, 2, **options)
-    jobs = bound.plan(bound.start(federation, 0))
-    bound.aggregate(
-        bound.start(federation, 0),
-        [make_update(job, put_values(store, [1.0])) for job in jobs],
-    )
+    play_round(store, bound, bound.start(federation, 0), {"ada": [1.0], "bea": [1.0]})
     assert len(seen) == 2
     assert {update.adapter is None for update in seen} == {cls.needs == "sums"}
