@@ -28,18 +28,10 @@ NAMES = [f"c{i}" for i in range(6)]
 PAIRS = dict(zip(NAMES, (30, 25, 15, 10, 10, 10), strict=True))
 START = [1.0, 0.0, -1.0]
 LOSSES = {name: [0.1 + 0.2 * ((i + u) % 3) for u in range(3)] for i, name in enumerate(NAMES)}
-"""c0 and c3 have their lowest loss on selector 0, c1 and c4 on selector 2, c2 and c5 on selector 1.
-"""
-CLUSTERS = {
-    "c0": "selector-0",
-    "c1": "selector-2",
-    "c2": "selector-1",
-    "c3": "selector-0",
-    "c4": "selector-2",
-    "c5": "selector-1",
-}
-NO_VOTE = [math.nan] * 3
+"""c0 and c3 have their lowest loss on selector 0, c1 and c4 on selector 2, c2 and c5 on selector 1."""
 SLOTS = ["selector-0", "selector-1", "selector-2"]
+CLUSTERS = dict(zip(NAMES, [SLOTS[0], SLOTS[2], SLOTS[1]] * 2, strict=True))
+NO_VOTE = [math.nan] * 3
 
 
 @pytest.fixture
@@ -63,18 +55,17 @@ def trained_values(job):
 
 
 def answer(store, jobs, losses=LOSSES):
-    updates = []
-    for job in jobs:
-        if job.kind == "score":
-            updates.append(make_update(job, losses=losses[job.client]))
-        else:
-            updates.append(make_update(job, put_values(store, trained_values(job))))
-    return updates
+    return [
+        make_update(job, losses=losses[job.client])
+        if job.kind == "score"
+        else make_update(job, put_values(store, trained_values(job)))
+        for job in jobs
+    ]
 
 
-def play(bound, store, federation, until, seed=0):
+def play(bound, store, federation, until):
     """All steps of the rounds before `until` as (state, jobs, new state), and the last state."""
-    state = bound.start(federation, seed)
+    state = bound.start(federation, 0)
     steps = []
     while state.round < until:
         jobs = bound.plan(state)
@@ -91,16 +82,12 @@ def group_names(groups):
 # --- warm-up
 
 
-def test_the_warm_up_trains_one_selector_after_the_other_within_the_rounds(store, federation):
+def test_the_warm_up_trains_and_changes_one_selector_after_the_other_within_the_rounds(store, federation):
     steps, state = play(fedbiscuit(store), store, federation, until=6)
     slots = [{job.adapter_name for job in jobs} for _, jobs, _ in steps]
     assert slots == [{"selector-0"}] * 2 + [{"selector-1"}] * 2 + [{"selector-2"}] * 2
     assert [len(jobs) for _, jobs, _ in steps] == [3] * 6
     assert (state.round, state.step, state.phase) == (6, 6, "grouping")
-
-
-def test_a_warm_up_round_changes_its_own_selector_alone(store, federation):
-    steps, state = play(fedbiscuit(store), store, federation, until=6)
     for before, jobs, new in steps:
         adapter_name = jobs[0].adapter_name
         assert {job.adapter for job in jobs} == {before.adapters[adapter_name]}
@@ -111,53 +98,31 @@ def test_a_warm_up_round_changes_its_own_selector_alone(store, federation):
 
 @pytest.mark.parametrize("aggregator", ["paper", "participation", "uniform"])
 def test_a_warm_up_round_is_a_round_of_fedbis(store, federation, aggregator):
-    results = []
-    for bound in (
-        fedbiscuit(store, aggregator=aggregator),
-        bind_method(store, "fedbis", 3, 20, aggregator=aggregator),
-    ):
-        state = bound.start(federation, 0)
-        new = bound.aggregate(state, answer(store, bound.plan(state)))
-        results.append(next(iter(new.adapters.values())))
-    assert results[0] == results[1]
+    fedbis = bind_method(store, "fedbis", 3, 20, aggregator=aggregator)
+    bounds = (fedbiscuit(store, aggregator=aggregator), fedbis)
+    first, second = (play(bound, store, federation, until=1)[1].adapters for bound in bounds)
+    assert first["selector-0"] == second["selector"]
 
 
 # --- grouping
 
 
-def grouping_steps(steps):
-    return [step for step in steps if step[0].phase == "grouping"]
-
-
-def test_clients_are_grouped_after_the_warm_up_and_every_tau_rounds(store, federation):
+def test_all_clients_score_all_selectors_after_the_warm_up_and_every_tau_rounds_and_are_grouped(
+    store, federation
+):
     steps, _ = play(fedbiscuit(store), store, federation, until=14)
-    assert [before.round for before, _, _ in grouping_steps(steps)] == [6, 9, 12]
-
-
-def test_every_client_scores_all_selectors_for_a_grouping(store, federation):
-    steps, _ = play(fedbiscuit(store), store, federation, until=10)
-    for before, jobs, _ in grouping_steps(steps):
-        selectors = tuple(before.adapters[f"selector-{u}"] for u in range(3))
-        assert [job.client for job in jobs] == NAMES
-        assert {job.kind for job in jobs} == {"score"}
-        assert {job.adapters for job in jobs} == {selectors}
-
-
-def test_a_grouping_sets_the_clusters_within_the_round(store, federation):
-    steps, _ = play(fedbiscuit(store), store, federation, until=14)
-    for before, _, new in grouping_steps(steps):
+    groupings = [step for step in steps if step[0].phase == "grouping"]
+    loss = np.mean([LOSSES[name][int(adapter_name[-1])] for name, adapter_name in CLUSTERS.items()])
+    assert [before.round for before, _, _ in groupings] == [6, 9, 12]
+    for before, jobs, new in groupings:
+        assert [(job.client, job.kind) for job in jobs] == [(name, "score") for name in NAMES]
+        assert {job.adapters for job in jobs} == {tuple(before.adapters[name] for name in SLOTS)}
         assert (new.round, new.phase, new.logged_at) == (before.round, "train", before.round)
         assert new.adapters == before.adapters
         assert new.memory == GroupingMemory(assignment=CLUSTERS, grouped_at=before.round, losses=LOSSES)
         assert new.metrics.scalars["moved"] == 0
         assert new.metrics.scalars["selector-1/size"] == 2
-
-
-def test_the_mean_loss_of_the_clusters_is_logged(store, federation):
-    steps, _ = play(fedbiscuit(store), store, federation, until=7)
-    new = grouping_steps(steps)[0][2]
-    expected = np.mean([LOSSES[name][int(adapter_name[-1])] for name, adapter_name in CLUSTERS.items()])
-    assert new.metrics.scalars["loss_of_group"] == pytest.approx(expected)
+        assert new.metrics.scalars["loss_of_group"] == pytest.approx(loss)
 
 
 def test_a_client_without_validation_pairs_or_without_an_update_has_no_vote_and_stays(store, federation):
@@ -256,10 +221,7 @@ def test_a_selector_without_a_sampled_member_does_not_change(store, federation):
 
 
 def test_the_old_term_of_equation_6_is_the_servers_adapter_and_not_a_clients(store, federation):
-    """The published code takes the last client's adapter for it.
-
-    With p_m = 0.1 a cluster moves a tenth.
-    """
+    """The published code takes the last client's adapter for it. With p_m = 0.1 a cluster moves a tenth."""
     bound = fedbiscuit(store, aggregator="paper")
     _, state = play(bound, store, federation, until=7)
     ref = state.adapters["selector-1"]
@@ -280,11 +242,8 @@ def test_the_result_does_not_depend_on_the_order_of_arrival_to_the_byte(store, f
     state = state.model_copy(update={"adapters": zeros})
     values = {name: torch.randn(400, generator=numbers).tolist() for name in NAMES}
     updates = make_updates(store, bound.plan(state), values)
-    results = set()
-    for order in itertools.islice(itertools.permutations(updates), 0, 720, 37):
-        new = bound.aggregate(state, order)
-        results.add(tuple(new.adapters.values()))
-    assert len(results) == 1
+    orders = itertools.islice(itertools.permutations(updates), 0, 720, 37)
+    assert len({tuple(bound.aggregate(state, order).adapters.values()) for order in orders}) == 1
 
 
 def test_aggregation_does_not_change_the_state(store, federation):
@@ -306,18 +265,12 @@ def test_the_outcome_is_the_ensemble_with_the_clusters(store, federation):
 # --- refusals
 
 
-def test_one_selector_is_fedbis(store):
-    federation = small_federation(store, PAIRS, START, clients_per_round=3)
-    ended = []
-    for bound in (
-        fedbiscuit(store, selectors=1, aggregator="paper"),
-        bind_method(store, "fedbis", 3, 20, aggregator="paper"),
-    ):
-        state = bound.start(federation, 0)
-        for _ in range(4):
-            state = bound.aggregate(state, answer(store, bound.plan(state)))
-        ended.append((bound.outcome(state), state.metrics))
-    assert ended[0] == ended[1]
+def test_one_selector_is_fedbis(store, federation):
+    fedbis = bind_method(store, "fedbis", 3, 20, aggregator="paper")
+    bounds = (fedbiscuit(store, selectors=1, aggregator="paper"), fedbis)
+    first, second = ((bound, play(bound, store, federation, until=4)[1]) for bound in bounds)
+    assert first[0].outcome(first[1]) == second[0].outcome(second[1])
+    assert first[1].metrics == second[1].metrics
 
 
 def test_more_selectors_than_clients_are_refused(store, federation):
@@ -334,9 +287,8 @@ def test_clients_without_any_validation_pairs_are_refused(store):
 def test_a_warm_up_that_takes_all_rounds_is_refused():
     options = "federation.options={selectors: 3, warmup_rounds: 2, regroup_every: 3}"
     overrides = ["federation.method=fedbiscuit", options]
-    with pytest.raises(
-        RecipeError, match=r"federation\.rounds is 6.*takes 6 .*federation\.options\.warmup_rounds 2"
-    ):
+    refusal = r"federation\.rounds is 6.*takes 6 .*federation\.options\.warmup_rounds 2"
+    with pytest.raises(RecipeError, match=refusal):
         load_recipe("debug", [*overrides, "federation.rounds=6"])
     assert load_recipe("debug", [*overrides, "federation.rounds=7"]).federation.rounds == 7
 
