@@ -1,6 +1,7 @@
 """Outcomes: whose model answers, by which jobs it is measured, and what is exported."""
 
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -34,16 +35,17 @@ from components.seeding import derive
 from tests.support.adapters import random_tensors
 from tests.support.bare_loop import open_loop
 
-SMALL = ["federation.clients_per_round=4", "federation.local_steps=1", "federation.batch_size=2"]
+SMALL = [
+    "federation.clients_per_round=4",
+    "federation.local_steps=1",
+    "federation.batch_size=2",
+    "federation.rounds=1",
+]
 METHODS = {
     "selector-ensemble": ["federation.method=fedbis"],
     "shared-policy": ["federation.method=feddpo"],
     "client-adapters": ["federation.method=drift"],
-    "personalized-clients": [
-        "federation.method=fedper",
-        "federation.options={shared_layers: 1}",
-        "federation.rounds=1",
-    ],
+    "personalized-clients": ["federation.method=fedper", "federation.options={shared_layers: 1}"],
 }
 PROMPTS = ["a paper", "another paper", "a third one"]
 
@@ -92,19 +94,10 @@ def test_the_kind_of_a_record_names_its_class():
         assert isinstance(load_outcome(OutcomeRecord(kind=kind)), outcome)
 
 
-def test_an_unknown_kind_is_refused_with_the_known_ones():
+def test_an_unknown_kind_is_refused_and_a_single_policy_of_earlier_versions_is_a_shared_one():
     with pytest.raises(OutcomeError, match=r"'forest' is not known.*shared-policy"):
         load_outcome(OutcomeRecord(kind="forest"))
-
-
-def test_a_single_policy_of_earlier_versions_is_a_shared_one():
     assert OutcomeRecord.model_validate({"kind": "single", "folder": "final"}).kind == "shared-policy"
-
-
-@pytest.mark.parametrize("kind", METHODS)
-def test_a_method_ends_with_an_outcome_of_a_known_kind(kind, loops):
-    loop = loops[kind]
-    assert loop.bound.outcome(loop.initial_state()).kind == kind
 
 
 @pytest.mark.parametrize(("kind", "model"), [("selector-ensemble", "selector"), ("shared-policy", "policy")])
@@ -118,16 +111,18 @@ def test_an_exported_adapter_is_a_peft_folder_of_the_trained_model(kind, model, 
     assert exported["one"].hash == digest
     assert exported["one"].folder.startswith("adapters/")
     assert lora.r == getattr(loop.recipe, model).lora.r
-    for name, tensor in expected.items():
-        assert torch.equal(adapter[name], tensor)
+    assert all(torch.equal(adapter[name], tensor) for name, tensor in expected.items())
 
 
 @pytest.mark.parametrize("kind", METHODS)
-def test_a_client_measures_the_pairs_at_the_positions_alone(kind, loops, own_rows):
+def test_a_method_ends_with_its_outcome_and_a_client_measures_the_pairs_at_the_positions_alone(
+    kind, loops, own_rows
+):
     loop = loops[kind]
     state = loop.latest_state() if kind == "personalized-clients" else loop.initial_state()
-    outcome = load_outcome(loop.bound.outcome(state))
-    (job,) = outcome.measure_jobs("test", {"ada": [1]}, 3)
+    record = loop.bound.outcome(state)
+    assert record.kind == kind
+    (job,) = load_outcome(record).measure_jobs("test", {"ada": [1]}, 3)
     assert (job.client, job.round, job.positions) == ("ada", 3, (1,))
     figures = PairFigures.model_validate(ask(loop, [job])["ada"])
     assert figures.pairs == 1
@@ -160,18 +155,11 @@ def test_a_clients_figures_are_of_the_selectors_in_the_order_of_their_names(ense
     assert measured["ada"].assigned != measured["bea"].assigned is None
 
 
-def test_equal_selectors_are_computed_once(ensemble, monkeypatch):
+def test_equal_selectors_are_computed_once(ensemble):
     loop, adapters = ensemble
-    counts = []
-    score_pairs = loop.trainer.score_pairs
-
-    def record(pairs, scored):
-        counts.append(len(scored))
-        return score_pairs(pairs, scored)
-
-    monkeypatch.setattr(loop.trainer, "score_pairs", record)
-    assert len(measure(loop, SelectorEnsemble(selector_record(adapters)), done=1)) == 2
-    assert counts == [2, 2]
+    with mock.patch.object(loop.trainer, "score_pairs", wraps=loop.trainer.score_pairs) as score_pairs:
+        assert len(measure(loop, SelectorEnsemble(selector_record(adapters)), done=1)) == 2
+    assert [len(call.args[1]) for call in score_pairs.call_args_list] == [2, 2]
 
 
 def test_an_ensemble_has_no_policy_to_export(ensemble, tmp_path):
@@ -312,23 +300,17 @@ def aligned(loops):
     return loop, AlignedPolicy(OutcomeRecord(kind="aligned-policy", adapters={"policy": digest}))
 
 
-def test_an_aligned_policy_is_measured_by_a_trainer_of_policies_whatever_the_method_trains(
+def test_an_aligned_policy_is_measured_by_a_trainer_of_policies_and_refused_by_that_of_the_method(
     aligned, loops, own_rows
 ):
     loop, outcome = aligned
     (job,) = outcome.measure_jobs("test", {"ada": None}, batch_size=3)
     assert (job.trainer, job.batch_size) == ("aligned", 3)
     figures = PairFigures.model_validate(ask(loop, [job])["ada"])
-    expected = loops["shared-policy"].trainer.score_pairs(
-        own_rows["ada"], loop.commits.store.get(outcome.adapter), None, 3
-    )
+    adapter = loop.commits.store.get(outcome.adapter)
+    expected = loops["shared-policy"].trainer.score_pairs(own_rows["ada"], adapter, None, 3)
     assert figures == pair_figures(expected, own_rows["ada"])
     assert np.abs(expected.margins).max() > 1e-3
-
-
-def test_a_trainer_refuses_the_aligned_policy_of_a_server(aligned):
-    loop, outcome = aligned
-    (job,) = outcome.measure_jobs("test", {"ada": None})
     with pytest.raises(TypeError, match="SelectorTrainer has no jobs of kind 'measure-aligned'"):
         loop.trainer.run(job, loop.contexts.open("ada"))
 

@@ -1,10 +1,13 @@
 """What a client trains and scores: the selector, or the policy on chosen completions or by DPO."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
 
 from components.config import DpoObjective, RecipeError
+from components.config.federation import METHODS as REGISTERED
 from components.data.records import read_rows
 from components.federation.clients import TRAINERS
 from components.federation.clients.context import ClientContexts
@@ -85,8 +88,6 @@ def measure_logprobs(trainer, adapter, pairs=PAIRS):
 
 
 def test_every_method_names_a_registered_trainer():
-    from components.config.federation import METHODS as REGISTERED
-
     names = {REGISTERED.load(name).trainer for name in REGISTERED.names()}
     assert names | {AlignedMeasureJob.trainer} == set(TRAINERS.names())
 
@@ -96,17 +97,13 @@ def test_a_method_names_the_section_of_the_model_that_its_trainer_trains(kind, m
     assert method_of(make_recipe(kind).federation).trained_model == model
 
 
-def test_a_trained_adapter_has_the_tensors_of_the_initial_one(trainer, contexts):
+def test_a_training_has_the_tensors_of_the_initial_adapter_and_its_losses_steps_and_tokens(trainer, contexts):
     initial = trainer.initial_adapter(0)
     result = trainer.run(train_job(contexts, initial), contexts.open("ada"))
+    scalars = result.metrics.scalars
     assert set(result.tensors) == set(initial)
     assert any(not torch.equal(result.tensors[name], initial[name]) for name in initial)
     assert result.rows == 8
-
-
-def test_a_training_has_its_losses_steps_and_tokens_as_metrics(trainer, contexts):
-    result = trainer.run(train_job(contexts, trainer.initial_adapter(0)), contexts.open("ada"))
-    scalars = result.metrics.scalars
     assert scalars["steps"] == 2
     assert scalars["tokens"] > 0
     assert scalars["loss"] == pytest.approx((scalars["loss_first"] + scalars["loss_last"]) / 2)
@@ -161,16 +158,12 @@ def test_margins_of_likelihoods_are_summed_and_per_token(policy_trainer, adapter
     assert np.allclose(margins["per_token"][0], per_token[:, 0] - per_token[:, 1], atol=1e-4)
 
 
-def test_the_reference_has_margins_and_rewards_of_0(policy_trainer, adapter):
+def test_the_reference_has_margins_and_rewards_of_0_and_no_pairs_have_no_scores(policy_trainer, adapter):
     policy_trainer.resident.slot.load(adapter)
     scores = policy_trainer.score_pairs(PAIRS, policy_trainer.initial_adapter(0), None)
     assert not scores.margins.any()
     assert not scores.rewards.any()
-
-
-def test_no_pairs_have_no_scores(policy_trainer):
-    scores = policy_trainer.score_pairs([], policy_trainer.initial_adapter(0), None)
-    assert scores.margins.shape == (1, 0)
+    assert policy_trainer.score_pairs([], adapter, None).margins.shape == (1, 0)
 
 
 @pytest.mark.parametrize("rows", [PAIRS[:3], PAIRS[3:]], ids=["first", "second"])
@@ -235,10 +228,8 @@ def test_the_reference_of_a_row_does_not_depend_on_earlier_calls(new_trainer, dp
 def test_training_does_not_depend_on_cached_references(new_trainer, contexts, adapter):
     reference_logprobs(new_trainer, contexts.open("ada").rows("train")[::2])
     other = make_trainer("dpo", "federation.batch_size=2", "federation.local_steps=1")
-    first, second = (
-        trainer.run(train_job(contexts, adapter), contexts.open("ada")).tensors
-        for trainer in (new_trainer, other)
-    )
+    job = train_job(contexts, adapter)
+    first, second = (trainer.run(job, contexts.open("ada")).tensors for trainer in (new_trainer, other))
     for name, tensor in first.items():
         assert torch.equal(second[name], tensor)
 
@@ -264,9 +255,7 @@ def test_the_used_pairs_are_those_of_the_minibatches(new_trainer, contexts, adap
     assert data.batch_size == 4
 
 
-@pytest.mark.parametrize(
-    ("round", "rounds", "progress"), [(0, 1, 0.0), (0, 3, 0.0), (1, 3, 0.5), (2, 3, 1.0)]
-)
+@pytest.mark.parametrize(("round", "rounds", "progress"), [(0, 1, 0.0), (1, 3, 0.5), (2, 3, 1.0)])
 def test_a_loss_is_told_the_share_of_rounds_that_are_over(
     round, rounds, progress, contexts, adapter, client_data
 ):
@@ -278,18 +267,12 @@ def test_a_loss_is_told_the_share_of_rounds_that_are_over(
 # --- selectors
 
 
-def test_both_orders_of_a_pair_come_from_training_rows(prepared, contexts, monkeypatch):
+def test_both_orders_of_a_pair_come_from_training_rows(prepared, contexts):
     """Pairs are split first and swapped afterwards, so no trained comparison is a held-out pair."""
     trainer = make_trainer("selector", "federation.local_steps=6")
-    encode = trainer.selector.encode
-    comparisons = []
-
-    def record(comparison):
-        comparisons.append(comparison)
-        return encode(comparison)
-
-    monkeypatch.setattr(trainer.selector, "encode", record)
-    run_job(train_job(contexts, trainer.initial_adapter(0)), trainer, contexts)
+    with mock.patch.object(trainer.selector, "encode", wraps=trainer.selector.encode) as encode:
+        run_job(train_job(contexts, trainer.initial_adapter(0)), trainer, contexts)
+    comparisons = [call.args[0] for call in encode.call_args_list]
     rows = read_rows(prepared / "pairs.parquet", "ada")
     prompts = {comparison.prompt for comparison in comparisons}
     assert prompts == {row["prompt"] for row in rows if row["split"] == "train"}
@@ -356,27 +339,21 @@ def test_a_selector_has_the_proximal_term_and_the_frozen_factors_of_its_method(c
 
 def test_a_proximal_term_that_the_trainer_does_not_add_is_refused(monkeypatch):
     monkeypatch.setattr("components.federation.methods.perfedavg.PerFedAvg.proximal_weight", 0.1)
+    recipe = load_recipe("debug", ["federation.method=perfedavg", "federation.options.inner_steps=1"])
     with pytest.raises(RecipeError, match=r"MetaTrainer, adds no proximal term.*weight 0\.1"):
-        build_trainer(
-            load_recipe("debug", ["federation.method=perfedavg", "federation.options.inner_steps=1"]), "cpu"
-        )
+        build_trainer(recipe, "cpu")
 
 
-@pytest.mark.parametrize(("method", "options"), [("fedper", "FedPer"), ("fedrep", "FedRep")])
+@pytest.mark.parametrize(("method", "options"), [("fedper", "{shared_layers: 1}"), ("fedrep", "{}")])
 def test_clients_with_private_modules_have_the_proximal_term_of_their_method(
     monkeypatch, contexts, method, options
 ):
-    shared = ["federation.options.shared_layers=1"] if method == "fedper" else []
-    overrides = [
-        f"federation.method={method}",
-        *shared,
-        "federation.local_steps=6",
-        "federation.batch_size=8",
-    ]
+    chosen = [f"federation.method={method}", f"federation.options={options}", "federation.optimizer.lr=1e-2"]
+    recipe = load_recipe("debug", [*chosen, "federation.local_steps=6", "federation.batch_size=8"])
     scalars = {}
     for weight in (0.0, 100.0):
-        monkeypatch.setattr(f"components.federation.methods.{method}.{options}.proximal_weight", weight)
-        trainer = build_trainer(load_recipe("debug", [*overrides, "federation.optimizer.lr=1e-2"]), "cpu")
+        monkeypatch.setattr(REGISTERED.load(method), "proximal_weight", weight)
+        trainer = build_trainer(recipe, "cpu")
         result = trainer.run(train_job(contexts, trainer.initial_adapter(0)), contexts.open("ada"))
         scalars[weight] = result.metrics.scalars
     if method == "fedper":
