@@ -6,12 +6,13 @@ from components.config import DpoObjective, FederationConfig, RecipeError
 from components.config.local_objectives import SelectorObjective, SftObjective
 from components.federation.method import method_of
 from components.models.store import AdapterStore
+from components.recipes import load_recipe
 from tests.support.bound_methods import bind_method, get_values, play_round, small_federation
 
 METHODS = {
-    "fedavg": (SftObjective, "policy"),
-    "feddpo": (DpoObjective, "policy"),
-    "fedbis": (SelectorObjective, "selector"),
+    "fedavg": (SftObjective, "policy", "shared-policy"),
+    "feddpo": (DpoObjective, "policy", "shared-policy"),
+    "fedbis": (SelectorObjective, "selector", "selector-ensemble"),
 }
 TRAINED = {"ada": [1.0, 0.0], "bea": [0.0, 4.0]}
 
@@ -27,11 +28,14 @@ def federation(store):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_names_its_local_objective_and_the_model_that_it_trains(name):
-    objective, model = METHODS[name]
+def test_a_method_names_its_local_objective_and_the_model_that_it_trains_on_which_alone_it_depends(
+    name, debug
+):
+    objective, model, _ = METHODS[name]
     method = method_of(FederationConfig(method=name))
     assert isinstance(method.local_objective, objective)
     assert method.trained_model == model
+    assert method.recipe_sections(debug) == [model, "federation"]
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -53,29 +57,17 @@ def test_adapters_are_averaged_by_the_clients_shares_of_the_pairs(name, store, f
     assert get_values(store, new.adapters[adapter_name]) == [0.75, 1.0]
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [("fedavg", "shared-policy"), ("feddpo", "shared-policy"), ("fedbis", "selector-ensemble")],
-)
-def test_all_clients_use_the_one_adapter_that_the_rounds_end_with(name, kind, store, federation):
+@pytest.mark.parametrize("name", METHODS)
+def test_all_clients_use_the_one_adapter_that_the_rounds_end_with(name, store, federation):
     bound = bind_method(store, name, clients_per_round=2)
     outcome = bound.outcome(bound.start(federation, 0))
-    assert outcome.kind == kind
+    assert outcome.kind == METHODS[name][2]
     assert list(outcome.adapters.values()) == [federation.initial]
     assert outcome.assignment == {}
     assert outcome.job_keys == {}
 
 
-@pytest.mark.parametrize(
-    ("name", "section"), [("fedavg", "policy"), ("feddpo", "policy"), ("fedbis", "selector")]
-)
-def test_the_rounds_depend_on_the_section_of_the_trained_model_alone(name, section, debug):
-    assert method_of(FederationConfig(method=name)).recipe_sections(debug) == [section, "federation"]
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_an_ensemble_is_refused_by_a_method_that_trains_one_adapter(name):
-    from components.recipes import load_recipe
-
     with pytest.raises(RecipeError, match=r"unknown key 'federation\.options\.selectors'"):
         load_recipe("debug", [f"federation.method={name}", "federation.options={selectors: 3}"])

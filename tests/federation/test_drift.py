@@ -12,13 +12,7 @@ from components.federation.commits import Commits
 from components.federation.methods.drift import GraphMemory
 from components.models.store import AdapterError, AdapterStore
 from components.recipes import load_recipe
-from tests.support.bound_methods import (
-    bind_method,
-    get_values,
-    make_updates,
-    play_round,
-    small_federation,
-)
+from tests.support.bound_methods import bind_method, get_values, make_updates, play_round, small_federation
 
 NAMES = ("ada", "bea", "cyd", "dan", "eve")
 TRAINED = {
@@ -110,8 +104,7 @@ def test_with_the_shortest_path_groups_do_not_mix(store, federation):
 
 
 @pytest.mark.parametrize(
-    ("delta", "members"),
-    [(0.0, ["ada", "bea"]), (0.25, ["ada", "bea", "cyd"]), (1.0, list(NAMES))],
+    ("delta", "members"), [(0.0, ["ada", "bea"]), (0.25, ["ada", "bea", "cyd"]), (1.0, [*NAMES])]
 )
 def test_delta_sets_how_far_along_a_chain_a_client_is_aggregated(store, federation, delta, members):
     """ada's paths have 1, 2, 3 and 4 edges: 0.1, 0.2, 0.3 and 0.4 of all edges."""
@@ -192,10 +185,7 @@ def test_a_damaged_adapter_is_not_aggregated(store, federation, damage):
 
 
 def test_opened_adapters_read_their_tensors_from_the_files(store):
-    hashes = [
-        store.put({"a": torch.tensor([1.0]), "b": torch.tensor([[2.0]])}),
-        store.put({"a": torch.tensor([3.0]), "b": torch.tensor([[4.0]])}),
-    ]
+    hashes = [store.put({"a": torch.tensor([n]), "b": torch.tensor([[n + 1]])}) for n in (1.0, 3.0)]
     assert store.open(hashes) == [store.get(digest) for digest in hashes]
 
 
