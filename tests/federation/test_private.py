@@ -1,15 +1,12 @@
 """A client's private store: what it holds, which state a job starts from, and what is refused."""
 
+from unittest import mock
+
 import pytest
 import torch
 
 from components.federation.clients.context import ClientContexts, rewards_folder
-from components.federation.clients.private import (
-    PrivateState,
-    PrivateStore,
-    PrivateStoreError,
-    private_root,
-)
+from components.federation.clients.private import PrivateState, PrivateStore, PrivateStoreError, private_root
 from components.models.store import AdapterStore
 
 
@@ -27,13 +24,14 @@ def store(tmp_path) -> PrivateStore:
     return PrivateStore(tmp_path, "ada")
 
 
-def test_a_job_starts_from_the_state_after_the_job_that_it_names(store):
+def test_a_job_starts_from_the_state_after_the_job_that_it_names_and_without_one_from_none(store):
     saved = store.save("one", "", make_state(1.0, scale=2.5))
     store.save("two", "one", make_state(2.0))
     assert value_of(store.load("one")) == 1.0
     assert value_of(store.load("two")) == 2.0
     assert store.load("one").numbers == {"scale": 2.5}
     assert store.load("one").size == saved.size > 24
+    assert store.load("") is None
 
 
 def test_files_and_folders_are_their_owners_alone(tmp_path):
@@ -45,11 +43,6 @@ def test_files_and_folders_are_their_owners_alone(tmp_path):
     assert modes == {0o600}
     assert len(folders) == 3
     assert {path.stat().st_mode & 0o777 for path in [*folders, tmp_path / "clients"]} == {0o700}
-
-
-def test_a_job_that_names_no_earlier_one_starts_without_state(store):
-    store.save("one", "", make_state(1.0))
-    assert store.load("") is None
 
 
 def test_a_repeated_job_overwrites_its_own_state_and_not_the_one_it_starts_from(store):
@@ -79,20 +72,12 @@ def test_the_state_of_a_refused_update_is_dropped_with_the_next_job(store):
     assert sorted(path.stem for path in store.folder.glob("*.json")) == ["one", "two"]
 
 
-def test_the_state_after_a_personal_stage_belongs_to_its_job_alone(store):
+def test_the_state_after_a_personal_stage_belongs_to_its_job_alone_until_it_is_complete(store):
     store.save_personal_stage("job", make_state(0.5))
     assert value_of(store.load_personal_stage("job")) == 0.5
     assert store.load_personal_stage("another") is None
-
-
-def test_no_job_starts_from_the_state_after_a_personal_stage(store):
-    store.save_personal_stage("job", make_state(0.5))
     with pytest.raises(PrivateStoreError):
         store.load("job")
-
-
-def test_the_state_after_a_personal_stage_is_removed_when_its_job_is_complete(store):
-    store.save_personal_stage("job", make_state(0.5))
     store.save("job", "", make_state(1.0))
     assert store.load_personal_stage("job") is None
     assert value_of(store.load("job")) == 1.0
@@ -135,13 +120,9 @@ def test_private_stores_lie_beside_the_federations_folder_and_scores_in_it(tmp_p
     assert context.rewards == federation / "rewards"
 
 
-def test_a_state_whose_write_is_interrupted_leaves_the_previous_one(store, monkeypatch):
+def test_a_state_whose_write_is_interrupted_leaves_the_previous_one(store):
     store.save("one", "", make_state(1.0))
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("components.federation.clients.private.write_atomically", interrupt)
-    with pytest.raises(KeyboardInterrupt):
+    write = "components.federation.clients.private.write_atomically"
+    with mock.patch(write, side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         store.save("two", "one", make_state(2.0))
     assert value_of(store.load("one")) == 1.0

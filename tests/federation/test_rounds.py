@@ -11,7 +11,13 @@ from components.federation.clients.base import ClientResult
 from components.federation.clients.context import ClientContexts
 from components.federation.clients.worker import build_trainer, finished_update, run_job
 from components.federation.protocol import Failure, FederationError, ScoreJob, TrainJob
-from components.federation.rounds import run_federation, run_rounds, split_shards, validate_updates
+from components.federation.rounds import (
+    match_answers,
+    run_federation,
+    run_rounds,
+    split_shards,
+    validate_updates,
+)
 from components.federation.transport import InProcessTransport
 from components.io import write_atomically
 from components.models import selector_model
@@ -180,6 +186,14 @@ def test_an_answer_to_another_job_is_refused_and_a_missing_one_is_a_failure(step
         f"its update answers job {job}, not that of this step" for job in (jobs[0].key(), jobs[2].key())
     }
     assert new.adapters == bound.aggregate(state, [updates[0]]).adapters
+
+
+def test_matched_answers_are_in_the_order_of_the_clients_names(step):
+    _, _, jobs, updates, _ = step
+    strangers = [rename(updates[0], client=name) for name in ("zoe", "eve")]
+    answers = [Failure("dan", "late"), Failure("cyd", "lost"), *updates[1::-1], *strangers]
+    names = [[answer.client for answer in matched] for matched in match_answers(jobs, answers)]
+    assert names == [["ada", "bea"], ["cyd", "dan"], ["eve", "zoe"]]
 
 
 def test_a_second_update_of_a_client_is_refused_and_refusals_are_in_the_order_of_names(step):
