@@ -12,7 +12,7 @@ from components.federation.aggregators.base import Aggregator, Contributions
 from components.federation.aggregators.exact import ExactMean, truncated_mean
 from components.federation.aggregators.weighted import PaperMean, ParticipationMean, UniformMean
 from components.federation.protocol import TrainJob
-from components.models.store import AdapterError, AdapterStore
+from components.models.store import AdapterError
 from components.recipes import load_recipe
 from tests.support.bound_methods import bind_method, make_update, play_round, small_federation
 
@@ -24,11 +24,6 @@ CLIENTS = 5
 
 A = "layer.lora_A.weight"
 B = "layer.lora_B.weight"
-
-
-@pytest.fixture
-def store(tmp_path):
-    return AdapterStore(tmp_path / "adapters")
 
 
 def contribute(store, adapters, weights=WEIGHTS, clients=CLIENTS):

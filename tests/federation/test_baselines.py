@@ -5,7 +5,6 @@ import pytest
 from components.config import DpoObjective, FederationConfig, RecipeError
 from components.config.local_objectives import SelectorObjective, SftObjective
 from components.federation.method import method_of
-from components.models.store import AdapterStore
 from components.recipes import load_recipe
 from tests.support.bound_methods import bind_method, get_values, play_round, small_federation
 
@@ -15,11 +14,6 @@ METHODS = {
     "fedbis": (SelectorObjective, "selector", "selector-ensemble"),
 }
 TRAINED = {"ada": [1.0, 0.0], "bea": [0.0, 4.0]}
-
-
-@pytest.fixture
-def store(tmp_path):
-    return AdapterStore(tmp_path / "adapters")
 
 
 @pytest.fixture

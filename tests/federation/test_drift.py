@@ -10,7 +10,7 @@ from components.config import RecipeError
 from components.federation import graph
 from components.federation.commits import Commits
 from components.federation.methods.drift import GraphMemory
-from components.models.store import AdapterError, AdapterStore
+from components.models.store import AdapterError
 from components.recipes import load_recipe
 from tests.support.bound_methods import bind_method, get_values, make_updates, play_round, small_federation
 
@@ -26,11 +26,6 @@ TRAINED = {
 SECOND_GROUP = {"dan", "eve"}
 CHAIN = {name: [0.2 * place, -0.1 * place, 0.0] for place, name in enumerate(NAMES)}
 SHIFTED = {name: [value + 1 for value in values] for name, values in TRAINED.items()}
-
-
-@pytest.fixture
-def store(tmp_path):
-    return AdapterStore(tmp_path / "adapters")
 
 
 @pytest.fixture

@@ -30,11 +30,6 @@ WEIGHTINGS = ("paper", "participation", "uniform")
 
 
 @pytest.fixture
-def store(tmp_path):
-    return AdapterStore(tmp_path / "adapters")
-
-
-@pytest.fixture
 def federation(store):
     return small_federation(store, PAIRS, START, clients_per_round=2)
 

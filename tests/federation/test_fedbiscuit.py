@@ -12,7 +12,6 @@ from components.federation.commits import Commits
 from components.federation.grouping import balanced_groups, least_loss_groups
 from components.federation.methods.fedbiscuit import GroupingMemory
 from components.federation.sampling import sample_clients
-from components.models.store import AdapterStore
 from components.recipes import load_recipe
 from tests.support.bare_loop import run_bare_loop
 from tests.support.bound_methods import (
@@ -32,11 +31,6 @@ LOSSES = {name: [0.1 + 0.2 * ((i + u) % 3) for u in range(3)] for i, name in enu
 SLOTS = ["selector-0", "selector-1", "selector-2"]
 CLUSTERS = dict(zip(NAMES, [SLOTS[0], SLOTS[2], SLOTS[1]] * 2, strict=True))
 NO_VOTE = [math.nan] * 3
-
-
-@pytest.fixture
-def store(tmp_path):
-    return AdapterStore(tmp_path / "adapters")
 
 
 @pytest.fixture

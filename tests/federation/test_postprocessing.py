@@ -10,7 +10,6 @@ from pydantic import Field
 
 from components.config import FederationConfig, RecipeError
 from components.config.federation import METHODS, POSTPROCESSORS, PostProcessorConfig
-from components.federation.clients.context import ClientContexts
 from components.federation.clients.worker import finished_update, run_job
 from components.federation.commits import Commits
 from components.federation.method import Server
@@ -109,11 +108,6 @@ def registered(monkeypatch):
 
 def tensors(value):
     return {"a": torch.tensor([value])}
-
-
-@pytest.fixture
-def contexts(tmp_path, prepared):
-    return ClientContexts(AdapterStore(tmp_path / "federation" / "adapters"), prepared / "pairs.parquet")
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from components.federation.clients.base import ClientResult
-from components.federation.clients.context import ClientContexts
 from components.federation.clients.worker import build_trainer, finished_update, run_job
 from components.federation.protocol import Failure, FederationError, ScoreJob, TrainJob
 from components.federation.rounds import (
@@ -21,7 +20,7 @@ from components.federation.rounds import (
 from components.federation.transport import InProcessTransport
 from components.io import write_atomically
 from components.models import selector_model
-from components.models.store import AdapterError, AdapterStore
+from components.models.store import AdapterError
 from components.recipes import load_recipe
 from components.results import Metrics
 from tests.support.bare_loop import open_loop
@@ -64,8 +63,7 @@ def trained_update(store, client, **tensors):
     ],
     ids=["nan", "infinite", "shape", "missing", "additional"],
 )
-def test_an_update_that_cannot_be_aggregated_is_refused_by_its_tensor(tmp_path, tensors, parts):
-    store = AdapterStore(tmp_path)
+def test_an_update_that_cannot_be_aggregated_is_refused_by_its_tensor(store, tensors, parts):
     cyd, ada = (trained_update(store, name) for name in ("cyd", "ada"))
     updates = [cyd, trained_update(store, "bea", **tensors), ada]
     accepted, refused = validate_updates(updates, store, TEMPLATE)
@@ -76,8 +74,7 @@ def test_an_update_that_cannot_be_aggregated_is_refused_by_its_tensor(tmp_path, 
 
 
 @pytest.mark.parametrize("damage", ["missing", "damaged"])
-def test_an_update_without_a_readable_file_is_refused(tmp_path, damage):
-    store = AdapterStore(tmp_path)
+def test_an_update_without_a_readable_file_is_refused(store, damage):
     update = trained_update(store, "ada")
     store.path(update.adapter).write_bytes(b"garbage")
     if damage == "missing":
@@ -88,8 +85,7 @@ def test_an_update_without_a_readable_file_is_refused(tmp_path, damage):
 
 
 @pytest.mark.parametrize(("ratio", "refused"), [(1000.0, ["cyd"]), (1e40, []), (None, [])])
-def test_an_update_out_of_proportion_is_refused_by_its_norm(tmp_path, ratio, refused):
-    store = AdapterStore(tmp_path)
+def test_an_update_out_of_proportion_is_refused_by_its_norm(store, ratio, refused):
     updates = [trained_update(store, name) for name in ("ada", "bea")]
     updates.append(trained_update(store, "cyd", a=[1e30, 0.0, 0.0]))
     received = dict.fromkeys(("ada", "bea", "cyd"), store.put(TEMPLATE))
@@ -103,9 +99,16 @@ def test_an_update_out_of_proportion_is_refused_by_its_norm(tmp_path, ratio, ref
     ]
 
 
+def test_damaged_updates_and_those_out_of_proportion_are_refused_in_the_order_of_the_clients_names(store):
+    updates = [trained_update(store, name, b=None) for name in ("dan", "bea")]
+    updates += [trained_update(store, "cyd", a=[1e30, 0.0, 0.0]), trained_update(store, "ada")]
+    received = dict.fromkeys(("ada", "bea", "cyd", "dan"), store.put(TEMPLATE))
+    _, failures = validate_updates(updates, store, TEMPLATE, received, 1000.0)
+    assert [failure.client for failure in failures] == ["bea", "cyd", "dan"]
+
+
 @pytest.mark.parametrize(("values", "refused"), [([1e30], []), ([1e30, 1.0], ["c0"]), ([0.0, 0.0, 1.0], [])])
-def test_norms_are_compared_with_the_smaller_median_that_is_not_zero(tmp_path, values, refused):
-    store = AdapterStore(tmp_path)
+def test_norms_are_compared_with_the_smaller_median_that_is_not_zero(store, values, refused):
     clients = {f"c{n}": value for n, value in enumerate(values)}
     updates = [trained_update(store, name, a=[v, 0.0, 0.0], b=[0.0, 0.0]) for name, v in clients.items()]
     received = dict.fromkeys(clients, store.put(TEMPLATE))
@@ -113,18 +116,17 @@ def test_norms_are_compared_with_the_smaller_median_that_is_not_zero(tmp_path, v
     assert [failure.client for failure in failures] == refused
 
 
-def test_the_norm_is_of_what_the_client_changed(tmp_path):
-    store = AdapterStore(tmp_path)
+def test_the_norm_is_of_what_the_client_changed(store):
     far = store.put({"a": torch.tensor([1e8, 0.0, 0.0]), "b": torch.zeros(2)})
     updates = [trained_update(store, "ada"), trained_update(store, "bea", a=[1e8, 2.0, 3.0])]
     received = {"ada": store.put(TEMPLATE), "bea": far}
     assert validate_updates(updates, store, TEMPLATE, received, 1000.0)[1] == []
 
 
-def test_a_nan_score_is_accepted_since_the_method_gives_it_a_meaning(tmp_path):
+def test_a_nan_score_is_accepted_since_the_method_gives_it_a_meaning(store):
     job = ScoreJob(client="ada", round=0, seed=1, adapters=("0" * 64,))
     update = make_update(job, losses=(math.nan,))
-    assert validate_updates([update], AdapterStore(tmp_path), TEMPLATE) == ([update], [])
+    assert validate_updates([update], store, TEMPLATE) == ([update], [])
 
 
 # --- the end of a step
@@ -164,6 +166,7 @@ def test_a_step_is_committed_with_who_took_part_who_failed_and_who_was_refused_w
     assert (record.step, record.round, record.rounds_done) == (1, 0, 1)
     assert record.ends_round
     assert record.server == new.metrics
+    assert new.memory.job_keys == {}
     assert new.adapters == bound.aggregate(state, [updates[0], updates[3]]).adapters
     assert commits.latest(bound.memory_type) == (new, [record])
 
@@ -257,11 +260,6 @@ class ScriptedTrainer:
             return ClientResult(losses=self.losses, rows=len(rows))
         tensors = {name: tensor + 1 for name, tensor in context.load_adapter(job.adapter).items()}
         return ClientResult(tensors, rows=len(rows), metrics=Metrics(scalars={"loss": 1.0}), kept_bytes=7)
-
-
-@pytest.fixture
-def contexts(prepared, tmp_path):
-    return ClientContexts(AdapterStore(tmp_path / "federation" / "adapters"), prepared / "pairs.parquet")
 
 
 @pytest.fixture

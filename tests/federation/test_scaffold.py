@@ -11,7 +11,6 @@ from components.federation.methods.scaffold import ControlVariates
 from components.federation.protocol import TrainJob
 from components.federation.rounds import validate_updates
 from components.learning.loop import Loss, RowLosses, Training, train
-from components.models.store import AdapterStore
 from components.recipes import load_recipe
 from tests.support.bare_loop import open_loop, prepare_rewards, run_bare_loop
 from tests.support.bound_methods import TENSOR, bind_method, get_values, make_update, small_federation
@@ -26,11 +25,6 @@ def tensor(*values):
 
 
 # --- the server
-
-
-@pytest.fixture
-def store(tmp_path):
-    return AdapterStore(tmp_path / "adapters")
 
 
 def bind_scaffold(store, **options):

@@ -26,11 +26,6 @@ START = [0.5, -1.0]
 
 
 @pytest.fixture
-def store(tmp_path):
-    return AdapterStore(tmp_path / "adapters")
-
-
-@pytest.fixture
 def federation(store):
     return small_federation(store, PAIRS, START, clients_per_round=3)
 

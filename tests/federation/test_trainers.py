@@ -10,7 +10,6 @@ from components.config import DpoObjective, RecipeError
 from components.config.federation import METHODS as REGISTERED
 from components.data.records import read_rows
 from components.federation.clients import TRAINERS
-from components.federation.clients.context import ClientContexts
 from components.federation.clients.worker import build_trainer, run_job
 from components.federation.method import method_of
 from components.federation.methods.fedbis import FedBis
@@ -21,7 +20,6 @@ from components.learning.pair_scores import implicit_margins, pair_logprobs
 from components.learning.selector_training import compare, validation_losses
 from components.models.resident import ResidentPolicy
 from components.models.selector import Comparison
-from components.models.store import AdapterStore
 from components.recipes import load_recipe
 from tests.support.adapters import random_tensors
 from tests.support.pairs import PAIRS
@@ -66,12 +64,6 @@ def trainer(request):
 @pytest.fixture(scope="module")
 def adapter(resident_policy):
     return random_tensors(resident_policy.slot, seed=1, scale=0.2)
-
-
-@pytest.fixture
-def contexts(prepared, tmp_path):
-    store = AdapterStore(tmp_path / "federation" / "adapters")
-    return ClientContexts(store, prepared / "pairs.parquet")
 
 
 def train_job(contexts, adapter, seed=3, client="ada"):

@@ -1,7 +1,5 @@
 """The coordinate-wise trimmed mean, on adapters of one tensor with three values."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -12,11 +10,6 @@ from components.federation.protocol import Update
 from components.models.store import AdapterStore
 
 SERVER = {"a": torch.zeros(3)}
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> AdapterStore:
-    return AdapterStore(tmp_path)
 
 
 def contributions(store: AdapterStore, rows: list[list[float]]) -> Contributions:

@@ -8,7 +8,6 @@ import pytest
 
 from components.federation.sampling import sample_clients
 from components.federation.weight_scale import planned_weight_sums
-from components.models.store import AdapterStore
 from components.recipes import load_recipe
 from tests.support.bare_loop import open_loop
 from tests.support.bound_methods import bind_method, play_round, small_federation
@@ -18,25 +17,17 @@ EQUAL = {"ada": 5, "bea": 5, "cyd": 5, "dan": 5}
 TRAINED = {name: [1.0] for name in UNEQUAL}
 
 
-@pytest.fixture
-def store(tmp_path):
-    return AdapterStore(tmp_path / "adapters")
-
-
 def warnings_of(store, method, pairs, rounds, **options):
     bound = bind_method(store, method, 1, rounds, **options)
     return bound.warnings(small_federation(store, pairs, [0.0], 1), seed=0)
 
 
-def test_the_planned_sums_are_those_of_the_sampled_clients():
+def test_the_planned_sums_are_those_of_the_sampled_clients_and_one_of_all_clients():
     weights = {"ada": 0.7, "bea": 0.2, "cyd": 0.1}
     sums = planned_weight_sums(weights, 2, 5, range(4))
     samples = [sample_clients(list(weights), 2, 5, number) for number in range(4)]
     assert sums == pytest.approx([3 / 2 * sum(weights[name] for name in names) for names in samples])
-
-
-def test_the_sum_of_all_clients_is_one():
-    assert planned_weight_sums({"ada": 0.7, "bea": 0.3}, 2, 0, range(3)) == pytest.approx([1.0] * 3)
+    assert planned_weight_sums(weights, 3, 0, range(3)) == pytest.approx([1.0] * 3)
 
 
 @pytest.mark.parametrize("method", ["fedbis", "feddpo", "ffa_lora"])
@@ -48,11 +39,8 @@ def test_weights_that_shrink_the_adapter_are_warned_of_with_their_product(store,
 
 
 @pytest.mark.parametrize("aggregator", ["participation", "uniform", "trimmed"])
-def test_a_mean_is_not_warned_of(store, aggregator):
+def test_neither_a_mean_nor_clients_of_equal_size_are_warned_of(store, aggregator):
     assert not warnings_of(store, "fedbis", UNEQUAL, 20, aggregator=aggregator)
-
-
-def test_clients_of_equal_size_are_not_warned_of(store):
     assert not warnings_of(store, "fedbis", EQUAL, 20, aggregator="paper")
 
 
