@@ -440,13 +440,13 @@ def test_updates_and_their_adapters_are_kept_for_one_step(recipe, prepared, trai
 def test_the_servers_adapters_stay_every_so_many_rounds_and_those_of_the_last_two(
     recipe, prepared, trainer, tmp_path
 ):
-    federation = recipe.federation.model_copy(update={"keep_every": 2, "rounds": 5})
+    federation = recipe.federation.model_copy(update={"keep_every": 3, "rounds": 5})
     loop = open_loop(recipe.model_copy(update={"federation": federation}), prepared, tmp_path, trainer)
     state = loop.run()
     hashes = [record.adapters["selector"] for record in loop.records]
     assert len(set(hashes)) == 5
     stored = {path.stem for path in loop.commits.store.root.iterdir()}
-    assert stored == {hashes[1], hashes[3], hashes[4], state.federation.initial}
+    assert stored == {*hashes[2:], state.federation.initial}
 
 
 def write_updates(updates, commits):
@@ -457,10 +457,11 @@ def write_updates(updates, commits):
 
 def test_updates_of_the_step_that_follows_are_kept(step):
     *_, jobs, updates, commits = step
+    updates[2] = rename(updates[2], adapter=updates[1].adapter)
     write_updates(updates, commits)
     commits.discard(jobs[:2])
     assert [finished_update(job, commits.store) is not None for job in jobs] == [True, True, False, False]
-    assert [commits.store.path(update.adapter).is_file() for update in updates[1:]] == [True, False, False]
+    assert [commits.store.path(update.adapter).is_file() for update in updates[1:]] == [True, True, False]
 
 
 def test_an_update_that_is_the_servers_adapter_is_kept(step):
