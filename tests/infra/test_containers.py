@@ -40,6 +40,21 @@ def test_the_libraries_read_each_variable_of_a_container(service):
     assert set(variables_of(service)) - known_variables() == set()
 
 
+@pytest.mark.parametrize(
+    ("argument", "options"),
+    [("", ["torch==2.13.0"]), ("https://a/b", ["--extra-index-url", "https://a/b", "torch==2.13.0"])],
+)
+def test_the_image_names_no_package_index_and_takes_a_further_one(argument, options):
+    text = (ROOT / "infra" / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", "")
+    assert "://" not in text
+    (command,) = [line.removeprefix("RUN ") for line in text.splitlines() if "torch==" in line]
+    echo = command.replace("pip install", "printf '%s\\n'", 1)
+    shown = subprocess.run(
+        ["sh", "-c", echo], env={"TORCH_EXTRA_INDEX": argument}, capture_output=True, text=True, check=True
+    )
+    assert shown.stdout.split()[-len(options) :] == options
+
+
 def test_the_database_of_prefects_container_has_an_installed_driver():
     from sqlalchemy.ext.asyncio import create_async_engine
 
