@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -17,7 +18,11 @@ PRIVATE = 0o600
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Write a file so that it exists with all of its bytes or not at all, also after a crash."""
+    """Write a file so that it exists with all of its bytes or not at all, also after a crash.
+
+    Raises:
+        OSError: a full disk is named with the file, and with what to do.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     if mode == PRIVATE:
         path.parent.chmod(0o700)
@@ -29,8 +34,11 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
             os.fsync(file.fileno())
         os.chmod(scratch, mode)
         os.replace(scratch, path)
-    except BaseException:
+    except BaseException as error:
         Path(scratch).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            full = f"no space is left for {path}: free some, and resume the run"
+            raise OSError(error.errno, full) from None
         raise
 
 

@@ -1,5 +1,6 @@
 """Files that are written whole or not at all, and where the project keeps them."""
 
+import errno
 import hashlib
 import json
 import os
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from components import paths
-from components.io import file_hash, read_json, write_atomically, write_json
+from components.io import DamagedFileError, file_hash, read_json, write_atomically, write_json
 
 
 def test_a_file_is_written_with_its_folders(tmp_path):
@@ -36,6 +37,25 @@ def test_a_failed_write_leaves_the_earlier_content_and_no_scratch_file(tmp_path,
         write_atomically(path, b"later")
     assert path.read_bytes() == b"earlier"
     assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_named_with_the_file_and_what_to_do(tmp_path, monkeypatch, number):
+    def fail(*_):
+        raise OSError(number, "full")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match=rf"no space is left for {tmp_path}/file: free some, and resume"):
+        write_atomically(tmp_path / "file", b"later")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("content", ["{", "\ud800".encode("utf-8", "surrogatepass").decode("latin-1"), ""])
+def test_a_file_that_is_no_json_is_named(tmp_path, content):
+    path = tmp_path / "run.json"
+    path.write_text(content, encoding="latin-1")
+    with pytest.raises(DamagedFileError, match=rf"{path} is damaged: it is no JSON"):
+        read_json(path)
 
 
 def test_json_is_read_back_and_ends_with_a_line_break(tmp_path):
