@@ -10,13 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
+from components.config import RecipeError
 from components.io import file_hash
 from components.names import file_name, mlflow_key
-from components.paths import home, tracking_uri
+from components.paths import home, tracking_uri, without_credentials
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Experiment
     from plotly.graph_objects import Figure
 
 BATCH = 1000
@@ -50,16 +53,22 @@ def mlflow_client() -> MlflowClient:
 
 
 def find_or_create_experiment(client: MlflowClient, name: str) -> str:
-    """Id of an experiment, which is created where it is missing."""
+    """Id of an experiment, which is created where it is missing.
+
+    Raises:
+        RecipeError: the experiment is deleted, or its artifacts are at another place, since the project was
+            moved or copied.
+    """
     from mlflow.exceptions import MlflowException
 
     experiment = client.get_experiment_by_name(name)
     if experiment is not None:
+        _check_experiment(experiment)
         for key, value in EXPERIMENT_KIND.items():
             if key not in experiment.tags:
                 client.set_experiment_tag(experiment.experiment_id, key, value)
         return str(experiment.experiment_id)
-    location = None if tracking_uri().startswith("http") else (artifact_root() / file_name(name)).as_uri()
+    location = None if is_server() else artifact_folder(name).as_uri()
     try:
         return client.create_experiment(name, artifact_location=location, tags=EXPERIMENT_KIND)
     except MlflowException:  # another run has created it in the meantime
@@ -67,6 +76,36 @@ def find_or_create_experiment(client: MlflowClient, name: str) -> str:
         if experiment is None:
             raise
         return str(experiment.experiment_id)
+
+
+def is_server() -> bool:
+    """Whether the store is a tracking server, which chooses where artifacts are."""
+    return tracking_uri().startswith("http")
+
+
+def artifact_folder(experiment: str) -> Path:
+    """Folder of the artifacts of an experiment, without a tracking server."""
+    return artifact_root() / file_name(experiment)
+
+
+def _check_experiment(experiment: Experiment) -> None:
+    command = f"MLFLOW_TRACKING_URI={without_credentials(tracking_uri())} mlflow experiments"
+    named = f"the experiment '{experiment.name}' of MLflow"
+    if experiment.lifecycle_stage == "deleted":
+        raise RecipeError(
+            f"{named} is deleted: restore it with `{command} restore -x {experiment.experiment_id}`, or name"
+            " another one as tracking.experiment."
+        )
+    folder = artifact_folder(experiment.name)
+    stored = Path(unquote(urlsplit(experiment.artifact_location).path))
+    is_of_project = stored.parts[-2:] == folder.parts[-2:]
+    if not is_server() and is_of_project and stored.resolve() != folder.resolve():
+        raise RecipeError(
+            f"{named} keeps its artifacts in {experiment.artifact_location}, but those of this project are in"
+            f" {folder}, since the project was moved or copied. Rename the experiment, so that a new one is"
+            f" made, with `{command} rename -x {experiment.experiment_id} -n NAME`, or run the project where"
+            " it was."
+        )
 
 
 def data_digest(file: Path) -> str:

@@ -16,6 +16,7 @@ from components.models.backbone import load_backbone
 from components.models.policy import Policy
 from components.models.store import AdapterStore
 from components.names import mlflow_key
+from components.paths import tracking_uri
 from components.recipes import load_recipe
 from components.reporting.changes import find_changes
 from components.reporting.claims import Finding
@@ -23,7 +24,7 @@ from components.results import ClientRecord, Metrics, StepRecord, Traffic
 from tasks.flow_runs import FlowRunLink
 from tasks.runs import PHASES, contest_file, create_run, open_run
 from tasks.tracking import run_tree
-from tasks.tracking.client import RunLog, mlflow_client, tracking_uri
+from tasks.tracking.client import RunLog, mlflow_client
 from tasks.tracking.federate import FederationLog, client_rows, log_round_evaluation, log_steps
 from tasks.tracking.phases import ALIAS, log_data, may_move_alias, register_policy, verdict_rows
 from tasks.tracking.report import description, earlier_means, log_benchmark_report

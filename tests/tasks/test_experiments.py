@@ -1,0 +1,57 @@
+"""Experiments of MLflow that a run cannot use are refused with the command that helps."""
+
+import shutil
+
+import pytest
+
+from components.config import RecipeError
+from tasks.tracking.client import find_or_create_experiment, mlflow_client
+
+NAME = "é experiment"
+
+
+@pytest.fixture
+def use(migrated_store, monkeypatch):
+    """A function that takes the store of a folder, which is made where it is missing."""
+
+    def take(folder):
+        folder.mkdir(exist_ok=True)
+        if not (folder / "mlflow.db").exists():
+            shutil.copy(migrated_store, folder / "mlflow.db")
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
+        return mlflow_client()
+
+    return take
+
+
+def test_a_deleted_experiment_is_refused_with_the_command_that_restores_it(use, tmp_path):
+    client = use(tmp_path / "here")
+    number = find_or_create_experiment(client, NAME)
+    client.delete_experiment(number)
+    with pytest.raises(RecipeError, match=rf"'{NAME}' of MLflow is deleted: .* restore -x {number}`"):
+        find_or_create_experiment(client, NAME)
+    client.restore_experiment(number)
+    assert find_or_create_experiment(client, NAME) == number
+
+
+def test_an_experiment_of_a_moved_project_is_refused_with_both_places(use, tmp_path):
+    number = find_or_create_experiment(use(tmp_path / "here"), NAME)
+    shutil.copytree(tmp_path / "here", tmp_path / "there")
+    moved = use(tmp_path / "there")
+    with pytest.raises(RecipeError, match=rf"here/mlartifacts.* but .*there/mlartifacts.*rename -x {number}"):
+        find_or_create_experiment(moved, NAME)
+    moved.rename_experiment(number, "of the old place")
+    assert find_or_create_experiment(moved, NAME) != number
+    assert find_or_create_experiment(use(tmp_path / "here"), NAME) == number
+
+
+def test_a_project_is_found_by_another_name_of_its_folder(use, tmp_path):
+    number = find_or_create_experiment(use(tmp_path / "here"), NAME)
+    (tmp_path / "link").symlink_to(tmp_path / "here")
+    assert find_or_create_experiment(use(tmp_path / "link"), NAME) == number
+
+
+def test_an_experiment_with_a_place_of_its_own_is_used_as_it_is(use, tmp_path):
+    client = use(tmp_path / "here")
+    number = client.create_experiment("own", artifact_location="s3://bucket/own")
+    assert find_or_create_experiment(client, "own") == number
