@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from components.config import Recipe
 from components.config.loading import leaves
@@ -17,6 +18,9 @@ from tasks.runs import PHASES, Run, git_commit
 from tasks.tracking.client import RunLog, find_or_create_experiment, mlflow_client
 from tasks.tracking.report import run_url
 from tasks.uncached import task
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 PARENT_TAG = "mlflow.parentRunId"
 MAX_PARAM = 500
@@ -80,6 +84,19 @@ def is_known(run_id: str) -> bool:
         return False
 
 
+def _reopen(client: MlflowClient, run_id: str) -> bool:
+    """Let a run be at work again, also if it was deleted; False where the store does not have it any more."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        if client.get_run(run_id).info.lifecycle_stage == "deleted":
+            client.restore_run(run_id)
+        client.update_run(run_id, status="RUNNING")
+    except MlflowException:
+        return False
+    return True
+
+
 @contextmanager
 def phase_tracking(run: Run, config: TrackingConfig, phase: str) -> Iterator[str]:
     """Id of the child run of a phase, which is created once, and reopened later; ended after the block.
@@ -90,9 +107,8 @@ def phase_tracking(run: Run, config: TrackingConfig, phase: str) -> Iterator[str
     metadata = run.metadata()
     phases: dict[str, str] = metadata.get("mlflow_phases", {})
     parent: str = metadata["mlflow_run_id"]
-    if phase in phases:
+    if phase in phases and _reopen(client, phases[phase]):
         run_id = phases[phase]
-        client.update_run(run_id, status="RUNNING")
     else:
         tags = {PARENT_TAG: parent, "phase": phase, "fed_rlhf.run": run.id}
         tags["mlflow.note.content"] = f"The phase {phase} of [{run.id}]({run_url(parent)})."

@@ -110,6 +110,23 @@ def logged_models(client, run_id):
     return {model.name: model for model in client.search_logged_models([experiment])}
 
 
+def test_a_deleted_run_of_a_phase_is_restored_when_the_phase_is_resumed(run, debug, client, parent):
+    with phase_tracking(run, debug.tracking, "federate") as first:
+        client.log_metric(first, "loss", 0.5)
+    client.delete_run(first)
+    with phase_tracking(run, debug.tracking, "federate") as resumed:
+        assert client.get_run(resumed).info.status == "RUNNING"
+    assert resumed == first
+    assert client.get_run(first).data.metrics == {"loss": 0.5}
+
+
+def test_a_phase_whose_run_is_gone_gets_a_new_one(run, debug, client, parent):
+    run.update_metadata(mlflow_phases={"federate": "0" * 32})
+    with phase_tracking(run, debug.tracking, "federate") as child:
+        assert child != "0" * 32
+        assert client.get_run(child).data.tags["phase"] == "federate"
+
+
 def test_a_run_has_a_parent_with_its_recipe_and_a_child_for_each_phase(run, debug, client):
     parent = open_run_tracking.fn(run, debug, LINK)
     children = {}
