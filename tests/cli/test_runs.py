@@ -343,7 +343,10 @@ def change_result(path, key, **values):
 
 @pytest.mark.slow
 def test_a_run_whose_clients_have_their_own_policies_needs_the_name_of_an_adapter(copied, tmp_path):
-    change_result(copied / "alignment" / "result.json", "policy", kind="client-adapters")
+    change_result(copied / "federation" / "result.json", "outcome", kind="client-adapters")
+    aligned = copied / "alignment" / "result.json"
+    adopted = json.loads(aligned.read_text()) | {"labelling": None}  # the policies of the rounds
+    aligned.write_text(json.dumps(adopted))
     error = refusal("export", copied.name, str(tmp_path / "x"))
     assert "has no single policy" in error
     assert "--adapter (selector)" in error
