@@ -35,7 +35,7 @@ def tracking_uri() -> str:
 
 def without_credentials(uri: str) -> str:
     """An address without the user and the password in it, as it is shown and stored."""
-    return re.sub(r"(?<=://)[^/]*@", "", uri)
+    return re.sub(r"(?<=://)[^/\s]*@", "", uri)
 
 
 def is_file(path: Path) -> bool:

@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from components.config import UserError
-from components.paths import PACKAGE, home
+from components.paths import PACKAGE, home, without_credentials
 
 MARK = "FED_RLHF_STARTED_BY_UP"
 """Environment variable of each started process, inherited by its own children; its value is unique."""
@@ -197,4 +197,4 @@ def _cause(lines: Sequence[str]) -> str:
     """The last line of a log that names an error, else its last line, in brackets; empty without lines."""
     written = [line.strip() for line in reversed(lines) if line.strip()]
     named = [line for pattern in ERRORS for line in written if pattern.search(line)]
-    return f" ({(named or written)[0][:LOG_EXCERPT]})" if written else ""
+    return f" ({without_credentials((named or written)[0])[:LOG_EXCERPT]})" if written else ""

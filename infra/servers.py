@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 import yaml
 
 from components.environment import PRIVATE_PREFECT, malloc_variables
-from components.paths import PACKAGE, home, in_checkout, tracking_uri
+from components.paths import PACKAGE, home, in_checkout, tracking_uri, without_credentials
 from infra import processes
 from infra.processes import ServerError
 from infra.stores import check_writable, create_tracking_store, first_use
@@ -127,8 +127,8 @@ def prefect_api() -> Iterator[None]:
     if configured:
         if not os.environ.get("PREFECT_API_KEY") and not is_up(f"{configured}/health"):
             raise ServerError(
-                f"PREFECT_API_URL is {configured}, but no Prefect API answers there: start it, or unset the"
-                " variable so that the run starts its own."
+                f"PREFECT_API_URL is {without_credentials(configured)}, but no Prefect API answers there:"
+                " start it, or unset the variable so that the run starts its own."
             )
         with _variables({"PREFECT_API_URL": configured}):
             yield

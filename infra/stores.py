@@ -22,7 +22,7 @@ def check_writable(prefect_home: Path) -> None:
     paths = [home(), state_folder(), prefect_home, prefect_home / "prefect.db", runs_root(), artifacts]
     store = sqlite_file(tracking_uri())
     for path in [*paths, *([] if store is None else [store])]:
-        existing = next(one for one in (path, *path.absolute().parents) if one.exists())
+        existing = next(one for one in (path, *path.absolute().parents) if os.path.exists(one))
         needed = os.W_OK | (os.X_OK if existing.is_dir() else 0)
         if not os.access(existing, needed):
             raise ServerError(

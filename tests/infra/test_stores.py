@@ -85,6 +85,25 @@ def test_what_cannot_be_written_is_named_with_its_owner_before_a_run(home, monke
         stores.check_writable(home / ".prefect")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes the place of another user")
+def test_a_folder_that_may_not_be_searched_is_refused_in_a_sentence(home):
+    (home / "closed").mkdir(mode=0o700)
+    (home / "closed" / "mlflow.db").touch()
+    home.chmod(0o777)
+    user = os.fork()
+    if user == 0:  # another user, in a process of its own
+        os.setuid(65534)
+        os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{home}/closed/mlflow.db"
+        try:
+            stores.check_writable(home / ".prefect")
+        except ServerError as error:
+            os._exit(0 if "cannot be written: it belongs to the user root" in str(error) else 1)
+        except BaseException:
+            os._exit(2)
+        os._exit(3)
+    assert os.waitstatus_to_exitcode(os.waitpid(user, 0)[1]) == 0
+
+
 def test_what_is_missing_is_made_in_a_folder_that_can_be_written(home):
     stores.check_writable(home / "not" / "yet" / "there")
 
@@ -113,6 +132,7 @@ def test_a_prefect_server_that_ends_at_its_start_is_noticed_with_its_cause(home,
         ),
         (["permission denied: x", "Server stopped!"], "permission denied: x"),
         (["Server stopped!"], "Server stopped!"),
+        (["DbError: at postgres://ada:secret@h/db: refused"], "DbError: at postgres://h/db: refused"),
     ],
 )
 def test_the_cause_is_the_last_line_that_names_an_error(lines, cause):
