@@ -91,7 +91,8 @@ def aligned_outcome(run: Run) -> Outcome:
         verify_files(run.alignment, result.files)
     except DamagedFileError as error:
         raise RecipeError(
-            f"{error}: delete {run.alignment} and {run.folder / 'align.done'}, and resume the run."
+            f"{error}: delete {run.alignment} and, if it is there, {run.folder / 'align.done'}, and go on"
+            f" with `{run.resume_command}`."
         ) from None
     if result.labelling is not None:  # otherwise the policy of the rounds was adopted
         return AlignedPolicy(result.policy)

@@ -270,6 +270,7 @@ class RewardsJob(AdapterJob):
     """Measure an adapter on the server's held-out prompts. No client is involved: `client` is empty."""
 
     kind: Literal["measure"] = "measure"  # as in the keys of earlier versions
+    is_step: ClassVar[bool] = False
     name: str  # of the measure
 
 

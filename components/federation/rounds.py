@@ -10,6 +10,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
@@ -225,14 +226,15 @@ def validate_updates(
     accepted = []
     refused = []
     norms: dict[str, float] = {}
+    origin = lru_cache(maxsize=1)(store.get)  # most methods send all clients the same adapter
     for update in by_client(updates):
         try:
             if update.adapter is not None:
                 tensors = store.get(update.adapter)
                 check_adapter(tensors, template)
                 if max_ratio is not None:
-                    origin = origin_of(tensors, store.get(received[update.client]))
-                    norms[update.client] = movement(tensors, origin)
+                    start = origin_of(tensors, origin(received[update.client]))
+                    norms[update.client] = movement(tensors, start)
             accepted.append(update)
         except AdapterError as error:
             refused.append(Failure(update.client, str(error)))
