@@ -15,6 +15,8 @@ from components.recipes import RECIPES, load_recipe
 from components.reporting.metrics import ALIASES, REWARD_ALIAS
 
 BENCHMARKS = RECIPES.parent / "benchmarks"
+NOT_REGISTERED = "tracking.registered_model=null"
+"""Of all arms that do not name a model themselves: a benchmark compares many policies."""
 
 
 def benchmark_names() -> list[str]:
@@ -50,7 +52,8 @@ def arm_recipe(benchmark: Benchmark, arm: str, seed: int) -> Recipe:
     Raises:
         RecipeError: see load_recipe.
     """
-    return load_recipe(benchmark.recipe, [*benchmark.settings, *benchmark.arms[arm], f"seed={seed}"])
+    settings = [NOT_REGISTERED, *benchmark.settings, *benchmark.arms[arm], f"seed={seed}"]
+    return load_recipe(benchmark.recipe, settings)
 
 
 def _check_figures(benchmark: Benchmark, where: str) -> None:
@@ -79,7 +82,7 @@ def _check_arm(benchmark: Benchmark, arm: str, where: str) -> Recipe:
 def _shared_settings_fail(benchmark: Benchmark, error: RecipeError) -> bool:
     """Whether the settings of all arms are refused for the same reason as an arm."""
     try:
-        load_recipe(benchmark.recipe, benchmark.settings)
+        load_recipe(benchmark.recipe, [NOT_REGISTERED, *benchmark.settings])
     except RecipeError as alone:
         return bool(benchmark.settings) and str(alone) == str(error)
     return False

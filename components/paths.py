@@ -16,11 +16,30 @@ def in_checkout() -> bool:
 
 
 def home() -> Path:
-    """The folder of runs, databases and caches: FED_RLHF_HOME, the checkout, or the working folder."""
+    """The folder of runs and databases: FED_RLHF_HOME, the checkout, or the working folder."""
+    return _own_folder() or Path.cwd()
+
+
+def backbone_root() -> Path:
+    """Folder of the generated backbones.
+
+    FED_RLHF_BACKBONES, or data/backbone of FED_RLHF_HOME or of the checkout. An installed package and
+    a model that MLflow loads have neither: there it is in the user's cache, which all working folders share.
+    """
+    configured = os.environ.get("FED_RLHF_BACKBONES")
+    if configured:
+        return Path(configured)
+    if (folder := _own_folder()) is not None:
+        return folder / "data" / "backbone"
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "fed-rlhf" / "backbone"
+
+
+def _own_folder() -> Path | None:
     configured = os.environ.get("FED_RLHF_HOME")
     if configured:
         return Path(configured).expanduser().resolve()
-    return PACKAGE if in_checkout() else Path.cwd()
+    return PACKAGE if in_checkout() else None
 
 
 def runs_root() -> Path:
@@ -31,6 +50,20 @@ def runs_root() -> Path:
 def tracking_uri() -> str:
     """MLflow's store: MLFLOW_TRACKING_URI, or the SQLite file of the project's home."""
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home() / 'mlflow.db'}"
+
+
+def sqlite_file(uri: str) -> Path | None:
+    """The file of a SQLite store; None for other stores."""
+    return Path(uri.removeprefix("sqlite:///")).absolute() if uri.startswith("sqlite:///") else None
+
+
+def artifact_root(uri: str) -> Path:
+    """Folder of the artifacts of a store: mlartifacts/ beside a SQLite file, else of the project's home.
+
+    A tracking server chooses its own.
+    """
+    store = sqlite_file(uri)
+    return (home() if store is None else store.resolve().parent) / "mlartifacts"
 
 
 def without_credentials(uri: str) -> str:

@@ -282,7 +282,7 @@ class AlignmentResult(StoredResult):
     files: dict[str, str] = Field(default_factory=dict)
     sampling: SamplingResult | None = None  # None without DPO on the server, as labelling
     labelling: LabellingResult | None = None
-    model_uri: str = ""  # of the registered model
+    model_uri: str = ""  # of the registered model; empty where there is none
     model_version: str = ""
 
 

@@ -239,7 +239,7 @@ def align(run: Run, recipe: Recipe) -> None:
 
 
 def align_policy(run: Run, recipe: Recipe, child: str) -> AlignmentResult:
-    """The aligned policy, registered as a version of the recipe's model in MLflow run `child`."""
+    """The aligned policy, registered by MLflow run `child` where the recipe names a model."""
     log = get_run_logger()
     outcome = load_outcome(run.federation_result().outcome)
     store = rounds_contexts(run).adapters
@@ -255,8 +255,9 @@ def align_policy(run: Run, recipe: Recipe, child: str) -> AlignmentResult:
         result = result.model_copy(update={"sampling": sampling, "labelling": labelling})
     kl = result.metrics.get("kl_sequence", float("nan"))
     log.info("aligned: KL to the reference (%s) %.3f nats per completion", result.reference, kl)
-    uri, version = register_policy(child, recipe, run.alignment / result.policy.folder)
-    result = result.model_copy(update={"model_uri": uri, "model_version": version})
+    if (name := recipe.tracking.registered_model) is not None:
+        uri, version = register_policy(child, recipe, name, run.alignment / result.policy.folder)
+        result = result.model_copy(update={"model_uri": uri, "model_version": version})
     return record_files(run, result)
 
 

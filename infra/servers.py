@@ -22,7 +22,7 @@ from components.environment import PRIVATE_PREFECT, malloc_variables
 from components.paths import PACKAGE, home, in_checkout, tracking_uri, without_credentials
 from infra import processes
 from infra.processes import ServerError
-from infra.stores import check_writable, create_tracking_store, first_use
+from infra.stores import check_writable, first_use, prepare_tracking_store
 
 HOST = "127.0.0.1"
 PREFECT_PORT = 4200
@@ -121,7 +121,7 @@ def prefect_api() -> Iterator[None]:
     """
     os.environ.update(prefect_environment())
     check_writable(Path(os.environ["PREFECT_HOME"]))
-    create_tracking_store(tracking_uri())
+    prepare_tracking_store(tracking_uri())
     configured = _api_url(os.environ.get("PREFECT_API_URL", ""))
     shared = f"http://{HOST}:{PREFECT_PORT}/api"
     if configured:
@@ -243,7 +243,7 @@ def start_servers() -> None:
         )
     prefect, mlflow, environment = project_servers()
     check_writable(Path(environment["PREFECT_HOME"]))
-    create_tracking_store(environment["MLFLOW_BACKEND_STORE_URI"])
+    prepare_tracking_store(environment["MLFLOW_BACKEND_STORE_URI"])
     with processes.exclusive():
         for server in (prefect, mlflow):
             server.require_free_port()
@@ -370,6 +370,7 @@ def serve(name: str) -> NoReturn:
         print(f"{name} is running already: {server.url} (stop it with make down)")
         sys.exit(0)
     server.require_free_port()
+    prepare_tracking_store(environment["MLFLOW_BACKEND_STORE_URI"])
     print(f"{server.url}  (Ctrl-C ends it)", flush=True)
     if server is prefect:  # it prints how to set PREFECT_API_URL, which prefect.toml does for this checkout
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import logging
 import os
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
-from components.paths import home, runs_root, tracking_uri
+from components.paths import artifact_root, home, runs_root, sqlite_file, tracking_uri
 from infra.processes import ServerError, state_folder
+
+LOGGER = logging.getLogger(__name__)
+LOCATIONS = (
+    ("experiments", "artifact_location"),
+    ("runs", "artifact_uri"),
+    ("logged_models", "artifact_location"),
+    ("model_versions", "source"),
+    ("model_versions", "storage_location"),
+)
+"""Tables and columns of MLflow's store that have addresses of artifacts."""
 
 
 def check_writable(prefect_home: Path) -> None:
@@ -18,7 +32,7 @@ def check_writable(prefect_home: Path) -> None:
     Raises:
         ServerError: names the first file or folder that cannot be written, and its owner.
     """
-    artifacts = home() / "mlartifacts"
+    artifacts = artifact_root(tracking_uri())
     paths = [home(), state_folder(), prefect_home, prefect_home / "prefect.db", runs_root(), artifacts]
     store = sqlite_file(tracking_uri())
     for path in [*paths, *([] if store is None else [store])]:
@@ -54,17 +68,27 @@ def first_use() -> Iterator[None]:
         yield
 
 
-def create_tracking_store(uri: str) -> None:
-    """Make MLflow's SQLite file, if the store is one and it is missing.
+def prepare_tracking_store(uri: str) -> None:
+    """Make MLflow's SQLite file, if the store is one and it is missing; see relocate_artifacts for others.
 
     It is made under another name, and renamed when it is complete: a process that is killed meanwhile leaves
     no store of half of the tables, and of two processes one makes it.
+
+    Raises:
+        ServerError: the file is no store of MLflow.
     """
     path = sqlite_file(uri)
-    if path is None or path.is_file():
+    if path is None:
         return
     with first_use():
-        if path.is_file():
+        if path.is_file() and path.stat().st_size:
+            try:
+                relocate_artifacts(path, artifact_root(uri))
+            except sqlite3.Error as error:
+                raise ServerError(
+                    f"MLflow's store {path} cannot be read ({error}): set MLFLOW_TRACKING_URI to another"
+                    " one, or move the file away, so that a new one is made."
+                ) from None
             return
         from mlflow import MlflowClient
 
@@ -75,6 +99,33 @@ def create_tracking_store(uri: str) -> None:
         building.rename(path)
 
 
-def sqlite_file(uri: str) -> Path | None:
-    """The file of a SQLite store; None for other stores."""
-    return Path(uri.removeprefix("sqlite:///")).absolute() if uri.startswith("sqlite:///") else None
+def relocate_artifacts(store: Path, artifacts: Path) -> None:
+    """Let MLflow find the artifacts beside a SQLite store that was moved or copied with them.
+
+    MLflow stores absolute addresses. Those of a folder `mlartifacts` at another place are changed where this
+    place has the experiment's folder, or the other one is gone.
+
+    Args:
+        store: the SQLite file.
+        artifacts: the folder `mlartifacts` of the store.
+    """
+    with contextlib.closing(sqlite3.connect(store)) as database, database:
+        experiments = database.execute(
+            "SELECT artifact_location FROM experiments WHERE artifact_location LIKE 'file://%'"
+        ).fetchall()
+        for (location,) in experiments:
+            root, _, name = location.rpartition("/")
+            earlier = Path(unquote(urlsplit(root).path))
+            is_moved = earlier.name == artifacts.name and earlier.resolve() != artifacts.resolve()
+            if not is_moved or (earlier.exists() and not (artifacts / unquote(name)).is_dir()):
+                continue
+            start = len(location) + 1
+            for table, column in LOCATIONS:
+                database.execute(
+                    f"UPDATE {table} SET {column} = ? || substr({column}, ?)"
+                    f" WHERE substr({column} || '/', 1, ?) = ?",
+                    (f"{artifacts.as_uri()}/{name}", start, start, f"{location}/"),
+                )
+            LOGGER.warning(
+                "artifacts in %s were moved to %s, and MLflow's store with them", earlier, artifacts
+            )

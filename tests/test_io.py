@@ -92,3 +92,30 @@ def test_the_home_of_an_installed_package_is_the_working_folder(monkeypatch, tmp
     monkeypatch.chdir(tmp_path)
     assert not paths.in_checkout()
     assert paths.home() == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ({}, ".cache/fed-rlhf/backbone"),
+        ({"XDG_CACHE_HOME": "{}/caches"}, "caches/fed-rlhf/backbone"),
+        ({"FED_RLHF_HOME": "{}/home"}, "home/data/backbone"),
+        ({"FED_RLHF_HOME": "{}/home", "FED_RLHF_BACKBONES": "{}/own"}, "own"),
+    ],
+)
+def test_the_backbones_of_an_installed_package_are_in_the_users_cache(
+    monkeypatch, tmp_path, variables, folder
+):
+    for name in ("FED_RLHF_HOME", "FED_RLHF_BACKBONES", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value.format(tmp_path))
+    monkeypatch.setattr(paths, "PACKAGE", tmp_path / "site-packages")
+    assert paths.backbone_root() == tmp_path / folder
+
+
+def test_the_backbones_of_a_checkout_are_in_it(monkeypatch):
+    for name in ("FED_RLHF_HOME", "FED_RLHF_BACKBONES"):
+        monkeypatch.delenv(name, raising=False)
+    assert paths.backbone_root() == paths.PACKAGE / "data" / "backbone"

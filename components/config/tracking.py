@@ -12,5 +12,6 @@ class TrackingConfig(Section):
 
     experiment: str = Field("fed-rlhf", min_length=1)
     """MLflow experiment."""
-    registered_model: str = Field("fed-rlhf-policy", pattern=r"^[^/:]+$")
-    """Name under which the aligned policy is registered."""
+    registered_model: str | None = Field("fed-rlhf-policy", pattern=r"^[^/:]+$")
+    """Name under which the aligned policy is registered; null: it is not. Arms of a benchmark have null
+    where the benchmark sets nothing."""

@@ -21,7 +21,7 @@ from components.config import BackboneConfig, UserError
 from components.environment import disable_transformers_progress_bars
 from components.io import file_hash
 from components.models import eight_bit, offload
-from components.paths import home
+from components.paths import backbone_root
 
 if TYPE_CHECKING:
     import torch
@@ -46,11 +46,6 @@ class BackboneError(UserError, ValueError):
 def first_line(error: Exception) -> str:
     """The first line of an error's message, or the error's type if it has no message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def backbone_root() -> Path:
-    """Folder of the generated backbones: FED_RLHF_BACKBONES, or data/backbone of the home folder."""
-    return Path(os.environ.get("FED_RLHF_BACKBONES", home() / "data" / "backbone"))
 
 
 def generated_folder(name: str) -> Path:

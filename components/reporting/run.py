@@ -202,7 +202,8 @@ def run_summary(results: RunResults, run: RunDescription) -> str:
     lines += ["", "Adapters"]
     for name, adapter in results.federation.adapters.items():
         lines.append(f"  {name:<10}  {run.adapters[name]}  (sha256 {adapter.hash[:12]})")
-    lines.append(f"  {'aligned':<10}  {run.aligned}  (registered as {results.alignment.model_uri})")
+    uri = results.alignment.model_uri
+    lines.append(f"  {'aligned':<10}  {run.aligned}{f'  (registered as {uri})' if uri else ''}")
     return "\n".join(
         [*lines, "", "Open this run", *(f"  {name + ':':<10}{link}" for name, link in run.links.items())]
     )
@@ -489,8 +490,9 @@ def _usage(results: RunResults, run: RunDescription) -> list[Part]:
         f'policy = mlflow.pyfunc.load_model("{results.alignment.model_uri}")\n'
         f'print(policy.predict(pandas.DataFrame({{"prompt": ["..."]{client}}})))'
     )
+    is_registered = results.alignment.model_uri
     return [
-        Code("In Python, where MLFLOW_TRACKING_URI is that of the run", code),
+        *([Code("In Python, where MLFLOW_TRACKING_URI is that of the run", code)] if is_registered else []),
         Table(
             "Adapters (PEFT folders)",
             ["adapter", "folder"],

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 from components.config import RecipeError
 from components.io import file_hash
 from components.names import file_name, mlflow_key
-from components.paths import home, tracking_uri, without_credentials
+from components.paths import artifact_root, tracking_uri, without_credentials
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -35,14 +35,6 @@ EXPERIMENT_KIND = {"mlflow.experimentKind": "custom_model_development"}
 
 Point = tuple[str, Any, int]
 """Name, value and step of a metric."""
-
-
-def artifact_root() -> Path:
-    """Folder of artifacts: mlartifacts/ beside the SQLite file; a tracking server chooses its own."""
-    uri = tracking_uri()
-    if uri.startswith("sqlite:///"):
-        return Path(uri.removeprefix("sqlite:///")).resolve().parent / "mlartifacts"
-    return home() / "mlartifacts"
 
 
 def mlflow_client() -> MlflowClient:
@@ -85,7 +77,7 @@ def is_server() -> bool:
 
 def artifact_folder(experiment: str) -> Path:
     """Folder of the artifacts of an experiment, without a tracking server."""
-    return artifact_root() / file_name(experiment)
+    return artifact_root(tracking_uri()) / file_name(experiment)
 
 
 def _check_experiment(experiment: Experiment) -> None:
@@ -98,7 +90,8 @@ def _check_experiment(experiment: Experiment) -> None:
         )
     folder = artifact_folder(experiment.name)
     stored = Path(unquote(urlsplit(experiment.artifact_location).path))
-    is_of_project = stored.parts[-2:] == folder.parts[-2:]
+    is_folder = experiment.artifact_location.startswith("file:")
+    is_of_project = is_folder and stored.parts[-2:] == folder.parts[-2:]
     if not is_server() and is_of_project and stored.resolve() != folder.resolve():
         raise RecipeError(
             f"{named} keeps its artifacts in {experiment.artifact_location}, but those of this project are in"

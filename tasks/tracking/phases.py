@@ -88,7 +88,9 @@ def log_alignment(run_id: str, run: Run, result: AlignmentResult) -> None:
     The loss and the margin of DPO are at the parent run.
     """
     log = RunLog.open(run_id)
-    log.set_tags({"dpo.reference": result.reference, "model_uri": result.model_uri})
+    log.set_tags({"dpo.reference": result.reference})
+    if result.model_uri:
+        log.set_tags({"model_uri": result.model_uri})
     points: list[tuple[str, float, int]] = []
     for entry in result.history:
         step = int(entry["step"])
@@ -106,8 +108,8 @@ def log_alignment(run_id: str, run: Run, result: AlignmentResult) -> None:
 
 
 @task()
-def register_policy(run_id: str, recipe: Recipe, adapter: Path) -> tuple[str, str]:
-    """Register the aligned policy as a model version that `mlflow.pyfunc.load_model` loads.
+def register_policy(run_id: str, recipe: Recipe, name: str, adapter: Path) -> tuple[str, str]:
+    """Register the aligned policy as a version of a model that `mlflow.pyfunc.load_model` loads.
 
     The model holds the adapter, the recipe's policy section and this project's components; the
     backbone is fetched by its name when the model is loaded. The alias `latest-aligned` moves to it, unless
@@ -142,7 +144,6 @@ def register_policy(run_id: str, recipe: Recipe, adapter: Path) -> tuple[str, st
             ),
         )
     client = mlflow_client()
-    name = recipe.tracking.registered_model
     with contextlib.suppress(MlflowException):  # the model exists already
         client.create_registered_model(name)
     registered = client.create_model_version(

@@ -54,14 +54,17 @@ def log_report(run_id: str, run: Run) -> None:
     log = RunLog.open(run_id)
     metrics = read_json(run.report / "metrics.json")
     headline = {name: metrics[name] for name in HEADLINE if name in metrics}
-    alignment = run.alignment_result()
-    name, version = alignment.model_uri.removeprefix("models:/").split("/")
-    # The version's own model_id is empty in MLflow 3.17; its source is models:/<id of the logged model>.
-    model_id = str(log.client.get_model_version(name, version).source).removeprefix("models:/")
-    log.log_metrics(headline, 0, model_id=model_id)
     log.log_folder(run.report, "report")
     summary = (run.report / "summary.txt").read_text(encoding="utf-8")
     log.describe(description(run, summary))
+    model_uri = run.alignment_result().model_uri
+    if not model_uri:
+        log.log_metrics(headline, 0)
+        return
+    name, version = model_uri.removeprefix("models:/").split("/")
+    # The version's own model_id is empty in MLflow 3.17; its source is models:/<id of the logged model>.
+    model_id = str(log.client.get_model_version(name, version).source).removeprefix("models:/")
+    log.log_metrics(headline, 0, model_id=model_id)
     link = f"[{run.id}]({run_url(run.metadata()['mlflow_run_id'])})"
     words = f"The aligned policy of {link}, a PEFT adapter that `mlflow.pyfunc.load_model` loads."
     log.client.update_model_version(name, version, f"{words}\n\n{fenced(summary)}")

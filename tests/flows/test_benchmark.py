@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from mlflow import MlflowClient
 
 from components.recipes import load_recipe
 from tasks.benchmark import share_generations
@@ -25,7 +26,11 @@ ARMS = {
         "alignment.prompts=2",
         "alignment.dpo.checkpoint_every=1",
     ],
-    "FedDPO": ["federation.rounds=1", "federation.method=feddpo"],
+    "FedDPO": [
+        "federation.rounds=1",
+        "federation.method=feddpo",
+        "tracking.registered_model=of-one-arm",
+    ],
 }
 SEEDS = [0, 1]
 PLAN = {
@@ -65,6 +70,14 @@ def finished(new_workplace):
     plan.write_text(yaml.safe_dump(PLAN))
     report, output = place.call(lambda: benchmark(benchmark=str(plan)))
     return FinishedBenchmark(place, Path(report).parent, output)
+
+
+@pytest.mark.slow
+def test_the_policies_of_a_benchmark_are_registered_only_where_it_names_a_model(finished):
+    client = MlflowClient(finished.place.tracking)
+    assert [model.name for model in client.search_registered_models()] == ["of-one-arm"]
+    assert len(client.search_model_versions("name = 'of-one-arm'")) == len(SEEDS)
+    assert not client.get_registered_model("of-one-arm").aliases
 
 
 # --- the report

@@ -1,11 +1,14 @@
 """The databases of the project's home: made once and whole, and refused where they cannot be written."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from mlflow import MlflowClient
@@ -13,7 +16,7 @@ from mlflow import MlflowClient
 from infra import servers, stores
 from infra.processes import ServerError, _cause
 
-CREATE = "import sys; from infra.stores import create_tracking_store; create_tracking_store(sys.argv[1])"
+CREATE = "import sys; from infra.stores import prepare_tracking_store; prepare_tracking_store(sys.argv[1])"
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +42,7 @@ def test_a_store_whose_first_process_was_killed_is_made_by_the_next(home):
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (home / "mlflow.db").exists()
-    stores.create_tracking_store(uri)
+    stores.prepare_tracking_store(uri)
     assert MlflowClient(uri).get_experiment_by_name("Default") is not None
     assert not building.exists()
 
@@ -52,9 +55,80 @@ def test_processes_that_start_at_once_make_one_store(home):
     assert len(MlflowClient(uri).search_experiments()) == 1
 
 
+@pytest.fixture
+def project(migrated_store, tmp_path, monkeypatch):
+    """A project whose store has a run with an artifact, a logged model and a version of a model."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    shutil.copy(migrated_store, folder / "mlflow.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
+    client = MlflowClient()
+    for name in ("é 1", "é 1-b"):
+        experiment = client.create_experiment(name, (folder / "mlartifacts" / name).as_uri())
+        run = client.create_run(experiment).info
+        client.log_text(run.run_id, name, "note.txt")
+        client.create_registered_model(name)
+        model = client.create_logged_model(experiment, source_run_id=run.run_id)
+        client.log_model_artifacts(model.model_id, str(folder / "mlartifacts" / name / run.run_id))
+        client.create_model_version(name, model.model_uri, run_id=run.run_id, model_id=model.model_id)
+    client.create_experiment("elsewhere", artifact_location="s3://bucket/mlartifacts/elsewhere")
+    return folder
+
+
+def read_notes(folder):
+    """The artifact of each run and model version of a project, and where the store says that they are."""
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    client = MlflowClient(uri, registry_uri=uri)
+    notes, places = [], []
+    for experiment in client.search_experiments(filter_string="name LIKE 'é%'"):
+        (run,) = client.search_runs([experiment.experiment_id])
+        (version,) = client.search_model_versions(f"name = '{experiment.name}'")
+        addresses = [
+            run.info.artifact_uri,
+            client.get_model_version_download_uri(version.name, version.version),
+        ]
+        places += [experiment.artifact_location, *addresses]
+        for folder_uri in addresses:
+            paths = Path(unquote(urlsplit(folder_uri).path)).rglob("note.txt")
+            notes += [path.read_text() for path in paths]
+    return sorted(notes), places
+
+
+@pytest.mark.parametrize("place", [shutil.copytree, shutil.move])
+def test_the_store_of_a_moved_or_copied_project_finds_the_artifacts_beside_it(project, tmp_path, place):
+    notes, _ = read_notes(project)
+    assert notes == ["é 1", "é 1", "é 1-b", "é 1-b"]
+    place(project, tmp_path / "other place")
+    moved = tmp_path / "other place"
+    for _ in range(2):
+        stores.prepare_tracking_store(f"sqlite:///{moved / 'mlflow.db'}")
+        found, places = read_notes(moved)
+        assert found == notes
+        assert all(one.startswith((moved / "mlartifacts").as_uri()) for one in places)
+    client = MlflowClient(f"sqlite:///{moved / 'mlflow.db'}")
+    assert client.get_experiment_by_name("elsewhere").artifact_location == "s3://bucket/mlartifacts/elsewhere"
+
+
+def test_a_store_that_was_copied_alone_keeps_its_artifacts_where_they_are(project, tmp_path):
+    notes, places = read_notes(project)
+    shutil.copy(project / "mlflow.db", tmp_path / "mlflow.db")
+    stores.prepare_tracking_store(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    assert read_notes(tmp_path) == (notes, places)
+
+
+def test_a_file_that_is_no_store_is_refused_and_an_empty_one_is_replaced(home):
+    path = home / "mlflow.db"
+    path.write_text("no database, but a long enough text to have a header of a hundred bytes in it. " * 3)
+    with pytest.raises(ServerError, match=rf"store {path} cannot be read \(file is not a database\): set"):
+        stores.prepare_tracking_store(f"sqlite:///{path}")
+    path.write_bytes(b"")
+    stores.prepare_tracking_store(f"sqlite:///{path}")
+    assert MlflowClient(f"sqlite:///{path}").get_experiment_by_name("Default") is not None
+
+
 @pytest.mark.parametrize("uri", ["http://127.0.0.1:5000", "postgresql://u:p@h/db"])
 def test_a_store_that_is_no_file_is_left_to_its_server(home, uri):
-    stores.create_tracking_store(uri)
+    stores.prepare_tracking_store(uri)
     assert list(home.iterdir()) == []
 
 

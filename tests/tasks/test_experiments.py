@@ -53,5 +53,5 @@ def test_a_project_is_found_by_another_name_of_its_folder(use, tmp_path):
 
 def test_an_experiment_with_a_place_of_its_own_is_used_as_it_is(use, tmp_path):
     client = use(tmp_path / "here")
-    number = client.create_experiment("own", artifact_location="s3://bucket/own")
+    number = client.create_experiment("own", artifact_location="s3://bucket/mlartifacts/own")
     assert find_or_create_experiment(client, "own") == number

@@ -2,7 +2,10 @@
 
 import hashlib
 import json
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -394,7 +397,7 @@ def registered(phase, debug, tmp_path):
     slot = AdapterSlot(attach_lora(load_backbone(debug.policy.backbone, "cpu"), debug.policy.lora))
     adapter = random_tensors(slot, seed=0, scale=0.5)
     folder = export_adapter(adapter, debug.policy.lora, debug.policy.backbone, tmp_path / "final")
-    return register_policy.fn(phase, debug, folder), folder
+    return register_policy.fn(phase, debug, "debug-policy", folder), folder
 
 
 def test_the_alias_moves_with_runs_of_one_experiment_and_stays_for_others_and_benchmarks(
@@ -440,6 +443,42 @@ def test_a_registered_policy_loads_with_pyfunc_and_gives_the_policys_completions
     files = [path.name for path in Path(packed).rglob("*") if path.is_file()]
     assert not [name for name in files if name.endswith((".pkl", ".pt", ".bin", ".pickle"))]
     assert "adapter_model.safetensors" in files
+
+
+LOAD = """
+import sys, mlflow, pandas
+model = mlflow.pyfunc.load_model(sys.argv[1])
+import components
+assert sys.argv[2] in components.__file__, components.__file__
+print(model.predict(pandas.DataFrame({"prompt": ["a paper on cats"]}))["completion"][0])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*An input example was not provided")
+def test_a_registered_policy_keeps_its_backbone_in_the_users_cache(registered, debug, tmp_path):
+    (uri, _), folder = registered
+    artifacts = tmp_path / "mlartifacts"
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    before = set(artifacts.rglob("*"))
+    assert before
+    variables = {"PATH", "MLFLOW_TRACKING_URI", "MLFLOW_DISABLE_TELEMETRY"} & os.environ.keys()
+    environment = {name: os.environ[name] for name in variables} | {"HOME": str(tmp_path / "user")}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", LOAD, uri, str(artifacts)],
+        cwd=elsewhere,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    expected = Policy(debug.policy, "cpu", folder).generate(["a paper on cats"], seed=0)[0][0].text
+    assert done.stdout == f"{expected}\n", done.stderr
+    written = {path.name for path in set(artifacts.rglob("*")) - before if path.suffix != ".pyc"}
+    assert written <= {"__pycache__", "registered_model_meta"}  # MLflow writes the latter
+    assert list(elsewhere.iterdir()) == []
+    cached = tmp_path / "user" / ".cache" / "fed-rlhf" / "backbone" / "tiny-random"
+    assert (cached / "config.json").is_file()
 
 
 def test_clients_of_the_recipe_are_parameters_under_names_that_mlflow_accepts(run, client):
