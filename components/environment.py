@@ -60,7 +60,7 @@ PRIVATE_PREFECT = "FED_RLHF_PRIVATE_PREFECT"
 QUIET_LOGGERS = {
     "great_expectations": logging.WARNING,
     "alembic": logging.WARNING,
-    "mlflow.store.db.utils": logging.WARNING,
+    "mlflow.store.db.utils": logging.CRITICAL,  # it logs with a stack trace what it raises
     "mlflow.tracking._model_registry": logging.WARNING,
     "absl": logging.WARNING,
     "matplotlib.font_manager": logging.WARNING,

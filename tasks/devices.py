@@ -77,6 +77,13 @@ class DevicePool:
                 resident = self._residents[place] = (key, self._build(recipe, place, name))
             yield resident[1]
 
+    def forget(self, trainer: Trainer) -> None:
+        """Build another trainer in the place of one that is not returned."""
+        with self._lock:
+            self._residents = {
+                place: resident for place, resident in self._residents.items() if resident[1] is not trainer
+            }
+
     def _build(self, recipe: Recipe, place: Place, name: str) -> Trainer:
         device = place[0]
         with self._building:  # transformers sets defaults of the whole process while it loads

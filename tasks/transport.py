@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from contextvars import copy_context
 from dataclasses import dataclass
-from typing import Self
+from functools import partial
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from prefect import runtime, unmapped
 from prefect.futures import PrefectFuture
@@ -26,6 +30,10 @@ from tasks.devices import POOL, max_tasks, placement
 from tasks.runs import Run
 from tasks.uncached import task
 
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import State
+
+R = TypeVar("R")
 TRANSPORTS: Registry[type[Transport]] = Registry(
     "runtime.transport",
     "fed_rlhf.transports",
@@ -41,9 +49,42 @@ class ClientsFailed(RuntimeError):
     the client's private store.
     """
 
-    def __init__(self, reasons: dict[str, str]) -> None:
-        super().__init__("; ".join(f"client {name}: {reason}" for name, reason in reasons.items()))
+    def __init__(self, reasons: dict[str, str], some_hang: bool = False) -> None:
+        super().__init__(reasons, some_hang)
         self.reasons = reasons  # by client
+        self.some_hang = some_hang  # whether a job took longer than runtime.client_timeout
+
+    def __str__(self) -> str:
+        return "; ".join(f"client {name}: {reason}" for name, reason in self.reasons.items())
+
+
+class JobHangs(Exception):
+    """A client's job takes longer than it may."""
+
+
+def run_within(seconds: float | None, call: Callable[[], R]) -> R:
+    """The result of a call, in a thread of its own where it may take so many seconds only.
+
+    A thread cannot be stopped. One that hangs is left alone, and does not keep the process from its end.
+
+    Raises:
+        JobHangs: the call has not returned in time.
+    """
+    if seconds is None:
+        return call()
+    result: Future[R] = Future()
+    context = copy_context()  # Prefect's, for its log
+
+    def work() -> None:
+        try:
+            result.set_result(context.run(call))
+        except BaseException as error:
+            result.set_exception(error)
+
+    Thread(target=work, daemon=True).start()
+    if not wait([result], seconds).done:
+        raise JobHangs(f"no answer within {seconds:g} s (runtime.client_timeout)")
+    return result.result()
 
 
 def _shard_name() -> str:
@@ -56,10 +97,10 @@ def _shard_name() -> str:
 
 @task(name=_shard_name)
 def run_shard(shard: list[Job], recipe: Recipe, contexts: ClientContexts) -> list[Update]:
-    """Run the jobs of a shard of clients, one after the other, on one device; they need one trainer.
+    """Run the jobs of a shard of clients, one after the other; they need one trainer.
 
-    A client that fails does not stop the others. Updates that an earlier attempt finished are read,
-    so a retry repeats only the failed clients.
+    A client that fails, or takes longer than runtime.client_timeout, does not stop the others. Updates that
+    an earlier attempt finished are read, so a retry repeats only the failed clients.
 
     Raises:
         ClientsFailed: after all clients were tried, naming those that failed.
@@ -67,16 +108,28 @@ def run_shard(shard: list[Job], recipe: Recipe, contexts: ClientContexts) -> lis
     postprocessors = postprocessors_of(recipe.federation)
     updates = []
     reasons = {}
-    with POOL.borrow_trainer(recipe, mapped=True, name=shard[0].trainer) as trainer:
-        for job in shard:
+    some_hang = False
+    for job in shard:
+        with POOL.borrow_trainer(recipe, mapped=True, name=job.trainer) as trainer:
+            run = partial(run_job, job, trainer, contexts, postprocessors)
             try:
-                updates.append(run_job(job, trainer, contexts, postprocessors))
+                updates.append(run_within(recipe.runtime.client_timeout, run))
+            except JobHangs as error:
+                some_hang = True
+                reasons[job.client] = str(error)
+                POOL.forget(trainer)  # the job still uses it
             except (Exception, SystemExit) as error:
                 code = contexts.open(job.client).store.record_error(error)
                 reasons[job.client] = f"{type(error).__name__} (errors/{code}.txt of its private store)"
     if reasons:
-        raise ClientsFailed(reasons)
+        raise ClientsFailed(reasons, some_hang)
     return updates
+
+
+def may_succeed(_task: object, _task_run: object, state: State[Any]) -> bool:
+    """Whether a failed shard is tried again: a job that hangs would hold another trainer."""
+    error = state.result(raise_on_failure=False)
+    return not (isinstance(error, ClientsFailed) and error.some_hang)
 
 
 @dataclass(frozen=True)
@@ -96,7 +149,9 @@ class PrefectTransport(Transport):
         if jobs and not jobs[0].is_step:  # short jobs: a task for each place
             size = max(size, math.ceil(len(jobs) / max_tasks(self.recipe.runtime)))
         shards = rounds.split_shards(jobs, size)
-        mapped = run_shard.with_options(retries=self.recipe.runtime.retries, retry_delay_seconds=1)
+        mapped = run_shard.with_options(
+            retries=self.recipe.runtime.retries, retry_delay_seconds=1, retry_condition_fn=may_succeed
+        )
         with placement(self.recipe.runtime):
             futures = mapped.map(shards, recipe=unmapped(self.recipe), contexts=unmapped(self.contexts))
         return collect_answers(futures, shards, self.contexts.adapters)

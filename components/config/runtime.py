@@ -44,6 +44,10 @@ class RuntimeConfig(Section):
     prepared data and to MLflow."""
     retries: int = Field(1, ge=0, le=100)
     """Retries of a failed task before its clients are left out of the round."""
+    client_timeout: float | None = Field(None, gt=0, le=1e7, allow_inf_nan=False)
+    """Seconds that a client's job may take, loading the model apart. A client that takes longer is left
+    out of the round as one that fails, without a retry, and its place is free again. Threads cannot be
+    stopped: a job that hangs keeps its memory until the process ends. null: no limit."""
 
     @property
     def workers(self) -> int:

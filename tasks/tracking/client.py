@@ -6,13 +6,14 @@ import math
 import re
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from components.config import RecipeError
+from components.config import RecipeError, UserError
 from components.io import file_hash
 from components.names import file_name, mlflow_key
 from components.paths import artifact_root, tracking_uri, without_credentials
@@ -33,8 +34,40 @@ EXPERIMENT_KIND = {"mlflow.experimentKind": "custom_model_development"}
 """Tag of experiments; without it, MLflow opens its pages for generative applications, which are empty."""
 
 
+WRONG_CALL = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
+"""Codes of MLflow where a call is wrong, and not the store."""
+
 Point = tuple[str, Any, int]
 """Name, value and step of a metric."""
+
+
+class TrackingError(UserError):
+    """The tracking store failed while a run logged to it."""
+
+
+@contextmanager
+def explained_failures() -> Iterator[None]:
+    """Raise a failure of the tracking store in this block, or decorated function, as a TrackingError.
+
+    Calls that MLflow refuses by their arguments are left as they are.
+    """
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (MlflowException, SQLAlchemyError) as error:
+        if getattr(error, "error_code", "") in WRONG_CALL:
+            raise
+        cause: BaseException = error
+        while (earlier := cause.__cause__ or cause.__context__) is not None:
+            cause = earlier
+        needed = "its server answers" if is_server() else "the file is there, and can be written"
+        raise TrackingError(
+            f"MLflow's store {without_credentials(tracking_uri())} failed"
+            f" ({str(cause).splitlines()[0] if str(cause) else type(cause).__name__}). What the run has"
+            f" committed is kept: see that {needed}, and resume the run."
+        ) from error
 
 
 def mlflow_client() -> MlflowClient:

@@ -19,7 +19,7 @@ from components.names import mlflow_model
 from components.reporting.metrics import evaluation_metrics
 from components.results import FederationResult, Metrics, RoundEvaluation, StepRecord, Traffic
 from tasks.runs import RESULT, Run
-from tasks.tracking.client import Point, RunLog, data_digest, log_curves
+from tasks.tracking.client import Point, RunLog, data_digest, explained_failures, log_curves
 from tasks.uncached import task
 
 if TYPE_CHECKING:
@@ -164,6 +164,7 @@ def log_round_evaluation(target: FederationLog, evaluation: RoundEvaluation) -> 
 
 
 @task()
+@explained_failures()
 def log_federation(target: FederationLog, run: Run, result: FederationResult) -> None:
     """Log the finished rounds: measurements, plots, final adapters, and diagnostics."""
     log = RunLog.open(target.run_id)

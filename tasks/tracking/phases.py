@@ -25,7 +25,7 @@ from components.reporting.metrics import result_metrics
 from components.reporting.run import CONTESTS, verdict_words
 from components.results import AlignmentResult, EvaluationResult, QuestionResult
 from tasks.runs import RESULT, Run, contest_file
-from tasks.tracking.client import RunLog, data_digest, log_curves, mlflow_client
+from tasks.tracking.client import RunLog, data_digest, explained_failures, log_curves, mlflow_client
 from tasks.tracking.run_tree import PARENT_TAG
 from tasks.uncached import task
 
@@ -53,6 +53,7 @@ REQUIREMENTS = (
 
 
 @task()
+@explained_failures()
 def log_data(run_id: str, run: Run, data: DataConfig, report: PreparationReport) -> None:
     """Log the prepared files as data sets of the parent run, and the partition at the phase's run."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
@@ -82,6 +83,7 @@ def log_data(run_id: str, run: Run, data: DataConfig, report: PreparationReport)
 
 
 @task()
+@explained_failures()
 def log_alignment(run_id: str, run: Run, result: AlignmentResult) -> None:
     """Log the curves of DPO, the KL to the reference, the labeled pairs, and the checkpoints' adapters.
 
@@ -108,6 +110,7 @@ def log_alignment(run_id: str, run: Run, result: AlignmentResult) -> None:
 
 
 @task()
+@explained_failures()
 def register_policy(run_id: str, recipe: Recipe, name: str, adapter: Path) -> tuple[str, str]:
     """Register the aligned policy as a version of a model that `mlflow.pyfunc.load_model` loads.
 
@@ -181,6 +184,7 @@ def _requirements(backbone: BackboneConfig) -> list[str]:
 
 
 @task()
+@explained_failures()
 def log_evaluation(run_id: str, run: Run, result: EvaluationResult) -> None:
     """Log the figures of a result, its files, and tables of generations and answers."""
     folder = run.evaluation

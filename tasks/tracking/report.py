@@ -16,7 +16,7 @@ from components.reporting.claims import Finding
 from components.reporting.metrics import alias_of
 from components.reporting.page import fenced
 from tasks.runs import Run
-from tasks.tracking.client import RunLog, mlflow_client
+from tasks.tracking.client import RunLog, explained_failures, mlflow_client
 from tasks.uncached import task
 
 LOCAL_UI = "http://127.0.0.1:5000"
@@ -49,6 +49,7 @@ HEADLINE = (
 
 
 @task()
+@explained_failures()
 def log_report(run_id: str, run: Run) -> None:
     """Log a run's headline numbers and its report at the parent run, and describe what it registered."""
     log = RunLog.open(run_id)
@@ -119,6 +120,7 @@ def earlier_means(run_id: str, plan: Benchmark) -> list[MeansByArm]:
 
 
 @task()
+@explained_failures()
 def log_benchmark_report(
     run_id: str,
     plan: Benchmark,

@@ -15,7 +15,13 @@ from components.config.tracking import TrackingConfig
 from components.names import mlflow_key
 from tasks.flow_runs import FlowRunLink
 from tasks.runs import PHASES, Run, git_commit
-from tasks.tracking.client import RunLog, find_or_create_experiment, mlflow_client
+from tasks.tracking.client import (
+    RunLog,
+    TrackingError,
+    explained_failures,
+    find_or_create_experiment,
+    mlflow_client,
+)
 from tasks.tracking.report import run_url
 from tasks.uncached import task
 
@@ -30,6 +36,7 @@ MAX_RUN_NAME = 120
 
 
 @task("open MLflow run")
+@explained_failures()
 def open_run_tracking(run: Run, recipe: Recipe, link: FlowRunLink, parent: str | None = None) -> str:
     """Id of the parent MLflow run of a run or a benchmark; created once, and reopened when it is resumed.
 
@@ -103,34 +110,42 @@ def phase_tracking(run: Run, config: TrackingConfig, phase: str) -> Iterator[str
 
     In a benchmark the phases share the run of the arm, which stays open.
     """
+    with explained_failures():
+        run_id = _open_phase(run, config, phase)
+        yield run_id
+        if run_id != run.metadata()["mlflow_run_id"]:
+            mlflow_client().set_terminated(run_id)
+
+
+def _open_phase(run: Run, config: TrackingConfig, phase: str) -> str:
     client = mlflow_client()
     metadata = run.metadata()
     phases: dict[str, str] = metadata.get("mlflow_phases", {})
     parent: str = metadata["mlflow_run_id"]
     if phase in phases and _reopen(client, phases[phase]):
-        run_id = phases[phase]
-    else:
-        tags = {PARENT_TAG: parent, "phase": phase, "fed_rlhf.run": run.id}
-        tags["mlflow.note.content"] = f"The phase {phase} of [{run.id}]({run_url(parent)})."
-        experiment = find_or_create_experiment(client, config.experiment)
-        run_id = str(client.create_run(experiment, run_name=f"{run.id}/{phase}", tags=tags).info.run_id)
-        run.update_metadata(mlflow_phases=phases | {phase: run_id})
-    yield run_id
-    if run_id != parent:
-        client.set_terminated(run_id)
+        return phases[phase]
+    tags = {PARENT_TAG: parent, "phase": phase, "fed_rlhf.run": run.id}
+    tags["mlflow.note.content"] = f"The phase {phase} of [{run.id}]({run_url(parent)})."
+    experiment = find_or_create_experiment(client, config.experiment)
+    run_id = str(client.create_run(experiment, run_name=f"{run.id}/{phase}", tags=tags).info.run_id)
+    run.update_metadata(mlflow_phases=phases | {phase: run_id})
+    return run_id
 
 
 @contextmanager
 def ending(run: Run) -> Iterator[None]:
     """End the MLflow runs of a run after the block: FINISHED, FAILED at an exception, KILLED if stopped."""
-    try:
-        yield
-    except BaseException as error:
-        close_open_runs(run, "FAILED" if isinstance(error, Exception) else "KILLED")
-        raise
-    mlflow_client().set_terminated(run.metadata()["mlflow_run_id"])
+    with explained_failures():
+        try:
+            yield
+        except BaseException as error:
+            with suppress(TrackingError):  # the error of the block says more
+                close_open_runs(run, "FAILED" if isinstance(error, Exception) else "KILLED")
+            raise
+        mlflow_client().set_terminated(run.metadata()["mlflow_run_id"])
 
 
+@explained_failures()
 def close_open_runs(run: Run, status: str) -> None:
     """End the MLflow runs of a run that are still open as FAILED or KILLED."""
     from mlflow.exceptions import MlflowException

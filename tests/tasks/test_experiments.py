@@ -3,9 +3,16 @@
 import shutil
 
 import pytest
+from mlflow.exceptions import MlflowException
 
 from components.config import RecipeError
-from tasks.tracking.client import find_or_create_experiment, mlflow_client
+from tasks.tracking.client import (
+    RunLog,
+    TrackingError,
+    explained_failures,
+    find_or_create_experiment,
+    mlflow_client,
+)
 
 NAME = "é experiment"
 
@@ -55,3 +62,30 @@ def test_an_experiment_with_a_place_of_its_own_is_used_as_it_is(use, tmp_path):
     client = use(tmp_path / "here")
     number = client.create_experiment("own", artifact_location="s3://bucket/mlartifacts/own")
     assert find_or_create_experiment(client, "own") == number
+
+
+def test_a_store_that_was_deleted_in_a_run_ends_in_one_sentence(use, tmp_path):
+    client = use(tmp_path / "here")
+    run = client.create_run(find_or_create_experiment(client, NAME)).info.run_id
+    for path in (tmp_path / "here").glob("mlflow.db*"):
+        path.unlink()
+    words = (
+        rf"store sqlite:///{tmp_path}/here/mlflow.db failed \(attempt to write a readonly database\)"
+    )
+    with pytest.raises(TrackingError, match=words), explained_failures():
+        RunLog.open(run).log_metrics({"loss": 1.0}, 0)
+
+
+def test_a_server_that_is_gone_is_named_without_its_password(monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://ann:secret@127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.raises(TrackingError, match="Connection refused.*see that its server answers") as error:
+        explained_failures()(lambda: mlflow_client().get_run("1"))()
+    assert str(error.value).startswith("MLflow's store http://127.0.0.1:9 failed (")
+    assert "secret" not in str(error.value)
+
+
+def test_a_wrong_call_of_mlflow_is_an_error_of_the_program(use, tmp_path):
+    client = use(tmp_path / "here")
+    with pytest.raises(MlflowException, match="Invalid clause"), explained_failures():
+        client.search_runs(["0"], "no filter")

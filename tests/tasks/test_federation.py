@@ -1,11 +1,13 @@
 """Clients as tasks, which are retried and then left out, and the device pool."""
 
+import pickle
 import shutil
 import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from unittest import mock
@@ -52,16 +54,21 @@ class FragileTrainer:
 
     Attributes:
         failures: number of failures that are left, by client.
+        hanging: clients whose jobs wait for the event `end`.
         calls: the clients, in the order of their jobs.
     """
 
     def __init__(self):
         self.failures = Counter()
+        self.hanging = set()
+        self.end = threading.Event()
         self.calls = []
         self.model = torch.nn.Linear(1, 1)
 
     def run(self, job, context):
         self.calls.append(job.client)
+        if job.client in self.hanging:
+            self.end.wait()
         if self.failures[job.client] > 0:
             self.failures[job.client] -= 1
             raise RuntimeError(f"the device lost {job.client}")
@@ -74,7 +81,8 @@ def fragile(monkeypatch):
     trainer = FragileTrainer()
     monkeypatch.setattr(devices, "build_trainer", lambda *_: trainer)
     monkeypatch.setattr(transport, "POOL", DevicePool())
-    return trainer
+    yield trainer
+    trainer.end.set()
 
 
 @pytest.fixture
@@ -94,7 +102,7 @@ def train_jobs(store, *names):
 def run(debug, prepared, store):
     """Runs a shard with the debug recipe."""
     contexts = ClientContexts(store, prepared / "pairs.parquet")
-    return lambda shard: run_shard.fn(shard, debug, contexts)
+    return lambda shard, **runtime: run_shard.fn(shard, with_section(debug, "runtime", **runtime), contexts)
 
 
 def test_a_shard_gives_an_update_for_each_client_by_reference(fragile, run, store):
@@ -148,6 +156,44 @@ def test_a_failure_of_the_whole_task_leaves_every_device_free(fragile, debug, ru
         assert device == "cpu"
 
 
+def test_a_client_that_hangs_is_left_out_and_its_place_gets_another_trainer(
+    fragile, debug, run, store, monkeypatch
+):
+    built = []
+
+    def build(*_):
+        built.append(copy(fragile))
+        return built[-1]
+
+    monkeypatch.setattr(devices, "build_trainer", build)
+    fragile.hanging.add("bea")
+    reason = r"client bea: no answer within 0.5 s \(runtime.client_timeout\)$"
+    with pytest.raises(ClientsFailed, match=reason) as error:
+        run(train_jobs(store, "ada", "bea", "cyd", "dan"), client_timeout=0.5)
+    assert fragile.calls == ["ada", "bea", "cyd", "dan"]
+    assert len(built) == 2
+    with transport.POOL.borrow(debug.runtime) as device:
+        assert device == "cpu"
+    failed = SimpleNamespace(result=lambda raise_on_failure: error.value)
+    assert not transport.may_succeed(None, None, failed)
+
+
+def test_errors_and_results_of_jobs_with_a_time_limit_are_those_without(fragile, run, store):
+    fragile.failures["bea"] = 1
+    with pytest.raises(ClientsFailed, match=r"^client bea: RuntimeError \(errors/") as error:
+        run(train_jobs(store, "ada", "bea"), client_timeout=60.0)
+    assert transport.may_succeed(None, None, SimpleNamespace(result=lambda raise_on_failure: error.value))
+    updates = run(train_jobs(store, "ada", "bea"), client_timeout=60.0)
+    assert [update.client for update in updates] == ["ada", "bea"]
+
+
+def test_the_failure_of_clients_travels_between_processes():
+    failed = ClientsFailed({"ada": "RuntimeError (errors/1)", "bea": "no answer"}, some_hang=True)
+    received = pickle.loads(pickle.dumps(failed))
+    assert str(received) == "client ada: RuntimeError (errors/1); client bea: no answer"
+    assert (received.reasons, received.some_hang) == (failed.reasons, True)
+
+
 @dataclass(frozen=True)
 class FinishedFuture:
     """A future of a task that has ended, with its result or its error."""
@@ -190,18 +236,16 @@ def test_the_reason_of_a_shard_whose_process_died_is_that_of_prefect(fragile, st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(("size", "settings"), [(1, []), (2, []), (1, ["runtime.client_timeout=60"])])
 def test_prefect_retries_a_client_that_fails_and_the_round_continues_without_it(
-    prefect_session, fragile, prepared, tmp_path, size
+    prefect_session, fragile, prepared, tmp_path, size, settings
 ):
     from prefect import flow
     from prefect.task_runners import ThreadPoolTaskRunner
 
     fragile.failures.update({"ada": 1, "cyd": 99})
-    recipe = load_recipe(
-        "debug",
-        ["federation.clients_per_round=4", f"federation.clients_per_task={size}", "runtime.retries=1"],
-    )
+    settings = [f"federation.clients_per_task={size}", "runtime.retries=1", *settings]
+    recipe = load_recipe("debug", ["federation.clients_per_round=4", *settings])
     commits = Commits(tmp_path / "federation", "test")
     counts = {name: {"train": 1, "validation": 0, "test": 0} for name in ("ada", "bea", "cyd", "dan")}
     bound = bind(recipe.federation, commits.store)
@@ -221,6 +265,19 @@ def test_prefect_retries_a_client_that_fails_and_the_round_continues_without_it(
     assert sorted(record.clients) == ["ada", "bea", "dan"]
     assert commits.latest(bound.memory_type)[0] == new
     assert torch.equal(commits.store.get(new.adapters["selector"])["a"], torch.ones(3))
+
+
+@pytest.mark.slow
+def test_prefect_does_not_retry_a_client_that_hangs(prefect_session, fragile, debug, prepared, store):
+    from prefect import flow
+
+    fragile.hanging.add("bea")
+    recipe = with_section(debug, "runtime", client_timeout=0.5, retries=3)
+    transport_ = PrefectTransport(recipe, ClientContexts(store, prepared / "pairs.parquet"))
+    ada, bea = flow(lambda: transport_.run(train_jobs(store, "ada", "bea")), name="hanging")()
+    assert isinstance(ada, Update)
+    assert bea == Failure("bea", "no answer within 0.5 s (runtime.client_timeout)")
+    assert Counter(fragile.calls) == {"ada": 1, "bea": 1}
 
 
 # --- the device pool
