@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Any
 
 from components.config import UserError
@@ -25,6 +26,8 @@ WRONG_INPUT = 2
 def exit_status(command: Callable[[], int | None]) -> int:
     """Run a command; a UserError, or a damaged file, is printed as a sentence, and gives status 2."""
     configure_libraries()
+    if isinstance(sys.stdout, TextIOWrapper):  # names and texts may have characters that a terminal lacks
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return command() or 0
     except (UserError, DamagedFileError) as error:

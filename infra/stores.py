@@ -75,8 +75,15 @@ def prepare_tracking_store(uri: str) -> None:
     no store of half of the tables, and of two processes one makes it.
 
     Raises:
-        ServerError: the file is no store of MLflow.
+        ServerError: the file is no store of MLflow, or the store is a folder of files.
     """
+    if urlsplit(uri).scheme in ("", "file") and not os.environ.get("MLFLOW_ALLOW_FILE_STORE"):
+        folder = local_folder(uri)
+        raise ServerError(
+            f"MLFLOW_TRACKING_URI is the folder {folder}, and MLflow keeps no runs in folders any more: unset"
+            " the variable, or set it to a database, for which `mlflow migrate-filestore --source"
+            f" {folder} --target sqlite:///mlflow.db` copies the runs of the folder."
+        )
     path = sqlite_file(uri)
     if path is None:
         return
@@ -99,6 +106,11 @@ def prepare_tracking_store(uri: str) -> None:
         building.rename(path)
 
 
+def local_folder(uri: str) -> Path:
+    """The folder of a file: URI."""
+    return Path(unquote(urlsplit(uri).path))
+
+
 def relocate_artifacts(store: Path, artifacts: Path) -> None:
     """Let MLflow find the artifacts beside a SQLite store that was moved or copied with them.
 
@@ -115,7 +127,7 @@ def relocate_artifacts(store: Path, artifacts: Path) -> None:
         ).fetchall()
         for (location,) in experiments:
             root, _, name = location.rpartition("/")
-            earlier = Path(unquote(urlsplit(root).path))
+            earlier = local_folder(root)
             is_moved = earlier.name == artifacts.name and earlier.resolve() != artifacts.resolve()
             if not is_moved or (earlier.exists() and not (artifacts / unquote(name)).is_dir()):
                 continue

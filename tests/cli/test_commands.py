@@ -285,3 +285,17 @@ def test_down_is_harmless_where_nothing_is_running(monkeypatch, tmp_path):
     result = fed_rlhf("down")
     assert result.exit_code == 0
     assert result.stdout == "nothing is running\n"
+
+
+def test_a_terminal_without_the_characters_of_a_name_shows_their_codes(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("extends: debug\ntracking: {experiment: 代理}\n", encoding="utf-8")
+    ascii_terminal = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli", "check", str(recipe), "--print-recipe"],
+        cwd=ROOT,
+        env=os.environ | ascii_terminal,
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert rb'experiment: "\u4ee3\u7406"' in done.stdout

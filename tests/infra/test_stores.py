@@ -220,3 +220,13 @@ def test_the_cause_is_the_last_line_that_names_an_error(lines, cause):
 def test_the_address_of_an_api_is_completed(monkeypatch, configured):
     monkeypatch.setattr(servers, "is_up", lambda url: url == "http://h:4200/api/health")
     assert servers._api_url(configured) == "http://h:4200/api"
+
+
+@pytest.mark.parametrize("uri", ["{}/runs of me", "file://{}/runs%20of%20me"])
+def test_a_store_of_files_is_refused_with_the_command_that_copies_its_runs(home, monkeypatch, uri):
+    words = rf"is the folder {home}/runs of me, .* `mlflow migrate-filestore --source {home}/runs of me "
+    with pytest.raises(ServerError, match=words):
+        stores.prepare_tracking_store(uri.format(home))
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    stores.prepare_tracking_store(uri.format(home))
+    assert list(home.iterdir()) == []

@@ -69,9 +69,7 @@ def test_a_store_that_was_deleted_in_a_run_ends_in_one_sentence(use, tmp_path):
     run = client.create_run(find_or_create_experiment(client, NAME)).info.run_id
     for path in (tmp_path / "here").glob("mlflow.db*"):
         path.unlink()
-    words = (
-        rf"store sqlite:///{tmp_path}/here/mlflow.db failed \(attempt to write a readonly database\)"
-    )
+    words = rf"store sqlite:///{tmp_path}/here/mlflow.db failed \(attempt to write a readonly database\)"
     with pytest.raises(TrackingError, match=words), explained_failures():
         RunLog.open(run).log_metrics({"loss": 1.0}, 0)
 
