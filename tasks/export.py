@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from components.config import PolicyConfig, RecipeError, SelectorConfig
+from components.config import BackboneConfig, PolicyConfig, RecipeError, SelectorConfig
 from components.federation.outcome import load_outcome
 from components.inputs import verify_inputs
+from components.io import file_hash
 from components.models.export import check_export_folder, export_model
 from tasks.policies import aligned_outcome
 from tasks.run_table import run_state
@@ -39,7 +40,20 @@ def export_run(run: Run, folder: Path, adapter: str | None = None, merge: bool =
             " adapter."
         )
     verify_inputs(model)
-    export_model(source, model, folder, merge)
+    export_model(source, model, folder, merge, training_of(run, model.backbone))
+
+
+def training_of(run: Run, backbone: BackboneConfig) -> str:
+    """How a run was trained, and its figures once it is finished, in Markdown."""
+    from components.reporting.card import training_card
+    from tasks.report import author_of_references, read_results
+
+    if not run.is_done("evaluate"):
+        return "## Training\n\nThe run was exported before its evaluation, and has no figures yet.\n"
+    origin = {"run": run.id, "commits": ", ".join(run.metadata().get("commits", []))}
+    for name in ("pairs", "prompts"):
+        origin[f"sha256 of {name}.parquet"] = file_hash(run.prepared / f"{name}.parquet")
+    return training_card(read_results(run, run.recipe()), author_of_references(run), backbone, origin)
 
 
 def aligned_policy(run: Run) -> ExportSource:

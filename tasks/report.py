@@ -69,13 +69,18 @@ def read_results(run: Run, recipe: Recipe) -> RunResults:
     )
 
 
+def author_of_references(run: Run) -> str:
+    """Who wrote the references of the held-out prompts."""
+    prompts = read_report(run.prepared).prompts
+    return (prompts["test"].references if "test" in prompts else "") or "human text"
+
+
 def describe(run: Run, results: RunResults) -> RunDescription:
     """What the report says about a run beside its results."""
     from components.reporting.run import RunDescription, domain_label
 
     clients = read_client_counts(run.prepared)
     federation = results.federation
-    prompts = read_report(run.prepared).prompts
     adapters = {name: _relative(run.federation / one.folder) for name, one in federation.adapters.items()}
     partition: dict[str, Counter[str]] = {name: Counter() for name in clients}
     for row in read_rows(run.prepared / "pairs.parquet"):
@@ -90,7 +95,7 @@ def describe(run: Run, results: RunResults) -> RunDescription:
     return RunDescription(
         id=run.id,
         clients=clients,
-        references=(prompts["test"].references if "test" in prompts else "") or "human text",
+        references=author_of_references(run),
         partition=partition,
         adapters=adapters,
         aligned=_relative(run.alignment / results.alignment.policy.folder),

@@ -248,7 +248,7 @@ def export_adapter(
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": backbone.location,
         "r": config.r,
-        "lora_alpha": config.alpha,
+        "lora_alpha": int(config.alpha) if config.alpha.is_integer() else config.alpha,  # as PEFT declares it
         "lora_dropout": config.dropout,
         "target_modules": _named_targets(adapter, config),
         "bias": "none",

@@ -3,7 +3,8 @@
     adapter_config.json, adapter_model.safetensors   the adapter; merged: the files of a model
     tokenizer.json, ..., chat_template.jinja         the tokenizer
     prompt_format.json                               how a prompt becomes the model's input
-    README.md                                        the same in words, and as a snippet of Python
+    README.md                                        a model card: the same in words, a snippet of Python, and
+                                                     how the adapter was trained
 
 The tokenizer has a chat template only if prompts are given in it; the day that the template prints
 is that of the run.
@@ -19,7 +20,15 @@ from components.config import BackboneConfig, PolicyConfig, SelectorConfig, User
 from components.data.templates import with_text
 from components.io import read_json, write_json
 from components.models.adapters import TEMPLATE_FILE
-from components.models.backbone import WHEEL_NAME, fetch_backbone, load_backbone, load_tokenizer
+from components.models.backbone import (
+    EMBEDDED,
+    TINY,
+    WHEEL_NAME,
+    fetch_backbone,
+    is_local,
+    load_backbone,
+    load_tokenizer,
+)
 from components.models.generation import find_stop_ids
 from components.models.peft_folder import check_recorded_layers, read_options
 from components.models.policy import PolicyTexts
@@ -42,11 +51,14 @@ def check_export_folder(folder: Path) -> None:
         raise ExportError(f"{folder} is not an empty folder: name a new one, so that nothing is overwritten")
 
 
-def export_model(adapter: Path, model: PolicyConfig | SelectorConfig, folder: Path, merge: bool) -> None:
+def export_model(
+    adapter: Path, model: PolicyConfig | SelectorConfig, folder: Path, merge: bool, training: str = ""
+) -> None:
     """Write an adapter, or the backbone with the adapter merged into it, with all that a prompt needs.
 
     Args:
         adapter: PEFT folder that `export_adapter` wrote.
+        training: the last sections of its README, which say how it was trained.
         merge: write a model for `AutoModelForCausalLM.from_pretrained`, in the dtype of a CPU: float32
             unless the section says otherwise. A backbone that was quantized is merged as it is
             without quantization.
@@ -61,7 +73,7 @@ def export_model(adapter: Path, model: PolicyConfig | SelectorConfig, folder: Pa
     tokenizer.save_pretrained(folder)
     write_json(folder / FORMAT_FILE, prompt_format)
     text = readme(model, prompt_format, merge)
-    (folder / "README.md").write_text(text, encoding="utf-8")
+    (folder / "README.md").write_text(f"{text}\n{training}" if training else text, encoding="utf-8")
 
 
 def readme(model: PolicyConfig | SelectorConfig, prompt_format: dict[str, Any], merged: bool) -> str:
@@ -76,7 +88,7 @@ def readme(model: PolicyConfig | SelectorConfig, prompt_format: dict[str, Any], 
         form=prompt_format,
         merged=merged,
         file=FORMAT_FILE,
-        source=fetch_backbone(model.backbone.location),
+        is_on_hub=model.backbone.name not in (EMBEDDED, TINY) and not is_local(model.backbone.location),
         wheel=WHEEL_NAME,
     )
 

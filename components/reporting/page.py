@@ -168,8 +168,14 @@ def _anchor(title: str) -> str:
 
 def to_markdown(page: Page) -> str:
     """The report as markdown, without charts."""
-    blocks = [f"# {without_tags(page.title)}", without_tags(page.subtitle)]
-    for section in page.sections:
+    blocks = [f"# {without_tags(page.title)}", without_tags(page.subtitle), sections_markdown(page.sections)]
+    return "\n\n".join(blocks).rstrip() + "\n"
+
+
+def sections_markdown(sections: Iterable[Section]) -> str:
+    """Sections as markdown, without charts."""
+    blocks: list[str] = []
+    for section in sections:
         if section.parts:
             blocks += [f"## {section.title}", section.lead]
         for part in section.parts:

@@ -170,7 +170,7 @@ def run_page(results: RunResults, run: RunDescription) -> Page:
                 "What is specific to this method: groups, graphs or objectives.",
                 [Chart(figure) for figure in run.charts],
             ),
-            Section("What left the clients", _privacy_lead(results), [_sent_table(results)]),
+            sent_section(results),
             Section("Cost", "Time and traffic; seconds are of this machine.", [_cost_table(results, run)]),
             Section(
                 "Use it",
@@ -423,13 +423,23 @@ def clients_table(results: RunResults, clients: Mapping[str, ClientCounts]) -> T
     return Table.of("Clients", rows, caption)
 
 
-def _privacy_lead(results: RunResults) -> str:
-    updates = [one for record in results.federation.records for one in record.clients.values()]
+def sent_section(results: RunResults) -> Section:
+    """What the clients' jobs sent to the server."""
+    federation = results.federation
+    updates = [one for record in federation.records for one in record.clients.values()]
     kept = "; private modules stay at their client" if any(one.traffic.kept for one in updates) else ""
-    return (
+    answers = ""
+    if load_outcome(federation.outcome).exports_clients:
+        answers = " After the rounds a client's own policy sends its completions of the server's prompts."
+    processors = [section.kind for section in results.recipe.federation.postprocessors]
+    changed = "Nothing is encrypted or noised."
+    if processors:
+        changed = f"The post-processors {', '.join(processors)} change an update before it is sent."
+    lead = (
         "Texts and pairs of a client are read in its own jobs only. What a job sends is its adapter, and"
-        f" numbers about it{kept}. Nothing is encrypted or noised."
+        f" numbers about it{kept}.{answers} {changed}"
     )
+    return Section("What left the clients", lead, [_sent_table(results)])
 
 
 def _sent_table(results: RunResults) -> Table:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from components.inputs import store_inputs
+from components.io import file_hash
 from components.recipes import load_recipe
 from tasks.run_table import format_headline
 from tasks.runs import Run, create_run, lock
@@ -302,6 +303,22 @@ def test_the_aligned_policy_of_a_run_is_exported(copied, tmp_path):
     exported = (tmp_path / "policy" / "adapter_model.safetensors").read_bytes()
     assert exported == (copied / "alignment" / "final" / "adapter_model.safetensors").read_bytes()
     assert (tmp_path / "policy" / "tokenizer.json").is_file()
+    readme = (tmp_path / "policy" / "README.md").read_text()
+    pairs = file_hash(copied / "prepared" / "pairs.parquet")
+    words = [
+        "| method | fedbis |",
+        f"| sha256 of pairs.parquet | {pairs} |",
+        "Nothing is encrypted or noised.",
+    ]
+    words += ["Selector accuracy on ", "| aligned against base policy |", "Apache-2.0 (made by fed-rlhf)"]
+    assert [text for text in words if text not in readme] == []
+
+
+@pytest.mark.slow
+def test_a_run_that_is_not_evaluated_is_exported_without_figures(copied, tmp_path):
+    (copied / "evaluate.done").unlink()
+    fed_rlhf("export", copied.name, str(tmp_path / "policy"))
+    assert "before its evaluation, and has no figures yet" in (tmp_path / "policy" / "README.md").read_text()
 
 
 @pytest.mark.slow

@@ -1,16 +1,22 @@
 """Exported models answer as the policies and selectors of the project do, without the project."""
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from peft import AutoPeftModelForCausalLM
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from components.config import PolicyConfig
 from components.models.adapters import AdapterSlot, attach_lora, export_adapter, read_adapter
-from components.models.backbone import load_backbone
+from components.models.backbone import fetch_backbone, load_backbone
 from components.models.export import ExportError, export_model
 from components.models.policy import Policy
 from components.models.selector import Comparison
@@ -161,3 +167,76 @@ def test_a_folder_with_files_is_refused(debug, adapter, tmp_path):
     with pytest.raises(ExportError, match="is not an empty folder"):
         export_model(adapter, debug.policy, tmp_path, merge=False)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+# --- what other programs expect
+
+
+def peft_config(folder):
+    return json.loads((folder / "adapter_config.json").read_text())
+
+
+TENSOR = re.compile(r"base_model\.model\.model\.layers\.\d+\.\w+\.(\w+)\.lora_[AB]\.weight")
+
+
+def test_vllm_and_llama_cpp_can_read_the_adapter(folders):
+    """As vllm/lora/peft_helper.py, vllm/lora/utils.py and llama.cpp's convert_lora_to_gguf.py read it."""
+    config = peft_config(folders[0])
+    assert isinstance(config["r"], int)
+    assert isinstance(config["lora_alpha"], int)
+    assert isinstance(config["target_modules"], list)
+    assert config["bias"] == "none"
+    unsupported = ("modules_to_save", "use_dora", "use_rslora", "rank_pattern", "alpha_pattern")
+    assert not [name for name in unsupported if config.get(name)]
+    matches = [TENSOR.fullmatch(name) for name in load_file(folders[0] / "adapter_model.safetensors")]
+    assert all(matches)
+    assert {match[1] for match in matches} == set(config["target_modules"])
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_the_readme_is_a_model_card_of_the_hub(merge, folders):
+    data = ModelCard.load(folders[merge] / "README.md").data
+    assert data.library_name == ("transformers" if merge else "peft")
+    assert data.pipeline_tag == "text-generation"
+    assert data.license == "apache-2.0"
+    assert data.base_model is None
+
+
+HUB = """
+import json, sys, torch
+from pathlib import Path
+from huggingface_hub import ModelCard
+from peft import AutoPeftModelForCausalLM
+from components.config import PolicyConfig
+from components.models.policy import Policy
+from tests.models.test_export import export, logits, save_random_adapter, PROMPT
+
+config = PolicyConfig.model_validate_json(sys.argv[1])
+out = Path(sys.argv[2])
+adapter = save_random_adapter(config, out / "adapter")
+exported = export(adapter, config, out / "export", merge=False)
+peft = json.loads((exported / "adapter_config.json").read_text())
+assert (peft["base_model_name_or_path"], peft["revision"]) == ("own/model", "v1"), peft
+assert ModelCard.load(exported / "README.md").data.base_model == "own/model"
+model, policy = AutoPeftModelForCausalLM.from_pretrained(exported), Policy(config, "cpu", adapter)
+ids = policy.encode(PROMPT)
+assert torch.equal(logits(model, ids), logits(policy.model, ids))
+"""
+
+
+@pytest.mark.slow
+def test_an_adapter_of_a_model_of_the_hub_names_it_with_its_revision(debug, tmp_path):
+    cache = tmp_path / "hub" / "models--own--model"
+    (cache / "refs").mkdir(parents=True)
+    (cache / "refs" / "v1").write_text("a" * 40)
+    shutil.copytree(fetch_backbone("tiny-random"), cache / "snapshots" / ("a" * 40))
+    content = debug.policy.model_dump(mode="json")
+    content["backbone"] |= {"name": "own/model", "revision": "v1"}
+    offline = {"HF_HOME": str(tmp_path), "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", HUB, json.dumps(content), str(tmp_path)],
+        env=os.environ | offline,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,50 @@
+"""How an exported model was trained, for its README: method, data, figures, and what left the clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from components.config import BackboneConfig
+from components.models.backbone import EMBEDDED, TINY
+from components.reporting.metrics import RunResults
+from components.reporting.page import Section, Table, sections_markdown
+from components.reporting.run import headline_tables, sent_section
+
+
+def training_card(
+    results: RunResults, references: str, backbone: BackboneConfig, origin: Mapping[str, str]
+) -> str:
+    """Sections in Markdown.
+
+    Args:
+        results: of the run.
+        references: author of the references of the held-out prompts.
+        backbone: of the exported model.
+        origin: what else the run and its data can be recognized by, e.g. their hashes.
+    """
+    recipe, federation = results.recipe, results.federation
+    training = {
+        "method": recipe.federation.method,
+        "rounds": str(federation.rounds),
+        "clients": str(len(federation.after.accuracy.clients)),
+        "recipe": recipe.name,
+        "seed": str(recipe.seed),
+        "source of the data": recipe.data.source,
+        **origin,
+        "licence of the backbone": backbone_licence(backbone),
+        "licence of the data": "the recipe names none; ask the owners of the data",
+    }
+    lead = "The settings of the run, and hashes of its data."
+    sections = [
+        Section("Training", lead, [Table.of_values("Run", training)]),
+        sent_section(results),
+        Section("Figures", "On held-out data of this run.", headline_tables(results, references)),
+    ]
+    return sections_markdown(sections)
+
+
+def backbone_licence(backbone: BackboneConfig) -> str:
+    """The licence of a backbone, as far as the project knows it."""
+    if backbone.name == EMBEDDED:
+        return "Apache-2.0 (SmolLM2-135M-Instruct)"
+    return "Apache-2.0 (made by fed-rlhf)" if backbone.name == TINY else f"that of {backbone.name}"
