@@ -32,7 +32,7 @@ from components.config import (
     TemplateFile,
     UserError,
 )
-from components.config.files import RecipeFile
+from components.config.recipe_files import RecipeFile
 from components.data import templates
 from components.io import file_hash, read_json, write_json
 

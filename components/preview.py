@@ -12,13 +12,13 @@ from tempfile import TemporaryDirectory
 from typing import cast
 
 from components.config import DataConfig, InputFile, Recipe
+from components.data.data_report import RowCounts
 from components.data.prepare import DataSet, assemble, check_rows, expected
 from components.data.records import DataError
-from components.data.report import RowCounts
-from components.data.sources.files import FileSource
+from components.data.sources.own_files import FileSource
 from components.data.tables import write_table
 from components.data.validation import validate
-from components.evaluation.judges.base import JudgeSection
+from components.evaluation.judges.judge import JudgeSection
 from components.federation.protocol import check_participants
 from components.inputs import hash_path, is_larger, named_files
 from components.reporting.lines import left_out_line

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from components.config import FederationConfig
     from components.learning.loop import Training
     from components.models.resident import ResidentPolicy
-    from components.models.rewards.base import RewardFunction
+    from components.models.rewards.reward_section import RewardFunction
 
 MAX_OBJECTIVES = 3
 SOLVED_OBJECTIVES = (2, 3, 5, 8)

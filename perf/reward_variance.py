@@ -29,7 +29,7 @@ from components.seeding import derive
 from perf.comparison import prepare_process
 
 if TYPE_CHECKING:
-    from components.models.rewards.base import RewardFunction
+    from components.models.rewards.reward_section import RewardFunction
 
 Array = npt.NDArray[np.float64]
 
@@ -112,7 +112,7 @@ def sample_scores(recipe: Recipe, device: str, prompts: int, samples: int) -> di
 
 def _load_reward(recipe: Recipe, name: str, prepared: Path, device: str) -> RewardFunction:
     """A reward, trained before if need be."""
-    from components.models.rewards.base import RewardResources, response_reward
+    from components.models.rewards.reward_section import RewardResources, response_reward
     from tasks.runs import judges_root
 
     reward = response_reward(recipe.rewards[name])

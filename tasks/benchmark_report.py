@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 from components.config.benchmark import BASE_POLICY, REFERENCES, Benchmark
 from components.evaluation.contests import Contest
 from components.io import read_json, write_atomically, write_json
-from components.reporting.benchmark import benchmark_page
+from components.reporting.benchmark_page import benchmark_page
+from components.reporting.benchmark_results import BenchmarkResults
 from components.reporting.changes import Change, MeansByArm, find_changes
 from components.reporting.choices import choose_arms
 from components.reporting.claims import Finding, check_claims
 from components.reporting.fronts import Front, front_metrics, worst_rewards
 from components.reporting.metrics import base_metrics, mean_metrics
 from components.reporting.page import to_html, to_markdown
-from components.reporting.results import BenchmarkResults
 from components.reporting.units import CLIENTS, UnitsByMetric, run_units
 from components.results import finite_or_none
 from tasks.benchmark_folder import arm_run, contest_path

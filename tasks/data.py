@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, cast
 from prefect import get_run_logger
 
 from components.config import InputFile, Recipe, ThoughtsConfig
+from components.data.data_report import PreparationReport, read_report, write_report
 from components.data.records import DataError, read_rows
-from components.data.report import PreparationReport, read_report, write_report
 from components.inputs import with_original_names
 from components.io import file_hash, write_atomically, write_json
 from components.progress import Work, progress
@@ -80,8 +80,8 @@ def grow_trees(recipe: Recipe, folder: Path, shared: Path) -> dict[str, int]:
         DataError: the questions cannot be read; or one is used twice, in one set or in two, or also
             evaluates the policy.
     """
-    from components.alignment.thoughts.files import grow_missing_trees
-    from components.alignment.thoughts.models import build_models
+    from components.alignment.thoughts.stored_trees import grow_missing_trees
+    from components.alignment.thoughts.tree_models import build_models
     from components.data.trees import tree_line
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -104,8 +104,8 @@ def grow_trees(recipe: Recipe, folder: Path, shared: Path) -> dict[str, int]:
 
 
 def _tree_settings(name: str, recipe: Recipe, thoughts: ThoughtsConfig) -> TreeSettings:
-    from components.alignment.thoughts.files import load_thought_templates, settings_key
     from components.alignment.thoughts.growth import TreeSettings
+    from components.alignment.thoughts.stored_trees import load_thought_templates, settings_key
     from components.data.templates import load as load_template
 
     templates = load_thought_templates(name)
@@ -192,7 +192,7 @@ def prepare_data(recipe: Recipe, folder: Path, trees: Path) -> PreparationReport
         dialogue_warnings,
         equal_warnings,
     )
-    from components.evaluation.judges.base import JudgeSection
+    from components.evaluation.judges.judge import JudgeSection
 
     if recipe.evaluation.alpaca_eval:
         check_alpaca_eval(recipe.evaluation.alpaca_eval)

@@ -23,7 +23,7 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from components.config import BackboneConfig, Recipe, RecipeError
 from components.config.runtime import RuntimeConfig
 from components.environment import malloc_variables, release_memory
-from components.federation.clients.base import Trainer
+from components.federation.clients.trainer import Trainer
 from components.federation.clients.worker import build_trainer
 from components.learning.references import ReferenceCache
 from components.models.backbone import choose_devices, find_active_dropout

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from components.data.report import read_report
+from components.data.data_report import read_report
 from components.progress import format_duration
 from components.reporting.lines import left_out_line
 from tasks.runs import Run

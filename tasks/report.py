@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.config import Recipe
+from components.data.data_report import read_client_counts, read_report
 from components.data.records import known_groups, read_rows
-from components.data.report import read_client_counts, read_report
 from components.environment import PRIVATE_PREFECT
 from components.evaluation.contests import Contest
 from components.evaluation.diagnostics import load_diagnostics
-from components.evaluation.diagnostics.base import DiagnosedRun
+from components.evaluation.diagnostics.diagnostic import DiagnosedRun
 from components.io import read_json, write_atomically, write_json
 from components.paths import home, tracking_uri, without_credentials
 from components.recipes import dump_recipe
@@ -28,7 +28,7 @@ from tasks.tracking.report import LOCAL_UI, prefect_page, run_page_path, run_url
 from tasks.uncached import task
 
 if TYPE_CHECKING:
-    from components.reporting.run import RunDescription
+    from components.reporting.run_page import RunDescription
 
 PACKAGES = ("torch", "transformers", "peft", "trl", "datasets", "prefect", "mlflow")
 """Whose versions the report shows."""
@@ -38,7 +38,7 @@ PACKAGES = ("torch", "transformers", "peft", "trl", "datasets", "prefect", "mlfl
 def write_report(run: Run, recipe: Recipe) -> None:
     """Write report/report.html, summary.txt, metrics.json, and the tables for `dvc plots`."""
     from components.reporting.page import to_html
-    from components.reporting.run import run_page, run_summary
+    from components.reporting.run_page import run_page, run_summary
 
     results = read_results(run, recipe)
     run.report.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ def author_of_references(run: Run) -> str:
 
 def describe(run: Run, results: RunResults) -> RunDescription:
     """What the report says about a run beside its results."""
-    from components.reporting.run import RunDescription, domain_label
+    from components.reporting.run_page import RunDescription, domain_label
 
     clients = read_client_counts(run.prepared)
     federation = results.federation

@@ -13,7 +13,7 @@ from components.data.records import read_rows
 from components.federation.clients.context import rewards_folder
 from components.federation.method import method_of
 from components.io import file_hash, read_json, write_json
-from components.models.rewards.base import (
+from components.models.rewards.reward_section import (
     Progress,
     RewardResources,
     RewardSection,

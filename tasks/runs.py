@@ -38,7 +38,7 @@ from typing import Any
 
 from components.config import Recipe, RecipeError
 from components.config.loading import dump_yaml
-from components.data.report import REPORT_FILE
+from components.data.data_report import REPORT_FILE
 from components.inputs import open_inputs, store_inputs
 from components.io import read_json, write_atomically, write_json
 from components.paths import PACKAGE, is_file, runs_root

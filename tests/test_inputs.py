@@ -18,8 +18,8 @@ from components.config import (
     RecipeError,
     TemplateFile,
 )
-from components.config.files import RecipeFile
 from components.config.local_objectives import OfflinePpoObjective
+from components.config.recipe_files import RecipeFile
 from components.data.records import DataError
 from components.data.templates import load as load_template
 from components.inputs import named_files, original_names, verify_inputs

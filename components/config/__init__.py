@@ -11,10 +11,6 @@ from components.config.errors import UserError as UserError
 from components.config.errors import unknown_name as unknown_name
 from components.config.evaluation import AlpacaEvalConfig as AlpacaEvalConfig
 from components.config.federation import FederationConfig as FederationConfig
-from components.config.files import InputFile as InputFile
-from components.config.files import NamedModel as NamedModel
-from components.config.files import NameOrFolder as NameOrFolder
-from components.config.files import TemplateFile as TemplateFile
 from components.config.local_objectives import DpoObjective as DpoObjective
 from components.config.local_objectives import LocalObjective as LocalObjective
 from components.config.local_objectives import MultiObjective as MultiObjective
@@ -28,6 +24,10 @@ from components.config.models import SelectorConfig as SelectorConfig
 from components.config.modules import PersonalModules as PersonalModules
 from components.config.optimizer import OptimizerConfig as OptimizerConfig
 from components.config.recipe import Recipe as Recipe
+from components.config.recipe_files import InputFile as InputFile
+from components.config.recipe_files import NamedModel as NamedModel
+from components.config.recipe_files import NameOrFolder as NameOrFolder
+from components.config.recipe_files import TemplateFile as TemplateFile
 from components.config.registry import Registry as Registry
 from components.config.registry import one_of as one_of
 from components.config.rewards import RewardConfig as RewardConfig

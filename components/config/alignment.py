@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from components.config.files import InputFile
+from components.config.recipe_files import InputFile
 from components.config.section import Section
 
 

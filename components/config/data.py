@@ -6,14 +6,14 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, SerializeAsAny, model_validator
 
-from components.config.files import InputFile
 from components.config.name_checks import PlainName
+from components.config.recipe_files import InputFile
 from components.config.registry import Registry, registered_name, registered_options
 from components.config.section import Section
 
 
 class SourceOptions(Section):
-    """Options of a source of pairs; components.data.sources.base.Source adds `load`."""
+    """Options of a source of pairs; components.data.sources.source.Source adds `load`."""
 
     columns: ClassVar[tuple[str, ...]] = ()
     """Columns of the user's own files, which data.columns may rename; empty for sources whose
@@ -29,25 +29,25 @@ SOURCES: Registry[type[SourceOptions]] = Registry(
         "auto-j": "components.data.sources.auto_j:AutoJ",
         "chitchat": "components.data.sources.chitchat:Chitchat",
         "code-vulnerability": "components.data.sources.hub_pairs:CodeVulnerability",
-        "csv": "components.data.sources.files:CsvFile",
+        "csv": "components.data.sources.own_files:CsvFile",
         "hh-rlhf": "components.data.sources.hub_pairs:HhRlhf",
         "imdb": "components.data.sources.hub_pairs:Imdb",
-        "jsonl": "components.data.sources.files:JsonlFile",
+        "jsonl": "components.data.sources.own_files:JsonlFile",
         "mixture": "components.data.sources.mixture:Mixture",
-        "parquet": "components.data.sources.files:ParquetFile",
+        "parquet": "components.data.sources.own_files:ParquetFile",
         "py-dpo": "components.data.sources.hub_pairs:PyDpo",
         "shp": "components.data.sources.shp:Shp",
-        "thoughts": "components.data.sources.thoughts:ThoughtPairs",
+        "thoughts": "components.data.sources.thought_pairs:ThoughtPairs",
         "tldr": "components.data.sources.tldr:Tldr",
         "ultrafeedback": "components.data.sources.hub_pairs:UltraFeedback",
         "webgpt": "components.data.sources.hub_pairs:WebGpt",
     },
-    "components.data.sources.base:Source",
+    "components.data.sources.source:Source",
 )
 
 
 class PromptSourceOptions(Section):
-    """Options of a source of server prompts; components.data.sources.base.PromptSource adds `load`."""
+    """Options of a source of server prompts; components.data.sources.source.PromptSource adds `load`."""
 
 
 PROMPT_SOURCES: Registry[type[PromptSourceOptions]] = Registry(
@@ -57,7 +57,7 @@ PROMPT_SOURCES: Registry[type[PromptSourceOptions]] = Registry(
         "alpaca_eval": "components.data.sources.alpaca_eval:AlpacaEvalPrompts",
         "safe-rlhf": "components.data.sources.safe_rlhf:SafeRlhfPrompts",
     },
-    "components.data.sources.base:PromptSource",
+    "components.data.sources.source:PromptSource",
 )
 
 AnySource = Annotated[str, registered_name(SOURCES, "source")]

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, SerializeAsAny, model_validator
 
-from components.config.files import InputFile, NameOrFolder, TemplateFile
 from components.config.models import BackboneConfig
+from components.config.recipe_files import InputFile, NameOrFolder, TemplateFile
 from components.config.registry import Registry, registered_section
 from components.config.section import Section
 from components.config.thoughts import QuestionsConfig
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class JudgeConfig(Section):
-    """The judge of two answers; components.evaluation.judges.base.JudgeSection adds `build`."""
+    """The judge of two answers; components.evaluation.judges.judge.JudgeSection adds `build`."""
 
     kind: str
     """Registered judge (components/evaluation/judges)."""
@@ -46,7 +46,7 @@ JUDGES: Registry[type[JudgeConfig]] = Registry(
         "reward": "components.evaluation.judges.reward:RewardJudgeSection",
         "selector": "components.evaluation.judges.selector_judge:SelectorJudgeSection",
     },
-    "components.evaluation.judges.base:JudgeSection",
+    "components.evaluation.judges.judge:JudgeSection",
 )
 
 

@@ -86,7 +86,8 @@ METHODS: Registry[type[MethodOptions]] = Registry(
 
 
 class AggregatorConfig(Section):
-    """How the server combines updates; components.federation.aggregators.base.Aggregator adds `combine`."""
+    """How the server combines updates; `combine` is added by
+    components.federation.aggregators.aggregator.Aggregator."""
 
     kind: str
     """Registered aggregator (components/federation/aggregators)."""
@@ -102,7 +103,7 @@ AGGREGATORS: Registry[type[AggregatorConfig]] = Registry(
         "trimmed": "components.federation.aggregators.trimmed:TrimmedMean",
         "uniform": "components.federation.aggregators.weighted:UniformMean",
     },
-    "components.federation.aggregators.base:Aggregator",
+    "components.federation.aggregators.aggregator:Aggregator",
 )
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, JsonValue, field_validator, model_validator
 
-from components.config.files import NamedModel, TemplateFile
+from components.config.recipe_files import NamedModel, TemplateFile
 from components.config.section import Section
 
 

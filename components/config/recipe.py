@@ -15,8 +15,8 @@ from components.config.alignment import AlignmentConfig
 from components.config.data import DataConfig
 from components.config.evaluation import EvaluationConfig
 from components.config.federation import FederationConfig
-from components.config.files import InputFile
 from components.config.models import PolicyConfig, SelectorConfig
+from components.config.recipe_files import InputFile
 from components.config.registry import registered_section
 from components.config.rewards import REWARDS, RewardConfig
 from components.config.runtime import RuntimeConfig

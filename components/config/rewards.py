@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class RewardConfig(Section):
-    """A frozen reward model; components.models.rewards.base.RewardSection adds how it scores."""
+    """A frozen reward model; components.models.rewards.reward_section.RewardSection adds how it scores."""
 
     compares_pairs: ClassVar[bool] = False  # only: it gives no score of a single response
     uses_judge_pairs: ClassVar[bool] = False  # pairs of owners outside the federation
@@ -40,5 +40,5 @@ REWARDS: Registry[type[RewardConfig]] = Registry(
         "judge": "components.evaluation.judges.pair_reward:JudgeReward",
         "trained": "components.learning.reward_model:TrainedReward",
     },
-    "components.models.rewards.base:RewardSection",
+    "components.models.rewards.reward_section:RewardSection",
 )

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from components.config.files import InputFile, NamedModel
 from components.config.models import ChatDate
+from components.config.recipe_files import InputFile, NamedModel
 from components.config.section import Section
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from components.config import DataConfig
 from components.data import partition
+from components.data.data_report import TreeCounts
 from components.data.lengths import TOO_LONG, drop_long
 from components.data.ownership import assign_clients
 from components.data.records import SPLITS, DataError
-from components.data.report import TreeCounts
 from components.data.splits import sample, with_splits
 from components.data.tables import pairs_frame
 from components.data.trees import thought_pairs

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from components.config import unknown_name
-from components.data.report import PartitionSummary
+from components.data.data_report import PartitionSummary
 from components.seeding import generator
 
 ClientIndices = npt.NDArray[np.int64]

@@ -13,13 +13,7 @@ import numpy as np
 
 from components.config import DataConfig, Recipe
 from components.data import partition
-from components.data.holdout import JUDGE
-from components.data.lengths import TOO_LONG, drop_long
-from components.data.pairs import client_pairs, with_trees
-from components.data.prompts import server_prompts
-from components.data.records import SPLITS, DataError, SourceData
-from components.data.repeats import count_repeats, repeat_warnings
-from components.data.report import (
+from components.data.data_report import (
     ClientCounts,
     MarginSummary,
     PreparationReport,
@@ -30,6 +24,12 @@ from components.data.report import (
     write_client_counts,
     write_report,
 )
+from components.data.holdout import JUDGE
+from components.data.lengths import TOO_LONG, drop_long
+from components.data.pairs import client_pairs, with_trees
+from components.data.prompts import server_prompts
+from components.data.records import SPLITS, DataError, SourceData
+from components.data.repeats import count_repeats, repeat_warnings
 from components.data.sources import load
 from components.data.splits import with_groups, with_splits
 from components.data.tables import pairs_frame, write_table

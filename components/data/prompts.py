@@ -13,9 +13,9 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from components.config import DataConfig, PromptsConfig
+from components.data.data_report import PromptSummary
 from components.data.lengths import TOO_LONG, drop_long
 from components.data.records import DataError, Prompt
-from components.data.report import PromptSummary
 from components.data.sources import load_prompts
 from components.data.splits import normal
 from components.data.tables import prompts_frame

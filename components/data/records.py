@@ -9,7 +9,7 @@ parquet files on disk. A prepared folder contains:
                        evaluation
     clients.json       {client_id: {"train": rows, "validation": rows, "test": rows, "group": str |
                        null}}
-    report.json        components.data.report.PreparationReport
+    report.json        components.data.data_report.PreparationReport
     docs/              Great Expectations Data Docs (runtime.data_docs)
 """
 
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from components.config import UserError
-from components.data.report import read_client_counts
+from components.data.data_report import read_client_counts
 from components.seeding import generator
 
 TEXTS = ("prompt", "chosen", "rejected")

@@ -6,8 +6,8 @@ import unicodedata
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from components.data.data_report import RepeatCounts
 from components.data.records import TEXTS
-from components.data.report import RepeatCounts
 
 if TYPE_CHECKING:
     import pandas as pd

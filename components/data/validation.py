@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from components.data.data_report import ExpectationOutcome, ValidationSummary
 from components.data.records import DataError
-from components.data.report import ExpectationOutcome, ValidationSummary
 from components.data.splits import normal
 
 if TYPE_CHECKING:

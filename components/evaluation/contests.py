@@ -17,7 +17,7 @@ from components.evaluation.winrate import Verdict, orders_agree, win_rate
 from components.results import ContestFigures, StoredResult, WinRate
 
 if TYPE_CHECKING:
-    from components.evaluation.judges.base import Judge
+    from components.evaluation.judges.judge import Judge
     from components.models.selector import Comparison
 
 LABELS = {Verdict.FIRST: 1.0, Verdict.TIE: 0.5, Verdict.SECOND: 0.0}

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import cast
 
 from components.config import Recipe
+from components.data.data_report import EqualCompletions
 from components.data.dialogues import has_repeated_speaker, is_unread_dialogue
 from components.data.records import DataError, Pairs, read_rows
-from components.data.report import EqualCompletions
-from components.evaluation.judges.base import JudgeSection
+from components.evaluation.judges.judge import JudgeSection
 from components.federation.method import method_of
 from components.models.pair_reader import PairReader, policy_pair_reader, selector_pair_reader
-from components.models.rewards.base import RewardSection
+from components.models.rewards.reward_section import RewardSection
 
 CLIENTS = "pairs.parquet"
 JUDGE = "judge.parquet"

@@ -19,7 +19,7 @@ from components.data.raw import RawRow, one_of
 from components.data.records import DataError
 from components.data.rows import read_file
 from components.data.sources.auto_j import LabeledRow
-from components.evaluation.judges.base import Judge
+from components.evaluation.judges.judge import Judge
 from components.evaluation.winrate import Verdict, bootstrap_interval, orders_agree
 from components.models.selector import Comparison
 

@@ -36,7 +36,7 @@ from components.config import (
 )
 from components.config.federation import MethodOptions
 from components.federation import aggregation
-from components.federation.aggregators.base import Aggregator, AnyAggregator, Contributions
+from components.federation.aggregators.aggregator import Aggregator, AnyAggregator, Contributions
 from components.federation.aggregators.weighted import ParticipationMean
 from components.federation.postprocessing import Context, PostProcessor, origin_of, postprocessors_of
 from components.federation.protocol import (

@@ -19,8 +19,8 @@ from pydantic import JsonValue
 
 from components.config import FederationConfig, Recipe
 from components.federation.aggregation import movement
-from components.federation.clients.base import Trainer
 from components.federation.clients.context import ClientContexts
+from components.federation.clients.trainer import Trainer
 from components.federation.commits import Commits
 from components.federation.method import Method, Server, State, method_of
 from components.federation.postprocessing import origin_of, postprocessors_of, processing_key

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from components.config import Recipe
-from components.federation.clients.base import Trainer
 from components.federation.clients.context import ClientContexts
+from components.federation.clients.trainer import Trainer
 from components.federation.clients.worker import build_trainer, run_job
 from components.federation.postprocessing import postprocessors_of
 from components.federation.protocol import Failure, Job, Update

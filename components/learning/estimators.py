@@ -37,7 +37,7 @@ from components.learning.ppo import (
 )
 from components.learning.rollouts import Rollout
 from components.models.resident import ResidentPolicy
-from components.models.rewards.base import Scores
+from components.models.rewards.reward_section import Scores
 
 Tensors = dict[str, torch.Tensor]
 

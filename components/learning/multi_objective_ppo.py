@@ -45,7 +45,7 @@ from components.learning.ppo import approximate_kl, masked_mean, policy_loss
 from components.learning.rollouts import Rollout, sample_rollout
 from components.models.checkpointing import checkpointed
 from components.models.resident import ResidentPolicy
-from components.models.rewards.base import RewardFunction
+from components.models.rewards.reward_section import RewardFunction
 from components.seeding import derive, generator
 
 LAST_METRICS = ("kl_coefficient", "policy_kl")

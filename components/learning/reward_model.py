@@ -24,13 +24,6 @@ from components.models.adapters import to_peft_config
 from components.models.backbone import BackboneError, fetch_backbone, load_tokenizer, truncate_layers
 from components.models.lora_targets import check_targets
 from components.models.pair_reader import PairReader, settings_hash
-from components.models.rewards.base import (
-    PreparedReward,
-    Progress,
-    ResponseReward,
-    RewardFunction,
-    RewardResources,
-)
 from components.models.rewards.classifier import (
     ClassifierReward,
     InputLength,
@@ -40,6 +33,13 @@ from components.models.rewards.classifier import (
     ScoringDtype,
     check_template,
     choose_padding,
+)
+from components.models.rewards.reward_section import (
+    PreparedReward,
+    Progress,
+    ResponseReward,
+    RewardFunction,
+    RewardResources,
 )
 from components.versions import TRAINED_REWARD
 

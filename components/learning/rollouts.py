@@ -14,7 +14,7 @@ from components.config import PpoConfig
 from components.learning.ppo import estimate_kl
 from components.models.logprobs import CompletionTokens, TokenRow
 from components.models.resident import ResidentPolicy
-from components.models.rewards.base import RewardFunction, Scores, check_scores
+from components.models.rewards.reward_section import RewardFunction, Scores, check_scores
 
 
 @dataclass(frozen=True)

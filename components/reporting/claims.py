@@ -15,11 +15,11 @@ import numpy as np
 from components.config.benchmark import WINS, Claim
 from components.evaluation.contests import Contest
 from components.evaluation.winrate import Verdict
+from components.reporting.benchmark_results import BenchmarkResults
 from components.reporting.bootstrap import Group, mean_interval, share_interval
 from components.reporting.formats import format_equal_length
 from components.reporting.metrics import alias_of, named
 from components.reporting.page import Table
-from components.reporting.results import BenchmarkResults
 from components.reporting.units import PROMPTS, Units
 from components.seeding import generator
 

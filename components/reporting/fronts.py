@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from components.charts import front_chart
 from components.config.benchmark import BASE_POLICY
-from components.evaluation.diagnostics.base import FrontPoint
+from components.evaluation.diagnostics.diagnostic import FrontPoint
 from components.evaluation.pareto import dominated as find_dominated
 from components.evaluation.pareto import hypervolume
 

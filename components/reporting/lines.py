@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from components.data.report import PreparationReport, RowCounts
+from components.data.data_report import PreparationReport, RowCounts
 from components.progress import format_loss
 from components.results import AccuracyReport, Metrics, QuestionResult, StepRecord
 

@@ -22,7 +22,7 @@ from components.charts import Point
 from components.config import Recipe
 from components.config.local_objectives import implicit_reward_scale
 from components.evaluation.contests import Contest
-from components.evaluation.diagnostics.base import Summary
+from components.evaluation.diagnostics.diagnostic import Summary
 from components.federation.method import method_of
 from components.results import (
     AccuracyReport,

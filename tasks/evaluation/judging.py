@@ -11,7 +11,7 @@ from prefect import get_run_logger
 from components.config import Recipe, RecipeError
 from components.data.templates import load as load_template
 from components.evaluation.contests import judge_contest
-from components.evaluation.judges.base import Judge, JudgeResources, JudgeSection
+from components.evaluation.judges.judge import Judge, JudgeResources, JudgeSection
 from components.io import read_json, write_json
 from components.models.selector import Comparison
 from components.results import CurvePoint, EvaluationResult

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from components.config import Recipe
 from components.data.records import known_groups
 from components.evaluation.diagnostics import load_diagnostics
-from components.evaluation.diagnostics.base import DiagnosedRun, Groups
+from components.evaluation.diagnostics.diagnostic import DiagnosedRun, Groups
 from components.federation.method import method_of
 from components.models.adapters import export_adapter
 from components.models.store import AdapterStore

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 import components
 import tasks.policy_model
 from components.config import BackboneConfig, DataConfig, Recipe
+from components.data.data_report import PreparationReport
 from components.data.records import read_rows
-from components.data.report import PreparationReport
 from components.data.templates import with_text
 from components.evaluation.contests import Contest
 from components.io import read_json
 from components.models.policy import has_client_adapters
 from components.paths import tracking_uri
 from components.reporting.metrics import result_metrics
-from components.reporting.run import CONTESTS, verdict_words
+from components.reporting.run_page import CONTESTS, verdict_words
 from components.results import AlignmentResult, EvaluationResult, QuestionResult
 from tasks.runs import RESULT, Run, contest_file
 from tasks.tracking.client import RunLog, data_digest, explained_failures, log_curves, mlflow_client

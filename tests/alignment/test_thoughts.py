@@ -12,18 +12,22 @@ import httpx
 import pytest
 import torch
 
-from components.alignment.thoughts import files
-from components.alignment.thoughts.files import grow_missing_trees, load_thought_templates, settings_key
+from components.alignment.thoughts import stored_trees
 from components.alignment.thoughts.growth import TreeSettings, grow_trees
-from components.alignment.thoughts.models import (
+from components.alignment.thoughts.requests import Request, sample_keys
+from components.alignment.thoughts.scores import Score, ThoughtsError, parse_score, score_with_retries
+from components.alignment.thoughts.stored_trees import (
+    grow_missing_trees,
+    load_thought_templates,
+    settings_key,
+)
+from components.alignment.thoughts.tree_models import (
     EndpointEvaluator,
     ModelEvaluator,
     PolicyWriter,
     TreeModels,
     build_models,
 )
-from components.alignment.thoughts.requests import Request, sample_keys
-from components.alignment.thoughts.scores import Score, ThoughtsError, parse_score, score_with_retries
 from components.concurrency import concurrent_parts
 from components.config import ThoughtsConfig
 from components.config.thoughts import EvaluatorOptions
@@ -348,7 +352,7 @@ def test_a_new_version_of_the_parser_changes_the_keys_of_parsed_scores_only(debu
     expected = ThoughtsConfig(evaluator=EvaluatorOptions(read="expected"))
     keys = [settings_key(config, debug.policy, TEMPLATES, 0) for config in (parsed, expected)]
     versions = THOUGHT_TREES | {"text": THOUGHT_TREES["text"] + 1}
-    monkeypatch.setattr(files, "THOUGHT_TREES", versions)
+    monkeypatch.setattr(stored_trees, "THOUGHT_TREES", versions)
     assert settings_key(parsed, debug.policy, TEMPLATES, 0) != keys[0]
     assert settings_key(expected, debug.policy, TEMPLATES, 0) == keys[1]
 

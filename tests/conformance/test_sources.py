@@ -32,7 +32,7 @@ import yaml
 from components.config import DataConfig, PromptsConfig, QuestionsConfig, UserError, check_section
 from components.config.data import PROMPT_SOURCES, SOURCES
 from components.data.questions import load_section
-from components.data.questions.base import QUESTION_SETS
+from components.data.questions.question_set import QUESTION_SETS
 from components.data.sources import load, load_prompts
 from tests.support.hub_data import write_parquet
 

@@ -15,7 +15,7 @@ from components.config import RecipeError
 from components.data import bounded
 from components.data.records import DataError
 from components.data.rows import read_file
-from components.data.sources.files import read_pairs
+from components.data.sources.own_files import read_pairs
 from components.inputs import check_inputs
 from components.recipes import load_recipe
 from tests.support.sources import data_config

@@ -8,9 +8,9 @@ import pytest
 from components.config import DataConfig
 from components.config.data import PROMPT_SOURCES, SOURCES
 from components.data import sources
+from components.data.data_report import PartitionSummary
 from components.data.prepare import prepare
 from components.data.records import DataError
-from components.data.report import PartitionSummary
 from components.data.rows import read_file
 from components.data.tables import pairs_frame
 from tests.support.hub_data import comparisons, posts

@@ -9,7 +9,7 @@ from components.config.benchmark import Benchmark
 from components.config.section import check_section
 from components.data.questions import read_questions
 from components.data.records import DataError
-from components.data.sources.files import read_pairs
+from components.data.sources.own_files import read_pairs
 from components.recipes import load_recipe
 from tests.support.sources import data_config
 

@@ -3,8 +3,8 @@ from itertools import product
 import numpy as np
 import pytest
 
+from components.data.data_report import PartitionSummary
 from components.data.partition import by_column, by_margin, dirichlet, iid, summarize
-from components.data.report import PartitionSummary
 
 
 def questions(domains: int = 4, each: int = 200, rows: int = 3) -> tuple[list[str], list[str]]:

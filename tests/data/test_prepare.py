@@ -10,9 +10,9 @@ import pytest
 
 from components.config import DataConfig
 from components.data import sources
+from components.data.data_report import read_report
 from components.data.prepare import prepare
 from components.data.records import DataError, Pair, read_clients, read_rows
-from components.data.report import read_report
 from components.data.splits import assign, grouped, normal, one_spelling
 from components.data.validation import Limits, validate
 from tests.support.sources import prepared_rows

@@ -6,10 +6,10 @@ import pytest
 
 from components.config import PromptsConfig, check_section
 from components.data import sources
+from components.data.data_report import PromptSummary
 from components.data.prepare import prepare
 from components.data.prompts import server_prompts
 from components.data.records import DataError
-from components.data.report import PromptSummary
 from tests.support.sources import data_config, prepared_rows, write_jsonl
 
 

@@ -17,7 +17,7 @@ from components.data.questions import (
     render,
     shared_questions,
 )
-from components.data.questions.base import QUESTION_SETS
+from components.data.questions.question_set import QUESTION_SETS
 from components.data.records import DataError
 from components.data.sources.chitchat import read_replies
 

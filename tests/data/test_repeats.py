@@ -2,9 +2,9 @@
 
 import pandas as pd
 
+from components.data.data_report import RepeatCounts
 from components.data.prepare import prepare
 from components.data.repeats import count_repeats, repeat_warnings
-from components.data.report import RepeatCounts
 from tests.support.sources import WHOLE_FILE, data_config, write_jsonl
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from components.config import DataConfig
 from components.data import sources
+from components.data.data_report import MarginSummary, TreeCounts, read_report
 from components.data.prepare import prepare
 from components.data.records import DataError
-from components.data.report import MarginSummary, TreeCounts, read_report
 from components.data.trees import (
     Node,
     Tree,

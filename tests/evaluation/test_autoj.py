@@ -17,8 +17,8 @@ from components.data.templates import user_message
 from components.evaluation.contests import judge_contest
 from components.evaluation.judges import parse_autoj
 from components.evaluation.judges.autoj import AutoJSection, local
-from components.evaluation.judges.autoj.prompts import encode_question, prompt_fields
-from components.evaluation.judges.base import JudgeError, JudgeResources
+from components.evaluation.judges.autoj.judge_prompts import encode_question, prompt_fields
+from components.evaluation.judges.judge import JudgeError, JudgeResources
 from components.evaluation.winrate import Verdict
 from components.models.selector import Comparison
 from components.recipes import dump_recipe, load_recipe

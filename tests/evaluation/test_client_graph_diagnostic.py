@@ -3,8 +3,8 @@
 import networkx as nx
 import pytest
 
-from components.evaluation.diagnostics.base import DiagnosedRun
 from components.evaluation.diagnostics.client_graph import ClientGraphDiagnostic, graph_charts
+from components.evaluation.diagnostics.diagnostic import DiagnosedRun
 from components.federation.methods.drift import Drift, GraphMemory
 from tests.support.diagnostics import RecordingSink
 from tests.support.results import federation_result, step_record

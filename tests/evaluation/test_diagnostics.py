@@ -5,7 +5,7 @@ import pytest
 from components.config import RecipeError
 from components.config.federation import METHODS
 from components.evaluation.diagnostics import DIAGNOSTICS, load_diagnostics
-from components.evaluation.diagnostics.base import DiagnosedRun, Diagnostic, Summary
+from components.evaluation.diagnostics.diagnostic import DiagnosedRun, Diagnostic, Summary
 from tests.support.diagnostics import RecordingSink
 from tests.support.results import federation_result, step_record
 

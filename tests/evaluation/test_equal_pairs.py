@@ -5,8 +5,8 @@ import json
 import pytest
 from datasets import Dataset
 
+from components.data.data_report import read_report
 from components.data.records import DataError
-from components.data.report import read_report
 from components.evaluation.equal_pairs import (
     count_equal_completions,
     dialogue_warnings,

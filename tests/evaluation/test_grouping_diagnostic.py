@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from components.evaluation.diagnostics.base import DiagnosedRun
-from components.evaluation.diagnostics.grouping import GroupingDiagnostic, loss_map
+from components.evaluation.diagnostics.diagnostic import DiagnosedRun
+from components.evaluation.diagnostics.grouping_diagnostic import GroupingDiagnostic, loss_map
 from components.results import OutcomeRecord
 from tests.support.diagnostics import RecordingSink
 from tests.support.results import client_record, federation_result, step_record

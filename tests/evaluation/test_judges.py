@@ -9,7 +9,7 @@ from pydantic import Field
 from components.config.evaluation import JUDGES
 from components.evaluation.contests import judge_contest
 from components.evaluation.judges import parse_autoj
-from components.evaluation.judges.base import JudgeResources, JudgeSection
+from components.evaluation.judges.judge import JudgeResources, JudgeSection
 from components.evaluation.winrate import Verdict, win_rate
 from components.models.selector import Comparison
 from components.recipes import load_recipe

@@ -2,7 +2,7 @@
 
 import pytest
 
-from components.evaluation.diagnostics.base import DiagnosedRun, Summary
+from components.evaluation.diagnostics.diagnostic import DiagnosedRun, Summary
 from components.evaluation.diagnostics.objective_figures import (
     ObjectivesDiagnostic,
     rewards_curve,

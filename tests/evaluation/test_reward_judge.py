@@ -7,14 +7,14 @@ from datasets import Dataset
 from components.config import RecipeError, UserError
 from components.data.records import DataError, read_rows
 from components.evaluation.contests import judge_contest
-from components.evaluation.judges.base import JudgeResources
+from components.evaluation.judges.judge import JudgeResources
 from components.evaluation.judges.pair_reward import JudgeReward
 from components.evaluation.judges.reward import RewardJudgeSection
 from components.evaluation.winrate import Verdict
 from components.learning import reward_model
 from components.learning.selector_training import score_pairs
 from components.models.backbone import BackboneError
-from components.models.rewards.base import RewardError, RewardResources
+from components.models.rewards.reward_section import RewardError, RewardResources
 from components.models.selector import Comparison
 from components.recipes import load_recipe
 from tests.support import reward_functions

@@ -8,7 +8,7 @@ from datasets import Dataset
 
 from components.data.records import DataError, read_rows
 from components.data.templates import load as load_template
-from components.evaluation.judges.base import JudgeResources
+from components.evaluation.judges.judge import JudgeResources
 from components.evaluation.winrate import Verdict
 from components.learning import selector_training
 from components.models.selector import Comparison

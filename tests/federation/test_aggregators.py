@@ -8,7 +8,7 @@ import torch
 
 from components.config import RecipeError
 from components.config.federation import AGGREGATORS
-from components.federation.aggregators.base import Aggregator, Contributions
+from components.federation.aggregators.aggregator import Aggregator, Contributions
 from components.federation.aggregators.exact import ExactMean, truncated_mean
 from components.federation.aggregators.weighted import PaperMean, ParticipationMean, UniformMean
 from components.federation.protocol import TrainJob

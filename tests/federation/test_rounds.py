@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 import torch
 
-from components.federation.clients.base import ClientResult
+from components.federation.clients.trainer import ClientResult
 from components.federation.clients.worker import build_trainer, finished_update, run_job
 from components.federation.protocol import Failure, FederationError, ScoreJob, TrainJob
 from components.federation.rounds import (

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from components.config import OptimizerConfig, RecipeError
-from components.federation.clients.base import check_no_local_step
 from components.federation.clients.private import PrivateState, PrivateStore, private_root
+from components.federation.clients.trainer import check_no_local_step
 from components.federation.method import method_of
 from components.federation.methods.scaffold import ControlVariates
 from components.federation.protocol import TrainJob

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from components.config.federation import AGGREGATORS, AggregatorConfig
-from components.federation.aggregators.base import Contributions
+from components.federation.aggregators.aggregator import Contributions
 from components.federation.aggregators.trimmed import TrimmedMean
 from components.federation.protocol import Update
 from components.models.store import AdapterStore

@@ -13,7 +13,7 @@ from components.learning.loop import Training, TrainingError, draw_minibatches
 from components.learning.ppo import compute_gae, whiten
 from components.learning.rollouts import sample_rollout
 from components.models.resident import ResidentPolicy
-from components.models.rewards.base import RewardError
+from components.models.rewards.reward_section import RewardError
 from components.seeding import derive, generator
 from tests.support.multi_objective import ADAMW, REWARDS, build_ppo, train_table
 from tests.support.reward_functions import score_length

@@ -14,8 +14,8 @@ from components.data.records import DataError
 from components.learning import reward_model
 from components.learning.reward_model import TrainedReward, train_reward
 from components.models.backbone import BackboneError
-from components.models.rewards.base import RewardResources
 from components.models.rewards.classifier import ClassifierReward
+from components.models.rewards.reward_section import RewardResources
 
 
 def build_section(steps=1, **training):

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from components.config import RecipeError
-from components.models.rewards.base import RewardError, check_scores
 from components.models.rewards.function import (
     ALLOW_CODE,
     REWARD_FUNCTIONS,
     FunctionReward,
     find_reward_function,
 )
+from components.models.rewards.reward_section import RewardError, check_scores
 from components.recipes import load_recipe, validate_environment
 from tests.support.reward_functions import score_length
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from components.models.backbone import BackboneError, fetch_backbone
-from components.models.rewards.base import RewardResources
 from components.models.rewards.classifier import ClassifierReward, ResponseFormat, RewardModel
+from components.models.rewards.reward_section import RewardResources
 from tests.support.recording import record_calls
 
 PROMPTS = ["why?", "a longer question than the others", "why?", "so"]

@@ -4,8 +4,8 @@ import pytest
 
 from components.config import RecipeError
 from components.evaluation.judges.pair_reward import JudgeReward
-from components.models.rewards.base import response_reward
 from components.models.rewards.classifier import ClassifierReward
+from components.models.rewards.reward_section import response_reward
 from components.recipes import load_recipe
 
 PPO = ["federation.method=feddpo", "federation.options={objective: ppo}"]

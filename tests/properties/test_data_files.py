@@ -21,10 +21,10 @@ from components.config.data import SOURCES
 from components.config.name_checks import check_name, check_visible
 from components.data import sources
 from components.data.questions import names, read_questions
-from components.data.questions.base import QUESTION_SETS
+from components.data.questions.question_set import QUESTION_SETS
 from components.data.raw import RawRow
 from components.data.rows import SUFFIXES, read_file
-from components.data.sources.files import OwnRow
+from components.data.sources.own_files import OwnRow
 from components.data.trees import Node, Tree, thought_pairs, tree_line
 from tests.support.properties import KEYS, NUMBERS, PROPERTY, SCALARS, VALUES, accepted, damaged
 

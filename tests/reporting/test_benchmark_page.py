@@ -3,7 +3,7 @@
 import pytest
 
 from components.benchmarks import read_benchmark
-from components.reporting.benchmark import (
+from components.reporting.benchmark_page import (
     accuracy_names,
     benchmark_page,
     commits_line,
@@ -11,11 +11,11 @@ from components.reporting.benchmark import (
     judges_table,
     metrics_tables,
 )
+from components.reporting.benchmark_results import BenchmarkResults
 from components.reporting.changes import find_changes
 from components.reporting.claims import HOLDS, Finding
 from components.reporting.formats import format_equal_length, format_mean
 from components.reporting.page import to_html, to_markdown
-from components.reporting.results import BenchmarkResults
 from components.reporting.units import CLIENTS, PROMPTS, Units
 from tests.support.contests import LOSS, TIE, WIN, contest
 

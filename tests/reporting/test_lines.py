@@ -2,8 +2,7 @@
 
 import re
 
-from components.data.prepare import prepare
-from components.data.report import (
+from components.data.data_report import (
     MarginSummary,
     PartitionSummary,
     PreparationReport,
@@ -11,6 +10,7 @@ from components.data.report import (
     TreeCounts,
     ValidationSummary,
 )
+from components.data.prepare import prepare
 from components.reporting.lines import (
     KEPT_BY,
     accuracy_line,

@@ -6,6 +6,7 @@ import pytest
 
 from components.config.benchmark import Claim
 from components.data.records import answer_id
+from components.reporting.benchmark_results import BenchmarkResults
 from components.reporting.claims import (
     FAILS,
     HOLDS,
@@ -16,7 +17,6 @@ from components.reporting.claims import (
 )
 from components.reporting.metrics import alias_of
 from components.reporting.page import Page, Section, to_html
-from components.reporting.results import BenchmarkResults
 from components.reporting.units import CLIENTS, QUESTIONS, Units
 from tests.support.contests import LOSS, TIE, WIN, contest
 

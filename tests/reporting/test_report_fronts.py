@@ -2,7 +2,7 @@
 
 import pytest
 
-from components.evaluation.diagnostics.base import FrontPoint
+from components.evaluation.diagnostics.diagnostic import FrontPoint
 from components.reporting.fronts import front_charts, front_metrics, worst_rewards
 
 POINTS = {

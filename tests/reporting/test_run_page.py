@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from components.data.report import ClientCounts
+from components.data.data_report import ClientCounts
 from components.evaluation.winrate import Verdict
 from components.recipes import load_recipe
 from components.reporting.page import to_html
-from components.reporting.run import (
+from components.reporting.run_page import (
     RunDescription,
     accuracy_table,
     alpaca_table,

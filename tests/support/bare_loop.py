@@ -16,8 +16,8 @@ from typing import Any
 from unittest import mock
 
 from components.config import Recipe
-from components.federation.clients.base import Trainer
 from components.federation.clients.context import ClientContext, ClientContexts
+from components.federation.clients.trainer import Trainer
 from components.federation.commits import Commits
 from components.federation.protocol import Federation, Job, ServerState, Update
 from components.results import StepRecord

@@ -7,7 +7,7 @@ from typing import Literal
 
 from components.config import Recipe
 from components.config.evaluation import JudgeConfig
-from components.evaluation.judges.base import JudgeResources, JudgeSection
+from components.evaluation.judges.judge import JudgeResources, JudgeSection
 from components.evaluation.winrate import Verdict
 from components.models.selector import Comparison
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from components.data.report import PreparationReport
+from components.data.data_report import PreparationReport
 
 PARTITION = {"samples": 32, "clients": 4, "max": 12, "min": 6, "std": 2.24}
 ROWS = {"source": 32, "pairs": 32, "left_out": {}, "judge": 10, "prompts": {"align": 3}, "dropped": {}}

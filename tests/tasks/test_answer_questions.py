@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from components.alignment.thoughts import files as thought_files
+from components.alignment.thoughts import stored_trees
 from components.config import QuestionsConfig
 from components.config.evaluation import QuestionAnswersConfig
 from components.data import prepare
@@ -25,7 +25,7 @@ from components.models.policy import Policy
 from components.models.store import AdapterStore
 from components.recipes import load_recipe
 from components.reporting.lines import questions_line
-from components.reporting.run import questions_table
+from components.reporting.run_page import questions_table
 from components.results import EvaluationResult, OutcomeRecord, QuestionFigures, QuestionResult
 from tasks import data
 from tasks.benchmark import share_generations
@@ -354,7 +354,7 @@ def test_a_question_with_a_tree_of_the_run_is_refused_before_any_answer(files, t
 
 
 def test_a_question_with_a_tree_is_refused_before_any_tree_is_grown(files, tmp_path, monkeypatch):
-    monkeypatch.setattr(thought_files, "grow_missing_trees", lambda *_: pytest.fail("trees were grown"))
+    monkeypatch.setattr(stored_trees, "grow_missing_trees", lambda *_: pytest.fail("trees were grown"))
     with pytest.raises(DataError, match=". of the 8 questions of set csqa"):
         data.grow_trees.fn(with_trees(files), tmp_path / "trees", tmp_path / "shared")
 
@@ -391,7 +391,7 @@ def grow_two_sets(files, tmp_path, monkeypatch):
         names.extend(f"{question.set}/{question.id}" for question in questions)
         return []
 
-    monkeypatch.setattr(thought_files, "grow_missing_trees", record)
+    monkeypatch.setattr(stored_trees, "grow_missing_trees", record)
 
     def grow(csqa, cose):
         sets = (

@@ -10,7 +10,7 @@ from components.benchmarks import arm_recipe
 from components.config.benchmark import Benchmark
 from components.federation.multi_objective import weight_series
 from components.io import write_json
-from components.reporting.benchmark import commits_line, short_commit
+from components.reporting.benchmark_page import commits_line, short_commit
 from components.results import (
     AccuracyReport,
     AlignmentResult,

@@ -12,11 +12,11 @@ from components.config import AlpacaEvalConfig, RecipeError
 from components.data import prepare
 from components.data.records import DataError
 from components.evaluation import alpaca
-from components.evaluation.alpaca import checks
+from components.evaluation.alpaca import alpaca_checks
 from components.evaluation.length_control import fit_length_controlled_rate
 from components.io import read_json, write_json
 from components.recipes import load_recipe
-from components.reporting import run
+from components.reporting import run_page
 from components.reporting.page import text_table
 from components.results import (
     AlignmentResult,
@@ -285,7 +285,7 @@ def alpaca_table(figures, note):
     contest = AlpacaEvalContest(baseline="gpt4_1106_preview", figures=figures)
     contests = {"aligned_vs_reference": contest}
     result = AlpacaEvalResult(annotator="weighted", contests=contests, note=note)
-    table = run.alpaca_table(result)
+    table = run_page.alpaca_table(result)
     return "\n".join([*text_table(table), table.caption])
 
 
@@ -324,7 +324,7 @@ def test_the_table_of_alpaca_eval_shows_a_dash_for_what_is_not_finite():
 
 def test_a_missing_package_is_reported_before_the_data_are_prepared(debug, tmp_path, monkeypatch):
     monkeypatch.setattr(prepare, "prepare", lambda *_: pytest.fail("the data were prepared"))
-    monkeypatch.setattr(checks, "find_spec", lambda name: None)
+    monkeypatch.setattr(alpaca_checks, "find_spec", lambda name: None)
     with pytest.raises(DataError, match="not installed"):
         data.prepare_data.fn(with_alpaca_eval(debug), tmp_path, tmp_path / "trees")
 

@@ -19,8 +19,8 @@ import torch
 from components.config import RecipeError
 from components.data.records import read_rows
 from components.evaluation.accuracy import sample_evenly, sample_pairs
-from components.federation.clients.base import ClientResult
 from components.federation.clients.context import ClientContexts
+from components.federation.clients.trainer import ClientResult
 from components.federation.clients.worker import build_trainer
 from components.federation.commits import Commits
 from components.federation.outcome import load_outcome

@@ -10,7 +10,7 @@ import torch
 from components.config import RecipeError
 from components.evaluation.contests import Contest
 from components.evaluation.judges import autoj
-from components.evaluation.judges.autoj import local, prompts
+from components.evaluation.judges.autoj import judge_prompts, local
 from components.federation.outcome import OutcomeError
 from components.io import read_json, write_json
 from components.learning import selector_training
@@ -142,7 +142,7 @@ def test_a_contest_of_two_arms_is_judged_with_the_instruction_of_both(in_words, 
     write = local.LocalModel.write
 
     def record(self, comparisons):
-        queries.extend(prompts.judge_query(self.policy, pair.prompt) for pair in comparisons)
+        queries.extend(judge_prompts.judge_query(self.policy, pair.prompt) for pair in comparisons)
         return write(self, comparisons)
 
     monkeypatch.setattr(local.LocalModel, "write", record)

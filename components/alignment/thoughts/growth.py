@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from itertools import chain, islice, repeat
 from typing import NamedTuple, TypeVar
 
-from components.alignment.thoughts.models import TreeModels
 from components.alignment.thoughts.requests import Request
 from components.alignment.thoughts.scores import Score
+from components.alignment.thoughts.tree_models import TreeModels
 from components.config import ThoughtsConfig
 from components.data.questions import Question, render
 from components.data.templates import Template

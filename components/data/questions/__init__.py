@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from components.config import QuestionsConfig, RecipeError
-from components.data.questions.base import QUESTION_SETS, QuestionSet, SkippedRow
-from components.data.questions.base import Question as Question  # exported
+from components.data.questions.question_set import QUESTION_SETS, QuestionSet, SkippedRow
+from components.data.questions.question_set import Question as Question  # exported
 from components.data.records import DataError
 from components.data.rows import SUFFIXES, RawRows, find_file, from_hub, is_saved
 from components.seeding import derive, generator

@@ -23,7 +23,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from components.data.questions.base import (
+from components.data.questions.question_set import (
     UNREADABLE_OPTIONS,
     Question,
     QuestionRow,

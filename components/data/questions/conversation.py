@@ -9,7 +9,7 @@ replies suit many conversations, so that no reader can answer all questions.
 
 from __future__ import annotations
 
-from components.data.questions.base import LETTERS, Question, QuestionRow, QuestionSet, Texts
+from components.data.questions.question_set import LETTERS, Question, QuestionRow, QuestionSet, Texts
 from components.data.raw import BareText
 from components.data.rows import Row
 from components.data.sources.chitchat import Reply, read_replies

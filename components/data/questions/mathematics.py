@@ -19,7 +19,7 @@ import re
 
 from pydantic import Field
 
-from components.data.questions.base import (
+from components.data.questions.question_set import (
     UNREADABLE_OPTIONS,
     Question,
     QuestionRow,

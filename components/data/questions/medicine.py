@@ -23,7 +23,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from components.data.questions.base import (
+from components.data.questions.question_set import (
     UNREADABLE_OPTIONS,
     Question,
     QuestionRow,

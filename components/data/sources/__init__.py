@@ -1,6 +1,6 @@
 """The sources of pairs and prompts.
 
-They are registered in SOURCES and PROMPT_SOURCES (components/config/data.py); base.py describes how
+They are registered in SOURCES and PROMPT_SOURCES (components/config/data.py); source.py describes how
 to add one.
 
 Pairs:
@@ -29,7 +29,7 @@ data.test_prompts of a recipe):
     safe-rlhf           hub: PKU's prompts about harm (FedBiscuit table 5)
 """
 
-from components.data.sources.base import (
+from components.data.sources.source import (
     PairSource,
     PromptSource,
     Source,

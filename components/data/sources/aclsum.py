@@ -26,8 +26,8 @@ from pydantic import Field, model_validator
 
 from components.config import DataConfig
 from components.data.records import DataError, Pair, Prompt, SourceData
-from components.data.sources.base import Source
 from components.data.sources.detokenize import detokenize, is_sentence
+from components.data.sources.source import Source
 from components.seeding import generator
 
 ASPECTS = ("challenge", "approach", "outcome")

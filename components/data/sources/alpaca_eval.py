@@ -15,7 +15,7 @@ from components.config import PromptsConfig
 from components.data.raw import BareText, RawRow, Text
 from components.data.records import PromptData
 from components.data.rows import from_file, from_hub_file
-from components.data.sources.base import PromptSource, distinct
+from components.data.sources.source import PromptSource, distinct
 
 HUB = "tatsu-lab/alpaca_eval"
 

@@ -24,7 +24,7 @@ from pydantic import Field
 
 from components.config import DataConfig
 from components.data.records import DataError, Pair, Prompt, SourceData
-from components.data.sources.base import Source
+from components.data.sources.source import Source
 from components.data.splits import assign, normal
 from components.seeding import generator
 

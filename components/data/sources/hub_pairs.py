@@ -22,7 +22,7 @@ from components.data.holdout import hold_out
 from components.data.raw import BareText, Label, RawRow, Text, collect
 from components.data.records import DataError, Pair, SourceData, trailing_space
 from components.data.rows import CONVERSION, SUFFIXES, RawRows, find_file, from_file, from_hub
-from components.data.sources.base import PairSource
+from components.data.sources.source import PairSource
 from components.data.splits import in_splits
 
 TURN = "\n\nAssistant:"

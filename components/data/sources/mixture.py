@@ -37,8 +37,8 @@ from components.config import DataConfig, InputFile, Section
 from components.config.data import AnySource, AnySourceOptions, SourceOptions
 from components.config.name_checks import PlainName
 from components.data.records import SPLITS, TEXT_COLUMNS, DataError, Pair, Prompt, SourceData
-from components.data.sources.base import Source, load
-from components.data.sources.files import FileSource
+from components.data.sources.own_files import FileSource
+from components.data.sources.source import Source, load
 from components.data.splits import normal, sample, with_groups, with_splits
 
 NAME = "mixture"

@@ -16,7 +16,7 @@ from components.config import NameOrFolder, PromptsConfig
 from components.data.raw import BareText, RawRow
 from components.data.records import PromptData
 from components.data.rows import find_file, from_file, from_hub
-from components.data.sources.base import PromptSource, distinct
+from components.data.sources.source import PromptSource, distinct
 
 
 class PromptRow(RawRow):

@@ -37,7 +37,7 @@ from components.data.holdout import JUDGE, evaluation_prompts
 from components.data.raw import BareText, Name, RawRow, collect, one_of
 from components.data.records import SPLITS, DataError, Pair, Prompt, SourceData
 from components.data.rows import RawRows, from_folder, from_hub
-from components.data.sources.base import Source
+from components.data.sources.source import Source
 from components.data.splits import normal, position
 
 if TYPE_CHECKING:

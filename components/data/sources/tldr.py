@@ -38,7 +38,7 @@ from components.data.raw import (
 )
 from components.data.records import DataError, Pair, Prompt, SourceData
 from components.data.rows import CONVERSION, RawRows, from_folder, from_hub
-from components.data.sources.base import Source
+from components.data.sources.source import Source
 from components.data.splits import position
 from components.seeding import generator
 

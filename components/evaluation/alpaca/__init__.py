@@ -8,14 +8,13 @@ number, which is correct for AlpacaEval's own list only.
 Figures have the names and units of AlpacaEval's leaderboard: percent, counts, characters.
 """
 
-from components.evaluation.alpaca.annotation import Annotation, annotate
-from components.evaluation.alpaca.checks import check_alpaca_eval, check_prompts
-from components.evaluation.alpaca.figures import (
+from components.evaluation.alpaca.alpaca_checks import check_alpaca_eval, check_prompts
+from components.evaluation.alpaca.alpaca_figures import (
     compute_figures,
     missing_rate_note,
     package_length_controlled_rate,
 )
-from components.evaluation.alpaca.outputs import (
+from components.evaluation.alpaca.alpaca_outputs import (
     AlpacaEvalError,
     ModelOutput,
     annotator_instructions,
@@ -24,6 +23,7 @@ from components.evaluation.alpaca.outputs import (
     model_outputs,
     read_outputs,
 )
+from components.evaluation.alpaca.annotation import Annotation, annotate
 
 __all__ = [
     "AlpacaEvalError",

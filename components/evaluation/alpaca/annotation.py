@@ -8,8 +8,8 @@ from typing import Any, TypedDict, cast
 
 from components.config import AlpacaEvalConfig
 from components.environment import preserve_root_log_level
-from components.evaluation.alpaca.checks import find_annotator
-from components.evaluation.alpaca.outputs import AlpacaEvalError, ModelOutput
+from components.evaluation.alpaca.alpaca_checks import find_annotator
+from components.evaluation.alpaca.alpaca_outputs import AlpacaEvalError, ModelOutput
 
 
 class Annotation(TypedDict):

@@ -12,10 +12,10 @@ guessing are reported beside them. Questions that trees of thoughts were grown f
 whether or not the policy was trained on their pairs.
 """
 
-from components.evaluation.answers.figures import answer_figures
-from components.evaluation.answers.generation import AnsweredQuestion, ParsedAnswer, QuestionPrompts
-from components.evaluation.answers.parsing import parse_answer
-from components.evaluation.answers.questions import load_evaluation_questions, tree_questions
+from components.evaluation.answers.answer_parsing import parse_answer
+from components.evaluation.answers.answered_questions import AnsweredQuestion, ParsedAnswer, QuestionPrompts
+from components.evaluation.answers.evaluation_questions import load_evaluation_questions, tree_questions
+from components.evaluation.answers.question_figures import answer_figures
 
 __all__ = [
     "AnsweredQuestion",

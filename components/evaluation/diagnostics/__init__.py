@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from components.config import Registry
-from components.evaluation.diagnostics.base import Diagnostic
+from components.evaluation.diagnostics.diagnostic import Diagnostic
 
 DIAGNOSTICS: Registry[type[Diagnostic]] = Registry(
     "diagnostic",
     "fed_rlhf.diagnostics",
     {
         "client_graph": "components.evaluation.diagnostics.client_graph:ClientGraphDiagnostic",
-        "grouping": "components.evaluation.diagnostics.grouping:GroupingDiagnostic",
+        "grouping": "components.evaluation.diagnostics.grouping_diagnostic:GroupingDiagnostic",
         "objectives": "components.evaluation.diagnostics.objective_figures:ObjectivesDiagnostic",
     },
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import networkx as nx
 
 from components.charts import network_chart
-from components.evaluation.diagnostics.base import (
+from components.evaluation.diagnostics.diagnostic import (
     DiagnosedRun,
     Diagnostic,
     DiagnosticSink,

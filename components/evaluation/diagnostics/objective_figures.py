@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from components.charts import Point, curve_charts, line_chart
-from components.evaluation.diagnostics.base import DiagnosedRun, Diagnostic, FrontPoint, Summary
+from components.evaluation.diagnostics.diagnostic import DiagnosedRun, Diagnostic, FrontPoint, Summary
 from components.federation.multi_objective import RESERVED_NAMES, REWARDS_MEASURE, weight_series
 from components.results import FederationResult, Metrics
 

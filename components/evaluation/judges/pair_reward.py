@@ -9,9 +9,9 @@ from pydantic import Field
 
 from components.config import Recipe, RecipeError
 from components.data.records import Pairs
-from components.evaluation.judges.base import JudgeResources
+from components.evaluation.judges.judge import JudgeResources
 from components.evaluation.judges.selector_judge import SelectorJudgeSection
-from components.models.rewards.base import Progress, RewardResources, RewardSection, Scores
+from components.models.rewards.reward_section import Progress, RewardResources, RewardSection, Scores
 
 
 class JudgeReward(RewardSection):

@@ -13,10 +13,10 @@ from components.config import BackboneConfig, Recipe, RecipeError, RewardConfig
 from components.config.registry import registered_section
 from components.config.rewards import REWARDS
 from components.data.records import read_judges_rows
-from components.evaluation.judges.base import JudgeResources, JudgeSection
+from components.evaluation.judges.judge import JudgeResources, JudgeSection
 from components.evaluation.winrate import Verdict
 from components.models.pair_reader import PairReader
-from components.models.rewards.base import RewardResources, check_scores, response_reward
+from components.models.rewards.reward_section import RewardResources, check_scores, response_reward
 from components.models.selector import Comparison
 from components.progress import Work, report_work
 

@@ -19,7 +19,7 @@ from components.config import BackboneConfig, OptimizerConfig, Recipe, SelectorC
 from components.config.optimizer import check_warmup
 from components.data.records import read_judges_rows
 from components.data.templates import load as load_template
-from components.evaluation.judges.base import JudgeResources, JudgeSection
+from components.evaluation.judges.judge import JudgeResources, JudgeSection
 from components.evaluation.winrate import Verdict
 from components.io import read_json, write_atomically
 from components.models.pair_reader import PairReader, selector_pair_reader

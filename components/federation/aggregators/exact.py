@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from components.federation.aggregators.base import Aggregator, Contributions
+from components.federation.aggregators.aggregator import Aggregator, Contributions
 from components.models.store import Adapter
 
 if TYPE_CHECKING:

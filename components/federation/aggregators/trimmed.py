@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from components.federation.aggregators.base import Aggregator, Contributions
+from components.federation.aggregators.aggregator import Aggregator, Contributions
 from components.models.store import Adapter, iterate_blocks
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from components.config import one_of
 from components.federation import aggregation
-from components.federation.aggregators.base import Aggregator, Contributions, LinearAggregator
+from components.federation.aggregators.aggregator import Aggregator, Contributions, LinearAggregator
 from components.models.store import Adapter
 
 

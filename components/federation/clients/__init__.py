@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from components.config import Recipe, Registry
-from components.federation.clients.base import Trainer
+from components.federation.clients.trainer import Trainer
 
 TRAINERS: Registry[Callable[[Recipe, str], Trainer]] = Registry(
     "trainer",

@@ -12,16 +12,16 @@ import torch
 
 from components.config import Recipe
 from components.data.records import PairRow
-from components.federation.clients.base import check_no_local_step
 from components.federation.clients.context import ClientContext
 from components.federation.clients.policy_trainer import ResidentPolicyTrainer
 from components.federation.clients.private import PrivateState
+from components.federation.clients.trainer import check_no_local_step
 from components.federation.multi_objective import MultiObjectiveMethod, gradient_name, weight_series
 from components.federation.protocol import ClientResult, GradientJob, Job, RewardsJob, TrainJob
 from components.learning.loop import Training, TrainingError
 from components.learning.multi_objective_ppo import MultiObjectivePpo
 from components.learning.rollouts import sample_rollout
-from components.models.rewards.base import RewardFunction, response_reward
+from components.models.rewards.reward_section import RewardFunction, response_reward
 from components.results import Metrics
 from components.seeding import derive
 

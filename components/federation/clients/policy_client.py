@@ -11,8 +11,8 @@ from pydantic import JsonValue
 
 from components.config import PersonalModules, PolicyConfig, Recipe
 from components.data.records import Pairs
-from components.federation.clients.base import unsupported_job
 from components.federation.clients.context import ClientContext
+from components.federation.clients.trainer import unsupported_job
 from components.federation.protocol import ClientResult, GenerateJob, Job, KlJob, PairsJob
 from components.learning.kl import kl_to_reference
 from components.learning.pair_scores import (

@@ -9,8 +9,8 @@ import torch
 
 from components.config import Recipe
 from components.data.records import Pairs
-from components.federation.clients.base import check_no_local_step, unsupported_job
 from components.federation.clients.context import ClientContext
+from components.federation.clients.trainer import check_no_local_step, unsupported_job
 from components.federation.method import method_of
 from components.federation.protocol import ClientResult, Job, MeasureJob, ScoreJob, TrainJob
 from components.learning.loop import Training

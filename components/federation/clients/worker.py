@@ -11,8 +11,8 @@ from pathlib import Path
 
 from components.config import Recipe
 from components.federation.clients import TRAINERS
-from components.federation.clients.base import Trainer
 from components.federation.clients.context import ClientContexts
+from components.federation.clients.trainer import Trainer
 from components.federation.method import method_of
 from components.federation.postprocessing import Context, PostProcessor, origin_of
 from components.federation.protocol import FederationError, Job, PrivateJob, Update

@@ -26,7 +26,7 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from components.config import FederationConfig, Recipe, RecipeError
-from components.federation.aggregators.base import AnyAggregator
+from components.federation.aggregators.aggregator import AnyAggregator
 from components.federation.aggregators.weighted import ParticipationMean
 from components.federation.grouping import balanced_groups, count_moved, least_loss_groups, mean_loss_of_group
 from components.federation.method import Server, State

@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from components.config import Recipe, RecipeError
-from components.federation.aggregators.base import Aggregator, AnyAggregator, Contributions
+from components.federation.aggregators.aggregator import Aggregator, AnyAggregator, Contributions
 from components.federation.aggregators.exact import ExactMean
 from components.federation.pair_training import AveragedPairTraining
 from components.models.store import Adapter

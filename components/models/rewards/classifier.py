@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from components.config import NamedModel
 from components.environment import disable_transformers_progress_bars
 from components.models.backbone import BackboneError, choose_dtype, first_line
-from components.models.rewards.base import ResponseReward, RewardFunction, Scores
+from components.models.rewards.reward_section import ResponseReward, RewardFunction, Scores
 from components.models.tokens import sort_distinct, surrounding_ids
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import Field
 
 from components.config import Recipe, RecipeError, Registry, unknown_name
-from components.models.rewards.base import ResponseReward, RewardFunction, Scores, check_scores
+from components.models.rewards.reward_section import ResponseReward, RewardFunction, Scores, check_scores
 
 # Environment variable: packages and modules, with commas between, whose functions a recipe may name.
 ALLOW_CODE = "FED_RLHF_ALLOW_CODE"

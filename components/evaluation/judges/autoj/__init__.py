@@ -16,6 +16,6 @@ GAIR/autoj-13b-GPTQ-4bits, the 4-bit form, is a GPTQ checkpoint. transformers re
 `optimum` and `gptqmodel`, which this project does not install.
 """
 
-from components.evaluation.judges.autoj.judge import AutoJ, AutoJSection
+from components.evaluation.judges.autoj.autoj_judge import AutoJ, AutoJSection
 
 __all__ = ["AutoJ", "AutoJSection"]

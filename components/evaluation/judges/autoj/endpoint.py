@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from components.data.templates import Template
 from components.data.templates import load as load_template
-from components.evaluation.judges.autoj.prompts import prompt_fields
-from components.evaluation.judges.base import JudgeError
+from components.evaluation.judges.autoj.judge_prompts import prompt_fields
+from components.evaluation.judges.judge import JudgeError
 from components.models.chat import ChatEndpoint
 from components.models.selector import Comparison
 
 if TYPE_CHECKING:
-    from components.evaluation.judges.autoj.judge import AutoJSection
+    from components.evaluation.judges.autoj.autoj_judge import AutoJSection
 
 
 class Endpoint:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 from components.config import BackboneConfig
 from components.data.templates import Template
 from components.data.templates import load as load_template
-from components.evaluation.judges.autoj.prompts import encode_question
-from components.evaluation.judges.base import JudgeError
+from components.evaluation.judges.autoj.judge_prompts import encode_question
+from components.evaluation.judges.judge import JudgeError
 from components.models.backbone import fetch_backbone, load_backbone, load_tokenizer
 from components.models.chat_template import ChatTemplate
 from components.models.generation import GenerationSettings, find_stop_ids, generate_completions
@@ -20,7 +20,7 @@ from components.progress import Work, report_work
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-    from components.evaluation.judges.autoj.judge import AutoJSection
+    from components.evaluation.judges.autoj.autoj_judge import AutoJSection
 
 log = logging.getLogger(__name__)
 GPTQ_LIBRARIES = {"optimum": "1.24.0", "gptqmodel": "1.4.3"}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from components.federation.aggregators.base import Aggregator, Contributions
+from components.federation.aggregators.aggregator import Aggregator, Contributions
 from components.federation.aggregators.weighted import ParticipationMean
 
 if TYPE_CHECKING:

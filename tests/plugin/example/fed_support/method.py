@@ -9,7 +9,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from components.config import DpoObjective
-from components.federation.aggregators.base import AnyAggregator
+from components.federation.aggregators.aggregator import AnyAggregator
 from components.federation.method import AveragingMethod
 from fed_support.aggregator import ServerStep
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from components.config import DataConfig
 from components.data.holdout import hold_out
 from components.data.records import Pair, SourceData
-from components.data.sources.base import PairSource
+from components.data.sources.source import PairSource
 from components.data.splits import assign
 from components.seeding import generator
 

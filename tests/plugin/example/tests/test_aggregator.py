@@ -1,6 +1,6 @@
 import torch
 
-from components.federation.aggregators.base import Contributions
+from components.federation.aggregators.aggregator import Contributions
 from components.federation.protocol import TrainJob, Update
 from components.models.store import AdapterStore
 from fed_support.aggregator import ServerStep

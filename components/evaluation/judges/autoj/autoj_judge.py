@@ -16,10 +16,10 @@ from components.data.records import DataError
 from components.data.templates import Template
 from components.data.templates import load as load_template
 from components.evaluation.judges.autoj.endpoint import Endpoint
+from components.evaluation.judges.autoj.judge_prompts import judge_query
 from components.evaluation.judges.autoj.local import LocalModel, read_model_config
-from components.evaluation.judges.autoj.parsing import parse_autoj
-from components.evaluation.judges.autoj.prompts import judge_query
-from components.evaluation.judges.base import JudgeError, JudgeResources, JudgeSection
+from components.evaluation.judges.autoj.verdict_parsing import parse_autoj
+from components.evaluation.judges.judge import JudgeError, JudgeResources, JudgeSection
 from components.evaluation.winrate import Verdict
 from components.models.chat import read_key
 from components.models.chat_template import reads_clock

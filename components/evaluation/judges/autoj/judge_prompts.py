@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from components.data.templates import Template, user_message
-from components.evaluation.judges.base import JudgeError
+from components.evaluation.judges.judge import JudgeError
 from components.models.chat_template import ChatTemplate
 from components.models.selector import Comparison
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from components.evaluation.judges.autoj.judge import AutoJSection
+    from components.evaluation.judges.autoj.autoj_judge import AutoJSection
 
 
 def judge_query(policy: Template | None, prompt: str) -> str:

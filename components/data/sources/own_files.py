@@ -27,7 +27,7 @@ from components.data.holdout import Shares, hold_out
 from components.data.raw import AS_TEXT, Key, Label, NeededText, if_null
 from components.data.records import TEXTS, DataError, Pair, SourceData
 from components.data.rows import Row, file_kinds, find_splits, read_file
-from components.data.sources.base import AlignShare, Source
+from components.data.sources.source import AlignShare, Source
 from components.data.splits import connection_warning, grouped, in_splits, with_splits
 
 

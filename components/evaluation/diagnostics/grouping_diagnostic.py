@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from components.charts import heat_map, line_chart
-from components.evaluation.diagnostics.base import DiagnosedRun, Diagnostic, DiagnosticSink, Groups, Summary
+from components.evaluation.diagnostics.diagnostic import (
+    DiagnosedRun,
+    Diagnostic,
+    DiagnosticSink,
+    Groups,
+    Summary,
+)
 from components.federation.grouping import adjusted_rand_index
 from components.federation.methods.fedbiscuit import GroupingMemory
 from components.results import FederationResult, StepRecord

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from components.alignment.thoughts.growth import ThoughtTemplates, TreeSettings, grow_trees
-from components.alignment.thoughts.models import TreeModels
+from components.alignment.thoughts.tree_models import TreeModels
 from components.config import PolicyConfig, ThoughtsConfig
 from components.data.questions import Question, render
 from components.data.templates import Template

@@ -13,7 +13,7 @@ from pydantic import Field
 from components.config import DataConfig
 from components.data.holdout import hold_out
 from components.data.records import DataError, Pair, SourceData
-from components.data.sources.base import AlignShare, PairSource
+from components.data.sources.source import AlignShare, PairSource
 from components.data.splits import with_splits
 from components.data.trees import thought_pairs
 from components.seeding import generator

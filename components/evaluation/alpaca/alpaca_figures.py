@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from components.environment import preserve_root_log_level
+from components.evaluation.alpaca.alpaca_checks import check_calibration
+from components.evaluation.alpaca.alpaca_outputs import INSTRUCTIONS, AlpacaEvalError, is_alpaca_eval
 from components.evaluation.alpaca.annotation import Annotation, none_if_nan
-from components.evaluation.alpaca.checks import check_calibration
-from components.evaluation.alpaca.outputs import INSTRUCTIONS, AlpacaEvalError, is_alpaca_eval
 from components.evaluation.length_control import fit_length_controlled_rate
 from components.results import AlpacaEvalFigures
 

@@ -10,8 +10,8 @@ from statistics import fmean, pstdev
 from typing import TYPE_CHECKING
 
 from components.charts import COLORS, curve_charts, domain_colors, interval_chart, line_chart, partition_chart
+from components.data.data_report import ClientCounts
 from components.data.records import answered_prompt
-from components.data.report import ClientCounts
 from components.evaluation.winrate import Verdict
 from components.federation.outcome import load_outcome
 from components.reporting.formats import (

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from components.config import AlpacaEvalConfig, NameOrFolder, unknown_name
-from components.evaluation.alpaca.outputs import (
+from components.evaluation.alpaca.alpaca_outputs import (
     INSTRUCTIONS,
     AlpacaEvalError,
     is_alpaca_eval,

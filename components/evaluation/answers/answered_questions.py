@@ -9,7 +9,7 @@ from components.config import PolicyConfig
 from components.config.evaluation import QuestionAnswersConfig
 from components.data.questions import Question, render, truncate_context
 from components.data.templates import load as load_template
-from components.evaluation.answers.parsing import parse_answer
+from components.evaluation.answers.answer_parsing import parse_answer
 from components.federation.protocol import Generation
 from components.models.generation import Completion
 from components.models.policy import PolicyTexts

@@ -13,6 +13,7 @@ from components.config.benchmark import BASE_POLICY, WINS, Benchmark
 from components.data.records import answered_prompt
 from components.evaluation.contests import Contest
 from components.evaluation.diagnostics import load_diagnostics
+from components.reporting.benchmark_results import BenchmarkResults
 from components.reporting.changes import Change, changes_table
 from components.reporting.choices import ChosenArm, choices_table
 from components.reporting.claims import Finding, claims_table
@@ -28,8 +29,7 @@ from components.reporting.formats import (
 from components.reporting.fronts import front_charts
 from components.reporting.metrics import ALIASES, alias_of, named, values_of
 from components.reporting.page import Answers, Chart, Notes, Page, Section, Table, filled
-from components.reporting.results import BenchmarkResults
-from components.reporting.run import RATE_HEADINGS, hacking_chart
+from components.reporting.run_page import RATE_HEADINGS, hacking_chart
 from components.reporting.units import UnitsByMetric, client_range
 from components.results import WinRate
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from components.evaluation.contests import Contest
-from components.evaluation.diagnostics.base import Summary
+from components.evaluation.diagnostics.diagnostic import Summary
 from components.reporting.fronts import Front
 from components.reporting.units import Units
 from components.results import ContestFigures, CurvePoint

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from components.evaluation.answers.generation import AnsweredQuestion
+from components.evaluation.answers.answered_questions import AnsweredQuestion
 from components.evaluation.winrate import bootstrap_interval
 from components.results import QuestionFigures, QuestionResult
 from components.seeding import derive
