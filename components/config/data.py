@@ -26,7 +26,7 @@ SOURCES: Registry[type[SourceOptions]] = Registry(
     "fed_rlhf.sources",
     {
         "aclsum": "components.data.sources.aclsum:AclSum",
-        "auto-j": "components.data.sources.auto_j:AutoJ",
+        "auto-j": "components.data.sources.auto_j:AutoJPairs",
         "chitchat": "components.data.sources.chitchat:Chitchat",
         "code-vulnerability": "components.data.sources.hub_pairs:CodeVulnerability",
         "csv": "components.data.sources.own_files:CsvFile",

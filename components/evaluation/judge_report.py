@@ -48,7 +48,7 @@ class Share:
         return f"{self.rate:.2%} [{self.low:.2%}, {self.high:.2%}] ({self.count} of {self.total})"
 
 
-class OutputRow(RawRow):
+class VerdictRow(RawRow):
     """A judge's verdict."""
 
     output: Annotated[int, one_of({0: "first response", 1: "second", 2: "tie", -1: "unparsable"})] | None
@@ -236,5 +236,5 @@ def read_verdicts(path: Path) -> list[Verdict]:
     """
     return [
         Verdict.UNPARSABLE if row.output in (-1, None) else VERDICT_OF_LABEL[row.output]
-        for row in OutputRow.read(read_file(path), str(path))
+        for row in VerdictRow.read(read_file(path), str(path))
     ]

@@ -28,7 +28,7 @@ from components.reporting.formats import (
 )
 from components.reporting.fronts import front_charts
 from components.reporting.metrics import ALIASES, alias_of, named, values_of
-from components.reporting.page import Answers, Chart, Notes, Page, Section, Table, filled
+from components.reporting.page import Answers, Chart, Notes, Page, PageSection, Table, filled
 from components.reporting.run_page import RATE_HEADINGS, hacking_chart
 from components.reporting.units import UnitsByMetric, client_range
 from components.results import WinRate
@@ -86,30 +86,34 @@ def benchmark_page(
         name,
         f"recipe {benchmark.recipe}, {len(benchmark.arms)} arms, seeds {seeds}",
         [
-            Section(
+            PageSection(
                 "Changes",
                 "Whether a figure is worse than in the last runs of this benchmark.",
                 filled([changes_table(changes)]),
             ),
-            Section(
+            PageSection(
                 "Claims",
                 "What the benchmark is expected to show, and whether it does.",
                 filled([claims_table(findings), choices_table(chosen)]),
             ),
-            Section(
+            PageSection(
                 "Methods",
                 "Means over the seeds, with the worst client beside the mean.",
                 [means, *_bars(results)],
             ),
-            Section(
+            PageSection(
                 "Win rates",
                 "What the judge says of the answers of two policies to the same prompts.",
                 [*_win_rates(results), *filled([contests_table(results), judges_table(results)])],
             ),
-            Section("Curves", "How the numbers went over the rounds.", [Chart(figure) for figure in curves]),
-            Section("Answers", "Answers by preference, of the first prompts by id.", list(_answers(results))),
-            Section("Each seed", "The numbers that the means are of.", [single]),
-            Section("Settings and commits", "What the runs can be repeated from.", [Notes(notes)]),
+            PageSection(
+                "Curves", "How the numbers went over the rounds.", [Chart(figure) for figure in curves]
+            ),
+            PageSection(
+                "Answers", "Answers by preference, of the first prompts by id.", list(_answers(results))
+            ),
+            PageSection("Each seed", "The numbers that the means are of.", [single]),
+            PageSection("Settings and commits", "What the runs can be repeated from.", [Notes(notes)]),
         ],
     )
 

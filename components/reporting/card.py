@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from components.config import BackboneConfig
 from components.models.backbone import EMBEDDED, TINY
 from components.reporting.metrics import RunResults
-from components.reporting.page import Section, Table, sections_markdown
-from components.reporting.run import headline_tables, sent_section
+from components.reporting.page import PageSection, Table, sections_markdown
+from components.reporting.run_page import headline_tables, sent_section
 
 
 def training_card(
@@ -36,9 +36,9 @@ def training_card(
     }
     lead = "The settings of the run, and hashes of its data."
     sections = [
-        Section("Training", lead, [Table.of_values("Run", training)]),
+        PageSection("Training", lead, [Table.of_values("Run", training)]),
         sent_section(results),
-        Section("Figures", "On held-out data of this run.", headline_tables(results, references)),
+        PageSection("Figures", "On held-out data of this run.", headline_tables(results, references)),
     ]
     return sections_markdown(sections)
 

@@ -114,7 +114,7 @@ Part = Table | Chart | Answers | Code | Notes
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """A section of a report."""
 
     title: str
@@ -133,7 +133,7 @@ class Page:
 
     title: str
     subtitle: str
-    sections: Sequence[Section]  # those without parts are left out
+    sections: Sequence[PageSection]  # those without parts are left out
 
 
 def cell_class(text: str) -> str:

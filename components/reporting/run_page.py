@@ -29,8 +29,8 @@ from components.reporting.page import (
     Code,
     Notes,
     Page,
+    PageSection,
     Part,
-    Section,
     Table,
     filled,
     text_table,
@@ -140,24 +140,24 @@ def run_page(results: RunResults, run: RunDescription) -> Page:
         f"{recipe.federation.method}, {results.federation.rounds} rounds with"
         f" {len(run.clients)} clients · run {run.id}",
         [
-            Section(
+            PageSection(
                 "Result",
                 "What the rounds and the alignment changed, on held-out pairs and prompts.",
                 [*headline_tables(results, run.references), *_win_rate_charts(results, run.references)],
             ),
-            Section(
+            PageSection(
                 "Learning",
                 "How accuracy and loss went over the rounds, and the policy over the steps of DPO.",
                 [Chart(figure) for figure in _learning_charts(results, run)],
             ),
-            Section(
+            PageSection(
                 "Answers",
                 "The same held-out prompts, answered by the base policy and by the aligned one"
                 + (" of a client" if load_outcome(results.federation.outcome).policy_note else "")
                 + "; the first ones by their ids, and nothing is selected.",
                 list(_answers(results, run.references)),
             ),
-            Section(
+            PageSection(
                 "Clients",
                 "Who has how many pairs, and what each client reached and sent.",
                 [
@@ -165,20 +165,22 @@ def run_page(results: RunResults, run: RunDescription) -> Page:
                     clients_table(results, run.clients),
                 ],
             ),
-            Section(
+            PageSection(
                 "Method",
                 "What is specific to this method: groups, graphs or objectives.",
                 [Chart(figure) for figure in run.charts],
             ),
             sent_section(results),
-            Section("Cost", "Time and traffic; seconds are of this machine.", [_cost_table(results, run)]),
-            Section(
+            PageSection(
+                "Cost", "Time and traffic; seconds are of this machine.", [_cost_table(results, run)]
+            ),
+            PageSection(
                 "Use it",
                 load_outcome(results.federation.outcome).policy_note
                 or "The aligned policy is a PEFT folder and a registered model.",
                 _usage(results, run),
             ),
-            Section(
+            PageSection(
                 "Recipe and environment",
                 "What the run can be repeated from.",
                 [
@@ -423,7 +425,7 @@ def clients_table(results: RunResults, clients: Mapping[str, ClientCounts]) -> T
     return Table.of("Clients", rows, caption)
 
 
-def sent_section(results: RunResults) -> Section:
+def sent_section(results: RunResults) -> PageSection:
     """What the clients' jobs sent to the server."""
     federation = results.federation
     updates = [one for record in federation.records for one in record.clients.values()]
@@ -439,7 +441,7 @@ def sent_section(results: RunResults) -> Section:
         "Texts and pairs of a client are read in its own jobs only. What a job sends is its adapter, and"
         f" numbers about it{kept}.{answers} {changed}"
     )
-    return Section("What left the clients", lead, [_sent_table(results)])
+    return PageSection("What left the clients", lead, [_sent_table(results)])
 
 
 def _sent_table(results: RunResults) -> Table:

@@ -13,7 +13,7 @@ from components.federation.clients.context import ClientContexts, rewards_folder
 from components.federation.clients.multi_objective_trainer import unique_prompts
 from components.federation.clients.private import private_root
 from components.federation.method import method_of
-from components.federation.methods.fedcmoo import FedCMOO
+from components.federation.methods.fedcmoo import FedCmoo
 from components.federation.methods.firm import Firm
 from components.federation.multi_objective import gram_matrix, mean_distance
 from components.federation.protocol import Client, Federation, GradientJob, RewardsJob, TrainJob
@@ -226,8 +226,8 @@ PPO = {
         (Firm, {"beta": 0}, {"beta": 0}),
         (Firm, {"beta": 2, "preference": {"long": 3}}, {"beta": 2, "preference": {"long": 3}}),
         (Firm, {"weights": {"long": 3, "vowels": 1}}, {"weights": {"long": 0.75, "vowels": 0.25}}),
-        (FedCMOO, {}, {"beta": 0, "weights": None}),
-        (FedCMOO, {"beta": 3}, {"beta": 3}),
+        (FedCmoo, {}, {"beta": 0, "weights": None}),
+        (FedCmoo, {"beta": 3}, {"beta": 3}),
     ],
 )
 def test_options_are_what_the_clients_train_by(method, options, expected):
@@ -240,7 +240,7 @@ def test_options_are_what_the_clients_train_by(method, options, expected):
 
 
 def test_the_servers_weights_are_those_of_the_local_objective():
-    section = FedCMOO.model_validate({"objectives": {"long": ["long"], "vowels": ["vowels"]}})
+    section = FedCmoo.model_validate({"objectives": {"long": ["long"], "vowels": ["vowels"]}})
     assert section.build_objective([0.2, 0.8]).weights == {"long": 0.2, "vowels": 0.8}
 
 

@@ -13,7 +13,7 @@ from components.reporting.page import (
     Code,
     Notes,
     Page,
-    Section,
+    PageSection,
     Table,
     cell_class,
     fenced,
@@ -39,7 +39,9 @@ PARTS = [
     Notes(["a note"]),
 ]
 PAGE = Page(
-    "B <1>", "of a test", [Section("All parts", "What it tells.", PARTS), Section("Nothing", "No.", [])]
+    "B <1>",
+    "of a test",
+    [PageSection("All parts", "What it tells.", PARTS), PageSection("Nothing", "No.", [])],
 )
 
 
@@ -136,7 +138,7 @@ def test_sections_have_links_and_those_without_parts_are_left_out(html):
 
 
 def test_a_page_without_charts_has_no_scripts():
-    page = Page("t", "", [Section("S", "", [Notes(["a note"])])])
+    page = Page("t", "", [PageSection("S", "", [Notes(["a note"])])])
     assert not Elements(to_html(page)).of("script")
 
 
@@ -168,7 +170,7 @@ def test_markdown_has_no_html_of_prompts_answers_and_names():
     tag = "<script>alert(1)</script>"
     table = Table(tag, ["", tag], [[tag, "p < 0.05"]], caption=tag)
     parts = [table, Answers(tag, {tag: tag}, {tag: tag}), Notes([tag])]
-    markdown = to_markdown(Page(tag, tag, [Section("Results", "All of it.", parts)]))
+    markdown = to_markdown(Page(tag, tag, [PageSection("Results", "All of it.", parts)]))
     assert "<script" not in markdown
     assert markdown.count("&lt;script>alert(1)&lt;/script>") == 12
     assert "p < 0.05" in markdown

@@ -16,7 +16,7 @@ from components.reporting.claims import (
     claims_table,
 )
 from components.reporting.metrics import alias_of
-from components.reporting.page import Page, Section, to_html
+from components.reporting.page import Page, PageSection, to_html
 from components.reporting.units import CLIENTS, QUESTIONS, Units
 from tests.support.contests import LOSS, TIE, WIN, contest
 
@@ -336,7 +336,7 @@ def test_the_html_report_marks_verdicts_by_class():
     findings += check(COMMON | {"at_least": 0.85})
     findings += check(COMMON | {"at_least": 0.95})
     findings += check(WINS | {"above": 0.5})
-    html = to_html(Page("B", "", [Section("Claims", "", [claims_table(findings)])]))
+    html = to_html(Page("B", "", [PageSection("Claims", "", [claims_table(findings)])]))
     for verdict in (HOLDS, UNDECIDED, FAILS):
         assert f'<td class="{verdict}">{verdict} [0.800, 0.900]</td>' in html
     assert '<td class="undecided">undecided (not measured)</td>' in html

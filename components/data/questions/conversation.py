@@ -12,7 +12,7 @@ from __future__ import annotations
 from components.data.questions.question_set import LETTERS, Question, QuestionRow, QuestionSet, Texts
 from components.data.raw import BareText
 from components.data.rows import Row
-from components.data.sources.chitchat import Reply, read_replies
+from components.data.sources.chitchat import ChitchatReply, read_replies
 from components.seeding import generator
 
 OPTIONS = 4
@@ -26,7 +26,7 @@ def conversations() -> list[Row]:
 
     The other options are replies in other conversations, drawn by the id of this one.
     """
-    first: dict[str, Reply] = {}
+    first: dict[str, ChitchatReply] = {}
     for reply in read_replies(TURNS, *WORDS):
         first.setdefault(reply.conversation, reply)
     names = sorted(first)

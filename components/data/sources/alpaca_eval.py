@@ -20,7 +20,7 @@ from components.data.sources.source import PromptSource, distinct
 HUB = "tatsu-lab/alpaca_eval"
 
 
-class OutputRow(RawRow):
+class AlpacaEvalRow(RawRow):
     """An instruction with a model's output."""
 
     instruction: BareText
@@ -46,7 +46,9 @@ class AlpacaEvalPrompts(PromptSource):
         raw = (
             from_file(Path(prompts.path)) if prompts.path else from_hub_file(HUB, self.file, prompts.revision)
         )
-        rows, dropped = distinct(OutputRow.read(*raw), lambda row: row.instruction, "instruction", raw.where)
+        rows, dropped = distinct(
+            AlpacaEvalRow.read(*raw), lambda row: row.instruction, "instruction", raw.where
+        )
         return PromptData(
             [(row.instruction, [row.output] if row.output else []) for row in rows],
             references=", ".join(sorted({row.generator or "a model" for row in rows})),

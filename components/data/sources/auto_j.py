@@ -31,7 +31,7 @@ class LabeledRow(RawRow):
     second: BareText = Field(alias="response 2")
 
 
-class AutoJ(HubPairs):
+class AutoJPairs(HubPairs):
     """Options of the source auto-j."""
 
     is_local: ClassVar[bool] = True

@@ -30,7 +30,7 @@ from components.seeding import generator
 
 
 @dataclass(frozen=True)
-class Reply:
+class ChitchatReply:
     """A reply in a conversation."""
 
     prompt: str  # the last turns before it
@@ -83,12 +83,12 @@ class Chitchat(Source):
         return SourceData(of_clients, prompts, of_judges)
 
     def _pairs_by_person(
-        self, replies: Sequence[Reply], data: DataConfig, seed: int
+        self, replies: Sequence[ChitchatReply], data: DataConfig, seed: int
     ) -> dict[str, list[Pair]]:
         conversations = sorted({reply.conversation for reply in replies})
         splits = assign(conversations, data.validation, data.test, seed)
         split = dict(zip(conversations, splits, strict=True))
-        by_person: dict[str, list[Reply]] = defaultdict(list)
+        by_person: dict[str, list[ChitchatReply]] = defaultdict(list)
         for reply in replies:
             by_person[reply.person].append(reply)
         return {
@@ -114,10 +114,12 @@ class Chitchat(Source):
             )
         return clients, sorted(judges)
 
-    def _choose_prompts(self, replies: Sequence[Reply], busy: Collection[str], seed: int) -> list[Prompt]:
+    def _choose_prompts(
+        self, replies: Sequence[ChitchatReply], busy: Collection[str], seed: int
+    ) -> list[Prompt]:
         """Draw prompts of conversations in which nobody is a client or a judge."""
         busy_conversations = {reply.conversation for reply in replies if reply.person in busy}
-        free: dict[str, list[Reply]] = defaultdict(list)
+        free: dict[str, list[ChitchatReply]] = defaultdict(list)
         for reply in replies:
             if reply.conversation not in busy_conversations:
                 free[reply.conversation].append(reply)
@@ -137,7 +139,7 @@ class Chitchat(Source):
         ]
 
 
-def read_replies(turns: int, min_words: int, max_words: int) -> list[Reply]:
+def read_replies(turns: int, min_words: int, max_words: int) -> list[ChitchatReply]:
     """Read all replies with the turns before them.
 
     Consecutive messages of a person are one turn. A reply whose prompt came up before is left out,
@@ -154,7 +156,7 @@ def read_replies(turns: int, min_words: int, max_words: int) -> list[Reply]:
             " make install"
         )
     raw = json.loads((Path(spec.origin).parent / "dataset.json").read_text(encoding="utf-8"))
-    replies: list[Reply] = []
+    replies: list[ChitchatReply] = []
     prompts: set[str] = set()
     keys: set[str] = set()
     for conversation in sorted(raw):
@@ -166,7 +168,9 @@ def read_replies(turns: int, min_words: int, max_words: int) -> list[Reply]:
             if not min_words <= len(text.split()) <= max_words or prompt in prompts:
                 continue
             key = normal(prompt)
-            replies.append(Reply(prompt, text, person, question or "no question", conversation, key in keys))
+            replies.append(
+                ChitchatReply(prompt, text, person, question or "no question", conversation, key in keys)
+            )
             prompts.add(prompt)
             keys.add(key)
     return replies
@@ -191,13 +195,13 @@ def _prompt(question: str, person: str, turns: Iterable[tuple[str, str]]) -> str
     return "\n".join(topic + lines)
 
 
-def _draw_reply(replies: Sequence[Reply], conversation: str, seed: int) -> Reply:
+def _draw_reply(replies: Sequence[ChitchatReply], conversation: str, seed: int) -> ChitchatReply:
     draw = generator(seed, "chitchat", "prompt", conversation)
     return replies[int(draw.integers(len(replies)))]
 
 
 def person_pairs(
-    replies: Sequence[Reply], split: Mapping[str, str], per_conversation: int, seed: int
+    replies: Sequence[ChitchatReply], split: Mapping[str, str], per_conversation: int, seed: int
 ) -> list[Pair]:
     """Pair the replies of one person: each is rejected once, in a rotation over the conversations.
 
@@ -208,7 +212,7 @@ def person_pairs(
         seed: of the recipe.
     """
     pairs: list[Pair] = []
-    by_split: dict[str, dict[str, list[Reply]]] = defaultdict(lambda: defaultdict(list))
+    by_split: dict[str, dict[str, list[ChitchatReply]]] = defaultdict(lambda: defaultdict(list))
     for reply in replies:
         by_split[split[reply.conversation]][reply.conversation].append(reply)
     for name, conversations in sorted(by_split.items()):
@@ -232,10 +236,10 @@ def person_pairs(
 
 
 def _rotation(
-    conversations: Mapping[str, Sequence[Reply]], per_conversation: int, draw: np.random.Generator
-) -> tuple[list[Reply], int]:
+    conversations: Mapping[str, Sequence[ChitchatReply]], per_conversation: int, draw: np.random.Generator
+) -> tuple[list[ChitchatReply], int]:
     """Replies of one person by conversation, and a shift that leads out of each conversation."""
-    blocks: list[list[Reply]] = []
+    blocks: list[list[ChitchatReply]] = []
     names = sorted(conversations)
     for i in draw.permutation(len(names)):
         replies = conversations[names[i]]
@@ -243,7 +247,7 @@ def _rotation(
         blocks.append([replies[k] for k in chosen if not replies[k].repeated_prompt])
     while blocks and 2 * max(map(len, blocks)) > sum(map(len, blocks)):
         max(blocks, key=len).pop()
-    rotation: list[Reply] = []
+    rotation: list[ChitchatReply] = []
     for block in blocks:
         rotation += block
     return rotation, max(map(len, blocks), default=0)

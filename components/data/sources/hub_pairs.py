@@ -29,7 +29,7 @@ TURN = "\n\nAssistant:"
 CITATION = re.compile(r"[ \t]*\[\d+(?:\s*,\s*\d+)*\]")
 
 
-class PairRow(RawRow):
+class HubPairRow(RawRow):
     """A prompt with two completions."""
 
     prompt: Text
@@ -46,7 +46,7 @@ class HubPairs(PairSource):
 
     name: ClassVar[str]  # of the source
     hub: ClassVar[str]  # id of the data set on the hub
-    row: ClassVar[type[RawRow]] = PairRow
+    row: ClassVar[type[RawRow]] = HubPairRow
     splits: ClassVar[tuple[str, ...]] = ("train",)  # on the hub; its test split stays the test split
     # Revision that is read where a recipe names none, e.g. the hub's conversion to parquet of a data
     # set with a loading script, which is not run.
@@ -134,7 +134,7 @@ class PyDpo(HubPairs):
     hub = "jondurbin/py-dpo-v0.1"
 
 
-class ImdbRow(PairRow):
+class ImdbRow(HubPairRow):
     """Two completions, which begin with their prompt, and their rewards."""
 
     chosen_reward: FiniteFloat
@@ -249,7 +249,7 @@ class WebGpt(HubPairs):
         return Pair(row.question, chosen, rejected, margin=abs(margin))
 
 
-class UltraFeedbackRow(PairRow):
+class UltraFeedbackRow(HubPairRow):
     """A prompt with two completions: texts, or lists of chat messages that the answer ends."""
 
     @field_validator("chosen", "rejected", mode="before")

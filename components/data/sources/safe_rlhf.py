@@ -19,7 +19,7 @@ from components.data.rows import find_file, from_file, from_hub
 from components.data.sources.source import PromptSource, distinct
 
 
-class PromptRow(RawRow):
+class SafeRlhfRow(RawRow):
     """A prompt."""
 
     prompt: BareText
@@ -45,7 +45,7 @@ class SafeRlhfPrompts(PromptSource):
             else from_hub(os.fspath(self.dataset), split="train", revision=prompts.revision)
         )
         rows, dropped = distinct(
-            PromptRow.read(*raw), lambda row: " ".join(row.prompt.split()), "prompt", raw.where
+            SafeRlhfRow.read(*raw), lambda row: " ".join(row.prompt.split()), "prompt", raw.where
         )
         return PromptData([(row.prompt, []) for row in rows], dropped=dropped)
 

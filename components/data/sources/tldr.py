@@ -73,7 +73,7 @@ class PostRow(RawRow):
         return f"SUBREDDIT: r/{self.subreddit}\nTITLE: {self.title.strip()}\nPOST: {self.post.strip()}"
 
 
-class PromptRow(RawRow):
+class PostPromptRow(RawRow):
     """A post that is a prompt already, with its author's summary in either of two columns."""
 
     id: PostId = ""
@@ -103,7 +103,7 @@ class ComparedPost(RawRow):
         return self
 
 
-class Summary(RawRow):
+class SummaryRow(RawRow):
     """A summary in a comparison."""
 
     text: BareText
@@ -119,14 +119,14 @@ class ComparisonRow(RawRow):
     """Two summaries of a post, and the worker's choice."""
 
     info: ComparedPost
-    summaries: list[Summary]
+    summaries: list[SummaryRow]
     choice: Annotated[int, one_of({0: "the first summary is better", 1: "the second"})]
     worker: Name
     extra: Extra | None = None
 
     @field_validator("summaries")
     @classmethod
-    def _check_two(cls, summaries: list[Summary]) -> list[Summary]:
+    def _check_two(cls, summaries: list[SummaryRow]) -> list[SummaryRow]:
         if len(summaries) != 2:
             raise ValueError(f"must be a list of two summaries, but has {len(summaries)}")
         return summaries
@@ -282,7 +282,7 @@ def read_post(row: Mapping[str, Any], where: str) -> PostRow:
     """Read a post in any of the public schemas."""
     if all(column in row for column in POST_COLUMNS):
         return PostRow.read_one(row, where)
-    shown = PromptRow.read_one(row, where)
+    shown = PostPromptRow.read_one(row, where)
     match = POST.match(shown.prompt)
     if match is None or not shown.model_fields_set & {"completion", "label"}:
         raise DataError(

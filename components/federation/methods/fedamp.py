@@ -35,7 +35,7 @@ class MixtureMemory(Memory):
     weights: dict[str, dict[str, float]] = Field(default_factory=dict)
 
 
-class FedAMP(PairTraining):
+class FedAmp(PairTraining):
     """Options of FedAMP. The server's adapters, by client, are the w_i."""
 
     outcome_kind: ClassVar[str] = "client-adapters"

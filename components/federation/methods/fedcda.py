@@ -44,7 +44,7 @@ class CacheMemory(Memory):
     chosen: dict[str, str] = Field(default_factory=dict)
 
 
-class FedCDA(PairTraining):
+class FedCda(PairTraining):
     """Options of FedCDA."""
 
     memory_type: ClassVar[type[Memory]] = CacheMemory

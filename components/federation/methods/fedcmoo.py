@@ -43,7 +43,7 @@ class WeightsMemory(Memory):
     weights: list[float] = Field(default_factory=list)  # lambda of the last round; empty before the first
 
 
-class FedCMOO(MultiObjectiveMethod):
+class FedCmoo(MultiObjectiveMethod):
     """Options of FedCMOO-A."""
 
     memory_type: ClassVar[type[Memory]] = WeightsMemory

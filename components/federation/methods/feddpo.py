@@ -14,5 +14,5 @@ from __future__ import annotations
 from components.federation.pair_training import AveragedPairTraining
 
 
-class FedDPO(AveragedPairTraining):
+class FedDpo(AveragedPairTraining):
     """Options of FedDPO."""

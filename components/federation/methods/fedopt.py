@@ -39,7 +39,7 @@ class OptimizerMemory(Memory):
     second_moment: str | None = None
 
 
-class FedOPT(PairTraining):
+class FedOpt(PairTraining):
     """Options of FedOPT."""
 
     memory_type: ClassVar[type[Memory]] = OptimizerMemory

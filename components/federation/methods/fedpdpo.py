@@ -22,7 +22,7 @@ from components.config.modules import BottleneckConfig, RewardHeadConfig
 from components.federation.personalization import PersonalizedMethod, StageLength
 
 
-class FedPDPO(PersonalizedMethod):
+class FedPdpo(PersonalizedMethod):
     """Options of FedPDPO."""
 
     bottleneck: BottleneckConfig | None = Field(default_factory=BottleneckConfig)

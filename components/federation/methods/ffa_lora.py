@@ -43,7 +43,7 @@ class FrozenFactorMean(Aggregator):
         return {**combined, **frozen}, metrics
 
 
-class FFALoRA(AveragedPairTraining):
+class FfaLora(AveragedPairTraining):
     """Options of FFA-LoRA; the aggregator combines the factors B."""
 
     frozen_factors: ClassVar[tuple[Literal["A", "B"], ...]] = ("A",)

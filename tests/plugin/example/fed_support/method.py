@@ -14,7 +14,7 @@ from components.federation.method import AveragingMethod
 from fed_support.aggregator import ServerStep
 
 
-class FedDPOStep(AveragingMethod):
+class FedDpoStep(AveragingMethod):
     """Options of FedDPO with partial steps."""
 
     objective: DpoObjective = Field(default_factory=DpoObjective, description="Local objective.")
