@@ -40,7 +40,7 @@ def compare_generation(comparison: Comparison) -> Ratios:
     prompts = texts[: 2 * recipe.policy.generation_batch_size]
     ways: dict[str, Callable[[], AbstractContextManager[object]]] = {
         "continuous": nullcontext,
-        "batches": lambda: _patched("continuous_batch.supports_slots", lambda model: False),
+        "batches": lambda: _patched("continuous_batch.supports_continuous_batch", lambda model: False),
         "separate": lambda: _patched("merging.merged_adapter", lambda model: nullcontext()),
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}

@@ -63,8 +63,8 @@ def dirichlet(
         shuffled = [members[i] for i in draw.permutation(len(members))]
         clients = draw.permutation(n_clients)  # or rounding would favor the same clients in every domain
         ends = np.cumsum(draw.dirichlet(np.full(n_clients, alpha))) * len(shuffled)
-        slots = np.minimum(np.searchsorted(ends, np.arange(len(shuffled)) + 0.5), n_clients - 1)
-        client_of |= {group: int(clients[slot]) for group, slot in zip(shuffled, slots, strict=True)}
+        places = np.minimum(np.searchsorted(ends, np.arange(len(shuffled)) + 0.5), n_clients - 1)
+        client_of |= {group: int(clients[place]) for group, place in zip(shuffled, places, strict=True)}
     _fill_empty(client_of, n_clients)
     return _clients_of_rows(groups, client_of)
 

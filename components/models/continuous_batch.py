@@ -1,9 +1,9 @@
-"""Rows of a batch of completions, generated in slots or by transformers.
+"""Completions generated in a continuous batch, or by transformers.
 
-A batch has slots. A completion that ends leaves its slot to the next one, so the model never computes
-a row that has ended while others wait. The completions of a prompt share one pass over it. All rows
-end at the same column of the cache of keys and values, and each has its own first column, so the
-mask of a step is that of a batch that is padded on the left.
+A completion that ends leaves its row of the batch to the next one, so the model never computes a row
+that has ended while others wait. The completions of a prompt share one pass over it. All rows end at
+the same column of the cache of keys and values, and each has its own first column, so the mask of a
+step is that of a batch that is padded on the left.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import LogitsProcessorList
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from components.models.key_values import SlotCache
+from components.models.key_values import RowCache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Row:
-    """A completion that is being generated."""
+class CompletionRequest:
+    """A completion that is asked for, and its tokens so far."""
 
     prompt: int  # position of its prompt
     number: int  # among the completions of the prompt
@@ -56,7 +56,7 @@ def choose_tokens(logits: torch.Tensor, temperature: float, noise: Sequence[torc
     return cast("list[int]", gumbel.add_(logits.float(), alpha=1 / temperature).argmax(dim=-1).tolist())
 
 
-def supports_slots(model: PreTrainedModel | PeftModel) -> bool:
+def supports_continuous_batch(model: PreTrainedModel | PeftModel) -> bool:
     """Whether a model's past is keys and values of positions that the caller can name.
 
     It is not where layers have a recurrent state, or where positions follow from the columns.
@@ -82,38 +82,38 @@ class _Prompt:
 
 
 class ContinuousBatch:
-    """Rows in the slots of a batch."""
+    """A batch whose rows are refilled."""
 
     def __init__(
         self,
         model: PreTrainedModel | PeftModel,
         encoded: Sequence[list[int]],
-        rows: Sequence[Row],
+        requests: Sequence[CompletionRequest],
         settings: GenerationSettings,
         stop_ids: Sequence[int],
         pad: int,
     ) -> None:
-        """A batch of a model that `supports_slots`, which rows enter in their order."""
-        # The row in each slot, None for a slot that is free.
-        self.rows: list[Row | None] = [None] * min(settings.batch_size, len(rows))
+        """A batch of a model that `supports_continuous_batch`, which requests enter in their order."""
+        # The request in each row, None for a row that is free.
+        self.requests: list[CompletionRequest | None] = [None] * min(settings.batch_size, len(requests))
         self._model = _base_model(model)
         self._encoded = encoded
-        self._waiting = list(rows)
+        self._waiting = list(requests)
         self._settings = settings
         self._stop_ids = frozenset(stop_ids)
         self._pad = pad
-        longest = max((len(encoded[row.prompt]) for row in rows), default=0)
+        longest = max((len(encoded[request.prompt]) for request in requests), default=0)
         layers: int = self._model.config.get_text_config().num_hidden_layers
-        self._cache = SlotCache(layers, len(self.rows), longest, settings.max_new_tokens)
+        self._cache = RowCache(layers, len(self.requests), longest, settings.max_new_tokens)
         self._prompts: dict[int, _Prompt] = {}
         has_option = "logits_to_keep" in inspect.signature(self._model.forward).parameters
         self._last_position = {"logits_to_keep": 1} if has_option else {}
 
-    def run(self) -> Iterator[list[Row]]:
-        """Generate all rows, and yield those that have ended as soon as they have."""
+    def run(self) -> Iterator[list[CompletionRequest]]:
+        """Generate all completions, and yield those that have ended as soon as they have."""
         with torch.inference_mode():
-            while self._waiting or any(self.rows):
-                if self._waiting and None in self.rows:
+            while self._waiting or any(self.requests):
+                if self._waiting and None in self.requests:
                     ended = self._admit()
                 else:
                     self._shrink()
@@ -121,18 +121,20 @@ class ContinuousBatch:
                 if ended:
                     yield ended
 
-    def _admit(self) -> list[Row]:
-        """Fill the free slots, and choose the first token of each row that enters."""
-        free = [slot for slot, row in enumerate(self.rows) if row is None]
+    def _admit(self) -> list[CompletionRequest]:
+        """Fill the free rows, and choose the first token of each request that enters."""
+        free = [row for row, request in enumerate(self.requests) if request is None]
         entering = self._waiting[: len(free)]
         self._waiting = self._waiting[len(free) :]
-        self._prefill(sorted({row.prompt for row in entering} - self._prompts.keys()))
-        slots = free[: len(entering)]
-        for slot, row in zip(slots, entering, strict=True):
-            self.rows[slot] = row
-            self._cache.enter(slot, self._prompts[row.prompt].key_values)
-        ended = self._append(slots, torch.stack([self._prompts[row.prompt].logits for row in entering]))
-        waiting = {row.prompt for row in self._waiting}
+        self._prefill(sorted({request.prompt for request in entering} - self._prompts.keys()))
+        rows = free[: len(entering)]
+        for row, request in zip(rows, entering, strict=True):
+            self.requests[row] = request
+            self._cache.enter(row, self._prompts[request.prompt].key_values)
+        ended = self._append(
+            rows, torch.stack([self._prompts[request.prompt].logits for request in entering])
+        )
+        waiting = {request.prompt for request in self._waiting}
         self._prompts = {prompt: done for prompt, done in self._prompts.items() if prompt in waiting}
         return ended
 
@@ -149,14 +151,14 @@ class ContinuousBatch:
             key_values = [(layer.keys[n, :, -length:], layer.values[n, :, -length:]) for layer in layers]
             self._prompts[prompt] = _Prompt(key_values, logits[n])
 
-    def _step(self) -> list[Row]:
-        slots = [slot for slot, row in enumerate(self.rows) if row is not None]
-        mask, positions = self._cache.open_column(slots)
-        ids = torch.full((len(self.rows), 1), self._pad)
-        for slot in slots:
-            ids[slot] = cast(Row, self.rows[slot]).ids[-1]
+    def _step(self) -> list[CompletionRequest]:
+        rows = [row for row, request in enumerate(self.requests) if request is not None]
+        mask, positions = self._cache.open_column(rows)
+        ids = torch.full((len(self.requests), 1), self._pad)
+        for row in rows:
+            ids[row] = cast(CompletionRequest, self.requests[row]).ids[-1]
         logits = self._forward(ids, mask, positions, self._cache)
-        return self._append(slots, logits[slots])
+        return self._append(rows, logits[rows])
 
     def _forward(
         self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, past: Any
@@ -173,39 +175,39 @@ class ContinuousBatch:
         )
         return cast("torch.Tensor", output.logits[:, -1])
 
-    def _append(self, slots: Sequence[int], logits: torch.Tensor) -> list[Row]:
-        """Choose the next token of the rows in slots, and free the slots of those that end."""
-        rows = [cast(Row, self.rows[slot]) for slot in slots]
-        tokens = choose_tokens(logits, self._settings.temperature, [row.noise for row in rows])
+    def _append(self, rows: Sequence[int], logits: torch.Tensor) -> list[CompletionRequest]:
+        """Choose the next token of some rows, and free those that end."""
+        requests = [cast(CompletionRequest, self.requests[row]) for row in rows]
+        tokens = choose_tokens(logits, self._settings.temperature, [request.noise for request in requests])
         ended = []
-        for slot, row, token in zip(slots, rows, tokens, strict=True):
-            row.ids.append(token)
-            if token in self._stop_ids or len(row.ids) == self._settings.max_new_tokens:
-                self.rows[slot] = None
-                ended.append(row)
+        for row, request, token in zip(rows, requests, tokens, strict=True):
+            request.ids.append(token)
+            if token in self._stop_ids or len(request.ids) == self._settings.max_new_tokens:
+                self.requests[row] = None
+                ended.append(request)
         return ended
 
     def _shrink(self) -> None:
-        """Drop the free slots once half of the slots are free and no row is waiting for them."""
-        slots = [slot for slot, row in enumerate(self.rows) if row is not None]
-        if 2 * len(slots) <= len(self.rows):
-            self._cache.select(slots)
-            self.rows = [self.rows[slot] for slot in slots]
+        """Drop the free rows once half of the rows are free and no request is waiting for them."""
+        rows = [row for row, request in enumerate(self.requests) if request is not None]
+        if 2 * len(rows) <= len(self.requests):
+            self._cache.select(rows)
+            self.requests = [self.requests[row] for row in rows]
 
 
 def generate_batches(
     model: PreTrainedModel | PeftModel,
     encoded: Sequence[list[int]],
-    rows: Sequence[Row],
+    requests: Sequence[CompletionRequest],
     settings: GenerationSettings,
     stop_ids: list[int],
     pad: int,
-) -> Iterator[list[Row]]:
-    """Generate rows of a model that does not `supports_slots` by transformers' `generate`, in batches."""
+) -> Iterator[list[CompletionRequest]]:
+    """Generate by transformers' `generate`, in batches, where a model has no `supports_continuous_batch`."""
     generating: Any = model
-    for start in range(0, len(rows), settings.batch_size):
-        batch = list(rows[start : start + settings.batch_size])
-        ids, mask = _pad_left([encoded[row.prompt] for row in batch], pad)
+    for start in range(0, len(requests), settings.batch_size):
+        batch = list(requests[start : start + settings.batch_size])
+        ids, mask = _pad_left([encoded[request.prompt] for request in batch], pad)
         with torch.inference_mode():
             sequences: torch.Tensor = generating.generate(
                 input_ids=ids.to(model.device),
@@ -216,8 +218,8 @@ def generate_batches(
                 do_sample=False,
                 logits_processor=LogitsProcessorList([_token_chooser(batch, settings.temperature)]),
             )
-        for row, tokens in zip(batch, sequences[:, ids.shape[1] :].tolist(), strict=True):
-            row.ids.extend(tokens)
+        for request, tokens in zip(batch, sequences[:, ids.shape[1] :].tolist(), strict=True):
+            request.ids.extend(tokens)
         yield batch
 
 
@@ -232,12 +234,12 @@ def _pad_left(rows: Sequence[list[int]], pad: int) -> tuple[torch.Tensor, torch.
 
 
 def _token_chooser(
-    rows: Sequence[Row], temperature: float
+    requests: Sequence[CompletionRequest], temperature: float
 ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """A logits processor whose result is largest at the token of `choose_tokens`."""
 
     def choose(input_ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        chosen = choose_tokens(logits, temperature, [row.noise for row in rows])
+        chosen = choose_tokens(logits, temperature, [request.noise for request in requests])
         tokens = torch.as_tensor(chosen, device=logits.device)
         return torch.full_like(logits, -torch.inf).scatter_(1, tokens[:, None], 0.0)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from components.models.continuous_batch import Row
+    from components.models.continuous_batch import CompletionRequest
 
 GenerationProgress = Callable[[int, int], None]  # called with (completions done, completions in total)
 
@@ -76,52 +76,61 @@ def generate_completions(
     """
     import torch
 
-    from components.models.continuous_batch import ContinuousBatch, Row, generate_batches, supports_slots
+    from components.models.continuous_batch import (
+        CompletionRequest,
+        ContinuousBatch,
+        generate_batches,
+        supports_continuous_batch,
+    )
     from components.models.merging import merged_adapter
 
     stop_ids = find_stop_ids(model.generation_config, tokenizer)
     pad = cast(int, tokenizer.pad_token_id)
     keys = [SampleKey(seed, n) for n in range(len(encoded))] if isinstance(seed, int) else seed
-    # Rows of similar length are neighbors, so that little of a batch is padding.
-    order = sorted(product(range(len(encoded)), range(settings.count)), key=lambda row: len(encoded[row[0]]))
-    rows = []
+    # Prompts of similar length are neighbors, so that little of a batch is padding.
+    order = sorted(
+        product(range(len(encoded)), range(settings.count)), key=lambda pair: len(encoded[pair[0]])
+    )
+    requests = []
     for prompt, number in order:
         noise_seed = derive(keys[prompt].seed, "generate", keys[prompt].position, number)
-        rows.append(Row(prompt, number, torch.Generator(model.device).manual_seed(noise_seed)))
+        requests.append(
+            CompletionRequest(prompt, number, torch.Generator(model.device).manual_seed(noise_seed))
+        )
     result: dict[tuple[int, int], Completion] = {}
-    report_at = {*range(settings.batch_size, len(rows), settings.batch_size), len(rows)}
+    report_at = {*range(settings.batch_size, len(requests), settings.batch_size), len(requests)}
     lock = Lock()
 
-    def collect(batch: Iterator[list[Row]]) -> None:
+    def collect(batch: Iterator[list[CompletionRequest]]) -> None:
         for ended in batch:
             with lock:
-                for row in ended:
-                    result[row.prompt, row.number] = _to_completion(tokenizer, row.ids, stop_ids)
+                for request in ended:
+                    result[request.prompt, request.number] = _to_completion(tokenizer, request.ids, stop_ids)
                     if progress is not None and len(result) in report_at:
-                        progress(len(result), len(rows))
+                        progress(len(result), len(requests))
 
     with merged_adapter(model):
-        if supports_slots(model):
-            parts = split_rows(rows, concurrent_parts(model.device))
+        if supports_continuous_batch(model):
+            parts = split_requests(requests, concurrent_parts(model.device))
             settings = replace(settings, batch_size=-(-settings.batch_size // len(parts)))
             batches = [ContinuousBatch(model, encoded, part, settings, stop_ids, pad).run() for part in parts]
         else:
-            batches = [generate_batches(model, encoded, rows, settings, stop_ids, pad)]
+            batches = [generate_batches(model, encoded, requests, settings, stop_ids, pad)]
         run_concurrently([partial(collect, batch) for batch in batches])
     return [[result[i, k] for k in range(settings.count)] for i in range(len(encoded))]
 
 
-def split_rows(rows: Sequence[Row], count: int) -> list[list[Row]]:
-    """Deal rows to at most so many parts, prompt by prompt, so that prompts are computed once."""
+def split_requests(requests: Sequence[CompletionRequest], count: int) -> list[list[CompletionRequest]]:
+    """Divide requests into at most so many parts, prompt by prompt, so that prompts are computed once."""
     ranks: dict[int, int] = {}
-    for row in rows:
-        ranks.setdefault(row.prompt, len(ranks))
-    parts = [[row for row in rows if ranks[row.prompt] % count == k] for k in range(count)]
+    for request in requests:
+        ranks.setdefault(request.prompt, len(ranks))
+    parts = [[request for request in requests if ranks[request.prompt] % count == k] for k in range(count)]
     return [part for part in parts if part] or [[]]
 
 
 def _to_completion(tokenizer: PreTrainedTokenizerBase, ids: list[int], stop_ids: list[int]) -> Completion:
-    """The completion of a generated row, which ends with its first stop token."""
+    """The completion of generated tokens, which ends with its first stop token."""
     stop = next((n for n, token in enumerate(ids) if token in stop_ids), None)
     completion = ids if stop is None else ids[: stop + 1]
     # A token that ends a turn need not be a special token of the tokenizer.

@@ -11,23 +11,23 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 SPARE_COLUMNS = 64  # beyond the longest row, after which the columns of the rows move to the front
 
 
-class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # has no annotations
+class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # has no annotations
     """Keys and values of one layer, of which the columns [left, end) are in use."""
 
     is_sliding = False
     is_croppable = False
-    keys: Any  # [slots, heads, columns, size]
+    keys: Any  # [rows, heads, columns, size]
     values: Any
 
-    def __init__(self, slots: int, columns: int) -> None:
+    def __init__(self, rows: int, columns: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # has no annotations
         self.left = self.end = 0
-        self._slots = slots
+        self._rows = rows
         self._columns = columns
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.keys, self.values = (
-            states.new_zeros(self._slots, states.shape[-3], self._columns, states.shape[-1])
+            states.new_zeros(self._rows, states.shape[-3], self._columns, states.shape[-1])
             for states in (key_states, value_states)
         )
         self.is_initialized = True
@@ -52,13 +52,13 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # has no ann
     def get_max_length(self) -> int:
         return self._columns
 
-    def enter(self, slot: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Write the keys and values [heads, P, size] of a prompt into the last P columns of a slot."""
+    def enter(self, row: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Write the keys and values [heads, P, size] of a prompt into the last P columns of a row."""
         if not self.is_initialized:
             self.lazy_initialization(keys, values)
         columns = slice(self.end - keys.shape[-2], self.end)
-        self.keys[slot, :, columns] = keys
-        self.values[slot, :, columns] = values
+        self.keys[row, :, columns] = keys
+        self.values[row, :, columns] = values
 
     def move(self, end: int) -> None:
         """Move the columns in use, so that they end at a column."""
@@ -68,61 +68,61 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # has no ann
         self.values[:, :, moved] = self.values[:, :, in_use].clone()
         self.left, self.end = moved.start, moved.stop
 
-    def select(self, slots: Sequence[int]) -> None:
-        """Keep some slots, in this order."""
-        self.keys, self.values = self.keys[slots], self.values[slots]
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep some rows, in this order."""
+        self.keys, self.values = self.keys[rows], self.values[rows]
 
     def reset(self) -> None:
         self.left = self.end = 0
 
 
-class SlotCache(Cache):
+class RowCache(Cache):
     """The past of the rows of a batch, which end at the same column and start at columns of their own."""
 
-    def __init__(self, layers: int, slots: int, longest_prompt: int, max_new_tokens: int) -> None:
+    def __init__(self, layers: int, rows: int, longest_prompt: int, max_new_tokens: int) -> None:
         columns = longest_prompt + max_new_tokens + min(max_new_tokens, SPARE_COLUMNS)
-        self._slot_layers = [SlotLayer(slots, columns) for _ in range(layers)]
-        super().__init__(layers=list(self._slot_layers))
+        self._row_layers = [RowLayer(rows, columns) for _ in range(layers)]
+        super().__init__(layers=list(self._row_layers))
         self._longest_prompt = longest_prompt
         self._columns = columns
-        self._first = [0] * slots
-        for layer in self._slot_layers:
+        self._first = [0] * rows
+        for layer in self._row_layers:
             layer.left = layer.end = longest_prompt
 
     @property
     def _end(self) -> int:
-        return self._slot_layers[0].end
+        return self._row_layers[0].end
 
-    def enter(self, slot: int, key_values: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Put a prompt into a free slot: keys and values of each layer, [heads, P, size]."""
-        self._first[slot] = self._end - key_values[0][0].shape[-2]
-        for layer, (keys, values) in zip(self._slot_layers, key_values, strict=True):
-            layer.enter(slot, keys, values)
+    def enter(self, row: int, key_values: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Put a prompt into a free row: keys and values of each layer, [heads, P, size]."""
+        self._first[row] = self._end - key_values[0][0].shape[-2]
+        for layer, (keys, values) in zip(self._row_layers, key_values, strict=True):
+            layer.enter(row, keys, values)
 
-    def open_column(self, slots: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Prepare for one more token of the rows in slots; a free slot sees only the new column.
+    def open_column(self, rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Prepare for one more token of rows; the other rows, which are free, see only the new column.
 
         Returns:
-            the mask of the columns, [all slots, columns in use + 1], and the position of the new token in
-            its row, [all slots, 1].
+            the mask of the columns, [all rows, columns in use + 1], and the position of the new token in
+            its row, [all rows, 1].
         """
-        left = min(self._first[slot] for slot in slots)
-        for layer in self._slot_layers:
+        left = min(self._first[row] for row in rows)
+        for layer in self._row_layers:
             layer.left = left
         if self._end == self._columns:
             end = max(self._longest_prompt, self._end - left)
             distance = self._end - end
             self._first = [start - distance for start in self._first]
-            for layer in self._slot_layers:
+            for layer in self._row_layers:
                 layer.move(end)
         end = self._end
-        used = set(slots)
-        first = torch.tensor([start if slot in used else end for slot, start in enumerate(self._first)])
-        columns = torch.arange(self._slot_layers[0].left, end + 1)
+        used = set(rows)
+        first = torch.tensor([start if row in used else end for row, start in enumerate(self._first)])
+        columns = torch.arange(self._row_layers[0].left, end + 1)
         return (columns >= first[:, None]).long(), (end - first)[:, None]
 
-    def select(self, slots: Sequence[int]) -> None:
-        """Keep some slots, in this order."""
-        self._first = [self._first[slot] for slot in slots]
-        for layer in self._slot_layers:
-            layer.select(slots)
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep some rows, in this order."""
+        self._first = [self._first[row] for row in rows]
+        for layer in self._row_layers:
+            layer.select(rows)

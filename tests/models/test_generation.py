@@ -10,13 +10,13 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from components.models.continuous_batch import (
+    CompletionRequest,
     ContinuousBatch,
-    Row,
     choose_tokens,
     generate_batches,
-    supports_slots,
+    supports_continuous_batch,
 )
-from components.models.generation import GenerationSettings, generate_completions, split_rows
+from components.models.generation import GenerationSettings, generate_completions, split_requests
 from components.models.key_values import SPARE_COLUMNS
 from tests.support.random_models import FAMILIES, build_random
 from tests.support.recording import record_calls
@@ -36,40 +36,40 @@ def llama():
     return build_random("llama")
 
 
-def new_rows(encoded, settings):
-    """The rows of prompts, in the order of the prompts."""
+def new_requests(encoded, settings):
+    """The requests of prompts, in the order of the prompts."""
     return [
-        Row(prompt, number, torch.Generator().manual_seed(100 * prompt + number))
+        CompletionRequest(prompt, number, torch.Generator().manual_seed(100 * prompt + number))
         for prompt in range(len(encoded))
         for number in range(settings.count)
     ]
 
 
 def run(model, encoded, settings):
-    """Ids of each row by a continuous batch, and the rows in the order in which they ended."""
-    rows = new_rows(encoded, settings)
-    batches = ContinuousBatch(model, encoded, rows, settings, STOP_IDS, 0).run()
+    """Ids of each request by a continuous batch, and the requests in the order in which they ended."""
+    requests = new_requests(encoded, settings)
+    batches = ContinuousBatch(model, encoded, requests, settings, STOP_IDS, 0).run()
     ended = list(chain.from_iterable(batches))
-    return [row.ids for row in rows], ended
+    return [request.ids for request in requests], ended
 
 
 def run_alone(model, encoded, settings):
-    """Ids of each row, whose tokens are chosen one by one from the logits of the whole sequence."""
-    rows = new_rows(encoded, settings)
-    for row in rows:
-        while len(row.ids) < settings.max_new_tokens and not set(row.ids) & set(STOP_IDS):
+    """Ids of each request, whose tokens are chosen one by one from the logits of the whole sequence."""
+    requests = new_requests(encoded, settings)
+    for request in requests:
+        while len(request.ids) < settings.max_new_tokens and not set(request.ids) & set(STOP_IDS):
             with torch.no_grad():
-                ids = torch.tensor([encoded[row.prompt] + row.ids])
+                ids = torch.tensor([encoded[request.prompt] + request.ids])
                 logits = model(input_ids=ids, use_cache=False).logits
-            row.ids += choose_tokens(logits[:, -1], settings.temperature, [row.noise])
-    return [row.ids for row in rows]
+            request.ids += choose_tokens(logits[:, -1], settings.temperature, [request.noise])
+    return [request.ids for request in requests]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("batch_size", [1, 4, 64])
 def test_each_completion_is_the_one_that_its_prompt_has_alone(model, temperature, batch_size):
     settings = GenerationSettings(batch_size, max_new_tokens=9, temperature=temperature, count=2)
-    assert supports_slots(model)
+    assert supports_continuous_batch(model)
     ids, _ = run(model, ENCODED, settings)
     assert ids == run_alone(model, ENCODED, settings)
     if temperature:
@@ -79,11 +79,12 @@ def test_each_completion_is_the_one_that_its_prompt_has_alone(model, temperature
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_batch_of_transformers_gives_the_same_completions(llama, temperature):
     settings = GenerationSettings(4, max_new_tokens=9, temperature=temperature, count=2)
-    rows = new_rows(ENCODED, settings)
-    assert sum(len(batch) for batch in generate_batches(llama, ENCODED, rows, settings, STOP_IDS, 0)) == 12
+    requests = new_requests(ENCODED, settings)
+    batches = generate_batches(llama, ENCODED, requests, settings, STOP_IDS, 0)
+    assert sum(map(len, batches)) == 12
     expected = run_alone(llama, ENCODED, settings)
-    for row, ids in zip(rows, expected, strict=True):
-        assert row.ids[: len(ids)] == ids
+    for request, ids in zip(requests, expected, strict=True):
+        assert request.ids[: len(ids)] == ids
 
 
 def test_rows_that_outlast_the_columns_move_to_the_front(llama):
@@ -96,14 +97,14 @@ def test_rows_that_outlast_the_columns_move_to_the_front(llama):
     assert ids == run_alone(llama, encoded, settings)
 
 
-def test_a_row_takes_the_slot_of_one_that_has_ended(llama, monkeypatch):
+def test_a_request_takes_the_row_of_one_that_has_ended(llama, monkeypatch):
     settings = GenerationSettings(2, max_new_tokens=6, temperature=0.8)
     columns = record_calls(monkeypatch, ContinuousBatch, "_forward", lambda self, ids, *_: ids.numel())
     ids, ended = run(llama, ENCODED, settings)
-    assert sorted(row.prompt for row in ended) == list(range(6))
+    assert sorted(request.prompt for request in ended) == list(range(6))
     steps = sum(len(row) - 1 for row in ids)
     decoded = sum(n for n in columns if n <= 2)
-    assert steps <= decoded <= steps + settings.max_new_tokens, "only the last rows leave slots free"
+    assert steps <= decoded <= steps + settings.max_new_tokens, "rows stay free at the end alone"
 
 
 def test_the_completions_of_a_prompt_share_one_pass_over_it(llama, monkeypatch):
@@ -126,12 +127,12 @@ def test_no_prompts_give_no_rows(llama):
 
 
 def test_every_prompt_is_in_one_part_with_all_its_completions():
-    rows = new_rows(ENCODED[:5], GenerationSettings(4, max_new_tokens=1, count=3))
-    parts = split_rows(rows, 2)
-    assert [{row.prompt for row in part} for part in parts] == [{0, 2, 4}, {1, 3}]
-    assert sorted(map(id, parts[0] + parts[1])) == sorted(map(id, rows))
-    assert split_rows(rows[:3], 2) == [rows[:3]]
-    assert split_rows([], 2) == [[]]
+    requests = new_requests(ENCODED[:5], GenerationSettings(4, max_new_tokens=1, count=3))
+    parts = split_requests(requests, 2)
+    assert [{request.prompt for request in part} for part in parts] == [{0, 2, 4}, {1, 3}]
+    assert sorted(map(id, parts[0] + parts[1])) == sorted(map(id, requests))
+    assert split_requests(requests[:3], 2) == [requests[:3]]
+    assert split_requests([], 2) == [[]]
 
 
 def test_two_batches_with_a_thread_each_give_the_completions_of_one(llama, two_threads, monkeypatch):
@@ -143,13 +144,13 @@ def test_two_batches_with_a_thread_each_give_the_completions_of_one(llama, two_t
         monkeypatch,
         ContinuousBatch,
         "_step",
-        lambda self: (threading.get_ident(), torch.get_num_threads(), len(self.rows)),
+        lambda self: (threading.get_ident(), torch.get_num_threads(), len(self.requests)),
     )
     concurrent = generate_completions(llama, tokenizer, ENCODED, settings, seed=1)
     assert torch.get_num_threads() == 2
     assert len({thread for thread, _, _ in steps}) == 2
     assert {threads for _, threads, _ in steps} == {1}
-    assert max(slots for _, _, slots in steps) == 2
+    assert max(rows for _, _, rows in steps) == 2
     torch.set_num_threads(1)
     assert generate_completions(llama, tokenizer, ENCODED, settings, seed=1) == concurrent
     assert steps[-1][0] == threading.get_ident()
@@ -172,7 +173,7 @@ def test_random_batches_give_the_completions_of_single_rows(llama):
 def test_other_pasts_are_not_supported(family):
     config = AutoConfig.for_model(family, vocab_size=40, hidden_size=16, num_hidden_layers=2)
     with torch.device("meta"):
-        assert not supports_slots(AutoModelForCausalLM.from_config(config))
+        assert not supports_continuous_batch(AutoModelForCausalLM.from_config(config))
 
 
 # --- the choice of a token

@@ -206,7 +206,7 @@ def test_samples_follow_the_models_softmax(policy, temperature):
 @pytest.mark.slow
 @pytest.mark.parametrize("continuous", [True, False])
 def test_the_backbones_generation_settings_do_not_change_samples(policy, monkeypatch, continuous):
-    monkeypatch.setattr(continuous_batch, "supports_slots", lambda model: continuous)
+    monkeypatch.setattr(continuous_batch, "supports_continuous_batch", lambda model: continuous)
 
     def load_with_settings(*arguments):
         model = load_backbone(*arguments)
@@ -266,7 +266,7 @@ def test_the_end_of_sequence_token_is_part_of_the_ids_and_not_of_the_text(policy
     def generate(input_ids, **_):
         return torch.cat([input_ids, torch.tensor([[41, 42, 2, 0, 0]])], 1)
 
-    monkeypatch.setattr(continuous_batch, "supports_slots", lambda model: False)
+    monkeypatch.setattr(continuous_batch, "supports_continuous_batch", lambda model: False)
     monkeypatch.setattr(policy.model, "generate", generate)
     completion = policy.generate(["p"], seed=0)[0][0]
     assert 2 in find_stop_ids(policy.model.generation_config, policy.tokenizer)

@@ -79,16 +79,16 @@ def loss_map(record: StepRecord, groups: Groups) -> Figure:
     Rows are sorted by the clients' true groups; clients that reported no losses have no colors.
     """
     assignment = grouping_of(record) or {}
-    slots = list(record.adapters)
+    selectors = list(record.adapters)
     names = sorted(assignment, key=lambda name: (groups.get(name) or "", name))
     labels = {name: name + (f" ({groups[name]})" if groups.get(name) else "") for name in names}
     losses = {name: client.losses for name, client in record.clients.items()}
-    unknown = [float("nan")] * len(slots)
+    unknown = [float("nan")] * len(selectors)
     return heat_map(
         f"Client grouping after round {record.rounds_done} (frame: the client's selector)",
         "validation loss (nats)",
         list(labels.values()),
-        slots,
+        selectors,
         [losses.get(name, unknown) for name in names],
         {label: assignment[name] for name, label in labels.items()},
     )
