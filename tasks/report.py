@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.config import Recipe
 from components.data.data_report import read_client_counts, read_report
-from components.data.records import known_groups, read_rows
+from components.data.records import read_rows, read_true_clusters
 from components.environment import PRIVATE_PREFECT
 from components.evaluation.contests import Contest
 from components.evaluation.diagnostics import load_diagnostics
@@ -55,7 +55,7 @@ def write_report(run: Run, recipe: Recipe) -> None:
 def read_results(run: Run, recipe: Recipe) -> RunResults:
     """The results of a finished run, and the summaries by its method's diagnostics."""
     federation = run.federation_result()
-    diagnosed = DiagnosedRun.of(recipe, known_groups(run.prepared))
+    diagnosed = DiagnosedRun.of(recipe, read_true_clusters(run.prepared))
     diagnostics = zip(federation.diagnostics, load_diagnostics(federation.diagnostics), strict=True)
     evaluation = run.evaluation_result()
     return RunResults(
@@ -85,7 +85,7 @@ def describe(run: Run, results: RunResults) -> RunDescription:
     partition: dict[str, Counter[str]] = {name: Counter() for name in clients}
     for row in read_rows(run.prepared / "pairs.parquet"):
         partition[row["client_id"]][domain_label(row["domain"])] += 1
-    diagnosed = DiagnosedRun.of(results.recipe, known_groups(run.prepared))
+    diagnosed = DiagnosedRun.of(results.recipe, read_true_clusters(run.prepared))
     charts = [
         figure
         for diagnostic in load_diagnostics(federation.diagnostics)

@@ -130,10 +130,10 @@ def assemble(data: DataConfig, seed: int) -> DataSet:
         trees=trees,
     )
     _check_counts(counts)
-    groups = source.groups if data.partition == "natural" else {}
+    true_clusters = source.true_clusters if data.partition == "natural" else {}
     return DataSet(
         {"pairs": pairs, "judge": judge, "prompts": prompts},
-        _client_counts(pairs, clients, groups),
+        _client_counts(pairs, clients, true_clusters),
         counts,
         summaries,
         (*source.warnings, *repeat_warnings(repeats)),
@@ -218,11 +218,13 @@ def _check_counts(counts: RowCounts) -> None:
 
 
 def _client_counts(
-    pairs: pd.DataFrame, clients: Sequence[str], groups: Mapping[str, str]
+    pairs: pd.DataFrame, clients: Sequence[str], true_clusters: Mapping[str, str]
 ) -> dict[str, ClientCounts]:
     counts = Counter(zip(pairs["client_id"], pairs["split"], strict=True))
     return {
-        client: ClientCounts(**{split: counts[client, split] for split in SPLITS}, group=groups.get(client))
+        client: ClientCounts(
+            **{split: counts[client, split] for split in SPLITS}, group=true_clusters.get(client)
+        )
         for client in clients
     }
 

@@ -115,7 +115,7 @@ class SourceData:
     pairs: list[Pair]
     prompts: list[Prompt]  # of the server; of equal ones the first is used
     judge: list[Pair]  # of owners outside the federation; may be empty
-    groups: dict[str, str] = field(default_factory=dict)  # true group of each client, if it is known
+    true_clusters: dict[str, str] = field(default_factory=dict)  # of each client, where they are known
     dropped: dict[str, int] = field(default_factory=dict)  # raw rows that became no pair, by reason
     warnings: tuple[str, ...] = ()  # what may be wrong with the rows, as sentences
 
@@ -192,8 +192,8 @@ def read_clients(folder: Path) -> dict[str, dict[str, int]]:
     return {name: counts.rows() for name, counts in sorted(read_client_counts(folder).items())}
 
 
-def known_groups(folder: Path) -> dict[str, str | None]:
-    """True group of each client, None where the source does not know it, by client id."""
+def read_true_clusters(folder: Path) -> dict[str, str | None]:
+    """True cluster of each client, None where the source does not know it, by client id."""
     return {name: counts.group for name, counts in sorted(read_client_counts(folder).items())}
 
 

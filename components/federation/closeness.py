@@ -1,8 +1,8 @@
 """The choice of one candidate adapter per client so that the chosen ones are close together (FedCDA).
 
 An exact search over T candidates of each of A clients takes T^A evaluations. The approximation
-iterates over groups of clients: it tries all combinations of one group while the other clients keep
-their choice, until no group changes. The objective never increases, and with one group the search
+iterates over blocks of clients: it tries all combinations of one block while the other clients keep
+their choice, until no block changes. The objective never increases, and with one block the search
 is exact. Distances follow from the inner products of the candidates' movements.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 MAX_PASSES = 20
-"""Maximum number of passes over the groups. Each pass lowers the objective, so few are needed."""
+"""Maximum number of passes over the blocks. Each pass lowers the objective, so few are needed."""
 
 Products = npt.NDArray[np.float64]
 
@@ -46,7 +46,7 @@ def spread(products: Products, members: Sequence[int], weights: npt.NDArray[np.f
 
 
 def choose_closest(
-    candidates: Candidates, start: Sequence[int], free: Sequence[int], group: int
+    candidates: Candidates, start: Sequence[int], free: Sequence[int], block_size: int
 ) -> list[int]:
     """Choose one candidate of each of M clients so that they are close together, see the module.
 
@@ -55,14 +55,14 @@ def choose_closest(
     Args:
         start: [M], the index of the candidate that each client starts with.
         free: clients whose choice may change.
-        group: number of them that are tried together.
+        block_size: number of them that are tried together.
     """
     chosen = list(start)
-    groups = [list(free[begin : begin + group]) for begin in range(0, len(free), group)]
+    blocks = [list(free[begin : begin + block_size]) for begin in range(0, len(free), block_size)]
     best = candidates.spread(chosen)
     for _ in range(MAX_PASSES):
         changed = False
-        for members in groups:
+        for members in blocks:
             for places in product(*(range(len(candidates.rows[client])) for client in members)):
                 trial = list(chosen)
                 for client, place in zip(members, places, strict=True):

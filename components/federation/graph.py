@@ -242,25 +242,25 @@ def inverse_weights(source: str, edges: Mapping[str, float]) -> dict[str, float]
     return {name: ratio / total for name, ratio in ratios.items()}
 
 
-def own_group_share(
-    weights: Mapping[str, Mapping[str, float]], groups: Mapping[str, str | None]
+def own_cluster_share(
+    weights: Mapping[str, Mapping[str, float]], true_clusters: Mapping[str, str | None]
 ) -> dict[str, float]:
-    """Share of the clients' aggregation that comes from their own groups, themselves excluded.
+    """Share of the clients' aggregation that comes from their own true clusters, themselves excluded.
 
     The weights are those of the clients that each one is aggregated with, its own among them.
-    `neighbors` is the share of the neighbors that are of the client's true group, `weight` the same
+    `neighbors` is the share of the neighbors that are of the client's true cluster, `weight` the same
     by weight, and `chance` the share that random neighbors among these clients would have; NaN
     where there are no neighbors.
     """
     neighbors: list[tuple[float, bool]] = []
     for name, members in weights.items():
         for other, weight in members.items():
-            if other != name and groups.get(name) and groups.get(other):
-                neighbors.append((weight, groups[name] == groups[other]))
-    grouped = [name for name in weights if groups.get(name)]
+            if other != name and true_clusters.get(name) and true_clusters.get(other):
+                neighbors.append((weight, true_clusters[name] == true_clusters[other]))
+    known = [name for name in weights if true_clusters.get(name)]
     random_pairs: list[bool] = []
-    for name in grouped:
-        random_pairs += [groups[name] == groups[other] for other in grouped if other != name]
+    for name in known:
+        random_pairs += [true_clusters[name] == true_clusters[other] for other in known if other != name]
     mass = sum(weight for weight, _ in neighbors)
     own_mass = sum(weight for weight, same in neighbors if same)
     return {

@@ -82,7 +82,8 @@ class Loss:
     dropout = True  # PPO has none: the ratio to the policy that was received would be noisy
     concurrent = False  # whether two halves of a micro-batch may be computed at a time on the CPU
     accumulates = True  # whether a step has as many minibatches as the optimizer says, or one
-    groups: tuple[ParameterGroup, ...] = ()  # trained beside the model's parameters, such as a critic
+    # Trained beside the model's parameters, such as a critic.
+    parameter_groups: tuple[ParameterGroup, ...] = ()
 
     @classmethod
     def draw_minibatches(
@@ -188,7 +189,7 @@ def train(
     minibatches: Iterable[Rows],
     loss: Loss,
     training: Training,
-    groups: tuple[ParameterGroup, ...] = (),
+    parameter_groups: tuple[ParameterGroup, ...] = (),
     gradient_rule: GradientRule | None = None,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Trained:
@@ -201,7 +202,7 @@ def train(
         parameters: the parameters to train (fp32).
         minibatches: their number determines the length of the schedule.
         training: its steps and its batch size are not used.
-        groups: further parameters of the model, at rates of their own.
+        parameter_groups: further parameters of the model, at rates of their own.
         gradient_rule: None takes `mean_gradients`.
         optimizer: over the parameters; None takes that of `build_optimizer`.
 
@@ -214,7 +215,7 @@ def train(
     steps = [batches[start : start + size] for start in range(0, len(batches), size)]
     optimizer = optimizer or build_optimizer(parameters, config)
     clipped = [parameters]
-    for members, lr in (*groups, *loss.groups):
+    for members, lr in (*parameter_groups, *loss.parameter_groups):
         optimizer.add_param_group({"params": list(members), "lr": lr})
         clipped.append(members)
     penalty = proximal_term(parameters, training.proximal_weight)
@@ -241,7 +242,7 @@ def train(
                     break
                 if training.before_step is not None:
                     training.before_step()
-                norms.append(math.hypot(*(clip_gradients(group, config.clip) for group in clipped)))
+                norms.append(math.hypot(*(clip_gradients(members, config.clip) for members in clipped)))
                 rate = float(scheduler.get_last_lr()[0])
                 optimizer.step()
                 scheduler.step()

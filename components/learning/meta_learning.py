@@ -89,7 +89,7 @@ class MetaLoss(Loss):
     ) -> None:
         """Wrap a loss; the batches are those of `group_meta_batches`, and lr is that of the inner steps."""
         self.loss = loss
-        self.dropout, self.groups = loss.dropout, loss.groups
+        self.dropout, self.parameter_groups = loss.dropout, loss.parameter_groups
         self.tokens = 0  # of the inner steps
         self._meta_batches = meta_batches
         self._remaining = iter(meta_batches)

@@ -64,7 +64,7 @@ class PairPpoLoss(Loss):
         self.critic: Critic | None = None
         if isinstance(data.objective, OfflinePpoObjective) and data.objective.critic is not None:
             self.critic = Critic(data.objective.critic, data)
-            self.groups = ((list(self.critic.head.parameters()), data.objective.critic.lr),)
+            self.parameter_groups = ((list(self.critic.head.parameters()), data.objective.critic.lr),)
         self.encoded = {int(n): self.resident.encode_pair(data.pairs[n]) for n in data.used}
         self.places = {int(n): place for place, n in enumerate(data.used)}
         self.distances: list[float] = []  # KL from the received policy of each minibatch (nats per token)

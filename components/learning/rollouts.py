@@ -59,9 +59,9 @@ def sample_rollout(
     per completion, is a RewardError.
     """
     resident.model.eval()
-    groups = resident.policy.generate(prompts, seed, ppo.temperature, count=count)
+    answers = resident.policy.generate(prompts, seed, ppo.temperature, count=count)
     repeated = [prompt for prompt in prompts for _ in range(count)]
-    completions: list[Any] = [completion for group in groups for completion in group]
+    completions: list[Any] = [completion for answer in answers for completion in answer]
     texts = [completion.text for completion in completions]
     rows: list[TokenRow] = [
         (resident.policy.encode(prompt), list(completion.ids))

@@ -233,8 +233,8 @@ def _adapter_bytes(targets: list[tuple[str, int, int]], lora: LoraConfig, precis
     """
     factors = FP32 * lora.r * len(targets)
     if precision.bytes == FP32 and not lora.dropout:
-        groups = {SHARED_INPUTS.get(name, f"{name} {inputs}"): inputs for name, inputs, _ in targets}
-        return factors + FP32 * sum(groups.values())
+        inputs_by_label = {SHARED_INPUTS.get(name, f"{name} {inputs}"): inputs for name, inputs, _ in targets}
+        return factors + FP32 * sum(inputs_by_label.values())
     mask = precision.mask_bytes if lora.dropout else 0
     return factors + (FP32 + mask) * sum(inputs for _, inputs, _ in targets)
 

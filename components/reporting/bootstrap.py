@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
-Group = Mapping[str, Sequence[float]]
+Stratum = Mapping[str, Sequence[float]]
 """Values by unit, as many for each."""
 
 CELLS = 2**22
@@ -30,30 +30,30 @@ TAIL = 0.025
 
 
 def resample_means(
-    seeds: Sequence[Mapping[str, Group]], resamples: int, numbers: np.random.Generator
+    seeds: Sequence[Mapping[str, Stratum]], resamples: int, numbers: np.random.Generator
 ) -> Array:
-    """Means over resampled seeds of the sums of their groups' means over resampled units, [resamples, C].
+    """Means over resampled seeds of the sums of their strata's means over resampled units, [resamples, C].
 
     Args:
-        seeds: of each seed, its groups of units, by name. The values of a unit are drawn together,
-            so that differences within it stay paired; groups are drawn independently. A group of one
+        seeds: of each seed, its strata of units, by name. The values of a unit are drawn together,
+            so that differences within it stay paired; strata are drawn independently. A stratum of one
             unit is a number that is known of the seed as a whole.
     """
     drawn = numbers.integers(len(seeds), size=(resamples, len(seeds)))
     totals: Array | float = 0.0
-    for name in dict.fromkeys(name for groups in seeds for name in groups):
-        groups = {seed: own[name] for seed, own in enumerate(seeds) if name in own}
-        counts = Counter(unit for group in groups.values() for unit in group)
+    for name in dict.fromkeys(name for strata in seeds for name in strata):
+        strata = {seed: own[name] for seed, own in enumerate(seeds) if name in own}
+        counts = Counter(unit for stratum in strata.values() for unit in stratum)
         resample = _resample_shared if max(counts.values()) > 1 else _resample_nested
-        totals = totals + resample(groups, drawn, numbers)
+        totals = totals + resample(strata, drawn, numbers)
     return np.asarray(totals) / len(seeds)
 
 
 def _resample_nested(
-    groups: Mapping[int, Group], drawn: npt.NDArray[np.int64], numbers: np.random.Generator
+    strata: Mapping[int, Stratum], drawn: npt.NDArray[np.int64], numbers: np.random.Generator
 ) -> Array:
     """Sums over drawn seeds of means over units, which are drawn for each seed of a resample."""
-    tables = {seed: np.array(list(group.values()), dtype=np.float64) for seed, group in groups.items()}
+    tables = {seed: np.array(list(stratum.values()), dtype=np.float64) for seed, stratum in strata.items()}
     totals = np.zeros((len(drawn), next(iter(tables.values())).shape[1]))
     for position in range(drawn.shape[1]):
         for seed, units in tables.items():
@@ -63,22 +63,24 @@ def _resample_nested(
 
 
 def _resample_shared(
-    groups: Mapping[int, Group], drawn: npt.NDArray[np.int64], numbers: np.random.Generator
+    strata: Mapping[int, Stratum], drawn: npt.NDArray[np.int64], numbers: np.random.Generator
 ) -> Array:
     """Sums over drawn seeds of means over units, which are drawn once per resample from all units.
 
     A seed none of whose units was drawn, which may happen if seeds share a few only, draws its own.
     """
-    places = {unit: n for n, unit in enumerate(dict.fromkeys(u for group in groups.values() for u in group))}
+    places = {
+        unit: n for n, unit in enumerate(dict.fromkeys(u for stratum in strata.values() for u in stratum))
+    }
     batch = max(1, CELLS // len(places))
     parts = []
     for start in range(0, len(drawn), batch):
         seeds = drawn[start : start + batch]
         weights = numbers.multinomial(len(places), [1 / len(places)] * len(places), size=len(seeds))
         total: Array | float = 0.0
-        for seed, group in groups.items():
-            units = np.array(list(group.values()), dtype=np.float64)
-            own = weights[:, [places[unit] for unit in group]]
+        for seed, stratum in strata.items():
+            units = np.array(list(stratum.values()), dtype=np.float64)
+            own = weights[:, [places[unit] for unit in stratum]]
             sizes = own.sum(axis=1, keepdims=True)
             means = own @ units / np.maximum(sizes, 1)
             empty = np.nonzero(sizes[:, 0] == 0)[0]
@@ -100,14 +102,14 @@ def _draw_means(units: Array, draws: int, numbers: np.random.Generator) -> Array
 
 
 def mean_interval(
-    seeds: Sequence[Mapping[str, Group]], resamples: int, numbers: np.random.Generator
+    seeds: Sequence[Mapping[str, Stratum]], resamples: int, numbers: np.random.Generator
 ) -> tuple[float, float]:
     """The 95% interval of a mean; units have one value."""
     return _quantiles(resample_means(seeds, resamples, numbers)[:, 0])
 
 
 def share_interval(
-    seeds: Sequence[Group], decided: int, resamples: int, numbers: np.random.Generator
+    seeds: Sequence[Stratum], decided: int, resamples: int, numbers: np.random.Generator
 ) -> tuple[float, float]:
     """The 95% interval of wins / (wins + losses).
 
@@ -119,12 +121,12 @@ def share_interval(
         seeds: of each seed, its wins and losses by prompt, each multiplied by the number of prompts.
         decided: number of different prompts with a win or a loss.
     """
-    wins, losses = resample_means([{"": group} for group in seeds], resamples, numbers).T
+    wins, losses = resample_means([{"": stratum} for stratum in seeds], resamples, numbers).T
     with np.errstate(invalid="ignore"):
         shares = wins / (wins + losses)
     low = _quantiles(np.nan_to_num(shares, nan=0.0))[0]
     high = _quantiles(np.nan_to_num(shares, nan=1.0))[1]
-    totals = np.array([unit for group in seeds for unit in group.values()]).sum(axis=0)
+    totals = np.array([unit for stratum in seeds for unit in stratum.values()]).sum(axis=0)
     bound = TAIL ** (1 / decided)
     if not totals[1]:
         low = min(low, bound)

@@ -16,7 +16,7 @@ from components.config.benchmark import WINS, Claim
 from components.evaluation.contests import Contest
 from components.evaluation.winrate import Verdict
 from components.reporting.benchmark_results import BenchmarkResults
-from components.reporting.bootstrap import Group, mean_interval, share_interval
+from components.reporting.bootstrap import Stratum, mean_interval, share_interval
 from components.reporting.formats import format_equal_length
 from components.reporting.metrics import alias_of, named
 from components.reporting.page import Table
@@ -166,7 +166,7 @@ def _measure_wins(name: str, results: BenchmarkResults) -> _Measured:
     return _Measured(by_seed, overall, interval, drawn=drawn)
 
 
-def _outcomes(contest: Contest) -> Group:
+def _outcomes(contest: Contest) -> Stratum:
     """Wins and losses by prompt, times the number of prompts, so that their means are a seed's totals."""
     outcomes = {prompt: [0, 0] for prompt in contest.units}
     for prompt, verdict in zip(contest.units, contest.verdicts, strict=True):
@@ -202,11 +202,11 @@ class _Term:
         mean = self.value if self.units is None else self.units.mean
         return math.isclose(mean, self.value, rel_tol=ROUNDING, abs_tol=ROUNDING)
 
-    def groups(self) -> dict[str, dict[str, float]]:
-        """Its values by group and unit; their groups' means add up to the factor times the figure."""
-        groups = {"": {"": self.value}} if self.units is None else self.units.groups
-        share = self.factor / len(groups)
-        return {name: {unit: share * value for unit, value in own.items()} for name, own in groups.items()}
+    def strata(self) -> dict[str, dict[str, float]]:
+        """Its values by stratum and unit; their strata's means add up to the factor times the figure."""
+        strata = {"": {"": self.value}} if self.units is None else self.units.strata
+        share = self.factor / len(strata)
+        return {name: {unit: share * value for unit, value in own.items()} for name, own in strata.items()}
 
 
 def _measure_figure(claim: Claim, other: str | None, results: BenchmarkResults) -> _Measured:
@@ -231,7 +231,7 @@ def _measure_figure(claim: Claim, other: str | None, results: BenchmarkResults) 
         return _Measured(by_seed, overall, reason=reason)
     numbers = generator(results.seeds[0], "claim", claim.figure, *factors)
     paired = all(map(_are_paired, terms.values()))
-    seeds = [_groups(own, paired) for own in terms.values()]
+    seeds = [_strata(own, paired) for own in terms.values()]
     interval = mean_interval(seeds, results.resamples, numbers)
     return _Measured(by_seed, overall, interval, drawn=_drawn_by(list(terms.values()), paired))
 
@@ -256,22 +256,22 @@ def _why_no_interval(figure: str, terms: Mapping[int, Sequence[_Term]], totals: 
 
 def _are_paired(terms: Sequence[_Term]) -> bool:
     """Whether the figures of a seed are of the same units."""
-    unit_names = [{name: set(group) for name, group in term.groups().items()} for term in terms]
+    unit_names = [{name: set(stratum) for name, stratum in term.strata().items()} for term in terms]
     return all(names == unit_names[0] for names in unit_names)
 
 
-def _groups(terms: Sequence[_Term], paired: bool) -> dict[str, Group]:
-    """The groups of a seed that are resampled: differences by unit where arms are paired, else both arms'."""
-    every = [term.groups() for term in terms]
+def _strata(terms: Sequence[_Term], paired: bool) -> dict[str, Stratum]:
+    """The strata of a seed that are resampled: differences by unit where arms are paired, else both arms'."""
+    every = [term.strata() for term in terms]
     if paired:
         return {
-            name: {unit: [sum(groups[name][unit] for groups in every)] for unit in group}
-            for name, group in every[0].items()
+            name: {unit: [sum(strata[name][unit] for strata in every)] for unit in stratum}
+            for name, stratum in every[0].items()
         }
     return {
-        f"{number} {name}": {unit: [value] for unit, value in group.items()}
-        for number, groups in enumerate(every)
-        for name, group in groups.items()
+        f"{number} {name}": {unit: [value] for unit, value in stratum.items()}
+        for number, strata in enumerate(every)
+        for name, stratum in strata.items()
     }
 
 

@@ -18,23 +18,23 @@ QUESTIONS = "questions"
 
 @dataclass(frozen=True)
 class Units:
-    """A metric's values by group (a question set; else only one) and unit.
+    """A metric's values by stratum (a question set; else only one) and unit.
 
-    The metric is the mean over the groups of their means.
+    The metric is the mean over the strata of their means.
     """
 
     unit: str  # CLIENTS, PROMPTS or QUESTIONS
-    groups: Mapping[str, Mapping[str, float]]
+    strata: Mapping[str, Mapping[str, float]]
 
     @property
     def values(self) -> list[float]:
         """Values of all units."""
-        return [value for group in self.groups.values() for value in group.values()]
+        return [value for stratum in self.strata.values() for value in stratum.values()]
 
     @property
     def mean(self) -> float:
         """The metric."""
-        return float(np.mean([np.mean(list(group.values())) for group in self.groups.values()]))
+        return float(np.mean([np.mean(list(stratum.values())) for stratum in self.strata.values()]))
 
     @property
     def worst(self) -> float:
@@ -103,7 +103,7 @@ def _scaled(values: Mapping[str, float] | None, scale: float) -> dict[str, float
 
 
 def _question_units(rows: Sequence[Mapping[str, Any]]) -> dict[str, Units]:
-    """Units of the accuracy and of the success rate of answered questions, a group per set."""
+    """Units of the accuracy and of the success rate of answered questions, a stratum per set."""
     right: dict[str, dict[str, float]] = {}
     succeeded: dict[str, dict[str, float]] = {}
     for row in rows:
@@ -113,4 +113,4 @@ def _question_units(rows: Sequence[Mapping[str, Any]]) -> dict[str, Units]:
             succeeded.setdefault(row["set"], {})[row["id"]] = float(success)
     prefix = "questions/aligned/mean"
     figures = {f"{prefix}/accuracy": right, f"{prefix}/success": succeeded}
-    return {name: Units(QUESTIONS, groups) for name, groups in figures.items() if groups}
+    return {name: Units(QUESTIONS, strata) for name, strata in figures.items() if strata}

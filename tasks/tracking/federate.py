@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.config import Recipe
-from components.data.records import known_groups
+from components.data.records import read_true_clusters
 from components.evaluation.diagnostics import load_diagnostics
-from components.evaluation.diagnostics.diagnostic import DiagnosedRun, Groups
+from components.evaluation.diagnostics.diagnostic import DiagnosedRun, TrueClusters
 from components.federation.method import method_of
 from components.models.adapters import export_adapter
 from components.models.store import AdapterStore
@@ -37,7 +37,7 @@ class FederationLog:
     parent: str  # MLflow run of the whole run, which has the main curves; in a benchmark it is the same
     recipe: Recipe
     store: AdapterStore
-    groups: Groups  # the clients' true groups, where the source knows them
+    true_clusters: TrueClusters  # the clients' true clusters, where the source knows them
     data: Mapping[str, str] = field(default_factory=dict)  # MLflow's names of what accuracy is measured on
 
     @classmethod
@@ -46,7 +46,7 @@ class FederationLog:
         parent = run.metadata()["mlflow_run_id"]
         store = AdapterStore(run.federation / "adapters")
         pairs = {"dataset_name": "pairs", "dataset_digest": data_digest(run.prepared / "pairs.parquet")}
-        return cls(run_id, parent, recipe, store, known_groups(run.prepared), pairs)
+        return cls(run_id, parent, recipe, store, read_true_clusters(run.prepared), pairs)
 
     def log_evaluation(self, evaluation: RoundEvaluation) -> None:
         """Log a measurement, as one of the adapter that was logged for its round, if it was a single one."""
@@ -72,7 +72,7 @@ def log_steps(target: FederationLog, records: Sequence[StepRecord], start: int) 
         log.log_json(numbers, f"rounds/{record.step:05d}.json")
         log_curves(target.run_id, target.parent, step_points(records[: position + 1]))
         for diagnostic in diagnostics:
-            diagnostic.log(record, target.groups, log)
+            diagnostic.log(record, target.true_clusters, log)
         last = record.rounds_done == federation.rounds
         if record.ends_round and (last or record.rounds_done % federation.keep_every == 0):
             for name, digest in record.adapters.items():
@@ -173,7 +173,7 @@ def log_federation(target: FederationLog, run: Run, result: FederationResult) ->
     log.log_table(client_rows(result.records), "clients.json")
     log.log_file(run.federation / RESULT, "federation")
     log.log_folder(run.federation / "final", "federation/adapters")
-    diagnosed = DiagnosedRun.of(target.recipe, target.groups)
+    diagnosed = DiagnosedRun.of(target.recipe, target.true_clusters)
     for diagnostic in load_diagnostics(result.diagnostics):
         diagnostic.log_result(result, diagnosed, log)
 

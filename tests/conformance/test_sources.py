@@ -46,7 +46,7 @@ def pairs(section):
         "pairs": [pair_values(pair) for pair in data.pairs],
         "judge": [pair_values(pair) for pair in data.judge],
         "prompts": [prompt._asdict() for prompt in data.prompts],
-        "groups": data.groups,
+        "groups": data.true_clusters,
         "dropped": data.dropped,
         "warnings": list(data.warnings),
     }

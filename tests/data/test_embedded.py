@@ -72,7 +72,7 @@ def test_half_of_an_annotators_pairs_are_common_taste_and_half_its_own(annotator
 def test_aclsum_prefers_the_whole_summary_and_the_annotators_aspect(annotators, papers):
     by_prompt = {paper.prompt: paper for paper in papers}
     for rows, aspect_of in (
-        (annotators.pairs, annotators.groups),
+        (annotators.pairs, annotators.true_clusters),
         (annotators.judge, {f"judge-{i:02d}": aclsum.ASPECTS[i % 3] for i in range(6)}),
     ):
         for row in rows:
@@ -121,7 +121,7 @@ def test_aclsum_is_a_function_of_the_seed(annotators):
 @pytest.mark.slow
 def test_aclsum_has_one_annotator_per_client_and_refuses_more_papers_than_the_data_have():
     data = sources.load(DataConfig(source="aclsum", clients=5, options={"papers_per_annotator": 2}), 0)
-    assert data.groups == {f"annotator-{i:02d}": aclsum.ASPECTS[i % 3] for i in range(5)}
+    assert data.true_clusters == {f"annotator-{i:02d}": aclsum.ASPECTS[i % 3] for i in range(5)}
     with pytest.raises(RecipeError, match=r"papers_per_annotator .* it is 91, but train_papers is only 90"):
         data_config(source="aclsum", options={"papers_per_annotator": 91})
     with pytest.raises(DataError, match=r"asks for 251 papers .*, but aclsum has 250"):

@@ -1,4 +1,4 @@
-"""The diagnostic of the clients' grouping: losses, and agreement with the true groups."""
+"""The diagnostic of the clients' grouping: losses, and agreement with the true clusters."""
 
 import math
 

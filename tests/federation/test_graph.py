@@ -17,7 +17,7 @@ from components.federation.graph import (
     divergence_matrix,
     inverse_weights,
     mst_weights,
-    own_group_share,
+    own_cluster_share,
     shortest_path,
     shortest_path_weights,
     spanning_tree,
@@ -375,10 +375,10 @@ def test_the_share_of_the_own_group_leaves_out_the_client_itself_and_unknown_gro
         "c": {"c": 0.6, "a": 0.4},
         "d": {"d": 0.5, "e": 0.5},
     }
-    shares = own_group_share(weights, GROUPS)
+    shares = own_cluster_share(weights, GROUPS)
     assert shares == pytest.approx({"neighbors": 2 / 4, "weight": 0.9 / 1.4, "chance": 4 / 12})
 
 
 def test_without_neighbors_there_is_no_share_of_the_own_group():
-    for value in own_group_share({"a": {"a": 1.0}}, GROUPS).values():
+    for value in own_cluster_share({"a": {"a": 1.0}}, GROUPS).values():
         assert math.isnan(value)

@@ -178,7 +178,7 @@ def test_losses_that_are_no_matrix_are_refused(group):
     "previous", [[0, 1], [0, 1, 2], [0, 1, -2], [0, 1, 0.5], [0, None, 1], ["a", "b", "c"]]
 )
 def test_previous_groups_that_do_not_fit_are_refused(previous):
-    with pytest.raises(ValueError, match="previous groups must be 3 numbers between -1 and 1"):
+    with pytest.raises(ValueError, match="previous clusters must be 3 numbers between -1 and 1"):
         balanced_groups(np.zeros((3, 2)), previous)
 
 

@@ -262,7 +262,7 @@ def test_the_spread_follows_from_inner_products_and_the_search_is_exact_with_one
     assert spread(candidates.products, newest, candidates.weights) == pytest.approx(objective(NEWEST))
     combinations = itertools.product(*(range(len(row)) for row in candidates.rows))
     best = min(objective(places) for places in combinations)
-    chosen = choose_closest(candidates, NEWEST, [0, 1, 2, 3], group=4)
+    chosen = choose_closest(candidates, NEWEST, [0, 1, 2, 3], block_size=4)
     assert objective(chosen) == pytest.approx(best)
 
 
@@ -274,7 +274,7 @@ def test_the_search_by_groups_never_ends_with_a_larger_spread_than_the_newest(se
 
 
 def test_the_search_changes_only_the_choice_of_free_clients(search):
-    first, *_, last = choose_closest(search[0], NEWEST, [1, 2], group=2)
+    first, *_, last = choose_closest(search[0], NEWEST, [1, 2], block_size=2)
     assert (first, last) == (NEWEST[0], NEWEST[3])
 
 

@@ -89,10 +89,10 @@ class WeightSum(SquaredNorm):
         return self.weight.sum().expand(len(indices))
 
 
-def run(model, config=SGD, steps=1, seed=0, loss=None, groups=(), **settings):
+def run(model, config=SGD, steps=1, seed=0, loss=None, parameter_groups=(), **settings):
     training = Training(steps, 2, config, seed, **settings)
     minibatches = training.draw_minibatches(4)
-    return train(model, [model.weight], minibatches, loss or ModelLoss(model), training, groups)
+    return train(model, [model.weight], minibatches, loss or ModelLoss(model), training, parameter_groups)
 
 
 @pytest.mark.parametrize(
@@ -359,11 +359,11 @@ class TwoWeights(torch.nn.Module):
 def test_the_proximal_term_holds_the_parameters_at_the_optimizers_rate_alone(belongs_to_the_loss):
     """Private modules, and those of the loss such as a critic, are not pulled to their initial values."""
     model = TwoWeights()
-    groups = (([model.other], 0.1),)
+    parameter_groups = (([model.other], 0.1),)
     loss = ModelLoss(model)
     if belongs_to_the_loss:
-        loss.groups, groups = groups, ()
-    run(model, SGD, steps=2, loss=loss, groups=groups, proximal_weight=2.0)
+        loss.parameter_groups, parameter_groups = parameter_groups, ()
+    run(model, SGD, steps=2, loss=loss, parameter_groups=parameter_groups, proximal_weight=2.0)
     assert model.weight.item() == pytest.approx(-(1.5 + 0.5 * (3 - 2 * 1.5)))
     assert model.other.item() == pytest.approx(-0.8)
 

@@ -56,7 +56,7 @@ def test_seeds_with_one_value_each_are_drawn_alone():
     assert mean_interval(own([0.1], [0.4], [0.9]), RESAMPLES, numbers()) == pytest.approx((0.1, 0.9))
 
 
-def test_groups_of_a_seed_are_drawn_independently_and_added():
+def test_strata_of_a_seed_are_drawn_independently_and_added():
     """Of an unpaired difference of equal prompts the deviation is that of both, of a paired one it is 0."""
     values = np.arange(50.0)
     (both,) = resample_means([own(values)[0] | {"other": own(-values)[0][""]}], RESAMPLES, numbers()).T

@@ -170,8 +170,8 @@ def test_clients_of_other_names_are_not_paired():
 
 def test_questions_are_drawn_within_their_set_and_every_set_counts_once():
     """A set whose answers are all right adds half of the figure to every resample."""
-    groups = {"boolq": {"1": 1.0}, "csqa": {"1": 1.0, "2": 0.0, "3": 0.0, "4": 1.0}}
-    units = {n: {"answer_accuracy": Units(QUESTIONS, groups)} for n in range(2)}
+    strata = {"boolq": {"1": 1.0}, "csqa": {"1": 1.0, "2": 0.0, "3": 0.0, "4": 1.0}}
+    units = {n: {"answer_accuracy": Units(QUESTIONS, strata)} for n in range(2)}
     claim = {"arm": "A", "figure": "answer_accuracy", "above": 0.4}
     (finding,) = check(claim, {"A": {n: {"answer_accuracy": 0.75} for n in units}}, units={"A": units})
     assert finding.low == pytest.approx(0.5)

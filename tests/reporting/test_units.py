@@ -92,7 +92,7 @@ def test_questions_are_units_by_set_and_every_set_counts_once(debug):
     assert units[ACCURACY].unit == QUESTIONS
     assert units[ACCURACY].mean == pytest.approx((1 / 3 + 1) / 2)
     assert units[SUCCESS].mean == pytest.approx((1 / 3 + 1) / 2)
-    assert units[ACCURACY].groups["csqa"] == {"1": 1.0, "2": 0.0, "3": 0.0}
+    assert units[ACCURACY].strata["csqa"] == {"1": 1.0, "2": 0.0, "3": 0.0}
 
 
 def test_questions_without_samples_have_no_success(debug):

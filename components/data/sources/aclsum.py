@@ -147,8 +147,8 @@ class AclSum(Source):
         judged: list[Pair] = []
         for annotator in self._annotators("judge", self.judge_annotators):
             judged += _judge_pairs(annotator, sets["judge"], seed, self.judge_own_taste)
-        groups = {annotator.name: annotator.aspect for annotator in annotators}
-        return SourceData(pairs, self._prompts(sets, seed), judged, groups)
+        true_clusters = {annotator.name: annotator.aspect for annotator in annotators}
+        return SourceData(pairs, self._prompts(sets, seed), judged, true_clusters)
 
     def _paper_sets(self, papers: Sequence[Paper], seed: int) -> dict[str, list[Paper]]:
         sizes = {

@@ -13,10 +13,10 @@ from components.evaluation.diagnostics.diagnostic import (
     DiagnosedRun,
     Diagnostic,
     DiagnosticSink,
-    Groups,
     Summary,
+    TrueClusters,
 )
-from components.federation.graph import own_group_share
+from components.federation.graph import own_cluster_share
 from components.federation.methods.drift import Drift, GraphMemory
 from components.names import short_labels
 from components.results import FederationResult, StepRecord
@@ -30,14 +30,14 @@ WEIGHT = "symmetric KL (nats)"
 
 
 class ClientGraphDiagnostic(Diagnostic):
-    """Each round's graph as JSON, all as charts, and the share of own-group neighbors."""
+    """Each round's graph as JSON, all as charts, and the share of neighbors of the same true cluster."""
 
-    def log(self, record: StepRecord, groups: Groups, sink: DiagnosticSink) -> None:
+    def log(self, record: StepRecord, true_clusters: TrueClusters, sink: DiagnosticSink) -> None:
         """Log the graph of a round."""
         memory = GraphMemory.model_validate(record.memory)
         sink.log_json(memory.graph, f"graphs/{record.step:05d}.json")
-        if any(groups.values()):
-            shares = own_group_share(memory.weights, groups)
+        if any(true_clusters.values()):
+            shares = own_cluster_share(memory.weights, true_clusters)
             metrics = {f"graph/{name}": value for name, value in shares.items()}
             sink.log_metrics(metrics, record.logged_at)
 
@@ -49,11 +49,11 @@ class ClientGraphDiagnostic(Diagnostic):
         sink.log_charts(figures, "graphs/graphs.html")
 
     def summarize(self, result: FederationResult, run: DiagnosedRun) -> Summary:
-        """Mean over the rounds of the share of own-group neighbors, and the share by chance."""
-        if not any(run.groups.values()):
+        """Mean over the rounds of that share, and the share by chance."""
+        if not any(run.true_clusters.values()):
             return Summary()
         memories = [GraphMemory.model_validate(record.memory) for record in result.records]
-        shares = [own_group_share(memory.weights, run.groups) for memory in memories]
+        shares = [own_cluster_share(memory.weights, run.true_clusters) for memory in memories]
         figures = {}
         for name, key in (("neighbors", "neighbors"), ("neighbors_chance", "chance")):
             values = [share[key] for share in shares if not math.isnan(share[key])]
@@ -71,7 +71,7 @@ def graph_charts(record: StepRecord, run: DiagnosedRun) -> list[Figure]:
 
     All divergences, the minimum spanning tree, and the shortest paths of the first client. The graph
     that decides who is aggregated says so, and has a ring around those that the first client is
-    aggregated with. Clients that diverge less are closer together, and groups are colors.
+    aggregated with. Clients that diverge less are closer together, and true clusters are colors.
     """
     memory = GraphMemory.model_validate(record.memory)
     graph = nx.node_link_graph(memory.graph, edges="edges")
@@ -85,7 +85,7 @@ def graph_charts(record: StepRecord, run: DiagnosedRun) -> list[Figure]:
         for one in names
     }
     layout = nx.kamada_kawai_layout(graph, dist=distances) if len(names) > 2 else nx.circular_layout(graph)
-    nodes = {name: (*layout[name], run.groups.get(name) or "") for name in names}
+    nodes = {name: (*layout[name], run.true_clusters.get(name) or "") for name in names}
     paths: set[tuple[str, ...]] = set()
     for path in nx.single_source_dijkstra_path(graph, first, weight="weight").values():
         paths |= {tuple(sorted(step)) for step in pairwise(path)}

@@ -13,8 +13,8 @@ from components.results import FederationResult, StepRecord
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-Groups = Mapping[str, str | None]
-"""True group by client; None if the source does not know it."""
+TrueClusters = Mapping[str, str | None]
+"""True cluster by client; None if the source does not know it."""
 
 
 class DiagnosticSink(Protocol):
@@ -57,21 +57,21 @@ class DiagnosedRun:
 
     name: str  # method or arm, for labels
     seed: int
-    groups: Groups
+    true_clusters: TrueClusters
     preferences: Mapping[str, float] = field(default_factory=dict)  # by objective; empty without several
     options: Method | None = None  # of the method
 
     @classmethod
-    def of(cls, recipe: Recipe, groups: Groups) -> DiagnosedRun:
+    def of(cls, recipe: Recipe, true_clusters: TrueClusters) -> DiagnosedRun:
         """The run of a recipe."""
         method = method_of(recipe.federation)
-        return cls(recipe.federation.method, recipe.seed, groups, method.preferences(), method)
+        return cls(recipe.federation.method, recipe.seed, true_clusters, method.preferences(), method)
 
 
 class Diagnostic:
     """Logs, summarizes and draws what is specific to a method. All parts are optional."""
 
-    def log(self, record: StepRecord, groups: Groups, sink: DiagnosticSink) -> None:
+    def log(self, record: StepRecord, true_clusters: TrueClusters, sink: DiagnosticSink) -> None:
         """Log a committed step."""
 
     def log_result(self, result: FederationResult, run: DiagnosedRun, sink: DiagnosticSink) -> None:

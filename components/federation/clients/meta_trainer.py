@@ -36,14 +36,16 @@ class MetaTrainer(PolicyTrainer):
         minibatches: list[Rows],
         training: Training,
         parameters: Parameters,
-        groups: tuple[ParameterGroup, ...],
+        parameter_groups: tuple[ParameterGroup, ...],
     ) -> dict[str, float]:
         """Take meta-steps on the minibatches."""
         meta_batches = group_meta_batches(minibatches, self._options.inner_steps)
         inner_lr, size = self._options.inner_lr, training.micro_batch_size
         meta_loss = MetaLoss(loss, meta_batches, parameters, inner_lr, size)
         training = replace(training, seed=derive(training.seed, "meta"))
-        return super()._minimize(meta_loss, meta_loss.outer_minibatches, training, parameters, groups)
+        return super()._minimize(
+            meta_loss, meta_loss.outer_minibatches, training, parameters, parameter_groups
+        )
 
     def score_pairs(
         self, pairs: Pairs, adapter: Adapter, context: ClientContext, batch_size: int | None = None

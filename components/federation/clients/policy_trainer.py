@@ -190,7 +190,7 @@ class PolicyTrainer(ResidentPolicyTrainer):
         return {"personal": personal, "shared": self._train_stage(client, "shared")}
 
     def _train_stage(self, client: ClientRound, trained: TrainedPart) -> dict[str, float]:
-        """Train a group of modules in its part of a round."""
+        """Train some of the modules in their part of a round."""
         config, method, job = self._config, self._method, client.job
         personal_lr = client.rates.learning_rate(method.personal_lr, config.rate_decay)
         training = Training(
@@ -211,8 +211,8 @@ class PolicyTrainer(ResidentPolicyTrainer):
         loss = self._build_loss(
             client.context, client.rows, minibatches, progress, client.numbers, client.tensors
         )
-        with trainable(self.resident, trained, personal_lr) as (parameters, groups):
-            metrics = self._minimize(loss, minibatches, training, parameters, groups)
+        with trainable(self.resident, trained, personal_lr) as (parameters, parameter_groups):
+            metrics = self._minimize(loss, minibatches, training, parameters, parameter_groups)
         client.numbers, client.tensors = loss.numbers(), loss.tensors()
         return metrics
 
@@ -222,14 +222,14 @@ class PolicyTrainer(ResidentPolicyTrainer):
         minibatches: list[Rows],
         training: Training,
         parameters: Parameters,
-        groups: tuple[ParameterGroup, ...],
+        parameter_groups: tuple[ParameterGroup, ...],
     ) -> dict[str, float]:
         """Train parameters on minibatches; the metrics."""
-        trained = train(self.resident.model, parameters, minibatches, loss, training, groups)
+        trained = train(self.resident.model, parameters, minibatches, loss, training, parameter_groups)
         return loss.metrics(trained)
 
     def _part(self, steps: Sequence[object], trained: TrainedPart) -> Sequence[object]:
-        """The steps of a round in which a group of modules is trained; see StageLength.divide."""
+        """The steps of a round in which some of the modules are trained; see StageLength.divide."""
         if self._method.personal_stage is None:
             return steps
         personal, shared = self._method.personal_stage.divide(len(steps))
@@ -329,8 +329,8 @@ def trainable(
     for parameter in frozen:
         parameter.requires_grad_(False)
     try:
-        groups = ((private, personal_lr),) if trained == "all" and private else ()
-        yield (private if trained == "personal" else shared), groups
+        parameter_groups = ((private, personal_lr),) if trained == "all" and private else ()
+        yield (private if trained == "personal" else shared), parameter_groups
     finally:
         for parameter in frozen:
             parameter.requires_grad_(True)

@@ -28,7 +28,12 @@ from pydantic import Field, field_validator
 from components.config import FederationConfig, Recipe, RecipeError
 from components.federation.aggregators.aggregator import AnyAggregator
 from components.federation.aggregators.weighted import ParticipationMean
-from components.federation.grouping import balanced_groups, count_moved, least_loss_groups, mean_loss_of_group
+from components.federation.grouping import (
+    balanced_groups,
+    count_moved,
+    least_loss_groups,
+    mean_loss_of_cluster,
+)
 from components.federation.method import Server, State
 from components.federation.methods.fedbis import FedBis
 from components.federation.protocol import Federation, Job, Memory, ScoreJob, Update
@@ -190,16 +195,16 @@ class FedBiscuit(FedBis):
         assignment = state.memory.assignment
         previous = [selectors.index(assignment[name]) for name in names] if assignment else None
         procedure = {"paper": balanced_groups, "least_loss": least_loss_groups}[self.grouping]
-        groups = procedure(losses, previous)
-        sizes = np.bincount(groups, minlength=len(selectors))
+        clusters = procedure(losses, previous)
+        sizes = np.bincount(clusters, minlength=len(selectors))
         metrics = {
             f"{adapter_name}/size": float(size) for adapter_name, size in zip(selectors, sizes, strict=True)
         }
-        metrics["moved"] = count_moved(groups, previous)
+        metrics["moved"] = count_moved(clusters, previous)
         metrics["without_vote"] = int(np.isnan(losses).all(axis=1).sum())
-        metrics["loss_of_group"] = mean_loss_of_group(losses, groups)
+        metrics["loss_of_group"] = mean_loss_of_cluster(losses, clusters)
         memory = GroupingMemory(
-            assignment={name: selectors[group] for name, group in zip(names, groups, strict=True)},
+            assignment={name: selectors[cluster] for name, cluster in zip(names, clusters, strict=True)},
             grouped_at=state.round,
             losses={name: list(row) for name, row in zip(names, losses.tolist(), strict=True)},
         )
