@@ -63,7 +63,7 @@ def line_chart(
     y_title: str,
     points: Iterable[tuple[str, float, float]],
     *,
-    reference: tuple[float, str] | None = None,
+    reference_line: tuple[float, str] | None = None,
     y_range: tuple[float, float] | None = None,
     colors: Mapping[str, str] | None = None,
 ) -> Figure:
@@ -71,7 +71,7 @@ def line_chart(
 
     Args:
         points: (name, x, y).
-        reference: a horizontal line and what it means, e.g. chance.
+        reference_line: a horizontal line and what it means, e.g. chance.
         colors: by name; other names get those of COLORS in turn.
     """
     from plotly import express
@@ -106,7 +106,7 @@ def line_chart(
     figure = Figure([*bands, *figure.data], figure.layout)
     if frame["x"].max() <= 12 and (frame["x"] % 1 == 0).all():
         figure.update_xaxes(dtick=1)
-    return _finished(figure, reference, showlegend=len(names) > 1, yaxis_range=y_range)
+    return _finished(figure, reference_line, showlegend=len(names) > 1, yaxis_range=y_range)
 
 
 def curve_charts(curves: Curves, titles: Mapping[str, str]) -> list[Figure]:
@@ -128,14 +128,14 @@ def bar_chart(
     values: Iterable[tuple[str, str, float]],
     *,
     stacked: bool = False,
-    reference: tuple[float, str] | None = None,
+    reference_line: tuple[float, str] | None = None,
     colors: Mapping[str, str] | None = None,
 ) -> Figure:
     """Means as bars side by side, with a point for each value; or stacked sums.
 
     Args:
         values: (series, name, value); several of the same bar are e.g. of several seeds.
-        reference, colors: as of line_chart.
+        reference_line, colors: as of line_chart.
     """
     from plotly import express
 
@@ -159,7 +159,7 @@ def bar_chart(
         for trace in express.scatter(frame, x="name", y="value", color="series", **texts).data:
             figure.add_trace(trace.update(marker=marker, offsetgroup=trace.name, showlegend=False))
     figure.update_xaxes(type="category", showticklabels=frame["name"].nunique() <= MAX_NAMES)
-    return _finished(figure, reference, scattermode="group")
+    return _finished(figure, reference_line, scattermode="group")
 
 
 def domain_colors(counts: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
@@ -209,10 +209,10 @@ def interval_chart(
     title: str,
     x_title: str,
     intervals: Mapping[str, tuple[float, float, float]],
-    reference: float,
+    reference_line: float,
     singles: Mapping[str, Sequence[float]] | None = None,
 ) -> Figure:
-    """Shares with their intervals, a row each, from the top; a dotted line at the reference.
+    """Shares with their intervals, a row each, from the top; a dotted line at `reference_line`.
 
     Args:
         intervals: share, lower and upper bound by name; those without a number are left out.
@@ -232,7 +232,7 @@ def interval_chart(
         marker = {"color": COLORS[1], "symbol": "line-ns-open", "size": 12}
         style = {"mode": "markers", "marker": marker, "name": "one seed", "showlegend": True}
         figure.add_scatter(x=seeds["share"], y=seeds["name"], **style)
-    figure.add_vline(reference, line={"color": GREY, "dash": "dot"})
+    figure.add_vline(reference_line, line={"color": GREY, "dash": "dot"})
     figure.update_xaxes(range=(0, 1), tickformat=".0%")
     figure.update_yaxes(autorange="reversed", type="category")
     return _finished(figure, height=140 + 38 * max(len(frame), 1))
@@ -408,10 +408,12 @@ def _texts(title: str, **labels: str) -> dict[str, Any]:
     return {"title": plotly_text(title), "labels": labels, "template": {"layout": LAYOUT}}
 
 
-def _finished(figure: Figure, reference: tuple[float, str] | None = None, **layout: Any) -> Figure:
+def _finished(figure: Figure, reference_line: tuple[float, str] | None = None, **layout: Any) -> Figure:
     """The figure with a reference line; its legend has no title unless the layout gives one."""
-    if reference is not None:
+    if reference_line is not None:
         figure.add_hline(
-            reference[0], line={"color": GREY, "dash": "dot"}, annotation_text=plotly_text(reference[1])
+            reference_line[0],
+            line={"color": GREY, "dash": "dot"},
+            annotation_text=plotly_text(reference_line[1]),
         )
     return figure.update_layout({"height": 340, "legend_title_text": ""} | layout)

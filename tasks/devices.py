@@ -25,7 +25,7 @@ from components.config.runtime import RuntimeConfig
 from components.environment import malloc_variables, release_memory
 from components.federation.clients.trainer import Trainer
 from components.federation.clients.worker import build_trainer
-from components.learning.references import ReferenceCache
+from components.learning.reference_cache import ReferenceCache
 from components.models.backbone import choose_devices, find_active_dropout
 from components.models.rewards.function import ALLOW_CODE
 
@@ -43,7 +43,7 @@ class DevicePool:
         self._building = threading.Lock()
         self._free: queue.PriorityQueue[Place] | None = None
         self._residents: dict[Place, tuple[str, Trainer]] = {}
-        self._references: tuple[str, ReferenceCache] = ("", ReferenceCache())
+        self._cached_references: tuple[str, ReferenceCache] = ("", ReferenceCache())
 
     def __reduce__(self) -> str:
         """Pickle the pool by its name, so that a task in another process uses that process's pool."""
@@ -88,7 +88,7 @@ class DevicePool:
         device = place[0]
         with self._building:  # transformers sets defaults of the whole process while it loads
             trainer = build_trainer(recipe, device, name)
-        trainer.references = self._reference_cache(recipe.policy.backbone, device)
+        trainer.reference_cache = self._reference_cache(recipe.policy.backbone, device)
         workers = recipe.runtime.workers
         if workers > 1 and device == "cpu" and (names := find_active_dropout(trainer.model)):
             raise RecipeError(
@@ -122,9 +122,9 @@ class DevicePool:
         """
         key = f"{device.partition(':')[0]}/{backbone.model_dump_json()}"
         with self._lock:
-            if self._references[0] != key:
-                self._references = (key, ReferenceCache())
-            return self._references[1]
+            if self._cached_references[0] != key:
+                self._cached_references = (key, ReferenceCache())
+            return self._cached_references[1]
 
     def release(self) -> None:
         """Drop the resident trainers and the devices, so that the next phase has their memory."""

@@ -46,14 +46,14 @@ def export_run(run: Run, folder: Path, adapter: str | None = None, merge: bool =
 def training_of(run: Run, backbone: BackboneConfig) -> str:
     """How a run was trained, and its figures once it is finished, in Markdown."""
     from components.reporting.card import training_card
-    from tasks.report import author_of_references, read_results
+    from tasks.report import answers_author, read_results
 
     if not run.is_done("evaluate"):
         return "## Training\n\nThe run was exported before its evaluation, and has no figures yet.\n"
     origin = {"run": run.id, "commits": ", ".join(run.metadata().get("commits", []))}
     for name in ("pairs", "prompts"):
         origin[f"sha256 of {name}.parquet"] = file_hash(run.prepared / f"{name}.parquet")
-    return training_card(read_results(run, run.recipe()), author_of_references(run), backbone, origin)
+    return training_card(read_results(run, run.recipe()), answers_author(run), backbone, origin)
 
 
 def aligned_policy(run: Run) -> ExportSource:

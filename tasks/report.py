@@ -69,7 +69,7 @@ def read_results(run: Run, recipe: Recipe) -> RunResults:
     )
 
 
-def author_of_references(run: Run) -> str:
+def answers_author(run: Run) -> str:
     """Who wrote the references of the held-out prompts."""
     prompts = read_report(run.prepared).prompts
     return (prompts["test"].references if "test" in prompts else "") or "human text"
@@ -95,7 +95,7 @@ def describe(run: Run, results: RunResults) -> RunDescription:
     return RunDescription(
         id=run.id,
         clients=clients,
-        references=author_of_references(run),
+        answers_author=answers_author(run),
         partition=partition,
         adapters=adapters,
         aligned=_relative(run.alignment / results.alignment.policy.folder),

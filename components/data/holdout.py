@@ -32,7 +32,7 @@ def hold_out(
     of a share of the groups (or prompts), under the owner 'judge'. A share of the clients' training
     groups become the server's unlabeled prompts, and their pairs are dropped, so that no prompt is
     on both sides. The clients' test prompts are the test prompts of the server; all completions
-    chosen for them are references.
+    chosen for them are human answers.
 
     Args:
         pairs: pairs with splits.
@@ -90,11 +90,11 @@ def _aligned(pair: Pair, share: float, seen: set[str], seed: int) -> bool:
 
 
 def evaluation_prompts(pairs: Iterable[Pair]) -> list[Prompt]:
-    """The prompts of the test pairs, with their distinct chosen completions as references."""
-    references: dict[str, list[str]] = {}
+    """The prompts of the test pairs, with their distinct chosen completions as human answers."""
+    answers: dict[str, list[str]] = {}
     for pair in pairs:
         if pair.split == "test":
-            known = references.setdefault(pair.prompt, [])
+            known = answers.setdefault(pair.prompt, [])
             if pair.chosen not in known:
                 known.append(pair.chosen)
-    return [Prompt(prompt, known, "test") for prompt, known in references.items()]
+    return [Prompt(prompt, known, "test") for prompt, known in answers.items()]

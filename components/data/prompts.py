@@ -74,7 +74,7 @@ def _other_prompts(
     """Prompts of another data set, without the forbidden ones, and their summary."""
     key = f"data.{split}_prompts"
     loaded = load_prompts(section, key, seed)
-    prompts = [Prompt(text, references, split) for text, references in loaded.prompts]
+    prompts = [Prompt(text, answers, split) for text, answers in loaded.prompts]
     short = drop_long(prompts, f"prompts of {key}", data)
     rows, left_out = _choose(short, section.max_prompts, split, forbidden, seed)
     if not rows:
@@ -86,7 +86,7 @@ def _other_prompts(
     summary = PromptSummary(
         source=section.source,
         left_out={reason: count for reason, count in counts.items() if count},
-        references=loaded.references,
+        references=loaded.answers_author,
     )
     return rows, summary
 

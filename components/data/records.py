@@ -104,7 +104,9 @@ class Prompt(NamedTuple):
     """A prompt of the server as a source reads it."""
 
     prompt: str
-    references: list[str]  # human answers, if any; the first is the opponent in a win rate against humans
+    # Human answers, if any, under the name of their column; the first is the opponent in a win rate
+    # against humans.
+    references: list[str]
     split: str  # 'align' or 'test'
 
 
@@ -124,8 +126,8 @@ class SourceData:
 class PromptData:
     """What a source of prompts returns."""
 
-    prompts: list[tuple[str, list[str]]]  # with references, if any, in the order of the data set
-    references: str = ""  # their author, e.g. 'human' or the name of a model; empty without any
+    prompts: list[tuple[str, list[str]]]  # with answers to them, if any, in the order of the data set
+    answers_author: str = ""  # e.g. 'human' or the name of a model; empty without any
     dropped: dict[str, int] = field(default_factory=dict)  # raw rows that became no prompt, by reason
 
 

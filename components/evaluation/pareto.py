@@ -33,26 +33,26 @@ def dominated(points: Points) -> npt.NDArray[np.bool_]:
     return mask
 
 
-def hypervolume(points: Points, reference: Points) -> float:
+def hypervolume(points: Points, reference_point: Points) -> float:
     """Compute the exact volume that is dominated by a front and lies above a reference point.
 
     The volume is summed over slices along the last objective.
 
     Args:
-        points: [N, M]; a point adds nothing if it lies below the reference in an objective.
-        reference: [M], the worst value of each objective that counts.
+        points: [N, M]; a point adds nothing if it lies below the reference point in an objective.
+        reference_point: [M], the worst value of each objective that counts.
 
     Raises:
         ValueError: shapes do not match, or a value is NaN or infinite.
     """
     points = _checked(points)
-    reference = np.asarray(reference, dtype=np.float64)
-    if reference.shape != points.shape[1:] or not np.isfinite(reference).all():
+    reference_point = np.asarray(reference_point, dtype=np.float64)
+    if reference_point.shape != points.shape[1:] or not np.isfinite(reference_point).all():
         raise ValueError(
-            f"the reference is {reference.tolist()}: it must be {points.shape[1]} finite numbers, one for"
-            " each objective"
+            f"the reference point is {reference_point.tolist()}: it must be {points.shape[1]} finite numbers,"
+            " one for each objective"
         )
-    return _volume(np.maximum(points - reference, 0.0))
+    return _volume(np.maximum(points - reference_point, 0.0))
 
 
 def _volume(points: Points) -> float:

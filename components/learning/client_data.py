@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from components.config import LocalObjective
-from components.learning.references import ReferenceCache
+from components.learning.reference_cache import ReferenceCache
 from components.models.logprobs import TokenRow
 from components.models.resident import Pair, ResidentPolicy
 from components.models.store import Adapter
@@ -24,7 +24,7 @@ class ClientData:
     objective: LocalObjective  # the section with the coefficients of the loss
     pairs: Sequence[Pair]
     used: npt.NDArray[np.int64]  # sorted indices of the pairs that the minibatches contain
-    references: ReferenceCache
+    reference_cache: ReferenceCache
     batch_size: int  # pairs per batch in which the reference is computed
     read_scores: Callable[[], npt.NDArray[np.float64]] | None = None  # [N, 2], by the recipe's reward
     progress: float = 0.0  # share of the rounds that are over: 0 in the first one, 1 in the last one
@@ -41,13 +41,15 @@ class ClientData:
         Those of pairs that are not used are NaN.
         """
         used = set(self.used.tolist())
-        return self.references.completion_logprobs(self.resident, self.encode_pairs(), self.batch_size, used)
+        return self.reference_cache.completion_logprobs(
+            self.resident, self.encode_pairs(), self.batch_size, used
+        )
 
     def reference_tokens(self) -> list[list[torch.Tensor]]:
         """For each used pair, the log-probabilities of the tokens of chosen and of rejected."""
         used = set(self.used.tolist())
         rows = self.encode_pairs()
-        tokens = self.references.token_logprobs(self.resident, rows, self.batch_size, used)
+        tokens = self.reference_cache.token_logprobs(self.resident, rows, self.batch_size, used)
         return [tokens[n] for n in self.used]
 
     def scores(self) -> npt.NDArray[np.float64]:

@@ -280,7 +280,7 @@ def _bars(results: BenchmarkResults) -> list[Chart]:
     if not values:
         return []
     title = "Accuracy on held-out pairs (points: seeds)"
-    return [Chart(bar_chart(title, "accuracy", values, reference=(0.5, "chance")))]
+    return [Chart(bar_chart(title, "accuracy", values, reference_line=(0.5, "chance")))]
 
 
 def _win_rates(results: BenchmarkResults) -> list[Chart]:

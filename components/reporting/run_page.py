@@ -53,8 +53,8 @@ SHOWN_PROMPTS = 12
 
 CONTESTS = {
     "aligned_vs_base": "aligned against base policy",
-    "aligned_vs_human": "aligned against {references}",
-    "base_vs_human": "base against {references}",
+    "aligned_vs_human": "aligned against {answers_author}",
+    "base_vs_human": "base against {answers_author}",
 }
 EQUAL_LENGTH = (
     "At equal length: what a logistic model of the length difference predicts for answers of equal length. A"
@@ -121,7 +121,7 @@ class RunDescription:
 
     id: str
     clients: Mapping[str, ClientCounts]  # numbers of their pairs, by client
-    references: str  # author of the references of the held-out prompts
+    answers_author: str  # of the human answers to the held-out prompts
     partition: Mapping[str, Mapping[str, int]]  # pairs by client and domain's label
     adapters: Mapping[str, str]  # folder of each exported adapter by name
     aligned: str  # folder of the aligned policy
@@ -143,7 +143,10 @@ def run_page(results: RunResults, run: RunDescription) -> Page:
             PageSection(
                 "Result",
                 "What the rounds and the alignment changed, on held-out pairs and prompts.",
-                [*headline_tables(results, run.references), *_win_rate_charts(results, run.references)],
+                [
+                    *headline_tables(results, run.answers_author),
+                    *_win_rate_charts(results, run.answers_author),
+                ],
             ),
             PageSection(
                 "Learning",
@@ -155,7 +158,7 @@ def run_page(results: RunResults, run: RunDescription) -> Page:
                 "The same held-out prompts, answered by the base policy and by the aligned one"
                 + (" of a client" if load_outcome(results.federation.outcome).policy_note else "")
                 + "; the first ones by their ids, and nothing is selected.",
-                list(_answers(results, run.references)),
+                list(_answers(results, run.answers_author)),
             ),
             PageSection(
                 "Clients",
@@ -198,7 +201,7 @@ def run_summary(results: RunResults, run: RunDescription) -> str:
     lines = [
         f"{recipe.name}, seed {recipe.seed}: {recipe.federation.method}, {results.federation.rounds} rounds"
     ]
-    for table in headline_tables(results, run.references):
+    for table in headline_tables(results, run.answers_author):
         lines += ["", *text_table(table)]
         lines += [f"  {line}" for line in table.caption.splitlines()]
     lines += ["", "Adapters"]
@@ -214,7 +217,7 @@ def run_summary(results: RunResults, run: RunDescription) -> str:
 # --- tables
 
 
-def headline_tables(results: RunResults, references: str) -> list[Table]:
+def headline_tables(results: RunResults, answers_author: str) -> list[Table]:
     """Accuracy, win rates and what else the recipe measures."""
     federation, evaluation = results.federation, results.evaluation
     tables = [accuracy_table(results)]
@@ -230,7 +233,7 @@ def headline_tables(results: RunResults, references: str) -> list[Table]:
         }
         count = f"{measure.scalars['prompts']:.0f} " if "prompts" in measure.scalars else ""
         tables.append(_moments_table(f"{name.capitalize()} on {count}held-out prompts", rows))
-    tables += [contests_table(results, references), _policy_table(results)]
+    tables += [contests_table(results, answers_author), _policy_table(results)]
     if evaluation.questions:
         tables.append(questions_table(evaluation.questions))
     if evaluation.alpaca_eval is not None:
@@ -282,11 +285,11 @@ def _client_rows(summaries: Sequence[AccuracySummary], prefix: str = "") -> dict
     }
 
 
-def contests_table(results: RunResults, references: str) -> Table:
+def contests_table(results: RunResults, answers_author: str) -> Table:
     """Win rates with their intervals, as they are, at equal length, and by one order of presentation."""
     evaluation = results.evaluation
     rows = []
-    for name, label in contest_labels(results, references).items():
+    for name, label in contest_labels(results, answers_author).items():
         one = evaluation.contests[name]
         rows.append(
             {
@@ -312,10 +315,10 @@ def contests_table(results: RunResults, references: str) -> Table:
     return Table.of(title, rows, caption, RATE_HEADINGS + ORDER_HEADINGS)
 
 
-def contest_labels(results: RunResults, references: str) -> dict[str, str]:
+def contest_labels(results: RunResults, answers_author: str) -> dict[str, str]:
     """Labels of the run's contests, by name."""
     return {
-        name: label.format(references=references)
+        name: label.format(answers_author=answers_author)
         for name, label in CONTESTS.items()
         if name in results.evaluation.contests
     }
@@ -517,9 +520,9 @@ def _usage(results: RunResults, run: RunDescription) -> list[Part]:
 # --- charts
 
 
-def _win_rate_charts(results: RunResults, references: str) -> list[Chart]:
+def _win_rate_charts(results: RunResults, answers_author: str) -> list[Chart]:
     intervals = {}
-    for name, label in contest_labels(results, references).items():
+    for name, label in contest_labels(results, answers_author).items():
         one = results.evaluation.contests[name]
         rate = one.length_controlled, one.length_controlled_low, one.length_controlled_high
         if math.isfinite(rate[0]):
@@ -536,7 +539,7 @@ def _learning_charts(results: RunResults, run: RunDescription) -> Iterator[Figur
             "rounds done",
             "accuracy",
             _accuracy_points(federation),
-            reference=(0.5, "chance"),
+            reference_line=(0.5, "chance"),
             y_range=(0, 1),
             colors=domain_colors(run.partition) | {CLIENTS_LINE: COLORS[0]},
         )
@@ -579,20 +582,22 @@ def hacking_chart(title: str, curve: Sequence[CurvePoint]) -> Figure:
     for point in curve:
         points += [("selectors (proxy)", point.step, point.proxy), ("judge (gold)", point.step, point.judge)]
     y_title = "preferred to base (ties half)"
-    return line_chart(title, "step of DPO", y_title, points, reference=(0.5, "base policy"), y_range=(0, 1))
+    return line_chart(
+        title, "step of DPO", y_title, points, reference_line=(0.5, "base policy"), y_range=(0, 1)
+    )
 
 
 # --- answers
 
 
-def _answers(results: RunResults, references: str) -> Iterator[Answers]:
-    labels = contest_labels(results, references)
+def _answers(results: RunResults, answers_author: str) -> Iterator[Answers]:
+    labels = contest_labels(results, answers_author)
     first = {answered_prompt(row["prompt_id"]): row for row in reversed(results.answers)}
     for prompt in sorted(first)[:SHOWN_PROMPTS]:
         row = first[prompt]
         texts = {"base": row["base"]["text"], "aligned": row["aligned"]["text"]}
         if row["references"]:
-            texts[references] = row["references"][0]
+            texts[answers_author] = row["references"][0]
         words = {}
         for name, label in labels.items():
             contest = results.contests[name]

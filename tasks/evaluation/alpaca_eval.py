@@ -48,9 +48,11 @@ def annotate_answers(run: Run, recipe: Recipe) -> AlpacaEvalResult:
         answered = instructions
         entries = {"aligned_vs_base": (outputs[ALIGNED], outputs[BASE])}
     else:
-        reference = alpaca.read_outputs(Path(config.reference_outputs))
-        answered = [row["instruction"] for row in reference]
-        baseline = _matched_outputs(alpaca.match_reference(reference, prompts, instructions), instructions)
+        reference_outputs = alpaca.read_outputs(Path(config.reference_outputs))
+        answered = [row["instruction"] for row in reference_outputs]
+        baseline = _matched_outputs(
+            alpaca.match_outputs(reference_outputs, prompts, instructions), instructions
+        )
         entries = {f"{name}_vs_reference": (own, baseline) for name, own in outputs.items()}
     contests = {}
     for name, (own, baseline) in entries.items():

@@ -57,7 +57,7 @@ def judge_answers(run: Run, recipe: Recipe) -> EvaluationResult:
             contests[name] = contest.figures(recipe.evaluation.bootstrap, seed)
         if judge.texts:
             write_json(run.evaluation / "judgements.json", judge.texts)
-    references = [row["references"] for row in rows]
+    human_answers = [row["references"] for row in rows]
     answers: dict[str, float] = {}
     for name in (ALIGNED, BASE):
         answers[f"{name}_finished_share"] = sum(row[name]["finished"] for row in rows) / len(rows)
@@ -67,7 +67,7 @@ def judge_answers(run: Run, recipe: Recipe) -> EvaluationResult:
         judge=judge.description,
         judge_figures=judge.figures,
         contests=contests,
-        rouge={name: rouge([row[name]["text"] for row in rows], references) for name in (BASE, ALIGNED)},
+        rouge={name: rouge([row[name]["text"] for row in rows], human_answers) for name in (BASE, ALIGNED)},
     )
 
 
@@ -94,10 +94,10 @@ def policy_pairs(
         }
 
     contests = {"aligned_vs_base": pairs(ALIGNED, {row["prompt_id"]: row[BASE]["text"] for row in rows})}
-    references = {row["prompt_id"]: row["references"][0] for row in rows if row["references"]}
-    if references:
-        contests["aligned_vs_human"] = pairs(ALIGNED, references)
-        contests["base_vs_human"] = pairs(BASE, references)
+    human_answers = {row["prompt_id"]: row["references"][0] for row in rows if row["references"]}
+    if human_answers:
+        contests["aligned_vs_human"] = pairs(ALIGNED, human_answers)
+        contests["base_vs_human"] = pairs(BASE, human_answers)
     for name in names or ():
         if name not in contests:
             raise RecipeError(

@@ -249,7 +249,7 @@ def verdict_rows(folder: Path, contests: Iterable[str]) -> list[dict[str, Any]]:
     rows = []
     for name in contests:
         contest = Contest.read(contest_file(folder, name))
-        label = CONTESTS[name].format(references="human")
+        label = CONTESTS[name].format(answers_author="human")
         for answer, verdict in zip(contest.prompts, contest.verdicts, strict=True):
             prompt = answers[answer]["prompt"]
             ours, theirs = (_text_of(answers[answer], who) for who in name.split("_vs_"))

@@ -59,7 +59,7 @@ def pair_values(pair):
 
 def prompts(section):
     data = load_prompts(check_section(PromptsConfig, section, "data.yaml", "data"), "data", 0)
-    return {"prompts": data.prompts, "references": data.references, "dropped": data.dropped}
+    return {"prompts": data.prompts, "references": data.answers_author, "dropped": data.dropped}
 
 
 def questions(section):

@@ -37,7 +37,7 @@ def test_alpaca_eval_reads_the_805_instructions_of_the_real_sample(samples):
     data = load("alpaca_eval", samples / "alpaca_eval" / "gpt4_1106_preview.model_outputs.json")
     assert len(data.prompts) + sum(data.dropped.values()) == 805
     assert len(data.prompts) >= 800
-    assert data.references == "gpt4_1106_preview"
+    assert data.answers_author == "gpt4_1106_preview"
     assert all(len(references) == 1 for _, references in data.prompts)
 
 

@@ -27,7 +27,7 @@ from components.evaluation.alpaca import (
     check_prompts,
     compute_figures,
     is_alpaca_eval,
-    match_reference,
+    match_outputs,
     missing_rate_note,
     model_outputs,
     package_length_controlled_rate,
@@ -385,7 +385,7 @@ def test_a_reference_may_hold_the_complete_instruction_or_the_prompt_alone(tmp_p
     path = write_rows(tmp_path / "r.json", outputs)
     settings = config(reference_outputs=str(path))
     check_prompts(settings, PROMPTS[:3], instructions[:3])
-    matched = match_reference(read_outputs(path), PROMPTS[:3], instructions[:3])
+    matched = match_outputs(read_outputs(path), PROMPTS[:3], instructions[:3])
     assert [row["output"] for row in matched] == ["a", "b", "c"]
     with pytest.raises(AlpacaEvalError, match="no output for 1 of the 2 held-out prompts, e.g. 'question 3'"):
         check_prompts(settings, PROMPTS[2:4], instructions[2:4])

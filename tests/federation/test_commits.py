@@ -24,7 +24,7 @@ def commits(tmp_path):
 
 
 def make_state(commits, step=0, value=0.0, memory=None, metrics=None):
-    ref = commits.store.put({"a": torch.full((3,), value)})
+    digest = commits.store.put({"a": torch.full((3,), value)})
     clients = (
         Client(name="ada", training_pairs=3, validation_pairs=1, weight=0.75),
         Client(name="bea", training_pairs=1, validation_pairs=0, weight=0.25),
@@ -35,8 +35,8 @@ def make_state(commits, step=0, value=0.0, memory=None, metrics=None):
         step=step,
         seed=5,
         clients=clients,
-        initial=ref,
-        adapters={"selector": ref},
+        initial=digest,
+        adapters={"selector": digest},
         memory=memory or GroupingMemory(),
         metrics=metrics or Metrics(),
     )
@@ -135,22 +135,22 @@ def test_clearing_removes_commits_and_adapters(commits):
 
 
 def test_a_damaged_adapter_is_refused_by_its_file_and_repaired_when_it_is_stored_again(commits):
-    ref = make_state(commits, 1, 2.0).adapters["selector"]
-    path = commits.store.path(ref)
+    digest = make_state(commits, 1, 2.0).adapters["selector"]
+    path = commits.store.path(digest)
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(AdapterError, match=f"{ref[:12]} is damaged: the bytes of .*{ref}"):
-        commits.store.get(ref)
-    assert commits.store.put({"a": torch.full((3,), 2.0)}) == ref
-    assert torch.equal(commits.store.get(ref)["a"], torch.full((3,), 2.0))
+    with pytest.raises(AdapterError, match=f"{digest[:12]} is damaged: the bytes of .*{digest}"):
+        commits.store.get(digest)
+    assert commits.store.put({"a": torch.full((3,), 2.0)}) == digest
+    assert torch.equal(commits.store.get(digest)["a"], torch.full((3,), 2.0))
 
 
 def test_a_missing_adapter_is_refused_by_its_file(commits):
-    ref = make_state(commits, 1, 2.0).adapters["selector"]
-    commits.store.path(ref).unlink()
-    with pytest.raises(AdapterError, match=f"{ref[:12]} is missing"):
-        commits.store.get(ref)
+    digest = make_state(commits, 1, 2.0).adapters["selector"]
+    commits.store.path(digest).unlink()
+    with pytest.raises(AdapterError, match=f"{digest[:12]} is missing"):
+        commits.store.get(digest)
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", '{"fingerprint": "recipe-1", "state": {"round": 1}}'])

@@ -137,8 +137,8 @@ def test_a_single_update_becomes_that_clients_adapter_unchanged(store, federatio
 def test_equal_adapters_stay_as_they_are(store, federation):
     equal = dict.fromkeys(NAMES, (1.0, 2.0, 3.0))
     new = first_round(store, drift(store, variant="sp", delta=1.0), federation, equal)
-    for ref in new.adapters.values():
-        assert get_values(store, ref) == pytest.approx([1.0, 2.0, 3.0])
+    for digest in new.adapters.values():
+        assert get_values(store, digest) == pytest.approx([1.0, 2.0, 3.0])
     assert new.metrics.scalars["divergence"] == 0
 
 

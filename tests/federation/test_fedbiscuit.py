@@ -85,7 +85,9 @@ def test_the_warm_up_trains_and_changes_one_selector_after_the_other_within_the_
     for before, jobs, new in steps:
         adapter_name = jobs[0].adapter_name
         assert {job.adapter for job in jobs} == {before.adapters[adapter_name]}
-        assert {name for name, ref in new.adapters.items() if ref != before.adapters[name]} == {adapter_name}
+        assert {name for name, digest in new.adapters.items() if digest != before.adapters[name]} == {
+            adapter_name
+        }
     assert steps[2][0].adapters["selector-1"] == federation.initial
     assert len(set(state.adapters.values())) == 3
 
@@ -218,11 +220,11 @@ def test_the_old_term_of_equation_6_is_the_servers_adapter_and_not_a_clients(sto
     """The published code takes the last client's adapter for it. With p_m = 0.1 a cluster moves a tenth."""
     bound = fedbiscuit(store, aggregator="paper")
     _, state = play(bound, store, federation, until=7)
-    ref = state.adapters["selector-1"]
+    digest = state.adapters["selector-1"]
     job = bound.plan(state)[0].model_copy(
-        update={"client": "c5", "adapter_name": "selector-1", "adapter": ref}
+        update={"client": "c5", "adapter_name": "selector-1", "adapter": digest}
     )
-    before = np.array(get_values(store, ref))
+    before = np.array(get_values(store, digest))
     new = bound.aggregate(state, [make_update(job, put_values(store, (before + 10.0).tolist()))])
     assert get_values(store, new.adapters["selector-1"]) == pytest.approx((before + 1.0).tolist(), rel=1e-5)
 

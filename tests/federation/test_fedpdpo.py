@@ -300,7 +300,7 @@ def test_the_explicit_reward_is_measured_where_there_is_a_reward_head(finished, 
 def test_margins_of_likelihoods_follow_from_those_of_log_ratios(fedpdpo, held_out_rows):
     scores = score(fedpdpo, held_out_rows, "ada")
     encoded = [fedpdpo.trainer.resident.encode_pair(row) for row in held_out_rows]
-    reference = fedpdpo.trainer.references.completion_logprobs(fedpdpo.trainer.resident, encoded, 4)
+    reference = fedpdpo.trainer.reference_cache.completion_logprobs(fedpdpo.trainer.resident, encoded, 4)
     summed = scores.margins[0] + reference[:, 0] - reference[:, 1]
     assert scores.margins_by_metric["summed"][0] == pytest.approx(summed, abs=1e-6)
     chosen = scores.rewards[0] + reference[:, 0]

@@ -114,9 +114,9 @@ def test_a_training_is_a_function_of_its_job(trainer, contexts):
 
 @pytest.mark.parametrize("job_type", [GradientJob, RewardsJob])
 def test_a_job_of_another_kind_is_refused_by_trainer_and_kind(trainer, contexts, job_type):
-    ref = contexts.adapters.put(trainer.initial_adapter(0))
+    digest = contexts.adapters.put(trainer.initial_adapter(0))
     names = {"name": "rewards"} if job_type is RewardsJob else {}
-    job = job_type(client="ada", round=0, seed=1, adapter=ref, **names)
+    job = job_type(client="ada", round=0, seed=1, adapter=digest, **names)
     with pytest.raises(TypeError, match=f"{type(trainer).__name__} has no jobs of kind '{job.kind}'"):
         trainer.run(job, contexts.open("ada"))
 
@@ -194,7 +194,7 @@ def scored_rows(new_trainer, monkeypatch):
 def reference_logprobs(trainer, rows, used=None, batch_size=4):
     """Log-probabilities under the reference, as the loss of a client has them."""
     used = np.arange(len(rows)) if used is None else np.array(used)
-    data = ClientData(trainer.resident, DpoObjective(), rows, used, trainer.references, batch_size)
+    data = ClientData(trainer.resident, DpoObjective(), rows, used, trainer.reference_cache, batch_size)
     return data.reference_logprobs()
 
 

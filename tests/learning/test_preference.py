@@ -12,7 +12,7 @@ from components.learning.client_data import ClientData
 from components.learning.loop import Training
 from components.learning.pair_scores import implicit_margins, pair_logprobs
 from components.learning.preference import PreferenceLoss, find_excluded, update_scale
-from components.learning.references import ReferenceCache
+from components.learning.reference_cache import ReferenceCache
 from tests.support.pairs import PAIRS
 from tests.support.training import build_loss, open_personal_policy, train_pairs
 

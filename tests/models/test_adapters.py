@@ -146,13 +146,16 @@ def store(tmp_path):
 
 
 def test_an_adapter_is_stored_under_the_hash_of_its_content_and_read_back(store):
-    ref = store.put(ADAPTER)
-    assert equal(store.get(ref), {name: ADAPTER[name] for name in ("a", "b")})
-    assert store.put(dict(reversed(ADAPTER.items()))) == ref
-    assert store.size(ref) == store.path(ref).stat().st_size > 28
+    digest = store.put(ADAPTER)
+    assert equal(store.get(digest), {name: ADAPTER[name] for name in ("a", "b")})
+    assert store.put(dict(reversed(ADAPTER.items()))) == digest
+    assert store.size(digest) == store.path(digest).stat().st_size > 28
     different = store.put(ADAPTER | {"b": torch.tensor([1.0, 2.0, 3.5])})
-    assert {path.name for path in store.root.iterdir()} == {f"{ref}.safetensors", f"{different}.safetensors"}
-    assert different != ref
+    assert {path.name for path in store.root.iterdir()} == {
+        f"{digest}.safetensors",
+        f"{different}.safetensors",
+    }
+    assert different != digest
 
 
 def test_the_store_refuses_tensors_that_are_not_fp32(store):

@@ -277,7 +277,7 @@ def described():
             "ada": ClientCounts(train=12, validation=1, test=2, group="x"),
             "bea": ClientCounts(train=5, validation=1, test=2),
         },
-        references="human summaries",
+        answers_author="human summaries",
         partition={"ada": {"news": 12}, "bea": {"news": 2, "mail": 3}},
         adapters={"adapter": "runs/1/adapter"},
         aligned="runs/1/final",

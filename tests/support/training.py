@@ -14,7 +14,7 @@ from components.config.modules import BottleneckConfig, RewardHeadConfig
 from components.federation.clients.policy_trainer import TrainedPart, trainable
 from components.learning.client_data import ClientData
 from components.learning.loop import GradientRule, Loss, Rows, Trained, Training, train
-from components.learning.references import ReferenceCache
+from components.learning.reference_cache import ReferenceCache
 from components.models.resident import Pair, ResidentPolicy
 
 if TYPE_CHECKING:
@@ -75,9 +75,9 @@ def build_loss(
         kept: further fields of ClientData.
     """
     used = np.arange(len(pairs)) if used is None else used
-    references = ReferenceCache() if reference is None else FixedReference(reference)
+    reference_cache = ReferenceCache() if reference is None else FixedReference(reference)
     read_scores = None if scores is None else lambda: scores
-    data = ClientData(resident, objective, pairs, used, references, 4, read_scores, **kept)
+    data = ClientData(resident, objective, pairs, used, reference_cache, 4, read_scores, **kept)
     return resolve_name(objective.loss)(data)
 
 

@@ -91,9 +91,9 @@ def store(tmp_path):
 
 
 def train_jobs(store, *names):
-    ref = store.put(START)
+    digest = store.put(START)
     return [
-        TrainJob(client=name, round=0, seed=seed, adapter_name="selector", adapter=ref)
+        TrainJob(client=name, round=0, seed=seed, adapter_name="selector", adapter=digest)
         for seed, name in enumerate(names)
     ]
 
@@ -105,7 +105,7 @@ def run(debug, prepared, store):
     return lambda shard, **runtime: run_shard.fn(shard, with_section(debug, "runtime", **runtime), contexts)
 
 
-def test_a_shard_gives_an_update_for_each_client_by_reference(fragile, run, store):
+def test_a_shard_gives_an_update_for_each_client_by_its_hash(fragile, run, store):
     updates = run(train_jobs(store, "ada", "bea"))
     assert [update.client for update in updates] == ["ada", "bea"]
     assert fragile.calls == ["ada", "bea"]
@@ -572,7 +572,7 @@ def test_the_references_logprobs_are_computed_once_for_all_trainers_of_a_backbon
         pool.borrow_trainer(dpo_recipe, mapped=True) as second,
     ):
         assert first is not second
-        assert first.references is second.references
+        assert first.reference_cache is second.reference_cache
         adapter = first.initial_adapter(0)  # it is the reference
         expected = first.score_pairs([PAIR], adapter, None).margins_by_metric["summed"]
         second.resident.score = None  # called if the values had to be computed
@@ -587,10 +587,10 @@ def test_later_recipes_of_the_same_backbone_share_the_references_logprobs(dpo_re
     later = load_recipe("debug", [*CONCURRENT, "federation.method=fedrep", "seed=5", *overrides])
     pool = DevicePool()
     with pool.borrow_trainer(dpo_recipe) as trainer:
-        references = trainer.references
+        reference_cache = trainer.reference_cache
     pool.release()
     with pool.borrow_trainer(later) as trainer:
-        assert (trainer.references is references) == is_shared
+        assert (trainer.reference_cache is reference_cache) == is_shared
 
 
 # --- accuracy

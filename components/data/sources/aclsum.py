@@ -198,7 +198,7 @@ class AclSum(Source):
         papers = {"align": sets["align"], "test": sets["test"][: self.evaluation_prompts]}
         rows: list[Prompt] = []
         for split, members in papers.items():
-            rows += [Prompt(paper.prompt, _references(paper, seed), split) for paper in members]
+            rows += [Prompt(paper.prompt, _human_summaries(paper, seed), split) for paper in members]
         return rows
 
 
@@ -276,6 +276,6 @@ def truncate(text: str, share: float) -> str:
     return " ".join(words[: max(1, round(share * len(words)))]).rstrip(" .,;:!?-–(") + mark
 
 
-def _references(paper: Paper, seed: int) -> list[str]:
+def _human_summaries(paper: Paper, seed: int) -> list[str]:
     first = int(generator(seed, "aclsum", "reference", paper.id).integers(len(ASPECTS)))
     return [paper.summaries[ASPECTS[(first + k) % len(ASPECTS)]] for k in range(len(ASPECTS))]

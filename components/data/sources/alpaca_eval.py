@@ -51,6 +51,6 @@ class AlpacaEvalPrompts(PromptSource):
         )
         return PromptData(
             [(row.instruction, [row.output] if row.output else []) for row in rows],
-            references=", ".join(sorted({row.generator or "a model" for row in rows})),
+            answers_author=", ".join(sorted({row.generator or "a model" for row in rows})),
             dropped=dropped,
         )

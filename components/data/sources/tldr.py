@@ -4,7 +4,7 @@ FedBiscuit section 6. A client is a worker: 53 of them made the 92,858 compariso
 part (table 5). The server's prompts are posts of the TL;DR data that are in no comparison ("we
 ensure a post does not appear in both datasets"): 60% of them are reserved for supervised
 fine-tuning, 40% are used here (table 5: 42,782). The test split of the TL;DR posts (6,553) gives
-the evaluation prompts; the human TL;DR is the reference. A post is identified by its id where both
+the evaluation prompts; the human TL;DR is the human answer. A post is identified by its id where both
 data sets have one, and by its text without case, spacing and punctuation.
 
 The hub's comparisons are a loading script; its parquet conversion (revision refs/convert/parquet)
@@ -241,14 +241,14 @@ class Tldr(Source):
         dropped: Counter[str] = Counter()
         test: list[Prompt] = []
         held_out: set[str] = set()
-        for prompt, reference, names in _read_posts(test_posts):
+        for prompt, human_summary, names in _read_posts(test_posts):
             held_out |= names
             if names & compared:
                 dropped["test post that is in a comparison"] += 1
             else:
-                test.append(Prompt(prompt, [reference] if reference else [], "test"))
+                test.append(Prompt(prompt, [human_summary] if human_summary else [], "test"))
         align: list[Prompt] = []
-        for prompt, reference, names in _read_posts(posts):
+        for prompt, human_summary, names in _read_posts(posts):
             if names & compared:
                 dropped["post that is in a comparison"] += 1
             elif names & held_out:
@@ -256,7 +256,7 @@ class Tldr(Source):
             elif not position(seed, "align", prompt) < self.align_share:
                 dropped["post reserved for supervised fine-tuning"] += 1
             else:
-                align.append(Prompt(prompt, [reference] if reference else [], "align"))
+                align.append(Prompt(prompt, [human_summary] if human_summary else [], "align"))
         return align, test, dropped
 
     def _raw(self, data: DataConfig, part: str) -> RawRows:

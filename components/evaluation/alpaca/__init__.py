@@ -19,7 +19,7 @@ from components.evaluation.alpaca.alpaca_outputs import (
     ModelOutput,
     annotator_instructions,
     is_alpaca_eval,
-    match_reference,
+    match_outputs,
     model_outputs,
     read_outputs,
 )
@@ -35,7 +35,7 @@ __all__ = [
     "check_prompts",
     "compute_figures",
     "is_alpaca_eval",
-    "match_reference",
+    "match_outputs",
     "missing_rate_note",
     "model_outputs",
     "package_length_controlled_rate",

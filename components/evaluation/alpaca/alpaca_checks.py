@@ -16,7 +16,7 @@ from components.evaluation.alpaca.alpaca_outputs import (
     INSTRUCTIONS,
     AlpacaEvalError,
     is_alpaca_eval,
-    match_reference,
+    match_outputs,
     read_outputs,
 )
 
@@ -55,11 +55,11 @@ def check_alpaca_eval(config: AlpacaEvalConfig) -> None:
             outputs or the calibration file are missing or damaged.
     """
     _check_annotator(config)
-    reference = read_outputs(Path(config.reference_outputs)) if config.reference_outputs else []
+    reference_outputs = read_outputs(Path(config.reference_outputs)) if config.reference_outputs else []
     if config.calibration is None:
         return
     check_calibration(Path(config.calibration))
-    if not is_alpaca_eval([row["instruction"] for row in reference]):
+    if not is_alpaca_eval([row["instruction"] for row in reference_outputs]):
         raise AlpacaEvalError(
             f"evaluation.alpaca_eval.calibration is for AlpacaEval's own {INSTRUCTIONS} instructions, but"
             f" reference_outputs ({config.reference_outputs}) does not hold these in their order: provide the"
@@ -83,8 +83,8 @@ def check_prompts(
     """
     if config.reference_outputs is None:
         return
-    reference = read_outputs(Path(config.reference_outputs))
-    outputs = match_reference(reference, prompts, prompts if instructions is None else instructions)
+    reference_outputs = read_outputs(Path(config.reference_outputs))
+    outputs = match_outputs(reference_outputs, prompts, prompts if instructions is None else instructions)
     unanswered = [prompt for prompt, output in zip(prompts, outputs, strict=True) if output is None]
     if unanswered:
         raise AlpacaEvalError(

@@ -68,9 +68,9 @@ def annotator_instructions(
     """
     if source is not None and source.source == "alpaca_eval":
         return list(prompts)
-    reference = config.reference_outputs if config else None
-    if reference is not None:
-        answered = [row["instruction"] for row in read_outputs(Path(reference))]
+    reference_outputs = config.reference_outputs if config else None
+    if reference_outputs is not None:
+        answered = [row["instruction"] for row in read_outputs(Path(reference_outputs))]
         if is_alpaca_eval(answered):
             return list(prompts)
     policy_template = load_template(template, "policy")
@@ -142,20 +142,20 @@ def is_alpaca_eval(instructions: Sequence[str]) -> bool:
     return hashlib.sha256(text.encode()).hexdigest() == INSTRUCTIONS_HASH
 
 
-def match_reference(
-    reference: Sequence[ModelOutput], prompts: Sequence[str], instructions: Sequence[str]
+def match_outputs(
+    reference_outputs: Sequence[ModelOutput], prompts: Sequence[str], instructions: Sequence[str]
 ) -> list[ModelOutput | None]:
     """Find the reference's output for each prompt, by its instruction or by the prompt itself.
 
     Args:
-        reference: outputs of the reference.
+        reference_outputs: those of the model that is compared with.
         prompts: held-out prompts.
         instructions: the instruction of each prompt, see annotator_instructions.
 
     Returns:
         an output for each prompt; None if the reference has not answered it.
     """
-    rows = {row["instruction"]: row for row in reference}
+    rows = {row["instruction"]: row for row in reference_outputs}
     return [
         rows.get(instruction.strip(), rows.get(prompt.strip()))
         for prompt, instruction in zip(prompts, instructions, strict=True)

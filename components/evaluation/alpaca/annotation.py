@@ -35,7 +35,7 @@ class Annotation(TypedDict):
 
 def annotate(
     config: AlpacaEvalConfig,
-    reference: Sequence[ModelOutput],
+    reference_outputs: Sequence[ModelOutput],
     outputs: Sequence[ModelOutput],
     cache: Path,
     seed: int,
@@ -47,7 +47,7 @@ def annotate(
 
     Args:
         config: names the annotator.
-        reference, outputs: outputs for the same instructions, row by row.
+        reference_outputs, outputs: for the same instructions, row by row.
         cache: JSON file of earlier annotations; pairs in it are not annotated again.
         seed: determines the package's order of the two outputs.
 
@@ -57,13 +57,13 @@ def annotate(
     Raises:
         AlpacaEvalError: the annotator failed.
     """
-    if [row["instruction"] for row in reference] != [row["instruction"] for row in outputs]:
-        raise ValueError("reference and outputs must be for the same instructions, row by row")
+    if [row["instruction"] for row in reference_outputs] != [row["instruction"] for row in outputs]:
+        raise ValueError("reference outputs and outputs must be for the same instructions, row by row")
     folder = find_annotator(config.annotators_config)
     cache.parent.mkdir(parents=True, exist_ok=True)
     try:
         rows = _load_annotator(folder, cache, seed).annotate_head2head(
-            [dict(row) for row in reference], [dict(row) for row in outputs], is_ordered=True
+            [dict(row) for row in reference_outputs], [dict(row) for row in outputs], is_ordered=True
         )
     except Exception as error:
         reason = " ".join(str(error).split())[:300]

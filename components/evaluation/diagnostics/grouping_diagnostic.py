@@ -63,7 +63,9 @@ class GroupingDiagnostic(Diagnostic):
         if not points:
             return []
         title = "Agreement with the true groups (1: equal)"
-        return [line_chart(title, "rounds done", "adjusted Rand index", points, reference=(0.0, "chance"))]
+        return [
+            line_chart(title, "rounds done", "adjusted Rand index", points, reference_line=(0.0, "chance"))
+        ]
 
 
 def grouping_of(record: StepRecord) -> dict[str, str] | None:

@@ -22,7 +22,7 @@ from components.learning.pair_scores import (
     pair_logprobs,
     policy_scores,
 )
-from components.learning.references import ReferenceCache
+from components.learning.reference_cache import ReferenceCache
 from components.models.resident import ResidentPolicy
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class PolicyClient:
     ) -> None:
         """Load the policy; `batch_size` is that of scored pairs."""
         self.resident = ResidentPolicy(policy, device, personal)
-        self.references = ReferenceCache()
+        self.reference_cache = ReferenceCache()
         self._score_batch_size = batch_size
 
     @property
@@ -90,7 +90,7 @@ class PolicyClient:
     def _reference_logprobs(self, pairs: Pairs, batch_size: int) -> Array:
         """Summed log-probabilities of chosen and rejected under the reference, [N, 2]."""
         rows = [self.resident.encode_pair(pair) for pair in pairs]
-        return self.references.completion_logprobs(self.resident, rows, batch_size)
+        return self.reference_cache.completion_logprobs(self.resident, rows, batch_size)
 
     def _measure(self, job: PairsJob, context: ClientContext) -> ClientResult:
         (digest,) = job.adapters

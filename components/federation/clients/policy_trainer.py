@@ -250,7 +250,7 @@ class PolicyTrainer(ResidentPolicyTrainer):
             self._objective,
             rows,
             np.unique(np.concatenate(minibatches)),
-            self.references,
+            self.reference_cache,
             self._score_batch_size,
             partial(context.pair_scores, rows, self._reward),
             progress,

@@ -15,7 +15,7 @@ from components.federation.method import method_of
 from components.federation.protocol import ClientResult, Job, MeasureJob, ScoreJob, TrainJob
 from components.learning.loop import Training
 from components.learning.pair_scores import PreferenceScores, pair_figures
-from components.learning.references import ReferenceCache
+from components.learning.reference_cache import ReferenceCache
 from components.learning.selector_training import score_pairs, train_selector, validation_losses
 from components.models.eight_bit import check_support
 from components.models.selector_model import Selector
@@ -35,7 +35,7 @@ class SelectorTrainer:
         self.selector = Selector(recipe.selector, device)
         for factor in method.frozen_factors:
             self.selector.slot.freeze(factor)
-        self.references = ReferenceCache()  # not used: a selector has no reference
+        self.reference_cache = ReferenceCache()  # not used: a selector has no reference
 
     @property
     def model(self) -> torch.nn.Module:
@@ -71,7 +71,7 @@ class SelectorTrainer:
 
     def _score(self, job: ScoreJob, context: ClientContext) -> ClientResult:
         rows = context.rows("validation")
-        adapters = [context.load_adapter(ref) for ref in job.adapters]
+        adapters = [context.load_adapter(digest) for digest in job.adapters]
         return ClientResult(losses=tuple(validation_losses(self.selector, rows, adapters)), rows=len(rows))
 
     def _measure(self, job: MeasureJob, context: ClientContext) -> ClientResult:

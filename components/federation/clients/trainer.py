@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     import torch
 
     from components.federation.clients.context import ClientContext
-    from components.learning.references import ReferenceCache
+    from components.learning.reference_cache import ReferenceCache
 
 
 class Trainer(Protocol):
     """Runs jobs with one resident model."""
 
-    references: ReferenceCache  # log-probabilities that were computed so far; trainers may share them
+    reference_cache: ReferenceCache  # log-probabilities that were computed so far; trainers may share them
 
     @property
     def model(self) -> torch.nn.Module:

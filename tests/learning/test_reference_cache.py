@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from components.learning.pair_scores import pair_logprobs
-from components.learning.references import ReferenceCache, reference_batches
+from components.learning.reference_cache import ReferenceCache, reference_batches
 from components.models.resident import ResidentPolicy
 from tests.support.pairs import PAIRS
 
