@@ -50,13 +50,13 @@ from tasks.evaluation import alpaca_eval, answers, judging, questions
 from tasks.flow_runs import ProgressBar, claim_flow_run, retried_run
 from tasks.phase_lines import phase_line
 from tasks.policies import FINAL, record_files
+from tasks.prefect_transport import TRANSPORTS, close_exchange, rounds_contexts
 from tasks.report import link_artifacts, write_report
 from tasks.runs import RESULT, Run, find_run, lock, open_run, trees_root
 from tasks.tracking.federate import FederationLog, log_federation, log_round_evaluation, log_steps
 from tasks.tracking.phases import log_alignment, log_data, log_evaluation, register_policy
 from tasks.tracking.report import log_report
 from tasks.tracking.run_tree import ending, open_run_tracking, phase_tracking
-from tasks.transport import TRANSPORTS, close_exchange, rounds_contexts
 
 
 @pipeline_flow("fed-rlhf")

@@ -72,8 +72,8 @@ class Rounds:
         from components.federation.method import method_of
         from components.federation.protocol import ServerState
         from components.federation.rounds import run_rounds
+        from tasks.prefect_transport import PrefectTransport
         from tasks.tracking.federate import log_steps
-        from tasks.transport import PrefectTransport
 
         commits = self.open_commits(name)
         target = self._log(run_id, commits)

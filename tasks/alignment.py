@@ -20,8 +20,8 @@ from components.seeding import derive
 from tasks.devices import POOL
 from tasks.flow_runs import ProgressBar
 from tasks.policies import FINAL, compare_by_selectors, open_base_policy
+from tasks.prefect_transport import ask_after_rounds
 from tasks.runs import Run
-from tasks.transport import ask_after_rounds
 from tasks.uncached import task
 
 

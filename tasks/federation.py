@@ -26,9 +26,9 @@ from components.results import (
 )
 from components.versions import ROUNDS
 from tasks.devices import POOL
+from tasks.prefect_transport import rounds_contexts
 from tasks.rewards import rewards_fingerprint
 from tasks.runs import RESULT, Run
-from tasks.transport import rounds_contexts
 from tasks.uncached import task
 
 

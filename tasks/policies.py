@@ -25,8 +25,8 @@ from components.models.policy import Policy
 from components.progress import Work, progress
 from components.results import AlignmentResult, OutcomeRecord
 from tasks.devices import POOL
+from tasks.prefect_transport import ask_after_rounds, rounds_contexts
 from tasks.runs import Run
-from tasks.transport import ask_after_rounds, rounds_contexts
 from tasks.uncached import task
 
 if TYPE_CHECKING:

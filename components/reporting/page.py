@@ -172,7 +172,7 @@ def to_markdown(page: Page) -> str:
     return "\n\n".join(blocks).rstrip() + "\n"
 
 
-def sections_markdown(sections: Iterable[Section]) -> str:
+def sections_markdown(sections: Iterable[PageSection]) -> str:
     """Sections as markdown, without charts."""
     blocks: list[str] = []
     for section in sections:

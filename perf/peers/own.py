@@ -67,8 +67,8 @@ def _time_steps(recipe: Recipe, folder: Path, federation: Path, run_id: str) -> 
     from components.federation.method import method_of
     from components.federation.rounds import run_rounds
     from tasks.devices import POOL
+    from tasks.prefect_transport import PrefectTransport
     from tasks.tracking.federate import FederationLog, log_steps
-    from tasks.transport import PrefectTransport
 
     commits = Commits(federation, "peers")
     with POOL.borrow_trainer(recipe):  # the model is resident from here on

@@ -18,8 +18,8 @@ from components.models.policy import assign_round_robin
 from components.results import AccuracyReport
 from components.seeding import derive, generator
 from tasks.policies import EvaluatedPolicy, aligned_outcome, generate
+from tasks.prefect_transport import ask_after_rounds, exchange_contexts
 from tasks.runs import Run
-from tasks.transport import ask_after_rounds, exchange_contexts
 
 BASE = "base"
 ALIGNED = "aligned"

@@ -32,11 +32,11 @@ from tasks.benchmark import share_generations
 from tasks.evaluation import questions as questions_task
 from tasks.flow_runs import FlowRunLink
 from tasks.policies import EvaluatedPolicy
+from tasks.prefect_transport import TRANSPORTS
 from tasks.runs import Run, create_run
 from tasks.tracking.client import mlflow_client
 from tasks.tracking.phases import log_evaluation
 from tasks.tracking.run_tree import open_run_tracking, phase_tracking
-from tasks.transport import TRANSPORTS
 from tests.support.adapters import random_tensors
 from tests.support.policies import without_prefect
 

@@ -30,11 +30,10 @@ from components.learning.selector_training import score_pairs
 from components.models.store import AdapterStore
 from components.recipes import load_recipe
 from components.results import Metrics, OutcomeRecord
-from tasks import devices, federation, transport
+from tasks import devices, federation, prefect_transport
 from tasks.devices import DevicePool, choose_workers
 from tasks.federation import evaluate_state, measure_accuracy, open_commits
-from tasks.runs import Run, create_run
-from tasks.transport import (
+from tasks.prefect_transport import (
     ClientsFailed,
     PrefectTransport,
     close_exchange,
@@ -43,6 +42,7 @@ from tasks.transport import (
     rounds_contexts,
     run_shard,
 )
+from tasks.runs import Run, create_run
 from tests.support.bound_methods import bind
 from tests.support.recipes import with_section
 
@@ -80,7 +80,7 @@ class FragileTrainer:
 def fragile(monkeypatch):
     trainer = FragileTrainer()
     monkeypatch.setattr(devices, "build_trainer", lambda *_: trainer)
-    monkeypatch.setattr(transport, "POOL", DevicePool())
+    monkeypatch.setattr(prefect_transport, "POOL", DevicePool())
     yield trainer
     trainer.end.set()
 
@@ -152,7 +152,7 @@ def test_a_failure_of_the_whole_task_leaves_every_device_free(fragile, debug, ru
     for _ in range(2):
         with pytest.raises(MemoryError):
             run(train_jobs(store, "ada"))
-    with transport.POOL.borrow(debug.runtime) as device:
+    with prefect_transport.POOL.borrow(debug.runtime) as device:
         assert device == "cpu"
 
 
@@ -172,17 +172,17 @@ def test_a_client_that_hangs_is_left_out_and_its_place_gets_another_trainer(
         run(train_jobs(store, "ada", "bea", "cyd", "dan"), client_timeout=0.5)
     assert fragile.calls == ["ada", "bea", "cyd", "dan"]
     assert len(built) == 2
-    with transport.POOL.borrow(debug.runtime) as device:
+    with prefect_transport.POOL.borrow(debug.runtime) as device:
         assert device == "cpu"
     failed = SimpleNamespace(result=lambda raise_on_failure: error.value)
-    assert not transport.may_succeed(None, None, failed)
+    assert not prefect_transport.may_succeed(None, None, failed)
 
 
 def test_errors_and_results_of_jobs_with_a_time_limit_are_those_without(fragile, run, store):
     fragile.failures["bea"] = 1
     with pytest.raises(ClientsFailed, match=r"^client bea: RuntimeError \(errors/") as error:
         run(train_jobs(store, "ada", "bea"), client_timeout=60.0)
-    assert transport.may_succeed(None, None, SimpleNamespace(result=lambda raise_on_failure: error.value))
+    assert prefect_transport.may_succeed(None, None, SimpleNamespace(result=lambda raise_on_failure: error.value))
     updates = run(train_jobs(store, "ada", "bea"), client_timeout=60.0)
     assert [update.client for update in updates] == ["ada", "bea"]
 
@@ -482,7 +482,7 @@ def test_rounds_of_other_workers_are_not_resumed(without_dropout, prepared, tmp_
 def train_clients(recipe, prepared, folder, workers):
     """Hashes of the adapters that four clients train, so many of them concurrently."""
     store = AdapterStore(folder / "adapters")
-    with transport.POOL.borrow_trainer(recipe) as trainer:
+    with prefect_transport.POOL.borrow_trainer(recipe) as trainer:
         initial = store.put(trainer.initial_adapter(0))
     shards = [
         [TrainJob(client=name, round=0, seed=seed, adapter_name="selector", adapter=initial)]
@@ -502,7 +502,7 @@ def test_concurrent_clients_train_the_bytes_of_clients_one_after_the_other(
     recipe = with_section(debug, "selector", lora=lora)
     hashes = []
     for workers in (1, 2):
-        monkeypatch.setattr(transport, "POOL", DevicePool())
+        monkeypatch.setattr(prefect_transport, "POOL", DevicePool())
         on_workers = on_cpu(recipe, workers, threads=workers)
         hashes.append(train_clients(on_workers, prepared, tmp_path / str(workers), workers))
     assert hashes[0] == hashes[1]
@@ -646,7 +646,7 @@ def test_short_jobs_are_a_task_for_each_place(debug, measured, monkeypatch):
             shards.extend(jobs)
             return [FinishedFuture([]) for _ in jobs]
 
-    monkeypatch.setattr(transport, "run_shard", Mapped())
+    monkeypatch.setattr(prefect_transport, "run_shard", Mapped())
     recipe = on_cpu(debug, workers=2)
     names = ("ada", "bea", "cyd", "dan", "eva")
     prefect = PrefectTransport.open(recipe, rounds_contexts(measured))

@@ -6,7 +6,7 @@ from components.config import RecipeError
 from components.federation.protocol import Update
 from components.federation.transport import InProcessTransport, Transport
 from components.recipes import load_recipe
-from tasks.transport import TRANSPORTS
+from tasks.prefect_transport import TRANSPORTS
 from tests.support.bare_loop import open_loop
 
 
