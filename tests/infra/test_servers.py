@@ -13,6 +13,7 @@ import time
 import psutil
 import pytest
 
+from components import paths
 from components.environment import PRIVATE_PREFECT
 from infra import processes, servers
 from infra.processes import ProcessRecord, ServerError
@@ -266,8 +267,6 @@ def test_loopback_never_goes_through_a_proxy(monkeypatch):
 
 
 def test_the_mlflow_server_uses_the_store_that_runs_without_it_use(monkeypatch):
-    from tasks.tracking import client
-
     for name in (
         "MLFLOW_TRACKING_URI",
         "MLFLOW_BACKEND_STORE_URI",
@@ -276,8 +275,8 @@ def test_the_mlflow_server_uses_the_store_that_runs_without_it_use(monkeypatch):
     ):
         monkeypatch.delenv(name, raising=False)
     settings = servers.mlflow_settings()
-    assert settings["MLFLOW_BACKEND_STORE_URI"] == client.tracking_uri()
-    assert settings["MLFLOW_DEFAULT_ARTIFACT_ROOT"] == client.artifact_root().as_uri()
+    assert settings["MLFLOW_BACKEND_STORE_URI"] == paths.tracking_uri()
+    assert settings["MLFLOW_DEFAULT_ARTIFACT_ROOT"] == paths.artifact_root(paths.tracking_uri()).as_uri()
     assert settings["MLFLOW_HOST"] == "127.0.0.1"
     monkeypatch.setenv("MLFLOW_PORT", "5055")
     assert servers.mlflow_settings()["MLFLOW_PORT"] == "5055"

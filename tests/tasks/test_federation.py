@@ -182,7 +182,9 @@ def test_errors_and_results_of_jobs_with_a_time_limit_are_those_without(fragile,
     fragile.failures["bea"] = 1
     with pytest.raises(ClientsFailed, match=r"^client bea: RuntimeError \(errors/") as error:
         run(train_jobs(store, "ada", "bea"), client_timeout=60.0)
-    assert prefect_transport.may_succeed(None, None, SimpleNamespace(result=lambda raise_on_failure: error.value))
+    assert prefect_transport.may_succeed(
+        None, None, SimpleNamespace(result=lambda raise_on_failure: error.value)
+    )
     updates = run(train_jobs(store, "ada", "bea"), client_timeout=60.0)
     assert [update.client for update in updates] == ["ada", "bea"]
 
