@@ -10,15 +10,17 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import IO, Any, NamedTuple, NoReturn
 
+import psutil
 import yaml
 
 from components.environment import PRIVATE_PREFECT, malloc_variables
+from components.io import write_atomically
 from components.paths import PACKAGE, home, in_checkout, tracking_uri, without_credentials
 from infra import processes
 from infra.processes import ServerError
@@ -38,6 +40,16 @@ STOP_SIGNALS = {
 WORK_POOL = "fed-rlhf"
 ZOMBIES = "Crash flow runs without a heartbeat"
 ZOMBIE_SECONDS = 90
+WATCH = """
+import sys, time
+from pathlib import Path
+import psutil
+owner = psutil.Process(int(sys.argv[1]))
+while owner.is_running() and owner.status() != psutil.STATUS_ZOMBIE:
+    time.sleep(0.5)
+Path(sys.argv[2]).unlink(missing_ok=True)
+"""
+"""Runs until another process ends, and removes a file then."""
 GUARD = """
 import select, signal, subprocess, sys
 # In the background of a shell SIGINT is ignored, and the child would inherit that.
@@ -112,7 +124,8 @@ def is_up(url: str, timeout: float = 2.0) -> bool:
 def prefect_api() -> Iterator[None]:
     """Give this process a Prefect API.
 
-    In this order: the API in PREFECT_API_URL, the one of `fed-rlhf up`, a private one. The variable that
+    In this order: the API in PREFECT_API_URL, the one of `fed-rlhf up`, a private one, which the stages of a
+    DVC command share. The variable that
     is set here takes precedence over prefect.toml, by which the user's own `prefect` commands use the server
     of `fed-rlhf up`.
 
@@ -136,7 +149,9 @@ def prefect_api() -> Iterator[None]:
         with _variables({"PREFECT_API_URL": shared}):
             yield
     else:
-        with _private_server() as url, _variables({"PREFECT_API_URL": url, PRIVATE_PREFECT: "1"}):
+        shared_by = _dvc_process()
+        server = _private_server() if shared_by is None else nullcontext(_stages_server(shared_by))
+        with server as url, _variables({"PREFECT_API_URL": url, PRIVATE_PREFECT: "1"}):
             yield
 
 
@@ -175,23 +190,8 @@ def _refresh_prefect() -> None:
 @contextmanager
 def _private_server() -> Iterator[str]:
     """URL of the API of a Prefect server that ends with this block, and with this process if it is killed."""
-    port = free_port()
-    url = f"http://{HOST}:{port}/api"
-    log = processes.log_path(f"prefect-{port}")
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with first_use(), log.open("wb") as output:  # the server migrates Prefect's database
-        guard = subprocess.Popen(
-            [sys.executable, "-c", GUARD, *prefect_command(port, "--no-ui")],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            cwd=home(),
-            env=os.environ | prefect_environment() | {"PREFECT_API_URL": url},
-        )
-        processes.wait_until(lambda: is_up(f"{url}/health"), guard, "the Prefect server of this run", log)
+    guard, url = _start_guarded(subprocess.PIPE)
     try:
-        log.unlink()  # the server still writes to it, but the run has a log of its own
         yield url
     finally:
         assert guard.stdin is not None
@@ -200,6 +200,58 @@ def _private_server() -> Iterator[str]:
             guard.wait(20)
         except subprocess.TimeoutExpired:
             guard.kill()
+
+
+def _dvc_process() -> psutil.Process | None:
+    """The DVC command that runs this process as a stage; DVC sets DVC_STAGE for its stages."""
+    if "DVC_STAGE" not in os.environ:
+        return None
+    return next(process for process in psutil.Process().parents() if "DVC_STAGE" not in process.environ())
+
+
+def _stages_server(dvc: psutil.Process) -> str:
+    """URL of the API of a Prefect server that the stages of a DVC command share, and that ends with it."""
+    record = processes.state_folder() / f"prefect-dvc-{dvc.pid}-{dvc.create_time():.0f}.url"
+    if record.is_file():
+        url = record.read_text(encoding="utf-8")
+        if is_up(f"{url}/health", timeout=30):
+            return url
+    watch = subprocess.Popen(
+        [sys.executable, "-c", WATCH, str(dvc.pid), str(record)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert watch.stdout is not None
+    with watch.stdout as ends_with_dvc:
+        _, url = _start_guarded(ends_with_dvc)
+    write_atomically(record, url.encode())
+    return url
+
+
+def _start_guarded(stdin: int | IO[bytes]) -> tuple[subprocess.Popen[bytes], str]:
+    """Start a Prefect server that ends with the standard input of its guard.
+
+    Returns:
+        the guard, and the URL of the API, which answers.
+    """
+    port = free_port()
+    url = f"http://{HOST}:{port}/api"
+    log = processes.log_path(f"prefect-{port}")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with first_use(), log.open("wb") as output:  # the server migrates Prefect's database
+        guard = subprocess.Popen(
+            [sys.executable, "-c", GUARD, *prefect_command(port, "--no-ui")],
+            stdin=stdin,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            cwd=home(),
+            env=os.environ | prefect_environment() | {"PREFECT_API_URL": url},
+        )
+        processes.wait_until(lambda: is_up(f"{url}/health"), guard, "the Prefect server of this run", log)
+    log.unlink()  # the server still writes to it, but the run has a log of its own
+    return guard, url
 
 
 def free_port() -> int:

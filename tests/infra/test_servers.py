@@ -234,6 +234,50 @@ def test_the_server_of_a_run_ends_when_the_run_is_killed(tmp_path, background):
     assert eventually(lambda: not is_running(pid), 5)  # before the guard would kill it
 
 
+@pytest.fixture
+def api_stub(home, monkeypatch):
+    """A web server in the place of Prefect's, which answers /api/health."""
+    (home / "api").mkdir()
+    (home / "api" / "health").write_text("true")
+
+    def command(port, *options):
+        return [sys.executable, "-m", "http.server", str(port), "--bind", servers.HOST]
+
+    monkeypatch.setattr(servers, "prefect_command", command)
+
+
+def test_the_stages_of_a_dvc_command_share_a_server_that_ends_with_it(api_stub, sleeper):
+    dvc = psutil.Process(sleeper.pid)
+    url = servers._stages_server(dvc)
+    assert servers._stages_server(dvc) == url
+    assert servers._stages_server(psutil.Process()) != url, "it belongs to another command"
+    sleeper.kill()
+    sleeper.wait()
+    assert eventually(lambda: not servers.is_up(f"{url}/health"))
+    assert eventually(lambda: len(list(processes.state_folder().glob("*.url"))) == 1)
+
+
+def test_a_dead_server_of_the_stages_is_replaced(api_stub, sleeper):
+    dvc = psutil.Process(sleeper.pid)
+    url = servers._stages_server(dvc)
+    port = int(re.search(r":(\d+)/", url)[1])
+    for process in psutil.Process().children(recursive=True):
+        if str(port) in process.cmdline():
+            process.kill()
+    assert eventually(lambda: not servers.is_up(f"{url}/health"))
+    other = servers._stages_server(dvc)
+    assert servers.is_up(f"{other}/health")
+
+
+def test_a_stage_belongs_to_the_process_that_dvc_set_no_stage_for():
+    code = "from infra.servers import _dvc_process; print(_dvc_process().pid)"
+    stage = os.environ | {"DVC_STAGE": "federate"}
+    shell = ["sh", "-c", f"{sys.executable} -c '{code}'; true"]
+    done = subprocess.run(shell, env=stage, cwd=servers.PACKAGE, capture_output=True, text=True, check=True)
+    assert int(done.stdout) == os.getpid()
+    assert servers._dvc_process() is None
+
+
 def test_servers_get_the_folders_of_the_project_by_their_absolute_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FED_RLHF_HOME", "here")
