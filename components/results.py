@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,6 +18,12 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, f
 from components.config.errors import UserError
 from components.io import write_atomically
 from components.versions import RESULTS
+
+AS_RUN = "as-run.json"
+"""File beside a result with the whole of it: wall times, and the version in the registry.
+
+A repetition of the same work writes the same result, and another such file. DVC ignores it.
+"""
 
 
 class ResultError(UserError, ValueError):
@@ -40,10 +47,24 @@ class StoredResult(Result):
 
     schema_version: int = RESULTS  # layout of the file; files of another version are refused
 
-    def write(self, path: Path) -> Self:
-        """Write the result atomically, and return it."""
-        write_atomically(path, (self.model_dump_json(indent=1) + "\n").encode())
+    def reproducible(self) -> Self:
+        """The result without what each run has otherwise, such as seconds: its file's content."""
         return self
+
+    def write(self, path: Path) -> Self:
+        """Write the result atomically, and return it.
+
+        What is not reproducible is in a file beside it, see AS_RUN.
+        """
+        content = self.reproducible().to_bytes()
+        if content != self.to_bytes():
+            write_atomically(path.with_name(AS_RUN), self.to_bytes())
+        write_atomically(path, content)
+        return self
+
+    def to_bytes(self) -> bytes:
+        """The result as JSON."""
+        return (self.model_dump_json(indent=1) + "\n").encode()
 
     @classmethod
     def stored(cls, path: Path, compute: Callable[[], Self]) -> Self:
@@ -60,7 +81,7 @@ class StoredResult(Result):
             version = _Version.model_validate_json(content).schema_version
             if version != RESULTS:
                 raise ValueError(f"it has schema_version {version}, expected {RESULTS}")
-            return cls.model_validate_json(content)
+            return cls._as_run(path.with_name(AS_RUN), content) or cls.model_validate_json(content)
         except ValueError as error:
             reason = str(error)
             if isinstance(error, ValidationError):
@@ -70,6 +91,15 @@ class StoredResult(Result):
                 f"{path} cannot be read as a result of this version of the project ({reason}): use the"
                 " version that wrote it, or start a new run."
             ) from None
+
+    @classmethod
+    def _as_run(cls, path: Path, content: bytes) -> Self | None:
+        """The whole of a result; None where the file is missing, or belongs to another result."""
+        with suppress(OSError, ValueError):
+            whole = cls.model_validate_json(path.read_bytes())
+            if whole.reproducible().to_bytes() == content:
+                return whole
+        return None
 
 
 class Metrics(Result):
@@ -85,6 +115,11 @@ class Metrics(Result):
             scalars |= other.scalars
             series |= other.series
         return Metrics(scalars=scalars, series=series)
+
+    def without_seconds(self) -> Metrics:
+        """The numbers without wall times."""
+        scalars = {name: value for name, value in self.scalars.items() if name.split("/")[-1] != "seconds"}
+        return self.model_copy(update={"scalars": scalars})
 
 
 class Traffic(Result):
@@ -123,7 +158,15 @@ class StepRecord(Result):
     adapters: dict[str, str]  # hashes of the server's adapters after the step, by name
     memory: dict[str, JsonValue]  # the method's memory after the step
     server: Metrics
-    aggregation_seconds: float  # wall time
+    aggregation_seconds: float | None = None  # wall time; None where it is unknown
+
+    def without_seconds(self) -> StepRecord:
+        """The record without wall times."""
+        clients = {
+            name: client.model_copy(update={"metrics": client.metrics.without_seconds()})
+            for name, client in self.clients.items()
+        }
+        return self.model_copy(update={"clients": clients, "aggregation_seconds": None})
 
     @property
     def ends_round(self) -> bool:
@@ -221,6 +264,10 @@ class FederationResult(StoredResult):
     adapters: dict[str, ExportedAdapter]  # the exported final adapters by name
     diagnostics: list[str]  # names of the method's diagnostics (components/evaluation/diagnostics)
 
+    def reproducible(self) -> Self:
+        """The result without wall times."""
+        return self.model_copy(update={"records": [record.without_seconds() for record in self.records]})
+
     @property
     def before(self) -> RoundEvaluation:
         """The measurement before the first round."""
@@ -282,8 +329,12 @@ class AlignmentResult(StoredResult):
     files: dict[str, str] = Field(default_factory=dict)
     sampling: SamplingResult | None = None  # None without DPO on the server, as labelling
     labelling: LabellingResult | None = None
-    model_uri: str = ""  # of the registered model; empty where there is none
+    model_uri: str = ""  # of the registered model; empty where there is none, or it was not pulled
     model_version: str = ""
+
+    def reproducible(self) -> Self:
+        """The result without its version in the registry."""
+        return self.model_copy(update={"model_uri": "", "model_version": ""})
 
 
 class WinRate(Result):
@@ -405,6 +456,11 @@ class EvaluationResult(StoredResult):
     implicit_reward: AccuracyReport | None = None
     questions: dict[str, QuestionResult] = Field(default_factory=dict)
     curve: list[CurvePoint] = Field(default_factory=list)
+
+    def reproducible(self) -> Self:
+        """The result without the wall time of the judge's training."""
+        figures = {name: value for name, value in self.judge_figures.items() if name != "judge_seconds"}
+        return self.model_copy(update={"judge_figures": figures})
 
 
 def finite_or_none(value: Any) -> Any:

@@ -108,6 +108,9 @@ def _remove_finished_rounds(run: Run, recipe: Recipe) -> None:
     try:
         committed = commits.latest(method.memory_type)
         finished = (run.federation / RESULT).is_file() or committed is None
+        if committed is not None:  # `dvc checkout` takes adapters away, and no commits
+            hashes = (committed[0].initial, *committed[0].adapters.values())
+            finished |= not all(commits.store.path(digest).is_file() for digest in hashes)
     except CommitError:
         finished = True
     if finished:  # DVC does not know the clients' private stores

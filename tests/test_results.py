@@ -8,8 +8,12 @@ from pydantic import ValidationError
 
 from components import results
 from components.results import (
+    AS_RUN,
     AccuracyReport,
+    AlignmentResult,
     ClientRecord,
+    EvaluationResult,
+    FederationResult,
     Metrics,
     Result,
     ResultError,
@@ -19,6 +23,13 @@ from components.results import (
     finite_or_none,
 )
 from components.versions import RESULTS
+from tests.support.results import (
+    alignment_result,
+    client_record,
+    evaluation_result,
+    federation_result,
+    step_record,
+)
 
 
 def make_evaluation(**changes):
@@ -79,6 +90,40 @@ def test_a_result_cannot_be_changed():
 def test_a_result_is_read_back_unchanged(tmp_path):
     written = make_evaluation().write(tmp_path / "result.json")
     assert RoundEvaluation.read(tmp_path / "result.json") == written
+
+
+def test_repetitions_write_the_same_result_and_each_reads_its_own_seconds(tmp_path):
+    results = {}
+    for name, seconds in {"one": 0.25, "two": 0.5}.items():
+        scalars = {"loss": 0.7, "seconds": seconds, "shared/seconds": seconds}
+        record = step_record(clients={"seconds": client_record(scalars)}, aggregation_seconds=seconds)
+        results[name] = federation_result(records=[record]).write(tmp_path / name / "result.json")
+    assert (tmp_path / "one" / "result.json").read_bytes() == (tmp_path / "two" / "result.json").read_bytes()
+    for name, result in results.items():
+        assert FederationResult.read(tmp_path / name / "result.json") == result
+    (tmp_path / "one" / AS_RUN).unlink()
+    (pulled,) = FederationResult.read(tmp_path / "one" / "result.json").records
+    assert pulled.aggregation_seconds is None
+    assert pulled.clients["seconds"].metrics.scalars == {"loss": 0.7}
+
+
+def test_the_seconds_of_another_result_are_not_read(tmp_path):
+    path = tmp_path / "result.json"
+    federation_result(records=[step_record(aggregation_seconds=0.5)], rounds=2).write(path)
+    result = federation_result(records=[step_record(aggregation_seconds=None)], rounds=1)
+    path.write_bytes(result.to_bytes())
+    assert FederationResult.read(path) == result
+
+
+def test_what_the_registry_and_the_judge_tell_of_a_run_is_no_part_of_the_result_file(tmp_path):
+    path = tmp_path / "alignment" / "result.json"
+    alignment = alignment_result(model_uri="models:/policy/7", model_version="7").write(path)
+    assert AlignmentResult.read(path) == alignment
+    assert "models:/" not in path.read_text()
+    path = tmp_path / "evaluation" / "result.json"
+    evaluation = evaluation_result(judge_figures={"judge_accuracy": 0.5, "judge_seconds": 3.0}).write(path)
+    assert EvaluationResult.read(path) == evaluation
+    assert "seconds" not in path.read_text()
 
 
 def test_nan_and_infinity_are_read_back(tmp_path):

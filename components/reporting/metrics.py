@@ -300,11 +300,13 @@ def cost_metrics(records: Sequence[StepRecord]) -> Metrics:
     steps = [update.metrics.scalars.get("steps", 0.0) for clients in ends for update in clients.values()]
     metrics = {
         "cost/client_steps": sum(steps, 0.0),
-        "cost/train_seconds": sum((one.metrics.scalars.get("seconds", 0.0) for one in updates), 0.0),
-        "cost/aggregation_seconds": sum(record.aggregation_seconds for record in records)
-        / len({record.round for record in records}),
-        "cost/sent_mb": sum(update.traffic.sent for update in updates) / 1e6,
     }
+    aggregations = [one.aggregation_seconds for one in records if one.aggregation_seconds is not None]
+    if aggregations:  # unknown of a result that was pulled with DVC
+        train = sum((one.metrics.scalars.get("seconds", 0.0) for one in updates), 0.0)
+        metrics["cost/train_seconds"] = train
+        metrics["cost/aggregation_seconds"] = sum(aggregations) / len({record.round for record in records})
+    metrics["cost/sent_mb"] = sum(update.traffic.sent for update in updates) / 1e6
     if any(kept.values()):
         metrics["cost/kept_mb"] = float(np.mean(list(kept.values()))) / 1e6
     return metrics

@@ -483,10 +483,11 @@ def _cost_table(results: RunResults, run: RunDescription) -> Table:
     metrics = results.metrics
     values = {f"phase {name}": f"{seconds:,.1f} s" for name, seconds in run.phases.items()} | {
         "client steps": f"{metrics['cost/client_steps']:,.0f}",
-        "training, sum over the clients": f"{metrics['cost/train_seconds']:,.1f} s",
-        "aggregation, a round": f"{metrics['cost/aggregation_seconds']:.3f} s",
-        "sent by all clients": f"{metrics['cost/sent_mb']:,.2f} MB",
     }
+    if "cost/train_seconds" in metrics:
+        values["training, sum over the clients"] = f"{metrics['cost/train_seconds']:,.1f} s"
+        values["aggregation, a round"] = f"{metrics['cost/aggregation_seconds']:.3f} s"
+    values["sent by all clients"] = f"{metrics['cost/sent_mb']:,.2f} MB"
     if "cost/kept_mb" in metrics:
         values["kept by a client, mean"] = f"{metrics['cost/kept_mb']:,.2f} MB"
     workers = results.recipe.runtime.workers

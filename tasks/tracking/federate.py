@@ -94,7 +94,8 @@ def step_points(records: Sequence[StepRecord]) -> list[Point]:
         metrics["round/participants"] = len(record.clients)
         metrics["round/failed"] = len(record.failed)
         metrics["round/refused"] = len(record.refused)
-        metrics["round/aggregation_seconds"] = record.aggregation_seconds
+        if record.aggregation_seconds is not None:
+            metrics["round/aggregation_seconds"] = record.aggregation_seconds
     else:
         phase = record.phase
         metrics = {f"{phase}/{name}": value for name, value in record.server.scalars.items()}

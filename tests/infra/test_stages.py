@@ -1,5 +1,7 @@
 """The stages of dvc.yaml: the recipe is checked first, and only rounds that belong to it are resumed."""
 
+import shutil
+
 import pytest
 import yaml
 
@@ -285,6 +287,18 @@ def test_rounds_are_resumed_only_where_they_belong_to_the_recipe(
     _remove_finished_rounds(run, load_recipe("debug", overrides))
     assert (run.federation / "commits").exists() == resumed
     _remove_finished_rounds(run, load_recipe("debug", overrides))  # harmless where there are no rounds
+
+
+def test_rounds_whose_adapters_dvc_took_away_begin_anew(tmp_path, prepared):
+    from flows.stages import _remove_finished_rounds
+
+    recipe = load_recipe("debug")
+    run = create_run(recipe, tmp_path)
+    run.prepared.symlink_to(prepared)
+    commit_first_state(run, recipe)
+    shutil.rmtree(run.federation / "adapters")
+    _remove_finished_rounds(run, recipe)
+    assert not run.federation.exists()
 
 
 def commit_first_state(run: Run, recipe: Recipe) -> None:

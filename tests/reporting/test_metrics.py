@@ -254,6 +254,11 @@ def test_the_time_of_aggregation_is_the_mean_over_rounds_with_all_their_steps():
     assert cost_metrics(records)["cost/aggregation_seconds"] == pytest.approx(0.0206)
 
 
+def test_seconds_that_are_unknown_are_no_metrics():
+    metrics = cost_metrics([step_record(0, aggregation_seconds=None)])
+    assert not [name for name in metrics if "seconds" in name]
+
+
 def test_private_modules_are_measured_after_the_last_round_of_each_client():
     records = [
         step_record(0, {"ada": client_record(kept=9_000_000), "bea": client_record(kept=2_000_000)}),

@@ -408,6 +408,13 @@ def test_the_summary_ends_with_the_adapters_and_where_to_look_next(complete, des
     ]
 
 
+def test_a_policy_that_was_pulled_is_shown_without_a_registered_model(complete, described):
+    pulled = replace(complete, alignment=alignment_result())
+    assert "registered" not in run_summary(pulled, described)
+    assert "load_model" not in to_html(run_page(pulled, described))
+    assert "load_model" in to_html(run_page(complete, described))
+
+
 @pytest.mark.parametrize(
     ("verdict", "words"),
     [(WIN, "aligned"), (LOSS, "base policy"), (TIE, "tie"), (Verdict.UNPARSABLE, "unparsable")],
