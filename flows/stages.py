@@ -30,6 +30,7 @@ from flows.fed_rlhf import align, evaluate, federate, grow_trees, prepare, run_p
 from tasks import data, federation
 from tasks.devices import choose_workers
 from tasks.flow_runs import claim_flow_run
+from tasks.plots import write_plots
 from tasks.report import link_artifacts, write_report
 from tasks.run_table import HEADLINE
 from tasks.runs import RESULT, Run, lock
@@ -67,6 +68,7 @@ def run_stage(stage: str, folder: str) -> None:
 def _report(run: Run, recipe: Recipe, parent: str) -> None:
     write_report(run, recipe)
     write_headline(run)
+    write_plots(run.report)
     log_report(parent, run)
     tag_reused_phases(parent, run)
     link_artifacts(run, recipe.name)

@@ -279,8 +279,8 @@ def write_stage_inputs(recipe: Recipe, folder: Path) -> None:
 def _pipeline_day(folder: Path) -> date:
     """The day of the pipeline's first run.
 
-    It has a file that is no output of a stage: DVC deletes recipe.yaml before it is written again, and
-    stages that print the day would then be repeated on every other day.
+    It has a file that DVC keeps: it deletes recipe.yaml before that is written again, and stages that print
+    the day would then be repeated on every other day.
     """
     path = folder / FIRST_DAY
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""DVC repeats only the stages that a change concerns; the recipe `debug`, up to the rounds."""
+"""DVC repeats only the stages that a change concerns; the recipe `debug`."""
 
 import json
 import re
@@ -10,11 +10,22 @@ from pathlib import Path
 import pytest
 import yaml
 
+from components.io import read_json
 from components.models.backbone import fetch_backbone
+from tasks.runs import Run
 from tests.support.command_line import fed_rlhf
 from tests.support.pipeline import ROOT, environment_without
 
-STAGES = ["check_recipe", "fetch_backbone", "grow_trees", "prepare", "federate"]
+STAGES = [
+    "check_recipe",
+    "fetch_backbone",
+    "grow_trees",
+    "prepare",
+    "federate",
+    "align",
+    "evaluate",
+    "report",
+]
 FILES = ("dvc.yaml", ".dvcignore", ".gitignore", "data/.gitignore")
 
 
@@ -48,8 +59,14 @@ class Checkout:
         lines = "".join(json.dumps(pair) + "\n" for pair in pairs)
         (self.folder / "pairs.jsonl").write_text(lines, encoding="utf-8")
 
+    @property
+    def hashes(self):
+        """The hash of each output by its path, as dvc.lock has it."""
+        stages = yaml.safe_load((self.folder / "dvc.lock").read_text())["stages"]
+        return {out["path"]: out["md5"] for stage in stages.values() for out in stage["outs"]}
+
     def run_stages(self):
-        """Run all stages up to the rounds in this process."""
+        """Run all stages in this process."""
         from flows.stages import run_stage
 
         first, *others = STAGES
@@ -86,15 +103,59 @@ def checkout(new_workplace, tmp_path_factory):
     """A copy of the checkout in which all stages were run, in this process, and committed to DVC."""
     checkout = Checkout(tmp_path_factory.mktemp("dvc") / "checkout", new_workplace("dvc"))
     stages = yaml.safe_load((checkout.folder / "dvc.yaml").read_text())["stages"]
-    assert list(stages)[: len(STAGES)] == STAGES
+    assert list(stages) == STAGES
     backbones = checkout.folder / "data" / "backbone"
     shutil.copytree(fetch_backbone("tiny-random"), backbones / "tiny-random")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FED_RLHF_BACKBONES", str(backbones))
         checkout.run_stages()
-    assert checkout.repeated("", "--dry") == STAGES, "DVC knows of no stage yet"
+    assert checkout.dvc("repro", "--dry") == STAGES, "DVC knows of no stage yet"
     checkout.dvc("commit", "--force", *STAGES)
     return checkout
+
+
+@pytest.mark.slow
+def test_a_repetition_of_the_same_stages_has_the_same_outputs(checkout):
+    first = checkout.hashes
+    phases = ["federate", "align", "evaluate"]
+    assert checkout.dvc("repro", "--force", "--single-item", *phases) == phases
+    assert {f"data/pipeline/{name}" for name in ("federation", "alignment", "evaluation")} <= first.keys()
+    assert checkout.hashes == first
+    (record, *_) = Run("pipeline", checkout.pipeline).federation_result().records
+    assert record.aggregation_seconds > 0
+
+
+@pytest.mark.slow
+def test_a_colleague_pulls_the_results_and_repeats_what_a_change_concerns(checkout, new_workplace, tmp_path):
+    """The results are those of the checkout that pushed, which does not exist any more."""
+    colleague = Checkout(tmp_path / "colleague", new_workplace("colleague"))
+    shutil.copytree(checkout.folder / "data" / "backbone", colleague.folder / "data" / "backbone")
+    shutil.copy(checkout.folder / "dvc.lock", colleague.folder)
+    (colleague.pipeline / "report").mkdir(parents=True)
+    for name in ("headline.json", "metrics.json"):  # they are in git
+        shutil.copy(checkout.pipeline / "report" / name, colleague.pipeline / "report")
+    for one in (checkout, colleague):
+        one.dvc("remote", "add", "--force", "--default", "shared", str(tmp_path / "remote"))
+    checkout.dvc("push")
+    away = checkout.folder.rename(tmp_path / "away")
+    try:
+        colleague.dvc("pull")
+        colleague.set_overrides("evaluation.judge.steps=5")
+        assert colleague.dvc("repro") == ["check_recipe", "evaluate", "report"]
+    finally:
+        away.rename(checkout.folder)
+    pulled = ["federation/result.json", "alignment/result.json", "report/rounds.csv"]
+    for name in pulled:
+        assert (colleague.pipeline / name).read_bytes() == (checkout.pipeline / name).read_bytes(), name
+    answers = [read_json(one.pipeline / "evaluation" / "answers.json") for one in (checkout, colleague)]
+    assert answers[0] == answers[1]
+    metrics = read_json(colleague.pipeline / "report" / "metrics.json")
+    before = read_json(checkout.pipeline / "report" / "metrics.json")
+    assert metrics["after/accuracy/mean"] == before["after/accuracy/mean"]
+    assert "cost/train_seconds" not in metrics, "it is unknown here"
+    written = [path for path in colleague.pipeline.rglob("*") if path.is_file() and path.name != "run.json"]
+    moved = str(checkout.folder).encode()
+    assert not [path for path in written if moved in path.read_bytes()]
 
 
 @pytest.mark.slow

@@ -156,12 +156,50 @@ def test_the_plots_of_dvc_read_outputs_of_stages():
         outputs.update(paths(stage, "outs", "metrics"))
     plotted: set[str] = set()
     for plot in read("dvc.yaml")["plots"]:
+        if isinstance(plot, str):  # an image
+            plotted.add(plot)
+            continue
         (settings,) = plot.values()
         for axis in ("x", "y"):
             if isinstance(settings[axis], dict):
                 plotted.update(settings[axis])
     assert plotted
     assert plotted <= outputs
+
+
+def test_each_table_that_dvc_plots_has_an_image_beside_it():
+    tables: set[str] = set()
+    for plot in read("dvc.yaml")["plots"]:
+        if isinstance(plot, dict):
+            (settings,) = plot.values()
+            tables.update(settings["y"])
+    images = {plot for plot in read("dvc.yaml")["plots"] if isinstance(plot, str)}
+    assert images == {table.replace(".csv", ".png") for table in tables}
+
+
+@pytest.mark.parametrize(
+    ("configured", "expected"),
+    [({}, "checkout"), ({"FED_RLHF_HOME": "elsewhere"}, "elsewhere")],
+    ids=["by default", "set"],
+)
+def test_a_stage_logs_into_the_checkout_also_from_the_copy_of_an_experiment(tmp_path, configured, expected):
+    program = tmp_path / "checkout" / ".venv" / "bin" / "python"
+    program.parent.mkdir(parents=True)
+    program.write_text('#!/bin/sh\necho "$FED_RLHF_HOME $FED_RLHF_BACKBONES"\n')
+    program.chmod(0o755)
+    copy = tmp_path / "checkout" / ".dvc" / "tmp" / "exps" / "temp"
+    copy.mkdir(parents=True)
+    variables = environment_without("FED_RLHF_") | {"DVC_ROOT": str(tmp_path / "checkout")}
+    (stage,) = read("dvc.yaml")["vars"]
+    done = subprocess.run(
+        ["sh", "-c", stage["stage"]],
+        cwd=copy,
+        env=variables | {name: str(tmp_path / value) for name, value in configured.items()},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [str(tmp_path / expected), str(copy / "data" / "backbone")]
 
 
 def test_evaluation_depends_on_questions_templates_trees_and_everything_it_evaluates():
