@@ -206,7 +206,8 @@ def _dvc_process() -> psutil.Process | None:
     """The DVC command that runs this process as a stage; DVC sets DVC_STAGE for its stages."""
     if "DVC_STAGE" not in os.environ:
         return None
-    return next(process for process in psutil.Process().parents() if "DVC_STAGE" not in process.environ())
+    parents = psutil.Process().parents()
+    return next((process for process in parents if "DVC_STAGE" not in process.environ()), None)
 
 
 def _stages_server(dvc: psutil.Process) -> str:

@@ -106,6 +106,8 @@ def checkout(new_workplace, tmp_path_factory):
     assert list(stages) == STAGES
     backbones = checkout.folder / "data" / "backbone"
     shutil.copytree(fetch_backbone("tiny-random"), backbones / "tiny-random")
+    checkout.pipeline.mkdir()
+    (checkout.pipeline / "first-day").write_text("2026-02-03")  # the first run was on another day
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FED_RLHF_BACKBONES", str(backbones))
         checkout.run_stages()
@@ -144,7 +146,7 @@ def test_a_colleague_pulls_the_results_and_repeats_what_a_change_concerns(checko
         assert colleague.dvc("repro") == ["check_recipe", "evaluate", "report"]
     finally:
         away.rename(checkout.folder)
-    pulled = ["federation/result.json", "alignment/result.json", "report/rounds.csv"]
+    pulled = ["first-day", "federation/result.json", "alignment/result.json", "report/rounds.csv"]
     for name in pulled:
         assert (colleague.pipeline / name).read_bytes() == (checkout.pipeline / name).read_bytes(), name
     answers = [read_json(one.pipeline / "evaluation" / "answers.json") for one in (checkout, colleague)]
