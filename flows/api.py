@@ -38,7 +38,7 @@ class PipelineFlow(Flow[P, R]):
                     draining.join()
 
 
-def pipeline_flow(name: str) -> Callable[[Callable[P, R]], Flow[P, R]]:
+def pipeline_flow(name: str, run_name: str | None = None) -> Callable[[Callable[P, R]], Flow[P, R]]:
     """Declare a flow of this class, whose result is not stored.
 
     The process of a deployment's run ends when the server of Prefect is lost, see stopping_without_server.
@@ -50,6 +50,6 @@ def pipeline_flow(name: str) -> Callable[[Callable[P, R]], Flow[P, R]]:
             with stopping_without_server() if runtime.deployment.id else nullcontext():
                 return function(*args, **kwargs)
 
-        return PipelineFlow(run, name=name, persist_result=False)
+        return PipelineFlow(run, name=name, flow_run_name=run_name, persist_result=False)
 
     return declare

@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from prefect import flow, get_run_logger
+from prefect import get_run_logger
 
 from components.config import Recipe
 from components.environment import configure_libraries
@@ -26,6 +26,7 @@ from components.inputs import original_names, verify_inputs
 from components.io import read_json, write_json
 from components.paths import tracking_uri, without_credentials
 from components.recipes import required_backbones
+from flows.api import pipeline_flow
 from flows.fed_rlhf import align, evaluate, federate, grow_trees, prepare, run_phase
 from tasks import data, federation
 from tasks.devices import choose_workers
@@ -40,7 +41,7 @@ from tasks.tracking.run_tree import ending, is_known, open_run_tracking, tag_reu
 PHASES = {phase.name: phase for phase in (prepare, federate, align, evaluate)}
 
 
-@flow(name="fed-rlhf-stage", flow_run_name="pipeline: {stage}", persist_result=False)
+@pipeline_flow("fed-rlhf-stage", run_name="pipeline: {stage}")
 def run_stage(stage: str, folder: str) -> None:
     """Run one stage of the pipeline in a run folder that holds a recipe."""
     configure_libraries()

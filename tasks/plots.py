@@ -7,6 +7,9 @@ from pathlib import Path
 
 from components.charts import MAX_NAMES
 
+DEFAULT_FONT = "DejaVu Sans"
+"""A font that Matplotlib brings with it."""
+
 
 def write_plots(report: Path) -> None:
     """Write rounds.png, dpo.png and accuracy.png, beside the tables that they show."""
@@ -43,7 +46,24 @@ def _draw_bars(path: Path, names: list[str], values: list[str], title: str) -> N
     figure = Figure(figsize=(6.4, 4.8 + 0.2 * len(shown)), layout="constrained")
     axes = figure.add_subplot(xlabel=title, ylabel="" if shown else "clients")
     axes.barh(range(len(names)), list(map(float, values)))
+    labels, families = _drawable(shown)
     # A name from data may have a "$", which would begin a formula.
-    axes.set_yticks(range(len(shown)), shown, parse_math=False)
+    axes.set_yticks(range(len(shown)), labels, parse_math=False, fontfamily=families)
     axes.invert_yaxis()
     figure.savefig(path)
+
+
+def _drawable(names: list[str]) -> tuple[list[str], list[str]]:
+    """The names with codes in place of characters that no installed font has, and the fonts of the others."""
+    from matplotlib.font_manager import fontManager, get_font
+
+    missing = {character for name in names for character in name}
+    families: list[str] = []
+    for font in sorted(fontManager.ttflist, key=lambda font: font.name != DEFAULT_FONT):
+        if not missing:
+            break
+        if found := missing & set(map(chr, get_font(font.fname).get_charmap())):
+            families.append(font.name)
+            missing -= found
+    codes = {ord(one): one.encode("ascii", "backslashreplace").decode() for one in missing}
+    return [name.translate(codes) for name in names], families or [DEFAULT_FONT]
