@@ -10,7 +10,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -125,9 +125,8 @@ def prefect_api() -> Iterator[None]:
     """Give this process a Prefect API.
 
     In this order: the API in PREFECT_API_URL, the one of `fed-rlhf up`, a private one, which the stages of a
-    DVC command share. The variable that
-    is set here takes precedence over prefect.toml, by which the user's own `prefect` commands use the server
-    of `fed-rlhf up`.
+    DVC command share. The variable that is set here takes precedence over prefect.toml, by which the user's
+    own `prefect` commands use the server of `fed-rlhf up`.
 
     Raises:
         ServerError: the API in PREFECT_API_URL does not answer, or none could be started.
@@ -206,8 +205,11 @@ def _dvc_process() -> psutil.Process | None:
     """The DVC command that runs this process as a stage; DVC sets DVC_STAGE for its stages."""
     if "DVC_STAGE" not in os.environ:
         return None
-    parents = psutil.Process().parents()
-    return next((process for process in parents if "DVC_STAGE" not in process.environ()), None)
+    with suppress(psutil.Error):  # processes of other users cannot be read
+        for process in psutil.Process().parents():
+            if "DVC_STAGE" not in process.environ():
+                return process
+    return None
 
 
 def _stages_server(dvc: psutil.Process) -> str:

@@ -262,7 +262,7 @@ def test_a_dead_server_of_the_stages_is_replaced(api_stub, sleeper):
     url = servers._stages_server(dvc)
     port = int(re.search(r":(\d+)/", url)[1])
     for process in psutil.Process().children(recursive=True):
-        if str(port) in process.cmdline():
+        if process.status() != psutil.STATUS_ZOMBIE and str(port) in process.cmdline():
             process.kill()
     assert eventually(lambda: not servers.is_up(f"{url}/health"))
     other = servers._stages_server(dvc)
