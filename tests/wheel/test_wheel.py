@@ -31,6 +31,7 @@ class InstalledWheel:
         (wheel,) = build_wheel(folder).glob("fed_rlhf-*.whl")
         options = ["--no-deps", "--no-index", "--target", str(self.packages)]
         subprocess.run([*PIP, "install", *options, str(wheel)], check=True, capture_output=True)
+        self.installed = set(self.packages.rglob("*"))
 
     def run(self, command, folder, **variables):
         """Output of a program that succeeds in a folder, with the wheel on its path."""
@@ -124,7 +125,8 @@ def first_run(wheel, session_folder, prefect_session, migrated_store, tmp_path_f
     folder = tmp_path_factory.mktemp("first-run")
     copy_database(session_folder / "prefect" / "home" / "prefect.db", folder / ".prefect" / "prefect.db")
     copy_database(migrated_store, folder / "mlflow.db")
-    return folder, wheel.fed_rlhf(folder, "run", "debug", "federation.rounds=1")
+    cache = {"XDG_CACHE_HOME": str(wheel.folder / "cache"), "FED_RLHF_BACKBONES": ""}
+    return folder, wheel.fed_rlhf(folder, "run", "debug", "federation.rounds=1", **cache)
 
 
 @pytest.mark.slow
@@ -134,8 +136,11 @@ def test_a_run_is_written_under_the_working_folder(first_run, wheel):
     assert (folder / "report.done").is_file()
     assert (folder / "report" / "summary.txt").read_text().strip() in output
     assert list(place.glob("mlartifacts/debug/*"))
-    allowed = {".prefect", ".state", "data", "mlartifacts", "mlflow.db", "runs"}
+    allowed = {".prefect", ".state", "mlartifacts", "mlflow.db", "runs"}
     assert {path.name for path in place.iterdir()} <= allowed
+    assert (wheel.folder / "cache" / "fed-rlhf" / "backbone" / "tiny-random" / "config.json").is_file()
+    written = {path for path in wheel.packages.rglob("*") if path.suffix != ".pyc"} - wheel.installed
+    assert {path.name for path in written} <= {"__pycache__"}
     assert "finished" in wheel.fed_rlhf(place, "runs")
 
 
