@@ -156,7 +156,7 @@ def _write_adapter(adapter: Path, backbone: BackboneConfig, folder: Path) -> Non
     """Copy a PEFT folder; a generated backbone is named by its folder, which PEFT can load."""
     for name in ("adapter_model.safetensors", TEMPLATE_FILE):
         if (adapter / name).is_file():
-            shutil.copy(adapter / name, folder)
+            shutil.copyfile(adapter / name, folder / name)  # not the mode 0600, which safetensors gives
     options = read_json(adapter / "adapter_config.json")
     base = fetch_backbone(backbone.location)
     write_json(folder / "adapter_config.json", options | {"base_model_name_or_path": base})

@@ -31,8 +31,8 @@ def training_card(
         "seed": str(recipe.seed),
         "source of the data": recipe.data.source,
         **origin,
-        "licence of the backbone": backbone_licence(backbone),
-        "licence of the data": "the recipe names none; ask the owners of the data",
+        "license of the backbone": backbone_license(backbone),
+        "license of the data": "the recipe names none; ask the owners of the data",
     }
     lead = "The settings of the run, and hashes of its data."
     sections = [
@@ -43,8 +43,8 @@ def training_card(
     return sections_markdown(sections)
 
 
-def backbone_licence(backbone: BackboneConfig) -> str:
-    """The licence of a backbone, as far as the project knows it."""
+def backbone_license(backbone: BackboneConfig) -> str:
+    """The license of a backbone, as far as the project knows it."""
     if backbone.name == EMBEDDED:
         return "Apache-2.0 (SmolLM2-135M-Instruct)"
     return "Apache-2.0 (made by fed-rlhf)" if backbone.name == TINY else f"that of {backbone.name}"

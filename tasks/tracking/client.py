@@ -6,8 +6,8 @@ import math
 import re
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ContextDecorator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,27 +45,31 @@ class TrackingError(UserError):
     """The tracking store failed while a run logged to it."""
 
 
-@contextmanager
-def explained_failures() -> Iterator[None]:
-    """Raise a failure of the tracking store in this block, or decorated function, as a TrackingError.
+class explained_failures(ContextDecorator):
+    """Raises a failure of the tracking store in a block, or a decorated function, as a TrackingError.
 
     Calls that MLflow refuses by their arguments are left as they are.
     """
-    from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import SQLAlchemyError
 
-    try:
-        yield
-    except (MlflowException, SQLAlchemyError) as error:
+    def __enter__(self) -> None:
+        """Begin the block."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Explain an error of the block."""
+        from mlflow.exceptions import MlflowException
+        from sqlalchemy.exc import SQLAlchemyError
+
+        if not isinstance(error, MlflowException | SQLAlchemyError):
+            return
         if getattr(error, "error_code", "") in WRONG_CALL:
-            raise
+            return
         cause: BaseException = error
         while (earlier := cause.__cause__ or cause.__context__) is not None:
             cause = earlier
+        first_line = str(cause).splitlines()[0] if str(cause) else type(cause).__name__
         needed = "its server answers" if is_server() else "the file is there, and can be written"
         raise TrackingError(
-            f"MLflow's store {without_credentials(tracking_uri())} failed"
-            f" ({str(cause).splitlines()[0] if str(cause) else type(cause).__name__}). What the run has"
+            f"MLflow's store {without_credentials(tracking_uri())} failed ({first_line}). What the run has"
             f" committed is kept: see that {needed}, and resume the run."
         ) from error
 
