@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 
 from components.config import UserError
+from components.io import FullDiskError
 
 VARIABLES = {
     "DO_NOT_TRACK": "1",
@@ -24,6 +25,8 @@ VARIABLES = {
     "TRANSFORMERS_VERBOSITY": "error",
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # with the password of the address
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "4",  # half a minute; the default is four minutes a call
     "TQDM_DISABLE": "1",
     "GIT_PYTHON_REFRESH": "quiet",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -77,7 +80,7 @@ class UserErrorFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Keep the record."""
-        if record.exc_info and isinstance(record.exc_info[1], UserError):
+        if record.exc_info and isinstance(record.exc_info[1], UserError | FullDiskError):
             record.exc_info = record.exc_text = None
             setattr(record, USER_ERROR, True)
         return True

@@ -10,19 +10,34 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 PRIVATE = 0o600
 """Mode of a file that its owner alone may read; its folder has 0700."""
+ABANDONED: ContextVar[Event | None] = ContextVar("ABANDONED", default=None)
+"""Set where nobody waits any more for the work of this context, which then writes nothing."""
+
+
+class AbandonedError(Exception):
+    """Work that nobody waits for would write a file."""
+
+
+class FullDiskError(OSError):
+    """No space is left for a file. The message says what to do."""
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Write a file so that it exists with all of its bytes or not at all, also after a crash.
 
     Raises:
-        OSError: a full disk is named with the file, and with what to do.
+        FullDiskError: no space is left.
+        AbandonedError: see ABANDONED.
     """
+    if (abandoned := ABANDONED.get()) is not None and abandoned.is_set():
+        raise AbandonedError(f"{path} is not written any more")
     path.parent.mkdir(parents=True, exist_ok=True)
     if mode == PRIVATE:
         path.parent.chmod(0o700)
@@ -38,7 +53,7 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
         Path(scratch).unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             full = f"no space is left for {path}: free some, and resume the run"
-            raise OSError(error.errno, full) from None
+            raise FullDiskError(error.errno, full) from None
         raise
 
 
@@ -61,6 +76,18 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise DamagedFileError(f"{path} is damaged: it is no JSON ({error})") from None
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Read a JSON file that has an object.
+
+    Raises:
+        DamagedFileError: it has none.
+    """
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise DamagedFileError(f"{path} is damaged: it has no JSON object")
+    return content
 
 
 def file_hashes(folder: Path, paths: Iterable[Path]) -> dict[str, str]:

@@ -28,7 +28,7 @@ def backbone_root() -> Path:
     """
     configured = os.environ.get("FED_RLHF_BACKBONES")
     if configured:
-        return Path(configured)
+        return Path(configured).expanduser().absolute()
     if (folder := _own_folder()) is not None:
         return folder / "data" / "backbone"
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -54,7 +54,8 @@ def tracking_uri() -> str:
 
 def sqlite_file(uri: str) -> Path | None:
     """The file of a SQLite store; None for other stores."""
-    return Path(uri.removeprefix("sqlite:///")).absolute() if uri.startswith("sqlite:///") else None
+    path = uri.partition("?")[0].removeprefix("sqlite:///")
+    return Path(path).absolute() if uri.startswith("sqlite:///") else None
 
 
 def artifact_root(uri: str) -> Path:
@@ -67,8 +68,8 @@ def artifact_root(uri: str) -> Path:
 
 
 def without_credentials(uri: str) -> str:
-    """An address without the user and the password in it, as it is shown and stored."""
-    return re.sub(r"(?<=://)[^/\s]*@", "", uri)
+    """An address without the user, the password and the query in it, as it is shown and stored."""
+    return re.sub(r"(?<=://)\S*@|\?\S*", "", uri)
 
 
 def is_file(path: Path) -> bool:

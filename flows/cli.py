@@ -112,9 +112,9 @@ def command(function: Callable[P, int | None]) -> Callable[P, None]:
     @app.command()
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> None:
-        from flows.process import exit_status
+        from flows.process import end_process, exit_status
 
-        raise typer.Exit(exit_status(lambda: function(*args, **kwargs)))
+        end_process(exit_status(lambda: function(*args, **kwargs)))
 
     return call
 

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from importlib import import_module
 from io import TextIOWrapper
-from typing import Any
+from typing import Any, NoReturn
 
 from components.config import UserError
 from components.environment import configure_libraries
-from components.io import DamagedFileError
+from components.io import DamagedFileError, FullDiskError
 from components.paths import without_credentials
 from infra.processes import ServerError
 from infra.servers import is_up, prefect_api
@@ -24,7 +24,7 @@ WRONG_INPUT = 2
 
 
 def exit_status(command: Callable[[], int | None]) -> int:
-    """Run a command; a UserError, or a damaged file, is printed as a sentence, and gives status 2."""
+    """Run a command; a UserError, or a file that cannot be read, is printed as a sentence, with status 2."""
     configure_libraries()
     if isinstance(sys.stdout, TextIOWrapper):  # names and texts may have characters that a terminal lacks
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -33,6 +33,20 @@ def exit_status(command: Callable[[], int | None]) -> int:
     except (UserError, DamagedFileError) as error:
         print(f"error: {error}", file=sys.stderr)
         return WRONG_INPUT
+    except (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError) as error:
+        if error.filename is None:
+            raise
+        print(f"error: {error.filename} cannot be read: {error.strerror}", file=sys.stderr)
+        return WRONG_INPUT
+
+
+def end_process(status: int) -> NoReturn:
+    """End the process of a command with its status, also where a client's job still hangs."""
+    if "tasks.prefect_transport" in sys.modules:
+        from tasks.prefect_transport import end_despite_hanging_jobs
+
+        end_despite_hanging_jobs(status)
+    sys.exit(status)
 
 
 def run_flow(entrypoint: str, verbose: bool, **parameters: Any) -> tuple[int, Any]:
@@ -76,5 +90,6 @@ def run_flow(entrypoint: str, verbose: bool, **parameters: Any) -> tuple[int, An
         result = state.result(raise_on_failure=False)
     if state.is_completed():
         return 0, result
-    print(f"error: the run ended {state.name}: {result or state.message}", file=sys.stderr)
-    return WRONG_INPUT if isinstance(result, UserError) else FAILED, None
+    reason = result.strerror if isinstance(result, FullDiskError) else result or state.message
+    print(f"error: the run ended {state.name}: {reason}", file=sys.stderr)
+    return WRONG_INPUT if isinstance(result, UserError | FullDiskError) else FAILED, None

@@ -32,6 +32,13 @@ def check_writable(prefect_home: Path) -> None:
     Raises:
         ServerError: names the first file or folder that cannot be written, and its owner.
     """
+    try:
+        Path.home()
+    except RuntimeError:
+        raise ServerError(
+            f"{_user_name(os.geteuid()).capitalize()} has no home folder, which libraries look for: set the"
+            " variable HOME to a folder of this user."
+        ) from None
     artifacts = artifact_root(tracking_uri())
     paths = [home(), state_folder(), prefect_home, prefect_home / "prefect.db", runs_root(), artifacts]
     store = sqlite_file(tracking_uri())
@@ -39,15 +46,16 @@ def check_writable(prefect_home: Path) -> None:
         existing = next(one for one in (path, *path.absolute().parents) if os.path.exists(one))
         needed = os.W_OK | (os.X_OK if existing.is_dir() else 0)
         if not os.access(existing, needed):
+            owner = existing.stat().st_uid
+            reason = "its mode or its file system does not allow it. Change these"
+            if owner != os.geteuid():
+                reason = (
+                    f"it belongs to {_user_name(owner)}, and this process is of {_user_name(os.geteuid())}."
+                    " Change its owner (chown -R)"
+                )
             raise ServerError(
-                f"{existing} cannot be written: it belongs to {_owner(existing)}, and this process is of"
-                f" {_user_name(os.geteuid())}. Change its owner (chown -R), or set FED_RLHF_HOME to a"
-                " folder of your own."
+                f"{existing} cannot be written: {reason}, or set FED_RLHF_HOME to a folder of your own."
             )
-
-
-def _owner(path: Path) -> str:
-    return _user_name(path.stat().st_uid)
 
 
 def _user_name(uid: int) -> str:
@@ -77,7 +85,8 @@ def prepare_tracking_store(uri: str) -> None:
     Raises:
         ServerError: the file is no store of MLflow, or the store is a folder of files.
     """
-    if urlsplit(uri).scheme in ("", "file") and not os.environ.get("MLFLOW_ALLOW_FILE_STORE"):
+    is_folder = urlsplit(uri).scheme in ("", "file") and uri != "databricks"
+    if is_folder and not os.environ.get("MLFLOW_ALLOW_FILE_STORE"):
         folder = local_folder(uri)
         raise ServerError(
             f"MLFLOW_TRACKING_URI is the folder {folder}, and MLflow keeps no runs in folders any more: unset"
@@ -92,6 +101,10 @@ def prepare_tracking_store(uri: str) -> None:
             try:
                 relocate_artifacts(path, artifact_root(uri))
             except sqlite3.Error as error:
+                if "locked" in str(error):
+                    raise ServerError(
+                        f"MLflow's store {path} is locked by another process: wait until that has ended."
+                    ) from None
                 raise ServerError(
                     f"MLflow's store {path} cannot be read ({error}): set MLFLOW_TRACKING_URI to another"
                     " one, or move the file away, so that a new one is made."

@@ -66,7 +66,8 @@ class DevicePool:
             name: of the trainer, see `Job.trainer`.
 
         Raises:
-            RecipeError: clients are to train concurrently on the CPU, and the model has dropout.
+            RecipeError: the model has dropout, and clients are to train concurrently on the CPU or to be left
+                out when they hang.
         """
         sections = ("selector", "policy", "federation", "rewards", "runtime")
         key = name + recipe.fingerprint(*sections, *(("alignment", "evaluation") if name else ()))
@@ -89,7 +90,14 @@ class DevicePool:
         with self._building:  # transformers sets defaults of the whole process while it loads
             trainer = build_trainer(recipe, device, name)
         trainer.reference_cache = self._reference_cache(recipe.policy.backbone, device)
-        workers = recipe.runtime.workers
+        runtime = recipe.runtime
+        if runtime.client_timeout is not None and (names := find_active_dropout(trainer.model)):
+            raise RecipeError(
+                f"runtime.client_timeout is set, but the model has dropout ({names[0]}), and a client that"
+                " was left out would go on to draw from the generator of the others: set lora.dropout to 0"
+                " (and use a backbone without dropout), or leave client_timeout out."
+            )
+        workers = runtime.workers
         if workers > 1 and device == "cpu" and (names := find_active_dropout(trainer.model)):
             raise RecipeError(
                 f"runtime.cpu_workers is {workers}, but the model has dropout ({names[0]}), and clients that"

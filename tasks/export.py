@@ -40,10 +40,11 @@ def export_run(run: Run, folder: Path, adapter: str | None = None, merge: bool =
             " adapter."
         )
     verify_inputs(model)
-    export_model(source, model, folder, merge, training_of(run, model.backbone))
+    training = training_of(run, model.backbone, is_aligned=adapter is None)
+    export_model(source, model, folder, merge, training, is_complete)
 
 
-def training_of(run: Run, backbone: BackboneConfig) -> str:
+def training_of(run: Run, backbone: BackboneConfig, is_aligned: bool) -> str:
     """How a run was trained, and its figures once it is finished, in Markdown."""
     from components.reporting.card import training_card
     from tasks.report import answers_author, read_results
@@ -53,7 +54,8 @@ def training_of(run: Run, backbone: BackboneConfig) -> str:
     origin = {"run": run.id, "commits": ", ".join(run.metadata().get("commits", []))}
     for name in ("pairs", "prompts"):
         origin[f"sha256 of {name}.parquet"] = file_hash(run.prepared / f"{name}.parquet")
-    return training_card(read_results(run, run.recipe()), answers_author(run), backbone, origin)
+    results = read_results(run, run.recipe())
+    return training_card(results, answers_author(run), backbone, origin, is_aligned)
 
 
 def aligned_policy(run: Run) -> ExportSource:

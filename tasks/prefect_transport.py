@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
 import math
+import os
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
-from threading import Thread
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from prefect import runtime, unmapped
+from prefect.events.worker import EventsWorker
 from prefect.futures import PrefectFuture
+from prefect.logging.handlers import APILogWorker
 from pydantic import JsonValue
 
 from components.config import Recipe, Registry
@@ -23,7 +28,7 @@ from components.federation.clients.worker import finished_update, run_job
 from components.federation.postprocessing import postprocessors_of
 from components.federation.protocol import Failure, Job, Update
 from components.federation.transport import Transport
-from components.io import file_hash, write_atomically
+from components.io import ABANDONED, FullDiskError, file_hash, write_atomically
 from components.models.store import AdapterStore
 from components.names import short_labels
 from tasks.devices import POOL, max_tasks, placement
@@ -58,6 +63,20 @@ class ClientsFailed(RuntimeError):
         return "; ".join(f"client {name}: {reason}" for name, reason in self.reasons.items())
 
 
+HANGING: list[Thread] = []
+"""Threads of jobs that took too long."""
+
+
+def end_despite_hanging_jobs(status: int) -> None:
+    """End the process at once if a job hangs; Python would abort where it hangs in code of torch."""
+    if any(thread.is_alive() for thread in HANGING):
+        for worker in (APILogWorker, EventsWorker):
+            worker.drain_all(timeout=10)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
 class JobHangs(Exception):
     """A client's job takes longer than it may."""
 
@@ -65,7 +84,8 @@ class JobHangs(Exception):
 def run_within(seconds: float | None, call: Callable[[], R]) -> R:
     """The result of a call, in a thread of its own where it may take so many seconds only.
 
-    A thread cannot be stopped. One that hangs is left alone, and does not keep the process from its end.
+    A thread cannot be stopped. One that hangs is left alone; it writes no file any more
+    (components.io.ABANDONED), and does not keep the process from its end, see end_despite_hanging_jobs.
 
     Raises:
         JobHangs: the call has not returned in time.
@@ -74,6 +94,8 @@ def run_within(seconds: float | None, call: Callable[[], R]) -> R:
         return call()
     result: Future[R] = Future()
     context = copy_context()  # Prefect's, for its log
+    abandoned = Event()
+    context.run(ABANDONED.set, abandoned)
 
     def work() -> None:
         try:
@@ -81,8 +103,13 @@ def run_within(seconds: float | None, call: Callable[[], R]) -> R:
         except BaseException as error:
             result.set_exception(error)
 
-    Thread(target=work, daemon=True).start()
+    thread = Thread(target=work, daemon=True)
+    thread.start()
     if not wait([result], seconds).done:
+        abandoned.set()
+        if not HANGING:  # the command line calls it before, with its status
+            atexit.register(end_despite_hanging_jobs, 0)
+        HANGING.append(thread)
         raise JobHangs(f"no answer within {seconds:g} s (runtime.client_timeout)")
     return result.result()
 
@@ -118,6 +145,8 @@ def run_shard(shard: list[Job], recipe: Recipe, contexts: ClientContexts) -> lis
                 some_hang = True
                 reasons[job.client] = str(error)
                 POOL.forget(trainer)  # the job still uses it
+            except FullDiskError:  # not the client's fault
+                raise
             except (Exception, SystemExit) as error:
                 code = contexts.open(job.client).store.record_error(error)
                 reasons[job.client] = f"{type(error).__name__} (errors/{code}.txt of its private store)"
@@ -162,6 +191,9 @@ def collect_answers(
 ) -> list[Update | Failure]:
     """An update or a failure for each job.
 
+    Raises:
+        FullDiskError: no space is left, so that no client can continue.
+
     Of a shard whose task failed after all retries, the updates of clients that had finished still
     count.
     """
@@ -172,6 +204,8 @@ def collect_answers(
             answers += future.result()
             continue
         error = future.result(raise_on_failure=False)
+        if isinstance(error, FullDiskError):
+            raise error
         reasons: dict[str, str] = error.reasons if isinstance(error, ClientsFailed) else {}
         default = f"{future.state.name}: {future.state.message}"
         for job in jobs:

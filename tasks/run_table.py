@@ -15,7 +15,7 @@ from humanize import naturalsize, naturaltime
 from pydantic import BaseModel, Field
 
 from components.config import RecipeError
-from components.io import read_json
+from components.io import read_mapping
 from components.paths import runs_root
 from tasks.benchmark_folder import find_benchmark
 from tasks.runs import Run, find_run, list_runs, lock
@@ -102,7 +102,7 @@ def run_details(run: Run) -> RunDetails:
         flow_run_url=metadata.get("flow_run_url"),
         commits=metadata.get("commits", []),
         committed_steps=int(commits[-1].stem) if commits else None,
-        metrics=read_json(metrics) if metrics.is_file() else None,
+        metrics=read_mapping(metrics) if metrics.is_file() else None,
     )
 
 
@@ -143,7 +143,7 @@ def headline(run: Run) -> str:
     if not path.is_file():
         return ""
     try:
-        return format_headline(read_json(path)) or "?"
+        return format_headline(read_mapping(path)) or "?"
     except (AttributeError, ValueError):
         return "?"
 

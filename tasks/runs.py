@@ -40,7 +40,7 @@ from components.config import Recipe, RecipeError
 from components.config.loading import dump_yaml
 from components.data.data_report import REPORT_FILE
 from components.inputs import open_inputs, store_inputs
-from components.io import read_json, write_atomically, write_json
+from components.io import read_json, read_mapping, write_atomically, write_json
 from components.paths import PACKAGE, is_file, runs_root
 from components.recipes import dump_recipe, load_recipe, required_backbones, set_chat_dates
 from components.results import AlignmentResult, EvaluationResult, FederationResult
@@ -181,7 +181,7 @@ class Run:
         """
         path = self.folder / "run.json"
         try:
-            metadata: dict[str, Any] = read_json(path) if path.is_file() else {}
+            metadata = read_mapping(path) if path.is_file() else {}
         except ValueError as error:
             raise RecipeError(f"{error}: delete it; the run then gets new MLflow runs.") from None
         return metadata

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from components import paths
-from components.io import DamagedFileError, file_hash, read_json, write_atomically, write_json
+from components.io import DamagedFileError, file_hash, read_json, read_mapping, write_atomically, write_json
 
 
 def test_a_file_is_written_with_its_folders(tmp_path):
@@ -119,3 +119,28 @@ def test_the_backbones_of_a_checkout_are_in_it(monkeypatch):
     for name in ("FED_RLHF_HOME", "FED_RLHF_BACKBONES"):
         monkeypatch.delenv(name, raising=False)
     assert paths.backbone_root() == paths.PACKAGE / "data" / "backbone"
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("http://ann:pa/ss@host:5000/x", "http://host:5000/x"),
+        ("postgresql://host/db?user=ann&password=pass", "postgresql://host/db"),
+        ("sqlite:////a/b.db", "sqlite:////a/b.db"),
+    ],
+)
+def test_an_address_is_shown_without_its_credentials(uri, shown):
+    assert paths.without_credentials(uri) == shown
+
+
+def test_the_folder_of_backbones_is_absolute(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FED_RLHF_BACKBONES", "data/backbone")
+    assert paths.backbone_root() == tmp_path / "data" / "backbone"
+
+
+@pytest.mark.parametrize("content", ["null", "[]", "{", ""])
+def test_a_file_without_a_json_object_is_named(tmp_path, content):
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(DamagedFileError, match=rf"{tmp_path}/run.json is damaged"):
+        read_mapping(tmp_path / "run.json")

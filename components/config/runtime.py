@@ -47,7 +47,8 @@ class RuntimeConfig(Section):
     client_timeout: float | None = Field(None, gt=0, le=1e7, allow_inf_nan=False)
     """Seconds that a client's job may take, loading the model apart. A client that takes longer is left
     out of the round as one that fails, without a retry, and its place is free again. Threads cannot be
-    stopped: a job that hangs keeps its memory until the process ends. null: no limit."""
+    stopped: a job that hangs keeps its memory until the process ends, so the model must have no dropout,
+    whose generator it would share. null: no limit."""
 
     @property
     def workers(self) -> int:

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from components.io import read_json
+from components.io import DamagedFileError, read_mapping
 
 REPORT_FILE = "report.json"
 CLIENTS_FILE = "clients.json"
@@ -166,7 +166,11 @@ def write_report(folder: Path, report: PreparationReport) -> None:
 
 def read_report(folder: Path) -> PreparationReport:
     """Read report.json of a prepared folder."""
-    return PreparationReport.model_validate_json((folder / REPORT_FILE).read_text(encoding="utf-8"))
+    path = folder / REPORT_FILE
+    try:
+        return PreparationReport.model_validate(read_mapping(path))
+    except ValidationError as error:
+        raise DamagedFileError(f"{path} is no report of this version ({error.errors()[0]['msg']})") from None
 
 
 def write_client_counts(folder: Path, clients: Mapping[str, ClientCounts]) -> None:
@@ -177,7 +181,7 @@ def write_client_counts(folder: Path, clients: Mapping[str, ClientCounts]) -> No
 
 def read_client_counts(folder: Path) -> dict[str, ClientCounts]:
     """Read clients.json of a prepared folder."""
-    content = read_json(folder / CLIENTS_FILE)
+    content = read_mapping(folder / CLIENTS_FILE)
     return {name: ClientCounts.model_validate(counts) for name, counts in content.items()}
 
 

@@ -215,8 +215,8 @@ def validate_updates(
 
     An update with NaN or infinite values, another shape or type, or a missing or an additional tensor
     is refused, and the reason names the tensor. So is one whose norm, after what the client received is
-    subtracted, is more than `max_ratio` times the median of the step; two updates have the smaller one as
-    their median, and a single one is accepted.
+    subtracted, is more than `max_ratio` times the median of those in the step that are not 0; two updates
+    have the smaller one as their median, and a single one is accepted.
 
     Args:
         template: has the names, shapes and types of the expected tensors.
@@ -238,9 +238,10 @@ def validate_updates(
             accepted.append(update)
         except AdapterError as error:
             refused.append(Failure(update.client, str(error)))
-    median = statistics.median_low(norms.values()) if norms else 0.0
+    moved = [norm for norm in norms.values() if norm > 0]
+    median = statistics.median_low(moved) if moved else 0.0
     for client, norm in norms.items():
-        if max_ratio is not None and norm > max_ratio * median > 0:
+        if max_ratio is not None and norm > max_ratio * median:
             reason = (
                 f"its update has norm {norm:.3g}, {norm / median:.3g} times the median of the clients"
                 f" (federation.max_update_ratio {max_ratio:g})"

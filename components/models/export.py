@@ -52,13 +52,19 @@ def check_export_folder(folder: Path) -> None:
 
 
 def export_model(
-    adapter: Path, model: PolicyConfig | SelectorConfig, folder: Path, merge: bool, training: str = ""
+    adapter: Path,
+    model: PolicyConfig | SelectorConfig,
+    folder: Path,
+    merge: bool,
+    training: str = "",
+    is_whole: bool = True,
 ) -> None:
     """Write an adapter, or the backbone with the adapter merged into it, with all that a prompt needs.
 
     Args:
         adapter: PEFT folder that `export_adapter` wrote.
         training: the last sections of its README, which say how it was trained.
+        is_whole: whether no private modules or steps of clients belong to the model.
         merge: write a model for `AutoModelForCausalLM.from_pretrained`, in the dtype of a CPU: float32
             unless the section says otherwise. A backbone that was quantized is merged as it is
             without quantization.
@@ -72,11 +78,13 @@ def export_model(
         _write_adapter(adapter, model.backbone, folder)
     tokenizer.save_pretrained(folder)
     write_json(folder / FORMAT_FILE, prompt_format)
-    text = readme(model, prompt_format, merge)
+    text = readme(model, prompt_format, merge, is_whole)
     (folder / "README.md").write_text(f"{text}\n{training}" if training else text, encoding="utf-8")
 
 
-def readme(model: PolicyConfig | SelectorConfig, prompt_format: dict[str, Any], merged: bool) -> str:
+def readme(
+    model: PolicyConfig | SelectorConfig, prompt_format: dict[str, Any], merged: bool, is_whole: bool
+) -> str:
     """The README of an export: the format of its prompts, and a snippet that answers one."""
     from jinja2 import Environment, FileSystemLoader
 
@@ -87,6 +95,7 @@ def readme(model: PolicyConfig | SelectorConfig, prompt_format: dict[str, Any], 
         is_policy=isinstance(model, PolicyConfig),
         form=prompt_format,
         merged=merged,
+        is_whole=is_whole,
         file=FORMAT_FILE,
         is_on_hub=model.backbone.name not in (EMBEDDED, TINY) and not is_local(model.backbone.location),
         wheel=WHEEL_NAME,

@@ -12,7 +12,11 @@ from components.reporting.run_page import headline_tables, sent_section
 
 
 def training_card(
-    results: RunResults, references: str, backbone: BackboneConfig, origin: Mapping[str, str]
+    results: RunResults,
+    references: str,
+    backbone: BackboneConfig,
+    origin: Mapping[str, str],
+    is_aligned: bool,
 ) -> str:
     """Sections in Markdown.
 
@@ -20,6 +24,7 @@ def training_card(
         results: of the run.
         references: author of the references of the held-out prompts.
         backbone: of the exported model.
+        is_aligned: whether it is the run's policy, rather than an adapter of its rounds.
         origin: what else the run and its data can be recognized by, e.g. their hashes.
     """
     recipe, federation = results.recipe, results.federation
@@ -32,13 +37,15 @@ def training_card(
         "source of the data": recipe.data.source,
         **origin,
         "license of the backbone": backbone_license(backbone),
-        "license of the data": "the recipe names none; ask the owners of the data",
+        "license of the data": "not recorded; ask the owners of the data",
     }
-    lead = "The settings of the run, and hashes of its data."
+    figures_of = "On held-out data of this run."
+    if not is_aligned:
+        figures_of += " They are of the run as a whole, of which this adapter is a part."
     sections = [
-        PageSection("Training", lead, [Table.of_values("Run", training)]),
+        PageSection("Training", "The run that this adapter is of.", [Table.of_values("Run", training)]),
         sent_section(results),
-        PageSection("Figures", "On held-out data of this run.", headline_tables(results, references)),
+        PageSection("Figures", figures_of, headline_tables(results, references)),
     ]
     return sections_markdown(sections)
 

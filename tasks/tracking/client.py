@@ -68,9 +68,12 @@ class explained_failures(ContextDecorator):
             cause = earlier
         first_line = str(cause).splitlines()[0] if str(cause) else type(cause).__name__
         needed = "its server answers" if is_server() else "the file is there, and can be written"
+        advice = f"see that {needed}, and resume the run"
+        if "schema" in first_line:
+            advice = "copy it, change it by `mlflow db upgrade`, and resume the run"
         raise TrackingError(
             f"MLflow's store {without_credentials(tracking_uri())} failed ({first_line}). What the run has"
-            f" committed is kept: see that {needed}, and resume the run."
+            f" committed is kept: {advice}."
         ) from error
 
 

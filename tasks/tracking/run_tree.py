@@ -153,9 +153,12 @@ def close_open_runs(run: Run, status: str) -> None:
     client = mlflow_client()
     metadata = run.metadata()
     for run_id in {*metadata.get("mlflow_phases", {}).values(), metadata.get("mlflow_run_id")} - {None}:
-        with suppress(MlflowException):  # a run that was deleted must not keep the others open
+        try:
             if client.get_run(run_id).info.status == "RUNNING":
                 client.set_terminated(run_id, status)
+        except MlflowException as error:  # a run that was deleted must not keep the others open
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
 
 
 def tag_reused_phases(run_id: str, run: Run) -> None:

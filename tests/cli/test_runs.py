@@ -327,6 +327,8 @@ def test_an_adapter_of_the_federation_is_exported_by_its_name(copied, tmp_path):
     prompt_format = json.loads((tmp_path / "selector" / "prompt_format.json").read_text())
     assert "{response_a}" in prompt_format["template"]
     assert (tmp_path / "selector" / "model.safetensors").is_file()
+    readme = (tmp_path / "selector" / "README.md").read_text()
+    assert "They are of the run as a whole, of which this adapter is a part." in readme
 
 
 @pytest.mark.slow

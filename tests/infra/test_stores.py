@@ -1,13 +1,16 @@
 """The databases of the project's home: made once and whole, and refused where they cannot be written."""
 
+import contextlib
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -153,9 +156,15 @@ def test_what_cannot_be_written_is_named_with_its_owner_before_a_run(home, monke
     path.mkdir() if name in ("runs", ".state") else path.touch()
     access = os.access
     monkeypatch.setattr(os, "access", lambda tested, mode: tested != path and access(tested, mode))
-    with pytest.raises(
-        ServerError, match=rf"{path} cannot be written: it belongs to the user .*FED_RLHF_HOME"
-    ):
+    words = rf"^{path} cannot be written: its mode or its file system .*FED_RLHF_HOME"
+    with pytest.raises(ServerError, match=words):
+        stores.check_writable(home / ".prefect")
+    owner = stores._user_name(os.geteuid())
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    words = (
+        rf"^{path} cannot be written: it belongs to {owner}, and this process is of the user with id 12345"
+    )
+    with pytest.raises(ServerError, match=words):
         stores.check_writable(home / ".prefect")
 
 
@@ -230,3 +239,18 @@ def test_a_store_of_files_is_refused_with_the_command_that_copies_its_runs(home,
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     stores.prepare_tracking_store(uri.format(home))
     assert list(home.iterdir()) == []
+
+
+def test_a_store_that_another_process_holds_is_not_to_be_moved_away(project):
+    path = project / "mlflow.db"
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(ServerError, match=rf"store {path} is locked by another process: wait"):
+            stores.prepare_tracking_store(f"sqlite:///{path}?timeout=60")
+
+
+def test_a_user_without_a_home_folder_is_refused_before_libraries_look_for_it(home, monkeypatch):
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", mock.Mock(side_effect=KeyError("uid")))
+    with pytest.raises(ServerError, match=rf"^The user with id {os.geteuid()} has no home folder.* HOME"):
+        stores.check_writable(home / ".prefect")

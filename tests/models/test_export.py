@@ -169,6 +169,15 @@ def test_a_folder_with_files_is_refused(debug, adapter, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
+def test_the_readme_of_a_shared_adapter_says_that_it_is_no_clients_model(debug, adapter, tmp_path):
+    export_model(adapter, debug.policy, tmp_path / "shared", merge=False, is_whole=False)
+    text = (tmp_path / "shared" / "README.md").read_text()
+    assert "# The shared adapter of models of fed-rlhf" in text
+    assert "no client's model is here" in " ".join(text.split())
+    for wrong in ("--merge", "The policy was evaluated", "does what the project does"):
+        assert wrong not in text, wrong
+
+
 # --- what other programs expect
 
 

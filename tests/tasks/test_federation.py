@@ -2,6 +2,8 @@
 
 import pickle
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -26,6 +28,7 @@ from components.federation.commits import Commits
 from components.federation.outcome import load_outcome
 from components.federation.protocol import Failure, FederationError, TrainJob, Update, build_federation
 from components.federation.transport import InProcessTransport
+from components.io import FullDiskError
 from components.learning.selector_training import score_pairs
 from components.models.store import AdapterStore
 from components.recipes import load_recipe
@@ -176,6 +179,61 @@ def test_a_client_that_hangs_is_left_out_and_its_place_gets_another_trainer(
         assert device == "cpu"
     failed = SimpleNamespace(result=lambda raise_on_failure: error.value)
     assert not prefect_transport.may_succeed(None, None, failed)
+
+
+def test_a_client_that_was_left_out_writes_no_file_when_it_goes_on(fragile, run, store):
+    fragile.hanging.add("bea")
+    with pytest.raises(ClientsFailed):
+        run(train_jobs(store, "bea"), client_timeout=0.3)
+    folder = store.root.parents[1]
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    fragile.end.set()
+    prefect_transport.HANGING[-1].join(30)
+    assert not prefect_transport.HANGING[-1].is_alive()
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    (update,) = run(train_jobs(store, "bea"), client_timeout=30.0)
+    assert update.client == "bea"
+
+
+HANG = """
+import threading, torch
+from components.environment import configure_libraries
+from flows.process import end_process
+from tasks.prefect_transport import JobHangs, run_within
+
+def busy():
+    while True:
+        torch.randn(600, 600) @ torch.randn(600, 600)
+
+try:
+    run_within(0.5, busy)
+except JobHangs as error:
+    print(error)
+end_process(3)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_ends_with_its_status_while_a_job_hangs_in_torch():
+    done = subprocess.run([sys.executable, "-c", HANG], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (3, "no answer within 0.5 s (runtime.client_timeout)\n"), (
+        done.stderr
+    )
+
+
+def test_a_time_limit_for_clients_is_refused_where_the_model_has_dropout(debug, dropout_model):
+    recipe = with_section(debug, "runtime", client_timeout=5.0)
+    with pytest.raises(RecipeError, match="client_timeout is set, but the model has dropout"):
+        DevicePool()._build(recipe, ("cpu", 0), "")
+
+
+def test_a_full_disk_ends_the_round_and_leaves_no_client_out(fragile, run, store, monkeypatch):
+    full = FullDiskError(28, "no space is left for /x: free some, and resume the run")
+    monkeypatch.setattr(prefect_transport, "run_job", mock.Mock(side_effect=full))
+    with pytest.raises(FullDiskError) as error:
+        run(train_jobs(store, "ada"))
+    with pytest.raises(FullDiskError, match="no space is left"):
+        collect_answers([FinishedFuture(error=error.value)], [train_jobs(store, "ada")], store)
 
 
 def test_errors_and_results_of_jobs_with_a_time_limit_are_those_without(fragile, run, store):
