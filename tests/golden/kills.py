@@ -4,12 +4,12 @@
     python -m tests.golden.kills FOLDER --table
 
 The recipe `debug` runs with each variant of tests/golden/variants.yaml: once as a whole, and as often as it
-takes for so many kills. A process is killed after a random part of the time of the whole run. The next
-process resumes the run, or starts it anew where it was killed before it had a folder. A run that reaches
-its end is compared with the whole one, and the next run has a new home: a store of MLflow, a database of
-Prefect and a server of its own for its first process. Compared are all adapters, the clients' private
-modules, the aligned policy, every metric (see tests/golden/compare.py), and the bytes of the results of the
-phases.
+takes for so many kills. A process is killed at a random moment of the whole run, of the rounds, of the
+alignment or of the evaluation. The next process resumes the run, or starts it anew where it was killed
+before it had a folder. A run that reaches its end is compared with the whole one, and the next run has a
+new home: a store of MLflow, a database of Prefect and a server of its own for its first process. Compared
+are all adapters, the clients' private modules, the aligned policy, every metric (see
+tests/golden/compare.py), and the bytes of the results of the phases.
 
 A call ends after --minutes; the next call with the same FOLDER goes on. The exit status is 0 where all runs
 are equal so far.
@@ -36,8 +36,10 @@ from tasks.runs import PHASES, Run
 from tests.golden.compare import ROOT, VARIANTS, digest_run, prefect_server
 
 RESULTS = [f"{phase}/result.json" for phase in ("federation", "alignment", "evaluation")]
-LONGEST = 0.8
-"""Largest delay before a kill, as a share of the time of the whole run."""
+TARGETS = ("", "federate", "federate", "align", "evaluate")
+"""Phases whose moments are drawn; empty: those of the whole run."""
+LONGEST = 0.9
+"""Largest delay before a kill, as a share of the time of the whole run or phase."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +88,24 @@ class Trial:
             raise RuntimeError(f"{self.name}: exit status {status}, see {home / 'log.txt'}")
         return time.monotonic() - begin
 
-    def kill(self, home: Path, delay: float) -> str | None:
-        """Start a process and kill it after a delay; where its run was, or None if it had ended."""
+    def kill(self, home: Path, phase: str, delay: float) -> str | None:
+        """Start a process, and kill it some seconds after it has reached a phase.
+
+        Args:
+            home: of the run.
+            phase: empty for the start of the process; so is a phase that is over.
+            delay: the seconds.
+
+        Returns:
+            the phase in which the run was killed; None if it had ended.
+        """
         process = self.start(home)
+        later = [*PHASES, "report"]
+        while phase and process.poll() is None:
+            reached = state_of(find_run(home))
+            if reached in later[later.index(phase) :]:
+                break
+            time.sleep(0.05)
         try:
             status = process.wait(delay)
         except subprocess.TimeoutExpired:
@@ -102,12 +119,12 @@ class Trial:
     def steps(self, kills: int) -> Iterator[None]:
         """Work on the trial, and yield after each process until it has its kills; see record."""
         whole = self.folder / "whole"
-        if not (self.folder / "seconds").is_file():
+        if not (self.folder / "seconds.json").is_file():
             shutil.rmtree(whole, ignore_errors=True)
-            seconds = self.finish(whole)
-            (self.folder / "seconds").write_text(f"{seconds:.1f}\n")
+            measured = {"": self.finish(whole), **phase_seconds(whole)}
+            (self.folder / "seconds.json").write_text(json.dumps(measured))
             yield
-        seconds = float((self.folder / "seconds").read_text())
+        seconds = json.loads((self.folder / "seconds.json").read_text())
         expected = digest(whole)
         while True:
             done = self.read()
@@ -119,11 +136,12 @@ class Trial:
             chance = random.Random(f"{self.name} {len(done)}")
             states: list[list[Any]] = []
             while len(states) < kills - count:
-                delay = chance.uniform(0, LONGEST * seconds)
-                state = self.kill(home, delay)
+                phase = chance.choice(TARGETS)
+                delay = chance.uniform(0, LONGEST * seconds[phase])
+                state = self.kill(home, phase, delay)
                 if state is None:
                     break
-                states.append([round(delay, 1), state])
+                states.append([phase, round(delay, 1), state])
             self.finish(home)
             differing = [part for part, value in digest(home).items() if value != expected[part]]
             with (self.folder / "runs.jsonl").open("a") as file:
@@ -133,7 +151,7 @@ class Trial:
             yield
 
     def read(self) -> list[dict[str, Any]]:
-        """The runs that have ended: their kills (seconds and state), and what differs."""
+        """The runs that have ended: their kills (phase, seconds from its begin, state), and what differs."""
         path = self.folder / "runs.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
@@ -181,6 +199,13 @@ def state_of(run: Run | None) -> str:
     return "start" if run is None else run.phase()
 
 
+def phase_seconds(home: Path) -> dict[str, float]:
+    """Wall time of each phase of a finished run."""
+    run = find_run(home)
+    seconds: dict[str, float] = {} if run is None else run.metadata()["seconds"]
+    return seconds
+
+
 def digest(home: Path) -> dict[str, Any]:
     """What a run wrote, by part."""
     run = find_run(home)
@@ -196,7 +221,7 @@ def table(trials: list[Trial]) -> str:
     lines = [["variant", "kills", *phases, "runs", "equal"]]
     for trial in trials:
         runs = trial.read()
-        states = Counter(state for run in runs for _, state in run["kills"])
+        states = Counter(state for run in runs for *_, state in run["kills"])
         equal = sum(not run["differing"] for run in runs)
         row = [trial.name, states.total(), *(states[phase] for phase in phases), len(runs), equal]
         lines.append([str(cell) for cell in row])
