@@ -150,6 +150,13 @@ def test_the_dependencies_of_a_stage_exist_or_are_the_outputs_of_a_stage():
     assert [path for path in sorted(needed - outputs) if not (ROOT / path).exists()] == []
 
 
+@pytest.mark.parametrize("stage", read("dvc.yaml")["stages"])
+def test_the_lock_of_the_demo_has_the_outputs_of_each_stage(stage):
+    """Otherwise `dvc repro` and a commit of dvc.lock are due; `dvc status` says what code has changed."""
+    declared, locked = (read(name)["stages"][stage] for name in ("dvc.yaml", "dvc.lock"))
+    assert {entry["path"] for entry in locked["outs"]} == set(paths(declared, "outs", "metrics"))
+
+
 def test_the_plots_of_dvc_read_outputs_of_stages():
     outputs: set[str] = set()
     for stage in read("dvc.yaml")["stages"].values():
