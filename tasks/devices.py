@@ -22,12 +22,12 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from components.config import BackboneConfig, Recipe, RecipeError
 from components.config.runtime import RuntimeConfig
-from components.environment import malloc_variables, release_memory
+from components.environment import release_memory
 from components.federation.clients.trainer import Trainer
 from components.federation.clients.worker import build_trainer
 from components.learning.reference_cache import ReferenceCache
 from components.models.backbone import choose_devices, find_active_dropout
-from components.models.rewards.function import ALLOW_CODE
+from tasks import ray_cluster
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,8 @@ class DevicePool:
                 " (and use a backbone without dropout), or leave client_timeout out."
             )
         workers = runtime.workers
-        if workers > 1 and device == "cpu" and (names := find_active_dropout(trainer.model)):
+        concurrent = workers > 1 and runtime.task_runner == "threads"
+        if concurrent and device == "cpu" and (names := find_active_dropout(trainer.model)):
             raise RecipeError(
                 f"runtime.cpu_workers is {workers}, but the model has dropout ({names[0]}), and clients that"
                 " share the CPU's one generator would not draw the same numbers again: set lora.dropout to 0"
@@ -155,8 +156,10 @@ def device_places(runtime: RuntimeConfig) -> list[Place]:
 
 
 def max_tasks(runtime: RuntimeConfig) -> int:
-    """Tasks that can run at once; with Ray, whose machines are not known here, one on each core."""
-    return len(device_places(runtime)) if runtime.task_runner == "threads" else available_cores()
+    """Tasks that can run at once."""
+    if runtime.task_runner == "ray":
+        return ray_cluster.max_tasks(runtime)
+    return len(device_places(runtime))
 
 
 def set_threads(runtime: RuntimeConfig, mapped: bool = False) -> None:
@@ -174,15 +177,12 @@ def choose_workers(recipe: Recipe) -> Recipe:
     """The recipe with the threads and concurrent clients that it leaves to the machine.
 
     They are what the last bits of a result depend on. They follow from the recipe, the devices and the
-    number of cores, never from a measurement. With Ray nothing is chosen,
-    because other machines compute.
+    number of cores, never from a measurement. With Ray a client has as many threads on each machine.
 
     Raises:
         BackboneError: a configured device does not exist.
     """
     runtime = recipe.runtime
-    if runtime.task_runner != "threads":
-        return recipe
     threads = runtime.torch_threads or available_cores()
     on_cpu = choose_devices(runtime.devices) == ["cpu"]
     concurrent = threads > 1 and on_cpu and _can_train_concurrently(recipe)
@@ -218,45 +218,17 @@ def task_runner(runtime: RuntimeConfig) -> TaskRunner[Any]:
     """The task runner of a recipe.
 
     Raises:
-        RecipeError: Ray is selected and not installed.
+        RecipeError: see ray_cluster.connect.
     """
     if runtime.task_runner == "threads":
         return ThreadPoolTaskRunner(max_workers=max_tasks(runtime))
-    try:
-        from prefect_ray import RayTaskRunner
-    except ImportError:
-        raise RecipeError(
-            "runtime.task_runner is 'ray', but prefect-ray is not installed: pip install 'fed-rlhf[ray]'."
-        ) from None
-    allowed = {ALLOW_CODE: os.environ[ALLOW_CODE]} if ALLOW_CODE in os.environ else {}
-    init_kwargs: dict[str, Any] = {"runtime_env": {"env_vars": malloc_variables() | allowed}}
-    if runtime.ray_address is None:
-        init_kwargs["include_dashboard"] = False
-    runner: TaskRunner[Any] = RayTaskRunner(address=runtime.ray_address, init_kwargs=init_kwargs)
-    return runner
+    return ray_cluster.connect(runtime)
 
 
-def placement(runtime: RuntimeConfig) -> AbstractContextManager[None]:
-    """The request of a mapped task to a Ray cluster: a GPU if there are GPUs, else a core.
-
-    Tasks on threads request nothing.
-
-    A Ray task sees only its own GPU, so runtime.devices stays unset there.
+def placement(runtime: RuntimeConfig) -> AbstractContextManager[Any]:
+    """What mapped tasks request; nothing on threads.
 
     Raises:
-        RecipeError: runtime.devices is set with Ray.
+        RecipeError: see ray_cluster.placement.
     """
-    if runtime.task_runner == "threads":
-        return nullcontext()
-    if runtime.devices:
-        raise RecipeError(
-            "runtime.devices is for runtime.task_runner 'threads': Ray gives each task a GPU of its own, so"
-            " leave it out."
-        )
-    from prefect_ray.context import remote_options
-
-    on_gpu = choose_devices()[0].startswith("cuda")
-    options: AbstractContextManager[None] = (
-        remote_options(num_gpus=1) if on_gpu else remote_options(num_cpus=runtime.torch_threads or 1)
-    )
-    return options
+    return nullcontext() if runtime.task_runner == "threads" else ray_cluster.placement(runtime)

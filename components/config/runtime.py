@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -32,9 +32,10 @@ class RuntimeConfig(Section):
     CPU."""
     cpu_workers: int | None = Field(None, ge=1, le=256)
     """Clients that train concurrently on the CPU, each with a model of its own in memory and an
-    even share of the threads. Their models must have no dropout, since a process has one generator
-    for all. null: 2 where a run starts on the CPU with at least two threads, without dropout and
-    with several tasks per round, else 1."""
+    even share of the threads. On threads their models must have no dropout, since a process has one
+    generator for all; on Ray as many run as its machines have cores for, with the same share. null: 2
+    where a run starts on the CPU with at least two threads, without dropout and with several tasks per
+    round, else 1."""
     torch_threads: int | None = Field(None, ge=1, le=4096)
     """Threads of a CPU operation, or of all concurrent clients together. Sums are split by it, so
     runs that shall be equal to the last bit need the same value. null: the cores of the machine
@@ -55,6 +56,11 @@ class RuntimeConfig(Section):
         """Clients that train concurrently on the CPU."""
         return self.cpu_workers or 1
 
+    @property
+    def threads_of_client(self) -> int | None:
+        """Threads of a client's operations on the CPU; None where nothing was chosen yet."""
+        return None if self.torch_threads is None else max(1, self.torch_threads // self.workers)
+
     @model_validator(mode="before")
     @classmethod
     def _without_compile(cls, values: Any) -> Any:
@@ -62,15 +68,6 @@ class RuntimeConfig(Section):
         if isinstance(values, Mapping) and values.get("compile") is False:
             return {key: value for key, value in values.items() if key != "compile"}
         return values
-
-    @model_validator(mode="after")
-    def _check_workers(self) -> Self:
-        if self.workers > 1 and self.task_runner != "threads":
-            raise ValueError(
-                "cpu_workers is for task_runner 'threads': Ray distributes clients over its own workers,"
-                " so leave cpu_workers out"
-            )
-        return self
 
     @field_validator("devices")
     @classmethod

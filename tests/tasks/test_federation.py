@@ -524,9 +524,9 @@ def test_workers_and_threads_of_the_recipe_are_kept(debug, without_dropout):
     assert chosen(debug, workers=4) == (4, 8)
 
 
-def test_nothing_is_chosen_for_ray(without_dropout):
+def test_a_client_on_ray_has_the_threads_of_one_on_threads(without_dropout):
     recipe = with_section(without_dropout, "runtime", task_runner="ray")
-    assert choose_workers(recipe) is recipe
+    assert chosen(recipe) == chosen(without_dropout) == (2, 8)
 
 
 def test_rounds_of_other_workers_are_not_resumed(without_dropout, prepared, tmp_path):
