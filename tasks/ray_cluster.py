@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +31,11 @@ def connect(runtime: RuntimeConfig) -> TaskRunner[Any]:
     Raises:
         RecipeError: Ray is not installed, or there is none at the address.
     """
+    if runtime.ray_address is None:
+        _use_own_token()
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
-        import ray
+        import ray  # reads the variables
         from prefect_ray import RayTaskRunner
     except ImportError:
         raise RecipeError(
@@ -43,12 +47,11 @@ def connect(runtime: RuntimeConfig) -> TaskRunner[Any]:
         options: dict[str, Any] = {"runtime_env": {"env_vars": variables}, "namespace": "prefect"}
         options |= {"log_to_driver": False, "logging_level": "warning"}
         if runtime.ray_address is None:
-            _use_own_token()
             options["include_dashboard"] = False
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
+            _require_answer(runtime.ray_address)
             ray.init(runtime.ray_address, **options)
-        except (ConnectionError, ValueError, ray.exceptions.RaySystemError) as error:
+        except (OSError, ValueError, ray.exceptions.RaySystemError) as error:
             if runtime.ray_address is None:
                 raise
             reason = str(error).splitlines()[0]
@@ -58,6 +61,13 @@ def connect(runtime: RuntimeConfig) -> TaskRunner[Any]:
             ) from None
     runner: TaskRunner[Any] = RayTaskRunner(address=runtime.ray_address)
     return runner
+
+
+def _require_answer(address: str | None) -> None:
+    """Raise an OSError where no program listens at HOST:PORT, for which Ray would wait for minutes."""
+    host, _, port = (address or "").rpartition(":")
+    if host and "/" not in host:
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def _use_own_token() -> None:
