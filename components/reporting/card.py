@@ -43,7 +43,7 @@ def training_card(
     if not is_aligned:
         figures_of += " They are of the run as a whole, of which this adapter is a part."
     sections = [
-        PageSection("Training", "The run that this adapter is of.", [Table.of_values("Run", training)]),
+        PageSection("Training", "It was trained by this run.", [Table.of_values("Run", training)]),
         sent_section(results),
         PageSection("Figures", figures_of, headline_tables(results, references)),
     ]

@@ -174,7 +174,7 @@ def test_the_readme_of_a_shared_adapter_says_that_it_is_no_clients_model(debug, 
     text = (tmp_path / "shared" / "README.md").read_text()
     assert "# The shared adapter of models of fed-rlhf" in text
     assert "no client's model is here" in " ".join(text.split())
-    for wrong in ("--merge", "The policy was evaluated", "does what the project does"):
+    for wrong in ("--merge", "The policy was evaluated", "answers as the project does"):
         assert wrong not in text, wrong
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -19,6 +20,8 @@ SHORT = "We will look into order {n}."
 
 class Tickets(PairSource):
     """Options of the source tickets."""
+
+    is_local: ClassVar[bool] = True  # nothing is downloaded, so `fed-rlhf check` reads the data
 
     agents: int = Field(12, ge=1, description="Number of support agents, who own the pairs.")
 
