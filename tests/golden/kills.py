@@ -37,7 +37,7 @@ from tests.golden.compare import ROOT, VARIANTS, digest_run, prefect_server
 
 RESULTS = [f"{phase}/result.json" for phase in ("federation", "alignment", "evaluation")]
 TARGETS = ("", "federate", "federate", "align", "evaluate")
-"""Phases whose moments are drawn; empty: those of the whole run."""
+"""Phases in which a run is killed one after the other; empty: at a moment of the whole run."""
 LONGEST = 0.9
 """Largest delay before a kill, as a share of the time of the whole run or phase."""
 
@@ -93,18 +93,14 @@ class Trial:
 
         Args:
             home: of the run.
-            phase: empty for the start of the process; so is a phase that is over.
+            phase: one that is not over; empty for the start of the process.
             delay: the seconds.
 
         Returns:
             the phase in which the run was killed; None if it had ended.
         """
         process = self.start(home)
-        later = [*PHASES, "report"]
-        while phase and process.poll() is None:
-            reached = state_of(find_run(home))
-            if reached in later[later.index(phase) :]:
-                break
+        while phase and process.poll() is None and state_of(find_run(home)) != phase:
             time.sleep(0.05)
         try:
             status = process.wait(delay)
@@ -135,8 +131,9 @@ class Trial:
             shutil.rmtree(home, ignore_errors=True)  # of a call that was itself stopped
             chance = random.Random(f"{self.name} {len(done)}")
             states: list[list[Any]] = []
-            while len(states) < kills - count:
-                phase = chance.choice(TARGETS)
+            for phase in TARGETS[: kills - count]:
+                if phase and is_over(phase, find_run(home)):
+                    continue
                 delay = chance.uniform(0, LONGEST * seconds[phase])
                 state = self.kill(home, phase, delay)
                 if state is None:
@@ -204,6 +201,11 @@ def phase_seconds(home: Path) -> dict[str, float]:
     run = find_run(home)
     seconds: dict[str, float] = {} if run is None else run.metadata()["seconds"]
     return seconds
+
+
+def is_over(phase: str, run: Run | None) -> bool:
+    """Whether a run has completed a phase."""
+    return run is not None and run.is_done(phase)
 
 
 def digest(home: Path) -> dict[str, Any]:
