@@ -112,9 +112,11 @@ def command(function: Callable[P, int | None]) -> Callable[P, None]:
     @app.command()
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> None:
-        from flows.process import end_process, exit_status
+        from flows.process import end_if_jobs_hang, exit_status
 
-        end_process(exit_status(lambda: function(*args, **kwargs)))
+        status = exit_status(lambda: function(*args, **kwargs))
+        end_if_jobs_hang(status)
+        raise typer.Exit(status)
 
     return call
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from importlib import import_module
 from io import TextIOWrapper
-from typing import Any, NoReturn
+from typing import Any
 
 from components.config import UserError
 from components.environment import configure_libraries
@@ -40,13 +40,12 @@ def exit_status(command: Callable[[], int | None]) -> int:
         return WRONG_INPUT
 
 
-def end_process(status: int) -> NoReturn:
-    """End the process of a command with its status, also where a client's job still hangs."""
+def end_if_jobs_hang(status: int) -> None:
+    """End the process of a command with its status, if a client's job still hangs in a thread."""
     if "tasks.prefect_transport" in sys.modules:
         from tasks.prefect_transport import end_despite_hanging_jobs
 
         end_despite_hanging_jobs(status)
-    sys.exit(status)
 
 
 def run_flow(entrypoint: str, verbose: bool, **parameters: Any) -> tuple[int, Any]:

@@ -198,7 +198,7 @@ def test_a_client_that_was_left_out_writes_no_file_when_it_goes_on(fragile, run,
 HANG = """
 import threading, torch
 from components.environment import configure_libraries
-from flows.process import end_process
+from flows.process import end_if_jobs_hang
 from tasks.prefect_transport import JobHangs, run_within
 
 def busy():
@@ -209,7 +209,7 @@ try:
     run_within(0.5, busy)
 except JobHangs as error:
     print(error)
-end_process(3)
+end_if_jobs_hang(3)
 """
 
 
