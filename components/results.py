@@ -127,7 +127,7 @@ class Traffic(Result):
 
     received: int = 0  # size of the adapter files that it was sent
     sent: int = 0  # size of the file that it sent back
-    kept: int = 0  # size of its private modules after the step
+    kept: int = 0  # size of the tensors that it keeps; above 0 exactly if it wrote a private state
 
 
 class ClientRecord(Result):

@@ -203,7 +203,7 @@ def federate_rounds(run: Run, recipe: Recipe, target: FederationLog) -> Federati
         measure(state)
     state = run_rounds(method, state, transport, commits, recipe.federation, after_step)
     measure(state)
-    commits.discard(keep_every=recipe.federation.keep_every)
+    commits.discard(keep_every=recipe.federation.keep_every)  # the updates of this measurement
     return federation.store_result(run, recipe, method.outcome(state), records)
 
 

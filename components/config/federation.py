@@ -143,8 +143,8 @@ class FederationConfig(Section):
     30."""
     local_epochs: int | None = Field(None, ge=1)
     """Passes of a client over its own rows in a round, in place of local_steps. The number of steps
-    then differs between clients. FedPDPO D.3.1: 1 for the shared modules, and 1 more for the
-    personal ones of FedPDPO."""
+    then differs between clients. It covers the whole round: FedPDPO D.3.1 has 1 for the shared
+    modules and 1 for the personal ones, which are 2 with a share of 0.5."""
     batch_size: int = Field(32, ge=1)
     """Rows of a minibatch; FedBiscuit table 3: 32."""
     micro_batch_size: int | None = Field(None, ge=1)

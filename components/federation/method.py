@@ -8,8 +8,8 @@
 
 A round may have several steps (score all clients, then train some): `aggregate` moves `state.phase`
 within a round, and `state.round` when the round is complete. Each step is committed. The functions
-are pure, up to the content-addressed store of adapters. The round loop validates updates, keeps the
-clients' job keys, and applies post-processors; `Server` samples clients and combines updates.
+are pure, up to the content-addressed store of adapters. The round loop validates updates and keeps
+the clients' job keys; `Server` samples clients, combines updates, and applies post-processors.
 """
 
 from __future__ import annotations
@@ -253,12 +253,13 @@ class Method(MethodOptions, ABC):
         """
 
     def measure(self, state: State) -> Sequence[RewardsJob]:
-        """What is measured between rounds beside accuracy on pairs."""
+        """The jobs that measure, between rounds, what there is beside accuracy on pairs."""
         return []
 
     def outcome(self, state: State) -> OutcomeRecord:
         """What the rounds end with, or would end with after this step."""
         is_personal = self.outcome_kind == "personalized-clients"
+        # All participants, also those that have not trained: they are the outcome's clients.
         job_keys = {name: state.memory.job_keys.get(name, "") for name in state.federation.names}
         return OutcomeRecord(
             kind=self.outcome_kind, adapters=state.adapters, job_keys=job_keys if is_personal else {}
@@ -394,7 +395,7 @@ class AveragingMethod(Method):
 
 
 def method_of(config: FederationConfig) -> Method:
-    """The method of a recipe.
+    """The method of a recipe: its options, which are of the class that federation.method names.
 
     Raises:
         RecipeError: what is registered is no method.

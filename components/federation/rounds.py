@@ -104,7 +104,8 @@ def aggregate_step(
 ) -> State:
     """The state after a step with these accepted updates.
 
-    A client that kept something continues from it in its next job, which names this one.
+    A client that kept something (its traffic says how many bytes) continues from it in its next job, which
+    names this one: PrivateJob.previous_job_key.
     """
     updates = by_client(updates)
     server = Server(config, store, updates, list(state.processing))

@@ -32,7 +32,8 @@ class LocalStep:
     attached: Mapping[str, Adapter]  # what the client is sent by TrainJob.attached
     kept: Adapter  # what the plug-in kept after the client's last accepted job; empty before the first
     parameters: Mapping[str, torch.nn.Parameter]  # of the shared adapter, fp32
-    lr: float  # of these parameters, without warm-up and schedule
+    # Of these parameters, without warm-up and schedule. The trainer reads it here: a plug-in can change it.
+    lr: float
 
     def __post_init__(self) -> None:
         """Called when the fields are set; only if it stands here does the generated `__init__` call it."""

@@ -176,7 +176,7 @@ class PolicyTrainer(ResidentPolicyTrainer):
     def _train_stages(self, client: ClientRound) -> dict[str, dict[str, float]]:
         """The metrics of each stage of a round."""
         if self._method.personal_stage is None:
-            return {"shared": self._train_stage(client, "all")}
+            return {"shared": self._train_stage(client, "all")}  # by the name of the last stage
         key = client.job.key()
         completed = client.context.store.load_personal_stage(key)  # of an earlier attempt at this job
         if completed is None:

@@ -39,7 +39,7 @@ class PrivateStoreError(UserError, RuntimeError):
 class PrivateState:
     """What a client keeps."""
 
-    tensors: Adapter  # its private modules, fp32, by name
+    tensors: Adapter  # fp32, by name: personal modules, value heads (critic.), those of its local step
     numbers: dict[str, float] = field(default_factory=dict)  # what else it remembers, by name
     size: int = 0  # bytes of the modules' file; 0 before it is written
 

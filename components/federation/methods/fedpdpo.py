@@ -6,11 +6,12 @@
         sends its LoRA, and nothing else
     server: the mean of the LoRA, weighted by the clients' pairs (line 21)
 
-This file declares the options only. Its base class builds the server half, federated averaging of
-the LoRA; components/federation/clients/policy_trainer.py runs the two stages at the client. The loss of
-both stages is eq. 8 (components/learning/preference.py), and components/models/personalized.py has the
-modules. The ablations of table 3 are options: `bottleneck: null` (A1, without bottleneck) and
-`reward_head: null` (A2, without reward head).
+This file declares the options only. The server half is AveragingMethod.aggregate, and start, plan and
+outcome are those of Method (components/federation/method.py); at the client,
+components/federation/clients/policy_trainer.py runs the two stages. The loss of both stages is eq. 8
+(components/learning/preference.py), and components/models/personalized.py has the modules. The ablations
+of table 3 are options: `bottleneck: null` (A1, without bottleneck) and `reward_head: null` (A2, without
+reward head).
 """
 
 from __future__ import annotations
