@@ -119,7 +119,10 @@ def run_results(folder: Path, benchmark: Benchmark, arm: str, seed: int, measure
     line: Line = {
         "commits": results.commits[f"{arm}-seed-{seed}"],
         "metrics": results.metrics[arm][seed],
-        "units": {name: asdict(units) for name, units in results.units[arm][seed].items()},
+        "units": {
+            name: {"unit": units.unit, "groups": units.strata}
+            for name, units in results.units[arm][seed].items()
+        },
         "base": results.base[seed],
         "judge": results.judges[seed],
         "contests": {name: _contest_line(by_seed[seed]) for name, by_seed in results.contests.items()},
