@@ -69,7 +69,7 @@ def artifact_root(uri: str) -> Path:
 
 def without_credentials(uri: str) -> str:
     """An address without the user, the password and the query in it, as it is shown and stored."""
-    return re.sub(r"(?<=://)([^/\s@]*:\S*|[^/\s]*)@|\?\S*", "", uri)
+    return re.sub(r"(?<=://)([^/\s@]*:\S*|[^/\s]*)@|(?<=[^\s?])\?\S+=\S*", "", uri)
 
 
 def is_file(path: Path) -> bool:

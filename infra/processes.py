@@ -25,6 +25,10 @@ from components.paths import PACKAGE, home, without_credentials
 
 MARK = "FED_RLHF_STARTED_BY_UP"
 """Environment variable of each started process, inherited by its own children; its value is unique."""
+SERVERS = "lock"
+"""Lock under which servers are started and stopped."""
+DATABASES = "databases.lock"
+"""Lock under which databases are made and migrated."""
 START_TIMEOUT = 180.0
 """Seconds within which a server must answer."""
 LOG_EXCERPT = 300
@@ -85,10 +89,10 @@ def is_started(name: str) -> bool:
 
 
 @contextmanager
-def exclusive() -> Iterator[None]:
-    """Hold the lock under which one process at a time starts or stops others."""
+def exclusive(name: str = SERVERS) -> Iterator[None]:
+    """Hold a lock, SERVERS or DATABASES, which one process at a time has."""
     state_folder().mkdir(parents=True, exist_ok=True)
-    with (state_folder() / "lock").open("w") as lock:
+    with (state_folder() / name).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

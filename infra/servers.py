@@ -23,8 +23,8 @@ from components.environment import PRIVATE_PREFECT, malloc_variables
 from components.io import write_atomically
 from components.paths import PACKAGE, home, in_checkout, tracking_uri, without_credentials
 from infra import processes
-from infra.processes import ServerError
-from infra.stores import check_writable, first_use, prepare_tracking_store
+from infra.processes import DATABASES, ServerError
+from infra.stores import check_writable, prepare_tracking_store
 
 HOST = "127.0.0.1"
 PREFECT_PORT = 4200
@@ -242,7 +242,8 @@ def _start_guarded(stdin: int | IO[bytes]) -> tuple[subprocess.Popen[bytes], str
     url = f"http://{HOST}:{port}/api"
     log = processes.log_path(f"prefect-{port}")
     log.parent.mkdir(parents=True, exist_ok=True)
-    with first_use(), log.open("wb") as output:  # the server migrates Prefect's database
+    # The server migrates Prefect's database.
+    with processes.exclusive(DATABASES), log.open("wb") as output:
         guard = subprocess.Popen(
             [sys.executable, "-c", GUARD, *prefect_command(port, "--no-ui")],
             stdin=stdin,

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from components.paths import artifact_root, home, runs_root, sqlite_file, tracking_uri
-from infra.processes import ServerError, state_folder
+from infra.processes import DATABASES, ServerError, exclusive, state_folder
 
 LOGGER = logging.getLogger(__name__)
 LOCATIONS = (
@@ -67,15 +64,6 @@ def _user_name(uid: int) -> str:
         return f"the user with id {uid}"
 
 
-@contextmanager
-def first_use() -> Iterator[None]:
-    """Hold the lock under which one process at a time makes or migrates databases."""
-    state_folder().mkdir(parents=True, exist_ok=True)
-    with (state_folder() / "databases.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def prepare_tracking_store(uri: str) -> None:
     """Make MLflow's SQLite file, if the store is one and it is missing; see relocate_artifacts for others.
 
@@ -96,7 +84,7 @@ def prepare_tracking_store(uri: str) -> None:
     path = sqlite_file(uri)
     if path is None:
         return
-    with first_use():
+    with exclusive(DATABASES):
         if path.is_file() and path.stat().st_size:
             try:
                 relocate_artifacts(path, artifact_root(uri))

@@ -33,7 +33,6 @@ def connect(runtime: RuntimeConfig) -> TaskRunner[Any]:
     """
     if runtime.ray_address is None:
         _use_own_token()
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray  # reads the variables
         from prefect_ray import RayTaskRunner
@@ -42,8 +41,8 @@ def connect(runtime: RuntimeConfig) -> TaskRunner[Any]:
             "runtime.task_runner is 'ray', but prefect-ray is not installed: pip install 'fed-rlhf[ray]'."
         ) from None
     if not ray.is_initialized():
-        variables = {"RAY_USAGE_STATS_ENABLED": "0"} | malloc_variables()
-        variables |= {name: os.environ[name] for name in (ALLOW_CODE,) if name in os.environ}
+        allowed = {ALLOW_CODE: os.environ[ALLOW_CODE]} if ALLOW_CODE in os.environ else {}
+        variables = malloc_variables() | allowed
         options: dict[str, Any] = {"runtime_env": {"env_vars": variables}, "namespace": "prefect"}
         options |= {"log_to_driver": False, "logging_level": "warning"}
         if runtime.ray_address is None:

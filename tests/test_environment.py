@@ -156,6 +156,9 @@ def test_the_level_of_the_root_logger_is_restored():
         ("postgresql://ada:se@cret@h/db", "postgresql://h/db"),
         ("sqlite:////home/ada@home/mlflow.db", "sqlite:////home/ada@home/mlflow.db"),
         ("http://127.0.0.1:5000", "http://127.0.0.1:5000"),
+        ("http://ann:pa/ss@host:5000/x", "http://host:5000/x"),
+        ("postgresql://host/db?user=ann&password=pass", "postgresql://host/db"),
+        ("is there a run? No", "is there a run? No"),
     ],
 )
 def test_an_address_is_shown_without_its_user_and_password(uri, shown):

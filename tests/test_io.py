@@ -121,18 +121,6 @@ def test_the_backbones_of_a_checkout_are_in_it(monkeypatch):
     assert paths.backbone_root() == paths.PACKAGE / "data" / "backbone"
 
 
-@pytest.mark.parametrize(
-    ("uri", "shown"),
-    [
-        ("http://ann:pa/ss@host:5000/x", "http://host:5000/x"),
-        ("postgresql://host/db?user=ann&password=pass", "postgresql://host/db"),
-        ("sqlite:////a/b.db", "sqlite:////a/b.db"),
-    ],
-)
-def test_an_address_is_shown_without_its_credentials(uri, shown):
-    assert paths.without_credentials(uri) == shown
-
-
 def test_the_folder_of_backbones_is_absolute(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FED_RLHF_BACKBONES", "data/backbone")

@@ -13,7 +13,7 @@ from components.reporting.run_page import headline_tables, sent_section
 
 def training_card(
     results: RunResults,
-    references: str,
+    answers_author: str,
     backbone: BackboneConfig,
     origin: Mapping[str, str],
     is_aligned: bool,
@@ -22,7 +22,7 @@ def training_card(
 
     Args:
         results: of the run.
-        references: author of the references of the held-out prompts.
+        answers_author: who wrote the human answers to the held-out prompts.
         backbone: of the exported model.
         is_aligned: whether it is the run's policy, rather than an adapter of its rounds.
         origin: what else the run and its data can be recognized by, e.g. their hashes.
@@ -45,7 +45,7 @@ def training_card(
     sections = [
         PageSection("Training", "It was trained by this run.", [Table.of_values("Run", training)]),
         sent_section(results),
-        PageSection("Figures", figures_of, headline_tables(results, references)),
+        PageSection("Figures", figures_of, headline_tables(results, answers_author)),
     ]
     return sections_markdown(sections)
 

@@ -17,7 +17,7 @@ import pytest
 from mlflow import MlflowClient
 
 from infra import servers, stores
-from infra.processes import ServerError, _cause
+from infra.processes import DATABASES, ServerError, _cause, exclusive
 
 CREATE = "import sys; from infra.stores import prepare_tracking_store; prepare_tracking_store(sys.argv[1])"
 
@@ -139,7 +139,7 @@ def test_one_process_at_a_time_makes_databases(home):
     held = []
 
     def use(number):
-        with stores.first_use():
+        with exclusive(DATABASES):
             held.append(number)
             time.sleep(0.05)
             assert held[-1] == number
