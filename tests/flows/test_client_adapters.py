@@ -11,6 +11,7 @@ from mlflow.exceptions import MlflowException
 from components.data.records import read_rows
 from components.data.trees import read_trees
 from components.models.policy import client_adapter_folders, has_client_adapters
+from tests.support.mlflow_store import global_store
 
 COUNT = 14
 """Questions of each set that trees are grown for."""
@@ -225,12 +226,8 @@ def registered(complete):
     """The registered model, as a user loads it."""
     import mlflow
 
-    before = mlflow.get_tracking_uri(), mlflow.get_registry_uri()
-    mlflow.set_tracking_uri(complete.tracking)
-    mlflow.set_registry_uri(complete.tracking)
-    yield mlflow.pyfunc.load_model(complete.alignment.model_uri)
-    mlflow.set_tracking_uri(before[0])
-    mlflow.set_registry_uri(before[1])
+    with global_store(complete.tracking):
+        yield mlflow.pyfunc.load_model(complete.alignment.model_uri)
 
 
 def test_the_registered_model_answers_as_the_named_client(complete, registered):

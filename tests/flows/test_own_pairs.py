@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.support.mlflow_store import global_store
 from tests.support.pipeline import NOISE
 
 pytestmark = pytest.mark.slow
@@ -84,14 +85,8 @@ def test_the_registered_policy_has_the_words_of_its_template_in_every_folder(com
 
     (tmp_path / "policy.txt").write_text("Translate to French: {prompt}\nFR:\n")
     monkeypatch.chdir(tmp_path)
-    before = mlflow.get_tracking_uri(), mlflow.get_registry_uri()
-    mlflow.set_tracking_uri(complete.tracking)
-    mlflow.set_registry_uri(complete.tracking)
-    try:
+    with global_store(complete.tracking):
         model = mlflow.pyfunc.load_model(complete.alignment.model_uri).unwrap_python_model()
-    finally:
-        mlflow.set_tracking_uri(before[0])
-        mlflow.set_registry_uri(before[1])
     assert model.policy.template.render(prompt="P") == "A customer wrote:\nP\n\nOur answer:"
 
 

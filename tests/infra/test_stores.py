@@ -64,8 +64,9 @@ def project(migrated_store, tmp_path, monkeypatch):
     folder = tmp_path / "project"
     folder.mkdir()
     shutil.copy(migrated_store, folder / "mlflow.db")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
-    client = MlflowClient()
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    client = MlflowClient(uri, registry_uri=uri)
     for name in ("é 1", "é 1-b"):
         experiment = client.create_experiment(name, (folder / "mlartifacts" / name).as_uri())
         run = client.create_run(experiment).info

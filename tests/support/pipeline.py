@@ -25,6 +25,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.support.mlflow_store import forget_stores
+
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run as MlflowRun
@@ -281,8 +283,6 @@ def import_libraries() -> None:
 @contextmanager
 def process_settings(variables: dict[str, str]) -> Iterator[None]:
     """Set environment variables, and restore variables, MLflow's stores and signals at the end."""
-    import mlflow
-
     environment = dict(os.environ)
     termination = signal.getsignal(signal.SIGTERM)
     for name in ("FED_RLHF_JUDGES", "FED_RLHF_TREES", "MLFLOW_REGISTRY_URI"):
@@ -291,8 +291,7 @@ def process_settings(variables: dict[str, str]) -> Iterator[None]:
     try:
         yield
     finally:
-        mlflow.set_tracking_uri(None)
-        mlflow.set_registry_uri(None)
+        forget_stores()
         os.environ.clear()
         os.environ.update(environment)
         signal.signal(signal.SIGTERM, termination)
