@@ -24,7 +24,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || { echo "error: $(PYTHON) cannot make a virtual environment: install its venv module (on Debian and Ubuntu the package python3-venv)" >&2; exit 1; }
 	@echo "installing pinned dependencies into $(VENV) (minutes the first time) ..."
 	@$(PIP) install --no-compile -c constraints.txt torch==2.13.0
-	@$(PIP) install --no-compile -c constraints.txt -e '.[alpaca-eval,demo,dev]'
+	@$(PIP) install --no-compile -c constraints.txt -e '.[alpaca-eval,demo,dev,ray]'
 	@touch $@
 
 demo: install  ## the whole pipeline on the recipe summarization/demo

@@ -184,6 +184,7 @@ def check(
     from components.estimates import Shapes, describe_costs, describe_time, estimate_costs, training_time
     from components.preview import describe_data, preview_data
     from components.recipes import load_with_origins, validate_environment
+    from tasks.devices import describe_places
 
     loaded, origins = load_with_origins(recipe, overrides or [])
     if print_recipe:
@@ -192,15 +193,17 @@ def check(
     unread = validate_environment(loaded)
     preview = preview_data(loaded, validated=True)
     time = training_time(loaded, preview.server_prompts)
+    places = describe_places(loaded)
     if json:
         from flows.outputs import RecipeCheck
 
-        _print_json(RecipeCheck.of(recipe, unread, preview, estimate_costs(loaded, Shapes()), time))
+        _print_json(RecipeCheck.of(recipe, unread, preview, estimate_costs(loaded, Shapes()), time, places))
         return
     print(f"{recipe}: the recipe is valid")
     if unread:
         print(f"not checked, since they cannot be read from here: model and tokenizer of {', '.join(unread)}")
     print(describe_data(preview))
+    print(f"clients at a time: {places[0]}, on {places[1]}")
     print(describe_costs(loaded))
     if time.seconds:
         print(describe_time(time))

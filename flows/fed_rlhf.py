@@ -7,6 +7,7 @@ prefect deployment run 'fed-rlhf/summarization' [-p recipe=NAME]
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 # Before Prefect is imported, which reads its settings then.
@@ -24,6 +25,7 @@ from components.federation.method import method_of
 from components.federation.outcome import load_outcome
 from components.federation.protocol import ServerState
 from components.federation.rounds import run_rounds
+from components.federation.transport import Transport
 from components.inputs import original_names, verify_inputs
 from components.models.policy import check_prompts
 from components.progress import ROUNDS, Milestone, PhaseStarted, Work, progress
@@ -153,24 +155,26 @@ def grow_trees(run: Run, recipe: Recipe) -> None:
 def federate(run: Run, recipe: Recipe) -> None:
     """Run the federated rounds; a stopped run resumes from its last committed step."""
     check_prompts(recipe.policy)
-    TRANSPORTS.load(recipe.runtime.transport)  # an unknown one is refused before any work
+    transport_type = TRANSPORTS.load(recipe.runtime.transport)  # an unknown one is refused before any work
     for warning in data.check_pairs(recipe, run.prepared):
         get_run_logger().warning("%s", warning)
     with phase_tracking(run, recipe.tracking, "federate") as child:
         target = FederationLog.of_run(child, run, recipe)
         rewards.prepare_rewards(run, recipe)
-        log_federation(target, run, federate_rounds(run, recipe, target))
+        with closing(transport_type.open(recipe, rounds_contexts(run))) as transport:
+            log_federation(target, run, federate_rounds(run, recipe, target, transport))
     POOL.release()
 
 
-def federate_rounds(run: Run, recipe: Recipe, target: FederationLog) -> FederationResult:
+def federate_rounds(
+    run: Run, recipe: Recipe, target: FederationLog, transport: Transport
+) -> FederationResult:
     """All rounds, with their measurements before, between and after them, which are logged to `target`."""
     log = get_run_logger()
     rounds = recipe.federation.rounds
     method = method_of(recipe.federation)
     commits = federation.open_commits(run, recipe)
     state, records = start_rounds(run, recipe, commits)
-    transport = TRANSPORTS.load(recipe.runtime.transport).open(recipe, rounds_contexts(run))
     bar = ProgressBar("rounds", f"Rounds of {run.id}")
     if records:  # a run that was stopped after a commit may not have logged that step
         log_steps(target, records, len(records) - 1)

@@ -50,6 +50,8 @@ class RecipeCheck(BaseModel):
     data: dict[str, Any] | None = Field(
         description="`clients` that train, and numbers of `rows` as in report.json; null if not all were read"
     )
+    clients_at_a_time: int = Field(description="that work at the same time in a round")
+    clients_on: str = Field(description="where they work, and with how much of it each")
     place: str = Field(description="what the memory is of")
     memory: list[StageMemory] = Field(description="peak memory by training stage")
     disk: dict[str, int] | None = Field(
@@ -60,7 +62,13 @@ class RecipeCheck(BaseModel):
 
     @classmethod
     def of(
-        cls, recipe: str, unread_models: list[str], preview: DataPreview, costs: Costs, time: TrainingTime
+        cls,
+        recipe: str,
+        unread_models: list[str],
+        preview: DataPreview,
+        costs: Costs,
+        time: TrainingTime,
+        places: tuple[int, str],
     ) -> Self:
         """The output of the check of a recipe with these data and estimates."""
         rows = preview.rows and {"clients": preview.clients, "rows": preview.rows.model_dump(mode="json")}
@@ -78,6 +86,8 @@ class RecipeCheck(BaseModel):
             recipe=recipe,
             unread_models=unread_models,
             data=rows,
+            clients_at_a_time=places[0],
+            clients_on=places[1],
             place=costs.place,
             memory=memory,
             disk=costs.disk and asdict(costs.disk) | {"total": costs.disk.total},

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import os
 import queue
 import threading
@@ -160,6 +161,26 @@ def max_tasks(runtime: RuntimeConfig) -> int:
     if runtime.task_runner == "ray":
         return ray_cluster.max_tasks(runtime)
     return len(device_places(runtime))
+
+
+def describe_places(recipe: Recipe) -> tuple[int, str]:
+    """How many clients of a recipe work at a time, if it starts here, and where.
+
+    Raises:
+        RecipeError: see ray_cluster.connect.
+    """
+    recipe = choose_workers(recipe)
+    runtime, federation = recipe.runtime, recipe.federation
+    if runtime.task_runner == "ray":
+        ray_cluster.connect(runtime)
+        where = ray_cluster.describe(runtime)
+    else:
+        devices = choose_devices(runtime.devices)
+        threads = runtime.threads_of_client or 1
+        on_cpu = f"the CPU, with {threads} thread{'s' * (threads != 1)} each"
+        where = on_cpu if devices == ["cpu"] else f"{', '.join(devices)}, with a device each"
+    tasks = math.ceil(federation.clients_per_round / federation.clients_per_task)
+    return min(tasks, max_tasks(runtime)), where
 
 
 def set_threads(runtime: RuntimeConfig, mapped: bool = False) -> None:

@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from contextlib import closing
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +32,9 @@ from components.federation.transport import Transport
 from components.io import ABANDONED, FullDiskError, file_hash, write_atomically
 from components.models.store import AdapterStore
 from components.names import short_labels
+from tasks import ray_cluster
 from tasks.devices import POOL, max_tasks, placement
+from tasks.ray_files import Sender, SentFiles, Written
 from tasks.runs import Run
 from tasks.uncached import task
 
@@ -54,10 +57,13 @@ class ClientsFailed(RuntimeError):
     the client's private store.
     """
 
-    def __init__(self, reasons: dict[str, str], some_hang: bool = False) -> None:
-        super().__init__(reasons, some_hang)
+    def __init__(
+        self, reasons: dict[str, str], some_hang: bool = False, written: Written | None = None
+    ) -> None:
+        super().__init__(reasons, some_hang, written)
         self.reasons = reasons  # by client
         self.some_hang = some_hang  # whether a job took longer than runtime.client_timeout
+        self.written = written  # by the clients that were sent files
 
     def __str__(self) -> str:
         return "; ".join(f"client {name}: {reason}" for name, reason in self.reasons.items())
@@ -122,8 +128,16 @@ def _shard_name() -> str:
     return f"{when}: {first.kind} {', '.join(clients)}"
 
 
+@dataclass(frozen=True)
+class ShardAnswer:
+    """The updates of a shard's jobs, and what the jobs have written where they were sent files."""
+
+    updates: list[Update]
+    written: Written | None = None
+
+
 @task(name=_shard_name)
-def run_shard(shard: list[Job], recipe: Recipe, contexts: ClientContexts) -> list[Update]:
+def run_shard(shard: list[Job], recipe: Recipe, contexts: ClientContexts | SentFiles) -> ShardAnswer:
     """Run the jobs of a shard of clients, one after the other; they need one trainer.
 
     A client that fails, or takes longer than runtime.client_timeout, does not stop the others. Updates that
@@ -132,6 +146,17 @@ def run_shard(shard: list[Job], recipe: Recipe, contexts: ClientContexts) -> lis
     Raises:
         ClientsFailed: after all clients were tried, naming those that failed.
     """
+    if isinstance(contexts, ClientContexts):
+        return ShardAnswer(run_jobs(shard, recipe, contexts))
+    try:
+        updates = run_jobs(shard, *contexts.unpack(shard, recipe))
+    except ClientsFailed as error:
+        raise ClientsFailed(error.reasons, error.some_hang, contexts.written(shard)) from None
+    return ShardAnswer(updates, contexts.written(shard))
+
+
+def run_jobs(shard: Sequence[Job], recipe: Recipe, contexts: ClientContexts) -> list[Update]:
+    """See run_shard."""
     postprocessors = postprocessors_of(recipe.federation)
     updates = []
     reasons = {}
@@ -167,13 +192,27 @@ class PrefectTransport(Transport):
 
     recipe: Recipe
     contexts: ClientContexts
+    sender: Sender | None = None  # to nodes of a cluster that do not see the run's files
 
     @classmethod
     def open(cls, recipe: Recipe, contexts: ClientContexts) -> Self:
-        return cls(recipe, contexts)
+        if recipe.runtime.task_runner == "threads" or ray_cluster.sees(contexts.pairs):
+            return cls(recipe, contexts)
+        return cls(recipe, contexts, Sender(recipe, contexts))
 
     def run(self, jobs: Sequence[Job]) -> list[Update | Failure]:
         """An update or a failure for each job, once all tasks have ended."""
+        if self.sender is None:
+            return self._map(jobs)
+        updates = [finished_update(job, self.contexts.adapters) for job in jobs]
+        left = [job for job, update in zip(jobs, updates, strict=True) if update is None]
+        return [*self._map(left), *(update for update in updates if update is not None)]
+
+    def close(self) -> None:
+        if self.sender is not None:
+            self.sender.close()
+
+    def _map(self, jobs: Sequence[Job]) -> list[Update | Failure]:
         size = self.recipe.federation.clients_per_task
         if jobs and not jobs[0].is_step:  # short jobs: a task for each place
             size = max(size, math.ceil(len(jobs) / max_tasks(self.recipe.runtime)))
@@ -181,13 +220,17 @@ class PrefectTransport(Transport):
         mapped = run_shard.with_options(
             retries=self.recipe.runtime.retries, retry_delay_seconds=1, retry_condition_fn=may_succeed
         )
+        contexts = unmapped(self.contexts) if self.sender is None else self.sender.send(shards)
         with placement(self.recipe.runtime):
-            futures = mapped.map(shards, recipe=unmapped(self.recipe), contexts=unmapped(self.contexts))
-        return collect_answers(futures, shards, self.contexts.adapters)
+            futures = mapped.map(shards, recipe=unmapped(self.recipe), contexts=contexts)
+        return collect_answers(futures, shards, self.contexts.adapters, self.sender)
 
 
 def collect_answers(
-    futures: Sequence[PrefectFuture[list[Update]]], shards: Sequence[list[Job]], store: AdapterStore
+    futures: Sequence[PrefectFuture[ShardAnswer]],
+    shards: Sequence[list[Job]],
+    store: AdapterStore,
+    sender: Sender | None = None,
 ) -> list[Update | Failure]:
     """An update or a failure for each job.
 
@@ -200,10 +243,13 @@ def collect_answers(
     answers: list[Update | Failure] = []
     for future, jobs in zip(futures, shards, strict=True):
         future.wait()
-        if future.state.is_completed():
-            answers += future.result()
+        result = future.result(raise_on_failure=False)
+        if sender is not None and isinstance(result, ShardAnswer | ClientsFailed) and result.written:
+            sender.receive(result.written)
+        if isinstance(result, ShardAnswer):
+            answers += result.updates
             continue
-        error = future.result(raise_on_failure=False)
+        error: object = result
         if isinstance(error, FullDiskError):
             raise error
         reasons: dict[str, str] = error.reasons if isinstance(error, ClientsFailed) else {}
@@ -243,9 +289,9 @@ def ask_after_rounds(
     for digest in {digest for job in jobs for digest in job.received}:
         if not contexts.adapters.path(digest).is_file():
             write_atomically(contexts.adapters.path(digest), sent.path(digest).read_bytes())
-    transport = TRANSPORTS.load(recipe.runtime.transport).open(recipe, contexts)
     try:
-        return rounds.ask_clients(jobs, transport, recipe.federation)
+        with closing(TRANSPORTS.load(recipe.runtime.transport).open(recipe, contexts)) as transport:
+            return rounds.ask_clients(jobs, transport, recipe.federation)
     finally:
         POOL.release()  # the trainer's memory
 

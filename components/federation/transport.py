@@ -31,6 +31,9 @@ class Transport(ABC):
         training pairs too.
         """
 
+    def close(self) -> None:  # noqa: B027  # most transports have nothing to end
+        """End the work with the clients; nothing is run afterwards."""
+
 
 @dataclass(frozen=True)
 class InProcessTransport(Transport):

@@ -17,8 +17,11 @@ import pytest
 
 from components.config import RecipeError
 from components.config.runtime import RuntimeConfig
+from components.recipes import load_recipe
 from infra.servers import free_port
 from tasks import ray_cluster
+from tasks.devices import describe_places
+from tasks.ray_files import PREFIX
 
 pytestmark = [
     pytest.mark.slow,
@@ -26,6 +29,7 @@ pytestmark = [
 ]
 
 SELECTORS = ["federation.rounds=3"]
+HIDE = 'mount -t tmpfs none "$0" && exec "$@"'
 PRIVATE = ["federation.method=fedper", "federation.options={shared_layers: 1}", "federation.rounds=2"]
 
 
@@ -51,15 +55,27 @@ def shutdown():
     ray.shutdown()
 
 
-class Head:
-    """A Ray of one node with two cores, ended by its process id."""
+class Node:
+    """A node of a Ray with two cores, ended by its process id.
 
-    def __init__(self, token, *options):
-        self.folder = Path(tempfile.mkdtemp(prefix="ray-head-"))  # short: it has sockets in it
-        self.address = f"127.0.0.1:{free_port()}"
-        command = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block", "--num-cpus=2"]
-        command += ["--include-dashboard=false", "--node-ip-address=127.0.0.1", f"--temp-dir={self.folder}"]
-        command += [f"--port={self.address.rpartition(':')[2]}", *options]
+    Args:
+        options: of `ray start`.
+        head: the node whose cluster it joins; None for one that makes a cluster.
+        hidden: a folder that its processes see empty, as on a machine without this file system.
+    """
+
+    def __init__(self, *options, head=None, hidden=None):
+        self.folder = Path(tempfile.mkdtemp(prefix="ray-node-"))  # short: it has sockets in it
+        command = [] if hidden is None else ["unshare", "--mount", "sh", "-c", HIDE, str(hidden)]
+        command += [str(Path(sys.executable).parent / "ray"), "start", "--block", "--num-cpus=2"]
+        command += [f"--temp-dir={self.folder}", *options]
+        if head is None:
+            self.address = f"127.0.0.1:{free_port()}"
+            command += ["--head", "--include-dashboard=false", "--node-ip-address=127.0.0.1"]
+            command += [f"--port={self.address.rpartition(':')[2]}"]
+        else:
+            self.address = head.address
+            command += [f"--address={head.address}", "--node-ip-address=127.0.0.2"]
         self.log = self.folder.with_suffix(".log")
         with self.log.open("w") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
@@ -73,7 +89,14 @@ class Head:
         children = psutil.Process(self.process.pid).children(recursive=True)
         return [one for one in children if one.is_running() and "run_shard" in " ".join(one.cmdline())]
 
+    def kill(self):
+        """Kill all its processes, as if its machine was lost."""
+        processes = [self.process, *psutil.Process(self.process.pid).children(recursive=True)]
+        for process in processes:
+            process.kill()
+
     def end(self):
+        """End it, and disconnect this process from its cluster."""
         shutdown()
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(60)
@@ -83,7 +106,7 @@ class Head:
 
 @pytest.fixture(scope="module")
 def head(token):
-    head = Head(token)
+    head = Node()
     yield head
     head.end()
 
@@ -98,8 +121,24 @@ def on_threads(place):
     return place.run(*SELECTORS)
 
 
+@pytest.fixture(scope="module")
+def private_on_threads(place):
+    return place.run(*PRIVATE)
+
+
 def on_ray(head):
     return ["runtime.task_runner=ray", f"runtime.ray_address={head.address}"]
+
+
+def private_files(run):
+    """The private stores of a run's clients: contents and modes by path."""
+    root = run.folder / "federation-clients"
+    files = {
+        str(path.relative_to(root)): (path.stat().st_mode, path.is_file() and path.read_bytes())
+        for path in root.rglob("*")
+    }
+    assert files
+    return files
 
 
 def assert_same_results(one, other):
@@ -112,39 +151,129 @@ def test_selectors_of_clients_on_ray_have_the_bytes_of_clients_on_threads(place,
     assert_same_results(place.run(*SELECTORS, *on_ray(head)), on_threads)
 
 
-def test_private_modules_of_clients_on_ray_have_the_bytes_of_clients_on_threads(place, head):
-    threads, cluster = place.run(*PRIVATE), place.run(*PRIVATE, *on_ray(head))
-    assert_same_results(cluster, threads)
-    stores = [run.folder / "federation-clients" for run in (threads, cluster)]
-    files = [sorted(path.relative_to(store) for path in store.rglob("*.*")) for store in stores]
-    assert files[0] == files[1]
-    assert files[0]
-    assert all((stores[0] / name).read_bytes() == (stores[1] / name).read_bytes() for name in files[0])
+def test_private_modules_of_clients_on_ray_have_the_bytes_of_clients_on_threads(
+    place, head, private_on_threads
+):
+    run = place.run(*PRIVATE, *on_ray(head))
+    assert_same_results(run, private_on_threads)
+    assert private_files(run) == private_files(private_on_threads)
 
 
-def test_a_round_in_which_a_process_of_the_cluster_is_killed_is_repeated(place, head, on_threads):
-    killed = []
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0,
+    reason="no mount namespace of the test's own is allowed",
+)
+def test_clients_on_nodes_that_do_not_see_the_run_folder_are_sent_its_files(
+    place, token, on_threads, private_on_threads
+):
+    shutdown()
+    place.runs.mkdir(exist_ok=True)
+    head = Node(hidden=place.runs)
+    left_by_a_killed_process = Path(tempfile.gettempdir()) / f"{PREFIX}sender-{2**22 + 1}"
+    left_by_a_killed_process.mkdir()
+    try:
+        assert_same_results(place.run(*SELECTORS, *on_ray(head)), on_threads)
+        run = place.run(*PRIVATE, *on_ray(head))
+        assert_same_results(run, private_on_threads)
+        assert private_files(run) == private_files(private_on_threads)
+        assert not list(Path(tempfile.gettempdir()).glob(f"{PREFIX}*"))
+    finally:
+        head.end()
+
+
+@pytest.fixture
+def strike(place):
+    """Calls a function once, in the second round of the next run, when a node works on a shard."""
     ended = threading.Event()
+    threads = []
 
-    def kill_a_worker():
+    def wait_for(node, act):
         before = {path.name for path in place.runs.glob("*")}
         while not ended.wait(0.05):
             new = [path for path in place.runs.glob("*") if path.name not in before]
-            if new and (new[0] / "federation" / "commits" / "00001.json").is_file() and head.workers():
-                worker = head.workers()[0]
-                worker.kill()
-                killed.append(worker.pid)
+            if new and (new[0] / "federation" / "commits" / "00001.json").is_file() and node.workers():
+                act(node)
+                struck.append(node)
                 return
 
-    killer = threading.Thread(target=kill_a_worker)
-    killer.start()
-    try:
-        run = place.run(*SELECTORS, *on_ray(head))
-    finally:
-        ended.set()
-        killer.join()
-    assert killed
+    struck = []
+
+    def start(node, act):
+        threads.append(threading.Thread(target=wait_for, args=(node, act)))
+        threads[-1].start()
+        return struck
+
+    yield start
+    ended.set()
+    for thread in threads:
+        thread.join()
+
+
+def test_a_round_in_which_a_process_of_the_cluster_is_killed_is_repeated(place, head, on_threads, strike):
+    struck = strike(head, lambda node: node.workers()[0].kill())
+    run = place.run(*SELECTORS, *on_ray(head))
+    assert struck
     assert_same_results(run, on_threads)
+
+
+def test_a_round_in_which_a_node_is_lost_is_repeated_on_the_others(place, head, on_threads, strike):
+    node = Node(head=head)
+    try:
+        struck = strike(node, Node.kill)
+        run = place.run("federation.clients_per_round=4", *SELECTORS, *on_ray(head))
+        assert struck
+    finally:
+        node.end()
+    assert_same_results(run, place.run("federation.clients_per_round=4", *SELECTORS))
+
+
+def test_a_run_that_is_killed_on_a_cluster_is_resumed_there(new_workplace, head, on_threads):
+    shutdown()
+    place = new_workplace("killed on ray")
+    killed = place.kill_when(lambda run: run.commits >= 2, *SELECTORS, *on_ray(head))
+    assert not (killed.folder / "federation" / "result.json").exists()
+    resumed = place.resume(killed)
+    assert "resuming after round" in resumed.output
+    assert_same_results(resumed, on_threads)
+
+
+HANGING_CLIENT = """
+import time
+
+from components.federation.postprocessing import PostProcessor
+
+
+class Hanging(PostProcessor):
+    kind: str = "hanging"
+
+    def at_client(self, result, context):
+        if context.round == 1 and context.client == context.participants[0]:
+            time.sleep(1000)
+        return result
+"""
+
+
+def test_a_client_that_hangs_on_a_cluster_is_left_out(place, token, tmp_path, monkeypatch):
+    shutdown()
+    (tmp_path / "hanging.py").write_text(HANGING_CLIENT)
+    (tmp_path / "hanging-1.dist-info").mkdir()
+    (tmp_path / "hanging-1.dist-info" / "METADATA").write_text("Name: hanging\nVersion: 1\n")
+    entry = "[fed_rlhf.postprocessors]\nhanging = hanging:Hanging\n"
+    (tmp_path / "hanging-1.dist-info" / "entry_points.txt").write_text(entry)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    head = Node()
+    settings = [
+        "federation.postprocessors=[{kind: hanging}]",
+        "runtime.client_timeout=20",
+        "selector.lora.dropout=0",
+    ]
+    try:
+        process = place.start(*SELECTORS, *settings, *on_ray(head))
+        output, _ = process.communicate(timeout=300)
+    finally:
+        head.end()
+    assert process.returncode == 0, output
+    assert "no answer within 20 s (runtime.client_timeout)" in output
 
 
 def test_a_cluster_that_does_not_answer_is_named(token):
@@ -154,11 +283,32 @@ def test_a_cluster_that_does_not_answer_is_named(token):
         ray_cluster.connect(runtime)
 
 
+def test_nodes_that_do_not_reach_the_prefect_server_are_named(head, prefect_session):
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    shutdown()
+    ray_cluster.connect(RuntimeConfig(task_runner="ray", ray_address=head.address))
+    with temporary_settings({PREFECT_API_URL: prefect_session}):
+        ray_cluster.require_prefect_api(head.address)
+    url = f"http://user:secret@127.0.0.1:{free_port()}/api"
+    reason = r"its nodes [\d.]+ do not reach the Prefect server of this run \(http://127.0.0.1:\d+/api\): set"
+    with temporary_settings({PREFECT_API_URL: url}), pytest.raises(RecipeError, match=reason):
+        ray_cluster.require_prefect_api(head.address)
+
+
+def test_a_check_says_how_many_clients_work_at_a_time_on_the_cluster(head):
+    settings = [*on_ray(head), "federation.clients_per_round=3", "runtime.torch_threads=1"]
+    shutdown()
+    clients, where = describe_places(load_recipe("debug", settings))
+    assert clients == 2
+    assert where == f"Ray {head.address} (1 node, 2 cores), with 1 core each"
+
+
 def test_a_process_of_the_cluster_serves_several_tasks_that_ask_for_a_gpu(token, prefect_session):
     from prefect import flow, task
 
     shutdown()
-    head = Head(token, "--num-gpus=1")
+    head = Node("--num-gpus=1")
     runtime = RuntimeConfig(task_runner="ray", ray_address=head.address)
 
     @task

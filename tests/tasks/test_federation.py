@@ -43,7 +43,7 @@ from tasks.prefect_transport import (
     collect_answers,
     exchange_contexts,
     rounds_contexts,
-    run_shard,
+    run_jobs,
 )
 from tasks.runs import Run, create_run
 from tests.support.bound_methods import bind
@@ -105,7 +105,7 @@ def train_jobs(store, *names):
 def run(debug, prepared, store):
     """Runs a shard with the debug recipe."""
     contexts = ClientContexts(store, prepared / "pairs.parquet")
-    return lambda shard, **runtime: run_shard.fn(shard, with_section(debug, "runtime", **runtime), contexts)
+    return lambda shard, **runtime: run_jobs(shard, with_section(debug, "runtime", **runtime), contexts)
 
 
 def test_a_shard_gives_an_update_for_each_client_by_its_hash(fragile, run, store):
@@ -550,7 +550,7 @@ def train_clients(recipe, prepared, folder, workers):
     ]
     contexts = ClientContexts(store, prepared / "pairs.parquet")
     with ThreadPoolExecutor(workers) as executor:
-        answers = executor.map(lambda shard: run_shard.fn(shard, recipe, contexts), shards)
+        answers = executor.map(lambda shard: run_jobs(shard, recipe, contexts), shards)
         return [update.adapter for (update,) in answers]
 
 

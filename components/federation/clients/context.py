@@ -72,7 +72,7 @@ class ClientContext:
         path = self.rewards / f"{file_name(name)}.trained.json"
         if not path.is_file():
             return None
-        return Path(read_json(path)["folder"])
+        return self.rewards / str(read_json(path)["folder"])
 
 
 @dataclass(frozen=True)
@@ -84,14 +84,18 @@ class ClientContexts:
     # The federation's folder, which says where private stores and rewards are; None: that of `adapters`.
     home: Path | None = None
 
+    @property
+    def federation(self) -> Path:
+        """The federation's folder."""
+        return self.home or self.adapters.root.parent
+
     def open(self, client: str, previous_job_key: str = "") -> ClientContext:
-        federation = self.home or self.adapters.root.parent
         return ClientContext(
             client,
             self.adapters,
             self.pairs,
-            PrivateStore(private_root(federation), client),
-            rewards_folder(federation),
+            PrivateStore(private_root(self.federation), client),
+            rewards_folder(self.federation),
             previous_job_key,
         )
 

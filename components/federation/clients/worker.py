@@ -88,14 +88,14 @@ def _carry_out(
         traffic=traffic,
         output=result.output,
     )
-    write_atomically(_update_path(job, store), update.model_dump_json().encode())
+    write_atomically(update_path(job, store), update.model_dump_json().encode())
     return update
 
 
 def finished_update(job: Job, store: AdapterStore) -> Update | None:
     """The update of a job that was carried out before; None if it, or its adapter, is missing or damaged."""
     try:
-        update = Update.model_validate_json(_update_path(job, store).read_bytes())
+        update = Update.model_validate_json(update_path(job, store).read_bytes())
         if update.adapter is not None:
             store.get(update.adapter)
     except (FileNotFoundError, ValueError):  # AdapterError and ValidationError are ValueErrors
@@ -103,5 +103,6 @@ def finished_update(job: Job, store: AdapterStore) -> Update | None:
     return update.model_copy(update={"adapter_name": job.adapter_name})  # files of earlier versions have none
 
 
-def _update_path(job: Job, store: AdapterStore) -> Path:
+def update_path(job: Job, store: AdapterStore) -> Path:
+    """Where the update of a job is stored: in a folder beside that of the adapters."""
     return store.root.parent / "updates" / f"{job.key()}.json"
