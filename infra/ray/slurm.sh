@@ -19,8 +19,14 @@ mkdir -p .state
 trap 'rm -f "$RAY_AUTH_TOKEN_PATH"' EXIT
 
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-address=$(srun --nodes=1 --ntasks=1 --nodelist="${nodes[0]}" hostname --ip-address | awk '{print $1}'):$port
+host=$(srun --nodes=1 --ntasks=1 --nodelist="${nodes[0]}" hostname --ip-address | awk '{print $1}')
+address=$host:$port
+PREFECT_SERVER_API_AUTH_STRING="run:$(openssl rand -hex 32)"
+export PREFECT_SERVER_API_AUTH_STRING PREFECT_API_AUTH_STRING=$PREFECT_SERVER_API_AUTH_STRING
+export PREFECT_API_URL=http://$host:4200/api
 
+# The Prefect server, to which tasks of all nodes report, listens in the network of the cluster, with a password.
+srun --overlap --nodes=1 --ntasks=1 --nodelist="${nodes[0]}" prefect server start --host "$host" --port 4200 &
 # Each `ray start --block` is a step of the job, and ends with it.
 srun --overlap --nodes=1 --ntasks=1 --nodelist="${nodes[0]}" \
     ray start --head --block --port=$port --num-cpus="$SLURM_CPUS_PER_TASK" --include-dashboard=false &

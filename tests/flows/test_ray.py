@@ -2,23 +2,19 @@
 
 import os
 import secrets
-import shutil
-import signal
 import subprocess
-import sys
 import tempfile
 import threading
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
-import psutil
 import pytest
 
 from components.config import RecipeError
 from components.config.runtime import RuntimeConfig
 from components.recipes import load_recipe
 from infra.servers import free_port
+from perf.cluster import Node
 from tasks import ray_cluster
 from tasks.devices import describe_places
 from tasks.ray_files import PREFIX
@@ -29,7 +25,6 @@ pytestmark = [
 ]
 
 SELECTORS = ["federation.rounds=3"]
-HIDE = 'mount -t tmpfs none "$0" && exec "$@"'
 PRIVATE = ["federation.method=fedper", "federation.options={shared_layers: 1}", "federation.rounds=2"]
 
 
@@ -55,60 +50,17 @@ def shutdown():
     ray.shutdown()
 
 
-class Node:
-    """A node of a Ray with two cores, ended by its process id.
-
-    Args:
-        options: of `ray start`.
-        head: the node whose cluster it joins; None for one that makes a cluster.
-        hidden: a folder that its processes see empty, as on a machine without this file system.
-    """
-
-    def __init__(self, *options, head=None, hidden=None):
-        self.folder = Path(tempfile.mkdtemp(prefix="ray-node-"))  # short: it has sockets in it
-        command = [] if hidden is None else ["unshare", "--mount", "sh", "-c", HIDE, str(hidden)]
-        command += [str(Path(sys.executable).parent / "ray"), "start", "--block", "--num-cpus=2"]
-        command += [f"--temp-dir={self.folder}", *options]
-        if head is None:
-            self.address = f"127.0.0.1:{free_port()}"
-            command += ["--head", "--include-dashboard=false", "--node-ip-address=127.0.0.1"]
-            command += [f"--port={self.address.rpartition(':')[2]}"]
-        else:
-            self.address = head.address
-            command += [f"--address={head.address}", "--node-ip-address=127.0.0.2"]
-        self.log = self.folder.with_suffix(".log")
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        deadline = time.monotonic() + 120
-        while "Ray runtime started" not in self.log.read_text():
-            assert self.process.poll() is None and time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.2)
-
-    def workers(self):
-        """Its processes that run a task of a shard now."""
-        children = psutil.Process(self.process.pid).children(recursive=True)
-        return [one for one in children if one.is_running() and "run_shard" in " ".join(one.cmdline())]
-
-    def kill(self):
-        """Kill all its processes, as if its machine was lost."""
-        processes = [self.process, *psutil.Process(self.process.pid).children(recursive=True)]
-        for process in processes:
-            process.kill()
-
-    def end(self):
-        """End it, and disconnect this process from its cluster."""
-        shutdown()
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait(60)
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.log.unlink()
+def end(node):
+    """End a node, and disconnect this process from its cluster."""
+    shutdown()
+    node.end()
 
 
 @pytest.fixture(scope="module")
 def head(token):
     head = Node()
     yield head
-    head.end()
+    end(head)
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +130,7 @@ def test_clients_on_nodes_that_do_not_see_the_run_folder_are_sent_its_files(
         assert private_files(run) == private_files(private_on_threads)
         assert not list(Path(tempfile.gettempdir()).glob(f"{PREFIX}*"))
     finally:
-        head.end()
+        end(head)
 
 
 @pytest.fixture
@@ -223,7 +175,7 @@ def test_a_round_in_which_a_node_is_lost_is_repeated_on_the_others(place, head, 
         run = place.run("federation.clients_per_round=4", *SELECTORS, *on_ray(head))
         assert struck
     finally:
-        node.end()
+        end(node)
     assert_same_results(run, place.run("federation.clients_per_round=4", *SELECTORS))
 
 
@@ -271,7 +223,7 @@ def test_a_client_that_hangs_on_a_cluster_is_left_out(place, token, tmp_path, mo
         process = place.start(*SELECTORS, *settings, *on_ray(head))
         output, _ = process.communicate(timeout=300)
     finally:
-        head.end()
+        end(head)
     assert process.returncode == 0, output
     assert "no answer within 20 s (runtime.client_timeout)" in output
 
@@ -333,4 +285,4 @@ def test_a_process_of_the_cluster_serves_several_tasks_that_ask_for_a_gpu(token,
         assert len(answers) == 4
         assert len({process for process, *_ in answers}) == 1
     finally:
-        head.end()
+        end(head)
