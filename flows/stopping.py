@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
+from prefect.exceptions import TerminationSignal
+
 from infra.servers import is_up
 from tasks.runs import HELD, Run
 
@@ -31,7 +33,8 @@ STOPPING = threading.Lock()
 def stopping_on_signals(restore_terminal: Callable[[], None]) -> Iterator[None]:
     """Stop the runs of this process at SIGINT and SIGTERM, and at the loss of its Prefect server.
 
-    A second signal ends the process at once.
+    A second signal ends the process at once. Within a flow, SIGTERM has a handler of Prefect, whose exception
+    Python drops if a finalizer runs at that moment; such an exception stops the runs too.
 
     Args:
         restore_terminal: ends a live view before the last sentence is printed.
@@ -44,11 +47,19 @@ def stopping_on_signals(restore_terminal: Callable[[], None]) -> Iterator[None]:
         # In a thread, since the main one may hold a lock that is needed here.
         threading.Thread(target=stop_runs, args=(restore_terminal, status), daemon=True).start()
 
+    def handle_dropped(dropped: sys.UnraisableHookArgs) -> None:
+        if issubclass(dropped.exc_type, TerminationSignal):
+            handle(signal.SIGTERM, None)
+        else:
+            previous_hook(dropped)
+
     previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous_hook, sys.unraisablehook = sys.unraisablehook, handle_dropped
     try:
         with stopping_without_server(restore_terminal):
             yield
     finally:
+        sys.unraisablehook = previous_hook
         for number, handler in previous.items():
             signal.signal(number, handler)
 
