@@ -52,6 +52,7 @@ class Family:
     activation_values: int = 1  # that the activation function stores per value of its input
     learned_positions: bool = False  # positions have embeddings
     one_position: bool = True  # the last layer can be computed at one (components/models/last_layer.py)
+    fused: bool = True  # projections are torch's linear layers (components/models/fused_lora.py)
 
 
 LLAMA = Family(("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"))
@@ -61,7 +62,7 @@ FAMILIES = {  # by the `model_type` of their configuration
     "qwen2": LLAMA,
     "gemma": LLAMA,
     # GPT-2's own GELU is a chain of operations that store the input, half of it, tanh, and 1 + tanh.
-    "gpt2": Family(("c_attn", "c_proj", "c_fc"), False, False, 4, True, False),
+    "gpt2": Family(("c_attn", "c_proj", "c_fc"), False, False, 4, True, False, False),
 }
 
 
@@ -170,13 +171,13 @@ class Precision:
 
     bytes: int  # of a value
     is_8bit: bool = False  # the linear layers are quantized
-    mask_bytes: int = 1  # of a value of a dropout mask: 1 on CUDA, 4 on the CPU
+    on_cuda: bool = True  # where a value of a dropout mask has a byte; on the CPU it is as large as the value
 
     @classmethod
     def of(cls, backbone: BackboneConfig, on_cuda: bool) -> Precision:
         """That of a recipe's backbone; see `choose_dtype` in components/models/backbone.py."""
         is_half = backbone.dtype == "bfloat16" or (backbone.dtype == "auto" and on_cuda)
-        return cls(2 if is_half else FP32, backbone.quantization == "8bit", 1 if on_cuda else FP32)
+        return cls(2 if is_half else FP32, backbone.quantization == "8bit", on_cuda)
 
 
 @dataclass(frozen=True)
@@ -220,23 +221,32 @@ def layer_bytes(shape: ModelShape, lora: LoraConfig, precision: Precision, maske
     if shape.family.gated:
         inner += 2 * shape.intermediate * kept
     names = {name for name, _, _ in shape.targets(lora)}
-    shares_output = kept == FP32 and not lora.dropout and names & {"o_proj", "c_proj"}
+    factor = _factor_bytes(shape, precision)
+    shares_output = kept == factor and not lora.dropout and names & {"o_proj", "c_proj"}
     output = 0 if shares_output else queries * kept
-    return norms + attention + output + inner + _adapter_bytes(shape.targets(lora), lora, precision)
+    return norms + attention + output + inner + _adapter_bytes(shape, shape.targets(lora), lora, precision)
 
 
-def _adapter_bytes(targets: list[tuple[str, int, int]], lora: LoraConfig, precision: Precision) -> int:
+def _factor_bytes(shape: ModelShape, precision: Precision) -> int:
+    """Bytes of a value that the factors A and B read: fp32, or as of the layer where they are fused."""
+    return precision.bytes if shape.family.fused and not precision.is_8bit else FP32
+
+
+def _adapter_bytes(
+    shape: ModelShape, targets: list[tuple[str, int, int]], lora: LoraConfig, precision: Precision
+) -> int:
     """Inputs of the factors A and B of modules per token.
 
-    The input of A is fp32, so a backbone of half precision is copied for each module, and so is a
-    backbone with dropout. Otherwise modules with the same input share it.
+    Each module has a copy of another type, or without the dropped values. Otherwise modules with the same
+    input share it.
     """
-    factors = FP32 * lora.r * len(targets)
-    if precision.bytes == FP32 and not lora.dropout:
+    kept = _factor_bytes(shape, precision)
+    factors = kept * lora.r * len(targets)
+    if precision.bytes == kept and not lora.dropout:
         inputs_by_label = {SHARED_INPUTS.get(name, f"{name} {inputs}"): inputs for name, inputs, _ in targets}
-        return factors + FP32 * sum(inputs_by_label.values())
-    mask = precision.mask_bytes if lora.dropout else 0
-    return factors + (FP32 + mask) * sum(inputs for _, inputs, _ in targets)
+        return factors + kept * sum(inputs_by_label.values())
+    mask = (1 if precision.on_cuda else kept) if lora.dropout else 0
+    return factors + (kept + mask) * sum(inputs for _, inputs, _ in targets)
 
 
 SHARED_INPUTS = {  # modules that read the same tensor
@@ -252,7 +262,7 @@ def last_layer_bytes(shape: ModelShape, lora: LoraConfig, precision: Precision) 
     """Bytes per token of a last layer that is computed at one position: its norm, keys and values."""
     keys = 2 * shape.key_value_heads * shape.head_dim * precision.bytes
     targets = [target for target in shape.targets(lora) if target[0] in ("k_proj", "v_proj")]
-    return FP32 * shape.hidden + keys + _adapter_bytes(targets, lora, precision)
+    return FP32 * shape.hidden + keys + _adapter_bytes(shape, targets, lora, precision)
 
 
 def activation_bytes(shape: ModelShape, lora: LoraConfig, precision: Precision, step: StepShape) -> int:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from components.models import fused_lora
 from components.models.fused_lora import fuse_lora
@@ -124,9 +125,40 @@ def test_autocast_and_other_types_are_peft_s_own(applications):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert model(STATES).dtype == torch.bfloat16
     half = build()
-    half.base_model.model[0].get_base_layer().to(torch.bfloat16)
-    half(STATES.bfloat16())
+    half.base_model.model[0].get_base_layer().to(torch.float16)
+    half(STATES.half())
     assert applications == []
+
+
+class Products(TorchDispatchMode):
+    """The types of all matrix products."""
+
+    def __init__(self):
+        super().__init__()
+        self.types = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.addmm_):
+            self.types |= {value.dtype for value in args if isinstance(value, torch.Tensor)}
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_all_products_of_a_bf16_layer_are_in_bf16(applications, dropout):
+    results = []
+    for fused in (True, False):
+        model = build(dropout=dropout, fused=fused).train()
+        model.base_model.model[0].get_base_layer().to(torch.bfloat16)
+        torch.manual_seed(1)  # of the dropout
+        with Products() as products:
+            output, found = gradients(model, STATES.bfloat16())
+        results.append([output, *found])
+        assert products.types == ({torch.bfloat16} if fused else {torch.bfloat16, torch.float32})
+    assert len(applications) == 1
+    for actual, expected in zip(*results, strict=True):
+        assert actual.dtype == expected.dtype
+        difference = (actual - expected).detach().float().norm()
+        assert difference <= 0.02 * expected.detach().float().norm()
 
 
 def test_a_second_derivative_is_refused():

@@ -32,7 +32,7 @@ ROWS = 2
 TOKENS = 64
 IDS = torch.arange(ROWS * TOKENS).reshape(ROWS, TOKENS) % 96
 PLAIN = LoraConfig(r=4, alpha=8, dropout=0.0)
-FP32 = Precision(4, mask_bytes=4)
+FP32 = Precision(4, on_cuda=False)
 LLAMA = {
     "hidden_size": 64,
     "intermediate_size": 176,
@@ -49,7 +49,7 @@ SIZES = {
     "gemma": LLAMA | {"head_dim": 32},
 }
 SPECIAL = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
-DTYPES = {torch.float32: FP32, torch.bfloat16: Precision(2, mask_bytes=4)}
+DTYPES = {torch.float32: FP32, torch.bfloat16: Precision(2, on_cuda=False)}
 
 
 def build(family, lora, dtype=torch.float32):
