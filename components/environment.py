@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -133,7 +135,14 @@ def configure_malloc() -> None:
 
 
 def release_memory() -> None:
-    """Return unused memory of malloc to the system. Call it between models, not between steps."""
+    """Return memory that is not used: of malloc to the system, of torch's allocator to the GPUs.
+
+    Call it between models, not between steps.
+    """
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
     trim = _glibc_function("malloc_trim")
     if trim is not None:
         trim(0)

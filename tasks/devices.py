@@ -9,14 +9,14 @@ also keeps the reference's log-probabilities of pairs, which the arms of a bench
 
 from __future__ import annotations
 
-import gc
 import logging
 import math
 import os
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
@@ -73,11 +73,19 @@ class DevicePool:
         sections = ("selector", "policy", "federation", "rewards", "runtime")
         key = name + recipe.fingerprint(*sections, *(("alignment", "evaluation") if name else ()))
         with self._borrow_place(recipe.runtime, mapped) as place:
-            resident = self._residents.get(place)
-            if resident is None or resident[0] != key:
-                self._residents.pop(place, None)  # frees its memory before another model is loaded
-                resident = self._residents[place] = (key, self._build(recipe, place, name))
-            yield resident[1]
+            yield self._resident(place, key, partial(self._build, recipe, place, name))
+
+    def _resident(self, place: Place, key: str, build: Callable[[], Trainer]) -> Trainer:
+        """The trainer of a key at a place; another one's memory is free before a new one is built."""
+        known = self._residents.get(place)
+        if known is not None and known[0] == key:
+            return known[1]
+        if known is not None:
+            del known, self._residents[place]
+            release_memory()
+        trainer = build()
+        self._residents[place] = (key, trainer)
+        return trainer
 
     def forget(self, trainer: Trainer) -> None:
         """Build another trainer in the place of one that is not returned."""
@@ -141,7 +149,6 @@ class DevicePool:
         with self._lock:
             self._residents.clear()
             self._free = None
-        gc.collect()
         release_memory()
 
 

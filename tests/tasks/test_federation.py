@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -601,6 +602,32 @@ def test_another_recipe_gets_a_trainer_of_its_own(debug, built):
         with pool.borrow_trainer(one):
             pass
     assert built == ["one", "one"]
+
+
+class Built:
+    """A trainer that can be referred to weakly."""
+
+
+def test_the_memory_of_a_trainer_is_free_before_another_one_is_built(debug, monkeypatch):
+    events = []
+
+    def build(recipe, device, name=""):
+        trainer = Built()
+        trainer.model = torch.nn.Identity()
+        trainer.itself = trainer  # garbage that a count of references does not find
+        weakref.finalize(trainer, events.append, "freed")
+        events.append("built")
+        return trainer
+
+    monkeypatch.setattr(devices, "build_trainer", build)
+    pool = DevicePool()
+    recipe = on_devices(debug, "one")
+    for one in (recipe, with_section(recipe, "selector", max_length=128)):
+        with pool.borrow_trainer(one) as trainer:
+            del trainer
+    assert events == ["built", "freed", "built"]
+    pool.release()
+    assert events == ["built", "freed", "built", "freed"]
 
 
 @pytest.mark.slow
