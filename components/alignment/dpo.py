@@ -206,7 +206,7 @@ class TokenDpoLoss(Loss):
 
     def _compute_logprobs(self, batch_size: int) -> torch.Tensor:
         order = sorted(range(len(self.rows)), key=lambda n: (_width(self.rows[n]), n))
-        values = torch.zeros(len(self.rows), 2, device=self.policy.device)
+        values = torch.zeros(len(self.rows), 2, dtype=torch.float32, device=self.policy.device)
         self.model.eval()
 
         def compute(batch: list[int]) -> None:

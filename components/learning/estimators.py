@@ -167,7 +167,9 @@ class Gae(Estimator):
         self.heads = torch.nn.Parameter(heads.to(resident.policy.device))
         optimizer = torch.optim.AdamW([self.heads], lr=section.critic_lr, weight_decay=0.0)
         self.optimizers = {"critic": optimizer}
-        self.values = self.returns = torch.empty(0)  # [M, B, T], of the last rollout, and their targets
+        self.values = self.returns = torch.empty(
+            0, dtype=torch.float32
+        )  # [M, B, T], of the last rollout, and their targets
 
     def _estimate(self, rollout: Rollout, rewards: torch.Tensor) -> torch.Tensor:
         mask = rollout.tokens.mask

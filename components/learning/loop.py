@@ -354,7 +354,7 @@ def proximal_term(parameters: Parameters, weight: float) -> Callable[[], torch.T
 
     def distance() -> torch.Tensor:
         squares = ((p - p0).square().sum() for p, p0 in zip(parameters, initial, strict=True))
-        return weight / 2 * sum(squares, start=torch.zeros((), device=initial[0].device))
+        return weight / 2 * sum(squares, start=torch.zeros((), dtype=torch.float32, device=initial[0].device))
 
     return distance
 

@@ -150,7 +150,7 @@ class Critic:
     def __init__(self, config: CriticAdvantage, data: ClientData) -> None:
         resident = data.resident
         self.config = config
-        self.head = torch.nn.Linear(resident.hidden_size, 1)
+        self.head = torch.nn.Linear(resident.hidden_size, 1, dtype=torch.float32)
         self.head.to(resident.policy.device)
         torch.nn.init.zeros_(self.head.weight)
         torch.nn.init.zeros_(self.head.bias)

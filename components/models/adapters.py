@@ -214,7 +214,9 @@ class AdapterSlot:
         """
         import torch
 
-        adapter = {name: torch.zeros(parameter.shape) for name, parameter in self.named.items()}
+        adapter = {
+            name: torch.zeros(parameter.shape, dtype=torch.float32) for name, parameter in self.named.items()
+        }
         for name, tensor in adapter.items():
             if ".lora_A." in name:
                 generator = torch.Generator().manual_seed(derive(seed, "initial adapter", name))
@@ -301,8 +303,8 @@ def stack_adapters(
         b_blocks = []
         for tensors, config in (lower, upper):
             scale = config.alpha / config.r
-            a_blocks.append(tensors.get(a, torch.zeros(config.r, in_features)))
-            b_blocks.append(tensors.get(b, torch.zeros(out_features, config.r)) * scale)
+            a_blocks.append(tensors.get(a, torch.zeros(config.r, in_features, dtype=torch.float32)))
+            b_blocks.append(tensors.get(b, torch.zeros(out_features, config.r, dtype=torch.float32)) * scale)
         stacked[a] = torch.cat(a_blocks)
         stacked[b] = torch.cat(b_blocks, dim=1)
     rank = lower[1].r + upper[1].r

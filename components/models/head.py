@@ -77,7 +77,7 @@ class _Fp32Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         (weight,) = ctx.saved_tensors
-        total = torch.zeros(len(gradient), weight.shape[1], device=gradient.device)
+        total = torch.zeros(len(gradient), weight.shape[1], dtype=torch.float32, device=gradient.device)
         parts = torch.split(gradient, WEIGHT_ROWS, 1)
         for part, rows in zip(parts, torch.split(weight, WEIGHT_ROWS), strict=True):
             total += _multiply(part, rows)

@@ -68,7 +68,7 @@ def supports_one_position(model: PreTrainedModel) -> bool:
         return False
     embeddings: Any = model.get_input_embeddings()
     vocabulary = embeddings.weight.shape[0]
-    tokens = torch.linspace(0, vocabulary - 1, 2 * CHECKED_TOKENS, device=model.device)
+    tokens = torch.linspace(0, vocabulary - 1, 2 * CHECKED_TOKENS, dtype=torch.float32, device=model.device)
     input_ids = tokens.long().reshape(2, CHECKED_TOKENS)
     last = torch.tensor([CHECKED_TOKENS - 1, CHECKED_TOKENS // 2], device=model.device)
     with torch.no_grad():

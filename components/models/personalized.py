@@ -51,9 +51,9 @@ class Bottleneck(torch.nn.Module):
         self.copies_norm = config.norm == "backbone"
         self.backbone_norm = backbone_norm
         copied = copy.deepcopy(backbone_norm).float()
-        self.norm = copied if self.copies_norm else torch.nn.LayerNorm(hidden_size)
-        self.encode = torch.nn.Linear(hidden_size, config.width)
-        self.decode = torch.nn.Linear(config.width, hidden_size)
+        self.norm = copied if self.copies_norm else torch.nn.LayerNorm(hidden_size, dtype=torch.float32)
+        self.encode = torch.nn.Linear(hidden_size, config.width, dtype=torch.float32)
+        self.decode = torch.nn.Linear(config.width, hidden_size, dtype=torch.float32)
         self.activation = torch.nn.GELU()
         self.dropout = torch.nn.Dropout(config.dropout)
 
@@ -84,7 +84,11 @@ class PersonalHead(torch.nn.Module):
         bias = backbone_head.bias is not None
         self.enabled = True  # else the backbone's head is used
         self.backbone_head = backbone_head
-        self.head = torch.nn.Linear(in_features, backbone_head.out_features, bias) if modules.head else None
+        self.head = (
+            torch.nn.Linear(in_features, backbone_head.out_features, bias, dtype=torch.float32)
+            if modules.head
+            else None
+        )
         self.reward = RewardHead(in_features, modules.reward) if modules.reward else None
 
     @property
@@ -114,9 +118,9 @@ class RewardHead(torch.nn.Module):
     def __init__(self, hidden_size: int, config: RewardHeadConfig) -> None:
         super().__init__()
         self.pooling = config.pooling
-        self.hidden = torch.nn.Linear(hidden_size, config.width)
+        self.hidden = torch.nn.Linear(hidden_size, config.width, dtype=torch.float32)
         self.dropout = torch.nn.Dropout(config.dropout)
-        self.score = torch.nn.Linear(config.width, 1)
+        self.score = torch.nn.Linear(config.width, 1, dtype=torch.float32)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """Mean features of responses [..., H] to rewards [...]."""
@@ -180,11 +184,11 @@ class PersonalSlot(AdapterSlot):
             copied = self.head.backbone_head.get_parameter(name.removeprefix("head."))
             return copied.detach().float().cpu().clone()
         if name.startswith("bottleneck.decode."):
-            return torch.zeros(shape)
+            return torch.zeros(shape, dtype=torch.float32)
         fan_in = self.named[name.rsplit(".", 1)[0] + ".weight"].shape[1]
         bound = 1 / math.sqrt(fan_in)
         generator = torch.Generator().manual_seed(derive(seed, "personal", name))
-        return torch.empty(shape).uniform_(-bound, bound, generator=generator)
+        return torch.empty(shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator)
 
 
 def _shared_names(lora_names: list[str], shared_layers: int | None, base: PreTrainedModel) -> list[str]:
