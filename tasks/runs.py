@@ -4,7 +4,8 @@
         recipe.yaml      the whole recipe, with defaults, the texts of its templates, and the day that
                          chat templates print
         inputs/          copies of the other files that it names (components/inputs.py)
-        run.json         ids of the MLflow run and of the Prefect run, commits of the code, overrides
+        run.json         ids of the MLflow run and of the Prefect run, commits of the code, versions of
+                         plug-in packages, overrides
         .lock            locked by the process that works on the run
         <phase>.done     empty; the phase is complete and logged (report.done: the whole run is)
         prepared/        data (components/data/records.py)
@@ -30,9 +31,10 @@ import os
 import subprocess
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +202,26 @@ class Run:
         if commits[-1:] != [commit]:
             self.update_metadata(commits=[*commits, commit])
 
+    def record_plugins(self, versions: Mapping[str, str]) -> list[str]:
+        """Add the versions of plug-in packages that are new to the run.
+
+        Returns:
+            a warning for each package whose version is not the one that the run was started with.
+        """
+        recorded: dict[str, list[str]] = self.metadata().get("plugins", {})
+        warnings = []
+        for name, version in versions.items():
+            known = recorded.setdefault(name, [version])
+            if version not in known:
+                known.append(version)
+            if version != known[0]:
+                warnings.append(
+                    f"the run was started with {name} {known[0]}, but {name} {version} is installed: to"
+                    f" finish it with the same code, stop it, install {name}=={known[0]} and resume it."
+                )
+        self.update_metadata(plugins=recorded)
+        return warnings
+
     @contextlib.contextmanager
     def timed(self, phase: str) -> Iterator[None]:
         """Add the wall time of a phase to the recorded seconds, those of a stopped run included."""
@@ -345,6 +367,17 @@ def git_commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return f"{commit}-dirty" if changes else commit
+
+
+def plugin_versions(recipe: Recipe) -> dict[str, str]:
+    """Versions of the installed packages whose entry points a recipe names, by package."""
+    text = recipe.model_dump_json()
+    versions: dict[str, str] = {}
+    for package in distributions():  # in the order of the path, on which the first of a name is imported
+        entries = [entry for entry in package.entry_points if entry.group.startswith("fed_rlhf.")]
+        if any(f'"{entry.name}"' in text for entry in entries):
+            versions.setdefault(package.name, package.version)
+    return versions
 
 
 def _git(*arguments: str) -> str:

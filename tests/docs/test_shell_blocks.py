@@ -29,7 +29,7 @@ NOT_RUN = {
     "dvc repro": "writes data/pipeline of the checkout; tests/flows runs the stages",
     "pip install -e ./fed-support": "changes the environment; tests/plugin installs the package elsewhere",
     "cd fed-support": "is in the folder of that package; tests/plugin runs its test",
-    "fed-rlhf run debug federation.method=feddpo-step": "needs that package; tests/plugin",
+    "fed-rlhf run debug federation.method=feddpo-": "needs that package; tests/plugin",
     "fed-rlhf check debug federation.method=feddpo": "needs that package; tests/plugin",
 }
 """Beginnings of commands, and why they are not run here."""

@@ -1,8 +1,10 @@
-"""A package outside of the project adds a method, an aggregator and a source by entry points.
+"""A package outside of the project adds methods, an aggregator and a source by entry points.
 
 The package is tests/plugin/example, which the tutorial docs/tutorials/own-method.md explains.
 """
 
+import itertools
+import json
 import os
 import re
 import shutil
@@ -11,16 +13,19 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from components.config.data import SOURCES
 from components.config.federation import AGGREGATORS, METHODS
+from components.models.store import AdapterStore
 from components.results import FederationResult
 from tests.support.pipeline import ROOT
 
 EXAMPLE = Path(__file__).parent / "example"
 TUTORIAL = ROOT / "docs" / "tutorials" / "own-method.md"
 METHOD = ["federation.method=feddpo-step", "federation.rounds=1"]
+MOMENTUM = ["federation.method=feddpo-momentum", "federation.rounds=2"]
 TICKETS = ["data.source=tickets", "data.options={agents: 8}", "data.partition=natural"]
 
 
@@ -112,20 +117,21 @@ def test_options_of_an_installed_source_are_checked(installed):
 def test_the_packages_own_tests_pass(installed):
     done = installed.run("-m", "pytest", "-q", "-p", "no:cacheprovider", str(installed.tests))
     assert done.returncode == 0, done.stdout
-    assert "1 passed" in done.stdout
+    assert "2 passed" in done.stdout
 
 
-@pytest.fixture
-def on_the_path(installed, monkeypatch):
+@pytest.fixture(scope="module")
+def on_the_path(installed):
     """The package is on the path of this process, as if it had been started with it."""
 
     def forget_entry_points():
         for registry in (METHODS, AGGREGATORS, SOURCES):
             vars(registry).pop("_entry_points", None)
 
-    monkeypatch.syspath_prepend(str(installed.packages))
-    forget_entry_points()
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(installed.packages))
+        forget_entry_points()
+        yield
     forget_entry_points()
     for name in [name for name in sys.modules if name.partition(".")[0] == "fed_support"]:
         del sys.modules[name]
@@ -142,6 +148,43 @@ def test_a_run_uses_an_installed_method_and_an_installed_source(on_the_path, new
     assert all(name.startswith("agent-") for name in record.clients)
     assert list(result.adapters) == ["policy"]
     assert "feddpo-step" in (folder / "report" / "summary.txt").read_text()
+    assert json.loads((folder / "run.json").read_text())["plugins"] == {"fed-support": ["0.1.0"]}
+
+
+@pytest.fixture(scope="module")
+def momentum(on_the_path, new_workplace):
+    """A workplace, and a run of the example's method with a memory in it."""
+    place = new_workplace("momentum")
+    return place, place.run(*MOMENTUM)
+
+
+@pytest.mark.slow
+def test_each_step_of_the_server_is_the_velocity_that_the_commit_remembers(momentum):
+    _, run = momentum
+    commits = sorted((run.folder / "federation" / "commits").glob("*.json"))
+    states = [json.loads(path.read_text())["state"] for path in commits]
+    assert [state["round"] for state in states] == [0, 1, 2]
+    assert states[0]["memory"]["velocity"] is None
+    store = AdapterStore(run.folder / "federation" / "adapters")
+    for before, after in itertools.pairwise(states):
+        old, new = (store.get(state["adapters"]["policy"]) for state in (before, after))
+        velocity = store.get(after["memory"]["velocity"])
+        assert any(tensor.any() for tensor in velocity.values())
+        for name, tensor in velocity.items():
+            assert torch.equal(new[name], old[name] + tensor)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_warns_of_another_version_of_a_package_that_it_uses(momentum):
+    place, run = momentum
+    assert "fed-support" not in run.output
+    assert "fed-support" not in place.resume(run).output
+    run.run.update_metadata(plugins={"fed-support": ["0.0.9"]})
+    assert (
+        "WARNING the run was started with fed-support 0.0.9, but fed-support 0.1.0"
+        in place.resume(run).output
+    )
+    assert run.run.metadata()["plugins"] == {"fed-support": ["0.0.9", "0.1.0"]}
 
 
 @pytest.mark.slow
