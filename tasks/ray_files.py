@@ -189,7 +189,7 @@ def _constant_files(recipe: Recipe, contexts: ClientContexts) -> dict[str, Path 
         found[f"federation/rewards/{path.name}"] = path
     for path in rewards.glob("*.trained.json"):
         trained = Path(path.name).stem
-        found |= _tree(Path(read_json(path)["folder"]), f"federation/rewards/{trained}")
+        found |= _tree(rewards / str(read_json(path)["folder"]), f"federation/rewards/{trained}")
         found[f"federation/rewards/{path.name}"] = json.dumps({"folder": trained}).encode()
     for key, named in named_files(recipe):
         if isinstance(named, InputFile) and named.copy is not None and not key.startswith("data."):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
@@ -97,7 +98,8 @@ def score_pairs(run: Run, recipe: Recipe, name: str) -> dict[str, float]:
 def prepare_reward(run: Run, recipe: Recipe, name: str) -> dict[str, float]:
     """Prepare the reward of an objective before any client trains: train it if needed, and try it.
 
-    The folder of a trained reward is stored as NAME.trained.json in the folder of rewards, see file_name.
+    The folder of a trained reward, relative to the folder of rewards, is stored there as NAME.trained.json,
+    see file_name.
 
     Returns:
         figures of the reward, e.g. a trained one's accuracy on held-out pairs of its owners.
@@ -106,8 +108,9 @@ def prepare_reward(run: Run, recipe: Recipe, name: str) -> dict[str, float]:
     with POOL.borrow(recipe.runtime) as device:
         prepared = reward.prepare(_resources(run, recipe, device), _log_progress(name))
         if prepared.folder is not None:
-            content = {"folder": str(prepared.folder), "figures": prepared.figures}
-            write_json(rewards_folder(run.federation) / f"{file_name(name)}.trained.json", content)
+            rewards = rewards_folder(run.federation)
+            content = {"folder": os.path.relpath(prepared.folder, rewards), "figures": prepared.figures}
+            write_json(rewards / f"{file_name(name)}.trained.json", content)
         scores = check_scores(
             f"reward '{name}'",
             reward.load(device, prepared.folder),

@@ -1,6 +1,8 @@
 """Methods with several objectives, FIRM and FedCMOO, through the whole pipeline."""
 
+import json
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -70,6 +72,13 @@ def test_the_rewards_are_measured_before_and_after_the_rounds(complete):
 
 def test_a_trained_reward_is_trained_before_the_first_round(complete):
     assert complete.output.index("reward helpful: accuracy") < complete.output.index("round 1 of 3")
+
+
+def test_the_folder_of_a_trained_reward_is_stored_relative_to_the_run(complete):
+    rewards = complete.folder / "federation" / "rewards"
+    folder = json.loads((rewards / "helpful.trained.json").read_text())["folder"]
+    assert not Path(folder).is_absolute()
+    assert (rewards / folder / "config.json").is_file()
 
 
 def test_the_table_shows_the_rewards_and_their_kl(complete):
