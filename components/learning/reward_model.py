@@ -241,7 +241,7 @@ def _training_arguments(
     from trl.trainer.reward_config import RewardConfig as TrainingArguments
 
     on_cuda = device.startswith("cuda")
-    return TrainingArguments(
+    arguments = TrainingArguments(
         output_dir=folder,
         max_steps=training.steps,
         per_device_train_batch_size=training.batch_size,
@@ -262,6 +262,21 @@ def _training_arguments(
         disable_tqdm=True,
         dataloader_pin_memory=on_cuda,
     )
+    _use_one_device(arguments, device)
+    return arguments
+
+
+def _use_one_device(arguments: TrainingArguments, device: str) -> None:
+    """Let transformers' Trainer use a device alone. It would take all that are visible, and the first one.
+
+    The Trainer asks its arguments, and Accelerate's state, which these arguments have made.
+    """
+    import torch
+
+    place = torch.device(device)
+    if place.type == "cuda":
+        vars(arguments).update(_setup_devices=place, _n_gpu=1)
+        arguments.distributed_state.device = place
 
 
 def _loss_callback(losses: list[float], progress: Progress | None) -> TrainerCallback:

@@ -1,0 +1,63 @@
+"""Run the cases on claimed devices, and print a table.
+
+python -m tests.claimed_cuda [--devices 1 2 8] [-k SELECTION]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_cases(devices: int, selection: str = "") -> subprocess.CompletedProcess[str]:
+    """Run the cases, or a selection as of `pytest -k`, on so many devices in a process of their own."""
+    command = [sys.executable, "-m", "pytest", "-p", "tests.claimed_cuda.plugin", "-p", "no:xdist"]
+    command += ["-p", "no:cacheprovider", "-k", selection, "--tb=short", "--show-capture=no", "-vv"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    return subprocess.run(
+        [*command, "tests/claimed_cuda/cases.py"],
+        cwd=ROOT,
+        env=environment | {"CLAIMED_DEVICES": str(devices)},
+        capture_output=True,
+        text=True,
+    )
+
+
+def main() -> int:
+    """Print a row for each number of devices; the exit status is 1 if a case fails."""
+    summary, *_ = (__doc__ or "").splitlines()
+    parser = argparse.ArgumentParser(prog="python -m tests.claimed_cuda", description=summary)
+    parser.add_argument("--devices", type=int, nargs="+", default=[1, 2, 8])
+    parser.add_argument("-k", dest="selection", default="", help="as of pytest")
+    arguments = parser.parse_args()
+    print("| devices | methods | pipelines | other cases | planted faults | failed | seconds |")
+    print("|---|---|---|---|---|---|---|", flush=True)
+    failed = False
+    for devices in arguments.devices:
+        begin = time.monotonic()
+        done = run_cases(devices, arguments.selection)
+        passed = re.findall(r"::(\w+)\S* PASSED", done.stdout)
+        counts = [sum(kind in name for name in passed) for kind in ("rounds", "pipeline", "found")]
+        rounds, pipelines, planted = counts
+        others = len(passed) - sum(counts)
+        faults = len(re.findall(r"^(?:FAILED|ERROR) ", done.stdout, re.MULTILINE))
+        seconds = time.monotonic() - begin
+        print(
+            f"| {devices} | {rounds} | {pipelines} | {others} | {planted} | {faults} | {seconds:.0f} |",
+            flush=True,
+        )
+        if done.returncode:
+            failed = True
+            print(done.stdout[-6000:], file=sys.stderr)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

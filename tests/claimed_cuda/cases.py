@@ -1,0 +1,188 @@
+"""Tests that run on claimed devices alone; test_claimed_cuda.py starts them in a process of their own."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from components.config import BackboneConfig, OptimizerConfig
+from components.config.alignment import DpoConfig
+from components.config.thoughts import EvaluatorOptions, ThoughtsConfig
+from components.learning.loop import Training
+from components.recipes import load_recipe
+from tests.claimed_cuda.devices import LEFT, DeviceMismatch
+from tests.conftest import ROOT
+from tests.support.bare_loop import open_loop, prepare_rewards
+
+VARIANTS = yaml.safe_load((Path(ROOT) / "tests" / "golden" / "variants.yaml").read_text(encoding="utf-8"))
+VARIANTS = {name: overrides for name, overrides in VARIANTS.items() if not name.startswith("_")}
+COUNT = int(os.environ["CLAIMED_DEVICES"])
+LAST = f"cuda:{COUNT - 1}"
+PAIRS = [
+    {"prompt": f"paper {n}", "chosen": f"the {n} finding", "rejected": f"{n} pages", "client_id": "c"}
+    for n in range(6)
+]
+
+
+def with_backbone(section, dtype="auto"):
+    """A model's section with the tiny backbone in a type."""
+    return section.model_copy(update={"backbone": BackboneConfig(name="tiny-random", dtype=dtype)})
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_rounds_of_a_method_are_on_one_device(name, prepared, tmp_path, ran):
+    from components.federation.clients.worker import build_trainer
+
+    recipe = load_recipe("debug", [*VARIANTS[name], f"runtime.devices=[{LAST}]"])
+    prepare_rewards(recipe, prepared, tmp_path, tmp_path / "judges")
+    loop = open_loop(recipe, prepared, tmp_path, build_trainer(recipe, LAST))
+    state = loop.run()
+    assert set(ran.operations) == {LAST}
+    for digest in state.adapters.values():
+        for tensor in loop.commits.store.get(digest).values():
+            assert tensor.dtype == torch.float32
+            assert tensor.isfinite().all()
+
+
+PIPELINES = {
+    "selectors": ["federation.clients_per_round=4", "federation.rounds=2", "selector.lora.dropout=0"],
+    "private": ["federation.method=fedper", "federation.options={shared_layers: 1}", "policy.lora.dropout=0"],
+}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_pipeline_on_all_devices_has_the_bytes_of_one(name, new_workplace, ran):
+    place = new_workplace(name)
+    alone = place.run(*PIPELINES[name], "runtime.devices=[cuda:0]")
+    assert set(ran.operations) == {"cuda:0"}
+    ran.clear()
+    run = place.run(*PIPELINES[name])
+    assert len(ran.operations) == min(COUNT, 4 if name == "selectors" else 2)
+    for phase in ("federation", "alignment", "evaluation"):
+        assert (run.folder / phase / "result.json").read_bytes() == (
+            alone.folder / phase / "result.json"
+        ).read_bytes()
+
+
+def test_losses_scores_and_samples_in_fp32_are_those_of_the_cpu(debug):
+    from components.learning.selector_training import train_selector
+    from components.models.policy import Policy
+    from components.models.selector import Comparison
+    from components.models.selector_model import Selector
+
+    results = []
+    for device in ("cpu", LAST):
+        selector = Selector(with_backbone(debug.selector, "float32"), device)
+        training = Training(steps=2, batch_size=4, optimizer=OptimizerConfig(lr=1e-2), seed=0)
+        adapter, trained = train_selector(selector, PAIRS, selector.slot.initial_adapter(0), training)
+        selector.slot.load(adapter)
+        margins = selector.margins([Comparison(p["prompt"], p["chosen"], p["rejected"]) for p in PAIRS])
+        policy = Policy(with_backbone(debug.policy, "float32"), device)
+        samples = [[one.text for one in group] for group in policy.generate(["a", "paper b"], 0, 0.7, 2)]
+        results.append((trained.losses, margins.tolist(), samples))
+    (losses, margins, samples), (own_losses, own_margins, own_samples) = results
+    assert own_losses[0] == pytest.approx(losses[0], abs=1e-4)
+    assert own_margins == pytest.approx(margins, abs=1e-3)
+    assert own_samples == samples
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_step_of_a_bf16_model_has_few_products_in_fp32(dropout, debug, ran):
+    from components.learning.selector_training import train_selector
+    from components.models.selector_model import Selector
+
+    lora = debug.selector.lora.model_copy(update={"dropout": dropout})
+    selector = Selector(with_backbone(debug.selector).model_copy(update={"lora": lora}), LAST)
+    ran.clear()
+    training = Training(steps=1, batch_size=4, optimizer=OptimizerConfig(), seed=0)
+    train_selector(selector, PAIRS, selector.slot.initial_adapter(0), training)
+    assert ran.products["float32"] <= 2
+    assert ran.products["bfloat16"] > 20
+
+
+def test_dpo_of_the_server_and_a_trained_reward_are_on_one_device(debug, tmp_path, ran):
+    from components.alignment.dpo import align_policy
+    from components.learning.reward_model import TrainedReward, train_reward
+    from components.models.policy import Policy
+
+    dpo = DpoConfig(epochs=1, batch_size=2, micro_batch_size=2)
+    pairs = [
+        {"prompt": f"paper {n}", "chosen_ids": [50, 60 + n, 2], "rejected_ids": [70, 2]} for n in range(4)
+    ]
+    result = align_policy(
+        Policy(with_backbone(debug.policy), LAST), dpo, pairs, tmp_path, ["a paper"], seed=0
+    )
+    assert len(result.history) == 2
+    assert set(ran.operations) == {LAST}
+    ran.clear()
+    training = {"backbone": {"name": "tiny-random"}, "steps": 1, "batch_size": 2}
+    reward = TrainedReward(template="{prompt}|{response}", training=training)
+    train_reward(reward, PAIRS, 0, LAST)
+    assert set(ran.operations) == {LAST}
+
+
+def test_models_of_trees_write_and_read_on_one_device(debug, ran):
+    from components.alignment.thoughts.requests import Request
+    from components.alignment.thoughts.tree_models import ModelEvaluator, PolicyWriter
+
+    thoughts = ThoughtsConfig(questions=[{"set": "csqa"}], max_thought_tokens=4)
+    requests = [Request(prompt=f"think {n}", seed=n) for n in range(3)]
+    assert len(PolicyWriter(with_backbone(debug.policy), thoughts, LAST).write(requests)) == 3
+    options = EvaluatorOptions(model="tiny-random", max_prompt_tokens=64, max_new_tokens=4)
+    assert len(ModelEvaluator(options, LAST).score(requests)) == 3
+    assert set(ran.operations) == {LAST}
+
+
+def test_threads_train_side_by_side_each_on_its_device(debug, ran):
+    from components.learning.selector_training import train_selector
+    from components.models.selector_model import Selector
+
+    selectors = [Selector(debug.selector, f"cuda:{n}") for n in range(COUNT)]
+    adapters = {}
+
+    def train(selector):
+        training = Training(steps=2, batch_size=2, optimizer=OptimizerConfig(), seed=0)
+        initial = selector.slot.initial_adapter(0)
+        adapters[selector.device], _ = train_selector(selector, PAIRS, initial, training)
+
+    threads = [threading.Thread(target=train, args=[selector]) for selector in selectors]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(adapters) == len(ran.operations) == COUNT
+
+
+# --- Faults that are planted, and must be found
+
+PLANTED = {
+    "a tensor on the CPU": lambda model: torch.ones(2, device=LAST) + torch.ones(2),
+    "a table on the CPU": lambda model: model(torch.zeros(1, 2, dtype=torch.long)),
+    "a generator on the CPU": lambda model: torch.rand(2, device=LAST, generator=torch.Generator()),
+    "an array of a tensor on the device": lambda model: torch.ones(2, device=LAST).numpy(),
+    "values on the CPU at positions": lambda model: torch.ones(3, device=LAST).index_put_(
+        (torch.tensor([0, 1]),), torch.ones(2)
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_planted_fault_is_found(fault, debug):
+    from components.models.backbone import load_backbone
+
+    model = load_backbone(BackboneConfig(name="tiny-random"), LAST)
+    with pytest.raises((DeviceMismatch, TypeError)):
+        PLANTED[fault](model)
+    LEFT.clear()  # of the mismatch that was planted
+
+
+@pytest.mark.skipif(COUNT < 2, reason="needs two devices")
+def test_two_devices_in_one_operation_are_found():
+    with pytest.raises(DeviceMismatch):
+        torch.ones(2, device="cuda:0") + torch.ones(2, device="cuda:1")
+    LEFT.clear()

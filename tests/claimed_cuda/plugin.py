@@ -1,0 +1,37 @@
+"""A plug-in of pytest with which tests find CUDA devices: `python -m pytest -p tests.claimed_cuda.plugin`.
+
+CLAIMED_DEVICES is their number. The plug-in has a process of its own, since torch asks for the hooks of CUDA
+when it is imported.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from tests.claimed_cuda.hooks import load_hooks
+
+load_hooks()
+
+import pytest  # noqa: E402
+
+
+@pytest.fixture(autouse=True, scope="session")
+def claimed_cuda() -> Iterator[Any]:
+    from tests.claimed_cuda.devices import claimed_devices
+
+    with claimed_devices(int(os.environ["CLAIMED_DEVICES"])) as record:
+        yield record
+
+
+@pytest.fixture(autouse=True)
+def ran(claimed_cuda: Any) -> Iterator[Any]:
+    """What ran on claimed devices. A test that mixes devices fails, also where the error is caught."""
+    from tests.claimed_cuda.devices import LEFT
+
+    LEFT.clear()
+    claimed_cuda.clear()
+    yield claimed_cuda
+    assert not LEFT, LEFT[0]
+    assert claimed_cuda.operations, "nothing ran on a claimed device"
